@@ -120,4 +120,4 @@ class PlacementRequest:
 def _transferred_bytes(plan: LaunchPlan) -> int:
     """Return the bytes that the host packs for a launch and unpacks after it."""
     packed = {value for choice in plan.choices for value, _ in choice.reads.values()}
-    return sum(map(bytes_of, (*packed, *plan.taken)))
+    return sum(map(bytes_of, (*packed, *plan.unpacked)))

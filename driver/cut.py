@@ -15,7 +15,7 @@ from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importing.dimensions import Shapes, sizes_of, with_shapes
 from celosia.compiler.graph.importing.functions import inline_functions
-from celosia.compiler.graph.importing.importer import imported, read, sound, with_inferred_shapes
+from celosia.compiler.graph.importing.importer import import_model, open_model, read, with_inferred_shapes
 from celosia.compiler.graph.names import name_nodes
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.values import operands
@@ -45,7 +45,7 @@ def cut(
     [1, 1]
     """
     source_model, shapes = read(Path(model)), shapes or {}
-    imported(*sound(source_model))  # or its error
+    import_model(*open_model(source_model))  # or its error
     fixed = with_shapes(source_model, shapes, sizes_of(source_model, shapes))
     named = ir.from_proto(with_inferred_shapes(inline_functions(fixed)))
     infer_shapes(named)

@@ -1,18 +1,30 @@
-"""The ONNX graph, in memory as onnx-ir: its import, and the passes that rewrite it.
+"""The ONNX graph in memory (onnx-ir): its import, and the passes that rewrite it.
 
 In the order in which a model passes them:
 
 importing/           which models are read, and which shapes and types their tensors have
-pipeline             the list of all passes; passes: how they run; check: what is verified after each
-onnxruntime_rules/   what onnxruntime does to quantised and float16 models before it computes them
-shapes               which shapes the operators' expressions give
+pipeline             which passes run, and in which order
+passes, check        how passes run, and which rules a graph must keep after each
+onnxruntime_rules/   which rewrites onnxruntime makes before it computes quantised and float16 models
+shapes               which shapes the operators' expressions give, and whether declared ones agree
 quantized/           which integer operators replace QDQ patterns
 simplify/            what is computed at compile time, merged or removed
-transposed_values, block_sums    what some Configs need in another form
+transposed_values    where the accelerator transposes the values of attention
+block_sums           which products by weights of few bits become integer sums of blocks
 select/              which operators run on the accelerator, and as which layers
-launches             the order of CPU operators and launches
-constraints          what a failed attempt to lower the graph leaves for the next one
-values, operands, names, windows, cost, levels    questions that passes ask of values, operands, MACs and windows
-custom               operators of a user's own
-debug_outputs, printer    what users see of a graph
+levels               which 8-bit tensors have so few values that products can count bits
+constraints          what a failed attempt to lower the graph requires of the next one
+launches             the order of CPU operators and launches, and which layers share a launch
+
+Used by all of them:
+
+values               constants, shapes, attributes and subgraphs; replacement of nodes
+operands             operands by their names, and properties of operators by their OpSpec
+names                unique names of nodes and values
+windows              windows of convolutions and poolings, as rows and columns
+cost                 multiply-accumulates of a graph, and estimated cycles of the CPU
+custom               operators that users define in the tile language
+errors               the error of a model that cannot be compiled
+debug_outputs        which inner tensors a Program returns for debugging
+printer              a graph as text
 """

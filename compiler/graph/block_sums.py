@@ -1,10 +1,10 @@
-"""Products by weights of few bits as sums of integers by blocks, where the accelerator gives sums as they are.
+"""Compute MatMulNBits on accelerators that store int32 sums: as integer sums of blocks, which the CPU scales.
 
     y = MatMulNBits(x, w, scales, zeros)      ->      q, steps = QuantizeBlocks(x)          CPU: bytes by blocks
         accuracy_level 4                              s = BlockSums(q, w - zeros)           int32, byte by byte
                                                       y = ScaleSums(s, steps, scales)       CPU: floats, to [..., N]
 
-These are the integers that onnxruntime adds up, and the same scales; only the order in which floats are added differs.
+The integers and scales are onnxruntime's; only the order in which floats are added differs.
 """
 
 from __future__ import annotations
@@ -33,17 +33,21 @@ from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import depths
 
-MOST_BLOCKS = 32
-"""Output blocks that read the same input, in one instruction."""
-LARGEST = 127
-"""Largest magnitude of activations in bytes."""
+MAX_OUTPUT_BLOCKS = 32
+"""Blocks of `block_out` output columns that one BlockSums computes from the same activations, at most."""
+MAX_ACTIVATION = 127
+"""Largest magnitude of an activation in bytes."""
 Numbers = NDArray[np.int32]
+"""An int32 array."""
 
 
 @dataclass(frozen=True)
 class _Weights:
-    """values [N, blocks, size] int8; scales [N, blocks]; zeros [N, blocks]: what is to be taken off of values still, or
-    None."""
+    """Unpacked weights of a MatMulNBits.
+
+    values: int8 [N, blocks, size], less their zero points where the difference fits int8. scales: float32 [N, blocks].
+    zeros: int32 [N, blocks], zero points that are still to be subtracted; None if there are none.
+    """
 
     values: NDArray[np.int8]
     scales: NDArray[np.float32]
@@ -51,112 +55,134 @@ class _Weights:
 
 
 def sum_blocks(model: ir.Model, cfg: Config) -> None:
-    """Change `model`: what `cfg` can make sums of is three operators."""
+    """Replace each MatMulNBits on bytes by QuantizeBlocks, BlockSums and ScaleSums, if `cfg` can store sums."""
     for node in list(model.graph):
-        if cfg.sums and is_op(node, "MatMulNBits") and (found := _weights(node)) is not None:
-            _split(node, found, cfg)
+        if cfg.sums and is_op(node, "MatMulNBits") and (weights := _unpacked_weights(node)) is not None:
+            _replace_by_block_sums(node, weights, cfg)
 
 
-def _weights(node: ir.Node) -> _Weights | None:
-    """Those of a MatMulNBits that multiplies bytes; None for any other, and for one that is damaged."""
-    x, bias, starts_of = operand(node, "a"), operand(node, "bias"), operand(node, "zero_points")
-    bits, size, inner, n = (attribute(node, name, 4) for name in ("bits", "block_size", "K", "N"))
-    packed, scales, zeros = (constant(value) for value in (operand(node, "b"), operand(node, "scales"), starts_of))
+def _unpacked_weights(node: ir.Node) -> _Weights | None:
+    """Return the weights of a MatMulNBits that multiplies bytes; None for another, or one of inconsistent sizes."""
+    x, bias, zero_points = operand(node, "a"), operand(node, "bias"), operand(node, "zero_points")
+    bits, block_size, k, n = (attribute(node, name, 4) for name in ("bits", "block_size", "K", "N"))
+    packed, scales, zeros = (constant(value) for value in (operand(node, "b"), operand(node, "scales"), zero_points))
     dims = None if x is None else shape(x)
     if (
         attribute(node, "accuracy_level", 0) != 4
-        or size not in BYTES_OF_BLOCKS.get(bits, ())
+        or block_size not in BYTES_OF_BLOCKS.get(bits, ())
         or operand(node, "g_idx") is not None
     ):
         return None
-    if x is None or dims is None or 0 in dims or dims[-1:] != (inner,) or dtype_name(x) != "float32":
+    if x is None or dims is None or 0 in dims or dims[-1:] != (k,) or dtype_name(x) != "float32":
         return None
-    if packed is None or scales is None or (starts_of is not None and (zeros is None or zeros.dtype != np.uint8)):
+    if packed is None or scales is None or (zero_points is not None and (zeros is None or zeros.dtype != np.uint8)):
         return None
-    blocks = -(-inner // size)
-    row = -(-blocks * bits // 8)
-    sizes = packed.size == n * blocks * size * bits // 8 and scales.size == n * blocks
-    if packed.dtype != np.uint8 or not sizes or (zeros is not None and zeros.size != n * row):
+    blocks = -(-k // block_size)
+    zero_row_bytes = -(-blocks * bits // 8)
+    sizes_fit = packed.size == n * blocks * block_size * bits // 8 and scales.size == n * blocks
+    if packed.dtype != np.uint8 or not sizes_fit or (zeros is not None and zeros.size != n * zero_row_bytes):
         return None
     if bias is not None and shape(bias) != (n,):
         return None
-    numbers = _unpacked(packed.reshape(n, -1), bits).reshape(n, blocks, size)
-    middle = np.full((n, blocks), 1 << bits - 1, np.int32)
-    starts = middle if zeros is None else _unpacked(zeros.reshape(n, row), bits)[:, :blocks]
-    inside = numbers - (starts if bits < 8 else middle)[..., None]
-    inside.reshape(n, -1)[:, inner:] = 0  # of which no activation is there
-    rest = starts - middle if bits == 8 and zeros is not None else None
-    return _Weights(inside.astype(np.int8), scales.reshape(n, blocks).astype(np.float32), rest)
+    unsigned = _unpack_bits(packed.reshape(n, -1), bits).reshape(n, blocks, block_size)
+    midpoints = np.full((n, blocks), 1 << bits - 1, np.int32)
+    zero_values = midpoints if zeros is None else _unpack_bits(zeros.reshape(n, zero_row_bytes), bits)[:, :blocks]
+    values = unsigned - (zero_values if bits < 8 else midpoints)[..., None]
+    values.reshape(n, -1)[:, k:] = 0  # padding of the last block, where no activation is
+    remaining_zeros = zero_values - midpoints if bits == 8 and zeros is not None else None
+    return _Weights(values.astype(np.int8), scales.reshape(n, blocks).astype(np.float32), remaining_zeros)
 
 
-def _unpacked(packed: NDArray[np.uint8], bits: int) -> Numbers:
-    """Numbers of `bits` bits along the last axis, the low bits first."""
+def _unpack_bits(packed: NDArray[np.uint8], bits: int) -> Numbers:
+    """Unpack numbers of `bits` bits along the last axis, low bits first, as int32."""
     parts = packed[..., None] >> np.arange(0, 8, bits).astype(np.uint8) & (1 << bits) - 1
     return parts.reshape(*packed.shape[:-1], -1).astype(np.int32)
 
 
-def _split(node: ir.Node, weights: _Weights, cfg: Config) -> None:
+def _replace_by_block_sums(node: ir.Node, weights: _Weights, cfg: Config) -> None:
+    """Replace `node` by the operators of the module's docstring, then cut padded columns off and add the bias.
+
+    The sums are int32 numbers cut to as few bytes as the largest possible sum needs (`sum_bytes`).
+    """
     x, y, graph, name = node.inputs[0], node.outputs[0], node.graph, node.name
     assert x is not None and isinstance(graph, ir.Graph)
     dims, (n, blocks, size) = shape(x) or (), weights.values.shape
-    most = LARGEST * int(np.abs(weights.values.astype(np.int32)).sum(axis=-1).max())
-    count = next(count for count in range(1, 5) if most < 1 << 8 * count - 1)
-    parts, lanes = _parts(cfg, n, size, prod(dims[:-1]), count)
-    tiles = _tiles(weights.values, parts, lanes)
+    largest_sum = MAX_ACTIVATION * int(np.abs(weights.values.astype(np.int32)).sum(axis=-1).max())
+    sum_bytes = next(sum_bytes for sum_bytes in range(1, 5) if largest_sum < 1 << 8 * sum_bytes - 1)
+    parts, lanes = _choose_parts(cfg, n, size, prod(dims[:-1]), sum_bytes)
+    tiles = _arrange_tiles(weights.values, parts, lanes)
 
-    def made(
+    def insert(
         op: str, inputs: list[ir.Value | None], outputs: list[ir.Value], domain: str = "celosia", **attrs: Any
     ) -> list[ir.Value]:
-        of_name = f"{name}_{op.lower()}"
-        graph.insert_before(node, ir.Node(domain, op, inputs, attributes(**attrs), outputs=outputs, name=of_name))
+        """Insert an operator before `node` and return its outputs."""
+        node_name = f"{name}_{op.lower()}"
+        graph.insert_before(node, ir.Node(domain, op, inputs, attributes(**attrs), outputs=outputs, name=node_name))
         return outputs
 
-    def value(what: str, dtype: ir.DataType, *last: int) -> ir.Value:
-        of_part = derived_name(graph, f"{y.name}_{what}")
-        return ir.Value(name=of_part, shape=ir.Shape((*dims[:-1], *last)), type=ir.TensorType(dtype))
+    def new_value(suffix: str, dtype: ir.DataType, *last: int) -> ir.Value:
+        """Make a value whose shape is that of x but for the last axis, which becomes `last`."""
+        value_name = derived_name(graph, f"{y.name}_{suffix}")
+        return ir.Value(name=value_name, shape=ir.Shape((*dims[:-1], *last)), type=ir.TensorType(dtype))
 
     integers, floats = ir.DataType.INT8, ir.DataType.FLOAT
-    inner = dims[-1]
-    outputs = [value("bytes", integers, blocks, size), value("steps", floats, blocks)]
-    q, steps = made("QuantizeBlocks", [x], outputs, block_size=size)
+    k = dims[-1]
+    outputs = [new_value("bytes", integers, blocks, size), new_value("steps", floats, blocks)]
+    q, steps = insert("QuantizeBlocks", [x], outputs, block_size=size)
     w = new_constant(graph, f"{name}_weights", tiles)
-    (sums,) = made(
-        "BlockSums", [q, w], [value("sums", integers, parts, count, blocks, lanes)], sum_bytes=count, K=inner, N=n
+    (sums,) = insert(
+        "BlockSums",
+        [q, w],
+        [new_value("sums", integers, parts, sum_bytes, blocks, lanes)],
+        sum_bytes=sum_bytes,
+        K=k,
+        N=n,
     )
-    scales = new_constant(graph, f"{name}_scales", _tiles(weights.scales, parts, lanes))
+    scales = new_constant(graph, f"{name}_scales", _arrange_tiles(weights.scales, parts, lanes))
     zeros = (
-        [] if weights.zeros is None else [q, new_constant(graph, f"{name}_zeros", _tiles(weights.zeros, parts, lanes))]
+        []
+        if weights.zeros is None
+        else [q, new_constant(graph, f"{name}_zeros", _arrange_tiles(weights.zeros, parts, lanes))]
     )
-    (found,) = made("ScaleSums", [sums, steps, scales, *zeros], [value("scaled", floats, parts, lanes)])
+    (result,) = insert("ScaleSums", [sums, steps, scales, *zeros], [new_value("scaled", floats, parts, lanes)])
     columns, row = parts * lanes, new_constant(graph, f"{name}_shape", np.array((*dims[:-1], parts * lanes)))
-    (found,) = made("Reshape", [found, row], [value("columns", floats, columns)], domain="")
+    (result,) = insert("Reshape", [result, row], [new_value("columns", floats, columns)], domain="")
     if columns > n:
         ends = [
-            new_constant(graph, f"{name}_{what}", np.array([at]))
-            for what, at in (("start", 0), ("end", n), ("axis", -1))
+            new_constant(graph, f"{name}_{suffix}", np.array([at]))
+            for suffix, at in (("start", 0), ("end", n), ("axis", -1))
         ]
-        (found,) = made("Slice", [found, *ends], [value("sliced", floats, n)], domain="")
+        (result,) = insert("Slice", [result, *ends], [new_value("sliced", floats, n)], domain="")
     if (bias := operand(node, "bias")) is not None:
-        (found,) = made("Add", [found, bias], [value("biased", floats, n)], domain="")
-    ir.convenience.replace_all_uses_with(y, found, replace_graph_outputs=True)
-    kept = y.name
+        (result,) = insert("Add", [result, bias], [new_value("biased", floats, n)], domain="")
+    ir.convenience.replace_all_uses_with(y, result, replace_graph_outputs=True)
+    output_name = y.name
     graph.remove(node, safe=True)
     y.name = None
-    found.name = kept
+    result.name = output_name
 
 
-def _tiles(rows: NDArray[Any], parts: int, lanes: int) -> NDArray[Any]:
-    """rows [N, blocks, ...] as [parts, blocks, lanes, ...], zeros beyond N."""
+def _arrange_tiles(rows: NDArray[Any], parts: int, lanes: int) -> NDArray[Any]:
+    """Arrange rows [N, blocks, ...] as [parts, blocks, lanes, ...], with zeros beyond N."""
     padded = np.zeros((parts * lanes, *rows.shape[1:]), rows.dtype)
     padded[: len(rows)] = rows
     return padded.reshape(parts, lanes, *rows.shape[1:]).swapaxes(1, 2)
 
 
-def _parts(cfg: Config, n: int, size: int, rows: int, count: int) -> tuple[int, int]:
-    """(parts, columns of each): few enough for a tile to hold all that read the same input, for several rows."""
-    room, pixels = depths(cfg), min(-(-rows // cfg.batch), 16)
-    fits = min(room["out"] // 2 // (count * pixels), room["acc"] // 2 // pixels, MOST_BLOCKS)
-    fits = min(fits, room["wgt"] // 2 // pack.blocks(size, cfg.block_in)) * min(size, cfg.block_in) // cfg.block_in
+def _choose_parts(cfg: Config, n: int, size: int, rows: int, count: int) -> tuple[int, int]:
+    """Return (parts, columns of each) of the N output columns.
+
+    The columns of a part read the same activations; a part must fit half of each scratchpad for up to 16 rows.
+
+    size: activations in a block. rows: rows of activations. count: bytes of a sum.
+    """
+    capacity, pixels = depths(cfg), min(-(-rows // cfg.batch), 16)
+    blocks_that_fit = min(capacity["out"] // 2 // (count * pixels), capacity["acc"] // 2 // pixels, MAX_OUTPUT_BLOCKS)
+    blocks_that_fit = (
+        min(blocks_that_fit, capacity["wgt"] // 2 // pack.blocks(size, cfg.block_in))
+        * min(size, cfg.block_in)
+        // cfg.block_in
+    )
     blocks = pack.blocks(n, cfg.block_out)
-    parts = -(-blocks // max(fits, 1))
+    parts = -(-blocks // max(blocks_that_fit, 1))
     return parts, -(-blocks // parts) * cfg.block_out

@@ -1,4 +1,4 @@
-"""Verify a graph between two passes by a table of rules."""
+"""Check after each pass that the graph is valid, by a table of rules."""
 
 from __future__ import annotations
 
@@ -13,36 +13,39 @@ from celosia.compiler.graph.values import subgraphs
 
 
 class BrokenGraph(AssertionError):
-    """A pass has left a graph that is none: a fault of the compiler, not of the model."""
+    """A pass has left an invalid graph: a fault of the compiler, not of the model."""
 
 
 def check(graph: ir.Graph, after: str, shapes: bool = True) -> None:
-    """Raises BrokenGraph, with the first broken rule and `after`, whose work the graph is. shapes: if they count."""
-    for rule, broken in RULES.items():
-        if broken is contradictions and not shapes:
+    """Raise BrokenGraph with the first broken rule; `after` names the pass. shapes: whether shapes are checked, too."""
+    for rule, find_breaches in RULES.items():
+        if find_breaches is contradictions and not shapes:
             continue
-        for what in broken(graph):
-            raise BrokenGraph(f"after {after}: {rule}: {what}")
+        for breach in find_breaches(graph):
+            raise BrokenGraph(f"after {after}: {rule}: {breach}")
 
 
-def _undefined(graph: ir.Graph, outside: frozenset[ir.Value] = frozenset()) -> Iterator[str]:
-    known = {*outside, *graph.inputs, *graph.initializers.values()}
+def _undefined_values(graph: ir.Graph, outside: frozenset[ir.Value] = frozenset()) -> Iterator[str]:
+    """Yield the values that are read or returned but not defined before; `outside`: values around a subgraph."""
+    defined = {*outside, *graph.inputs, *graph.initializers.values()}
     for node in graph:
-        yield from (f"{_name(node)} reads {v.name!r}" for v in node.inputs if v is not None and v not in known)
-        for inner in subgraphs(node):
-            yield from _undefined(inner, frozenset(known))
-        known.update(node.outputs)
-    yield from (f"the output {value.name!r}" for value in graph.outputs if value not in known)
+        yield from (f"{_label(node)} reads {v.name!r}" for v in node.inputs if v is not None and v not in defined)
+        for subgraph in subgraphs(node):
+            yield from _undefined_values(subgraph, frozenset(defined))
+        defined.update(node.outputs)
+    yield from (f"the output {value.name!r}" for value in graph.outputs if value not in defined)
 
 
-def _names(graph: ir.Graph) -> Iterator[str]:
-    found = set(values(graph))
-    yield from ("a value has no name" for value in found if not value.name)
-    counts = Counter(value.name for value in found)
+def _duplicate_names(graph: ir.Graph) -> Iterator[str]:
+    """Yield the values without a name, and the names of several values."""
+    all_values = set(values(graph))
+    yield from ("a value has no name" for value in all_values if not value.name)
+    counts = Counter(value.name for value in all_values)
     yield from (f"{name!r}" for name, count in counts.items() if count > 1)
 
 
-def _strange_constants(graph: ir.Graph) -> Iterator[str]:
+def _inconsistent_constants(graph: ir.Graph) -> Iterator[str]:
+    """Yield the constants whose name, producer, element type or shape contradicts the value that holds them."""
     for name, value in graph.initializers.items():
         if value.name != name:
             yield f"{value.name!r} is held as {name!r}"
@@ -54,28 +57,31 @@ def _strange_constants(graph: ir.Graph) -> Iterator[str]:
             yield f"{name!r} is {value.shape} and holds {value.const_value.shape}"
 
 
-def _untyped(graph: ir.Graph) -> Iterator[str]:
+def _untyped_borders(graph: ir.Graph) -> Iterator[str]:
+    """Yield the inputs and outputs of the graph without a type."""
     yield from (f"{value.name!r}" for value in (*graph.inputs, *graph.outputs) if value.type is None)
 
 
-def _foreign(graph: ir.Graph) -> Iterator[str]:
+def _removed_producers(graph: ir.Graph) -> Iterator[str]:
+    """Yield the reads of values whose producer a pass has removed."""
     for node in graph:
         for value in node.inputs:
             producer = value.producer() if value is not None else None
             if producer is not None and producer.graph is None:
-                yield f"{_name(node)} reads {value.name!r} of {_name(producer)}, which was removed"  # type: ignore[union-attr]
+                yield f"{_label(node)} reads {value.name!r} of {_label(producer)}, which was removed"  # type: ignore[union-attr]
 
 
 RULES: dict[str, Callable[[ir.Graph], Iterator[str]]] = {
-    "no value of a removed operator is read": _foreign,
-    "every value is defined before it is used": _undefined,
-    "names are unique": _names,
-    "constants are what their types say": _strange_constants,
-    "types of inputs and outputs are known": _untyped,
+    "no value of a removed operator is read": _removed_producers,
+    "every value is defined before it is used": _undefined_values,
+    "names are unique": _duplicate_names,
+    "constants are what their types say": _inconsistent_constants,
+    "types of inputs and outputs are known": _untyped_borders,
     "shapes are those that operators make": contradictions,
 }
-"""Rule -> what breaks it in a graph."""
+"""Rule -> the function that yields the breaches of it in a graph, as text."""
 
 
-def _name(node: ir.Node) -> str:
+def _label(node: ir.Node) -> str:
+    """Return operator and name of a node for messages."""
     return f"{node.op_type} ({node.name})"

@@ -13,9 +13,9 @@ class Constraints:
     """Requirements of the next attempt to lower a graph.
 
     on_cpu: operators that stay on the CPU, with the reason. unblocked: operators whose layers join no block. unmoved:
-    tensors that stay in storages of their own, since the host reads them and could not read them as a part of a
-    concatenation. unpadded: concatenations without padding between their parts, since a CPU operator reads them.
-    compared: sentences on launches whose cycles were compared with the CPU's.
+    tensors that keep storages of their own, because the host reads them and cannot read part of a concatenation.
+    unpadded: concatenations without padding between their parts, because a CPU operator reads them. compared: sentences
+    for the user on launches whose cycles were compared with the CPU's.
     """
 
     on_cpu: Mapping[ir.Node, str] = field(default_factory=dict)
@@ -27,7 +27,10 @@ class Constraints:
     def refuse(
         self, on_cpu: Mapping[ir.Node, str], unblocked: Collection[ir.Node] = (), compared: Collection[str] = ()
     ) -> Constraints:
-        """Add operators to `on_cpu` and `unblocked`. Which tensors may be parts of others is then asked anew."""
+        """Add operators to `on_cpu` and `unblocked`.
+
+        `unmoved` and `unpadded` start empty, since they depend on the placement, which is new.
+        """
         return Constraints(
             {**self.on_cpu, **on_cpu}, self.unblocked | frozenset(unblocked),
             compared=tuple(dict.fromkeys((*self.compared, *compared))),

@@ -1,4 +1,4 @@
-"""Multiplications that a graph means, wherever they run."""
+"""Count the multiply-accumulates (MACs) of a graph, wherever they run, and estimate what operators cost on the CPU."""
 
 from __future__ import annotations
 
@@ -15,129 +15,142 @@ from celosia.compiler.ops import op_spec
 from celosia.compiler.program.op_spec import Moves, filling
 
 Shape = Any
-"""tuple[int, ...], or None where it is not known, or an input is left out."""
+"""tuple[int, ...]; None where it is not known, or where an input is left out."""
 Count = Callable[[ir.Node, Sequence[Shape], Shape], int]
-"""Products of a node, of the shapes of what it computes with (all inputs, where it declares none) and of its first
-output; TypeError or IndexError where one lacks."""
+"""(node, shapes of its data operands, shape of its first output) -> MACs.
+
+An operator that declares no operands gets the shapes of all inputs. Raises TypeError or IndexError where a shape is
+missing.
+"""
 _COUNTS: dict[str, Count] = {}
-_counts = filling(_COUNTS)
+"""Operator -> the function that counts its MACs."""
+_counts_macs_of = filling(_COUNTS)
+"""Decorator that registers a function for operators."""
 
 
 def total_macs(graph: ir.Graph) -> int:
-    """Multiply-accumulates of convolutions, products of matrices, recurrences and attentions whose shapes are known."""
+    """Return the MACs of convolutions, matrix products, recurrences and attentions whose shapes are known."""
     return sum(_macs(node) for node in graph)
 
 
 def _macs(node: ir.Node) -> int:
+    """Return the MACs of a node; 0 for other operators, and where a shape is not known."""
     spec = op_spec(node.op_type)
     count = _COUNTS.get(node.op_type) or _COUNTS.get(spec.variant_of)
     if count is None:
         return 0
     try:
-        read = data_operands(node) if spec.operands else node.inputs
-        return count(node, [_shape(value) for value in read], shape(node.outputs[0]) if node.outputs else None)
+        data = data_operands(node) if spec.operands else node.inputs
+        return count(node, [_shape(value) for value in data], shape(node.outputs[0]) if node.outputs else None)
     except (TypeError, IndexError):  # a shape that is not known, or that nothing fits
         return 0
 
 
 def _shape(value: ir.Value | None) -> Shape:
+    """Return the shape of a value; None if there is no value."""
     return None if value is None else shape(value)
 
 
-@_counts("MatMul", "Gemm")
-def _matrices(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
+@_counts_macs_of("MatMul", "Gemm")
+def _count_matrix_product(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
+    """Count as many MACs for each result as the left matrix has columns (rows if transposed)."""
     axis = -1 if not attribute(node, "transA", 0) else 0 if attribute(node, "transBatchA", 0) else -2
-    return int(math.prod(out) * given[0][axis])
+    return int(math.prod(out) * shapes[0][axis])
 
 
-@_counts("Conv")
-def _convolution(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
-    return int(math.prod(out) * math.prod(given[1][1:]))
+@_counts_macs_of("Conv")
+def _count_convolution(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
+    """Count as many MACs for each result as a kernel has weights."""
+    return int(math.prod(out) * math.prod(shapes[1][1:]))
 
 
-@_counts("ConvTranspose")
-def _transposed(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
-    """Each element of the input meets the kernels of its channel."""
-    return int(math.prod(given[0]) * math.prod(given[1][1:]))
+@_counts_macs_of("ConvTranspose")
+def _count_transposed_convolution(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
+    """Count as many MACs for each element of the input as its channel has weights."""
+    return int(math.prod(shapes[0]) * math.prod(shapes[1][1:]))
 
 
-@_counts("LSTM", "GRU", "RNN")
-def _recurrence(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
-    """MACs of a recurrent operator, each of whose outputs may be left out."""
-    x, kernels, again, *_ = given
-    return int(x[0] * x[1]) * (math.prod(kernels) + math.prod(again))
+@_counts_macs_of("LSTM", "GRU", "RNN")
+def _count_recurrence(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
+    """Count one product by all input weights and all recurrent weights for each time step of each sample.
+
+    The outputs may be left out, so that the inputs give the sizes.
+    """
+    x, input_weights, recurrent_weights, *_ = shapes
+    return int(x[0] * x[1]) * (math.prod(input_weights) + math.prod(recurrent_weights))
 
 
-@_counts("MatMulNBits", "MatMulBnb4")
-def _packed_weights(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
+@_counts_macs_of("MatMulNBits", "MatMulBnb4")
+def _count_packed_weights(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
+    """Count K MACs for each result."""
     return int(math.prod(out) * attribute(node, "K"))
 
 
-@_counts("BlockSums")
-def _sums_of_blocks(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
+@_counts_macs_of("BlockSums")
+def _count_block_sums(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
+    """Count a product by a K x N matrix of weights for each row of activations."""
     return int(math.prod(out[:-1]) * attribute(node, "K") * attribute(node, "N"))
 
 
-@_counts("Einsum")
-def _sums(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
-    """One product, or one for each operand after the first, for all values of all indices of the equation."""
+@_counts_macs_of("Einsum")
+def _count_einsum(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
+    """Count one MAC for each combination of all indices and each operand after the first."""
     terms = attribute(node, "equation").replace(" ", "").split("->")[0].split(",")
     sizes: dict[str, int] = {}
-    for term, dims in zip(terms, given):  # what does not fit is refused where it is computed
+    for term, dims in zip(terms, shapes):  # operands that do not fit are refused when they are computed
         before, dots, after = term.partition("...")
-        free = len(dims) - len(before) - len(after)
-        names = [*before, *(f"...{free - k}" for k in range(free if dots else 0)), *after]
+        ellipsis_axes = len(dims) - len(before) - len(after)
+        names = [*before, *(f"...{ellipsis_axes - k}" for k in range(ellipsis_axes if dots else 0)), *after]
         for name, size in zip(names, dims):
             sizes[name] = max(size, sizes.get(name, 0))
     return math.prod(sizes.values()) * (len(terms) - 1)
 
 
-@_counts("com.microsoft.Attention", "QAttention")
-def _projected(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
-    """MACs of attention whose weights make queries, keys and values."""
-    (batch, steps, inner), (_, width) = given[0], given[1]
-    before = _shape(operand(node, "past"))
-    queries = (attribute(node, "qkv_hidden_sizes") or [width // 3])[0]
-    seen = steps + (before[3] if before else 0)
-    return int(batch * steps * (inner * width + seen * (queries + out[2])))
+@_counts_macs_of("com.microsoft.Attention", "QAttention")
+def _count_projected_attention(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
+    """Count the projections to queries, keys and values, and attention of each step over past and present steps."""
+    (batch, steps, channels), (_, width) = shapes[0], shapes[1]
+    past = _shape(operand(node, "past"))
+    query_width = (attribute(node, "qkv_hidden_sizes") or [width // 3])[0]
+    key_count = steps + (past[3] if past else 0)
+    return int(batch * steps * (channels * width + key_count * (query_width + out[2])))
 
 
-@_counts("MultiHeadAttention", "GroupQueryAttention")
-def _attention(node: ir.Node, given: Sequence[Shape], out: Shape) -> int:
-    """MACs of attention over the queries, keys and values that are there: each query with each key, and the weight of
-    that with each value."""
-    batch, steps, width = given[0]
+@_counts_macs_of("MultiHeadAttention", "GroupQueryAttention")
+def _count_attention(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
+    """Count a product of each query with each key, and of each attention weight with the value of that key."""
+    batch, steps, width = shapes[0]
     present = shape(node.outputs[1]) if len(node.outputs) > 1 else None
     if present is not None:
-        seen = present[2]
+        key_count = present[2]
     else:
         past = _shape(operand(node, "past_key"))
-        seen = given[1][-2] + (past[2] if past else 0)
-    queries = width if node.op_type == "MultiHeadAttention" else out[2]
-    return int(batch * steps * seen * (queries + out[2]))
+        key_count = shapes[1][-2] + (past[2] if past else 0)
+    query_width = width if node.op_type == "MultiHeadAttention" else out[2]
+    return int(batch * steps * key_count * (query_width + out[2]))
 
 
 BYTES_A_CYCLE, MACS_A_CYCLE = 4, 4
-"""Bytes that a processor beside the accelerator moves in a cycle of the accelerator, and its multiplications."""
+"""Bytes that a CPU beside the accelerator moves, and MACs that it computes, in one cycle of the accelerator."""
 STEP_CYCLES = 200
-"""Cycles of an operator on the CPU, whatever its size."""
+"""Fixed cost of an operator on the CPU, in cycles of the accelerator."""
 
 
 def host_cycles(node: ir.Node, cpu: Container[ir.Node]) -> float:
-    """Estimate the cost of an operator on the CPU, in the accelerator's cycles. cpu: all operators that are there.
+    """Estimate the cost of an operator on the CPU, in cycles of the accelerator. cpu: all operators on the CPU.
 
-    Each operand is read once and each result written once. An operator that takes parts of a tensor (a Slice) reads
-    these alone, and costs nothing if only kernels of the CPU read it, since it is fused into them.
+    Each operand is read once and each result written once. An operator that copies part of a tensor (a Slice) reads
+    that part alone, and costs nothing if only CPU kernels read it, since it is fused into them.
     """
-    moved = sum(map(bytes_of, node.outputs))
+    moved_bytes = sum(map(bytes_of, node.outputs))
     if op_spec(node.op_type).moves is Moves.SOME:
         readers = [use.node for out in node.outputs for use in out.uses()]
         if readers and all(reader in cpu for reader in readers) and not any(o.is_graph_output() for o in node.outputs):
             return 0
-        return STEP_CYCLES + 2 * moved / BYTES_A_CYCLE
-    moved += sum(bytes_of(value) for value in operands(node) if constant(value) is None)
+        return STEP_CYCLES + 2 * moved_bytes / BYTES_A_CYCLE
+    moved_bytes += sum(bytes_of(value) for value in operands(node) if constant(value) is None)
     macs = total_macs([node])  # type: ignore[arg-type]
-    return STEP_CYCLES + moved / BYTES_A_CYCLE + macs / MACS_A_CYCLE
+    return STEP_CYCLES + moved_bytes / BYTES_A_CYCLE + macs / MACS_A_CYCLE
 
 
 def bytes_of(value: ir.Value) -> int:

@@ -1,7 +1,7 @@
-"""Tensors inside a graph that a Program returns beside its outputs, so that they can be looked at.
+"""Inner tensors that a Program returns beside its outputs, for debugging.
 
-After QDQ patterns have become integer operators, these tensors become outputs of the graph: no layer, block or kernel
-then swallows them. What the patterns swallow (the sums of a quantised convolution in float) is computed nowhere.
+After QDQ patterns have become integer operators, these tensors become outputs of the graph, so that no layer, block or
+kernel fuses them away. Tensors inside a QDQ pattern, such as the float sums of a quantised convolution, do not exist.
 """
 
 from __future__ import annotations
@@ -15,20 +15,26 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.values import constant, is_op, shape
 
 ALL = "all"
+"""Value of `wanted` that stands for all tensors."""
 
 
 class DebugOutputs:
-    """Tensors inside a model that become outputs of its graph.
+    """Inner tensors of a model that become outputs of its graph.
 
-    wanted: names of tensors, or "all" of those that the model names and the graph still has.
+    wanted: names of tensors, or "all" for those that the model names and the graph still has. Raises ModelError for a
+    name that no operator of `model` makes.
+
+    known: names of all results in the model. outputs: number of the model's own outputs. neighbours: see `_neighbours`.
     """
 
     def __init__(self, model: ir.Model, wanted: str | Sequence[str]) -> None:
         self.all = wanted == ALL
         self.names = [wanted] if isinstance(wanted, str) else list(wanted)
         self.known = {out.name for node in model.graph for out in node.outputs if out.name}
-        self.means = {node.outputs[0].name: _first(node) for node in model.graph if is_op(node, "DequantizeLinear")}
-        """For each dequantised tensor, the integers that stand for it."""
+        self.integers_of = {
+            node.outputs[0].name: _first_input_name(node) for node in model.graph if is_op(node, "DequantizeLinear")
+        }
+        """Name of a dequantised tensor -> name of the integer tensor that it is made of."""
         self.neighbours = _neighbours(model.graph)
         self.outputs = len(model.graph.outputs)
         for name in () if self.all else self.names:
@@ -38,48 +44,55 @@ class DebugOutputs:
                 raise ModelError(f"no operator of the model makes a tensor {name!r} to keep{hint}")
 
     def expose(self, model: ir.Model) -> None:
-        """Make the tensors outputs of the graph. Raises ModelError where one is not there any more."""
+        """Make the tensors outputs of `model`'s graph. Raises ModelError where a pass has removed one."""
         graph = model.graph
-        there = {out.name: out for node in graph for out in node.outputs if out.name in self.known}
-        chosen = [value for value in there.values() if _can_be_kept(value)]
+        remaining = {out.name: out for node in graph for out in node.outputs if out.name in self.known}
+        chosen = [value for value in remaining.values() if _can_be_kept(value)]
         if not self.all:
-            for each in self.names:
-                if each not in there:
-                    raise ModelError(f"tensor {each!r} is computed nowhere, {self._instead(each, {*there})}")
-            chosen = [there[each] for each in self.names if not there[each].is_graph_output()]
+            for name in self.names:
+                if name not in remaining:
+                    raise ModelError(
+                        f"tensor {name!r} is computed nowhere, {self._explain_missing(name, {*remaining})}"
+                    )
+            chosen = [remaining[name] for name in self.names if not remaining[name].is_graph_output()]
         graph.outputs.extend(dict.fromkeys(chosen))
 
-    def _instead(self, name: str, there: set[str]) -> str:
-        """The nearest tensor that exists."""
-        if (integers := self.means.get(name)) in there:
+    def _explain_missing(self, name: str, remaining: set[str]) -> str:
+        """Say why tensor `name` is gone, and which remaining tensor is the nearest to keep instead.
+
+        remaining: names of the tensors that remain.
+        """
+        if (integers := self.integers_of.get(name)) in remaining:
             return f"for integers stand for it; keep {integers!r}, of which it is the DequantizeLinear"
         waiting, seen = [name], {name}
         while waiting:
-            for following in self.neighbours.get(waiting.pop(0), ()):
-                if following in there:
-                    return f"for an integer operator makes its quantised form; keep {following!r}"
-                if following not in seen:
-                    seen.add(following)
-                    waiting.append(following)
+            for result in self.neighbours.get(waiting.pop(0), ()):
+                if result in remaining:
+                    return f"for an integer operator makes its quantised form; keep {result!r}"
+                if result not in seen:
+                    seen.add(result)
+                    waiting.append(result)
         return "for nothing that the model returns needs it"
 
 
 def _neighbours(graph: ir.Graph) -> dict[str, list[str]]:
-    """For each tensor, those that are computed from it."""
-    found: dict[str, list[str]] = {}
+    """Return {tensor: tensors that are computed from it}, by name."""
+    results_of: dict[str, list[str]] = {}
     for node in graph:
         for value in node.inputs:
             if value is not None and value.name:
-                found.setdefault(value.name, []).extend(out.name for out in node.outputs if out.name)
-    return found
+                results_of.setdefault(value.name, []).extend(out.name for out in node.outputs if out.name)
+    return results_of
 
 
-def _first(node: ir.Node) -> str | None:
+def _first_input_name(node: ir.Node) -> str | None:
+    """Return the name of a node's first input; None if it has none."""
     return node.inputs[0].name if node.inputs and node.inputs[0] is not None else None
 
 
 def _can_be_kept(value: ir.Value) -> bool:
-    known = isinstance(value.type, ir.TensorType) and value.dtype not in (None, ir.DataType.UNDEFINED)
+    """Return whether a tensor can become an output: it has a type and a static shape, and depends on an input."""
+    has_type = isinstance(value.type, ir.TensorType) and value.dtype not in (None, ir.DataType.UNDEFINED)
     node = value.producer()
-    varies = node is not None and any(constant(each) is None for each in node.inputs if each is not None)
-    return known and varies and shape(value) is not None and not value.is_graph_output()
+    varies = node is not None and any(constant(operand) is None for operand in node.inputs if operand is not None)
+    return has_type and varies and shape(value) is not None and not value.is_graph_output()

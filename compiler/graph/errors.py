@@ -7,7 +7,7 @@ from celosia.plain import Sentence
 
 
 class ModelError(Sentence, ValueError):
-    """A model that cannot be compiled; one sentence that names the model's part and the way out."""
+    """A model that cannot be compiled; the message is one sentence that names the part of the model and a remedy."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(clip_sentence(sentence))

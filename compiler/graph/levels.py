@@ -1,4 +1,7 @@
-"""Find tensors of bytes that hold few values: by constants, Clip and tables, through what only moves elements."""
+"""Find 8-bit tensors of few distinct values (levels), so that their products can count bits.
+
+Constants, Clip and tables bound the values; operators that only move elements keep them.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +14,30 @@ from celosia.compiler.graph.values import constant, dtype_name, is_op
 from celosia.compiler.program.bit_levels import BitLevels
 from celosia.compiler.program.op_spec import Moves, op_spec
 
-DEPTH = 16
-"""Operators that are looked through."""
+MAX_DEPTH = 16
+"""Operators between a tensor and the one that bounds its values, at most."""
 
 
-def levels_of(value: ir.Value | None, depth: int = DEPTH) -> BitLevels | None:
-    """The few values that elements of `value` have; None where they may have more, or nothing is known.
+def levels_of(value: ir.Value | None, depth: int = MAX_DEPTH) -> BitLevels | None:
+    """Return the few levels that elements of an int8 or uint8 `value` have; None if there may be more.
 
-    Only for int8 and uint8.
+    depth: operators that are still followed back.
     """
     if value is None or dtype_name(value) not in ("int8", "uint8"):
         return None
-    fixed = constant(value)
-    if fixed is not None:
-        return BitLevels.of(fixed)
+    array = constant(value)
+    if array is not None:
+        return BitLevels.of(array)
     node = value.producer()
     if node is None or not depth:
         return None
     if is_op(node, "Clip", "Table"):
         table = table_of(node)
-        move = 0 if dtype_name(value) == "int8" else 128
-        return None if table is None else BitLevels.of(table.astype(np.int16) + move)
+        offset = 0 if dtype_name(value) == "int8" else 128
+        return None if table is None else BitLevels.of(table.astype(np.int16) + offset)
     if joins_parts(node):
-        parts = [levels_of(each, depth - 1) for each in node.inputs]
-        known = [each for each in parts if each is not None]
+        parts = [levels_of(part, depth - 1) for part in node.inputs]
+        known = [part for part in parts if part is not None]
         return known[0].joined(*known[1:]) if known and len(known) == len(parts) else None
     moves = op_spec(node.op_type).moves in (Moves.ALL, Moves.SOME)
     if is_op(node, node.op_type) and (moves or takes_largest(node)):

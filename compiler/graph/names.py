@@ -1,7 +1,7 @@
-"""Names for people and files: unique, and readable.
+"""Unique and readable names of nodes and values, for messages, reports and the Program's file.
 
 ONNX lets nodes be nameless or share a name, and a model's values may be called what a pass would call its own. The
-compiler knows nodes and values by object; what this file gives them is for messages, reports and the Program's file.
+compiler itself identifies nodes and values by object, not by name.
 """
 
 from __future__ import annotations
@@ -15,50 +15,56 @@ from celosia.compiler.graph.values import RESERVED
 
 
 def name_nodes(graph: ir.Graph) -> None:
-    """Give every node, those of subgraphs included, a name of its own: as it is where no other has it, else its
-    operator and first output, as in `Conv:features.3`.
+    """Give every node, those of subgraphs included, a unique name.
+
+    A name that no other node has stays; others become operator and first output, as in `Conv:features.3`.
     """
     nodes = list(graph.all_nodes())
     count: dict[str | None, int] = {}
     for node in nodes:
         count[node.name] = count.get(node.name, 0) + 1
-    taken = {name for name, times in count.items() if name and times == 1}
+    used_names = {name for name, times in count.items() if name and times == 1}
     for node in nodes:
-        if node.name not in taken:
+        if node.name not in used_names:
             output = next((out.name for out in node.outputs if out.name), "")
-            node.name = unused_name(f"{node.op_type}:{output}", taken)
+            node.name = unused_name(f"{node.op_type}:{output}", used_names)
 
 
 def name_values(graph: ir.Graph) -> None:
-    """Give values that have no name, or that of another, a name of their own; inputs and outputs keep theirs.
+    """Give values without a name, or with that of another value, a unique one; inputs and outputs keep theirs.
 
-    Those of subgraphs too: there a name may hide one outside, which a pass may have made the subgraph read.
+    Values of subgraphs count, too: their names may hide an outer value that a pass makes the subgraph read.
     """
     border = {*graph.inputs, *graph.outputs}
-    every = [value for value in values(graph) if value not in border]
-    held = {value.name for value in border}
-    taken = {name for name in (*held, *(value.name for value in every), *graph.meta.get(RESERVED, ())) if name}
-    for value in every:
-        if not value.name or value.name in held:
-            value.name = unused_name(value.name or "value", taken)
-        held.add(value.name)
+    inner_values = [value for value in values(graph) if value not in border]
+    seen_names = {value.name for value in border}
+    used_names = {
+        name for name in (*seen_names, *(value.name for value in inner_values), *graph.meta.get(RESERVED, ())) if name
+    }
+    for value in inner_values:
+        if not value.name or value.name in seen_names:
+            value.name = unused_name(value.name or "value", used_names)
+        seen_names.add(value.name)
 
 
 def reserve_names(graph: ir.Graph) -> None:
-    """Reserve the names of all values for these, also once passes have removed them: see `derived_name`."""
+    """Reserve the names of all values, so that `derived_name` never gives them to others, even after their removal."""
     reserved = frozenset(value_names(graph))
-    for each in (graph, *graph.subgraphs()):
-        each.meta[RESERVED] = reserved
+    for any_graph in (graph, *graph.subgraphs()):
+        any_graph.meta[RESERVED] = reserved
 
 
 def value_names(graph: ir.Graph) -> set[str]:
-    """The names of all values, those of subgraphs included."""
+    """Return the names of all values, those of subgraphs included."""
     return {value.name for value in values(graph) if value.name}
 
 
 def values(graph: ir.Graph) -> Iterator[ir.Value]:
-    """Inputs, constants, and what nodes make, unless it has no name and nothing uses it; then those of subgraphs."""
-    for each in (graph, *graph.subgraphs()):
-        yield from (*each.inputs, *each.initializers.values())
-        for node in each:
+    """Yield inputs, constants and results of nodes; results without a name that nothing uses are left out.
+
+    Values of the graph come first, then those of its subgraphs.
+    """
+    for any_graph in (graph, *graph.subgraphs()):
+        yield from (*any_graph.inputs, *any_graph.initializers.values())
+        for node in any_graph:
             yield from (out for out in node.outputs if out.name or out.uses() or out.is_graph_output())

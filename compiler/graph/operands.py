@@ -1,4 +1,4 @@
-"""Operands of nodes by the names that their operators declare, and questions about operators by their OpSpec."""
+"""Access operands of nodes by their declared names, and ask about operators by their OpSpec."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from celosia.compiler.program.op_spec import Moves, OpSpec, Role, find_operand
 
 
 def operand(node: ir.Node, name: str) -> ir.Value | None:
-    """The operand `name` of `node`, None where it is left out. UnknownOperand where its operator has none."""
+    """Return the operand `name` of `node`; None where it is left out. Raises UnknownOperand if it declares none."""
     return find_operand(node.op_type, node.inputs, name)
 
 
 def set_operand(node: ir.Node, name: str, value: ir.Value) -> None:
-    """Make `value` the operand `name` of `node`. UnknownOperand where its operator has none."""
+    """Make `value` the operand `name` of `node`. Raises UnknownOperand if it declares none."""
     number = op_spec(node.op_type).number(name)
     if number >= len(node.inputs):
         node.resize_inputs(number + 1)
@@ -26,44 +26,44 @@ def set_operand(node: ir.Node, name: str, value: ir.Value) -> None:
 
 
 def is_operand(node: ir.Node, number: int, name: str) -> bool:
-    """Whether input `number` of `node` is its operand `name`. UnknownOperand where its operator has none."""
+    """Return whether input `number` of `node` is its operand `name`. Raises UnknownOperand if it declares none."""
     return number == op_spec(node.op_type).number(name)
 
 
 def operand_groups(node: ir.Node) -> list[tuple[ir.Value | None, ...]]:
-    """The operands that repeat, group by group."""
+    """Return the operands that repeat, as groups: (tensor, scale, zero point) of each part of a QLinearConcat."""
     groups = op_spec(node.op_type).groups(len(node.inputs))
     return [tuple(node.inputs[number] for number in group) for group in groups]
 
 
 def quantisation(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None]:
-    """The scale and the zero point of a QuantizeLinear or DequantizeLinear."""
+    """Return the scale and the zero point of a QuantizeLinear or DequantizeLinear."""
     scale, zero = quantisation_names(node.op_type)
     return operand(node, scale), operand(node, zero)
 
 
 def quantisation_names(op: str) -> tuple[str, str]:
-    """The names of the first operand that is a scale and of the first that is a zero point."""
+    """Return the names of an operator's first scale and first zero point."""
     spec = op_spec(op)
     scale, zero = (spec.operands[spec.having(role)[0]].name for role in (Role.SCALE, Role.ZERO_POINT))
     return scale, zero
 
 
 def product_names(op: str) -> tuple[str, str, str]:
-    """The names of the two operands that `op` multiplies, and of its bias, "" where it has none."""
+    """Return the names of the two operands that `op` multiplies, and of its bias; "" for no bias."""
     spec = op_spec(op)
     first, second = (spec.operands[number].name for number in spec.data[:2])
     return first, second, next((spec.operands[number].name for number in spec.having(Role.BIAS)), "")
 
 
 def product_operands(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None, ir.Value | None]:
-    """The two operands that `node` multiplies, and its bias."""
+    """Return the two operands that `node` multiplies, and its bias; None for an operand that is left out."""
     first, second, bias = product_names(node.op_type)
     return operand(node, first), operand(node, second), operand(node, bias) if bias else None
 
 
 class AnyNode(Protocol):
-    """A node of a graph, or of a model as ONNX writes it."""
+    """A node of onnx-ir, or a NodeProto of ONNX."""
 
     @property
     def op_type(self) -> str:
@@ -75,37 +75,37 @@ class AnyNode(Protocol):
 
 
 def spec_of(node: AnyNode) -> OpSpec:
-    """The OpSpec of a node's operator, an empty one where its domain is a user's."""
+    """Return the OpSpec of a node's operator; an empty one for domains of a user's own."""
     return op_spec(node.op_type) if node.domain in DOMAINS else OpSpec()
 
 
 def joins_parts(node: AnyNode) -> bool:
-    """Whether `node` puts its operands, any number of them, one behind another."""
+    """Return whether `node` concatenates any number of operands."""
     return spec_of(node).moves is Moves.JOIN and spec_of(node).repeated > 0
 
 
 def takes_largest(node: AnyNode) -> bool:
-    """Whether `node` makes each element of its result the largest in a window."""
+    """Return whether each element of the result of `node` is the largest in a window (max pooling)."""
     return spec_of(node).windows and spec_of(node).moves is not None
 
 
 def convolves_bytes(node: AnyNode) -> bool:
-    """Whether `node` is the quantised form of a convolution."""
+    """Return whether `node` is the quantised form of a convolution."""
     spec = spec_of(node)
     return spec.multiplies_bytes and spec.windows and spec.scale is not None
 
 
 def multiplies_matrices(node: AnyNode) -> bool:
-    """Whether `node` is the quantised form of a product of matrices."""
+    """Return whether `node` is the quantised form of a matrix product."""
     spec = spec_of(node)
     return spec.multiplies_bytes and not spec.windows and spec.scale is not None
 
 
 def named_input(node: NodeProto, name: str) -> str:
-    """The input of `node` that is its operand `name`, "" where it is left out. UnknownOperand."""
+    """Return the name of the input that is the operand `name`; "" if it is left out. Raises UnknownOperand."""
     return find_operand(node.op_type, node.input, name) or ""
 
 
 def data_operands(node: ir.Node) -> list[ir.Value | None]:
-    """The inputs that `node` computes with: neither biases nor scales, zero points and shapes."""
+    """Return the inputs that `node` computes with: no biases, scales, zero points or shapes."""
     return [node.inputs[number] for number in op_spec(node.op_type).data_among(len(node.inputs))]

@@ -1,4 +1,4 @@
-"""Passes over a model's graph: they run in order, the graph is checked after each, and a caller may watch them."""
+"""How passes run over a model's graph: in order, with a check of the graph after each; a caller may watch them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from celosia.compiler.program import PassInfo
 
 @dataclass(frozen=True)
 class FilePass:
-    """A change of a model as ONNX has it, before its shapes are inferred.
+    """A rewrite of the ONNX file, before its shapes are inferred.
 
-    name, doc: as of a GraphPass. run: returns the changed model; it may raise ModelError.
+    name, doc: as of a GraphPass. run: returns the rewritten model; it may raise ModelError.
     """
 
     name: str
@@ -27,10 +27,10 @@ class FilePass:
 
 @dataclass(frozen=True)
 class GraphPass:
-    """A change of the graph, in place.
+    """A rewrite of the graph, in place.
 
-    name: on the command line. doc: one line, what it does. run: the function; it may raise ModelError. inside: whether
-    it runs on the bodies of If, Loop and Scan, too, each as a model of its own.
+    name: on the command line. doc: what it does, in one line. run: the function; it may raise ModelError. inside:
+    whether it also runs on the bodies of If, Loop and Scan, each as a model of its own.
     """
 
     name: str
@@ -40,14 +40,14 @@ class GraphPass:
 
 
 Watch = Callable[[str, ir.Model], None]
-"""Called with the name of a pass that has run, or "import" after the last one of the import, and the model then."""
+"""Called with (name of the pass that has run, the model then); "import" stands for the last pass of the import."""
 
 
 class Pipeline:
-    """Passes in order."""
+    """Passes, in the order in which they run. Raises ValueError where two have the same name."""
 
     def __init__(self, *passes: GraphPass) -> None:
-        names = [each.name for each in passes]
+        names = [graph_pass.name for graph_pass in passes]
         if len(set(names)) != len(names):
             raise ValueError(f"two passes have the same name: {', '.join(names)}")
         self.passes = passes
@@ -56,13 +56,13 @@ class Pipeline:
         return iter(self.passes)
 
     def without(self, names: Collection[str]) -> Pipeline:
-        """The pipeline without the passes of these names."""
-        return Pipeline(*(each for each in self.passes if each.name not in names))
+        """Return the pipeline without the passes of these names."""
+        return Pipeline(*(graph_pass for graph_pass in self.passes if graph_pass.name not in names))
 
     def run(self, model: ir.Model, watch: Watch | None = None) -> list[PassInfo]:
-        """Change an imported `model`, whose nodes and values get unique names, and check it before and after each pass.
+        """Run the passes on an imported `model`, checking it before the first and after each; return what each did.
 
-        Raises check.BrokenGraph, naming the pass, where one leaves a graph that is none.
+        Nodes and values get unique names first. Raises check.BrokenGraph, naming the pass that left an invalid graph.
         """
         name_nodes(model.graph)
         name_values(model.graph)
@@ -73,34 +73,36 @@ class Pipeline:
         return self._run(model, watch, checked=True)
 
     def run_import(self, model: ir.Model, watch: Watch | None = None) -> list[PassInfo]:
-        """Change a `model` that is being imported: its names need not be unique yet, and nothing is checked."""
+        """Run the passes on a `model` during its import: names need not be unique yet, and nothing is checked."""
         return self._run(model, watch, checked=False)
 
     def _run(self, model: ir.Model, watch: Watch | None, checked: bool) -> list[PassInfo]:
+        """Run the passes and return, for each, the number of nodes before and after it."""
         infos = []
-        for each in self.passes:
-            before = _size(model)
-            for part in [model, *bodies(model)] if each.inside else [model]:
-                each.run(part)
+        for graph_pass in self.passes:
+            before = _node_count(model)
+            for target in [model, *body_models(model)] if graph_pass.inside else [model]:
+                graph_pass.run(target)
             if checked:
                 name_nodes(model.graph)
                 name_values(model.graph)
-                check(model.graph, f"pass {each.name}")
-            infos.append(PassInfo(each.name, each.doc, before, _size(model)))
+                check(model.graph, f"pass {graph_pass.name}")
+            infos.append(PassInfo(graph_pass.name, graph_pass.doc, before, _node_count(model)))
             if watch is not None:
-                watch(each.name, model)
+                watch(graph_pass.name, model)
         return infos
 
 
-def bodies(model: ir.Model) -> list[ir.Model]:
-    """The graphs inside of `model`, innermost first, as models of its versions."""
-    found = []
+def body_models(model: ir.Model) -> list[ir.Model]:
+    """Return the graphs inside `model`, innermost first, as models with its opsets, so that passes run on them."""
+    models = []
     for graph in reversed(list(model.graph.subgraphs())):
         assert isinstance(graph, ir.Graph)
         graph.opset_imports.update(model.graph.opset_imports)
-        found.append(ir.Model(graph, ir_version=model.ir_version))
-    return found
+        models.append(ir.Model(graph, ir_version=model.ir_version))
+    return models
 
 
-def _size(model: ir.Model) -> int:
+def _node_count(model: ir.Model) -> int:
+    """Return the number of nodes, those of subgraphs included."""
     return sum(1 for _ in model.graph.all_nodes())

@@ -21,7 +21,7 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importing.branches import infer_bodies, inline_branches
 from celosia.compiler.graph.importing.functions import inline_functions
 from celosia.compiler.graph.importing.gradient import expand_gradients
-from celosia.compiler.graph.onnxruntime_rules.bias_scales import settle_biases
+from celosia.compiler.graph.onnxruntime_rules.bias_scales import rescale_biases
 from celosia.compiler.graph.onnxruntime_rules.block_quantised_products import round_activations
 from celosia.compiler.graph.onnxruntime_rules.double_pairs import fuse_qdq_pairs
 from celosia.compiler.graph.onnxruntime_rules.float16 import compute_in_float32
@@ -34,7 +34,7 @@ from celosia.compiler.graph.quantized.rounded import round_averages, round_sums
 from celosia.compiler.graph.quantized.tables import compose_tables
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.simplify.batchnorm import fold_batchnorm
-from celosia.compiler.graph.simplify.blocked_layout import layout
+from celosia.compiler.graph.simplify.blocked_layout import use_blocked_layout
 from celosia.compiler.graph.simplify.channels import order_channels
 from celosia.compiler.graph.simplify.fold import fold, fold_imported
 from celosia.compiler.graph.simplify.identities import remove_wires, simplify
@@ -47,15 +47,18 @@ from celosia.hw.spec.config import Config, did_you_mean
 
 
 def _lift_constants(model: ir.Model) -> None:
+    """Turn Constant operators into initializers, which is the only form of constants that passes know."""
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
 
 
 def _inline_branches(model: ir.Model) -> None:
+    """Infer types in bodies of operators, then inline the branches of Ifs with a constant condition."""
     infer_bodies(model)
     inline_branches(model)
 
 
 def _remove_unused(model: ir.Model) -> None:
+    """Remove unused operators, after noting what they read: onnxruntime still counts them as readers."""
     note_idle_readers(model.graph)
     common.RemoveUnusedNodesPass()(model)
 
@@ -64,7 +67,7 @@ FILE_PASSES = (
     FilePass("gradients", "a Gradient becomes the operators of the derivatives", expand_gradients),
     FilePass("functions", "calls of functions become the functions' operators", inline_functions),
 )
-"""Rewrites of the file. None can be left out: the operators that go have no code of their own."""
+"""Rewrites of the file. None can be left out: the compiler has no code for the operators that they expand."""
 
 IMPORT_PASSES = Pipeline(
     GraphPass("constants", "Constant operators become constants of the graph", _lift_constants, inside=False),
@@ -75,7 +78,7 @@ IMPORT_PASSES = Pipeline(
         inside=False,
     ),
     GraphPass("double-pairs", "two QDQ pairs in a row become one", fuse_qdq_pairs, inside=False),
-    GraphPass("bias-scales", "biases get the scale of their products", settle_biases, inside=False),
+    GraphPass("bias-scales", "biases get the scale of their products", rescale_biases, inside=False),
     GraphPass("narrow", "integers of fewer than 8 bits become bytes", widen, inside=False),
     GraphPass(
         "float16-biases", "float16 biases between quantised tensors become integers",
@@ -86,10 +89,11 @@ IMPORT_PASSES = Pipeline(
         "float-weights", "float weights between quantised tensors become integers", quantise_weights, inside=False
     ),
 )  # fmt: skip
-"""Rewrites of an imported graph that make its bytes onnxruntime's."""
+"""Rewrites of an imported graph that repeat onnxruntime's, so that its bytes are the same."""
 
 
 def _to_integers(model: ir.Model, norms: bool = False) -> None:
+    """Replace QDQ patterns by integer operators. norms: also normalisations, which are then rounded correctly."""
     Integerise(model, norms).run()
 
 
@@ -108,27 +112,30 @@ PASSES = Pipeline(
     GraphPass("phases", "transposed convolutions of floats become convolutions", convolve_transposed),
     GraphPass("common", "operators that compute the same are computed once", merge_equal),
     GraphPass(
-        "layout", "float convolutions, and what is between them, work on blocks of channels", layout, inside=False
+        "layout",
+        "float convolutions, and what is between them, work on blocks of channels",
+        use_blocked_layout,
+        inside=False,
     ),
     GraphPass("fold-again", "what has become constant is computed", partial(fold, keep=frozenset())),
     GraphPass("dead", "what nothing reads is removed", remove_dead),
 )
-"""What happens to the graph before operators are placed, in order."""
+"""Rewrites of the graph before operators are placed, in order; they keep the bytes."""
 NEEDED = ("constants", "branches", "unused", "shapes", "fold", "integer", "dead")
-"""Passes that the others rely on."""
+"""Names of passes that cannot be left out, because others rely on them."""
 KEEP_AFTER = "integer"
-"""The pass behind which tensors inside the model become outputs: later passes then leave them as they are."""
+"""Name of the pass behind which inner tensors that a user keeps become outputs, so that later passes leave them."""
 
 
 def for_hardware(cfg: Config) -> Iterator[GraphPass]:
-    """Passes that prepare for what not every Config has."""
+    """Yield the passes for operators that only some Configs have."""
     if cfg.softmax:
-        turn = partial(transpose_attention_values, cfg=cfg)
-        yield GraphPass("turn", "values of attention are turned by a product", turn, inside=False)
+        transpose = partial(transpose_attention_values, cfg=cfg)
+        yield GraphPass("turn", "values of attention are turned by a product", transpose, inside=False)
     if cfg.sums:
-        add = partial(sum_blocks, cfg=cfg)
+        sum_in_blocks = partial(sum_blocks, cfg=cfg)
         yield GraphPass(
-            "block-sums", "products by weights of few bits are sums of integers by blocks", add, inside=False
+            "block-sums", "products by weights of few bits are sums of integers by blocks", sum_in_blocks, inside=False
         )
 
 
@@ -136,12 +143,12 @@ ROUNDED = (
     GraphPass("sums", "sums of bytes that floats alone would round are rounded correctly", round_sums),
     GraphPass("averages", "averages of bytes that floats alone would round are rounded correctly", round_averages),
 )
-"""With rounding = "correct", behind all others."""
+"""Passes behind all others with rounding = "correct"."""
 
 
 def require_known(left_out: Collection[str]) -> None:
-    """Raise ModelError for a name of no pass or part of the compiler, and for one that nothing does without."""
-    known = [each.name for each in (*IMPORT_PASSES, *PASSES) if each.name not in NEEDED] + list(PARTS)
+    """Raise ModelError for a name that is no pass or part of the compiler, or of a pass that cannot be left out."""
+    known = [graph_pass.name for graph_pass in (*IMPORT_PASSES, *PASSES) if graph_pass.name not in NEEDED] + list(PARTS)
     for name in left_out:
         if name not in known:
             raise ModelError(
@@ -150,24 +157,31 @@ def require_known(left_out: Collection[str]) -> None:
 
 
 def passes_of(left_out: Collection[str], rounding: str) -> Pipeline:
-    """PASSES that are not left out, and ROUNDED where `rounding` asks for them. ModelError where a name is none, or one
-    that nothing does without."""
+    """Return PASSES without those left out, then ROUNDED if `rounding` is "correct".
+
+    Raises ModelError for a name that `require_known` refuses, and for an unknown rounding.
+    """
     require_known(left_out)
     if rounding not in ROUNDINGS:
         close = did_you_mean(rounding, ROUNDINGS)
         raise ModelError(f"rounding is {rounding!r}{close}; take {' or '.join(ROUNDINGS)}")
     correctly = partial(_to_integers, norms=rounding == "correct")
-    passes = (replace(each, run=correctly) if each.run is _to_integers else each for each in PASSES)
-    behind = ROUNDED if rounding == "correct" else ()
-    return Pipeline(*Pipeline(*passes).without(left_out), *behind)
+    passes = (
+        replace(graph_pass, run=correctly) if graph_pass.run is _to_integers else graph_pass for graph_pass in PASSES
+    )
+    rounding_passes = ROUNDED if rounding == "correct" else ()
+    return Pipeline(*Pipeline(*passes).without(left_out), *rounding_passes)
 
 
 def rewrites_of(
     cfg: Config, left_out: Collection[str], rounding: str, keep: Callable[[ir.Model], None] | None = None
 ) -> Pipeline:
-    """Return all passes of a compilation behind the import. keep: makes outputs of tensors inside the model."""
+    """Return all passes of a compilation after the import.
+
+    keep: makes outputs of the inner tensors that a user keeps, behind the pass KEEP_AFTER; None without any.
+    """
     passes = [*passes_of(left_out, rounding), *for_hardware(cfg)]
     if keep is not None:
-        number = next(number for number, each in enumerate(passes) if each.name == KEEP_AFTER)
-        passes.insert(number + 1, GraphPass("keep", "tensors to keep become outputs", keep, inside=False))
+        position = next(position for position, graph_pass in enumerate(passes) if graph_pass.name == KEEP_AFTER)
+        passes.insert(position + 1, GraphPass("keep", "tensors to keep become outputs", keep, inside=False))
     return Pipeline(*passes)

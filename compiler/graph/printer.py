@@ -18,24 +18,27 @@ import onnx_ir as ir
 from celosia.compiler.graph.values import constant
 
 SHORT = 6
+"""Elements of the largest constant that is written out."""
 
 
 def text(graph: ir.Graph, indent: str = "") -> str:
-    """The lines of `graph`."""
+    """Return `graph` as text."""
     return "\n".join(_lines(graph, indent)) + "\n"
 
 
 def _lines(graph: ir.Graph, indent: str) -> Iterator[str]:
-    given = ", ".join(_typed(value) for value in graph.inputs)
-    results = ", ".join(_typed(value) for value in graph.outputs)
-    yield f"{indent}{graph.name or 'main'} ({given}) -> ({results})"
+    """Yield the lines of a graph: its signature, then its nodes."""
+    inputs = ", ".join(_name_and_type(value) for value in graph.inputs)
+    outputs = ", ".join(_name_and_type(value) for value in graph.outputs)
+    yield f"{indent}{graph.name or 'main'} ({inputs}) -> ({outputs})"
     for node in graph:
         yield from _node(node, f"{indent}  ")
 
 
 def _node(node: ir.Node, indent: str) -> Iterator[str]:
-    made = ", ".join(_typed(value) for value in node.outputs)
-    read = ", ".join(_operand(value) for value in node.inputs)
+    """Yield the line of a node, then those of its subgraphs."""
+    results = ", ".join(_name_and_type(value) for value in node.outputs)
+    operands = ", ".join(_operand(value) for value in node.inputs)
     attrs, graphs = [], []
     for name, attr in node.attributes.items():
         if attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
@@ -44,16 +47,18 @@ def _node(node: ir.Node, indent: str) -> Iterator[str]:
             attrs.append(f"{name}={_value(attr.value)}")
     domain = f"{node.domain}." if node.domain not in ("", "ai.onnx") else ""
     tail = f" {' '.join(attrs)}" if attrs else ""
-    yield f"{indent}{made} = {domain}{node.op_type}({read}){tail}"
-    for inner in graphs:
-        yield from _lines(inner, f"{indent}  ")
+    yield f"{indent}{results} = {domain}{node.op_type}({operands}){tail}"
+    for subgraph in graphs:
+        yield from _lines(subgraph, f"{indent}  ")
 
 
-def _typed(value: ir.Value) -> str:
+def _name_and_type(value: ir.Value) -> str:
+    """Return the name and the type of a value; "_" for a value without a name."""
     return f"{value.name or '_'} {_type(value)}".rstrip()
 
 
 def _type(value: ir.Value) -> str:
+    """Return element type and sizes of a value, "?" for an open size, "[...]" for no shape; "" without a type."""
     kind = value.type
     if kind is None:
         return ""
@@ -66,9 +71,11 @@ def _type(value: ir.Value) -> str:
 
 
 _DTYPES = {ir.DataType.FLOAT: "float32", ir.DataType.DOUBLE: "float64"}
+"""Names of element types that differ from ONNX's in lower case."""
 
 
 def _operand(value: ir.Value | None) -> str:
+    """Return an operand: "-" if it is left out, the elements of a small constant, else its name."""
     if value is None:
         return "-"
     array = constant(value)
@@ -80,13 +87,14 @@ def _operand(value: ir.Value | None) -> str:
 
 
 def _value(value: Any) -> str:
+    """Return an attribute or a constant as text; long lists by their length alone."""
     match value:
         case float() | np.floating():
             return f"{value:g}"
         case bytes():
             return value.decode(errors="replace")
         case list() | tuple():
-            items = [_value(each) for each in value]
+            items = [_value(item) for item in value]
             return f"[{', '.join(items)}]" if len(items) <= 4 * SHORT else f"[{len(items)} values]"
         case ir.TensorProtocol():
             return f"{value.dtype.name.lower()}{list(value.shape)}"

@@ -1,9 +1,11 @@
-"""Shapes and types from the operators' own tensor expressions: where onnx's inference leaves them open they are set,
-and where it does not they are compared, for every stage of the compiler takes the shapes of the graph.
+"""Shapes and types from the operators' own tensor expressions.
 
-x: float[2, 3]                                x: float[2, 3]
-y = com.microsoft.FastGelu(x)        ->       y = com.microsoft.FastGelu(x)
-y: ?                                          y: float[2, 3]
+Where onnx's inference leaves them open they are set. Elsewhere they are compared, because every stage of the compiler
+relies on the shapes of the graph.
+
+    x: float[2, 3]                                x: float[2, 3]
+    y = com.microsoft.FastGelu(x)        ->       y = com.microsoft.FastGelu(x)
+    y: ?                                          y: float[2, 3]
 """
 
 from __future__ import annotations
@@ -28,99 +30,105 @@ from celosia.compiler.program.host.window_geometry import WindowError
 
 
 class Disagreement(ModelError):
-    """Shapes that a model declares and its operators do not make."""
+    """A model declares other shapes or types than its operators compute."""
 
 
 UNKNOWN = (None, ir.DataType.UNDEFINED)
-FEW = 64
-"""Elements of constants that say what a shape is, at most."""
+"""Element types that stand for none."""
+MAX_SHAPE_ELEMENTS = 64
+"""Elements of the largest constant on whose values a shape may depend."""
 AGREED = "celosia.shapes.agreed"
-"""In an operator's metadata: what it was like when its shapes were right."""
-Made = list[tuple[tuple[int, ...], ir.DataType]] | None
-"""Shape and type of each output; None where the expression is not known."""
+"""Key in the meta of a node: its state (`_state`) when its declared shapes last agreed with its expression."""
+ResultTypes = list[tuple[tuple[int, ...], ir.DataType]] | None
+"""Shape and element type of each output; None where no expression tells them."""
 
 
 def infer_shapes(model: ir.Model) -> None:
-    """Set what is still open of every operator's outputs. Disagreement where the rest is not what operators make."""
+    """Set open shapes and types of every operator's outputs. Raises Disagreement where the others are wrong."""
     for node in model.graph:
         infer(node, model.graph.opset_imports.get("", 21))
     require_agreement(model)
 
 
 def require_agreement(model: ir.Model) -> None:
-    """Disagreement where the shapes of a model as it was imported are not what its operators make."""
-    for what in contradictions(model.graph):
-        raise Disagreement(f"{what}; infer its shapes again, or export it anew")
+    """Raise Disagreement where declared shapes of an imported model are not those that its operators compute."""
+    for contradiction in contradictions(model.graph):
+        raise Disagreement(f"{contradiction}; infer its shapes again, or export it anew")
 
 
 def infer(node: ir.Node, opset: int) -> None:
-    """Set the shapes of outputs that are still open, from the operator's tensor expression."""
+    """Set open shapes and types of the outputs of `node` from its tensor expression."""
     if all(shape(value) is not None and value.dtype not in UNKNOWN for value in node.outputs):
         return
     if (op := custom(node)) is not None:
         return infer_custom(node, op)
-    for value, (dims, dtype) in zip(node.outputs, made_by(node, opset) or ()):
+    for value, (dims, dtype) in zip(node.outputs, result_types(node, opset) or ()):
         value.shape, value.type = ir.Shape(dims), ir.TensorType(dtype)
 
 
 def contradictions(graph: ir.Graph) -> Iterator[str]:
-    """Outputs of operators whose shape or type is another than that of the operator's expression. Operators that are
-    as they were when they last agreed are passed over.
+    """Yield a sentence for each output whose shape or type is not that of the operator's expression.
+
+    Operators that have not changed since they last agreed are skipped, since passes check the graph often.
     """
     opset = graph.opset_imports.get("", 21)
     for node in graph:
         state = _state(node)
         if node.meta.get(AGREED) == state:
             continue
-        wrong = False
-        for value, (dims, dtype) in zip(node.outputs, made_by(node, opset) or ()):
-            known = shape(value)
-            if (known is not None and known != dims) or value.dtype not in (*UNKNOWN, dtype):
-                wrong = True
-                has = f"{value.dtype}{'?' if known is None else list(known)}"
-                yield f"{value.name!r} is {has} and {node.op_type} ({node.name}) makes {dtype}{list(dims)}"
-        if not wrong:
+        disagrees = False
+        for value, (dims, dtype) in zip(node.outputs, result_types(node, opset) or ()):
+            declared = shape(value)
+            if (declared is not None and declared != dims) or value.dtype not in (*UNKNOWN, dtype):
+                disagrees = True
+                declaration = f"{value.dtype}{'?' if declared is None else list(declared)}"
+                yield f"{value.name!r} is {declaration} and {node.op_type} ({node.name}) makes {dtype}{list(dims)}"
+        if not disagrees:
             node.meta[AGREED] = state
 
 
 def _state(node: ir.Node) -> tuple[Any, ...]:
-    """All that a contradiction may depend on."""
+    """Return everything on which a contradiction at `node` may depend."""
     inputs = [(v, v.const_value, *_kind(v)) for v in node.inputs if v is not None]
     return (node.op_type, len(node.inputs), *inputs, *map(_kind, node.outputs), *node.attributes.values())
 
 
 def _kind(value: ir.Value) -> tuple[Any, ...]:
+    """Return shape and type of a value for comparison."""
     return None if value.shape is None else value.shape.dims, value.type
 
 
-def made_by(node: ir.Node, opset: int) -> Made:
-    """Return shapes and types of the results of `node`. The graph caches them for equal operators on equal inputs."""
+def result_types(node: ir.Node, opset: int) -> ResultTypes:
+    """Return shapes and types of the results of `node`; None where they are not known.
+
+    The graph caches them, for equal operators on equal inputs.
+    """
     if is_op(node, "GatherBlockQuantized"):
-        return _gathered(node)
+        return _gather_types(node)
     if node.domain not in DOMAINS or node.op_type not in OPS:
-        return _made_on_host(node)
+        return _types_on_host(node)
     attrs = _attributes(node)
     if attrs is None:
         return None
     inputs: list[tuple[tuple[int, ...], str] | None] = []
     key: list[Any] = [node.op_type, opset, len(node.outputs), *((k, _hashable(v)) for k, v in sorted(attrs.items()))]
     for value in node.inputs:
-        known = None
+        input_type = None
         if value is not None:
             dims, dtype = shape(value), value.dtype
             if dims is None or dtype is None or dtype in UNKNOWN or dtype.numpy().name not in TYPES:
                 return None
-            known = dims, dtype.numpy().name
-        inputs.append(known)
-        key.append((known, _content(value)))
-    kept: dict[Any, Made] = {} if node.graph is None else node.graph.meta.setdefault("celosia.shapes.made", {})
-    if tuple(key) not in kept:
-        kept[tuple(key)] = _built(node, attrs, opset, inputs)
-    return kept[tuple(key)]
+            input_type = dims, dtype.numpy().name
+        inputs.append(input_type)
+        key.append((input_type, _shape_content(value)))
+    cache: dict[Any, ResultTypes] = {} if node.graph is None else node.graph.meta.setdefault("celosia.shapes.made", {})
+    if tuple(key) not in cache:
+        cache[tuple(key)] = _types_by_expression(node, attrs, opset, inputs)
+    return cache[tuple(key)]
 
 
 def _attributes(node: ir.Node) -> dict[str, Any] | None:
-    """None where there are others than numbers, texts, lists of them and tensors."""
+    """Return attributes as Python values; None if there are others than numbers, texts, lists and tensors."""
     attrs: dict[str, Any] = {}
     for name, attr in node.attributes.items():
         if attr.type == ir.AttributeType.TENSOR:
@@ -133,51 +141,62 @@ def _attributes(node: ir.Node) -> dict[str, Any] | None:
 
 
 def _hashable(value: Any) -> Any:
+    """Return an attribute's value as a key of the cache."""
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     return tuple(value) if isinstance(value, list) else value
 
 
-def _content(value: ir.Value | None) -> bytes | None:
-    """Return the part of a constant on which shapes may depend; weights count by shape and type alone."""
+def _shape_content(value: ir.Value | None) -> bytes | None:
+    """Return the bytes of a small constant, on which shapes may depend; b"" for a large one, None for no constant."""
     if value is None or value.const_value is None:
         return None
-    array = constant(value) if value.const_value.size <= FEW else None
+    array = constant(value) if value.const_value.size <= MAX_SHAPE_ELEMENTS else None
     return b"" if array is None or array.dtype == object else array.tobytes()
 
 
-def _built(node: ir.Node, attrs: dict[str, Any], opset: int, inputs: list[tuple[tuple[int, ...], str] | None]) -> Made:
+def _types_by_expression(
+    node: ir.Node, attrs: dict[str, Any], opset: int, inputs: list[tuple[tuple[int, ...], str] | None]
+) -> ResultTypes:
+    """Build the operator's tensor expression and return the shapes and types of its outputs."""
     tensors = [None if known is None else placeholder(*known, name="x") for known in inputs]
     values = [constant(value) for value in node.inputs]
     try:
-        made = build(node.op_type, attrs, tensors, values, outputs=len(node.outputs), opset=opset, name=node.name or "")
+        results = build(
+            node.op_type, attrs, tensors, values, outputs=len(node.outputs), opset=opset, name=node.name or ""
+        )
     except Unsupported:
-        return _made_on_host(node)
-    return [(tensor.shape, ir.DataType.from_numpy(np.dtype(tensor.dtype))) for tensor in made]
+        return _types_on_host(node)
+    return [(tensor.shape, ir.DataType.from_numpy(np.dtype(tensor.dtype))) for tensor in results]
 
 
-def _gathered(node: ir.Node) -> Made:
-    """Shape of GatherBlockQuantized, which is no tensor expression: its numbers may have fewer bits than kernels
-    know."""
-    given = [value for name in ("data", "scales", "zero_points") if (value := operand(node, name)) is not None]
-    places = operand(node, "indices")
-    shapes, indices = [shape(value) for value in given], None if places is None else shape(places)
-    dtype, sizes = dtype_name(given[0]), list(shapes[0] or ())
-    bits, along = attribute(node, "bits", 4) if dtype == "uint8" else 8, attribute(node, "gather_axis", 0)
+def _gather_types(node: ir.Node) -> ResultTypes:
+    """Return shape and type of GatherBlockQuantized, which has no tensor expression: kernels know no 4-bit numbers.
+
+    Raises ModelError where its operands do not fit.
+    """
+    operands = [value for name in ("data", "scales", "zero_points") if (value := operand(node, name)) is not None]
+    indices_value = operand(node, "indices")
+    shapes, indices = [shape(value) for value in operands], None if indices_value is None else shape(indices_value)
+    dtype, sizes = dtype_name(operands[0]), list(shapes[0] or ())
+    bits, gather_axis = attribute(node, "bits", 4) if dtype == "uint8" else 8, attribute(node, "gather_axis", 0)
     if indices is None or None in shapes:
         return None
-    axes = along, attribute(node, "quantize_axis", 1)
+    axes = gather_axis, attribute(node, "quantize_axis", 1)
     if why := block_shape_error(
         [dims or () for dims in shapes], dtype, bits, attribute(node, "block_size", 128), *axes
     ):
         raise ModelError(f"GatherBlockQuantized ({node.name}): {why}")
     sizes[-1] *= 8 // bits
-    made = (*sizes[: along % len(sizes)], *indices, *sizes[along % len(sizes) + 1 :])
-    return [(made, given[1].dtype)]  # type: ignore[list-item]
+    result_shape = (*sizes[: gather_axis % len(sizes)], *indices, *sizes[gather_axis % len(sizes) + 1 :])
+    return [(result_shape, operands[1].dtype)]  # type: ignore[list-item]
 
 
-def _made_on_host(node: ir.Node) -> Made:
-    """By those whose shapes follow from windows: values of the input's type, and their places."""
+def _types_on_host(node: ir.Node) -> ResultTypes:
+    """Return shapes and types of the results of an operator with windows that runs on the host.
+
+    These are values of the input's type, and then int64 indices.
+    """
     try:
         dims = dims_on_host(node)
     except WindowError:

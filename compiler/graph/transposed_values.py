@@ -1,12 +1,11 @@
-"""Transpose the values of attention on the accelerator.
+"""Transpose the values (V) of attention on the accelerator, instead of on the host.
 
-P · V contracts over the rows of V, and weights are rows that are contracted over columns: V must be transposed. Where
-the accelerator computes P, a product with the identity transposes V there (V is the weights), so that the host need
-not:
+P · V contracts over the rows of V, and the accelerator contracts over the columns of its weights, so V must be
+transposed. Where the accelerator computes P, a product of the identity by V transposes it there:
 
-    P · V  =  P · (I · Vᵀ)ᵀ       both transposes are views, as that of keys is
+    P · V  =  P · (I · Vᵀ)ᵀ       both transposes are views, as that of the keys is
 
-So it is with the rows of a cache, behind which a product puts new ones.
+V may be the rows of a cache followed by new rows of a product.
 """
 
 from __future__ import annotations
@@ -25,43 +24,51 @@ from celosia.compiler.ops import VIEWS, op_spec
 from celosia.hw.spec.config import Config
 
 REPEATING = (*VIEWS, "Expand")
-"""What stands between values and the heads that share them."""
+"""Operators between values and the heads that share them (grouped-query attention)."""
 
 
 def transpose_attention_values(model: ir.Model, cfg: Config) -> None:
-    """Put I · Vᵀ in front of each product by V of a softmax of a product, where `cfg` computes all of that; and copies
-    of K and V to whole blocks of rows, where they are none."""
+    """Insert I · Vᵀ before each product by V of the softmax of a product, if `cfg` computes all of these.
+
+    K and V whose rows are no whole blocks of the accelerator are copied, so that they become such blocks.
+    """
     if not cfg.softmax or not multiplies(cfg):
         return
     for node in list(model.graph):
-        scores = _scores(node.inputs[0]) if is_op(node, "QLinearMatMul") else None
-        if scores is not None and _is_made(operand(node, "b")) and _is_made(operand(scores, "b")):
-            for each in (node, scores):
-                if not _is_appended(operand(each, "b")):
-                    _in_whole_blocks(model.graph, each, cfg.block_out, turned=each is scores)
-            _turn(model.graph, node, cfg.block_out)
+        score_product = _find_score_product(node.inputs[0]) if is_op(node, "QLinearMatMul") else None
+        if score_product is not None and _is_product(operand(node, "b")) and _is_product(operand(score_product, "b")):
+            for product in (node, score_product):
+                if not _is_appended(operand(product, "b")):
+                    _copy_to_whole_blocks(model.graph, product, cfg.block_out, transposed=product is score_product)
+            _transpose_values(model.graph, node, cfg.block_out)
 
 
-def _scores(value: ir.Value | None) -> ir.Node | None:
-    """The product whose softmax `value` is."""
+def _find_score_product(value: ir.Value | None) -> ir.Node | None:
+    """Return the product (Q · Kᵀ) whose softmax `value` is; None if it is none.
+
+    Scaling by a table, a mask (QLinearAdd) and views may lie between product and softmax.
+    """
     producer = None if value is None else value.producer()
-    made = producer.inputs[0] if producer is not None and is_op(producer, "QLinearSoftmax") else None
+    scores = producer.inputs[0] if producer is not None and is_op(producer, "QLinearSoftmax") else None
     while (
-        made is not None
-        and (producer := made.producer()) is not None
+        scores is not None
+        and (producer := scores.producer()) is not None
         and is_op(producer, "QLinearAdd", "Table", *VIEWS)
     ):
-        made = _read(producer)
-    found = made is not None and producer is not None and is_op(producer, "QLinearMatMul")
-    return producer if found else None
+        scores = _changed_operand(producer)
+    is_product = scores is not None and producer is not None and is_op(producer, "QLinearMatMul")
+    return producer if is_product else None
 
 
-def _in_whole_blocks(graph: ir.Graph, node: ir.Node, block: int, turned: bool) -> None:
-    """Copy the matrices by which `node` multiplies, where their rows, or their columns if they are `turned`, are no
-    whole blocks. What is copied is what the last Transpose reads, for whole matrices."""
+def _copy_to_whole_blocks(graph: ir.Graph, node: ir.Node, block: int, transposed: bool) -> None:
+    """Copy the matrices by which `node` multiplies, unless their rows are whole blocks of `block` rows.
+
+    transposed: the matrices are transposed, and their columns count. The copy is of whole matrices: it is inserted
+    before a last Transpose, if there is one.
+    """
     value = operand(node, "b")
     assert value is not None and value.dtype is not None
-    rows = (shape(value) or ())[-1 if turned else -2]
+    rows = (shape(value) or ())[-1 if transposed else -2]
     producer = value.producer()
     if rows % block == 0:
         return
@@ -79,7 +86,7 @@ def _in_whole_blocks(graph: ir.Graph, node: ir.Node, block: int, turned: bool) -
 
 
 def _is_appended(value: ir.Value | None) -> bool:
-    """Whether it is rows of a cache and new ones behind them, perhaps with another shape."""
+    """Return whether `value` is a cache followed by new rows, possibly transposed or repeated."""
     while value is not None and (producer := value.producer()) is not None:
         if joins_parts(producer):
             return cache_of(producer.outputs[0]) is not None
@@ -87,94 +94,107 @@ def _is_appended(value: ir.Value | None) -> bool:
     return False
 
 
-def _is_made(value: ir.Value | None) -> bool:
-    """Whether it is matrices that a product has just made, of another shape perhaps, or behind the rows of a cache."""
+def _is_product(value: ir.Value | None) -> bool:
+    """Return whether `value` is the result of a product in this graph, as matrices of more than two axes.
+
+    Views, additions, tables, and a cache before the new rows may follow the product.
+    """
     dims = None if value is None else shape(value)
     while value is not None and (producer := value.producer()) is not None:
         if multiplies_matrices(producer):
             return dims is not None and len(dims) > 2
         if not is_op(producer, "QLinearAdd", "QLinearMul", "Table") and op_spec(producer.op_type).moves is None:
             return False
-        value = _read(producer)
+        value = _changed_operand(producer)
     return False
 
 
-def _read(node: ir.Node) -> ir.Value | None:
-    """Return the operand that `node` changes: the one with the result's shape, or a cache's new rows."""
+def _changed_operand(node: ir.Node) -> ir.Value | None:
+    """Return the operand that `node` changes: the one of the result's shape, or the new rows behind a cache."""
     if is_op(node, "QLinearAdd", "QLinearMul"):
-        operands = (each for each in data_operands(node) if each is not None and constant(each) is None)
-        return next((each for each in operands if shape(each) == shape(node.outputs[0])), None)
+        operands = (value for value in data_operands(node) if value is not None and constant(value) is None)
+        return next((value for value in operands if shape(value) == shape(node.outputs[0])), None)
     return node.inputs[1] if joins_parts(node) and cache_of(node.outputs[0]) is not None else node.inputs[0]
 
 
-def _turn(graph: ir.Graph, node: ir.Node, block: int) -> None:
-    """Make `node` multiply by (I · Vᵀ)ᵀ, whose bytes are those of V. What several heads share is turned once, and of a
-    cache the last rows alone, as a block has them with the new ones: the host turns the others once."""
+def _transpose_values(graph: ir.Graph, node: ir.Node, block: int) -> None:
+    """Make `node` multiply by (I · Vᵀ)ᵀ, whose bytes are those of V.
+
+    V that several heads share is transposed once. Of a cache, only the last rows are transposed here, with the new
+    ones, as they share a block of `block` rows: the host transposes the earlier rows once.
+    """
     matrices = operand(node, "b")
     assert matrices is not None
     shared, _, fold = shared_operand(matrices)
     value, reader = shared if fold == "columns" else matrices, node
     number = op_spec(node.op_type).number("b")
-    while (read := reader.inputs[number]) is not value:
-        reader, number = read.producer(), 0  # type: ignore[union-attr,assignment]
-    made, concat = _Made(graph, reader, node.outputs[0].name or ""), value.producer()
+    while (operand_value := reader.inputs[number]) is not value:
+        reader, number = operand_value.producer(), 0  # type: ignore[union-attr,assignment]
+    inserter, concat = _Inserter(graph, reader, node.outputs[0].name or ""), value.producer()
     past = concat.inputs[0] if concat is not None and cache_of(value) is not None and len(concat.inputs) == 2 else None
-    kept = 0 if past is None else max((shape(past) or ())[-2] - 1, 0) // block * block
-    if concat is None or past is None or not kept:
-        reader.replace_input_with(number, made.turned(value))
+    whole_rows = 0 if past is None else max((shape(past) or ())[-2] - 1, 0) // block * block
+    if concat is None or past is None or not whole_rows:
+        reader.replace_input_with(number, inserter.transposed_by_product(value))
         return
     axis = len(shape(past) or ()) - 2
-    head, tail = (made.rows(past, first, end) for first, end in ((0, kept), (kept, (shape(past) or ())[axis])))
+    head, tail = (
+        inserter.rows(past, first, end) for first, end in ((0, whole_rows), (whole_rows, (shape(past) or ())[axis]))
+    )
     head.meta[CACHE] = cache_of(past)
-    recent = made.node(concat.op_type, [tail, concat.inputs[1]], value, rows=-kept, axis=axis)  # type: ignore[list-item]
-    reader.replace_input_with(number, made.node(concat.op_type, [head, made.turned(recent)], value, axis=axis))
+    recent = inserter.node(concat.op_type, [tail, concat.inputs[1]], value, rows=-whole_rows, axis=axis)  # type: ignore[list-item]
+    reader.replace_input_with(
+        number, inserter.node(concat.op_type, [head, inserter.transposed_by_product(recent)], value, axis=axis)
+    )
     if not list(value.uses()):
         graph.remove(concat, safe=True)
 
 
-class _Made:
-    """Puts operators in front of `reader`, whose constants have names that begin with `name`."""
+class _Inserter:
+    """Inserts operators before `reader`; names of their constants begin with `name`."""
 
     def __init__(self, graph: ir.Graph, reader: ir.Node, name: str) -> None:
         self.graph, self.reader, self.name = graph, reader, name
 
     def constant(self, name: str, array: NDArray[Any]) -> ir.Value:
-        """An initializer."""
-        made = ir.Value(name=derived_name(self.graph, f"{self.name}.{name}"), const_value=ir.tensor(array))
-        made.shape, made.dtype = ir.Shape(array.shape), ir.DataType.from_numpy(array.dtype)
-        self.graph.initializers[made.name or ""] = made
-        return made
+        """Add a constant to the graph."""
+        value = ir.Value(name=derived_name(self.graph, f"{self.name}.{name}"), const_value=ir.tensor(array))
+        value.shape, value.dtype = ir.Shape(array.shape), ir.DataType.from_numpy(array.dtype)
+        self.graph.initializers[value.name or ""] = value
+        return value
 
     def node(self, op: str, inputs: list[ir.Value], like: ir.Value, rows: int = 0, **attributes: Any) -> ir.Value:
-        """The output of an operator, of the type of `like` and so many more rows."""
-        node, (*before, count, columns) = ir.node(op, inputs, attributes), shape(like) or ()
+        """Insert an operator and return its output, of the type and shape of `like` but with `rows` more rows."""
+        node, (*leading, count, columns) = ir.node(op, inputs, attributes), shape(like) or ()
         y = node.outputs[0]
-        y.shape, y.type = ir.Shape([*before, count + rows, columns]), like.type
+        y.shape, y.type = ir.Shape([*leading, count + rows, columns]), like.type
         self.graph.insert_before(self.reader, [node])
         return y
 
     def rows(self, value: ir.Value, first: int, end: int) -> ir.Value:
-        """Some rows of matrices."""
+        """Insert a Slice of rows `first` to `end` of matrices."""
         dims = shape(value) or ()
-        places = [np.array([number], np.int64) for number in (first, end, len(dims) - 2)]
-        given = [self.constant(f"{what}.{first}", array) for what, array in zip(("first", "end", "axis"), places)]
-        return self.node("Slice", [value, *given], value, rows=end - first - dims[-2])
+        bounds = [np.array([bound], np.int64) for bound in (first, end, len(dims) - 2)]
+        operands = [
+            self.constant(f"{suffix}.{first}", array) for suffix, array in zip(("first", "end", "axis"), bounds)
+        ]
+        return self.node("Slice", [value, *operands], value, rows=end - first - dims[-2])
 
-    def turned(self, value: ir.Value) -> ir.Value:
-        """(I · Vᵀ)ᵀ."""
+    def transposed_by_product(self, value: ir.Value) -> ir.Value:
+        """Insert (I · Vᵀ)ᵀ: a view, the product by the identity, and a view."""
         dims = shape(value)
         assert dims is not None and value.dtype is not None
         perm, dtype = [*range(len(dims) - 2), len(dims) - 1, len(dims) - 2], value.dtype.numpy()
         identity = np.broadcast_to(np.eye(dims[-1], dtype=np.int8), (*dims[:-2], dims[-1], dims[-1]))
         eye = self.constant("identity", np.ascontiguousarray(identity))
-        one, none = self.constant("one", np.array(1, np.float32)), self.constant("none", np.array(0, np.int8))
-        middle = self.constant("zero", np.array(128 if dtype == np.uint8 else 0, dtype))  # which makes no difference
-        before = ir.node("Transpose", [value], {"perm": perm})
-        made = ir.node("QLinearMatMul", [eye, one, none, before.outputs[0], one, middle, one, middle])
-        made.meta[MOVES] = True
-        after = ir.node("Transpose", [made.outputs[0]], {"perm": perm})
+        one, zero = self.constant("one", np.array(1, np.float32)), self.constant("none", np.array(0, np.int8))
+        # Any zero point gives the same bytes.
+        zero_point = self.constant("zero", np.array(128 if dtype == np.uint8 else 0, dtype))
+        transpose = ir.node("Transpose", [value], {"perm": perm})
+        product = ir.node("QLinearMatMul", [eye, one, zero, transpose.outputs[0], one, zero_point, one, zero_point])
+        product.meta[MOVES] = True
+        transpose_back = ir.node("Transpose", [product.outputs[0]], {"perm": perm})
         swapped = [dims[axis] for axis in perm]
-        for step, size in ((before, swapped), (made, swapped), (after, dims)):
-            step.outputs[0].shape, step.outputs[0].dtype = ir.Shape(list(size)), value.dtype
-        self.graph.insert_before(self.reader, [before, made, after])
-        return after.outputs[0]
+        for node, size in ((transpose, swapped), (product, swapped), (transpose_back, dims)):
+            node.outputs[0].shape, node.outputs[0].dtype = ir.Shape(list(size)), value.dtype
+        self.graph.insert_before(self.reader, [transpose, product, transpose_back])
+        return transpose_back.outputs[0]

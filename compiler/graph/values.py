@@ -1,4 +1,4 @@
-"""Small questions that every pass asks of a value or a node."""
+"""Questions that every pass asks about a value or a node, and replacement of nodes."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-ARRAY = "celosia.array"
-"""In a small constant's notes: what `constant` has read of its bytes, as passes ask for scales again and again."""
-KEPT = 64
-"""Elements of such a one."""
+CACHED_ARRAY = "celosia.array"
+"""Key in the meta of a small constant: the array that `constant` has read, as passes ask for scales repeatedly."""
+MAX_CACHED_ELEMENTS = 64
+"""Elements of the largest constant whose array is cached."""
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
-    """The array of a constant value, or None."""
+    """Return the array of a constant value; None for a value that is no constant. Strings are objects."""
     if value is None or value.const_value is None:
         return None
-    kept: NDArray[Any] | None = value.const_value.meta.get(ARRAY)
-    if kept is not None:
-        return kept
+    cached: NDArray[Any] | None = value.const_value.meta.get(CACHED_ARRAY)
+    if cached is not None:
+        return cached
     array = np.asarray(value.const_value.numpy())
     if array.dtype.kind in "OS":  # strings, which ONNX holds as bytes
         texts = [text.decode() if isinstance(text, bytes) else text for text in array.reshape(-1)]
         array = np.array(texts, object).reshape(array.shape)
-    elif array.size <= KEPT and isinstance(value.const_value, ir.TensorProtoTensor):
+    elif array.size <= MAX_CACHED_ELEMENTS and isinstance(value.const_value, ir.TensorProtoTensor):
         array.flags.writeable = False
-        value.const_value.meta[ARRAY] = array
+        value.const_value.meta[CACHED_ARRAY] = array
     return array
 
 
 def shape(value: ir.Value) -> tuple[int, ...] | None:
-    """The static shape of `value`, or None; a negative size that a model declares says nothing."""
+    """Return the static shape of `value`; None if a size is open. A negative declared size counts as open."""
     if value.shape is None or not all(isinstance(size, int) and size >= 0 for size in value.shape):
         return None
     return tuple(int(size) for size in value.shape)  # type: ignore[arg-type]
 
 
 def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
-    """Python value of an attribute, or `default`."""
+    """Return the Python value of an attribute, or `default` if the node has none."""
     attr = node.attributes.get(name)
     if attr is None:
         return default
@@ -47,13 +47,13 @@ def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
 
 
 def attributes_of(node: ir.Node) -> dict[str, Any]:
-    """Python values of all attributes that are given, graphs left out."""
+    """Return the Python values of all attributes that the node has, except graphs."""
     graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
     return {name: attribute(node, name) for name, attr in node.attributes.items() if attr.type not in graphs}
 
 
 def only_use(value: ir.Value) -> ir.Node | None:
-    """The node that alone uses `value`, once; None otherwise, where it is a graph's output or used in a subgraph."""
+    """Return the only node that uses `value`, once; None if it is a graph's output or used in a subgraph."""
     uses, producer = list(value.uses()), value.producer()
     if len(uses) != 1 or value.is_graph_output():
         return None
@@ -61,12 +61,12 @@ def only_use(value: ir.Value) -> ir.Node | None:
 
 
 def replace_by(node: ir.Node, value: ir.Value) -> bool:
-    """Put `value` in the place of the first output of `node`, and remove `node`; False where that cannot be.
+    """Replace the first output of `node` by `value` and remove `node`; return False where that is impossible.
 
-    A returned output must keep its name, which an input, a constant or what is returned already cannot take.
+    A graph output must keep its name. An input, a constant or another graph output cannot take that name.
     """
     out = node.outputs[0]
-    if any(other.uses() or other.is_graph_output() for other in node.outputs[1:]) or node.graph is None:
+    if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]) or node.graph is None:
         return False
     if out.is_graph_output():
         producer = value.producer()
@@ -83,8 +83,11 @@ def replace_by(node: ir.Node, value: ir.Value) -> bool:
     return True
 
 
-def become(node: ir.Node, value: ir.Value) -> bool:
-    """`replace_by` where what makes `value` computes what `node` did, after a change: it takes its name, too."""
+def replace_keeping_name(node: ir.Node, value: ir.Value) -> bool:
+    """Replace `node` by its rewritten form, whose result is `value`; the result keeps the name of the node's output.
+
+    Returns False where `replace_by` cannot.
+    """
     name = node.outputs[0].name
     if not replace_by(node, value):
         return False
@@ -93,24 +96,30 @@ def become(node: ir.Node, value: ir.Value) -> bool:
 
 
 def captured(node: ir.Node) -> list[ir.Value]:
-    """Values outside of the subgraphs of `node` that they read."""
+    """Return the values that the subgraphs of `node` read from the graphs around them."""
     graphs = subgraphs(node)
     if not graphs:
         return []
-    found: dict[ir.Value, None] = {}
+    outer_values: dict[ir.Value, None] = {}
     for graph in graphs:
-        inner = list(graph.all_nodes())
-        made = {value for each in inner for value in each.outputs}
-        made |= {value for sub in graph.subgraphs() for value in (*sub.inputs, *sub.initializers.values())}
-        made |= {*graph.inputs, *graph.initializers.values()}
-        read = [value for each in inner for value in each.inputs]
-        found |= dict.fromkeys(v for v in (*read, *graph.outputs) if v is not None and v not in made)
-    return list(found)
+        inner_nodes = list(graph.all_nodes())
+        inner_values = {value for inner_node in inner_nodes for value in inner_node.outputs}
+        inner_values |= {
+            value
+            for inner_graph in graph.subgraphs()
+            for value in (*inner_graph.inputs, *inner_graph.initializers.values())
+        }
+        inner_values |= {*graph.inputs, *graph.initializers.values()}
+        inputs = [value for inner_node in inner_nodes for value in inner_node.inputs]
+        outer_values |= dict.fromkeys(v for v in (*inputs, *graph.outputs) if v is not None and v not in inner_values)
+    return list(outer_values)
 
 
 def is_folded(value: ir.Value) -> bool:
-    """Whether `value` is a constant, or made of constants by operators that onnxruntime computes before it looks for
-    products of bytes: all but DequantizeLinear and those with bodies."""
+    """Return whether onnxruntime computes `value` from constants before it looks for products of bytes.
+
+    It folds all operators on constants except DequantizeLinear and operators with bodies.
+    """
     if value.const_value is not None:
         return True
     node = value.producer()
@@ -121,34 +130,34 @@ def is_folded(value: ir.Value) -> bool:
         or not (node.inputs or node.op_type == "Constant")
     ):
         return False
-    return all(each is None or is_folded(each) for each in node.inputs)
+    return all(operand is None or is_folded(operand) for operand in node.inputs)
 
 
 def operands(node: ir.Node) -> list[ir.Value]:
-    """Inputs of `node`, and what its subgraphs read from around them."""
+    """Return the inputs of `node`, and the outer values that its subgraphs read."""
     return [value for value in (*node.inputs, *captured(node)) if value is not None]
 
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
-    """Those that attributes of `node` hold."""
-    one = [attr.as_graph() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPH]
-    many = [attr.as_graphs() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPHS]
-    return [*one, *(graph for graphs in many for graph in graphs)]
+    """Return the graphs that attributes of `node` hold."""
+    single = [attr.as_graph() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPH]
+    lists = [attr.as_graphs() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPHS]
+    return [*single, *(graph for graphs in lists for graph in graphs)]
 
 
 def is_op(node: ir.Node | None, *op_types: str) -> bool:
-    """Whether `node` is one of the operators, of ONNX's own domain or onnxruntime's."""
+    """Return whether `node` is one of these operators, in ONNX's domain, onnxruntime's or ours."""
     return node is not None and node.op_type in op_types and node.domain in ("", "ai.onnx", "com.microsoft", "celosia")
 
 
 RESERVED = "celosia.names"
-"""Key in the meta of a graph: names that the imported model gives its values, also those that passes have removed."""
+"""Key in the meta of a graph: names of the imported model's values, also of those that passes have removed."""
 
 
 def derived_name(graph: ir.Graph, wanted: str) -> str:
-    """Return `wanted`, or a name made of it, for a new value: one that no value of the imported model has or had.
+    """Return `wanted`, or a name derived from it that no value of the imported model has or had.
 
-    The self-check knows tensors by name: a new value of such a name would be taken for the model's own.
+    The self-check compares tensors by name: it would take a new value of such a name for the model's own.
     """
     reserved, name, number = graph.meta.get(RESERVED, ()), wanted, 0
     while name in reserved:
@@ -158,11 +167,11 @@ def derived_name(graph: ir.Graph, wanted: str) -> str:
 
 
 def new_constant(graph: ir.Graph, name: str, array: NDArray[Any], computed: bool = False) -> ir.Value:
-    """Add a constant to `graph` with a name derived from `name`; one of that name and content is reused.
+    """Add a constant to `graph` under `name` or one derived from it; reuse one of that name and content.
 
-    computed: it is what the model's own tensor of this name is, which has been computed.
+    computed: `array` is the value of the model's own tensor `name`, which may keep its name.
     """
-    array = np.asarray(array, order="C")  # which, unlike ascontiguousarray, leaves scalars scalars
+    array = np.asarray(array, order="C")  # ascontiguousarray would turn scalars into vectors
     reserved = () if computed else graph.meta.get(RESERVED, ())
     unique, number = name, 0
     while unique in graph.initializers or unique in reserved:
@@ -180,10 +189,10 @@ def new_constant(graph: ir.Graph, name: str, array: NDArray[Any], computed: bool
 
 
 def attributes(**values: Any) -> list[ir.Attr]:
-    """Python values as attributes of a node."""
+    """Return Python values as attributes of a node."""
     return list(ir.convenience.convert_attributes(values))
 
 
 def dtype_name(value: ir.Value) -> str:
-    """numpy's name of the element type; "object" for strings."""
+    """Return numpy's name of the element type; "object" for strings, "float32" if it is unknown."""
     return "float32" if value.dtype in (None, ir.DataType.UNDEFINED) else value.dtype.numpy().name

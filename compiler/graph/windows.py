@@ -1,4 +1,4 @@
-"""Windows of the graph's operators (compiler/program/host/window_geometry.py), as rows and columns of images."""
+"""Windows of graph nodes, by compiler/program/host/window_geometry.py, as rows and columns of images."""
 
 from __future__ import annotations
 
@@ -19,26 +19,30 @@ from celosia.compiler.program.host.window_geometry import (
 
 
 def windows_of(node: ir.Node, kernel: Sequence[int] | None = None) -> Windows:
-    """Those of `node` over the rows and columns of its first input, with one row where it has none.
+    """Return the windows of `node` over the rows and columns of its first input; a 1-D input gets one row.
 
-    kernel: of its weights, where it has any. Raises WindowError, also where its output's shape is another.
+    kernel: sizes of its weights, if it has weights. Raises WindowError, also where they contradict the output's shape.
     """
-    found = windows(node.op_type, attributes_of(node), _sizes(node.inputs[0]), kernel)
-    _check_output_sizes(found.out, node)
-    return found.with_unit_row() if len(found.out) == 1 else found
+    geometry = windows(node.op_type, attributes_of(node), _sizes(node.inputs[0]), kernel)
+    _check_output_sizes(geometry.out, node)
+    return geometry.with_unit_row() if len(geometry.out) == 1 else geometry
 
 
-def spread_of(node: ir.Node, kernel: Sequence[int]) -> TransposedWindows:
-    """Window of a transposed convolution over rows and columns, with one row where it has none. Raises WindowError,
-    also where its output's shape is another.
+def transposed_windows_of(node: ir.Node, kernel: Sequence[int]) -> TransposedWindows:
+    """Return the windows of a transposed convolution over rows and columns; a 1-D input gets one row.
+
+    Raises WindowError, also where they contradict the output's shape.
     """
-    found = transposed_windows(attributes_of(node), _sizes(node.inputs[0]), kernel)
-    _check_output_sizes(found.out, node)
-    return found.with_unit_row() if len(found.out) == 1 else found
+    geometry = transposed_windows(attributes_of(node), _sizes(node.inputs[0]), kernel)
+    _check_output_sizes(geometry.out, node)
+    return geometry.with_unit_row() if len(geometry.out) == 1 else geometry
 
 
 def dims_on_host(node: ir.Node) -> tuple[int, ...] | None:
-    """The shape of what an operator with windows makes that the host runs; None for others. Raises WindowError."""
+    """Return the output shape of an operator with windows that only the host computes; None for other operators.
+
+    These have no tensor expression to derive it from. Raises WindowError.
+    """
     x, attrs = None if not node.inputs or node.inputs[0] is None else shape(node.inputs[0]), attributes_of(node)
     if x is None or node.domain not in ("", "ai.onnx"):
         return None
@@ -54,11 +58,12 @@ def dims_on_host(node: ir.Node) -> tuple[int, ...] | None:
 
 
 def whole_image(size: tuple[int, int]) -> Windows:
-    """The one window over all rows and columns, of global pooling."""
+    """Return the one window of global pooling, over all rows and columns."""
     return windows("GlobalPool", {"kernel_shape": size}, size)
 
 
 def _sizes(value: ir.Value | None) -> tuple[int, ...]:
+    """Return the sizes of the axes behind batch and channels. Raises WindowError where there are none."""
     dims = None if value is None else shape(value)
     if dims is None or len(dims) < 3:
         raise WindowError("an input without rows or columns")
@@ -66,7 +71,7 @@ def _sizes(value: ir.Value | None) -> tuple[int, ...]:
 
 
 def _check_output_sizes(out: tuple[int, ...], node: ir.Node) -> None:
-    """Raise WindowError if the windows give other rows and columns than the shape of the output has."""
-    made = _sizes(node.outputs[0])
-    if out != made:
-        raise WindowError(f"windows with {list(out)} outputs, of which its shape has {list(made)}")
+    """Raise WindowError if the windows give other rows and columns than the output's shape has."""
+    declared = _sizes(node.outputs[0])
+    if out != declared:
+        raise WindowError(f"windows with {list(out)} outputs, of which its shape has {list(declared)}")

@@ -1,12 +1,13 @@
-"""Layers to launches.
+"""Layers to launches, in the order in which layers pass the files:
 
-In the order in which layers pass the files:
-
-blocks, attentions    which layers run as one and keep their intermediates on chip; chains: cycles of candidates
-order                 in which order the layers of a launch run, so that layers which need different units overlap; the
-                      timing model decides, for every Config
-overlap               which layers may overlap at all (`is_for_vector`, `_waiting_guests`), and how their tiles mix
-image                 which instructions and constants a Program has
-memory_plan           where tensors lie in DRAM, and in the memory of the CPU
-assemble, describe    the steps of the Program, and what users read of its layers
+blocks                which layers run as one and keep their intermediates on chip
+attentions            which products and softmaxes are heads of attention, for `blocks`
+chains                how many cycles consecutive layers take, for `blocks` and `order`
+order                 which layers of a launch become neighbours, so that layers which need different units overlap
+overlap               which neighbours overlap at all (`OverlapGroups`: hosts and guests; first `is_for_vector`,
+                      `_waiting_guests`), and how their tiles mix (`TileInterleaver`)
+image                 which instructions and constants a launch has: it lowers layers, emits tiles, encodes
+memory_plan           where tensors lie, in device memory and in the arena of the CPU
+assemble              which steps, kernels and tensors the Program has
+describe              which words users read about a layer
 """

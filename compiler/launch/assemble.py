@@ -1,4 +1,4 @@
-"""Steps, kernels and constants of a Program, with names and addresses in place of graph objects."""
+"""Assemble a Program: its steps, kernels and constants, with names and addresses in place of graph objects."""
 
 from __future__ import annotations
 
@@ -53,11 +53,10 @@ from celosia.hw.spec.config import Config
 
 
 def assemble(model: ir.Model, cfg: Config, partition: Partition, steps: list[Any], image: Image) -> Program:
-    """Make the Program of a graph whose layers are placed, ordered and have their instructions.
+    """Make the Program of a graph whose layers are placed, ordered, and lowered to the instructions in `image`.
 
-    The graph does not change.
-
-    Raises ModelError for an operator that cannot be compiled for the CPU, or is not known.
+    steps: CPU operators and LaunchPlans, in order. The graph does not change. Raises ModelError for an operator that is
+    unknown or cannot be compiled for the CPU.
     """
     try:
         return _Assembler(model, cfg, partition, steps, image).run()
@@ -70,49 +69,51 @@ class _Assembler:
 
     def __init__(self, model: ir.Model, cfg: Config, selection: Partition, steps: list[Any], image: Image) -> None:
         self.model, self.cfg, self.selection, self.plan, self.image = model, cfg, selection, steps, image
-        self.reasons = dict(selection.cpu)  # why operators are on the CPU
+        self.reasons = dict(selection.cpu)  # why each operator is on the CPU
         self.types: dict[ir.Value, tuple[tuple[int, ...], ir.DataType]] = {}
-        """Shape and element type of tensors that kernels make, which the graph may lack."""
+        """Shape and element type of the results of kernels, which the graph may lack."""
         self.opset = model.graph.opset_imports.get("", 21)
         self.opsets = dict(model.graph.opset_imports)
-        self.views = {node for node in plan_nodes(steps) if _is_view(node)}
+        self.views = {node for node in cpu_operators(steps) if _is_view(node)}
         self.tensors: dict[str, TensorInfo] = {}
         self.constants: dict[str, NDArray[Any]] = {}
         self.kernels: list[CompiledKernel] = []
-        self.finished: set[ir.Node] = set()  # operators whose steps are made
-        self.viewing: set[ir.Node] = set()  # those among them that are steps without a kernel
-        self.names = value_names(model.graph)  # of all tensors, also of those made here
-        self.dims: dict[ir.Value, str] = {}  # the constant with the shape of each view
-        self.loops: dict[int, int] = {}  # number of each layer's loops, by id
-        self.printed: list[Any] = []  # those loops
-        self.owned: set[str] = set()  # tensors in the arena, if they are not returned
+        self.finished: set[ir.Node] = set()  # operators whose steps have been assembled
+        self.finished_views: set[ir.Node] = set()  # operators among them that are steps without a kernel
+        self.names = value_names(model.graph)  # names in use, also of tensors that are added here
+        self.shape_names: dict[ir.Value, str] = {}  # result of a view -> name of the constant with its shape
+        self.loops: dict[int, int] = {}  # id of a layer's loops -> their number
+        self.printed: list[Any] = []  # those loops, in the order of their numbers
+        self.owned: set[str] = set()  # tensors in the arena, unless they are returned
         plans = [step for step in steps if isinstance(step, LaunchPlan)]
-        given = [value for plan in plans for choice in plan.choices for value, _ in choice.reads.values()]
-        self.launched = set(given)  # what launches read, in the shape that it has had until here
+        # Values that launches read; their shapes have decided the layers and must not change any more.
+        self.launched = {value for plan in plans for choice in plan.choices for value, _ in choice.reads.values()}
 
     def run(self) -> Program:
-        """The Program."""
+        """Assemble the steps in order; consecutive CPU operators are compiled together."""
         graph = self.model.graph
         launches = iter(self.image.launches)
         steps: list[Step] = []
-        waiting: list[ir.Node] = []  # operators since the last step of another kind, for kernels
+        pending: list[ir.Node] = []  # operators since the last step of another kind, for kernels
         for step in self.plan:
-            if isinstance(step, ir.Node) and self._compiles(step):
-                waiting.append(step)
+            if isinstance(step, ir.Node) and self._is_compiled(step):
+                pending.append(step)
                 continue
-            steps += self._kernels(waiting)
-            waiting = []
-            steps.append(self._launch(step, next(launches)) if isinstance(step, LaunchPlan) else self._host(step))
-            self.finished.update(plan_nodes([step]))
+            steps += self._kernel_steps(pending)
+            pending = []
+            steps.append(
+                self._launch_step(step, next(launches)) if isinstance(step, LaunchPlan) else self._host_step(step)
+            )
+            self.finished.update(cpu_operators([step]))
             self.finished.update(node for choice in getattr(step, "choices", ()) for node in choice.nodes)
-        steps += self._kernels(waiting)
-        outputs = tuple(self._border(value) for value in graph.outputs)
+        steps += self._kernel_steps(pending)
+        outputs = tuple(self._describe_border(value) for value in graph.outputs)
         for value in graph.outputs:
-            fixed = constant(value)
-            if fixed is not None:
-                self.constants[value.name or ""] = fixed
+            array = constant(value)
+            if array is not None:
+                self.constants[value.name or ""] = array
         program = Program(
-            "", self.cfg, tuple(self._border(value) for value in graph.inputs), outputs, self.tensors, steps,
+            "", self.cfg, tuple(self._describe_border(value) for value in graph.inputs), outputs, self.tensors, steps,
             {name: array if is_mapped(array) else align(array) for name, array in self.constants.items()},
             self.kernels, self.image.constants, self.image.constants_address, self.image.size,
             self.image.arena_lower_bound, 0, self._placements(),
@@ -121,8 +122,8 @@ class _Assembler:
         program.arena = plan_arena(steps, self.kernels, self.tensors, [output.name for output in outputs])
         return program
 
-    def _tensor(self, value: ir.Value) -> TensorInfo:
-        """Add a tensor to those of the Program. ModelError where its shape or element type is not known."""
+    def _add_tensor(self, value: ir.Value) -> TensorInfo:
+        """Add a tensor to those of the Program. Raises ModelError if its shape or element type is not known."""
         name = value.name or ""
         dims, dtype = self._shape(value), self._dtype(value)
         if dims is None or dtype is None:
@@ -133,129 +134,144 @@ class _Assembler:
         return self.tensors[name]
 
     def _shape(self, value: ir.Value) -> tuple[int, ...] | None:
-        """Return the static shape of a tensor, as its kernel makes it or the graph has it; None where it is open."""
+        """Return the static shape of a tensor, from its kernel or the graph; None if it is open."""
         return self.types[value][0] if value in self.types else shape(value)
 
     def _dtype(self, value: ir.Value) -> ir.DataType | None:
-        """Return the element type of a tensor, as its kernel makes it or the graph has it."""
+        """Return the element type of a tensor, from its kernel or the graph."""
         return self.types[value][1] if value in self.types else value.dtype
 
-    def _is_plain(self, value: ir.Value) -> bool:
-        """Return whether kernels can read a tensor: its shape is known, and its element type is one of theirs."""
-        return value in self.types or _is_plain(value)
+    def _is_kernel_tensor(self, value: ir.Value) -> bool:
+        """Return whether kernels can read a tensor: its shape and an element type of theirs are known."""
+        return value in self.types or _is_kernel_tensor(value)
 
-    def _border(self, value: ir.Value) -> TensorInfo:
+    def _describe_border(self, value: ir.Value) -> TensorInfo:
         """Describe an input or output of the model, which may be a sequence, or have a shape known at run time only."""
-        kind, inner = "tensor", value.type
-        while isinstance(inner, (ir.SequenceType, ir.OptionalType)):
-            kind = "sequence" if isinstance(inner, ir.SequenceType) else "optional"
-            inner = inner.elem_type
+        kind, tensor_type = "tensor", value.type
+        while isinstance(tensor_type, (ir.SequenceType, ir.OptionalType)):
+            kind = "sequence" if isinstance(tensor_type, ir.SequenceType) else "optional"
+            tensor_type = tensor_type.elem_type
         if kind == "tensor" and self._shape(value) is not None:
-            return self._tensor(value)
+            return self._add_tensor(value)
         dims = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in value.shape or ())
         return TensorInfo(value.name or "", dtype_name(value), dims, kind)
 
     # The CPU ---------------------------------------------------------------------------------------------------
 
-    def _info(self, node: ir.Node) -> NodeInfo:
+    def _node_info(self, node: ir.Node) -> NodeInfo:
+        """Describe an operator on the CPU: name, operator, and why it is there."""
         name = node.name or f"{node.op_type}:{node.outputs[0].name}"
         return NodeInfo(name, node.op_type, self.reasons.get(node, "the host needs this view"))
 
-    def _keep(self, value: ir.Value | None) -> str:
-        """The name of an input, whose value goes into the Program where it is constant."""
+    def _add_value(self, value: ir.Value | None) -> str:
+        """Add an input of a step to the Program's constants or tensors, and return its name; "" for none."""
         if value is None:
             return ""
-        fixed = constant(value)
-        if fixed is not None:
-            self.constants[value.name or ""] = fixed
+        array = constant(value)
+        if array is not None:
+            self.constants[value.name or ""] = array
         elif self._shape(value) is not None and (value in self.types or isinstance(value.type, ir.TensorType)):
-            self._tensor(value)
+            self._add_tensor(value)
         return value.name or ""
 
-    def _host(self, node: ir.Node) -> HostStep:
-        """A step for an operator that is no loop nest, or whose shapes are known only at run time."""
-        info = self._info(node)
+    def _host_step(self, node: ir.Node) -> HostStep:
+        """Make the step of an operator that runs in numpy.
+
+        Such an operator is no loop nest, or its shapes are known at run time only.
+        """
+        info = self._node_info(node)
         op = parse(ir.serde.serialize_node(node), self.opsets)
         self._check_known(op, info)
-        inputs = tuple(self._keep(value) for value in (*node.inputs, *captured(node)))
+        inputs = tuple(self._add_value(value) for value in (*node.inputs, *captured(node)))
         for out in node.outputs:
             if out.name:
-                self._keep(out)
+                self._add_value(out)
         return HostStep((info,), inputs, tuple(op.outputs), op)
 
     def _check_known(self, op: HostOp, info: NodeInfo) -> None:
-        """ModelError where an operator, or one inside its subgraphs, is not supported on the host."""
-        known = (op.domain, op.op) in HOST or (op.domain in DOMAINS and op.op in OPS)
-        if not known:
+        """Raise ModelError if an operator, or one in its subgraphs, is not supported on the host."""
+        is_known = (op.domain, op.op) in HOST or (op.domain in DOMAINS and op.op in OPS)
+        if not is_known:
             where = f" of domain {op.domain!r}" if op.domain else ""
             inside = "" if op.op == info.op else f" inside {info.op} ({info.name})"
             raise ModelError(f"operator {op.op}{where} ({op.name or info.name}){inside} is not supported")
         for body in bodies(op):
-            for inner in body.ops:
-                self._check_known(inner, info)
+            for inner_op in body.ops:
+                self._check_known(inner_op, info)
 
-    def _compiles(self, node: ir.Node) -> bool:
-        """Whether `node` becomes part of a kernel now. ModelError where it can become nothing."""
+    def _is_compiled(self, node: ir.Node) -> bool:
+        """Return whether `node` becomes part of a kernel; if so, note the types of its results.
+
+        Raises ModelError if it can run neither as a kernel nor on the host.
+        """
         if node.domain not in DOMAINS or node.op_type not in OPS:
             return False
         for number, value in enumerate(node.inputs):
             if value is None:
                 continue
-            if not self._is_plain(value) or (number in op_spec(node.op_type).shape_inputs and constant(value) is None):
-                if node in self.views:  # it is not built here; its declared type does not count
-                    self._give_type_of_input(node)
+            if not self._is_kernel_tensor(value) or (
+                number in op_spec(node.op_type).shape_inputs and constant(value) is None
+            ):
+                if node in self.views:  # not built here, so its type comes from its input, not from its declaration
+                    self._take_type_of_input(node)
                 return node in self.views
-        types = [None if value is None else self._type(value) for value in node.inputs]
-        tensors = [None if each is None else placeholder(each.shape, each.dtype, "x") for each in types]
-        values = [None if each is None else each.value for each in types]
+        types = [None if value is None else self._input_type(value) for value in node.inputs]
+        tensors = [
+            None if input_type is None else placeholder(input_type.shape, input_type.dtype, "x") for input_type in types
+        ]
+        values = [None if input_type is None else input_type.value for input_type in types]
         attrs = parse(ir.serde.serialize_node(node), self.opsets).attrs
         try:
-            built = build(
+            results = build(
                 node.op_type, attrs, tensors, values, outputs=len(node.outputs), opset=self.opset, name=node.name or ""
             )
         except Unsupported as error:
             if ("", node.op_type) in HOST and (node.op_type == "Dropout" or node.op_type not in VIEWS):
                 return False
-            where = f"{node.op_type} ({self._info(node).name})"
+            where = f"{node.op_type} ({self._node_info(node).name})"
             raise ModelError(f"operator {where} cannot be compiled for the CPU: {error}") from None
-        for value, tensor in zip(node.outputs, built):
+        for value, tensor in zip(node.outputs, results):
             if value in self.launched and shape(value) != tensor.shape:
                 raise ModelError(
-                    f"operator {node.op_type} ({self._info(node).name}) makes {list(tensor.shape)}, and "
+                    f"operator {node.op_type} ({self._node_info(node).name}) makes {list(tensor.shape)}, and "
                     f"{list(shape(value) or ())} by its attributes"
                 )
             self.types[value] = tensor.shape, ir.DataType.from_numpy(np.dtype(tensor.dtype))
-            check_size(tensor.nbytes, f"output {value.name!r} of {node.op_type} ({self._info(node).name})")
+            check_size(tensor.nbytes, f"output {value.name!r} of {node.op_type} ({self._node_info(node).name})")
         return True
 
-    def _give_type_of_input(self, view: ir.Node) -> None:
-        """Give the output of a view the element type of its input."""
+    def _take_type_of_input(self, view: ir.Node) -> None:
+        """Note the element type of a view's input for its output."""
         x, y = view.inputs[0], view.outputs[0]
         assert x is not None
         dims, dtype = self._shape(y), self._dtype(x)
         if dims is not None and dtype is not None:
             self.types[y] = dims, dtype
 
-    def _type(self, value: ir.Value) -> InputType:
-        """The shape and element type of a value, with its content where it is constant."""
-        fixed = constant(value)
-        if fixed is not None:
-            return InputType.of(fixed)
-        info = self._tensor(value)
+    def _input_type(self, value: ir.Value) -> InputType:
+        """Return shape and element type of a value, and its content if it is constant."""
+        array = constant(value)
+        if array is not None:
+            return InputType.of(array)
+        info = self._add_tensor(value)
         return InputType(info.shape, info.dtype)
 
-    def _kernels(self, nodes: list[ir.Node]) -> list[CpuStep]:
-        """Steps for operators that run one after the other: one for each group that shares a kernel."""
-        inside = set(nodes)
+    def _kernel_steps(self, nodes: list[ir.Node]) -> list[CpuStep]:
+        """Return the steps of consecutive operators: one for each group that is fused into a kernel."""
+        node_set = set(nodes)
         producer_of = {value.name: node for node in nodes for value in node.outputs if value.name}
         needed = {
             value.name or "" for node in nodes for value in node.outputs
-            if value.is_graph_output() or any(use.node not in inside for use in value.uses())
+            if value.is_graph_output() or any(use.node not in node_set for use in value.uses())
         }  # fmt: skip
         steps = []
-        apart = [self._cpu_node(node) for node in nodes]
-        for members in fuse_nodes(apart, sorted(needed)) if is_on("fusion") else [[each] for each in apart]:
-            steps.append(self._step(members, [producer_of[next(filter(None, member.outputs))] for member in members]))
+        cpu_nodes = [self._cpu_node(node) for node in nodes]
+        for members in (
+            fuse_nodes(cpu_nodes, sorted(needed)) if is_on("fusion") else [[cpu_node] for cpu_node in cpu_nodes]
+        ):
+            steps.append(
+                self._compile_step(members, [producer_of[next(filter(None, member.outputs))] for member in members])
+            )
         return steps
 
     def _cpu_node(self, node: ir.Node) -> CpuNode:
@@ -265,101 +281,106 @@ class _Assembler:
             outputs = tuple(out.name or "" for out in node.outputs)
         inputs = tuple("" if value is None else value.name or "" for value in node.inputs)
         if node in self.views:
-            return CpuNode("Reshape", (inputs[0], self._dims_name(node.outputs[0])), outputs[:1], {}, node.name or "")
+            return CpuNode(
+                "Reshape", (inputs[0], self._shape_constant_name(node.outputs[0])), outputs[:1], {}, node.name or ""
+            )
         attrs = parse(ir.serde.serialize_node(node), self.opsets).attrs
         factors = [(number, node.inputs[number]) for number in op_spec(node.op_type).factors]
-        if any(
-            constant(value) is None and levels_of(value) for _, value in factors
-        ):  # large weights are looked at last
+        if any(constant(value) is None and levels_of(value) for _, value in factors):  # large weights are scanned last
             attrs |= {LEVELS: {number: levels_of(value) for number, value in factors}}
         return CpuNode(node.op_type, inputs, outputs, attrs, node.name or "")
 
-    def _step(self, members: list[CpuNode], nodes: list[ir.Node]) -> CpuStep:
-        """Compile operators that share a kernel, and make the step that runs it."""
-        infos = tuple(self._info(node) for node in nodes)
+    def _compile_step(self, members: list[CpuNode], nodes: list[ir.Node]) -> CpuStep:
+        """Compile operators that share a kernel, and return the step that runs it; views alone need no kernel."""
+        infos = tuple(self._node_info(node) for node in nodes)
         outputs = tuple(name for name in members[-1].outputs if name)
         for out in nodes[-1].outputs:
             if out.name in outputs:
-                self._tensor(out)
+                self._add_tensor(out)
         self.finished.update(nodes)
         if all(node in self.views for node in nodes):
-            self.viewing.update(nodes)
-            return CpuStep(infos, (self._keep(nodes[0].inputs[0]),), outputs)
-        inner = {name for member in members for name in member.outputs}
+            self.finished_views.update(nodes)
+            return CpuStep(infos, (self._add_value(nodes[0].inputs[0]),), outputs)
+        inner_names = {name for member in members for name in member.outputs}
         values = {value.name or "": value for node in nodes for value in node.inputs if value is not None}
-        types = {name: self._type(value) for name, value in values.items() if name not in inner}
+        input_types = {name: self._input_type(value) for name, value in values.items() if name not in inner_names}
         for node in nodes:
             if node in self.views:
                 dims = np.array(self._shape(node.outputs[0]), np.int64)
-                types[self._dims_name(node.outputs[0])] = InputType.of(dims)
-        dead = frozenset(name for name in types if name in values and self._is_dead(values[name]))
+                input_types[self._shape_constant_name(node.outputs[0])] = InputType.of(dims)
+        overwritable = frozenset(
+            name for name in input_types if name in values and self._may_be_overwritten(values[name])
+        )
         if any(out.is_graph_output() for out in nodes[-1].outputs):
-            dead = frozenset()  # what is returned lies in an array of its own
+            overwritable = frozenset()  # a returned result lies in an array of its own, over no input
         try:
-            kernel, names, rearranged = CpuFunction(tuple(members), types, outputs, self.opset).compile(
-                dead, self.names
+            kernel, names, rearranged = CpuFunction(tuple(members), input_types, outputs, self.opset).compile(
+                overwritable, self.names
             )
         except Unsupported as error:
             where = f"{infos[-1].op} ({infos[-1].name})"
             raise ModelError(f"operator {where} cannot be compiled for the CPU: {error}") from None
         if "popcount4(" in kernel.loops:
-            self._say_bits(nodes)
-            infos = tuple(self._info(node) for node in nodes)
+            self._note_bit_products(nodes)
+            infos = tuple(self._node_info(node) for node in nodes)
         self.constants |= rearranged
         for name in names:
             if name not in rearranged:
-                self._keep(values[name])
+                self._add_value(values[name])
         self.kernels.append(kernel)
         self.owned.update(outputs)
-        sizes = {out.name or "": self._bytes(out) for node in nodes for out in node.outputs}
+        sizes = {out.name or "": self._size_in_bytes(out) for node in nodes for out in node.outputs}
         views = {node.outputs[0].name or "" for node in nodes if node in self.views}
         return CpuStep(infos, names, outputs, len(self.kernels) - 1, saved_traffic(members, sizes, views))
 
-    def _bytes(self, value: ir.Value) -> int:
+    def _size_in_bytes(self, value: ir.Value) -> int:
+        """Return the bytes of a tensor."""
         dtype = self.types[value][1].numpy().name if value in self.types else dtype_name(value)
         return prod(self._shape(value) or ()) * itemsize(dtype)
 
-    def _say_bits(self, nodes: list[ir.Node]) -> None:
-        """Add to the reasons of operators whose kernel multiplies bit by bit that it does."""
+    def _note_bit_products(self, nodes: list[ir.Node]) -> None:
+        """Add to the reasons of operators that their kernel multiplies bit by bit."""
         for node in nodes:
             if numbers := op_spec(node.op_type).factors:
                 levels = [levels_of(node.inputs[number]) for number in numbers]
                 bits = " and ".join(str(operand.bits) for operand in levels if operand is not None)
                 self.reasons[node] += f"; its operands have {bits} bits: products are `and` and popcount"
 
-    def _dims_name(self, value: ir.Value) -> str:
-        """The name of the constant that holds the shape of a view."""
-        if value not in self.dims:
-            self.dims[value] = unused_name(f"{value.name}.shape", self.names)
-        return self.dims[value]
+    def _shape_constant_name(self, value: ir.Value) -> str:
+        """Return the name of the constant that holds the shape of a view."""
+        if value not in self.shape_names:
+            self.shape_names[value] = unused_name(f"{value.name}.shape", self.names)
+        return self.shape_names[value]
 
-    def _is_dead(self, value: ir.Value) -> bool:
-        """Whether `value` lies in the arena and none of the steps to come needs what is in its memory."""
-        while (producer := value.producer()) is not None and producer in self.viewing:
+    def _may_be_overwritten(self, value: ir.Value) -> bool:
+        """Return whether `value` lies in the arena and no later step reads its memory, also through views."""
+        while (producer := value.producer()) is not None and producer in self.finished_views:
             value = producer.inputs[0]  # type: ignore[assignment]
         return value.name in self.owned and not self._is_needed(value)
 
     def _is_needed(self, value: ir.Value) -> bool:
-        """Whether a value, or a view of it, is an output or has a reader that has not run."""
+        """Return whether a value, or a view of it, is an output or has a reader that has not run."""
         users = [use.node for use in value.uses()]
         return (
             value.is_graph_output()
             or any(node not in self.finished for node in users)
-            or any(self._is_needed(node.outputs[0]) for node in users if node in self.viewing)
+            or any(self._is_needed(node.outputs[0]) for node in users if node in self.finished_views)
         )
 
     # The accelerator -------------------------------------------------------------------------------------------
 
-    def _launch(self, plan: LaunchPlan, launch: Any) -> LaunchStep:
+    def _launch_step(self, plan: LaunchPlan, launch: Any) -> LaunchStep:
         """Make the step that packs inputs, runs a launch, and unpacks outputs."""
         packs, unpacks = [], []
-        given = {storage: source for choice in plan.choices for storage, source in choice.reads.items()}
-        for storage, (value, form) in given.items():
+        sources = {storage: source for choice in plan.choices for storage, source in choice.reads.items()}
+        for storage, (value, form) in sources.items():
             cache = cache_of(value) if storage.lasting and form.fold in BY_ROWS else None
-            whose = "" if cache is None else cache.name or ""
-            packs.append(Pack(self._keep(value), form.info, self.image.addresses[storage], storage.groups, whose))
-        for value in plan.taken:
-            info = self._tensor(value)
+            cache_name = "" if cache is None else cache.name or ""
+            packs.append(
+                Pack(self._add_value(value), form.info, self.image.addresses[storage], storage.groups, cache_name)
+            )
+        for value in plan.unpacked:
+            info = self._add_tensor(value)
             self.owned.add(info.name)
             act, form = self.selection.written[value], self.selection.forms[value]
             address = self.image.addresses[act.storage]
@@ -368,10 +389,10 @@ class _Assembler:
             LayerInfo(
                 choice.layer.name, choice.layer.kind, tuple(node.name or "" for node in choice.nodes),
                 choice.layer.macs, loaded, stored, choice.note,
-                tuple(info for part in parts for info in self._parts(part)),
+                tuple(info for part in parts for info in self._describe_parts(part)),
                 choice.layer.intermediate_bytes(self.cfg), round(choice.alone),
                 round(choice.together),
-                describe(choice.layer, _folded(choice.reads)) + ", packed weights" * _packed(parts),
+                describe(choice.layer, _folded_layout(choice.reads)) + ", packed weights" * _has_packed_weights(parts),
             )
             for choice, loaded, stored, parts in zip(
                 plan.choices, launch.bytes_loaded, launch.bytes_stored, launch.parts, strict=True
@@ -379,24 +400,24 @@ class _Assembler:
         )  # fmt: skip
         return LaunchStep(launch.address, launch.count, layers, launch.layer_of, tuple(packs), tuple(unpacks))
 
-    def _parts(self, part: LayerPart) -> list[PartInfo]:
-        """Describe the parts of a layer: workload, tiling, and the number of the printed loops."""
+    def _describe_parts(self, part: LayerPart) -> list[PartInfo]:
+        """Describe a part of a layer for reports: workload, tiling, and the number of its printed loops."""
         number = self.loops.setdefault(id(part.loops), len(self.loops))
         if number == len(self.printed):
             self.printed.append(part.loops)
         return [PartInfo(workload.text, tiling.to_json(), number) for workload, tiling in part.decided]
 
     def _placements(self) -> list[dict[str, str]]:
-        """List where each operator of the graph runs, and why."""
-        placed = {node: choice for choice in self.selection.choices for node in choice.nodes}
+        """Return where each operator of the graph runs, and why: rows of name, op, place and reason."""
+        choice_of = {node: choice for choice in self.selection.choices for node in choice.nodes}
         rows = []
         for node in self.model.graph:
             row = {"name": node.name or f"{node.op_type}:{node.outputs[0].name}", "op": node.op_type}
-            if node in placed:
-                layer = placed[node].layer
-                how = f"layer {layer.name}" if placed[node].nodes[0] is node else f"joined to layer {layer.name}"
-                note = f"; {placed[node].note}" if placed[node].note else ""
-                rows.append(row | {"place": "accelerator", "reason": how + note})
+            if node in choice_of:
+                layer = choice_of[node].layer
+                role = f"layer {layer.name}" if choice_of[node].nodes[0] is node else f"joined to layer {layer.name}"
+                note = f"; {choice_of[node].note}" if choice_of[node].note else ""
+                rows.append(row | {"place": "accelerator", "reason": role + note})
             elif node in self.selection.views:
                 rows.append(row | {"place": "free", "reason": self.selection.views[node]})
             else:
@@ -404,35 +425,37 @@ class _Assembler:
         return rows
 
 
-def _packed(parts: list[LayerPart]) -> bool:
-    """Whether some of a layer's weights lie packed in DRAM."""
-    asked = [workload for part in parts for workload, _ in part.decided]
-    layers = [each for workload in asked for each in (workload.layers if isinstance(workload, Group) else (workload,))]
+def _has_packed_weights(parts: list[LayerPart]) -> bool:
+    """Return whether some of a layer's weights are packed in device memory."""
+    workloads = [workload for part in parts for workload, _ in part.decided]
+    layers = [
+        layer for workload in workloads for layer in (workload.layers if isinstance(workload, Group) else (workload,))
+    ]
     return any(layer.packed for layer in layers)
 
 
-def plan_nodes(steps: list[Any]) -> list[ir.Node]:
-    """The operators on the CPU."""
+def cpu_operators(steps: list[Any]) -> list[ir.Node]:
+    """Return the steps that are operators on the CPU."""
     return [step for step in steps if isinstance(step, ir.Node)]
 
 
-def _is_plain(value: ir.Value) -> bool:
-    """Whether kernels can read `value`: a tensor of known shape, and of an element type of theirs."""
-    known = isinstance(value.type, ir.TensorType) and value.dtype not in (None, ir.DataType.UNDEFINED)
-    return known and shape(value) is not None and value.dtype.numpy().name in TYPES  # type: ignore[union-attr]
+def _is_kernel_tensor(value: ir.Value) -> bool:
+    """Return whether kernels can read `value`: a tensor of known shape, and of an element type of theirs."""
+    has_type = isinstance(value.type, ir.TensorType) and value.dtype not in (None, ir.DataType.UNDEFINED)
+    return has_type and shape(value) is not None and value.dtype.numpy().name in TYPES  # type: ignore[union-attr]
 
 
 def _is_view(node: ir.Node) -> bool:
-    """Whether the output of `node` is its input under another shape."""
+    """Return whether the output of `node` is its input under another shape."""
     if node.domain not in DOMAINS or node.op_type not in VIEWS or node.inputs[0] is None:
         return False
     used = [out for out in node.outputs if out.uses() or out.is_graph_output()]
     if used != list(node.outputs[:1]) or (node.op_type == "Dropout" and len(node.inputs) > 2):
         return False
     x, y = node.inputs[0], node.outputs[0]
-    return _is_plain(x) and _is_plain(y) and prod(shape(x) or ()) == prod(shape(y) or ())
+    return _is_kernel_tensor(x) and _is_kernel_tensor(y) and prod(shape(x) or ()) == prod(shape(y) or ())
 
 
-def _folded(reads: Reads) -> ActivationLayout | None:
-    """Find the layout in which the host folds a window of the layer's input into channels; None where it does not."""
+def _folded_layout(reads: Reads) -> ActivationLayout | None:
+    """Return the layout in which the host folds a window of the layer's input into channels; None if it does not."""
     return next((form for _, form in reads.values() if form.window is not None), None)

@@ -1,4 +1,4 @@
-"""Cycles of consecutive layers by the timing model; remembered by a name that says all on which it depends."""
+"""Predict the cycles of consecutive layers with the timing model, cached by a name of all that they depend on."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from celosia.hw.spec.config import Config
 from celosia.sim.timing import predict
 
 CHAIN = "chain"
-"""First word of the names of chains, which stand among those of workloads in records."""
+"""First word of the names of chains, which stand next to names of workloads in tuning records."""
 
 
 def timed_cycles(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float:
-    """Cycles of `layers` in one launch by the timing model, remembered; inf where a layer does not fit."""
+    """Return the cycles of `layers` in one launch by the timing model, cached; inf if a layer does not fit."""
     try:
-        name = chain_name(decided(layers, planner), _links(layers, planner.policy.overlapped))
+        name = chain_name(computations_with_tilings(layers, planner), _storage_links(layers, planner.policy.overlapped))
     except TilingError:
         return inf
     if name not in planner.timed:
@@ -31,30 +31,35 @@ def timed_cycles(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> floa
 
 
 def time_layers(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float:
-    """Cycles of `layers` in one launch by the timing model, timed anew; inf where a layer does not fit."""
-    read = {act.storage for layer in layers for act in layer.inputs()}
-    written = {layer.y.storage for layer in layers}
+    """Build one launch of `layers` and return its cycles by the timing model, uncached; inf if a layer does not fit."""
+    inputs = {act.storage for layer in layers for act in layer.inputs()}
+    outputs = {layer.y.storage for layer in layers}
     try:
-        image = build(cfg, [list(layers)], [read - written], [{layers[-1].y.storage}], planner, cold=False)
+        image = build(cfg, [list(layers)], [inputs - outputs], [{layers[-1].y.storage}], planner, cold=False)
     except LayerErrors:
         return inf
     return predict(cfg, image.code(image.launches[0]).tobytes()).cycles
 
 
 def min_gemm_cycles(planner: Planner, layers: Sequence[Layer]) -> int:
-    """Cycles for which GEMM is busy with `layers`, blocks left out: no order or grouping takes fewer."""
+    """Return the cycles for which GEMM is busy with `layers`, without blocks: no order or grouping takes fewer."""
     workloads = (computation.workload for layer in layers for computation in planner.computations(layer))
     return sum(workload.steps for workload in workloads if isinstance(workload, Workload))
 
 
-def decided(layers: Sequence[Layer], planner: Planner) -> list[tuple[LayerComputation, Tiling | None]]:
-    """The computations of `layers`, each with the tiling that the search of blocks has decided, or None."""
+def computations_with_tilings(
+    layers: Sequence[Layer], planner: Planner
+) -> list[tuple[LayerComputation, Tiling | None]]:
+    """Return the computations of `layers`, each with the tiling that the search of blocks decided, or None."""
     searched = planner.policy.searched
     computations = [computation for layer in layers for computation in planner.computations(layer)]
-    return [(d, searched.get(d.workload) if isinstance(d.workload, BlockWorkload) else None) for d in computations]
+    return [
+        (computation, searched.get(computation.workload) if isinstance(computation.workload, BlockWorkload) else None)
+        for computation in computations
+    ]
 
 
-def _links(layers: Sequence[Layer], overlapped: Collection[str]) -> list[Hashable]:
+def _storage_links(layers: Sequence[Layer], overlapped: Collection[str]) -> list[Hashable]:
     """Describe how activations of `layers` share storages, and which layers are `overlapped`, for `chain_name`."""
     acts = [act for layer in layers for act in (*layer.inputs(), layer.y)]
     numbers = {storage: number for number, storage in enumerate(dict.fromkeys(act.storage for act in acts))}
@@ -63,10 +68,10 @@ def _links(layers: Sequence[Layer], overlapped: Collection[str]) -> list[Hashabl
 
 
 def chain_name(parts: Sequence[tuple[LayerComputation, Tiling | None]], links: Sequence[Hashable] = ()) -> str:
-    """Name of a chain under which its cycles are remembered: equal for chains that take the same cycles.
+    """Return the name under which the cycles of a chain are cached: equal for chains that take the same cycles.
 
-    parts: from `decided`. links: from `_links`, for layers that run once. Without them the chain runs twice in a row,
-    each layer on the output of the one before it.
+    parts: from `computations_with_tilings`. links: from `_storage_links`, for layers that run once. Without links, the
+    chain runs twice in a row, each layer on the output of the one before it.
     """
     content = repr([(computation.digest, tiling) for computation, tiling in parts])
     content += repr(links) if links else ""

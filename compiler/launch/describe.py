@@ -1,4 +1,4 @@
-"""Describe a layer in a few words."""
+"""Describe a layer in a few words, for reports."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from celosia.compiler.layer import Epilogue, Gemm, Layer, Window
 
 
 def describe(layer: Layer, form: ActivationLayout | None = None) -> str:
-    """Kind, kernel, stride, channels, groups, and what is fused into the layer.
+    """Describe a layer: kind, kernel, stride, channels, groups, and fused operations.
 
-    form: how the host arranges the layer's input, where a part of its window is folded into channels.
+    form: layout in which the host arranges the layer's input, if it folds part of the window into channels.
     """
     if layer.is_block:
-        return " > ".join(describe(inner, form if inner is layer.layers[0] else None) for inner in layer.layers)
-    return " + ".join([_operation(layer, form), *_fused(layer.epilogue)])
+        return " > ".join(describe(member, form if member is layer.layers[0] else None) for member in layer.layers)
+    return " + ".join([_operation(layer, form), *_fused_operations(layer.epilogue)])
 
 
 def _operation(layer: Layer, form: ActivationLayout | None) -> str:
@@ -32,13 +32,13 @@ def _operation(layer: Layer, form: ActivationLayout | None) -> str:
     if layer.norm is not None:
         return f"{'layer' if layer.norm.centre else 'RMS'} norm of {layer.row_length}"
     if layer.multiply is not None:
-        same = layer.multiply.b.dims == layer.x.dims
-        return f"multiply, {layer.x.channels} channels" + ("" if same else " by one value each")
+        same_dims = layer.multiply.b.dims == layer.x.dims
+        return f"multiply, {layer.x.channels} channels" + ("" if same_dims else " by one value each")
     return f"elementwise, {layer.x.channels} channels"
 
 
 def _convolution(layer: Layer, gemm: Gemm, form: ActivationLayout | None) -> str:
-    """Describe a product with constant weights: as a product of matrices or a convolution."""
+    """Describe a product with constant weights, as a matrix product or a convolution."""
     window, channels = layer.window, layer.x.channels
     folded = form is not None and form.fold and form.window is not None
     if folded:
@@ -57,7 +57,7 @@ def _convolution(layer: Layer, gemm: Gemm, form: ActivationLayout | None) -> str
 
 
 def _window(window: Window) -> str:
-    """Print the kernel of a window, with strides and dilations that are not 1."""
+    """Return the kernel of a window as text, with strides and dilations that are not 1."""
     text = "x".join(map(str, window.kernel))
     if window.strides != (1, 1):
         text += f" stride {'x'.join(map(str, dict.fromkeys(window.strides)))}"
@@ -66,8 +66,8 @@ def _window(window: Window) -> str:
     return text
 
 
-def _fused(epilogue: Epilogue) -> list[str]:
-    """List the operations of an epilogue."""
+def _fused_operations(epilogue: Epilogue) -> list[str]:
+    """Return the names of the operations in an epilogue."""
     parts = []
     if epilogue.clip != (-128, 127):
         parts.append("clip")

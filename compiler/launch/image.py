@@ -1,4 +1,4 @@
-"""Layers to one image of the accelerator's DRAM: activations, constants, and the instructions of each launch."""
+"""Lower layers to one image of device memory: activations, constants, and the instructions of each launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celosia.compiler.launch.memory_plan import Lifetime, plan
 from celosia.compiler.launch.overlap import (
     COLUMNS,
     GROUPS,
-    HOST_AHEAD,
+    HOST_TILES_AHEAD,
     ROWS,
     OverlapGroups,
     PlannedLayer,
@@ -38,7 +38,7 @@ from celosia.sim.functional.access import complete_fields, rows
 
 
 class LayerErrors(Exception):
-    """Layers that cannot be lowered: the reason by (launch, layer), both numbers."""
+    """Layers that cannot be lowered. reasons: by (number of the launch, number of the layer in it)."""
 
     def __init__(self, reasons: dict[tuple[int, int], str]) -> None:
         super().__init__("; ".join(reasons.values()))
@@ -47,7 +47,11 @@ class LayerErrors(Exception):
 
 @dataclass(frozen=True)
 class Launch:
-    """One run of the accelerator: `count` instructions at DRAM offset `address`, and the layer of each."""
+    """One run of the accelerator.
+
+    address: of its instructions, as an offset in device memory. count: number of instructions. instruction_bytes: bytes
+    of one. layer_of: number of the layer of each instruction. bytes_loaded, bytes_stored: by each layer.
+    """
 
     address: int
     count: int
@@ -56,15 +60,16 @@ class Launch:
     bytes_loaded: list[int]
     bytes_stored: list[int]
     parts: list[list[LayerPart]]
-    """Parts of each layer."""
+    """The parts of each layer, with their workloads and tilings."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """Image of the accelerator's DRAM: [activations][constants][instructions].
+    """Image of device memory: [activations][constants][instructions].
 
-    `addresses` gives the offset of each storage of activations; `constants` (weights, parameters, tables, then the
-    instructions of all launches) begin at `constants_address`; `size` is the whole.
+    addresses: offset of each storage of activations. constants: bytes of weights, parameters and tables, then the
+    instructions of all launches; they begin at `constants_address`. size: bytes of the whole image. arena_lower_bound:
+    bytes that activations need at least.
     """
 
     addresses: dict[Storage, int]
@@ -75,19 +80,19 @@ class Image:
     arena_lower_bound: int
 
     def code(self, launch: Launch) -> NDArray[np.uint8]:
-        """The instructions of `launch`, [count, bytes of one]."""
+        """Return the instructions of `launch` as uint8 [count, bytes of one]."""
         start = launch.address - self.constants_address
-        rest = self.constants[start:]
-        return rest[: launch.count * launch.instruction_bytes].reshape(launch.count, -1)
+        from_start = self.constants[start:]
+        return from_start[: launch.count * launch.instruction_bytes].reshape(launch.count, -1)
 
 
 def lifetimes(
     cfg: Config, launches: list[list[Layer]], written: list[set[Storage]], read: list[set[Storage]],
     overlapped: Collection[str],
 ) -> list[Lifetime]:  # fmt: skip
-    """When each storage is in use, in steps of one layer. What guests use is in use while their host runs, too.
+    """Return when each storage is in use, in steps of one layer; a guest's storages also while its host runs.
 
-    written[i], read[i]: storages that the host fills before launch i, and takes after it. overlapped: see
+    written[i], read[i]: storages that the host CPU packs before launch i, and unpacks after it. overlapped: see
     OverlapGroups.
     """
     sizes: dict[Storage, int] = {}
@@ -95,11 +100,12 @@ def lifetimes(
     last: dict[Storage, int] = {}
 
     def use(storage: Storage, step: int) -> None:
+        """Extend the lifetime of `storage` to `step`."""
         first[storage] = min(first.get(storage, step), step)
         last[storage] = max(last.get(storage, step), step)
 
     step = 0
-    for layers, into, out_of in zip(launches, written, read, strict=True):
+    for layers, packed, unpacked in zip(launches, written, read, strict=True):
         start = step
         for group in OverlapGroups(cfg, layers, overlapped).groups:
             for number in (*group.hosts, *group.guests):
@@ -109,9 +115,9 @@ def lifetimes(
                     if number in group.guests:
                         use(act.storage, start + group.hosts[0])
         step += len(layers)
-        for storage in into:
+        for storage in packed:
             use(storage, start)
-        for storage in out_of:
+        for storage in unpacked:
             use(storage, step)
         step += 1
     for storage in sizes:
@@ -121,7 +127,11 @@ def lifetimes(
 
 
 class _Emitter:
-    """Emit the layers of one launch into a stream."""
+    """Lowers the layers of one launch to tiles and emits these into a stream.
+
+    cold: GEMM waits for the launch's first loads. parts: the parts of each layer. refused: layers that cannot be
+    lowered, with the reason.
+    """
 
     def __init__(
         self, cfg: Config, layers: list[Layer], planner: Planner, constants: Constants, addresses: dict[Storage, int],
@@ -131,14 +141,14 @@ class _Emitter:
         self.parts: list[list[LayerPart]] = [[] for _ in layers]
         self.constants, self.addresses, self.cold = constants, addresses, cold
         self.books: dict[int, NDArray[np.uint8]] = {}
-        """Codebooks in front of packed weights, by their address."""
+        """Address of packed weights -> the codebooks in front of them."""
         self.stream = Stream(cfg)
         self.overlap = OverlapGroups(cfg, layers, planner.policy.overlapped)
         self.refused: dict[int, str] = {}
 
     def run(self) -> Stream:
-        """Emit all groups of layers. `refused` names those that cannot be lowered."""
-        maybe_planned = [self._planned(number, layer) for number, layer in enumerate(self.layers)]
+        """Lower and emit all layers, group by group. If any is `refused`, the stream is not complete."""
+        maybe_planned = [self._plan_layer(number, layer) for number, layer in enumerate(self.layers)]
         planned = [layer for layer in maybe_planned if layer is not None]
         if not self.refused:
             number = 0
@@ -152,25 +162,25 @@ class _Emitter:
                 self.refused[error.layer if isinstance(error, ScheduleDeadlock) else number] = str(error)
         return self.stream
 
-    def _planned(self, number: int, layer: Layer) -> PlannedLayer | None:
-        """Lower one layer to tiles. A layer that does not fit becomes an entry of `refused`, and None."""
+    def _plan_layer(self, number: int, layer: Layer) -> PlannedLayer | None:
+        """Lower one layer to tiles. A layer that does not fit is noted in `refused`, and gives None."""
         readers = self.overlap.readers_of(number)
         try:
-            first = self.overlap.completion_order(number)
-            parts = self.parts[number] = self.planner.layer(layer, first, self._is_cold(number))
-            bound = [self._bound(part, layer) for part in parts]
-            tiles = [tile for plan_of_part in bound for tile in plan_of_part.tiles()]
+            completion_order = self.overlap.completion_order(number)
+            parts = self.parts[number] = self.planner.layer(layer, completion_order, self._is_cold(number))
+            placed = [self._place_part(part, layer) for part in parts]
+            tiles = [tile for placed_plan in placed for tile in placed_plan.tiles()]
             planned = PlannedLayer(number, layer, tiles, max(part.tiling.ahead for part in parts))
             guests = [self.layers[guest] for guest in self.overlap.waiting.get(number, ())]
             if guests and all(takes_acc(self.cfg, guest) for guest in guests):
-                planned.ahead = min(planned.ahead, HOST_AHEAD)
+                planned.ahead = min(planned.ahead, HOST_TILES_AHEAD)
             planned.keeps_sums = any(part.tiling.order in CUT for part in parts)
             if readers:
-                held = planned.keeps_sums and any(takes_acc(self.cfg, reader) for reader in readers)
-                planned.done = rows_done(tiles, held, self._counted(number))
+                is_held = planned.keeps_sums and any(takes_acc(self.cfg, reader) for reader in readers)
+                planned.done = rows_done(tiles, is_held, self._completion_axis(number))
             if self.overlap.reads_its_host(number):
                 host = self.overlap.host_of[number]
-                planned.needs = [rows_needed(tile, self._counted(host)) for tile in tiles]
+                planned.needs = [rows_needed(tile, self._completion_axis(host)) for tile in tiles]
                 planned.at_once = layer.norm is not None or layer.name in self.overlap.overlapped
             for tile in tiles:
                 tile.check()
@@ -180,57 +190,61 @@ class _Emitter:
         return planned
 
     def _is_cold(self, number: int) -> bool:
-        """Whether GEMM idles until this layer's first loads arrive: no earlier GEMM work hides them."""
+        """Return whether GEMM idles until this layer's first loads arrive: no earlier GEMM work hides them."""
         before = number - 1
         if before in self.overlap.host_of and not self.overlap.reads_its_host(before):
             before = self.overlap.host_of[before]
         return self.cold and (number == 0 or (self.layers[before].gemm is None and not self.layers[before].is_block))
 
-    def _counted(self, number: int) -> int:
-        """The axis along which the output of a layer becomes complete for the next one: rows, columns, or channel
-        groups."""
+    def _completion_axis(self, number: int) -> int:
+        """Return the axis along which a layer's output becomes complete for the next layer.
+
+        It counts rows, columns or channel groups.
+        """
         if self.overlap.completion_order(number) is CompletionOrder.COLUMNS:
             return COLUMNS
         by_groups = self.layers[number].y.height == len(self.parts[number]) == self.cfg.out_pieces == 1
         return GROUPS if by_groups else ROWS
 
-    def _bound(self, part: LayerPart, layer: Layer) -> PlacedPlan:
-        """The part's loops, on the addresses of `layer`."""
+    def _place_part(self, part: LayerPart, layer: Layer) -> PlacedPlan:
+        """Return the part's loops with the addresses of its tensors; constants get theirs here."""
         computation, loops = part.computation, part.loops
-        own = dict(zip((t.name for t in loops.plan.tensors), loops.plan.tensors))
+        tensor_of = dict(zip((t.name for t in loops.plan.tensors), loops.plan.tensors))
         addresses: dict[Tensor, int] = {}
-        homes: dict[Tensor, Storage] = {}
+        storage_of: dict[Tensor, Storage] = {}
         for tensor, place in computation.places.items():
-            if tensor.name not in own:
+            if tensor.name not in tensor_of:
                 continue
             if isinstance(place.home, Storage):
                 base = self.addresses[place.home]
-                homes[own[tensor.name]] = place.home
+                storage_of[tensor_of[tensor.name]] = place.home
             else:
                 base = self.constants.place(place.home)
                 if place.book_bytes:
                     self.books[base] = place.home[: place.book_bytes]
-            addresses[own[tensor.name]] = base + place.offset
+            addresses[tensor_of[tensor.name]] = base + place.offset
 
         def before_load(tensor: Tensor) -> None:
-            if tensor in homes:
-                self.stream.settle(homes[tensor])
+            """Emit the stores that must precede a load of `tensor`, if it is an activation."""
+            if tensor in storage_of:
+                self.stream.settle(storage_of[tensor])
 
-        changing = frozenset(homes)
-        return PlacedPlan(loops.plan, self.stream, addresses, computation.scalars, changing, before_load)
+        activations = frozenset(storage_of)
+        return PlacedPlan(loops.plan, self.stream, addresses, computation.scalars, activations, before_load)
 
 
 def build(
     cfg: Config, launches: list[list[Layer]], written: list[set[Storage]], read: list[set[Storage]],
     planner: Planner | None = None, cold: bool = True,
 ) -> Image:  # fmt: skip
-    """Plan memory, lower every layer, insert tokens, encode. LayerErrors with all that cannot be lowered.
+    """Build the image of launches: plan memory, lower every layer, insert tokens, encode instructions.
 
-    cold: gemm waits for the first loads of a launch; not where the launch stands for a part of one.
+    written, read: see `lifetimes`. cold: GEMM waits for the first loads of a launch; False if the launch stands for a
+    part of one. Raises LayerErrors with all layers that cannot be lowered.
     """
     planner = planner or Planner(cfg)
-    lives = lifetimes(cfg, launches, written, read, planner.policy.overlapped)
-    arena = plan(lives, alignment=max(64, cfg.bus_bytes))
+    storage_lifetimes = lifetimes(cfg, launches, written, read, planner.policy.overlapped)
+    arena = plan(storage_lifetimes, alignment=max(64, cfg.bus_bytes))
     base = -(-arena.size // 4096) * 4096
     constants = Constants(base)
     emitters = [_Emitter(cfg, layers, planner, constants, arena.offsets, cold) for layers in launches]
@@ -243,23 +257,23 @@ def build(
         spread_weights(cfg, stream.instructions)
         insert_tokens(cfg, stream.instructions, base)
     parts, address = [constants.data()], base + constants.size
-    placed = []
+    built_launches = []
     for emitter, stream in zip(emitters, streams, strict=True):
         code = encode(cfg, stream.instructions)
         layer_of = np.array([i.layer for i in stream.instructions], np.int32)
-        traffic = _traffic(cfg, stream, len(emitter.layers))
-        placed.append(Launch(address, len(code), code.shape[1], layer_of, *traffic, emitter.parts))
+        traffic = _count_traffic(cfg, stream, len(emitter.layers))
+        built_launches.append(Launch(address, len(code), code.shape[1], layer_of, *traffic, emitter.parts))
         parts.append(code.reshape(-1))
         address += code.size
-    return Image(arena.offsets, base, np.concatenate(parts), placed, address, arena.lower_bound)
+    return Image(arena.offsets, base, np.concatenate(parts), built_launches, address, arena.lower_bound)
 
 
-def _traffic(cfg: Config, stream: Stream, layers: int) -> tuple[list[int], list[int]]:
-    """Bytes that each layer loads and stores."""
+def _count_traffic(cfg: Config, stream: Stream, layers: int) -> tuple[list[int], list[int]]:
+    """Return the bytes that each layer loads, and those that it stores."""
     loaded, stored = [0] * layers, [0] * layers
     for i in stream.instructions:
         if i.opcode in (Opcode.LOAD, Opcode.STORE):
-            moved = rows(cfg, i.opcode, complete_fields(cfg, i.opcode, i.fields))
-            assert moved is not None
-            (stored if moved.write else loaded)[i.layer] += moved.z * moved.y * moved.row
+            block = rows(cfg, i.opcode, complete_fields(cfg, i.opcode, i.fields))
+            assert block is not None
+            (stored if block.write else loaded)[i.layer] += block.z * block.y * block.row
     return loaded, stored

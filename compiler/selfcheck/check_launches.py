@@ -128,7 +128,7 @@ class _Check:
                 raise SelfCheckError(choice.layer.name, difference if failure is None else _ended(failure))
             self._keep(choice, self._at(place.fresh, choice.layer.y))
             total += stored_codes.size
-        for value, unpack in zip(plan.taken, step.unpack, strict=True):
+        for value, unpack in zip(plan.unpacked, step.unpack, strict=True):
             activation = Activation(unpack.value, *unpack.form.dims, Storage("", unpack.groups), unpack.offset)
             unpacked = unpack.form.restore(self._at(device.dram[unpack.address :], activation), shape(value) or ())
             if not np.array_equal(unpacked, self._value(value).reshape(unpacked.shape)):

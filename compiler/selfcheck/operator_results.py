@@ -25,7 +25,7 @@ from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.graph.custom import custom
 from celosia.compiler.graph.operands import joins_parts, operand, operand_groups, product_names, spec_of
 from celosia.compiler.graph.values import attribute, attributes_of, constant, is_op, shape
-from celosia.compiler.graph.windows import spread_of, whole_image, windows_of
+from celosia.compiler.graph.windows import transposed_windows_of, whole_image, windows_of
 from celosia.compiler.ops import VIEWS, op_spec, operators_with
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.window_geometry import Windows, windows
@@ -206,7 +206,7 @@ def _conv_transpose(node: ir.Node, x: Codes) -> Codes:
     """Compute a QLinearConvTranspose as a convolution of the dilated input by reversed kernels."""
     weights, dims, groups = _array(node, "w"), _dims(node), attribute(node, "group", 1)
     channels, outputs = weights.shape[:2]
-    to, image = spread_of(node, weights.shape[2:]), _image(x)
+    to, image = transposed_windows_of(node, weights.shape[2:]), _image(x)
     taps, (down, across), (by_row, by_column), (top, left) = to.kernel, to.stride, to.dilation, to.before
     above, ahead = (taps[0] - 1) * by_row, (taps[1] - 1) * by_column
     height = max((image.shape[1] - 1) * down + 1 + above, to.out[0] + top) + above

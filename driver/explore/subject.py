@@ -20,7 +20,7 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importing.specialise import specialise
 from celosia.compiler.graph.passes import Pipeline
 from celosia.compiler.graph.pipeline import PASSES, for_hardware
-from celosia.compiler.launch.blocks import estimated
+from celosia.compiler.launch.blocks import estimated_cycles
 from celosia.compiler.layer import TilingError
 from celosia.compiler.lowering import lower, place
 from celosia.compiler.tensorize.lowering import lower_layer
@@ -122,7 +122,7 @@ def estimate_cycles(subject: ExploredModel, cfg: Config, memory: MemoryModel | s
         layer_workloads = [candidate for candidate in candidates if isinstance(candidate, Workload)]
         for work in layer_workloads:
             if work not in seconds_of:
-                seconds_of[work] = estimated(cfg, work)
+                seconds_of[work] = estimated_cycles(cfg, work)
             total += seconds_of[work]
             vector += work.out_blocks * work.rows * work.columns * work.images * max(1, work.sums)
         requests.append((choice.layer, layer_workloads))

@@ -13,10 +13,10 @@ import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.graph.importing.dimensions import Shapes, declared, input_values, open_axes, open_inputs
+from celosia.compiler.graph.importing.dimensions import Shapes, declared_shape, input_values, open_axes, open_inputs
 from celosia.compiler.graph.importing.external_data import has_files
-from celosia.compiler.graph.importing.importer import opened
-from celosia.compiler.graph.importing.specialise import without_free
+from celosia.compiler.graph.importing.importer import read_mapped
+from celosia.compiler.graph.importing.specialise import open_free_sizes
 from celosia.compiler.program import InputError, Program
 
 PROGRAMS_HELD = 16
@@ -30,7 +30,7 @@ class OpenModel:
     """A model whose inputs may have open sizes. open: those inputs."""
 
     def __init__(self, source: str | Path | onnx.ModelProto) -> None:
-        self.proto = source if isinstance(source, onnx.ModelProto) else opened(source)
+        self.proto = source if isinstance(source, onnx.ModelProto) else read_mapped(source)
         self.source = source if has_files(self.proto) else self.proto
         """Source to compile: the file again, where large constants lie beside it."""
         self.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
@@ -45,10 +45,10 @@ class OpenModel:
             if name not in arrays:
                 value = input_values(self.proto)[name]
                 kind = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type).name
-                raise InputError(f"input {name!r} is missing; it is {kind}{declared(value)}")
+                raise InputError(f"input {name!r} is missing; it is {kind}{declared_shape(value)}")
         shapes = {name: np.shape(arrays[name]) for name in self.open}
         if self._free is None:
-            fixed_shapes = without_free(self.source, shapes)
+            fixed_shapes = open_free_sizes(self.source, shapes)
             self._free = [
                 (name, axis) for name, dims in fixed_shapes.items() for axis, n in enumerate(dims) if n is None
             ]

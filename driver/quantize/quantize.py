@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importing.dimensions import is_quantised, resized
 from celosia.compiler.graph.importing.importer import read
-from celosia.compiler.graph.importing.normalise import as_onnxruntime_has_it, for_checker, normalise_model
+from celosia.compiler.graph.importing.normalise import for_checker, normalise_model, restore_onnxruntime_domains
 from celosia.compiler.graph.importing.validation import validation_error
 from celosia.compiler.graph.quantized.integerise import PER_CHANNEL_OPSET
 from celosia.compiler.program import InputError
@@ -276,7 +276,7 @@ def _read_float_model(path: Path, exclude: Sequence[str]) -> onnx.ModelProto:
     for name in exclude:
         if name not in names:
             raise QuantizeError(f"{path} has no operator {name!r} to exclude{did_you_mean(name, names)}")
-    return _convert_opset(as_onnxruntime_has_it(proto), path)
+    return _convert_opset(restore_onnxruntime_domains(proto), path)
 
 
 def _convert_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:

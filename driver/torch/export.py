@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.importing.dimensions import input_values, open_axes, open_inputs
-from celosia.compiler.graph.importing.specialise import why_fixed, without_free
+from celosia.compiler.graph.importing.specialise import open_free_sizes, why_fixed
 from celosia.compiler.graph.values import new_constant
 from celosia.compiler.program import Program
 from celosia.driver.torch.decompose import decompose_fused
@@ -165,7 +165,7 @@ def _choose_shapes(proto: onnx.ModelProto, example: Any, given_shapes: Mapping[s
     tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor)]
     full_shapes = {name: tuple(tensor.shape) for name, tensor in zip(input_values(proto), tensors, strict=True)}
     full_shapes = {name: full_shapes[name] for name in open_inputs(proto)}
-    shapes = without_free(proto, full_shapes)
+    shapes = open_free_sizes(proto, full_shapes)
     fixed = {
         place for place in open_axes(proto) if place[0] not in given_shapes and shapes[place[0]][place[1]] is not None
     }

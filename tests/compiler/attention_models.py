@@ -219,7 +219,7 @@ def attention(s: Sketch, z: Sizes) -> str:
 @contextmanager
 def blocks_wherever_they_fit(wanted: bool) -> Iterator[None]:
     """Attention becomes a block whether or not the timing model finds that faster."""
-    real = blocks._ChainPartitioner.once
+    real = blocks._ChainPartitioner.cycles_once
 
     def once(self: blocks._ChainPartitioner, layers: list[Layer]) -> float:
         cycles = real(self, layers)
@@ -227,7 +227,7 @@ def blocks_wherever_they_fit(wanted: bool) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         if wanted:
-            patch.setattr(blocks._ChainPartitioner, "once", once)
+            patch.setattr(blocks._ChainPartitioner, "cycles_once", once)
         yield
 
 

@@ -140,10 +140,10 @@ def too_early(cfg: Config, layers: list[Layer], numbers: list[int]) -> list[tupl
 
 def each_host_alone(cfg: Config, planner: Planner, layers: list[Layer]) -> list[int]:
     """The order in which no host knows what the others decide: the planted fault."""
-    links = list(order._links(cfg, planner, layers))
+    links = list(order._find_movable(cfg, planner, layers))
     behind = {
-        host: order._best(cfg, planner, layers, host, own)
-        for host, own in order._hosts(cfg, planner, layers, links).items()
+        host: order._fastest_guests(cfg, planner, layers, host, own)
+        for host, own in order._assign_hosts(cfg, planner, layers, links).items()
     }
     moved = {number for own in behind.values() for number in own}
     rest = [number for number in range(len(layers)) if number not in moved]

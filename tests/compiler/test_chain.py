@@ -94,8 +94,8 @@ def test_what_is_no_function_of_one_tensor_stays(operators: str) -> None:
 
 
 def test_a_chain_ends_at_its_longest() -> None:
-    lines = ["h0 = Neg(x)", *(f"h{k + 1} = Mul(h{k}, h{k})" for k in range(float_chain.LONGEST)), "y = Neg(h1)"]
-    graph = model(source("\n".join(lines).replace("y = Neg(h1)", f"y = Neg(h{float_chain.LONGEST})"), 0.1, 0, 0.1, 0))
+    lines = ["h0 = Neg(x)", *(f"h{k + 1} = Mul(h{k}, h{k})" for k in range(float_chain.MAX_CHAIN)), "y = Neg(h1)"]
+    graph = model(source("\n".join(lines).replace("y = Neg(h1)", f"y = Neg(h{float_chain.MAX_CHAIN})"), 0.1, 0, 0.1, 0))
     Integerise(graph).run()
     assert "Table" not in [node.op_type for node in graph.graph]
 

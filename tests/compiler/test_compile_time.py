@@ -41,14 +41,14 @@ def growth(size: int, few: int, more: int, most: int) -> float:
 @pytest.mark.parametrize("size", [RESIDENT, STREAMED])
 def test_work_grows_with_layers(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of at least six pieces, none of which has so many of the multiplications that its tiles are chosen by timing."""
-    monkeypatch.setattr(blocks, "AT_ONCE", PIECE)
+    monkeypatch.setattr(blocks, "CHAIN_WINDOW", PIECE)
     assert growth(size, 6 * PIECE, 8 * PIECE, 10 * PIECE) < 1.1
 
 
 def test_work_that_grows_with_their_square_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all of a block is timed for each of its groups."""
-    monkeypatch.setattr(blocks, "AT_ONCE", 1000)
-    monkeypatch.setattr(blocks, "AROUND", 1000)
+    monkeypatch.setattr(blocks, "CHAIN_WINDOW", 1000)
+    monkeypatch.setattr(blocks, "NEIGHBOUR_GROUPS", 1000)
     assert growth(4, 4, 8, 12) > 1.1
 
 
@@ -72,5 +72,5 @@ def timed_layers(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_choosing_the_tiles_of_a_block_times_what_is_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = partial(timed_layers, monkeypatch=monkeypatch)
     assert timed(14) < 1.4 * 1.2 * timed(10)
-    monkeypatch.setattr(blocks, "AROUND", 1000)
+    monkeypatch.setattr(blocks, "NEIGHBOUR_GROUPS", 1000)
     assert timed(14) > 1.4 * 1.2 * timed(10)  # the whole block each time

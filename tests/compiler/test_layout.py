@@ -12,14 +12,14 @@ from onnx import TensorProto, helper, numpy_helper
 from oracle import opened
 
 import celosia
-from celosia.compiler.graph.simplify.blocked_layout import layout
+from celosia.compiler.graph.simplify.blocked_layout import use_blocked_layout
 from celosia.driver.runtime import Runtime
 
 RNG = np.random.default_rng(0)
 
 
 def blocks_of_four(model: Any) -> None:
-    layout(model, 4)
+    use_blocked_layout(model, 4)
 
 
 def test_a_chain_is_converted_once_at_each_end() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import graph_text
 import pytest
 
-from celosia.compiler.graph.importing.importer import imported, sound
-from celosia.compiler.graph.importing.range_lengths import lengths
+from celosia.compiler.graph.importing.importer import import_model, open_model
+from celosia.compiler.graph.importing.range_lengths import fixed_ranges
 
 KNOWN = {
     "a constant more": ("t = Add(p, three) y = Range(p, t, one)", 3),
@@ -35,7 +35,7 @@ CONSTANTS = """<int64[1] zero = {0}, int64 nought = {0}, int64 one = {1}, int64 
 def found(nodes: str) -> dict[str, list[int]]:
     source = f"""g (float[past, 4] x, float[m, past] z, int64[k] n) => (int64[count] y) {CONSTANTS}
         {{ s = Shape<end=1>(x) p = Squeeze(s) {nodes} }}"""
-    ranges = lengths(graph_text.onnx.shape_inference.infer_shapes(graph_text.proto(source, opset=17)).graph)
+    ranges = fixed_ranges(graph_text.onnx.shape_inference.infer_shapes(graph_text.proto(source, opset=17)).graph)
     return {name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for name, value in ranges.items()}
 
 
@@ -56,5 +56,5 @@ def test_shapes_that_follow_are_known() -> None:
     proto = graph_text.proto(
         source.replace("int64 far = {2}>", "int64 far = {2}, float[2,4] table = {1,2,3,4,5,6,7,8}>")
     )
-    model = imported(*sound(proto))
+    model = import_model(*open_model(proto))
     assert list(model.graph.outputs[0].shape or ()) == [3, 4]

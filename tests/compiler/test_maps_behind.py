@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import celosia
-from celosia.compiler.launch.blocks import behind
+from celosia.compiler.launch.blocks import rewrite_to_follow
 from celosia.compiler.layer import Activation, Epilogue, Gemm, Layer, Residual, TilingError, Window
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.schedule_policy import FixedSchedule
@@ -79,7 +79,7 @@ def test_a_sum_is_turned_so_that_what_is_handed_on_is_b(b: Builder, as_x: bool) 
     x, operand = (ours, other) if as_x else (other, ours)
     epilogue = Epilogue(residual=residual(b.rng, operand))
     layer = Layer("sum", x, Activation.alone(b.cfg, "y", *x.dims), epilogue=epilogue)
-    found = behind(layer, ours)
+    found = rewrite_to_follow(layer, ours)
     assert found is not None and found.epilogue.residual is not None and found.epilogue.residual.operand == ours
     np.testing.assert_array_equal(meaning(found, b.net.given), meaning(layer, b.net.given))
 
@@ -89,12 +89,12 @@ def test_what_cannot_be_turned(epilogue: dict[str, object]) -> None:
     cfg = PRESETS["tiny"]
     x, other, y = (Activation.alone(cfg, name, 1, 4, 2, 2) for name in ("x", "other", "y"))
     add = Residual(other, 1, 2, 3, 4)
-    assert behind(Layer("sum", x, y, epilogue=Epilogue(residual=add, **epilogue)), x) is None  # type: ignore[arg-type]
+    assert rewrite_to_follow(Layer("sum", x, y, epilogue=Epilogue(residual=add, **epilogue)), x) is None  # type: ignore[arg-type]
     row = Activation.alone(cfg, "row", 1, 4, 1, 1)
     assert (
-        behind(Layer("sum", x, y, epilogue=Epilogue(residual=replace(add, operand=row))), row) is None
+        rewrite_to_follow(Layer("sum", x, y, epilogue=Epilogue(residual=replace(add, operand=row))), row) is None
     )  # what makes a row
-    assert behind(Layer("sum", x, y, epilogue=Epilogue(residual=replace(add, operand=row))), x) is None
+    assert rewrite_to_follow(Layer("sum", x, y, epilogue=Epilogue(residual=replace(add, operand=row))), x) is None
 
 
 def test_more_tables_than_there_is_room_for() -> None:

@@ -17,17 +17,17 @@ from oracle import opened
 from thorough import tries
 
 from celosia.compiler.graph.importing.dimensions import with_shapes
-from celosia.compiler.graph.importing.importer import imported, sound
-from celosia.compiler.graph.importing.sample_independence import mixes
+from celosia.compiler.graph.importing.importer import import_model, open_model
+from celosia.compiler.graph.importing.sample_independence import why_samples_mix
 
 Array = NDArray[Any]
 
 
 def reason(proto: onnx.ModelProto, samples: int = 1) -> str:
     """Of a model whose inputs have a first axis `n`."""
-    proto, name = sound(proto)
+    proto, name = open_model(proto)
     inputs = [value.name for value in proto.graph.input if value.type.tensor_type.shape.dim[0].dim_param == "n"]
-    return mixes(imported(with_shapes(proto, {}, {"n": samples}), name), inputs)
+    return why_samples_mix(import_model(with_shapes(proto, {}, {"n": samples}), name), inputs)
 
 
 CHAIN = f"""g (float[n,3,8,8] x, float[n,4] z) => (float[n,10] y, float[n,2,4] s)

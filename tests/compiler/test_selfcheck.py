@@ -338,7 +338,7 @@ def as_block(found: Compiled, cfg: Config) -> Compiled:
     image = np.concatenate([hand.constants, code.reshape(-1)])
     steps = [moved if step is launch else step for step in program.steps]
     changed = replace(program, image=image, steps=steps, dram_size=constants.base + len(image))
-    plans = [LaunchPlan([LayerAssignment(block, nodes, reads, choices[-1].value)], plan.taken)]
+    plans = [LaunchPlan([LayerAssignment(block, nodes, reads, choices[-1].value)], plan.unpacked)]
     return Compiled(changed, (plans, selection, addresses))
 
 

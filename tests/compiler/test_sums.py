@@ -122,8 +122,8 @@ def test_an_accelerator_may_be_left_out() -> None:
 
 def test_the_check_finds_wrong_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: the high bits first."""
-    unpacked = block_sums._unpacked
-    monkeypatch.setattr(block_sums, "_unpacked", lambda *of: unpacked(*of)[..., ::-1])
+    unpacked = block_sums._unpack_bits
+    monkeypatch.setattr(block_sums, "_unpack_bits", lambda *of: unpacked(*of)[..., ::-1])
     with pytest.raises(SelfCheckError, match="model's own operators"):
         celosia.compile(product()[0], TINY)
 

@@ -93,7 +93,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
         return is_for_vector(cfg, layer) or keeps_gemm_busy(cfg, layer)
 
     monkeypatch.setattr(order, "_leaves_gemm_idle", any_of_images)
-    monkeypatch.setattr(order, "_best", lambda cfg, planner, layers, host, own: list(own))
+    monkeypatch.setattr(order, "_fastest_guests", lambda cfg, planner, layers, host, own: list(own))
 
 
 def turns(program: Program) -> int:
@@ -190,7 +190,7 @@ def test_branches_on_rtl() -> None:
 
 
 def test_a_tile_that_does_not_wait_is_found(always: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GuestTiles, "is_ready", lambda self, stream, done: bool(self.left))
+    monkeypatch.setattr(GuestTiles, "is_ready", lambda self, stream, done: bool(self.remaining))
     with pytest.raises(VerifyError):
         celosia.compile(random_branches(10).model(), "tiny", check=False)
 

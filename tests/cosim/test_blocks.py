@@ -190,13 +190,13 @@ def test_no_block_takes_longer_than_its_layers(
     chain: str, name: str, lying: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the timing model, of the whole network, however far the estimates of blocks are off."""
-    right = blocks.estimated
+    right = blocks.estimated_cycles
     if lying:
         lie = lambda cfg, p: 1.0 if isinstance(p, BlockWorkload) and len(p.layers) > 1 else right(cfg, p)  # noqa: E731
-        monkeypatch.setattr(blocks, "estimated", lie)
+        monkeypatch.setattr(blocks, "estimated_cycles", lie)
     cfg = CONFIGS.get(name) or PRESETS[name]
     found = celosia.compile(model(chain).model(), cfg, records="none", check=False)
-    monkeypatch.setattr(blocks, "_chains", lambda *given: iter(()))
+    monkeypatch.setattr(blocks, "_find_chains", lambda *given: iter(()))
     apart = celosia.compile(model(chain).model(), cfg, records="none", check=False)
     assert not block_layers(apart) and cycles(found) <= cycles(apart)
 

@@ -1,8 +1,8 @@
-"""Sizes that a model leaves open, and what the shapes of its inputs make of them.
+"""Open sizes of a model's inputs, and the numbers that given shapes imply for them.
 
-x: float[N, 3, height, width]    shapes {"x": (8, 3, 32, None)}    ->    N = 8, height = 32, width stays open
+    x: float[N, 3, height, width]    shapes {"x": (8, 3, 32, None)}    ->    N = 8, height = 32, width stays open
 
-Equal names are equal sizes, as in ONNX; a size without a name is one of its own.
+Equal names are equal sizes, as in ONNX; a size without a name is equal to no other.
 """
 
 from __future__ import annotations
@@ -15,64 +15,66 @@ import onnx
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importing.importer import read
 from celosia.compiler.graph.importing.normalise import size_name
-from celosia.compiler.graph.importing.shape_inference import inferred
+from celosia.compiler.graph.importing.shape_inference import infer_with_onnx
 from celosia.compiler.program import TensorInfo
 from celosia.compiler.program.dtypes import ONNX_TYPES
 
 Shapes = Mapping[str, Sequence[int | None]]
-"""By input; None or -1 for a size that stays open."""
+"""Name of an input -> its sizes; None or -1 for a size that stays open."""
 Sizes = dict[str, int]
-"""By name of an open size; see `open_axes`."""
+"""Label of an open size (see `open_axes`) -> its number."""
 
 
 def input_values(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    """The inputs that a user gives: those that are no constants."""
+    """Return the inputs that a user gives, by name: those that are no constants."""
     graph = proto.graph
-    fixed = {tensor.name for tensor in graph.initializer} | {each.values.name for each in graph.sparse_initializer}
-    return {value.name: value for value in graph.input if value.name not in fixed}
+    constants = {tensor.name for tensor in graph.initializer} | {
+        sparse.values.name for sparse in graph.sparse_initializer
+    }
+    return {value.name: value for value in graph.input if value.name not in constants}
 
 
 def _dims(value: onnx.ValueInfoProto) -> list[onnx.TensorShapeProto.Dimension] | None:
-    """The sizes that an input declares; None where it declares no shape, or is no tensor."""
+    """Return the sizes that an input declares; None where it declares no shape, or is no tensor."""
     tensor = value.type.tensor_type
     return list(tensor.shape.dim) if value.type.HasField("tensor_type") and tensor.HasField("shape") else None
 
 
-def _name(value: onnx.ValueInfoProto, axis: int, dim: onnx.TensorShapeProto.Dimension) -> str:
-    """Return the name of an open size; "" for a size that is given."""
+def _size_label(value: onnx.ValueInfoProto, axis: int, dim: onnx.TensorShapeProto.Dimension) -> str:
+    """Return the label of an open size: its name, or "input[axis]" where it has none; "" for a number."""
     name = size_name(dim)
     return "" if name is None else name or f"{value.name}[{axis}]"
 
 
 def open_axes(proto: onnx.ModelProto) -> dict[tuple[str, int], str]:
-    """The name of each size of an input that is open, by input and axis."""
+    """Return {(input, axis): label of the size} for all open sizes of inputs."""
     return {
-        (value.name, axis): name
+        (value.name, axis): label
         for value in input_values(proto).values() for axis, dim in enumerate(_dims(value) or ())
-        if (name := _name(value, axis, dim))
+        if (label := _size_label(value, axis, dim))
     }  # fmt: skip
 
 
 def open_inputs(proto: onnx.ModelProto) -> list[str]:
-    """Inputs with an open size, or without a shape."""
-    named = {name for name, _ in open_axes(proto)}
+    """Return the names of tensor inputs with an open size, or without a shape."""
+    with_open_size = {name for name, _ in open_axes(proto)}
     tensors = {name: value for name, value in input_values(proto).items() if value.type.HasField("tensor_type")}
-    return [name for name, value in tensors.items() if name in named or _dims(value) is None]
+    return [name for name, value in tensors.items() if name in with_open_size or _dims(value) is None]
 
 
-def declared(value: onnx.ValueInfoProto) -> str:
-    """The shape of an input as text: numbers and names."""
+def declared_shape(value: onnx.ValueInfoProto) -> str:
+    """Return the shape of an input as text for messages: numbers and labels of open sizes."""
     dims = _dims(value)
     if dims is None:
         return "[...]"
-    return f"[{', '.join(_name(value, axis, dim) or str(dim.dim_value) for axis, dim in enumerate(dims))}]"
+    return f"[{', '.join(_size_label(value, axis, dim) or str(dim.dim_value) for axis, dim in enumerate(dims))}]"
 
 
 def sizes_of(proto: onnx.ModelProto, shapes: Shapes) -> Sizes:
-    """Return the open sizes that `shapes` give. Raises ModelError where they contradict the model or each other."""
+    """Return the open sizes that `shapes` imply. Raises ModelError where they contradict the model or each other."""
     inputs = input_values(proto)
     sizes: Sizes = {}
-    where: dict[str, str] = {}
+    source: dict[str, str] = {}
     for name, shape in shapes.items():
         if name not in inputs:
             raise ModelError(
@@ -87,35 +89,34 @@ def sizes_of(proto: onnx.ModelProto, shapes: Shapes) -> Sizes:
         if len(shape) != len(dims):
             raise ModelError(
                 f"the shape {list(shape)} given for input {name!r} has {len(shape)} sizes, and the input has "
-                f"{len(dims)}: {declared(value)}"
+                f"{len(dims)}: {declared_shape(value)}"
             )
         for axis, (size, dim) in enumerate(zip(shape, dims)):
             if size is None or size == -1:
                 continue
             if size < 0:
                 raise ModelError(f"size {size} given for dimension {axis} of input {name!r} is negative")
-            label = _name(value, axis, dim)
+            label = _size_label(value, axis, dim)
             if not label and size != dim.dim_value:
                 raise ModelError(
                     f"size {size} given for dimension {axis} of input {name!r}, which the model fixes at "
-                    f"{dim.dim_value}; its shape is {declared(value)}"
+                    f"{dim.dim_value}; its shape is {declared_shape(value)}"
                 )
             if not label:
                 continue
-            where.setdefault(label, name)
+            source.setdefault(label, name)
             if sizes.setdefault(label, size) != size:
                 raise ModelError(
-                    f"{label} is {sizes[label]} by the shape given for input {where[label]!r} and {size} by that for "
+                    f"{label} is {sizes[label]} by the shape given for input {source[label]!r} and {size} by that for "
                     f"{name!r}, dimension {axis}; give one size"
                 )
     return sizes
 
 
 def with_shapes(proto: onnx.ModelProto, shapes: Shapes, sizes: Sizes) -> onnx.ModelProto:
-    """`proto` with open sizes of inputs replaced by `sizes`, and shapes for inputs that have none.
+    """Return `proto` with open sizes of inputs replaced by `sizes`, and `shapes` for inputs that declare none.
 
-    What the model declares of other tensors under these names becomes numbers, too; what it declares under no name
-    says nothing.
+    Declared shapes of other tensors get the numbers of sizes with a name, too; their sizes without a name stay open.
     """
     if not sizes and not shapes:
         return proto
@@ -128,7 +129,7 @@ def with_shapes(proto: onnx.ModelProto, shapes: Shapes, sizes: Sizes) -> onnx.Mo
                 if size is not None and size != -1:
                     dim.dim_value = size
         for axis, dim in enumerate(_dims(value) or ()):
-            if (label := _name(value, axis, dim)) in sizes:
+            if (label := _size_label(value, axis, dim)) in sizes:
                 dim.dim_value = sizes[label]
     for value in (*result.graph.value_info, *result.graph.output):
         for dim in _dims(value) or ():
@@ -137,12 +138,12 @@ def with_shapes(proto: onnx.ModelProto, shapes: Shapes, sizes: Sizes) -> onnx.Mo
     return result
 
 
-def missing(proto: onnx.ModelProto, size: str) -> str:
-    """The sentence on an open size that nobody has given."""
+def missing_size_message(proto: onnx.ModelProto, size: str) -> str:
+    """Return the error message for an open size whose number nobody has given."""
     name, axis = next(place for place, label in open_axes(proto).items() if label == size)
     value = input_values(proto)[name]
     label = "" if size == f"{name}[{axis}]" else f" ({size})"
-    example = declared(value).strip("[]").replace(" ", "")
+    example = declared_shape(value).strip("[]").replace(" ", "")
     return (
         f"input {name!r} has a dynamic dimension {axis}{label}, whose size is not given; give numbers for "
         f"--shape {name}={example} (shapes= in Python), or run the model, which takes them from its inputs"
@@ -150,23 +151,24 @@ def missing(proto: onnx.ModelProto, size: str) -> str:
 
 
 def inputs_of(source: str | Path | onnx.ModelProto) -> tuple[TensorInfo, ...]:
-    """The inputs of an ONNX model; -1 stands for sizes that it leaves open. ModelError."""
+    """Describe the inputs of an ONNX model; -1 stands for open sizes. Raises ModelError."""
     proto = source if isinstance(source, onnx.ModelProto) else read(Path(source), data=False)
-    return tuple(_info(value) for value in input_values(proto).values())
+    return tuple(_describe(value) for value in input_values(proto).values())
 
 
 def is_quantised(proto: onnx.ModelProto) -> bool:
-    """Whether a model computes with quantised integers already."""
+    """Return whether a model contains quantised operators, so that it needs no quantisation."""
     return any("QuantizeLinear" in node.op_type or node.op_type.startswith("QLinear") for node in proto.graph.node)
 
 
-def _info(value: onnx.ValueInfoProto) -> TensorInfo:
-    kind, inner = "tensor", value.type
-    while (which := inner.WhichOneof("value")) in ("sequence_type", "optional_type"):
-        kind = which.removesuffix("_type")
-        inner = getattr(inner, which).elem_type
-    tensor = inner.tensor_type
-    if which != "tensor_type" or tensor.elem_type not in ONNX_TYPES:
+def _describe(value: onnx.ValueInfoProto) -> TensorInfo:
+    """Return name, element type, shape and kind (tensor, sequence or optional) of an input. Raises ModelError."""
+    kind, value_type = "tensor", value.type
+    while (type_field := value_type.WhichOneof("value")) in ("sequence_type", "optional_type"):
+        kind = type_field.removesuffix("_type")
+        value_type = getattr(value_type, type_field).elem_type
+    tensor = value_type.tensor_type
+    if type_field != "tensor_type" or tensor.elem_type not in ONNX_TYPES:
         raise ModelError(f"input {value.name!r} has no element type; export the model with types")
     if kind == "tensor" and not tensor.HasField("shape"):
         raise ModelError(
@@ -177,7 +179,7 @@ def _info(value: onnx.ValueInfoProto) -> TensorInfo:
 
 
 def resized(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
-    """`proto` for inputs of `shapes`, by name. What it declares of other shapes is inferred again, and not believed."""
+    """Return `proto` for inputs of these shapes; all other shapes are inferred again, not taken from the model."""
     sized = onnx.ModelProto()
     sized.CopyFrom(proto)
     for value in sized.graph.input:
@@ -186,4 +188,4 @@ def resized(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx
     del sized.graph.value_info[:]
     for value in sized.graph.output:
         value.type.tensor_type.ClearField("shape")
-    return inferred(sized)
+    return infer_with_onnx(sized)

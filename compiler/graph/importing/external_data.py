@@ -1,6 +1,7 @@
-"""Constants in files beside the model's. Those of large models are mapped: only what is read of them takes memory.
+"""Constants in files beside the model's file: read them, or leave those of large models mapped.
 
-The model keeps their names, types and shapes; `attach` gives the imported graph the way to their files.
+Only the parts of a mapped constant that are read take memory. The model keeps names, types and shapes of all constants;
+`attach` tells the imported graph the folder of their files.
 """
 
 from __future__ import annotations
@@ -17,14 +18,18 @@ from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_m
 from celosia.compiler.program.dtypes import ONNX_TYPES, itemsize
 
 MIN_MAPPED_BYTES = 1 << 30
-"""Models with more bytes in constants of such a size are mapped. Others are read, and then need their files no more."""
+"""Models with more bytes of external constants than this are mapped; others are read whole."""
 ALWAYS_READ_BYTES = 1 << 16
-"""Bytes of constants that are read in any case: shapes may depend on what they hold."""
+"""Constants of at most so many bytes are read in any case: shapes may depend on their values."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Name of a model, and the folder where the files lie that it names; "" for a model that is no file."""
+    """Where a model is from.
+
+    name: for messages. folder: absolute path of the folder with the files that the model names; "" for a model that is
+    no file.
+    """
 
     name: str
     folder: str = ""
@@ -34,48 +39,55 @@ class Origin:
 
 
 def read_all(proto: ModelProto, folder: str) -> None:
-    """Read into `proto` what it has in other files. ValueError, onnx's errors."""
-    _give_lengths(proto.graph)
+    """Read into `proto` all constants that lie in other files. Raises ValueError and onnx's errors."""
+    _write_lengths(proto.graph)
     load_external_data_for_model(proto, folder)
 
 
-def _give_lengths(graph: GraphProto) -> None:
-    """Let each constant in another file say how many bytes it has there: of one that does not, onnx reads the whole
-    file. ValueError where it says another number than its shape."""
+def _write_lengths(graph: GraphProto) -> None:
+    """Write into each external constant how many bytes it has in its file; without it, onnx reads the whole file.
+
+    Raises ValueError where a constant states another number than its shape gives, also inside subgraphs.
+    """
     for tensor in (*graph.initializer, *(t for node in graph.node for a in node.attribute for t in (a.t, *a.tensors))):
         if not uses_external_data(tensor):
             continue
         try:
-            size, given = _size(tensor), ExternalDataInfo(tensor).length
+            size, stated = _size(tensor), ExternalDataInfo(tensor).length
         except ValueError as error:
             raise ValueError(f"where constant {tensor.name!r} lies is no number: {error}") from None
         if ONNX_TYPES.get(tensor.data_type, "object") == "object":
             raise ValueError(f"constant {tensor.name!r} in another file has no elements of one size")
-        if given not in (None, size):
-            raise ValueError(f"constant {tensor.name!r} takes {size} bytes, and has {given} in another file")
-        if given is None:
+        if stated not in (None, size):
+            raise ValueError(f"constant {tensor.name!r} takes {size} bytes, and has {stated} in another file")
+        if stated is None:
             tensor.external_data.add(key="length", value=str(size))
-    for inner in (g for node in graph.node for a in node.attribute for g in (a.g, *a.graphs)):
-        _give_lengths(inner)
+    for subgraph in (g for node in graph.node for a in node.attribute for g in (a.g, *a.graphs)):
+        _write_lengths(subgraph)
 
 
 def read_small(proto: ModelProto, folder: str) -> None:
-    """Read into `proto` what it has in other files, but for large constants of a large graph. Raises ValueError, onnx's
-    errors."""
-    _give_lengths(proto.graph)
+    """Read the constants that lie in other files, except large ones of a large model, which stay external.
+
+    Raises ValueError and onnx's errors.
+    """
+    _write_lengths(proto.graph)
     sizes = [_size(tensor) for tensor in proto.graph.initializer]
-    left = [tensor for tensor, size in zip(proto.graph.initializer, sizes) if size > ALWAYS_READ_BYTES]
+    mapped = [tensor for tensor, size in zip(proto.graph.initializer, sizes) if size > ALWAYS_READ_BYTES]
     if sum(sizes) <= MIN_MAPPED_BYTES:
-        left = []
-    for tensor in left:  # so that onnx passes them by
+        mapped = []
+    for tensor in mapped:  # onnx skips tensors at the default location
         tensor.data_location = TensorProto.DEFAULT
     load_external_data_for_model(proto, folder)
-    for tensor in left:
+    for tensor in mapped:
         tensor.data_location = TensorProto.EXTERNAL
 
 
 def _size(tensor: TensorProto) -> int:
-    """Bytes of a constant in another file; 0 for what is none, or cannot be."""
+    """Return the bytes of an external constant.
+
+    0 for a constant inside the model, and for one of an impossible shape or type.
+    """
     kind = ONNX_TYPES.get(tensor.data_type, "object")
     if not uses_external_data(tensor) or kind == "object" or any(size < 0 for size in tensor.dims):
         return 0
@@ -83,53 +95,54 @@ def _size(tensor: TensorProto) -> int:
 
 
 def has_files(proto: ModelProto) -> bool:
-    """Whether constants of a model that `read_small` has seen lie in other files."""
+    """Return whether a model that `read_small` has read still has constants in other files."""
     return any(map(uses_external_data, proto.graph.initializer))
 
 
 def is_mapped(value: ir.Value | None) -> bool:
-    """Whether `value` is a constant in another file, which is not copied."""
+    """Return whether `value` is a constant that stays in another file, so that passes must not copy it."""
     return value is not None and isinstance(value.const_value, ir.ExternalTensor)
 
 
 def check_file(tensor: TensorProto, folder: str) -> None:
-    """ValueError or OSError where the file of a constant lies outside of `folder`, or has not all its bytes."""
+    """Raise ValueError or OSError where the file of a constant lies outside of `folder` or is too short."""
     info, home = ExternalDataInfo(tensor), os.path.realpath(folder)
     path = os.path.realpath(os.path.join(home, info.location))
     if os.path.commonpath([home, path]) != home:
         raise ValueError(f"its file {info.location!r} lies outside of the model's folder")
     if not os.path.isfile(path):
         raise ValueError(f"there is no file {info.location!r} in the model's folder")
-    found = _external(tensor)
+    mapped = _as_external(tensor)
     offset, size = int(info.offset or 0), os.path.getsize(path)
-    if offset < 0 or offset + found.nbytes > size or int(info.length or found.nbytes) != found.nbytes:
+    if offset < 0 or offset + mapped.nbytes > size or int(info.length or mapped.nbytes) != mapped.nbytes:
         raise ValueError(
-            f"it takes {found.nbytes} bytes, and the model gives it {info.length or 'those'} from {offset} on in "
+            f"it takes {mapped.nbytes} bytes, and the model gives it {info.length or 'those'} from {offset} on in "
             f"{info.location!r}, which has {size}"
         )
-    found.base_dir = home
-    found.numpy()  # which maps it
+    mapped.base_dir = home
+    mapped.numpy()  # raises where the file cannot be mapped
 
 
-def _external(tensor: TensorProto) -> ir.ExternalTensor:
-    found = ir.from_proto(tensor)
-    assert isinstance(found, ir.ExternalTensor)
-    return found
+def _as_external(tensor: TensorProto) -> ir.ExternalTensor:
+    """Convert an external constant to onnx-ir's tensor, which maps its file when its values are read."""
+    mapped = ir.from_proto(tensor)
+    assert isinstance(mapped, ir.ExternalTensor)
+    return mapped
 
 
 def attach(model: ir.Model, folder: str) -> None:
-    """Let the constants of an imported graph find their files."""
+    """Set the folder in which the external constants of an imported graph lie."""
     ir.external_data.set_base_dir(model.graph, folder)
 
 
-def without_files(proto: ModelProto) -> None:
-    """Make constants in other files inputs, in place: the ONNX checker would look for the files."""
-    outside = [tensor for tensor in proto.graph.initializer if uses_external_data(tensor)]
-    if not outside:
+def make_external_constants_inputs(proto: ModelProto) -> None:
+    """Turn external constants into inputs, in place: the ONNX checker would look for their files."""
+    external = [tensor for tensor in proto.graph.initializer if uses_external_data(tensor)]
+    if not external:
         return
-    kept = [tensor for tensor in proto.graph.initializer if not uses_external_data(tensor)]
+    internal = [tensor for tensor in proto.graph.initializer if not uses_external_data(tensor)]
     del proto.graph.initializer[:]
-    proto.graph.initializer.extend(kept)
+    proto.graph.initializer.extend(internal)
     proto.graph.input.extend(
-        onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims) for tensor in outside
+        onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims) for tensor in external
     )

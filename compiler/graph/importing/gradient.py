@@ -1,4 +1,4 @@
-"""The operator Gradient: derivatives as nodes of the graph, backwards from a value to the ones it depends on.
+"""Expand the operator Gradient into nodes, by reverse-mode differentiation of the nodes before it.
 
 c = Add(a, b); da, db = Gradient<xs=[a, b], y=c>(a, b)   ->   c = Add(a, b); one = ...; da = Identity(one); ...
 """
@@ -11,22 +11,24 @@ import onnx
 from onnx import NodeProto, helper
 
 DOMAIN = "ai.onnx.preview.training"
+"""Domain of the operator Gradient."""
 Rule = Callable[["_Tape", NodeProto, str], list[str | None]]
 """(tape, node, gradient of its output) -> gradients of its inputs."""
 
 
 class NoGradient(ValueError):
-    """A Gradient that cannot be written as nodes; the message names the operator in the way."""
+    """A Gradient that cannot be written as nodes; the message names the operator without a derivative."""
 
 
 class _Tape:
-    """Nodes that compute gradients, with fresh names."""
+    """The nodes that compute gradients, in order; the names of their outputs begin with `prefix`."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self.nodes: list[NodeProto] = []
 
     def add(self, op: str, *inputs: str) -> str:
+        """Append a node and return the name of its output."""
         name = f"{self.prefix}.{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, list(inputs), [name], name=name))
         return name
@@ -52,10 +54,14 @@ RULES: dict[str, Rule] = {
         t.add("Mul", g, t.add("Sub", n.output[0], t.add("Mul", n.output[0], n.output[0])))
     ],
 }  # fmt: skip
+"""Operator -> the rule of its derivative."""
 
 
 def expand_gradients(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """`proto` without Gradient. Raises NoGradient. Operands must have the same shape: nothing is broadcast."""
+    """Return `proto` without Gradient. Raises NoGradient.
+
+    Operands of differentiated operators must have the same shape: the rules do not sum over broadcast axes.
+    """
     if not any(node.op_type == "Gradient" and node.domain == DOMAIN for node in proto.graph.node):
         return proto
     result = onnx.ModelProto()
@@ -63,40 +69,49 @@ def expand_gradients(proto: onnx.ModelProto) -> onnx.ModelProto:
     nodes: list[NodeProto] = []
     names = {name for node in proto.graph.node for name in (*node.input, *node.output)}
     for number, node in enumerate(proto.graph.node):
-        gradient = node.op_type == "Gradient" and node.domain == DOMAIN
-        nodes += _expand(nodes, node, _free(f"{node.name or 'gradient'}.{number}", names)) if gradient else [node]
+        is_gradient = node.op_type == "Gradient" and node.domain == DOMAIN
+        nodes += (
+            _differentiate(nodes, node, _unused_prefix(f"{node.name or 'gradient'}.{number}", names))
+            if is_gradient
+            else [node]
+        )
     del result.graph.node[:]
     result.graph.node.extend(nodes)
     return result
 
 
-def _free(prefix: str, names: set[str]) -> str:
-    """`prefix`, or what is made of it so that none of `names` begins so."""
+def _unused_prefix(prefix: str, names: set[str]) -> str:
+    """Return `prefix`, lengthened by "_" until no name in `names` begins with it."""
     while any(name.startswith(prefix) for name in names):
         prefix += "_"
     return prefix
 
 
-def _expand(before: list[NodeProto], node: NodeProto, prefix: str) -> list[NodeProto]:
-    given = {attr.name: helper.get_attribute_value(attr) for attr in node.attribute}
-    xs, y = [name.decode() for name in given["xs"]], given["y"].decode()
+def _differentiate(before: list[NodeProto], node: NodeProto, prefix: str) -> list[NodeProto]:
+    """Return the nodes that compute a Gradient `node` from the nodes `before` it.
+
+    Gradients flow from y backwards through each node that depends on one of xs; several paths to one value are added
+    up.
+    """
+    attributes = {attr.name: helper.get_attribute_value(attr) for attr in node.attribute}
+    xs, y = [name.decode() for name in attributes["xs"]], attributes["y"].decode()
     tape = _Tape(prefix)
-    depends = set(xs)
-    for each in before:
-        if depends & set(each.input):
-            depends |= set(each.output)
+    dependent = set(xs)
+    for earlier in before:
+        if dependent & set(earlier.input):
+            dependent |= set(earlier.output)
     zero = tape.add("Sub", y, y)
     gradients: dict[str, str] = {y: tape.add("Exp", zero)}
     values = dict(zip(xs, node.input))
-    for each in reversed(before):
-        g = next((gradients[name] for name in each.output if name in gradients), None)
-        if g is None or not depends & set(each.input):
+    for earlier in reversed(before):
+        g = next((gradients[name] for name in earlier.output if name in gradients), None)
+        if g is None or not dependent & set(earlier.input):
             continue
-        if each.op_type not in RULES or each.domain not in ("", "ai.onnx"):
-            raise NoGradient(f"Gradient ({node.name}): there is no derivative of {each.op_type} ({each.name})")
-        for name, part in zip(each.input, RULES[each.op_type](tape, each, g)):
-            if name in depends and part is not None:
-                gradients[name] = tape.add("Add", gradients[name], part) if name in gradients else part
+        if earlier.op_type not in RULES or earlier.domain not in ("", "ai.onnx"):
+            raise NoGradient(f"Gradient ({node.name}): there is no derivative of {earlier.op_type} ({earlier.name})")
+        for name, contribution in zip(earlier.input, RULES[earlier.op_type](tape, earlier, g)):
+            if name in dependent and contribution is not None:
+                gradients[name] = tape.add("Add", gradients[name], contribution) if name in gradients else contribution
     for x, out in zip(xs, node.output):
         if out:
             source = gradients.get(x) or tape.add("Sub", values.get(x, x), values.get(x, x))

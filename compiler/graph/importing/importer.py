@@ -1,4 +1,8 @@
-"""ONNX files and protos to a checked graph with static shapes."""
+"""Import an ONNX file or proto as a checked graph with static shapes.
+
+Stages: `read` or `read_mapped` (the file), `open_model` (validate, normalise), `read_graph` (file passes, shape
+inference), `import_model` (passes that repeat onnxruntime's rewrites).
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,9 @@ import onnx_ir as ir
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importing.external_data import Origin, attach, read_all, read_small
 from celosia.compiler.graph.importing.normalise import for_checker, normalise_model
-from celosia.compiler.graph.importing.range_lengths import LONGEST, lengths
-from celosia.compiler.graph.importing.shape_inference import corrected_window_shapes, inferred
-from celosia.compiler.graph.importing.validation import mistyped, validation_error
+from celosia.compiler.graph.importing.range_lengths import MAX_LIST_ELEMENTS, fixed_ranges
+from celosia.compiler.graph.importing.shape_inference import corrected_window_shapes, infer_with_onnx
+from celosia.compiler.graph.importing.validation import element_type_error, validation_error
 from celosia.compiler.graph.operands import quantisation
 from celosia.compiler.graph.passes import Pipeline
 from celosia.compiler.graph.pipeline import FILE_PASSES, IMPORT_PASSES
@@ -28,23 +32,25 @@ from celosia.compiler.program.host.hostops.value_types import parameter_shape_er
 
 
 def load(source: str | Path | onnx.ModelProto) -> ir.Model:
-    """A checked model with the shapes of all values inferred. Raises ModelError, also where a size is open."""
-    model = imported(*sound(source))
+    """Import a model whose input sizes are all numbers, with the shapes of all values inferred.
+
+    Raises ModelError, also where an input size is open.
+    """
+    model = import_model(*open_model(source))
     require_static(model)
     return model
 
 
-def sound(source: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, Origin]:
-    """Open, validate and normalise a model. Returns (the model, where it is from). Raises ModelError.
+def open_model(source: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, Origin]:
+    """Open, validate and normalise a model; return it and where it is from. Raises ModelError.
 
-    No pass runs: `imported` takes it from here, and whoever only looks at inputs and shapes needs no more.
-
-    Large constants in other files stay there (graph/importing/external_data.py).
+    No pass runs here: `import_model` goes on from the result, and callers that only look at inputs and shapes need no
+    more. Large constants in other files stay there (graph/importing/external_data.py).
     """
     if isinstance(source, onnx.ModelProto):
         proto, origin = source, Origin("the model")
     else:
-        proto, origin = opened(source), Origin(str(source), _folder(source))
+        proto, origin = read_mapped(source), Origin(str(source), _folder(source))
     if not proto.graph.node and not proto.graph.output:
         raise ModelError(f"{origin} holds no graph; give an ONNX model")
     if why := validation_error(proto, origin.folder):
@@ -52,22 +58,22 @@ def sound(source: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, Origin
     return normalise_model(proto), origin
 
 
-def imported(proto: onnx.ModelProto, origin: Origin, passes: Pipeline = IMPORT_PASSES) -> ir.Model:
-    """Return the graph of a sound model after `passes`. Raises ModelError."""
+def import_model(proto: onnx.ModelProto, origin: Origin, passes: Pipeline = IMPORT_PASSES) -> ir.Model:
+    """Return the graph of an opened model after `passes`. Raises ModelError."""
     model = read_graph(proto, origin)
     passes.run_import(model)
     return model
 
 
 def read_graph(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
-    """Return the graph of a sound model after FILE_PASSES, with all shapes inferred. Raises ModelError."""
+    """Return the graph of an opened model after FILE_PASSES, with all shapes inferred. Raises ModelError."""
     try:
         with _bounded_memory(INFERENCE_BYTES + 16 * proto.ByteSize()):
             onnx.checker.check_model(for_checker(proto))
-            for each in FILE_PASSES:
-                proto = each.run(proto)
+            for file_pass in FILE_PASSES:
+                proto = file_pass.run(proto)
             shaped = with_inferred_shapes(proto)
-        if why := mistyped(shaped):
+        if why := element_type_error(shaped):
             raise ModelError(why)
         model: ir.Model = ir.from_proto(shaped)
         attach(model, origin.folder)
@@ -85,9 +91,9 @@ def read_graph(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
 
 
 def check_parameters(model: ir.Model) -> None:
-    """ModelError where scales or zero points do not fit what they quantise, as far as shapes are known.
+    """Raise ModelError where scales or zero points do not fit what they quantise, as far as shapes are known.
 
-    For what the graph passes have left: in a pattern that is fused onnxruntime does not look at them, either.
+    Call it after the graph passes: onnxruntime does not look at the parameters of patterns that it fuses, either.
     """
     for node in model.graph.all_nodes():
         if not is_op(node, "QuantizeLinear", "DequantizeLinear") or not node.inputs:
@@ -103,14 +109,14 @@ def check_parameters(model: ir.Model) -> None:
 
 
 def _type_scanned(node: ir.Node) -> None:
-    """Give results of a body the types of the node's outputs, which inference knows, without the axis of the steps.
+    """Give the results of the body of a Loop or Scan the types of the node's outputs, less the axis of the iterations.
 
-    A run without steps returns nothing of that type.
+    onnx infers the outputs' types but not the body's. A run without iterations returns an empty tensor of this type.
     """
     body = node.attributes["body"].as_graph()
     axes = node.attributes["scan_output_axes"].as_ints() if "scan_output_axes" in node.attributes else ()
     states = len(node.inputs) - (2 if node.op_type == "Loop" else node.attributes["num_scan_inputs"].as_int())
-    scanned = body.outputs[states + (node.op_type == "Loop") :]
+    scanned = body.outputs[states + (node.op_type == "Loop") :]  # the first result of a Loop's body is its condition
     for value, returned, axis in zip(node.outputs[states:], scanned, [*axes, *([0] * len(scanned))]):
         if isinstance(value.type, ir.TensorType):
             returned.type = ir.TensorType(value.type.dtype)
@@ -121,13 +127,16 @@ def _type_scanned(node: ir.Node) -> None:
 
 
 INFERENCE_BYTES = 1 << 29
-"""What onnx may take to check a model and infer its shapes, beside a multiple of the model itself."""
+"""Bytes that onnx may allocate to check a model and infer its shapes, beside 16 times the model's own bytes."""
 
 
 @contextlib.contextmanager
 def _bounded_memory(more: int) -> Iterator[None]:
-    """MemoryError where the process takes `more` bytes: onnx writes down each element of the shapes that it infers,
-    and a model of a few bytes may give them 2**40. Where there is no /proc, nothing is bounded."""
+    """Raise MemoryError in this context where the process allocates `more` bytes.
+
+    onnx writes down each element of the lists of sizes that it infers, and a model of a few bytes may have lists of
+    2**40 elements. Systems without /proc have no bound.
+    """
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:
@@ -142,12 +151,12 @@ def _bounded_memory(more: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-MOST_BYTES = (1 << 31) - 1
-"""Most bytes of a file, as protobuf counts them."""
+MAX_BYTES = (1 << 31) - 1
+"""Size of the largest file that protobuf reads, in bytes."""
 
 
-def opened(path: str | Path) -> onnx.ModelProto:
-    """The model in a file, without the large constants that it has in others. ModelError."""
+def read_mapped(path: str | Path) -> onnx.ModelProto:
+    """Read the model in a file, but leave its large constants in their other files. Raises ModelError."""
     model = read(Path(path), data=False)
     with _readable(Path(path)):
         read_small(model, _folder(path))
@@ -155,17 +164,18 @@ def opened(path: str | Path) -> onnx.ModelProto:
 
 
 def _folder(path: str | Path) -> str:
+    """Return the absolute path of the folder in which a model's file lies."""
     return os.path.abspath(Path(path).parent)
 
 
 def read(path: Path, data: bool = True) -> onnx.ModelProto:
-    """The model in a file, with its external data, or without. ModelError."""
+    """Read the model in a file; with `data`, also its constants in other files. Raises ModelError."""
     with _readable(path):
         if path.is_char_device() or path.is_block_device():
             raise ModelError(f"{path} is a device; give an ONNX file")
-        if (size := path.stat().st_size) > MOST_BYTES:
+        if (size := path.stat().st_size) > MAX_BYTES:
             raise ModelError(
-                f"{path} has {size:,} bytes, and ONNX reads {MOST_BYTES:,} at most; save constants in a file beside it"
+                f"{path} has {size:,} bytes, and ONNX reads {MAX_BYTES:,} at most; save constants in a file beside it"
             )
         model: onnx.ModelProto = onnx.load(path, load_external_data=False)
         if data:
@@ -175,7 +185,7 @@ def read(path: Path, data: bool = True) -> onnx.ModelProto:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """ModelError where the file at `path`, or one that it names, cannot be read."""
+    """Raise ModelError in this context where the file at `path`, or one that it names, cannot be read."""
     try:
         yield
     except FileNotFoundError:
@@ -191,6 +201,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
+    """Return the first line of an error of onnx that says what is wrong, with the node that it is about."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -201,118 +212,130 @@ def _first_line(error: Exception) -> str:
 
 
 def with_inferred_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """`proto` with the shapes and types of the values inside it, as far as they can be inferred.
+    """Return `proto` with the shapes and types of its inner values, as far as they can be inferred.
 
-    What the model itself declares of them counts only where nothing can be inferred: it may be wrong.
+    The model's own declarations of inner values count only where nothing can be inferred: they may be wrong.
+
+    Where onnx infers other windows than onnxruntime computes, the corrected values become inputs and inference starts
+    again, so that all shapes that depend on them are corrected, too.
     """
-    drawn = onnx.ModelProto()
-    drawn.CopyFrom(proto)
-    _forget_matrices(drawn.graph)
-    empty = {tensor.name for tensor in drawn.graph.initializer if list(tensor.dims) == [0]}
-    for node in drawn.graph.node:
-        if node.op_type == "Squeeze" and empty.intersection(node.input[1:]):
-            del node.input[1:]  # no axes are all of size 1, to onnxruntime
-        if node.domain == "com.microsoft" and op_spec(node.op_type).shape_like and not _has_no_like(node):
-            _stand_in(node)
+    inferable = onnx.ModelProto()
+    inferable.CopyFrom(proto)
+    _clear_matrices(inferable.graph)
+    empty_lists = {tensor.name for tensor in inferable.graph.initializer if list(tensor.dims) == [0]}
+    for node in inferable.graph.node:
+        if node.op_type == "Squeeze" and empty_lists.intersection(node.input[1:]):
+            del node.input[1:]  # onnxruntime takes an empty list of axes as all axes of size 1
+        if node.domain == "com.microsoft" and op_spec(node.op_type).shape_like and not _has_own_shape_rule(node):
+            _replace_by_onnx_operator(node)
     overruled: dict[str, onnx.ValueInfoProto] = {}
-    inferred = _inferred(drawn, proto)
-    while wrong := corrected_window_shapes(drawn.graph, inferred):  # what follows from them is inferred again
-        overruled |= wrong
-        kept = [node for node in drawn.graph.node if node.output[0] not in wrong]
-        del drawn.graph.node[:]
-        drawn.graph.node.extend(kept)
-        drawn.graph.input.extend(wrong.values())
-        inferred = _inferred(drawn, proto)
-    drawn.CopyFrom(proto)
-    del drawn.graph.value_info[:], drawn.graph.output[:]
+    inferred = _infer_values(inferable, proto)
+    while corrected := corrected_window_shapes(inferable.graph, inferred):  # what follows from them is inferred again
+        overruled |= corrected
+        remaining = [node for node in inferable.graph.node if node.output[0] not in corrected]
+        del inferable.graph.node[:]
+        inferable.graph.node.extend(remaining)
+        inferable.graph.input.extend(corrected.values())
+        inferred = _infer_values(inferable, proto)
+    inferable.CopyFrom(proto)
+    del inferable.graph.value_info[:], inferable.graph.output[:]
     outputs = {value.name for value in inferred.output}
-    drawn.graph.value_info.extend(inferred.value_info)
-    drawn.graph.value_info.extend(value for name, value in overruled.items() if name not in outputs)
-    drawn.graph.output.extend(overruled.get(value.name, value) for value in inferred.output)
-    return drawn
+    inferable.graph.value_info.extend(inferred.value_info)
+    inferable.graph.value_info.extend(value for name, value in overruled.items() if name not in outputs)
+    inferable.graph.output.extend(overruled.get(value.name, value) for value in inferred.output)
+    return inferable
 
 
-def _forget_matrices(graph: onnx.GraphProto) -> None:
-    """Leave out values on which no shape depends: onnx writes down and reads all of a model to infer its shapes."""
+def _clear_matrices(graph: onnx.GraphProto) -> None:
+    """Clear the values of constants on which no shape depends, so that onnx does not copy them to infer shapes."""
     for tensor in graph.initializer:
-        if len(tensor.dims) > 1 and prod(tensor.dims) > LONGEST:
+        if len(tensor.dims) > 1 and prod(tensor.dims) > MAX_LIST_ELEMENTS:
             for name in ("raw_data", "float_data", "double_data", "int32_data", "int64_data", "uint64_data"):
                 tensor.ClearField(name)
 
 
-OF_DATA = frozenset(("Compress", "If", "NonMaxSuppression", "NonZero", "Unique"))
-"""Operators whose sizes depend on data: what a model declares of them is what they were for one input."""
+DATA_DEPENDENT_OPS = frozenset(("Compress", "If", "NonMaxSuppression", "NonZero", "Unique"))
+"""Operators whose result sizes depend on data: sizes that a model declares for them were those of one input."""
 
 
-def _varying(graph: onnx.GraphProto, known: Container[str]) -> set[str]:
-    """Tensors whose sizes depend on data, but for those whose shape is `known`."""
+def _data_dependent_tensors(graph: onnx.GraphProto, known: Container[str]) -> set[str]:
+    """Return the tensors whose sizes depend on data, except those whose shape is `known`."""
     varying: set[str] = set()
     for node in graph.node:
-        if node.op_type in OF_DATA or varying.intersection(node.input):
+        if node.op_type in DATA_DEPENDENT_OPS or varying.intersection(node.input):
             varying.update(name for name in node.output if name not in known)
     return varying
 
 
-def _inferred(drawn: onnx.ModelProto, proto: onnx.ModelProto) -> onnx.GraphProto:
-    """The values of `drawn`, which is `proto` with stand-ins, in the types that onnx infers."""
+def _infer_values(inferable: onnx.ModelProto, proto: onnx.ModelProto) -> onnx.GraphProto:
+    """Return the graph of `inferable`, which is `proto` with stand-in operators, with the types that onnx infers.
+
+    Inference runs twice: without the model's declarations, then with those of tensors that the first run left open.
+    """
     declared = {value.name: value for value in (*proto.graph.value_info, *proto.graph.output)}
     outputs = [value.name for value in proto.graph.output]
-    given = {value.name: value for value in drawn.graph.input}
-    found: dict[str, onnx.ValueInfoProto] = {}
-    for known in ({}, declared):
-        del drawn.graph.value_info[:], drawn.graph.output[:]
-        varying = _varying(proto.graph, found)
-        chosen = {name: value for name, value in known.items() if name not in varying} | found | given
-        drawn.graph.value_info.extend(value for name, value in chosen.items() if name not in {*outputs, *given})
-        drawn.graph.output.extend(chosen.get(name, onnx.ValueInfoProto(name=name)) for name in outputs)
-        shaped = inferred(drawn).graph
-        found = {value.name: value for value in (*shaped.value_info, *shaped.output) if _is_whole(value.type)}
-        found = lengths(shaped) | found
+    inputs = {value.name: value for value in inferable.graph.input}
+    complete: dict[str, onnx.ValueInfoProto] = {}
+    for declarations in ({}, declared):
+        del inferable.graph.value_info[:], inferable.graph.output[:]
+        varying = _data_dependent_tensors(proto.graph, complete)
+        chosen = {name: value for name, value in declarations.items() if name not in varying} | complete | inputs
+        inferable.graph.value_info.extend(value for name, value in chosen.items() if name not in {*outputs, *inputs})
+        inferable.graph.output.extend(chosen.get(name, onnx.ValueInfoProto(name=name)) for name in outputs)
+        shaped = infer_with_onnx(inferable).graph
+        complete = {value.name: value for value in (*shaped.value_info, *shaped.output) if _is_complete(value.type)}
+        complete = fixed_ranges(shaped) | complete
     return shaped
 
 
-def _is_whole(kind: onnx.TypeProto) -> bool:
-    """Whether `kind` is a tensor whose element type and every size are known."""
+def _is_complete(kind: onnx.TypeProto) -> bool:
+    """Return whether `kind` is a tensor type whose element type and sizes are all known."""
     tensor = kind.tensor_type
     known = tensor.elem_type != onnx.TensorProto.UNDEFINED and tensor.HasField("shape")
     return known and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
 
 
-def _has_no_like(node: onnx.NodeProto) -> bool:
-    """Whether it makes floats of bytes, or has the channels last: its shape and type come from its expression."""
+def _has_own_shape_rule(node: onnx.NodeProto) -> bool:
+    """Return whether an operator of onnxruntime needs its tensor expression for its shape and type.
+
+    So it is where its result is float (no output scale) or its channels come last: ONNX's operator would give others.
+    """
     scale = op_spec(node.op_type).scale
     floats = scale is not None and not any(node.input[scale : scale + 1])
     return floats or any(attr.name == "channels_last" and attr.i for attr in node.attribute)
 
 
-def _stand_in(node: onnx.NodeProto) -> None:
-    """Make ONNX's operator of the same shape and type out of one of onnxruntime's."""
+def _replace_by_onnx_operator(node: onnx.NodeProto) -> None:
+    """Turn an operator of onnxruntime, in place, into ONNX's operator whose result has the same shape and type.
+
+    Only for shape inference: onnx does not know onnxruntime's operators.
+    """
     spec, names = op_spec(node.op_type), list(node.input)
     op = spec.shape_like
-    kept = names if op == node.op_type else [names[number] for number in spec.data_among(len(names))]
+    inputs = names if op == node.op_type else [names[number] for number in spec.data_among(len(names))]
     attrs = [attr for attr in node.attribute if attr.name not in ("channels_last", "opset") and op != "Identity"]
     node.op_type, node.domain = op, ""
     del node.input[:], node.attribute[:]
-    node.input.extend(kept)
+    node.input.extend(inputs)
     node.attribute.extend(attrs)
 
 
 SEQUENCES = frozenset(("SequenceConstruct", "SequenceEmpty", "SplitToSequence"))
-"""Operators of models whose sizes are known only at run time anyway."""
+"""Operators that make sequences; sizes in such models are known at run time only."""
 
 
-def of_sequences(model: ir.Model) -> bool:
-    """Whether sizes are known only at run time, whatever those of the inputs are."""
-    given = any(isinstance(value.type, (ir.SequenceType, ir.OptionalType)) for value in model.graph.inputs)
-    return given or any(node.op_type in SEQUENCES for node in model.graph)
+def has_sequences(model: ir.Model) -> bool:
+    """Return whether a model uses sequences or optionals, so that sizes are known at run time only."""
+    sequence_input = any(isinstance(value.type, (ir.SequenceType, ir.OptionalType)) for value in model.graph.inputs)
+    return sequence_input or any(node.op_type in SEQUENCES for node in model.graph)
 
 
-def require_static(model: ir.Model, but_open: bool = False) -> None:
-    """ModelError where an input's shape is unknown or not a constant, except in models of sequences.
+def require_static(model: ir.Model, allow_open: bool = False) -> None:
+    """Raise ModelError where an input's shape is unknown or not constant, except in models of sequences.
 
-    but_open: sizes may be open.
+    allow_open: accept open sizes of inputs whose number of axes is known.
     """
-    if of_sequences(model):
+    if has_sequences(model):
         return
     for value in model.graph.inputs:
         if value.shape is None:
@@ -322,8 +345,8 @@ def require_static(model: ir.Model, but_open: bool = False) -> None:
             )
         for axis, size in enumerate(value.shape):
             if not isinstance(size, int):
-                if not but_open:
-                    sizes = ",".join(str(each if isinstance(each, int) else 1) for each in value.shape)
+                if not allow_open:
+                    sizes = ",".join(str(other if isinstance(other, int) else 1) for other in value.shape)
                     raise ModelError(
                         f"input {value.name!r} has a dynamic dimension {axis}; give its size, as --shape "
                         f"{value.name}={sizes} (shapes= in Python)"

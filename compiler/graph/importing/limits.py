@@ -1,4 +1,4 @@
-"""Refuse before long work what this machine cannot do for a model."""
+"""Refuse a model that this machine cannot hold, or a board cannot run, before any long work."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from celosia.compiler.program.dtypes import itemsize, numpy_dtype
 from celosia.compiler.program.host.execute import needs_compiler
 from celosia.compiler.program.host.op import HostError, check_size
 
-MOST_DIMENSIONS = 64
-"""What an array may have."""
+MAX_RANK = 64
+"""Axes of a numpy array."""
 
 
 def require_memory(model: ir.Model) -> None:
-    """ModelError where a tensor alone is larger than this machine's memory, or is no array."""
+    """Raise ModelError where one tensor alone is larger than this machine's memory, or has more axes than MAX_RANK."""
     graph = model.graph
     for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
         dims, node = shape(value), value.producer()
-        if value.shape is not None and len(value.shape) > MOST_DIMENSIONS:
+        if value.shape is not None and len(value.shape) > MAX_RANK:
             raise ModelError(
-                f"tensor {value.name!r} has {len(value.shape)} dimensions, and no more than {MOST_DIMENSIONS} can be; "
+                f"tensor {value.name!r} has {len(value.shape)} dimensions, and no more than {MAX_RANK} can be; "
                 "reshape it"
             )
         if dims is not None and value.dtype not in (None, ir.DataType.UNDEFINED):
             label = "" if node is None else f"{node.op_type} ({node.name or value.name})"
-            what = f"{label}: output {value.name!r}" if label else f"input {value.name!r}"
+            description = f"{label}: output {value.name!r}" if label else f"input {value.name!r}"
             try:
-                check_size(prod(dims) * itemsize(dtype_name(value)), f"{what} {list(dims)}")
+                check_size(prod(dims) * itemsize(dtype_name(value)), f"{description} {list(dims)}")
             except HostError as error:
                 raise ModelError(str(error)) from None
 
 
 def require_numpy(program: Program) -> None:
-    """ModelError where a board, which has numpy and no compiler, cannot run `program`."""
+    """Raise ModelError where a board, which has numpy and no compiler, cannot run `program`."""
     for step in program.steps:
         if isinstance(step, HostStep) and (reason := needs_compiler(step.op)):
             raise ModelError(f"{reason}; run the model on this machine, without --target")

@@ -1,4 +1,7 @@
-"""By which operators samples stay apart: a rule for each, which raises BatchDependence if they do not."""
+"""Rules, by operator, of when the samples of a batch stay apart; each raises BatchDependence if they may not.
+
+A tensor "holds samples" if its first axis counts them, and part i of it depends on sample i alone.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,24 @@ from celosia.compiler.ops.reductions import REDUCTIONS
 from celosia.compiler.program.op_spec import Kind, OpSpec, op_spec, quantised_forms
 
 COUNT = "N"
-"""The number of samples, as an element of what Shape gives and operators on it compute."""
+"""The number of samples, as an element of the list of sizes that Shape and operators on its result compute."""
 TAKES_COUNT: set[str] = set()
-"""Operators that may read the number of samples: as the size of their result's first axis."""
+"""Operators that may read the number of samples, as the size of their result's first axis."""
 Sizes = list[Any]
-"""Elements of a list of sizes: numbers, COUNT, and None for what is known at run time only."""
+"""Elements of a list of sizes: numbers, COUNT, and None for a number that is known at run time only."""
 
 
 class BatchDependence(Exception):
-    """Samples that are not independent, or cannot be shown to be; the reason."""
+    """Samples depend on each other, or may; the message is the reason."""
 
 
 @dataclass
 class RuledNode:
-    """An operator as its rule sees it."""
+    """An operator as its rule sees it.
+
+    op: the node. attrs: its attributes. opset: of ONNX's domain. samples: values that hold samples, so far. sizes:
+    lists of sizes that are known, so far.
+    """
 
     op: ir.Node
     attrs: dict[str, Any]
@@ -42,37 +49,32 @@ class RuledNode:
         return op_spec(self.op.op_type)
 
     def number(self, operand: str | int) -> int:
-        """The number of an input, by its name, too."""
+        """Return the number of an input, which may be given by its name."""
         return operand if isinstance(operand, int) else self.spec.number(operand)
 
     def input(self, operand: str | int) -> ir.Value | None:
-        """None where it is left out."""
+        """Return the value of an input, by number or name; None where it is left out."""
         number = self.number(operand)
         return self.op.inputs[number] if number < len(self.op.inputs) else None
 
     def holds(self, number: int) -> bool:
-        """Whether an input holds samples."""
+        """Return whether an input holds samples."""
         return self.input(number) in self.samples
 
-    @property
-    def held(self) -> list[ir.Value]:
-        """The inputs that hold samples."""
-        return [value for value in self.op.inputs if value in self.samples and value is not None]
-
     def rank(self, number: int) -> int:
-        """BatchDependence where it is not known."""
+        """Return the number of axes of an input. Raises BatchDependence where it is not known."""
         value = self.input(number)
         return rank_of(value)
 
     def axis(self, default: int | None, number: int = 0) -> int:
-        """The attribute `axis`, counted from the front of input `number`."""
+        """Return the attribute `axis`, counted from the front of input `number`. Raises BatchDependence without one."""
         axis, rank = self.attrs.get("axis", default), self.rank(number)
         if axis is None:
             raise BatchDependence("it has no axis")
         return int(axis) + rank if axis < 0 else int(axis)
 
     def list_of(self, operand: str | int) -> Sizes:
-        """Return what is known of a list of sizes."""
+        """Return the list of sizes that an input holds. Raises BatchDependence where it is known at run time only."""
         value = self.input(operand)
         known = self.sizes.get(value) if value is not None else None
         if known is None or (None in known and self.op.op_type not in TAKES_COUNT):
@@ -80,7 +82,7 @@ class RuledNode:
         return known
 
     def axes(self) -> list[int] | None:
-        """The axes of an operator that has them as an attribute or an operand, counted from the front."""
+        """Return the axes that the operator has as an attribute or an operand, counted from the front; None without."""
         if "axes" in self.attrs:
             axes = self.attrs["axes"]
         elif self.input("axes") is not None:
@@ -90,45 +92,51 @@ class RuledNode:
         rank = self.rank(0)
         return [int(axis) + rank if axis < 0 else int(axis) for axis in axes]
 
-    def only(self, *numbers: int) -> None:
-        """BatchDependence where other inputs than these hold samples."""
+    def require_samples_only_in(self, *numbers: int) -> None:
+        """Raise BatchDependence where other inputs than these hold samples."""
         for number in range(len(self.op.inputs)):
             if number not in numbers and self.holds(number):
                 raise BatchDependence(f"its input {number} depends on samples")
 
 
 def rank_of(value: ir.Value | None) -> int:
-    """Axes of a tensor. BatchDependence where that is not known."""
+    """Return the number of axes of a tensor. Raises BatchDependence where it is not known."""
     if value is None or value.shape is None:
         raise BatchDependence(f"the shape of {value.name if value is not None else 'an input'!r} is not known")
     return len(value.shape)
 
 
 def rank_or(value: ir.Value, otherwise: int) -> int:
-    """Axes of a tensor, `otherwise` where that is not known."""
+    """Return the number of axes of a tensor, `otherwise` where it is not known."""
     return otherwise if value.shape is None else len(value.shape)
 
 
 Rule = Callable[[RuledNode], None]
-"""Nothing, where the operator's outputs hold samples if its inputs do; BatchDependence where they may not."""
+"""Return if the operator's outputs hold samples where its inputs do; raise BatchDependence where they may not."""
 RULES: dict[str, Rule] = {}
+"""Operator -> its rule."""
 
 
 def rule(*names: str, takes_count: bool = False) -> Callable[[Rule], Rule]:
-    """Add a rule of operators and of their quantised forms in models, in the place of a more general one before."""
-    forms = [form for form in quantised_forms(*names) if op_spec(form).domain != "celosia"]  # ours are in no model
+    """Register a rule for operators and for their quantised forms in models; it replaces a more general earlier rule.
 
-    def add(function: Rule) -> Rule:
+    takes_count: whether the operators may read the number of samples.
+    """
+    forms = [
+        form for form in quantised_forms(*names) if op_spec(form).domain != "celosia"
+    ]  # celosia's own forms are in no imported model
+
+    def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys((*names, *forms), function))
         TAKES_COUNT.update(names if takes_count else ())
         return function
 
-    return add
+    return register
 
 
 @rule(*(operators_with("kind", Kind.INJECTIVE) - operators_with("moves")), "Identity", "Where", "BiasGelu", "FastGelu")
-def elementwise(node: RuledNode) -> None:
-    """Every operand that has as many axes as the result has samples in front, or one place for all of them."""
+def check_elementwise(node: RuledNode) -> None:
+    """Require that operands with samples have the result's rank, and others one part for all samples."""
     rank = max(rank_of(value) for value in node.op.inputs if value is not None)
     for value in node.op.inputs:
         if value is None:
@@ -143,9 +151,9 @@ def elementwise(node: RuledNode) -> None:
 
 
 @rule("QuantizeLinear", "DequantizeLinear")
-def scaled(node: RuledNode) -> None:
-    """Scales are not along samples, nor by blocks."""
-    node.only(0)
+def check_scales(node: RuledNode) -> None:
+    """Require that scales lie neither along the samples nor by blocks."""
+    node.require_samples_only_in(0)
     if rank_of(node.op.inputs[1]) > 0 and node.axis(1) == 0:
         raise BatchDependence("its scales are along the axis that counts samples")
     if node.attrs.get("block_size"):
@@ -156,9 +164,9 @@ def scaled(node: RuledNode) -> None:
     *operators_with("windows"), "BatchNormalization", "DepthToSpace", "GlobalAveragePool", "GlobalLpPool",
     "GlobalMaxPool", "GroupNormalization", "InstanceNormalization", "LRN", "SpaceToDepth",
 )  # fmt: skip
-def image_by_image(node: RuledNode) -> None:
-    """Whatever looks at one image at a time."""
-    node.only(0)
+def check_images(node: RuledNode) -> None:
+    """Accept operators that compute each image alone, unless they are in training or return indices into the batch."""
+    node.require_samples_only_in(0)
     if node.op.op_type == "BatchNormalization" and (node.attrs.get("training_mode") or len(node.op.outputs) > 1):
         raise BatchDependence("it is in training")
     if node.spec.windows and len(node.op.outputs) > 1:
@@ -166,20 +174,23 @@ def image_by_image(node: RuledNode) -> None:
 
 
 @rule("MatMul", "MatMulInteger")
-def matmul(node: RuledNode) -> None:
-    """Scales are not by rows."""
+def check_matmul(node: RuledNode) -> None:
+    """Require a product of separate rows or matrices whose scales are not by rows."""
     a, b = node.spec.data
-    node.only(a, b)
-    product(node, a, b)
-    left = node.spec.operands[a].name
+    node.require_samples_only_in(a, b)
+    require_separate_rows(node, a, b)
+    left_name = node.spec.operands[a].name
     for operand in node.spec.operands:
-        value = node.input(operand.name) if operand.quantises and operand.of in ("", left) else None
+        value = node.input(operand.name) if operand.quantises and operand.of in ("", left_name) else None
         if value is not None and shape(value) not in ((), (1,)):
             raise BatchDependence("its scales are by rows")
 
 
-def product(node: RuledNode, a: int, b: int) -> None:
-    """Rows of the left matrix, or stacks of matrices, in front of which samples are counted on both sides."""
+def require_separate_rows(node: RuledNode, a: int, b: int) -> None:
+    """Require that samples are rows of the left matrix, or matrices of a stack, in front on both sides.
+
+    a, b: numbers of the left and the right operand.
+    """
     left, right = node.rank(a), node.rank(b)
     if node.holds(b) and (left != right or right < 3):
         raise BatchDependence("its right operand depends on samples")
@@ -193,28 +204,28 @@ def product(node: RuledNode, a: int, b: int) -> None:
 
 
 @rule("Gemm")
-def gemm(node: RuledNode) -> None:
-    """The left matrix is not transposed, and no offset has rows of its own."""
-    node.only(0)
+def check_gemm(node: RuledNode) -> None:
+    """Require that the left matrix is not transposed, and that the bias has no row for each sample."""
+    node.require_samples_only_in(0)
     if node.attrs.get("transA"):
         raise BatchDependence("the left matrix is transposed")
-    offset = node.input("c")
-    if offset is not None and rank_of(offset) == 2 and (shape(offset) or (0,))[0] != 1:
+    bias = node.input("c")
+    if bias is not None and rank_of(bias) == 2 and (shape(bias) or (0,))[0] != 1:
         raise BatchDependence("its offset has a row for each sample")
 
 
 @rule("Softmax", "LogSoftmax", "Hardmax")
-def softmax(node: RuledNode) -> None:
-    """Along another axis."""
-    node.only(0)
+def check_softmax(node: RuledNode) -> None:
+    """Require another axis than that of the samples."""
+    node.require_samples_only_in(0)
     if node.axis(-1 if node.opset >= 13 else 1) == 0:
         raise BatchDependence("axis 0 counts samples")
 
 
 @rule("LayerNormalization", "RMSNormalization", "LpNormalization", "RoundBlocks", "SimplifiedLayerNormalization")
-def normalised(node: RuledNode) -> None:
-    """Along another axis, with scales for all samples."""
-    node.only(0)
+def check_normalisation(node: RuledNode) -> None:
+    """Require another axis than that of the samples, and scales that all samples share."""
+    node.require_samples_only_in(0)
     if node.axis(-1) == 0 or len(node.op.outputs) > 1:
         raise BatchDependence("axis 0 counts samples")
     for number in range(1, len(node.op.inputs)):
@@ -223,9 +234,9 @@ def normalised(node: RuledNode) -> None:
 
 
 @rule("ArgMax", "ArgMin", "CumSum", "TopK")
-def along_an_axis(node: RuledNode) -> None:
-    """Along another axis."""
-    node.only(0)
+def check_axis_operator(node: RuledNode) -> None:
+    """Require another axis than that of the samples."""
+    node.require_samples_only_in(0)
     if node.op.op_type == "CumSum":
         axis = node.list_of(1)[0]
         axis = axis + node.rank(0) if axis < 0 else axis
@@ -236,9 +247,9 @@ def along_an_axis(node: RuledNode) -> None:
 
 
 @rule(*REDUCTIONS, "ReduceLogSumExp")
-def reduced(node: RuledNode) -> None:
-    """Over other axes."""
-    node.only(0)
+def check_reduction(node: RuledNode) -> None:
+    """Require that the reduced axes are named and are not that of the samples."""
+    node.require_samples_only_in(0)
     axes = node.axes()
     if not axes:
         raise BatchDependence("it reduces all axes")
@@ -247,30 +258,30 @@ def reduced(node: RuledNode) -> None:
 
 
 @rule("Transpose")
-def transposed(node: RuledNode) -> None:
-    """The first axis stays."""
+def check_transpose(node: RuledNode) -> None:
+    """Require that the axis of the samples stays in front, alone."""
     if (node.attrs.get("perm") or [-1])[0] != 0:
         raise BatchDependence("it moves the axis that counts samples")
 
 
 @rule("Flatten")
-def flattened(node: RuledNode) -> None:
-    """The first axis stays."""
+def check_flatten(node: RuledNode) -> None:
+    """Require that the axis of the samples stays in front, alone."""
     if node.axis(1) != 1:
         raise BatchDependence("it joins samples")
 
 
 @rule("Squeeze")
-def squeezed(node: RuledNode) -> None:
-    """The first axis stays."""
+def check_squeeze(node: RuledNode) -> None:
+    """Require that the axis of the samples stays in front, alone."""
     axes = node.axes()
     if not axes or 0 in axes:
         raise BatchDependence("it may remove the axis that counts samples")
 
 
 @rule("Unsqueeze")
-def unsqueezed(node: RuledNode) -> None:
-    """The first axis stays."""
+def check_unsqueeze(node: RuledNode) -> None:
+    """Require that the axis of the samples stays in front, alone."""
     axes = node.attrs["axes"] if "axes" in node.attrs else node.list_of(1)
     rank = node.rank(0) + len(axes)
     if 0 in [axis + rank if axis < 0 else axis for axis in axes]:
@@ -278,57 +289,57 @@ def unsqueezed(node: RuledNode) -> None:
 
 
 @rule("Reshape", takes_count=True)
-def reshaped(node: RuledNode) -> None:
-    """The first axis still counts samples."""
-    node.only(0)
+def check_reshape(node: RuledNode) -> None:
+    """Require that the first axis still counts samples, and that each sample keeps its elements."""
+    node.require_samples_only_in(0)
     dims, value = list(node.attrs.get("shape") or node.list_of(1)), node.input(0)
-    known = None if value is None else shape(value)
+    old_dims = None if value is None else shape(value)
     if not node.holds(0) or not dims or COUNT in dims[1:]:
         raise BatchDependence("it joins samples")
-    counts = dims[0] == COUNT or (dims[0] == 0 and not node.attrs.get("allowzero"))
-    if not counts and dims[0] != -1:
+    keeps_count = dims[0] == COUNT or (dims[0] == 0 and not node.attrs.get("allowzero"))
+    if not keeps_count and dims[0] != -1:
         raise BatchDependence(f"its first axis has the size {dims[0]} for any number of samples")
-    if counts and (-1 in dims or None in dims or known is None):
-        return  # the rest of a sample, whatever its size
-    if known is None or None in dims:
+    if keeps_count and (-1 in dims or None in dims or old_dims is None):
+        return  # the other sizes only arrange the elements of one sample
+    if old_dims is None or None in dims:
         raise BatchDependence("the size of a sample is not known")
-    rest = [known[axis] if size == 0 and axis < len(known) else size for axis, size in enumerate(dims)][1:]
-    if prod(rest) != prod(known[1:]):
+    rest = [old_dims[axis] if size == 0 and axis < len(old_dims) else size for axis, size in enumerate(dims)][1:]
+    if prod(rest) != prod(old_dims[1:]):
         raise BatchDependence("it joins or cuts samples")
 
 
 @rule("Expand", takes_count=True)
-def expanded(node: RuledNode) -> None:
-    """To a list of sizes with as many samples in front."""
+def check_expand(node: RuledNode) -> None:
+    """Require a result with as many samples in front as the operand, or copies of a common operand for all samples."""
     dims = node.list_of(1)
     if len(dims) < node.rank(0) or (len(dims) > node.rank(0) and node.holds(0)) or COUNT in dims[1:]:
         raise BatchDependence("its result has other axes")
     if None in dims[:1] or dims[0] not in (COUNT, 1) or (dims[0] == 1 and not node.holds(0)):
         raise BatchDependence(f"its first axis has the size {dims[0]} for any number of samples")
-    known = None if node.input(0) is None else shape(node.input(0))  # type: ignore[arg-type]
-    if not node.holds(0) and len(dims) == node.rank(0) and (known is None or known[0] != 1):
+    old_dims = None if node.input(0) is None else shape(node.input(0))  # type: ignore[arg-type]
+    if not node.holds(0) and len(dims) == node.rank(0) and (old_dims is None or old_dims[0] != 1):
         raise BatchDependence("its operand has a part for each sample")
 
 
 @rule("ConstantOfShape", takes_count=True)
-def filled(node: RuledNode) -> None:
-    """The first axis counts samples, and nothing else depends on their number."""
+def check_constant_of_shape(node: RuledNode) -> None:
+    """Require that the first axis counts samples, and that no other size depends on their number."""
     dims = node.list_of(0)
     if dims[0] != COUNT or COUNT in dims[1:]:
         raise BatchDependence("it computes with the number of samples")
 
 
 @rule("Dropout")
-def dropped(node: RuledNode) -> None:
-    """Not in training."""
-    node.only(0)
+def check_dropout(node: RuledNode) -> None:
+    """Require that the operator is not in training, where random numbers depend on the whole batch."""
+    node.require_samples_only_in(0)
     if node.input("training_mode") is not None:
         raise BatchDependence("it may be in training")
 
 
 @rule("Concat")
-def joined(node: RuledNode) -> None:
-    """Along another axis, of tensors that all hold samples."""
+def check_concat(node: RuledNode) -> None:
+    """Require tensors that all hold samples, joined along another axis."""
     parts = node.spec.data_among(len(node.op.inputs))
     if not all(node.holds(number) for number in parts):
         raise BatchDependence("some of its operands hold no samples")
@@ -337,26 +348,26 @@ def joined(node: RuledNode) -> None:
 
 
 @rule("Split")
-def split(node: RuledNode) -> None:
-    """Along another axis."""
-    node.only(0)
+def check_split(node: RuledNode) -> None:
+    """Require another axis than that of the samples."""
+    node.require_samples_only_in(0)
     if node.axis(0) == 0:
         raise BatchDependence("axis 0 counts samples")
 
 
 @rule("Slice")
-def sliced(node: RuledNode) -> None:
-    """Along other axes."""
-    node.only(0)
+def check_slice(node: RuledNode) -> None:
+    """Require other axes than that of the samples."""
+    node.require_samples_only_in(0)
     axes = node.axes()
     if axes is None or 0 in axes:
         raise BatchDependence("it may take some samples only")
 
 
 @rule("Pad")
-def padded(node: RuledNode) -> None:
-    """Along other axes."""
-    node.only(0)
+def check_pad(node: RuledNode) -> None:
+    """Require that no samples are added."""
+    node.require_samples_only_in(0)
     if node.input("axes") is not None:
         raise BatchDependence("its axes are an input")
     pads = node.attrs.get("pads") or node.list_of(1)
@@ -365,8 +376,8 @@ def padded(node: RuledNode) -> None:
 
 
 @rule("Gather")
-def gathered(node: RuledNode) -> None:
-    """Along another axis of samples, or rows of a constant for samples of indices."""
+def check_gather(node: RuledNode) -> None:
+    """Require another axis of samples, or rows of a common table for samples of indices."""
     axis = node.axis(0)
     if node.holds(0) == node.holds(1):
         raise BatchDependence("which samples it takes depends on samples")
@@ -375,18 +386,18 @@ def gathered(node: RuledNode) -> None:
 
 
 @rule("Tile")
-def tiled(node: RuledNode) -> None:
-    """Along other axes."""
-    node.only(0)
+def check_tile(node: RuledNode) -> None:
+    """Require that samples are not repeated."""
+    node.require_samples_only_in(0)
     if node.list_of(1)[0] != 1:
         raise BatchDependence("it repeats samples")
 
 
 @rule("Upsample")
 @rule("Resize", takes_count=True)
-def resized(node: RuledNode) -> None:
-    """Require that Resize leaves the axis of the samples as it is."""
-    node.only(0)
+def check_resize(node: RuledNode) -> None:
+    """Require that the axis of the samples keeps its size."""
+    node.require_samples_only_in(0)
     if not node.holds(0):
         raise BatchDependence("it computes with the number of samples")
     if node.attrs.get("axes"):

@@ -6,7 +6,10 @@ block_quantised_products   which activations of MatMulNBits become bytes, block 
 double_pairs               which two QDQ pairs in a row become one
 bias_scales                which biases get the scale of their products
 narrow_integers            which integers of fewer than 8 bits become bytes
+float_weights              which float weights and biases become integers: float16 biases here, float32 after `float16`
 float16                    which float16 operators are computed in float32
-float_weights              which float weights and biases become integers
-propagation                where QuantizeLinear and DequantizeLinear move before onnxruntime looks for integer operators
+
+All of them ask:
+
+propagation                where QuantizeLinear and DequantizeLinear stand once onnxruntime has moved them
 """

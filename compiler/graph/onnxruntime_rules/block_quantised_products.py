@@ -1,11 +1,11 @@
-"""Products of floats by quantised constants: onnxruntime quantises the floats by blocks, and multiplies bytes.
+"""Find float products by quantised constants whose activations onnxruntime quantises by blocks.
 
     wf = DequantizeLinear(w4, scale, zero, axis=0, block_size=32)         xr = RoundBlocks(x, block_size=32)
     y = MatMul(x, wf)                                               ->    y = MatMul(xr, wf)
 
-onnxruntime makes a MatMulNBits of these, at accuracy_level 4. `RoundBlocks` is our own: x as the bytes times their
-scales, so that the product of floats is that of the bytes. Which products it takes is onnxruntime's choice. This is no
-rewriting that keeps a model's meaning but part of it, so the importer does it.
+onnxruntime makes a MatMulNBits of these, at accuracy_level 4, and multiplies bytes. `RoundBlocks` is our own: the bytes
+of x times their scales, so that the product of floats is that of the bytes. The rules here repeat onnxruntime's choice
+of products. This changes bytes, and the model means the changed ones, so it is part of the import.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from functools import cached_property
 import onnx_ir as ir
 
 from celosia.compiler.graph.importing.branches import INLINED
-from celosia.compiler.graph.onnxruntime_rules.propagation import IDLE, hands_on, is_quantised, origin
+from celosia.compiler.graph.onnxruntime_rules.propagation import (
+    IDLE,
+    is_quantised,
+    is_removed_wire,
+    producer_before_moves,
+)
 from celosia.compiler.graph.operands import operand, quantisation
 from celosia.compiler.graph.values import (
     attribute,
@@ -34,248 +39,281 @@ from celosia.compiler.graph.values import (
 from celosia.compiler.ops.contrib import BYTES_OF_BLOCKS
 
 BITS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
+"""Element type of constants -> bits of an element."""
 BLOCK_OF_COLUMNS = 32
-"""How many activations share a scale where a whole column of weights, or all of them, have one."""
-ONE = 1e-6
-"""How far a factor of a Gemm may be from 1."""
-SHARED = ("float16", "float32", "float64", "int32", "int64")
-"""Element types of which onnxruntime keeps each number once, where constants of one element are equal."""
+"""Activations that share a scale where a whole column of weights, or all of them, share one."""
+FACTOR_TOLERANCE = 1e-6
+"""Difference from 1 up to which a Gemm's alpha and beta count as 1."""
+MERGED_TYPES = ("float16", "float32", "float64", "int32", "int64")
+"""Element types for which onnxruntime merges equal constants of one element."""
 
 
 def round_activations(model: ir.Model) -> None:
-    """Change `model`, bodies of its operators too: what products by such constants read is rounded first. A MatMulNBits
-    multiplies floats where its weights are no constants."""
+    """Insert RoundBlocks before the products that onnxruntime computes on bytes, in bodies of operators too.
+
+    A MatMulNBits in the model whose weights are no constants multiplies floats: it loses its accuracy_level.
+    """
     for node in list(model.graph):
         weights = [operand(node, name) for name in ("b", "scales", "zero_points")] if is_op(node, "MatMulNBits") else []
         if not all(value is None or is_folded(value) for value in weights):
             node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 0)
-    for node, product in products(model).items():
-        _round(node, product)
+    for node, product in find_block_products(model).items():
+        _insert_rounding(node, product)
 
 
 @dataclass(frozen=True)
 class BlockProduct:
     """A product by quantised constants whose activations become bytes.
 
-    dequantise: the operator that makes floats of the constants. made: these floats, and what they are handed on as.
-    size: how many activations share a scale.
+    dequantise: the DequantizeLinear of the constants. weight_values: its result, and what wires and transpositions make
+    of it. size: activations that share a scale.
     """
 
     dequantise: ir.Node
-    made: tuple[ir.Value, ...]
+    weight_values: tuple[ir.Value, ...]
     size: int
 
 
-def products(model: ir.Model) -> dict[ir.Node, BlockProduct]:
-    """The products of `model`, in bodies of its operators too, whose activations become bytes."""
-    found = {}
+def find_block_products(model: ir.Model) -> dict[ir.Node, BlockProduct]:
+    """Return the products of `model` whose activations become bytes, by node, in bodies of operators too."""
+    block_products = {}
     for graph in (model.graph, *model.graph.subgraphs()):
-        products = _Products(graph, graph is model.graph)
+        graph_products = _ProductFinder(graph, graph is model.graph)
         for node in graph:
-            if is_op(node, "Gemm", "MatMul") and (product := products.of(node)) is not None:
-                found[node] = product
-    return found
+            if is_op(node, "Gemm", "MatMul") and (product := graph_products.block_product_of(node)) is not None:
+                block_products[node] = product
+    return block_products
 
 
-def _round(node: ir.Node, product: BlockProduct) -> None:
+def _insert_rounding(node: ir.Node, product: BlockProduct) -> None:
+    """Insert RoundBlocks before the product `node`; float16 scales are cast, since it is computed in float32."""
     x, graph = node.inputs[0], node.graph
     assert x is not None and isinstance(graph, ir.Graph)
     name = f"{x.name}_rounded_{node.name or node.outputs[0].name}"
     out = ir.Value(name=name, shape=x.shape, type=x.type)
-    made = ir.Node("celosia", "RoundBlocks", [x], attributes(block_size=product.size), outputs=[out], name=name)
-    graph.insert_before(node, made)
+    rounding = ir.Node("celosia", "RoundBlocks", [x], attributes(block_size=product.size), outputs=[out], name=name)
+    graph.insert_before(node, rounding)
     node.replace_input_with(0, out)
     scale, _ = quantisation(product.dequantise)
     if scale is not None and dtype_name(scale) == "float16":  # the product of bytes is in float32, whatever the scales
-        wide = ir.Node("", "Cast", [scale], attributes(to=ir.DataType.FLOAT.value))
-        wide.outputs[0].name, wide.outputs[0].shape = f"{scale.name}_float", scale.shape
-        wide.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
-        graph.insert_before(product.dequantise, wide)
-        product.dequantise.replace_input_with(1, wide.outputs[0])
-        for value in product.made:
+        cast = ir.Node("", "Cast", [scale], attributes(to=ir.DataType.FLOAT.value))
+        cast.outputs[0].name, cast.outputs[0].shape = f"{scale.name}_float", scale.shape
+        cast.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+        graph.insert_before(product.dequantise, cast)
+        product.dequantise.replace_input_with(1, cast.outputs[0])
+        for value in product.weight_values:
             value.type = ir.TensorType(ir.DataType.FLOAT)
 
 
-def _captured(node: ir.Node) -> list[ir.Value]:
-    """Values around the bodies of `node` that these read in operators that are not folded, or return."""
+def _outer_values_read(node: ir.Node) -> list[ir.Value]:
+    """Return the outer values that bodies of `node` return, or read in operators that are not folded."""
 
-    def counts(value: ir.Value) -> bool:
-        inner = [use.node for use in value.uses() if use.node.graph is not node.graph]
-        if any(not all(map(is_folded, reader.outputs)) for reader in inner):
+    def is_read_or_returned(value: ir.Value) -> bool:
+        """Return whether a body returns `value`, or an operator in it that is not folded reads it."""
+        readers = [use.node for use in value.uses() if use.node.graph is not node.graph]
+        if any(not all(map(is_folded, reader.outputs)) for reader in readers):
             return True
         return any(value in graph.outputs for graph in subgraphs(node))
 
-    return [value for value in captured(node) if counts(value)]
+    return [value for value in captured(node) if is_read_or_returned(value)]
 
 
 def _has_one_scale(dequantise: ir.Node) -> bool:
+    """Return whether a DequantizeLinear has one scale for all elements."""
     scale, _ = quantisation(dequantise)
     return scale is not None and shape(scale) in ((), (1,))
 
 
-class _Products:
-    """Choose the products of a graph that become products of bytes, after what onnxruntime has done to the graph
-    before."""
+class _ProductFinder:
+    """Finds the products of a graph that onnxruntime computes on bytes, after its own earlier rewrites of the graph.
+
+    is_main: whether the graph is the model's, not that of a body. `node` below is a Gemm or MatMul.
+    """
 
     def __init__(self, graph: ir.Graph, is_main: bool) -> None:
         self.graph, self.is_main = graph, is_main
 
-    def of(self, node: ir.Node) -> BlockProduct | None:
-        """None where `node` multiplies floats."""
+    def block_product_of(self, node: ir.Node) -> BlockProduct | None:
+        """Return the BlockProduct of `node`; None if it multiplies floats."""
         x = node.inputs[0]
-        if x is None or is_op(origin(x), "DequantizeLinear") or self._stays_float(node):
+        if x is None or is_op(producer_before_moves(x), "DequantizeLinear") or self._stays_float(node):
             return None
-        found = self._dequantised(node)
-        if found is None:
+        weights = self._find_weights(node)
+        if weights is None:
             return None
-        dequantise, made, is_turned = found
-        size = self._block(dequantise, is_turned)
-        return BlockProduct(dequantise, tuple(made), size) if size else None
+        dequantise, weight_values, is_turned = weights
+        size = self._block_length(dequantise, is_turned)
+        return BlockProduct(dequantise, tuple(weight_values), size) if size else None
 
-    def _dequantised(self, node: ir.Node) -> tuple[ir.Node, list[ir.Value], bool] | None:
-        """The DequantizeLinear of the second factor of `node`, the values from its result on, the last of which `node`
-        reads, and whether they are transposed between."""
-        value, made, turns, is_pushed = node.inputs[1], list[ir.Value](), 0, True
+    def _find_weights(self, node: ir.Node) -> tuple[ir.Node, list[ir.Value], bool] | None:
+        """Follow the second factor of `node` back to its DequantizeLinear.
+
+        Returns (the DequantizeLinear, the values from its result to the one that `node` reads, whether it is transposed
+        between). None if other operators than wires and transpositions lie between, or a value between has other
+        readers.
+        """
+        value, weight_values, turns, all_name_perm = node.inputs[1], list[ir.Value](), 0, True
         while value is not None and value.producer() is not None:
-            reader, maker = only_use(value), value.producer()
-            if reader is None or IDLE in value.meta or maker is None or maker.graph is not self.graph:
+            reader, producer = only_use(value), value.producer()
+            if reader is None or IDLE in value.meta or producer is None or producer.graph is not self.graph:
                 return None
-            made.insert(0, value)
-            if is_op(maker, "DequantizeLinear"):
-                return self._straight(node, maker, made, turns, is_pushed)
-            if is_op(maker, "Transpose"):
-                turns += attribute(maker, "perm", [1, 0]) == [1, 0]
-                is_pushed &= "perm" in maker.attributes
-            elif not hands_on(maker):
+            weight_values.insert(0, value)
+            if is_op(producer, "DequantizeLinear"):
+                return self._after_transpositions(node, producer, weight_values, turns, all_name_perm)
+            if is_op(producer, "Transpose"):
+                turns += attribute(producer, "perm", [1, 0]) == [1, 0]
+                all_name_perm &= "perm" in producer.attributes
+            elif not is_removed_wire(producer):
                 return None
-            value = maker.inputs[0]
+            value = producer.inputs[0]
         return None
 
-    def _straight(
-        self, node: ir.Node, dequantise: ir.Node, made: list[ir.Value], turns: int, is_pushed: bool
+    def _after_transpositions(
+        self, node: ir.Node, dequantise: ir.Node, weight_values: list[ir.Value], turns: int, all_name_perm: bool
     ) -> tuple[ir.Node, list[ir.Value], bool] | None:
-        """Return `_dequantised` of `node` after its transpositions have become part of it, or of the constants.
+        """Return the result of `_find_weights` once onnxruntime has moved the transpositions into `node` or the
+        constants.
 
-        is_pushed: all of them name their permutation, without which onnxruntime moves none through scales of columns.
+        turns: number of transpositions. all_name_perm: all name their permutation; onnxruntime moves one that does not
+        only through a single scale. None if the factor is transposed in a way that onnxruntime does not take.
         """
         is_turned = turns % 2 == 1
         if is_op(node, "Gemm") and self._takes_transpositions(node):
-            return None if is_turned != bool(attribute(node, "transB", 0)) else (dequantise, made, False)
-        if not is_pushed and not _has_one_scale(dequantise):
+            return None if is_turned != bool(attribute(node, "transB", 0)) else (dequantise, weight_values, False)
+        if not all_name_perm and not _has_one_scale(dequantise):
             return None
-        return None if attribute(node, "transB", 0) else (dequantise, made, is_turned)
+        return None if attribute(node, "transB", 0) else (dequantise, weight_values, is_turned)
 
     def _is_own_transposition(self, x: ir.Value) -> bool:
-        """Whether a Transpose makes x for one reader alone, and no other transposes the same."""
-        maker = x.producer()
-        if maker is None or not is_op(maker, "Transpose") or maker.inputs[0] is None:
+        """Return whether a Transpose makes `x` for one reader alone, and no other Transpose makes the same."""
+        producer = x.producer()
+        if producer is None or not is_op(producer, "Transpose") or producer.inputs[0] is None:
             return False
-        twins = [use.node for use in maker.inputs[0].uses() if is_op(use.node, "Transpose")]
+        twins = [use.node for use in producer.inputs[0].uses() if is_op(use.node, "Transpose")]
         return len(twins) == 1 and len(self._readers_of(x)) == 1
 
     def _takes_transpositions(self, gemm: ir.Node) -> bool:
-        """Whether transpositions of its factors become attributes of `gemm`."""
+        """Return whether onnxruntime turns transpositions of a Gemm's factors into its attributes.
+
+        It does so if the Gemm has at most one reader.
+        """
         return len(self._readers_of(gemm.outputs[0])) < 2
 
-    def _block(self, dequantise: ir.Node, is_turned: bool) -> int:
-        """In blocks of how many activations a product by these constants reads its bytes; 0 where it does not."""
+    def _block_length(self, dequantise: ir.Node, is_turned: bool) -> int:
+        """Return how many activations share a scale in a product by these constants; 0 if it multiplies floats.
+
+        is_turned: the constants are transposed behind `dequantise`.
+        """
         inputs = [value for value in dequantise.inputs if value is not None]
-        own = inputs[1:2] if self._is_transposed(dequantise) else inputs[:2]
-        if not all(map(self._is_constant, inputs)) or not all(map(self._is_unshared, own)):
+        unshared_inputs = inputs[1:2] if self._is_transposed_by_onnxruntime(dequantise) else inputs[:2]
+        if not all(map(self._is_constant, inputs)) or not all(map(self._is_unshared, unshared_inputs)):
             return 0
-        dims, *of_parameters = (shape(value) for value in inputs)
-        kind, axis, size = (
+        dims, *parameter_shapes = (shape(value) for value in inputs)
+        dtype, axis, size = (
             dtype_name(inputs[0]),
             attribute(dequantise, "axis", 1),
             attribute(dequantise, "block_size", 0),
         )
         if dims is None or len(dims) != 2 or dtype_name(inputs[1]) not in ("float16", "float32"):
             return 0
-        if len(set(of_parameters)) != 1:
+        if len(set(parameter_shapes)) != 1:
             return 0
-        if is_turned:  # onnxruntime transposes bytes, of which the axis then is not negative, and no blocks
-            if size or BITS.get(kind) != 8:
+        if is_turned:  # onnxruntime transposes 8-bit constants without blocks, and makes their axis non-negative
+            if size or BITS.get(dtype) != 8:
                 return 0
             dims, axis = dims[::-1], 1 - axis % 2
-        by_column = of_parameters[0] == () or (axis == 1 and of_parameters[0] == dims[1:])
+        by_column = parameter_shapes[0] == () or (axis == 1 and parameter_shapes[0] == dims[1:])
         if axis != 0 if size else not by_column:
             return 0
         size = size or BLOCK_OF_COLUMNS
-        return size if size in BYTES_OF_BLOCKS.get(BITS.get(kind, 0), ()) else 0
+        return size if size in BYTES_OF_BLOCKS.get(BITS.get(dtype, 0), ()) else 0
 
     def _is_constant(self, value: ir.Value) -> bool:
-        """Whether it is one of this graph: onnxruntime does not take those around a body."""
+        """Return whether `value` is a constant of this graph: onnxruntime does not accept constants around a body."""
         return is_folded(value) and (value.graph is self.graph or value.producer() is not None)
 
     def _is_unshared(self, value: ir.Value) -> bool:
-        """Whether one operator alone reads this constant, and what onnxruntime makes one with it."""
-        return IDLE not in value.meta and self._readers.get(self._key(value), 0) < 2
+        """Return whether one operator alone reads this constant and all that onnxruntime merges with it."""
+        return IDLE not in value.meta and self._readers.get(self._merge_key(value), 0) < 2
 
     @cached_property
     def _readers(self) -> Mapping[Hashable, int]:
-        """How many operators read each constant, but for those that are folded themselves."""
+        """Readers of each constant, by merge key, without readers that are folded themselves."""
         counts: dict[Hashable, int] = {}
         for node in self.graph:
             if all(is_folded(value) for value in node.outputs):
                 continue
-            read = node.inputs[1:] if self._is_transposed(node) else node.inputs
-            values = {value for value in (*read, *_captured(node)) if value is not None and is_folded(value)}
-            for key in {self._key(value) for value in values}:
+            inputs = node.inputs[1:] if self._is_transposed_by_onnxruntime(node) else node.inputs
+            values = {value for value in (*inputs, *_outer_values_read(node)) if value is not None and is_folded(value)}
+            for key in {self._merge_key(value) for value in values}:
                 counts[key] = counts.get(key, 0) + 1
         return counts
 
     @staticmethod
-    def _is_transposed(node: ir.Node) -> bool:
-        """Whether `node` dequantises bytes that onnxruntime transposes, so that it reads constants of its own."""
+    def _is_transposed_by_onnxruntime(node: ir.Node) -> bool:
+        """Return whether `node` dequantises bytes that onnxruntime transposes.
+
+        It then reads constants of its own.
+        """
         if not is_op(node, "DequantizeLinear") or node.inputs[0] is None or attribute(node, "block_size", 0):
             return False
         reader = only_use(node.outputs[0])
-        while reader is not None and hands_on(reader):
+        while reader is not None and is_removed_wire(reader):
             reader = only_use(reader.outputs[0])
         if reader is None or not is_op(reader, "Transpose"):
             return False
-        is_pushed = "perm" in reader.attributes or _has_one_scale(node)
-        return is_pushed and BITS.get(dtype_name(node.inputs[0])) == 8
+        may_move = "perm" in reader.attributes or _has_one_scale(node)
+        return may_move and BITS.get(dtype_name(node.inputs[0])) == 8
 
-    def _key(self, value: ir.Value) -> Hashable:
-        """Equal for constants that onnxruntime makes one: those that the same operators make of the same constants, and
-        equal numbers."""
+    def _merge_key(self, value: ir.Value) -> Hashable:
+        """Return a key that is equal for constants which onnxruntime merges.
+
+        It merges results of equal operators on merged constants, and equal numbers of MERGED_TYPES in the main graph.
+        """
         node = value.producer()
-        if node is not None and hands_on(node) and node.inputs[0] is not None:
-            return self._key(node.inputs[0])
+        if node is not None and is_removed_wire(node) and node.inputs[0] is not None:
+            return self._merge_key(node.inputs[0])
         if node is not None:
             attrs = sorted((name, repr(attr.value)) for name, attr in node.attributes.items())
-            inputs = tuple(self._key(each) if each is not None else None for each in node.inputs)
+            inputs = tuple(
+                self._merge_key(operand_value) if operand_value is not None else None for operand_value in node.inputs
+            )
             return node.domain, node.op_type, (*attrs,), inputs, value.index()
-        if not self.is_main or INLINED in value.meta or value in self._inside:
+        if not self.is_main or INLINED in value.meta or value in self._read_by_bodies:
             return value
-        if dtype_name(value) not in SHARED or shape(value) not in ((), (1,)):
+        if dtype_name(value) not in MERGED_TYPES or shape(value) not in ((), (1,)):
             return value
         number = constant(value)
         return value if number is None else (dtype_name(value), number.shape, number.tobytes())
 
     @cached_property
-    def _inside(self) -> set[ir.Value]:
-        return {value for node in self.graph if subgraphs(node) for value in _captured(node)}
+    def _read_by_bodies(self) -> set[ir.Value]:
+        """Values of this graph that bodies of its operators read; onnxruntime does not merge them."""
+        return {value for node in self.graph if subgraphs(node) for value in _outer_values_read(node)}
 
     def _readers_of(self, value: ir.Value) -> list[ir.Node]:
-        """Operators of this graph that read `value`, once for each of their inputs, or once for all their bodies."""
-        own = [use.node for use in value.uses() if use.node.graph is self.graph]
-        if len(own) == len(list(value.uses())):
-            return own
-        return own + [node for node in self.graph if subgraphs(node) and value in captured(node)]
+        """Return the operators of this graph that read `value`.
+
+        An operator counts once for each of its inputs, and once for all of its bodies.
+        """
+        direct_readers = [use.node for use in value.uses() if use.node.graph is self.graph]
+        if len(direct_readers) == len(list(value.uses())):
+            return direct_readers
+        return direct_readers + [node for node in self.graph if subgraphs(node) and value in captured(node)]
 
     def _stays_float(self, node: ir.Node) -> bool:
-        """Whether factors of `node`, or what reads its result, keep onnxruntime from it: a bias that is no row, a
-        QuantizeLinear, or a Relu or Clip alone that itself has one reader, which it takes for the end of a product of
-        bytes."""
+        """Return whether other operands or readers of `node` keep onnxruntime from multiplying bytes.
+
+        Such are a bias that is no row, a QuantizeLinear behind, and a lone Relu or Clip with one reader, which
+        onnxruntime takes for the end of a product of bytes.
+        """
         x, y = node.inputs[0], node.outputs[0]
         assert x is not None
         is_flat = len(x.shape or ()) == 2
         is_gemm, is_turned = is_op(node, "Gemm"), is_flat and self._is_own_transposition(x)
         if is_op(node, "MatMul"):
             add = only_use(y)
-            bias = self._added(node, add) if is_op(add, "Add") else None
+            bias = self._addend_shape(node, add) if is_op(add, "Add") else None
             if add is not None and bias is not None and y.shape is not None:
                 if is_flat and len(bias) == 2 and self._is_bias(bias, shape(y)) and not self._adds_later(add, y):
                     return True
@@ -291,47 +329,54 @@ class _Products:
         readers = self._readers_of(y)
         if any(is_op(reader, "QuantizeLinear") for reader in readers) or (last is not None and is_quantised(last)):
             return True
-        reshaped = not is_flat and y is not node.outputs[0]
-        if reshaped or len(readers) != 1 or not is_op(readers[0], "Relu", "Clip"):
+        is_reshaped = not is_flat and y is not node.outputs[0]
+        if is_reshaped or len(readers) != 1 or not is_op(readers[0], "Relu", "Clip"):
             return False
         result = readers[0].outputs[0]
         return len(self._readers_of(result)) == 1 and not result.is_graph_output()
 
-    def _added(self, node: ir.Node, add: ir.Node | None) -> tuple[int, ...] | None:
-        """The shape of what `add` adds to the result of `node`."""
-        other = next((v for v in (add.inputs if add else ()) if v is not None and v is not node.outputs[0]), None)
-        return shape(other) if other is not None else None
+    def _addend_shape(self, node: ir.Node, add: ir.Node | None) -> tuple[int, ...] | None:
+        """Return the shape of the operand that `add` adds to the result of `node`; None if it is not known."""
+        addend = next(
+            (value for value in (add.inputs if add else ()) if value is not None and value is not node.outputs[0]), None
+        )
+        return shape(addend) if addend is not None else None
 
     @staticmethod
     def _is_bias(bias: tuple[int, ...], result: tuple[int, ...] | None) -> bool:
-        """Whether a Gemm with `result` takes a matrix `bias`: a row, a column, or one number for each element."""
+        """Return whether a Gemm accepts a matrix `bias`: a row, a column, or one number for each element of its
+        `result`."""
         if result is None:
             return False
         rows, columns = result[-2:]
         return bias in ((1, columns), (rows, columns), (rows, 1))
 
     def _adds_later(self, add: ir.Node, y: ir.Value) -> bool:
-        """Whether `add` adds y to the result of a later MatMul, which takes y for its bias."""
+        """Return whether `add` adds `y` to the result of a later MatMul, which takes `y` as its bias."""
         other = next((value for value in add.inputs if value is not None and value is not y), None)
-        maker = other.producer() if other is not None else None
-        if other is None or maker is None or not is_op(maker, "MatMul") or only_use(other) is not add:
+        later_product = other.producer() if other is not None else None
+        if other is None or later_product is None or not is_op(later_product, "MatMul") or only_use(other) is not add:
             return False
-        order = [node for node in self.graph if node in (maker, y.producer())]
-        return order[-1] is maker
+        order = [node for node in self.graph if node in (later_product, y.producer())]
+        return order[-1] is later_product
 
     def _is_plain(self, gemm: ir.Node) -> bool:
-        """Whether a Gemm scales nothing, adds at most one number for each column, and is not part of a sum or a
-        transposition that changes that."""
+        """Return whether a Gemm can become a product of bytes as it is.
+
+        It has no factors, a row as its bias if any, and no Sum or Transpose behind it that onnxruntime merges with it.
+        """
         y = gemm.outputs[0]
         bias = operand(gemm, "c")
-        if abs(attribute(gemm, "alpha", 1.0) - 1) > ONE:
+        if abs(attribute(gemm, "alpha", 1.0) - 1) > FACTOR_TOLERANCE:
             return False
         if bias is not None:
-            return bool(abs(attribute(gemm, "beta", 1.0) - 1) <= ONE) and shape(bias) == tuple((shape(y) or ())[-1:])
+            return bool(abs(attribute(gemm, "beta", 1.0) - 1) <= FACTOR_TOLERANCE) and shape(bias) == tuple(
+                (shape(y) or ())[-1:]
+            )
         reader = only_use(y)
         if is_op(reader, "Transpose"):
             return False
         if not is_op(reader, "Sum") or reader is None or len(reader.inputs) != 2:
             return True
-        other = self._added(gemm, reader)
-        return other is None or len(other) < 2 or len(other) > 2
+        addend = self._addend_shape(gemm, reader)
+        return addend is None or len(addend) < 2 or len(addend) > 2

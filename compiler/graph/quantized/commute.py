@@ -1,4 +1,4 @@
-"""QuantizeLinear and DequantizeLinear change places with operators that only move elements."""
+"""Exchange QuantizeLinear and DequantizeLinear with operators that only move elements, so that these move bytes."""
 
 from __future__ import annotations
 
@@ -9,102 +9,116 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.onnxruntime_rules.propagation import MOVING
 from celosia.compiler.graph.operands import joins_parts, operand, takes_largest
-from celosia.compiler.graph.quantized.qdq import Quantised, activation, dequantised, quantised, same_meaning
+from celosia.compiler.graph.quantized.qdq import Quantised, activation, dequantised, have_same_parameters, quantised
 from celosia.compiler.graph.values import attribute, attributes, constant, derived_name, is_op, new_constant, only_use
 from celosia.compiler.ops import operators_with
 from celosia.compiler.program.op_spec import Moves
 
 MOVING_OPS = operators_with("moves", Moves.ALL)
-"""Operators that only move elements, and that change places with QuantizeLinear before anything else happens."""
+"""Operators that only move elements; they are exchanged before any pattern becomes an integer operator."""
 CHOOSING_OPS = operators_with("moves", Moves.SOME, Moves.FILL)
-"""Those of which an element of the result is one of the operand's, or a constant: they change places with
-DequantizeLinear. `Commute._moved` says which uses of them do."""
+"""Operators whose results are elements of the operand or a constant; they are exchanged with DequantizeLinear.
 
-
+`Commute._integer_inputs` decides for which attributes and operands.
+"""
 IN_FLOATS = "celosia.operand stays in floats"
-"""In the metadata of a QuantizeLinear that stood behind a Concat, Pad or the like in the model. onnxruntime leaves it
-there, so that the operator whose result is quantised stays one of floats."""
+"""Key in `meta` of a QuantizeLinear that stood behind a Concat, Pad or the like in the model.
+
+onnxruntime leaves it there, so that the operator whose result it quantises computes floats.
+"""
 
 
 class Commute:
-    """The base of Integerise: rules that return whether they changed `graph`."""
+    """Rules that exchange operators with quantisation; each returns whether it changed `graph`.
+
+    The base class of Integerise.
+    """
 
     def __init__(self, model: ir.Model) -> None:
         self.model, self.graph = model, model.graph
 
     def _commute(self, node: ir.Node) -> bool:
+        """Exchange `node`, if it moves elements, with a QuantizeLinear behind it or a DequantizeLinear before it."""
         if not node.inputs or not node.outputs:
             return False
         if is_op(node, *MOVING_OPS):
-            # Each of several readers gets a pair of its own, that cancels: a QuantizeLinear in front of all would not.
+            # Each reader gets a DequantizeLinear of its own, which cancels; one QuantizeLinear for all would not.
             shared = node.inputs[0] is not None and only_use(node.inputs[0]) is None
-            return (shared and self._hoist(node)) or self._sink(node) or self._hoist(node)
-        if is_op(node, *MOVING):  # as onnxruntime's do, so that what stands before becomes an integer operator
-            return self._hoist(node) or (len(node.outputs) == 1 and self._sink(node))
-        return is_op(node, *CHOOSING_OPS) and self._hoist(node)
+            return (
+                (shared and self._dequantise_after(node)) or self._quantise_before(node) or self._dequantise_after(node)
+            )
+        if is_op(node, *MOVING):  # as onnxruntime does, so that the operator before becomes one of integers
+            return self._dequantise_after(node) or (len(node.outputs) == 1 and self._quantise_before(node))
+        return is_op(node, *CHOOSING_OPS) and self._dequantise_after(node)
 
-    def _choose(self, node: ir.Node) -> bool:
-        """Choose for what stands behind operators on floats, once it is clear which these are."""
-        sinks = is_op(node, *CHOOSING_OPS) and not takes_largest(node) and len(node.outputs) == 1
-        return (sinks and self._sink(node, floats=not is_op(node, *MOVING))) or self._commute(node)
+    def _commute_late(self, node: ir.Node) -> bool:
+        """Exchange operators with quantisation, once it is clear which operators before them compute floats."""
+        may_move_quantise = is_op(node, *CHOOSING_OPS) and not takes_largest(node) and len(node.outputs) == 1
+        if may_move_quantise and self._quantise_before(node, floats=not is_op(node, *MOVING)):
+            return True
+        return self._commute(node)
 
-    def _sink(self, node: ir.Node, floats: bool = False) -> bool:
-        """moving(float) -> QuantizeLinear   becomes   QuantizeLinear -> moving(8 bit).
+    def _quantise_before(self, node: ir.Node, floats: bool = False) -> bool:
+        """Rewrite moving(float) -> QuantizeLinear as QuantizeLinear -> moving(8 bit), so that bytes are moved.
 
-        floats: onnxruntime does not do this, so that what makes the operand stays an operator of floats.
+        floats: onnxruntime does not do this, so that the operator which computes the operand must stay one of floats.
         """
         x, q = node.inputs[0], quantised(node.outputs[0])
-        operands = None if q is None else self._moved(node, q)
+        operands = None if q is None else self._integer_inputs(node, q)
         if q is None or x is None or operands is None or constant(x) is not None:
             return False
-        old = q.value.producer()
-        assert old is not None
-        fresh = self._like(old, [x, *old.inputs[1:]], q.value, x.shape, f"{x.name}_quantised_{node.name}")
-        if floats or IN_FLOATS in old.meta:
-            fresh.producer().meta[IN_FLOATS] = True  # type: ignore[union-attr]
-        self._replace(old, node.op_type, [fresh, *operands], node.domain, dict(node.attributes))
+        quantise = q.value.producer()
+        assert quantise is not None
+        new_operand = self._insert_like(
+            quantise, [x, *quantise.inputs[1:]], q.value, x.shape, f"{x.name}_quantised_{node.name}"
+        )
+        if floats or IN_FLOATS in quantise.meta:
+            new_operand.producer().meta[IN_FLOATS] = True  # type: ignore[union-attr]
+        self._replace_node(quantise, node.op_type, [new_operand, *operands], node.domain, dict(node.attributes))
         return True
 
-    def _hoist(self, node: ir.Node) -> bool:
-        """DequantizeLinear -> moving(float)   becomes   moving(8 bit) -> DequantizeLinear."""
+    def _dequantise_after(self, node: ir.Node) -> bool:
+        """Rewrite DequantizeLinear -> moving(float) as moving(8 bit) -> DequantizeLinear."""
         q = dequantised(node.inputs[0])
         if q is None or node.inputs[0].is_graph_output():  # type: ignore[union-attr]
             return False
-        old, operands = node.inputs[0].producer(), self._moved(node, q, exact=True)  # type: ignore[union-attr]
+        dequantise, operands = node.inputs[0].producer(), self._integer_inputs(node, q, exact=True)  # type: ignore[union-attr]
         if operands is None:
             return False
-        assert old is not None
+        assert dequantise is not None
         if not q.scalar:
-            return self._turn(node, q, old)
-        kept, attrs = list(node.outputs), list(node.attributes.values())
-        names = [derived_name(self.graph, f"{q.value.name}_{y.name}") for y in kept]
-        made = [ir.Value(name=name, shape=y.shape, type=q.value.type) for name, y in zip(names, kept)]
-        moved = ir.Node(node.domain, node.op_type, [q.value, *operands], attrs, outputs=made, name=node.name)
+            return self._transpose_weights(node, q, dequantise)
+        results, attrs = list(node.outputs), list(node.attributes.values())
+        names = [derived_name(self.graph, f"{q.value.name}_{y.name}") for y in results]
+        byte_results = [ir.Value(name=name, shape=y.shape, type=q.value.type) for name, y in zip(names, results)]
+        moved = ir.Node(node.domain, node.op_type, [q.value, *operands], attrs, outputs=byte_results, name=node.name)
         self.graph.insert_before(node, moved)
-        for y, y8 in zip(kept, made):
-            out = ir.Value(name=None, shape=y.shape, type=y.type)
-            inputs, given = [y8, *old.inputs[1:]], list(old.attributes.values())
-            self.graph.insert_before(node, ir.Node(old.domain, old.op_type, inputs, given, outputs=[out]))
-            self._take_over(y, out)
+        for y, byte_result in zip(results, byte_results):
+            new_result = ir.Value(name=None, shape=y.shape, type=y.type)
+            inputs, dequantise_attrs = [byte_result, *dequantise.inputs[1:]], list(dequantise.attributes.values())
+            self.graph.insert_before(
+                node, ir.Node(dequantise.domain, dequantise.op_type, inputs, dequantise_attrs, outputs=[new_result])
+            )
+            self._take_over(y, new_result)
         self.graph.remove(node, safe=True)
         return True
 
-    def _turn(self, node: ir.Node, q: Quantised, old: ir.Node) -> bool:
-        """DequantizeLinear of weights by channel -> Transpose   becomes   DequantizeLinear of other weights."""
+    def _transpose_weights(self, node: ir.Node, q: Quantised, dequantise: ir.Node) -> bool:
+        """Rewrite DequantizeLinear of weights by channel -> Transpose as DequantizeLinear of transposed weights."""
         weights = constant(q.value)
         if weights is None or node.op_type != "Transpose":
             return False
         perm = attribute(node, "perm", range(weights.ndim)[::-1])
-        fresh = new_constant(self.graph, f"{q.value.name}_{node.name}", weights.transpose(perm))
+        transposed = new_constant(self.graph, f"{q.value.name}_{node.name}", weights.transpose(perm))
         attrs = {attr.name: attr for attr in attributes(axis=list(perm).index(q.axis % weights.ndim))}
-        inputs = [fresh, *old.inputs[1:]]
-        self._replace(node, "DequantizeLinear", inputs, old.domain, dict(old.attributes) | attrs)
+        inputs = [transposed, *dequantise.inputs[1:]]
+        self._replace_node(node, "DequantizeLinear", inputs, dequantise.domain, dict(dequantise.attributes) | attrs)
         return True
 
-    def _moved(self, node: ir.Node, q: Quantised, exact: bool = False) -> list[ir.Value | None] | None:
-        """Return the other inputs with which `node` moves the bytes of `q`; None if it cannot.
+    def _integer_inputs(self, node: ir.Node, q: Quantised, exact: bool = False) -> list[ir.Value | None] | None:
+        """Return the inputs after the first with which `node` moves the integers of `q`; None if it cannot move them.
 
-        exact: a constant that it puts between the bytes must be a byte itself.
+        exact: a constant that it puts between the integers (a Pad) must be one of them without rounding.
         """
         rest = list(node.inputs[1:])
         if q.dtype not in (np.int8, np.uint8) and not is_op(node, *MOVING_OPS):
@@ -117,15 +131,18 @@ class Commute:
             case "Resize" if attribute(node, "coordinate_transformation_mode") == "tf_crop_and_resize":
                 return None
             case "Pad" if attribute(node, "mode", "constant") == "constant":
-                return self._padding(node, q, exact)
+                return self._integer_pad_inputs(node, q, exact)
         return rest
 
-    def _padding(self, node: ir.Node, q: Quantised, exact: bool) -> list[ir.Value | None] | None:
-        """The inputs of a Pad with a constant as a byte of `q`."""
+    def _integer_pad_inputs(self, node: ir.Node, q: Quantised, exact: bool) -> list[ir.Value | None] | None:
+        """Return the inputs of a Pad by a constant, with the constant as an integer of `q`.
+
+        None if that is impossible.
+        """
         if "pads" in node.attributes or operand(node, "pads") is None:  # before version 11
             return None
-        given = operand(node, "constant_value")
-        value = np.zeros(1, np.float32) if given is None else constant(given)
+        constant_operand = operand(node, "constant_value")
+        value = np.zeros(1, np.float32) if constant_operand is None else constant(constant_operand)
         if value is None or value.dtype != np.float32 or value.size != 1 or np.any(np.isnan(value)):
             return None
         real, scale, zero = value.reshape(-1)[0], q.scale.reshape(-1)[0], np.float32(q.zero.reshape(-1)[0])
@@ -137,8 +154,11 @@ class Commute:
         axes = operand(node, "axes")
         return [operand(node, "pads"), fill, *([] if axes is None else [axes])]
 
-    def _join(self, node: ir.Node) -> bool:
-        """Concat of parts of which some are quantised: the others are quantised, too, or all leave with one scale."""
+    def _quantise_parts(self, node: ir.Node) -> bool:
+        """Make a Concat of partly quantised parts one of integers: quantise all parts, or dequantise its result.
+
+        It quantises all where its result is quantised. Otherwise all parts must have the same scale and zero point.
+        """
         if not joins_parts(node):
             return False
         parts, y = [activation(value) for value in node.inputs], quantised(node.outputs[0])
@@ -150,43 +170,50 @@ class Commute:
             old = y.value.producer()
             assert old is not None
             values = [
-                self._like(old, [x, *old.inputs[1:]], y.value, x.shape, f"{x.name}_quantised_{node.name}_{number}")
-                for number, x in enumerate(node.inputs) if x is not None
+                self._insert_like(old, [x, *old.inputs[1:]], y.value, x.shape, f"{x.name}_quantised_{node.name}_{n}")
+                for n, x in enumerate(node.inputs) if x is not None
             ]  # fmt: skip
             for value, part in zip(values, parts, strict=True):
                 if part is None:
                     value.producer().meta[IN_FLOATS] = True  # type: ignore[union-attr]
-            self._replace(old, node.op_type, values, "", attrs)
+            self._replace_node(old, node.op_type, values, "", attrs)
             return True
-        first, same = known[0], len(known) == len(parts)
-        if not same or any(part.dtype != first.dtype or not same_meaning(part, first) for part in known):
+        first, all_quantised = known[0], len(known) == len(parts)
+        if not all_quantised or any(
+            part.dtype != first.dtype or not have_same_parameters(part, first) for part in known
+        ):
             return False
-        last = node.inputs[0].producer()  # type: ignore[union-attr]
-        assert last is not None
+        dequantise = node.inputs[0].producer()  # type: ignore[union-attr]
+        assert dequantise is not None
         dims = node.outputs[0].shape
         name = f"{node.outputs[0].name}_{node.name}_bytes"
-        fresh = self._like(node, [part.value for part in known], first.value, dims, name)
-        self._replace(node, "DequantizeLinear", [fresh, *last.inputs[1:]], last.domain, dict(last.attributes))
+        joined = self._insert_like(node, [part.value for part in known], first.value, dims, name)
+        self._replace_node(
+            node, "DequantizeLinear", [joined, *dequantise.inputs[1:]], dequantise.domain, dict(dequantise.attributes)
+        )
         return True
 
-    def _like(self, node: ir.Node, inputs: list[Any], typed: ir.Value, dims: Any, name: str) -> ir.Value:
-        """A new node in front of `node` with its operator and attributes; its output has the type of `typed`."""
+    def _insert_like(self, node: ir.Node, inputs: list[Any], typed: ir.Value, dims: Any, name: str) -> ir.Value:
+        """Insert before `node` a node of its operator and attributes, and return its output.
+
+        The output has the type of `typed` and the shape `dims`.
+        """
         name = derived_name(self.graph, name)
         out = ir.Value(name=name, shape=ir.Shape(list(dims)) if dims is not None else None, type=typed.type)
-        fresh = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=[out], name=name)
-        self.graph.insert_before(node, fresh)
+        new_node = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=[out], name=name)
+        self.graph.insert_before(node, new_node)
         return out
 
-    def _replace(self, node: ir.Node, op: str, inputs: list[Any], domain: str, attrs: dict[str, ir.Attr]) -> None:
-        """Put an operator in the place of `node`, with its outputs."""
+    def _replace_node(self, node: ir.Node, op: str, inputs: list[Any], domain: str, attrs: dict[str, ir.Attr]) -> None:
+        """Replace `node` by another operator, whose output takes over its readers and name."""
         out = ir.Value(name=None, shape=node.outputs[0].shape, type=node.outputs[0].type)
-        fresh = ir.Node(domain, op, inputs, list(attrs.values()), outputs=[out], name=node.name)
-        self.graph.insert_before(node, fresh)
+        new_node = ir.Node(domain, op, inputs, list(attrs.values()), outputs=[out], name=node.name)
+        self.graph.insert_before(node, new_node)
         self._take_over(node.outputs[0], out)
         self.graph.remove(node, safe=True)
 
     def _take_over(self, old: ir.Value, new: ir.Value) -> None:
-        """`new` is used, named and returned in the place of `old`."""
+        """Give `new` the readers and the name of `old`, and its place among the graph's outputs."""
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         name, old.name = old.name, None
         new.name = name

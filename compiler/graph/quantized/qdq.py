@@ -1,4 +1,4 @@
-"""Scales and zero points that QuantizeLinear and DequantizeLinear give a tensor."""
+"""Read the scales and zero points that QuantizeLinear and DequantizeLinear give a tensor."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ from celosia.compiler.graph.values import (
 )
 
 MADE_OF = "celosia.dequantised"
-"""In `meta` of a constant that a DequantizeLinear made: the Dequantisation of that."""
+"""Key in `meta` of a constant that a folded DequantizeLinear has computed: its Dequantisation."""
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """An 8-bit (or int32, for a bias) tensor and what its integers mean: real = (value - zero) * scale."""
+    """A tensor of integers (8 bits, or int32 for a bias), where real = (integer - zero) * scale.
+
+    value: the integers. scale, zero: the parameters as arrays. scale_value, zero_value: the same as values of the
+    graph; None if the zero point is left out. axis: the axis of the parameters, if there are several.
+    """
 
     value: ir.Value
     scale: NDArray[np.float32]
@@ -37,7 +41,7 @@ class Quantised:
 
     @property
     def scalar(self) -> bool:
-        """Whether one scale and zero point are those of all elements."""
+        """Whether all elements have the same scale and zero point."""
         return self.scale.size == 1 and self.zero.size == 1
 
     @property
@@ -48,7 +52,10 @@ class Quantised:
 
 @dataclass(frozen=True)
 class Product:
-    """x * w + bias, of bytes and int32. last: the operator that makes it, that of the product or of the addition."""
+    """An integer product x * w + bias.
+
+    last: the operator whose result it is: the product, or the addition of the bias.
+    """
 
     x: Quantised
     w: Quantised
@@ -57,21 +64,31 @@ class Product:
 
 
 def dequantised(value: ir.Value | None) -> Quantised | None:
-    """Return the quantised tensor that `value` dequantises, if scale and zero point are constants."""
+    """Return the quantised tensor of which a DequantizeLinear makes `value`.
+
+    None if another operator makes it, or scale and zero point are not constants of supported types.
+    """
     node = value.producer() if value is not None else None
-    return _quantised(node, node.inputs[0]) if is_op(node, "DequantizeLinear") else None  # type: ignore[union-attr]
+    return _read_parameters(node, node.inputs[0]) if is_op(node, "DequantizeLinear") else None  # type: ignore[union-attr]
 
 
 def quantised(value: ir.Value) -> Quantised | None:
-    """The QuantizeLinear that alone uses `value`, where scale and zero point are scalar constants."""
+    """Return the 8-bit tensor that the only reader of `value`, a QuantizeLinear, makes; None if there is none.
+
+    Scale and zero point must be scalar constants.
+    """
     node = only_use(value)
     if not is_op(node, "QuantizeLinear") or node.inputs[0] is not value:  # type: ignore[union-attr]
         return None
-    found = _quantised(node, node.outputs[0])  # type: ignore[union-attr]
-    return found if found is not None and found.scalar and found.dtype in (np.int8, np.uint8) else None
+    result = _read_parameters(node, node.outputs[0])  # type: ignore[union-attr]
+    return result if result is not None and result.scalar and result.dtype in (np.int8, np.uint8) else None
 
 
-def _quantised(node: ir.Node | None, value: ir.Value | None) -> Quantised | None:
+def _read_parameters(node: ir.Node | None, value: ir.Value | None) -> Quantised | None:
+    """Return the integers `value` of a QuantizeLinear or DequantizeLinear with its parameters, if these are constants.
+
+    None for blocks, scales other than float32, and zero points other than int8, uint8 and int32.
+    """
     if node is None or value is None or attribute(node, "block_size", 0):
         return None
     scale_value, zero_value = quantisation(node)
@@ -79,58 +96,61 @@ def _quantised(node: ir.Node | None, value: ir.Value | None) -> Quantised | None
     if scale is None or scale.dtype != np.float32:
         return None
     if node.op_type == "DequantizeLinear" and attribute(node, "output_dtype", 0) not in (0, ir.DataType.FLOAT):
-        return None  # integer operators stand for float32 ones
+        return None  # integer operators replace float32 operators only
     if zero_value is None:
-        kind = value.dtype
+        dtype = value.dtype
         if node.op_type == "QuantizeLinear" and node.attributes.get("output_dtype") is not None:
             return None
-        zero: NDArray[Any] | None = np.zeros(scale.shape, np.uint8 if kind is None else kind.numpy())
+        zero: NDArray[Any] | None = np.zeros(scale.shape, np.uint8 if dtype is None else dtype.numpy())
     else:
         zero = constant(zero_value)
     if zero is None or zero.dtype not in (np.int8, np.uint8, np.int32):
         return None
     axis, dims = attribute(node, "axis", 1), shape(value)
-    if scale.size > 1 and dims is not None and zero.dtype != np.int32:  # nobody looks at the axis of a bias
+    if scale.size > 1 and dims is not None and zero.dtype != np.int32:  # the axis of a bias is not read
         if not -len(dims) <= axis < len(dims) or scale.shape != (dims[axis],):
-            return None  # whoever computes it says what is wrong
+            return None  # the operator stays, and its computation reports the error
         axis %= len(dims)
     return Quantised(value, scale, zero, scale_value, zero_value, axis)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Dequantisation:
-    """Origin of a float constant: why integer operators cannot take it, "" where they may; the axis along which
-    it has scales, None where it has one."""
+    """How a folded DequantizeLinear computed a float constant.
+
+    obstacle: why integer operators cannot read its integers; "" if they can. axis: axis of its scales; None for one
+    scale.
+    """
 
     obstacle: str
     axis: int | None
 
 
-def steps_of(node: ir.Node) -> Dequantisation:
-    """Steps of what the DequantizeLinear `node` makes."""
+def dequantisation_of(node: ir.Node) -> Dequantisation:
+    """Describe the DequantizeLinear `node`, before it is folded."""
     x, (scale, _) = node.inputs[0], quantisation(node)
     assert x is not None and scale is not None
     rank, axis, block = len(x.shape or ()), attribute(node, "axis", 1), attribute(node, "block_size", 0)
-    along = axis % rank if rank and prod(shape(scale) or ()) > 1 else None
+    scale_axis = axis % rank if rank and prod(shape(scale) or ()) > 1 else None
     if block and len(scale.shape or ()) > 1:
-        return Dequantisation(f"a scale for each {block} elements along axis {along}", along)
+        return Dequantisation(f"a scale for each {block} elements along axis {scale_axis}", scale_axis)
     if dtype_name(x) not in ("int8", "uint8"):
-        return Dequantisation(f"the element type {dtype_name(x)}", along)
-    return Dequantisation(f"scales of {dtype_name(scale)}" if dtype_name(scale) != "float32" else "", along)
+        return Dequantisation(f"the element type {dtype_name(x)}", scale_axis)
+    return Dequantisation(f"scales of {dtype_name(scale)}" if dtype_name(scale) != "float32" else "", scale_axis)
 
 
-def meaning(q: Quantised) -> tuple[float, int]:
-    """Scale and zero point of a tensor that has one of each."""
+def scale_and_zero(q: Quantised) -> tuple[float, int]:
+    """Return scale and zero point of a tensor that has one of each."""
     return float(q.scale.item()), int(q.zero.item())
 
 
-def same_meaning(x: Quantised, y: Quantised) -> bool:
-    """Whether equal integers stand for equal reals."""
+def have_same_parameters(x: Quantised, y: Quantised) -> bool:
+    """Return whether equal integers of both tensors are equal reals."""
     return bool(np.array_equal(x.scale.ravel(), y.scale.ravel()) and np.array_equal(x.zero.ravel(), y.zero.ravel()))
 
 
 def activation(value: ir.Value | None) -> Quantised | None:
-    """A dequantised 8-bit tensor with one scale, not a constant."""
+    """Return the 8-bit tensor that `value` dequantises, if it has one scale and is no constant; else None."""
     q = dequantised(value)
     if q is None or not q.scalar or q.dtype not in (np.int8, np.uint8) or constant(q.value) is not None:
         return None
@@ -138,7 +158,7 @@ def activation(value: ir.Value | None) -> Quantised | None:
 
 
 def adds_bias(product: ir.Node, bias: ir.Value | None) -> bool:
-    """Whether onnxruntime makes one Gemm of the MatMul `product` and the addition of `bias`."""
+    """Return whether onnxruntime makes one Gemm of the MatMul `product` and the addition of `bias`."""
     x, w, b = (None if value is None else shape(value) for value in (*product.inputs, bias))
     if x is None or w is None or b is None or len(w) != 2 or len(x) < 2:
         return False

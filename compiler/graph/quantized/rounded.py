@@ -1,10 +1,10 @@
-"""Normalisations between bytes as one operator of integers, whose results are rounded correctly.
+"""Operators of integers whose results are rounded correctly: normalisations, sums and averages of bytes.
 
     y8 = QuantizeLinear(LayerNormalization(DequantizeLinear(x8), gamma, beta))
         ->      y8 = QLinearNorm(x8, sx, zx, epsilon, bias, scale, sy, zy)
 
-The same for RMSNormalization and onnxruntime's SimplifiedLayerNormalization, of which nothing takes off the mean. What
-stands here is for `compile(rounding="correct")`: onnxruntime computes floats, and may round to the other side.
+Also for RMSNormalization and onnxruntime's SimplifiedLayerNormalization, which do not subtract the mean. They are used
+with `compile(rounding="correct")`: onnxruntime computes floats, and may round to the other side of a tie.
 """
 
 from __future__ import annotations
@@ -18,48 +18,55 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.operands import operand
-from celosia.compiler.graph.quantized.qdq import Quantised, activation, dequantised, meaning
+from celosia.compiler.graph.quantized.qdq import Quantised, activation, dequantised, scale_and_zero
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, shape
 from celosia.compiler.graph.windows import windows_of
 from celosia.compiler.program.host.window_geometry import WindowError
 
 CENTRED = "LayerNormalization"
+"""The normalisation that subtracts the mean."""
 NORMS = (CENTRED, "RMSNormalization", "SimplifiedLayerNormalization")
+"""Normalisations that can become QLinearNorm."""
 WHY = "celosia.norm"
-"""In `meta` of an operator of NORMS that stays one: the reason."""
+"""Key in `meta` of a normalisation that stays in floats: the reason, for messages."""
 
 
 def norm_operands(graph: ir.Graph, node: ir.Node, y: Quantised) -> tuple[Quantised, list[ir.Value]] | None:
-    """(The input, constants of `graph` epsilon, bias and scale) of `node`, one of NORMS whose result becomes `y`; None,
-    and a reason in its `meta`, where it stays what it is."""
+    """Return (input, [epsilon, bias, scale] as constants of `graph`) of a normalisation whose result is `y`.
+
+    None, with the reason in `meta` of `node`, if it cannot be computed in integers.
+    """
     try:
-        x, found = _integers(node, y)
+        x, constants = _read_norm(node, y)
     except numerics.NormError as reason:
         node.meta[WHY] = str(reason)
         return None
-    epsilon = np.array(found.epsilon, np.int64)
-    arrays: dict[str, NDArray[Any]] = {"epsilon": epsilon, "bias": found.bias, "scale": found.scale}
+    epsilon = np.array(constants.epsilon, np.int64)
+    arrays: dict[str, NDArray[Any]] = {"epsilon": epsilon, "bias": constants.bias, "scale": constants.scale}
     return x, [new_constant(graph, f"{node.name}_{name}", array) for name, array in arrays.items()]
 
 
-def _integers(node: ir.Node, y: Quantised) -> tuple[Quantised, numerics.NormConstants]:
+def _read_norm(node: ir.Node, y: Quantised) -> tuple[Quantised, numerics.NormConstants]:
+    """Return the input and the integer constants of a normalisation. Raises NormError with the reason if it cannot."""
     x = activation(node.inputs[0])
     if x is None or x.dtype != y.dtype:
         raise numerics.NormError(f"its input is no tensor of {y.dtype} with one scale, as its result is")
     dims = shape(x.value)
     if dims is None or attribute(node, "axis", -1) % len(dims) != len(dims) - 1:
         raise numerics.NormError("sums are those of rows along the last axis, whose size is known")
-    floats = [_floats(value) for value in node.inputs[1:]]
+    floats = [_constant_floats(value) for value in node.inputs[1:]]
     if any(array is None or array.dtype != np.float32 for array in floats):
         raise numerics.NormError("its scale and offset are no constants of float32")
     if any(array.size != 1 and not array.size == array.shape[-1] == dims[-1] for array in floats):  # type: ignore[union-attr]
         raise numerics.NormError("its scale and offset are no rows, as those are that are normalised")
     gamma, beta = (np.broadcast_to(array.reshape(-1), dims[-1:]) for array in (*floats, np.zeros(1, np.float32))[:2])  # type: ignore[union-attr]
-    return x, numerics.norm_constants(gamma, beta, meaning(x)[0], meaning(y)[0], attribute(node, "epsilon", 1e-5))
+    return x, numerics.norm_constants(
+        gamma, beta, scale_and_zero(x)[0], scale_and_zero(y)[0], attribute(node, "epsilon", 1e-5)
+    )
 
 
-def _floats(value: ir.Value | None) -> NDArray[Any] | None:
-    """A constant, or what a DequantizeLinear makes of one, once for all of it."""
+def _constant_floats(value: ir.Value | None) -> NDArray[Any] | None:
+    """Return a constant, also one that a DequantizeLinear makes of a constant with one scale; None for others."""
     q, array = dequantised(value), constant(value)
     integers = None if q is None or not q.scalar else constant(q.value)
     if q is None or integers is None:
@@ -68,27 +75,31 @@ def _floats(value: ir.Value | None) -> NDArray[Any] | None:
 
 
 FACTORS = "factors"
+"""Attribute of a QLinearAdd or QLinearMul of ours: the integers [ma, mb, c, shift] with which it computes."""
 
 
 def round_sums(model: ir.Model) -> None:
-    """Change `model`: those QLinearAdd get the integers that are nearest."""
+    """Round correctly each QLinearAdd whose floats no integers reproduce: give it the nearest integers as FACTORS."""
     for node in model.graph:
-        if is_op(node, "QLinearAdd") and (scales := _scales(node)) is not None and rescaled_sum(node) is None:
-            found = numerics.nearest_rescale_add(*scales, _dtype(node))
-            if found is not None:
+        if is_op(node, "QLinearAdd") and (scales := _scales_and_zeros(node)) is not None and rescaled_sum(node) is None:
+            nearest = numerics.nearest_rescale_add(*scales, _result_dtype(node))
+            if nearest is not None:
                 node.domain = "celosia"
-                (factors,) = attributes(**{FACTORS: [found.ma, found.mb, found.c, found.shift]})
+                (factors,) = attributes(**{FACTORS: [nearest.ma, nearest.mb, nearest.c, nearest.shift]})
                 node.attributes[FACTORS] = factors
 
 
 def rescaled_sum(node: ir.Node) -> numerics.RescaleAdd | None:
-    """The integers of a QLinearAdd: those that it has, or those that give onnxruntime's bytes; None without any."""
+    """Return the integers with which a QLinearAdd is computed: its FACTORS, or those that give onnxruntime's bytes.
+
+    None if there are none, so that it stays on the CPU.
+    """
     if (factors := attribute(node, FACTORS)) is not None:
         return numerics.RescaleAdd(*factors)
-    scales = _scales(node)
+    scales = _scales_and_zeros(node)
     if scales is None:
         return None
-    return numerics.fit_rescale_add(*scales, _dtype(node), *(constant(operand(node, name)) for name in "ab"))
+    return numerics.fit_rescale_add(*scales, _result_dtype(node), *(constant(operand(node, name)) for name in "ab"))
 
 
 def factors_of_floats(op: str, a: Quantised, b: Quantised, y: Quantised) -> list[int] | None:
@@ -96,21 +107,21 @@ def factors_of_floats(op: str, a: Quantised, b: Quantised, y: Quantised) -> list
 
     [] if QLinearAdd or QLinearMul gives them on all pairs, `FACTORS` if other integers do; None if none were found.
     """
-    of_bytes, of_floats, fit = numerics.BINARY[op]
-    (sa, za), (sb, zb), (sy, zy) = meaning(a), meaning(b), meaning(y)
+    of_bytes, of_floats, fit_factors = numerics.BINARY[op]
+    (sa, za), (sb, zb), (sy, zy) = scale_and_zero(a), scale_and_zero(b), scale_and_zero(y)
     lo, hi = np.iinfo(y.dtype).min, np.iinfo(y.dtype).max
-    every = np.arange(lo, hi + 1).astype(y.dtype)
-    x, z = (every if array is None else np.unique(array) for array in (constant(a.value), constant(b.value)))
+    all_bytes = np.arange(lo, hi + 1).astype(y.dtype)
+    x, z = (all_bytes if array is None else np.unique(array) for array in (constant(a.value), constant(b.value)))
     floats = of_floats(x[:, None], z, sa, za, sb, zb, sy, zy)
-    exchanged = of_bytes(z, x[:, None], sb, zb, sa, za, sy, zy)
-    if np.array_equal(floats, of_bytes(x[:, None], z, sa, za, sb, zb, sy, zy)) and np.array_equal(floats, exchanged):
+    swapped = of_bytes(z, x[:, None], sb, zb, sa, za, sy, zy)
+    if np.array_equal(floats, of_bytes(x[:, None], z, sa, za, sb, zb, sy, zy)) and np.array_equal(floats, swapped):
         return []
-    found = fit(sa, za, sb, zb, sy, zy, y.dtype, x, z) if fit is not None else None
-    return None if found is None else [found.ma, found.mb, found.c, found.shift]
+    fitted = fit_factors(sa, za, sb, zb, sy, zy, y.dtype, x, z) if fit_factors is not None else None
+    return None if fitted is None else [fitted.ma, fitted.mb, fitted.c, fitted.shift]
 
 
-def _scales(node: ir.Node) -> tuple[float, int, float, int, float, int] | None:
-    """sa, za, sb, zb, sy and zy, where they are constants of one element."""
+def _scales_and_zeros(node: ir.Node) -> tuple[float, int, float, int, float, int] | None:
+    """Return sa, za, sb, zb, sy and zy of a QLinearAdd; None if they are not all constants of one element."""
     arrays = [constant(operand(node, f"{name}_{kind}")) for name in "abc" for kind in ("scale", "zero_point")]
     if any(array is None or array.size != 1 for array in arrays):
         return None
@@ -118,17 +129,19 @@ def _scales(node: ir.Node) -> tuple[float, int, float, int, float, int] | None:
     return sa, za, sb, zb, sy, zy
 
 
-def _dtype(node: ir.Node) -> np.dtype[Any]:
+def _result_dtype(node: ir.Node) -> np.dtype[Any]:
+    """Return the element type of a node's result."""
     kind = node.outputs[0].dtype
     assert kind is not None
     return np.dtype(kind.numpy())
 
 
 INTEGERS = "integers"
+"""Attribute of a QLinearAveragePool of ours: 1 if it adds integers."""
 
 
 def round_averages(model: ir.Model) -> None:
-    """Change `model`: those averages add integers that would add floats."""
+    """Let each QLinearAveragePool add integers where adding floats may give other bytes."""
     for node in model.graph:
         if is_op(node, "QLinearAveragePool") and not adds_integers(node):
             node.domain = "celosia"
@@ -136,8 +149,10 @@ def round_averages(model: ir.Model) -> None:
 
 
 def adds_integers(node: ir.Node) -> bool:
-    """Whether sums of integers give the bytes of a QLinearAveragePool: it adds them, or floats that are proved not to
-    tell (`numerics.average_is_exact`)."""
+    """Return whether sums of integers give the bytes of a QLinearAveragePool.
+
+    They do if it adds integers, or floats that provably give the same (`numerics.average_is_exact`).
+    """
     if attribute(node, INTEGERS, 0):
         return True
     try:

@@ -26,7 +26,7 @@ from celosia.compiler.graph.select.parameters import (
 )
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, constant
-from celosia.compiler.graph.windows import spread_of, windows_of
+from celosia.compiler.graph.windows import transposed_windows_of, windows_of
 from celosia.compiler.layer import Gemm, Layer, TilingError, Window
 from celosia.compiler.program.host.window_geometry import TransposedWindows
 from celosia.compiler.strided_view import StridedView
@@ -126,7 +126,7 @@ def conv_transpose(p: Placement, node: ir.Node) -> None:
         raise NotOffloadable(
             f"a transposed convolution of {weights.ndim - 2} dimensions; the accelerator has those of one and two"
         )
-    spread, groups = spread_of(node, array_of(operand(node, "w")).shape[2:]), attribute(node, "group", 1)
+    spread, groups = transposed_windows_of(node, array_of(operand(node, "w")).shape[2:]), attribute(node, "group", 1)
     if groups < 1 or form.dims[1] % groups or weights.shape[0] != form.dims[1]:
         raise NotOffloadable(f"{groups} groups do not divide its channels; export it with a number of groups that does")
     phases = [_phases(spread, axis) for axis in (0, 1)]

@@ -1,10 +1,10 @@
-"""Images in blocks of channels around convolutions, so that the CPU's vectors go over channels.
+"""Arrange images in blocks of channels around convolutions, so that the CPU's vectors go over channels.
 
     y = Conv(x, w)                           y16 = BlockedConv(x, w16)
     z = Relu(y)                       ->     z16 = Relu(y16)
     u = MaxPool(z)                           u16 = BlockedMaxPool(z16); u = Unblock(u16)
 
-What the next operator takes in blocks is never converted back. Weights are constants, which are arranged here. The
+A tensor stays in blocks as long as its readers take blocks. Weights are constants, which are arranged here. The blocked
 operators are those of ops/blocked.py.
 """
 
@@ -28,30 +28,42 @@ from celosia.compiler.program.op_spec import Kind
 from celosia.compiler.target import target
 
 Shape = tuple[int, ...]
+"""A static shape."""
 ELEMENTWISE = frozenset((*UNARY, *BINARY, *VARIADIC, "Clip"))
+"""Operators that compute element by element, in any layout."""
 _BLOCKED = {name.removeprefix("Blocked"): op_spec(name) for name in OPS if name.startswith("Blocked")}
+"""Operator -> OpSpec of its blocked form."""
 CONVOLUTIONS = frozenset(name for name, spec in _BLOCKED.items() if spec.weights is not None)
+"""Operators whose blocked form has weights."""
 GLOBAL_POOLS = frozenset(name for name, spec in _BLOCKED.items() if spec.kind is Kind.REDUCTION)
+"""Operators whose blocked form reduces the whole image, and whose result is in no blocks."""
 POOLS = _BLOCKED.keys() - CONVOLUTIONS - GLOBAL_POOLS
+"""Operators whose blocked form pools windows."""
 
 
-def layout(model: ir.Model, lanes: int | None = None) -> None:
-    """Rewrite float32 convolutions, and what stands between them, in place. lanes: the largest block of channels."""
+def use_blocked_layout(model: ir.Model, lanes: int | None = None) -> None:
+    """Rewrite float32 convolutions, and the operators between them, into blocks of channels, in place.
+
+    lanes: channels of the largest block; None stands for the float32 lanes of the target's vectors.
+    """
     _Layout(model.graph, lanes or target().lanes("float32")).run()
 
 
-DEEP = 160
-"""Channels that are added up, from which on a tile that reads them one by one reads more pages of memory than the
-processor finds fast."""
+DEEP_CHANNELS = 160
+"""Input channels from which on reading them one by one touches more memory pages than the CPU reads fast."""
 
 
 def _is_shallow(node: ir.Node, w: NDArray[Any]) -> bool:
-    """Whether a convolution is of single pixels that are neighbours, and adds up few of them."""
-    return prod(w.shape[2:]) == 1 and w.shape[1] < DEEP and set(attribute(node, "strides", [1])) == {1}
+    """Return whether a convolution is 1x1 with stride 1 and sums fewer than DEEP_CHANNELS input channels."""
+    return prod(w.shape[2:]) == 1 and w.shape[1] < DEEP_CHANNELS and set(attribute(node, "strides", [1])) == {1}
 
 
 class _Layout:
-    """`blocked`: the blocked form of values that have one. `done`: nodes replaced so far, with what they make now."""
+    """The rewriting of one graph.
+
+    blocked: plain value -> its blocked form. done: (replaced node, its new result). names: names of values, which new
+    ones must not take.
+    """
 
     def __init__(self, graph: ir.Graph, lanes: int) -> None:
         self.graph, self.lanes = graph, lanes
@@ -60,37 +72,39 @@ class _Layout:
         self.names = {value.name for node in graph for value in node.outputs} | graph.meta.get(RESERVED, frozenset())
 
     def run(self) -> None:
+        """Insert blocked operators front to back, then remove the replaced nodes back to front."""
         for node in list(self.graph):
-            if node.domain in ("", "ai.onnx") and _in_floats(node):
+            if node.domain in ("", "ai.onnx") and _is_float_image_operator(node):
                 y = self._rewrite(node)
                 if y is not None:
                     self.done.append((node, y))
         for node, y in reversed(self.done):
-            self._replace(node, y)
+            self._remove_replaced(node, y)
 
     def _rewrite(self, node: ir.Node) -> ir.Value | None:
-        """Return the output of `node` as blocked or plain operators make it; None if `node` stays."""
+        """Insert the replacement of `node`, blocked or plain, and return its output; None if `node` stays."""
         if node.op_type in CONVOLUTIONS:
-            y = self._conv(node)
+            y = self._insert_conv(node)
         elif node.op_type in GLOBAL_POOLS:
-            return self._global_pool(node)
+            return self._insert_global_pool(node)
         elif node.op_type in POOLS:
-            y = self._pool(node)
+            y = self._insert_pool(node)
         elif joins_parts(node):
-            y = self._concat(node)
+            y = self._insert_concat(node)
         elif node.op_type == "BatchNormalization":
-            y = self._batch_norm(node)
+            y = self._insert_batch_norm(node)
         else:
-            y = self._elementwise(node) if node.op_type in ELEMENTWISE else None
+            y = self._insert_elementwise(node) if node.op_type in ELEMENTWISE else None
         if y is not None:
             self.blocked[node.outputs[0]] = y
         return y
 
-    def _replace(self, node: ir.Node, y: ir.Value) -> None:
+    def _remove_replaced(self, node: ir.Node, y: ir.Value) -> None:
+        """Remove a replaced node; its remaining readers get the new result `y`, in plain layout."""
         old = node.outputs[0]
         if old.uses() or old.is_graph_output():
             if old in self.blocked:
-                y = self._unblock(node, y, _dims(old))
+                y = self._insert_unblock(node, y, _dims(old))
             ir.convenience.replace_all_uses_with(old, y, replace_graph_outputs=True)
             name, old.name = old.name, None
             y.name = name
@@ -98,210 +112,239 @@ class _Layout:
 
     # Operators -------------------------------------------------------------------------------------------------
 
-    def _conv(self, node: ir.Node) -> ir.Value | None:
+    def _insert_conv(self, node: ir.Node) -> ir.Value | None:
+        """Insert the blocked form of a convolution; None if it stays plain, because blocks would not be faster.
+
+        Output channels are padded with zeros to whole vectors before a global pool, which drops them. The input stays
+        plain where it has few channels, which are read faster so.
+        """
         x, w = node.inputs[0], constant(node.inputs[1])
         assert x is not None
-        out = _dims(node.outputs[0])
+        out_dims = _dims(node.outputs[0])
         if w is None or w.ndim < 3:
             return None
         group, channels = attribute(node, "group", 1), _dims(x)[1]
-        m, bias = self._block(out[1]), [value for value in (operand(node, "b"),) if value is not None]
-        fixed = all(constant(value) is not None for value in bias)
-        if m < self.lanes < out[1] and group == 1 and fixed and self._leads_to_global_pool(node):
-            m, more = self.lanes, -out[1] % self.lanes  # channels of zeros, which the pool leaves out
-            out, w = (out[0], out[1] + more, *out[2:]), _longer(w, more)
-            bias = [self._longer_bias(value, more) for value in bias]
-        if not m:
+        out_block, bias = self._block_size(out_dims[1]), [value for value in (operand(node, "b"),) if value is not None]
+        constant_bias = all(constant(value) is not None for value in bias)
+        if out_block < self.lanes < out_dims[1] and group == 1 and constant_bias and self._leads_to_global_pool(node):
+            out_block, padding = self.lanes, -out_dims[1] % self.lanes  # the global pool drops these channels of zeros
+            out_dims, w = (out_dims[0], out_dims[1] + padding, *out_dims[2:]), _pad_with_zeros(w, padding)
+            bias = [self._pad_bias(value, padding) for value in bias]
+        if not out_block:
             return None
-        by_channel = group == channels == out[1]
-        fills = by_channel and 2 * out[-1] >= self.lanes  # with a line of the image, half a vector or more
-        if x not in self.blocked and (fills or _is_shallow(node, w)) and not self._leads_to_conv(node):
-            return None  # as fast as it is, without conversions
-        if by_channel:
-            x, c = self._blocks_of(x, node), 1
+        is_depthwise = group == channels == out_dims[1]
+        fills_vectors = is_depthwise and 2 * out_dims[-1] >= self.lanes  # a row of the image fills half a vector
+        if x not in self.blocked and (fills_vectors or _is_shallow(node, w)) and not self._leads_to_conv(node):
+            return None  # the plain form is as fast, and needs no conversions
+        if is_depthwise:
+            x, in_block = self._in_blocks(x, node), 1
             if x is None:
                 return None
         else:
             if group == 1 and channels // self.lanes:  # fewer channels are read faster as they are
-                x = self._blocks_of(x, node) or x
+                x = self._in_blocks(x, node) or x
             x = self.blocked.get(x, x)
-            c = _dims(x)[-1] if len(_dims(x)) > w.ndim else 1
-            if channels // group % c or out[1] // group % m:
+            in_block = _dims(x)[-1] if len(_dims(x)) > w.ndim else 1
+            if channels // group % in_block or out_dims[1] // group % out_block:
                 return None
-        weights = new_constant(self.graph, f"{_name(node.inputs[1])}.blocked", _arranged(w, c, m))
+        weights = new_constant(
+            self.graph, f"{_name_of(node.inputs[1])}.blocked", _arrange_weights(w, in_block, out_block)
+        )
         weights.meta.update(node.inputs[1].meta)  # type: ignore[union-attr]
-        return self._emit(node, "BlockedConv", [x, weights, *bias], _blocked_dims(out, m))
+        return self._insert(node, "BlockedConv", [x, weights, *bias], _blocked_dims(out_dims, out_block))
 
     def _leads_to_conv(self, node: ir.Node) -> bool:
-        """Whether operators that keep blocks lead from `node` to another convolution."""
+        """Return whether only operators that keep blocks lie between `node` and some later convolution."""
         users = [use.node for use in node.outputs[0].uses()]
-        keep = (*ELEMENTWISE, *POOLS, "BatchNormalization")
-        through = [user for user in users if user.op_type in keep or joins_parts(user)]
-        return any(user.op_type in CONVOLUTIONS for user in users) or any(map(self._leads_to_conv, through))
+        block_keeping = (*ELEMENTWISE, *POOLS, "BatchNormalization")
+        keeping_users = [user for user in users if user.op_type in block_keeping or joins_parts(user)]
+        return any(user.op_type in CONVOLUTIONS for user in users) or any(map(self._leads_to_conv, keeping_users))
 
     def _leads_to_global_pool(self, node: ir.Node) -> bool:
-        """Whether all that reads what `node` makes is a global pool, with but functions of one element between."""
+        """Return whether the result of `node` goes to a global pool alone, perhaps through functions of one element."""
         y = node.outputs[0]
         users = [use.node for use in y.uses()]
         if len(users) != 1 or y.is_graph_output():
             return False
-        if users[0].domain not in ("", "ai.onnx") or not _in_floats(users[0]):
+        if users[0].domain not in ("", "ai.onnx") or not _is_float_image_operator(users[0]):
             return False
         if users[0].op_type in GLOBAL_POOLS:
             return True
         limits = users[0].inputs[1:] if users[0].op_type == "Clip" else []
-        alone = users[0].op_type in (*UNARY, "Clip") and all(x is None or prod(_dims(x)) == 1 for x in limits)
-        return alone and self._leads_to_global_pool(users[0])
+        is_unary = users[0].op_type in (*UNARY, "Clip") and all(x is None or prod(_dims(x)) == 1 for x in limits)
+        return is_unary and self._leads_to_global_pool(users[0])
 
-    def _longer_bias(self, bias: ir.Value, more: int) -> ir.Value:
+    def _pad_bias(self, bias: ir.Value, more: int) -> ir.Value:
+        """Add a constant: `bias` with `more` zeros."""
         array = constant(bias)
         assert array is not None
-        return new_constant(self.graph, f"{_name(bias)}.longer", _longer(array, more))
+        return new_constant(self.graph, f"{_name_of(bias)}.longer", _pad_with_zeros(array, more))
 
-    def _pool(self, node: ir.Node) -> ir.Value | None:
-        x = self.blocked.get(_first(node))
+    def _insert_pool(self, node: ir.Node) -> ir.Value | None:
+        """Insert the blocked form of a pooling whose input is in blocks and whose indices nobody reads; else None."""
+        x = self.blocked.get(_first_input(node))
         if x is None or any(out.uses() or out.is_graph_output() for out in node.outputs[1:]):
             return None
         dims = _blocked_dims(_dims(node.outputs[0]), _dims(x)[-1])
-        return self._emit(node, f"Blocked{node.op_type}", [x], dims)
+        return self._insert(node, f"Blocked{node.op_type}", [x], dims)
 
-    def _global_pool(self, node: ir.Node) -> ir.Value | None:
-        x, out = self.blocked.get(_first(node)), _dims(node.outputs[0])
+    def _insert_global_pool(self, node: ir.Node) -> ir.Value | None:
+        """Insert the blocked form of a global pool, and a Slice that drops padded channels; None for a plain input."""
+        x, out = self.blocked.get(_first_input(node)), _dims(node.outputs[0])
         if x is None:
             return None
         channels = _dims(x)[1] * _dims(x)[-1]
-        y = self._emit(node, f"Blocked{node.op_type}", [x], (out[0], channels, *out[2:]))
+        y = self._insert(node, f"Blocked{node.op_type}", [x], (out[0], channels, *out[2:]))
         if channels == out[1]:
             return y
         first, last, axis = (new_constant(self.graph, "slice", np.array([n], np.int64)) for n in (0, out[1], 1))
-        return self._emit(node, "Slice", [y, first, last, axis], out)
+        return self._insert(node, "Slice", [y, first, last, axis], out)
 
-    def _concat(self, node: ir.Node) -> ir.Value | None:
-        found = [self.blocked.get(x) for x in node.inputs if x is not None]
-        parts = [x for x in found if x is not None]
+    def _insert_concat(self, node: ir.Node) -> ir.Value | None:
+        """Insert a Concat of blocks; None if parts are plain, or of different blocks, or not joined along channels."""
+        blocked_inputs = [self.blocked.get(x) for x in node.inputs if x is not None]
+        parts = [x for x in blocked_inputs if x is not None]
         out = _dims(node.outputs[0])
         blocks = {_dims(x)[-1] for x in parts}
-        if len(parts) < len(found) or len(blocks) != 1 or attribute(node, "axis") not in (1, 1 - len(out)):
+        if len(parts) < len(blocked_inputs) or len(blocks) != 1 or attribute(node, "axis") not in (1, 1 - len(out)):
             return None
-        return self._emit(node, node.op_type, parts, _blocked_dims(out, blocks.pop()), axis=1)
+        return self._insert(node, node.op_type, parts, _blocked_dims(out, blocks.pop()), axis=1)
 
-    def _batch_norm(self, node: ir.Node) -> ir.Value | None:
-        """As y = x * factor + offset."""
-        x, fixed = self.blocked.get(_first(node)), [constant(value) for value in node.inputs[1:]]
-        if x is None or is_training(node) or any(array is None for array in fixed):
+    def _insert_batch_norm(self, node: ir.Node) -> ir.Value | None:
+        """Insert y = x * factor + offset for a BatchNormalization of blocks; None for a plain input or in training."""
+        x, parameters = self.blocked.get(_first_input(node)), [constant(value) for value in node.inputs[1:]]
+        if x is None or is_training(node) or any(array is None for array in parameters):
             return None
-        scale, bias, mean, variance = (np.asarray(array, np.float64) for array in fixed)
+        scale, bias, mean, variance = (np.asarray(array, np.float64) for array in parameters)
         factor = scale / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
         dims = _dims(x)
-        across = (dims[1], *(1,) * (len(dims) - 3), dims[-1])
+        parameter_dims = (dims[1], *(1,) * (len(dims) - 3), dims[-1])
         for op, array in (("Mul", factor), ("Add", bias - mean * factor)):
-            value = new_constant(self.graph, f"{node.name}.{op.lower()}", array.astype(np.float32).reshape(across))
-            x = self._emit(node, op, [x, value], dims)
+            value = new_constant(
+                self.graph, f"{node.name}.{op.lower()}", array.astype(np.float32).reshape(parameter_dims)
+            )
+            x = self._insert(node, op, [x, value], dims)
         return x
 
-    def _elementwise(self, node: ir.Node) -> ir.Value | None:
-        """An operator of which some operand is in blocks, and none is large and not."""
-        out = _dims(node.outputs[0])
-        c = next(
-            (_dims(self.blocked[x])[-1] for x in node.inputs if x in self.blocked and _dims(x)[1:2] == out[1:2]), 0
+    def _insert_elementwise(self, node: ir.Node) -> ir.Value | None:
+        """Insert an elementwise operator on blocks.
+
+        None if no operand is in blocks, or one would have to be converted.
+        """
+        out_dims = _dims(node.outputs[0])
+        block = next(
+            (_dims(self.blocked[x])[-1] for x in node.inputs if x in self.blocked and _dims(x)[1:2] == out_dims[1:2]), 0
         )
-        if not c:
+        if not block:
             return None
-        operands = [None if x is None else self._operand(x, out, c, node) for x in node.inputs]
-        if any(new is None for new, x in zip(operands, node.inputs) if x is not None):
+        operands = [None if x is None else self._block_operand(x, out_dims, block, node) for x in node.inputs]
+        if any(new_operand is None for new_operand, x in zip(operands, node.inputs) if x is not None):
             return None
         blocks = max(_dims(self.blocked[x])[1] for x in node.inputs if x in self.blocked)
-        return self._emit(node, node.op_type, operands, (out[0], blocks, *out[2:], c))
+        return self._insert(node, node.op_type, operands, (out_dims[0], blocks, *out_dims[2:], block))
 
-    def _operand(self, x: ir.Value, out: Shape, c: int, node: ir.Node) -> ir.Value | None:
-        """x as it is broadcast to `out` in blocks of c channels; None where that takes work."""
-        dims, fixed = _dims(x), constant(x)
+    def _block_operand(self, x: ir.Value, out: Shape, c: int, node: ir.Node) -> ir.Value | None:
+        """Return operand `x` so that it broadcasts to `out` in blocks of `c` channels; None if that would cost time."""
+        dims, array = _dims(x), constant(x)
         if x in self.blocked:
             return self.blocked[x] if dims[1] == out[1] else None
         if prod(dims) == 1:
-            return x if len(dims) < len(out) else self._reshape(node, x, (1,) * (len(out) + 1))
+            return x if len(dims) < len(out) else self._insert_reshape(node, x, (1,) * (len(out) + 1))
         if len(dims) > len(out):
             return None
         dims = (*(1,) * (len(out) - len(dims)), *dims)
-        if fixed is None:
-            return self._blocks_of(x, node) if prod(dims[2:]) == 1 and dims == _dims(x) and dims[1] == out[1] else None
-        step = c if dims[1] == out[1] else 1
-        array = np.moveaxis(fixed.reshape(dims[0], dims[1] // step, step, *dims[2:]), 2, -1)
+        if array is None:
+            return self._in_blocks(x, node) if prod(dims[2:]) == 1 and dims == _dims(x) and dims[1] == out[1] else None
+        channels_per_block = c if dims[1] == out[1] else 1
+        array = np.moveaxis(array.reshape(dims[0], dims[1] // channels_per_block, channels_per_block, *dims[2:]), 2, -1)
         return new_constant(self.graph, f"{x.name}.blocked", array)
 
     # Conversion ------------------------------------------------------------------------------------------------
 
-    def _block(self, channels: int) -> int:
-        """Channels of a block; 0 where no block divides them all."""
+    def _block_size(self, channels: int) -> int:
+        """Return the channels of a block: a vector or half of one; 0 if neither divides `channels`."""
         return next((c for c in (self.lanes, self.lanes // 2) if c > 1 and channels % c == 0), 0)
 
-    def _blocks_of(self, x: ir.Value, node: ir.Node) -> ir.Value | None:
-        """x in blocks, converted before `node` where it is not. None where no block divides its channels."""
+    def _in_blocks(self, x: ir.Value, node: ir.Node) -> ir.Value | None:
+        """Return `x` in blocks, converted before `node` if it is not yet; None if no block divides its channels."""
         if x not in self.blocked:
             dims = _dims(x)
-            if not (c := self._block(dims[1])):
+            if not (c := self._block_size(dims[1])):
                 return None
-            into = _blocked_dims(dims, c)
-            one = prod(dims[2:]) == 1
-            self.blocked[x] = self._reshape(node, x, into) if one else self._emit(node, "Block", [x], into, block=c)
+            blocked_dims = _blocked_dims(dims, c)
+            is_single_pixel = prod(dims[2:]) == 1
+            self.blocked[x] = (
+                self._insert_reshape(node, x, blocked_dims)
+                if is_single_pixel
+                else self._insert(node, "Block", [x], blocked_dims, block=c)
+            )
         return self.blocked[x]
 
-    def _unblock(self, node: ir.Node, x: ir.Value, dims: Shape) -> ir.Value:
-        return self._reshape(node, x, dims) if prod(dims[2:]) == 1 else self._emit(node, "Unblock", [x], dims)
+    def _insert_unblock(self, node: ir.Node, x: ir.Value, dims: Shape) -> ir.Value:
+        """Insert the conversion of blocks to the plain shape `dims`; single pixels only need a Reshape."""
+        return self._insert_reshape(node, x, dims) if prod(dims[2:]) == 1 else self._insert(node, "Unblock", [x], dims)
 
-    def _reshape(self, node: ir.Node, x: ir.Value, dims: Shape) -> ir.Value:
-        return self._emit(node, "Reshape", [x, new_constant(self.graph, "dims", np.array(dims, np.int64))], dims)
+    def _insert_reshape(self, node: ir.Node, x: ir.Value, dims: Shape) -> ir.Value:
+        """Insert a Reshape to `dims` before `node`."""
+        return self._insert(node, "Reshape", [x, new_constant(self.graph, "dims", np.array(dims, np.int64))], dims)
 
-    def _emit(self, node: ir.Node, op: str, inputs: Sequence[ir.Value | None], dims: Shape, **attrs: Any) -> ir.Value:
-        """The output of a new operator before `node`, with its attributes where it stands for `node`."""
-        ours = "Block" in op or op == "Unblock"
-        given = list(node.attributes.values()) if op.removeprefix("Blocked") == node.op_type and not attrs else []
-        wanted = f"{_name(node.outputs[0])}.{op.lower()}"
-        name = next(n for k in itertools.count() if (n := f"{wanted}{k or ''}") not in self.names)
+    def _insert(self, node: ir.Node, op: str, inputs: Sequence[ir.Value | None], dims: Shape, **attrs: Any) -> ir.Value:
+        """Insert an operator before `node` and return its output.
+
+        If it is the operator of `node`, or its blocked form, it gets the attributes and the name of `node`.
+        """
+        is_own = "Block" in op or op == "Unblock"
+        copied = list(node.attributes.values()) if op.removeprefix("Blocked") == node.op_type and not attrs else []
+        wanted_name = f"{_name_of(node.outputs[0])}.{op.lower()}"
+        name = next(n for k in itertools.count() if (n := f"{wanted_name}{k or ''}") not in self.names)
         self.names.add(name)
         out = ir.Value(name=name, shape=ir.Shape(dims), type=ir.TensorType(ir.DataType.FLOAT))
         label = node.name if op.removeprefix("Blocked") == node.op_type else name
-        fresh = ir.Node(
-            "celosia" if ours else "", op, inputs, [*given, *attributes(**attrs)], outputs=[out], name=label
+        new_node = ir.Node(
+            "celosia" if is_own else "", op, inputs, [*copied, *attributes(**attrs)], outputs=[out], name=label
         )
-        self.graph.insert_before(node, fresh)
+        self.graph.insert_before(node, new_node)
         return out
 
 
-def _longer(array: NDArray[Any], more: int) -> NDArray[Any]:
-    """With so many more zeros along the first axis."""
+def _pad_with_zeros(array: NDArray[Any], more: int) -> NDArray[Any]:
+    """Return `array` with `more` zeros behind it along the first axis."""
     return np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)])
 
 
-def _arranged(w: NDArray[Any], c: int, m: int) -> NDArray[Any]:
-    """[M, C, ...] as [M/m, C/c, ..., c, m]."""
+def _arrange_weights(w: NDArray[Any], c: int, m: int) -> NDArray[Any]:
+    """Arrange weights [M, C, ...] as [M/m, C/c, ..., c, m]."""
     out, channels, *kernel = w.shape
     split = w.reshape(out // m, m, channels // c, c, *kernel)
     return np.moveaxis(split, (3, 1), (-2, -1))
 
 
 def _blocked_dims(dims: Shape, c: int) -> Shape:
+    """Return the shape of an image of shape `dims` in blocks of `c` channels: [N, C/c, ..., c]."""
     return dims[0], dims[1] // c, *dims[2:], c
 
 
-def _in_floats(node: ir.Node) -> bool:
-    """Whether `node` computes float32 from float32, of known shapes that have channels."""
+def _is_float_image_operator(node: ir.Node) -> bool:
+    """Return whether `node` computes float32 from float32, of known shapes that have channels and no size 0."""
     values = [value for value in (*node.inputs, *node.outputs[:1]) if value is not None]
     known = all(shape(value) is not None and value.dtype == ir.DataType.FLOAT for value in values)
     return known and len(_dims(node.outputs[0])) >= 3 and 0 not in _dims(node.outputs[0])
 
 
 def _dims(value: ir.Value) -> Shape:
+    """Return the shape of a value, which must be known."""
     dims = shape(value)
     assert dims is not None
     return dims
 
 
-def _first(node: ir.Node) -> ir.Value:
+def _first_input(node: ir.Node) -> ir.Value:
+    """Return the first input of a node, which must be there."""
     x = node.inputs[0]
     assert x is not None
     return x
 
 
-def _name(value: ir.Value | None) -> str:
+def _name_of(value: ir.Value | None) -> str:
+    """Return the name of a value; "" for none."""
     return (value.name if value is not None else None) or ""

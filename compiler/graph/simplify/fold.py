@@ -1,7 +1,8 @@
-"""Operators on constants are computed when the model is compiled, and shapes that depend on them become known.
+"""Constant folding: compute operators on constants, and shapes that depend on them, when the model is compiled.
 
-y = Concat(Shape(x)[:1], [-1]); z = Reshape(x, y)   ->   z = Reshape(x, [1, -1])
-Constants come from the same kernels and numpy functions that run the operators of a Program.
+    y = Concat(Shape(x)[:1], [-1]); z = Reshape(x, y)   ->   z = Reshape(x, [1, -1])
+
+The results come from the same kernels and numpy functions that run the operators of a Program.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import onnx_ir as ir
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importing.external_data import is_mapped
-from celosia.compiler.graph.quantized.qdq import MADE_OF, steps_of
+from celosia.compiler.graph.quantized.qdq import MADE_OF, dequantisation_of
 from celosia.compiler.graph.shapes import UNKNOWN, infer, require_agreement
 from celosia.compiler.graph.values import constant, new_constant, shape
 from celosia.compiler.ops import OPS
@@ -24,47 +25,51 @@ from celosia.compiler.program.host.hostops import HOST, RANDOM
 from celosia.compiler.program.host.op import DOMAINS, HostError
 
 DEQUANTISED = frozenset(("DequantizeLinear",))
-"""What QDQ patterns read; bytes that are made of constants are constants."""
+"""Operators that stay at first, since QDQ patterns begin with them."""
 MAX_BYTES = 1 << 26
-"""Larger results are left to be computed when the Program runs."""
+"""Bytes of the largest result that is folded; larger ones are computed when the Program runs."""
 UNREAD = {"Shape": 0, "Size": 0, "CastLike": 1}
-"""The input of which an operator reads the shape or the type, and no element."""
+"""Operator -> number of the input of which it reads only the shape or the type, and no element."""
 
 
 def fold(
     model: ir.Model, keep: frozenset[str] = DEQUANTISED, nodes: Collection[ir.Node] | None = None
 ) -> None:  # fmt: skip
-    """Fill in shapes and replace operators on constants by their results, except for operators in `keep`.
+    """Infer open shapes, and replace operators on constants by their results, except operators in `keep`.
 
-    nodes: those that are looked at, by default all.
+    nodes: the nodes to look at; None stands for all.
     """
     graph = model.graph
     opsets = {domain: version for domain, version in graph.opset_imports.items()}
     for node in [node for node in graph if nodes is None or node in nodes]:
         infer(node, opsets.get("", 21))
-        if node.op_type not in keep and _foldable(node):
-            _replace(graph, node, opsets)
+        if node.op_type not in keep and _is_foldable(node):
+            _replace_by_result(graph, node, opsets)
 
 
-def fold_makers(model: ir.Model, values: Iterable[ir.Value | None]) -> None:
-    """`fold`, of what makes `values`."""
-    waiting, found = list(values), set[ir.Node]()
+def fold_producers(model: ir.Model, values: Iterable[ir.Value | None]) -> None:
+    """Fold the operators that compute `values`, directly or through others, except DequantizeLinear."""
+    waiting, producers = list(values), set[ir.Node]()
     while waiting:
         value = waiting.pop()
         node = value.producer() if value is not None else None
-        if node is not None and node not in found and node.op_type not in DEQUANTISED:
-            found.add(node)
+        if node is not None and node not in producers and node.op_type not in DEQUANTISED:
+            producers.add(node)
             waiting += node.inputs
-    fold(model, nodes=found)
+    fold(model, nodes=producers)
 
 
 def fold_imported(model: ir.Model) -> None:
-    """`fold`, after which operators know what they make that did not before. ModelError where it is another shape."""
+    """Fold, then check that declared shapes agree with those that operators compute now. Raises ModelError."""
     fold(model)
     require_agreement(model)
 
 
-def _foldable(node: ir.Node) -> bool:
+def _is_foldable(node: ir.Node) -> bool:
+    """Return whether `node` can be folded.
+
+    It must read constants alone, be deterministic, have code, and give small results of known type.
+    """
     unread = UNREAD.get(node.op_type, -1)
     if any(v is not None and constant(v) is None for number, v in enumerate(node.inputs) if number != unread):
         return False
@@ -89,21 +94,22 @@ def _foldable(node: ir.Node) -> bool:
 
 
 def _is_known(value: ir.Value | None, of_type: bool) -> bool:
-    """Whether the element type of `value`, or else its shape, is known."""
+    """Return whether the shape of `value` is known; with `of_type`, whether its element type is."""
     if value is None or not of_type:
         return value is not None and shape(value) is not None
     return value.dtype not in (None, *UNKNOWN, ir.DataType.STRING)
 
 
-def _replace(graph: ir.Graph, node: ir.Node, opsets: dict[str, int]) -> None:
+def _replace_by_result(graph: ir.Graph, node: ir.Node, opsets: dict[str, int]) -> None:
+    """Compute `node` and replace its outputs by constants. Raises ModelError where it cannot be computed."""
     values = {}
     for value in node.inputs:
         if value is not None and value.name:
-            fixed = constant(value)
-            if fixed is None:  # of UNREAD
-                kind = np.int8 if value.dtype in (None, *UNKNOWN, ir.DataType.STRING) else value.dtype.numpy()
-                fixed = np.broadcast_to(np.zeros((), kind), shape(value) or ())
-            values[value.name] = fixed
+            array = constant(value)
+            if array is None:  # an input in UNREAD: any elements of its shape and type will do
+                dtype = np.int8 if value.dtype in (None, *UNKNOWN, ir.DataType.STRING) else value.dtype.numpy()
+                array = np.broadcast_to(np.zeros((), dtype), shape(value) or ())
+            values[value.name] = array
     op = parse(ir.serde.serialize_node(node), opsets)
     try:
         results = execute(op, values, once=True)
@@ -112,8 +118,8 @@ def _replace(graph: ir.Graph, node: ir.Node, opsets: dict[str, int]) -> None:
     for old, result in zip(node.outputs, results):
         label, old.name = old.name, None
         if old.uses():
-            fresh = new_constant(graph, label or "constant", np.asarray(result), computed=label is not None)
+            new_value = new_constant(graph, label or "constant", np.asarray(result), computed=label is not None)
             if node.op_type in DEQUANTISED:
-                fresh.meta[MADE_OF] = steps_of(node)
-            ir.convenience.replace_all_uses_with(old, fresh)
+                new_value.meta[MADE_OF] = dequantisation_of(node)
+            ir.convenience.replace_all_uses_with(old, new_value)
     graph.remove(node, safe=True)

@@ -1,4 +1,4 @@
-"""Operators that change nothing go, and two that make one become one.
+"""Remove operators that change nothing, and merge two operators that equal one.
 
     a = Sub(x, 0)
     b = Transpose(a) perm=[0, 2, 1]
@@ -33,10 +33,12 @@ from celosia.compiler.ops import VIEWS, op_spec, operators_with
 from celosia.compiler.program.op_spec import filling
 
 Rule = Callable[[ir.Graph, ir.Node], ir.Value | None]
-"""(graph, node) -> the value that the output of the node equals, perhaps that of a new node; None where none."""
+"""(graph, node) -> the value that the output of the node equals, perhaps of a new node; None if the rule does not
+apply."""
 RULES: dict[str, Rule] = {}
-"""What each operator may equal. An output that differs from the value in shape or element type keeps its operator."""
+"""Operator -> its rule. A value of another shape or element type than the output does not replace it."""
 _rule = filling(RULES)
+"""Decorator that registers a rule for operators."""
 
 
 def simplify(model: ir.Model) -> None:
@@ -45,17 +47,18 @@ def simplify(model: ir.Model) -> None:
 
 
 def remove_wires(model: ir.Model) -> None:
-    """Apply WIRES, after which operators stand beside the QuantizeLinear and DequantizeLinear that they belong to."""
+    """Apply WIRES, so that operators stand directly at their QuantizeLinear and DequantizeLinear."""
     _apply(model.graph, WIRES)
 
 
 def is_wire(node: ir.Node) -> bool:
-    """Whether `node` only hands its first input on."""
+    """Return whether `node` only passes its first input on."""
     rule = WIRES.get(node.op_type) if node.domain in ("", "ai.onnx") and node.graph is not None else None
     return rule is not None and rule(node.graph, node) is not None  # type: ignore[arg-type]
 
 
 def _apply(graph: ir.Graph, rules: Mapping[str, Rule]) -> None:
+    """Apply rules to all nodes, again and again until nothing changes, and drop what is then unused."""
     changed = True
     while changed:
         changed = False
@@ -64,7 +67,7 @@ def _apply(graph: ir.Graph, rules: Mapping[str, Rule]) -> None:
             if rule is None or node.graph is None or not _is_typed(node):
                 continue
             value = rule(graph, node)
-            if value is not None and _same_type(node, value):
+            if value is not None and _has_same_type(node, value):
                 if value.type is None:
                     value.type, value.shape = node.outputs[0].type, node.outputs[0].shape
                 changed |= replace_by(node, value)
@@ -72,17 +75,21 @@ def _apply(graph: ir.Graph, rules: Mapping[str, Rule]) -> None:
 
 
 def _is_typed(node: ir.Node) -> bool:
+    """Return whether shape and element type of the node's output are known, as far as its rule needs them."""
     out = node.outputs[0]
-    return node.op_type in PASSED_ON or (out.dtype is not None and shape(out) is not None)
+    return node.op_type in TYPE_KEEPING_OPS or (out.dtype is not None and shape(out) is not None)
 
 
-def _same_type(node: ir.Node, value: ir.Value) -> bool:
+def _has_same_type(node: ir.Node, value: ir.Value) -> bool:
+    """Return whether `value` has the shape and the element type of the node's output."""
     out = node.outputs[0]
-    return node.op_type in PASSED_ON or (value.dtype == out.dtype and shape(value) == shape(out))
+    return node.op_type in TYPE_KEEPING_OPS or (value.dtype == out.dtype and shape(value) == shape(out))
 
 
-def _new(graph: ir.Graph, node: ir.Node, op: str, inputs: Sequence[ir.Value | None], **attrs: Any) -> ir.Value:
-    """The output of a new operator in front of `node`, of the type of its output."""
+def _insert_operator(
+    graph: ir.Graph, node: ir.Node, op: str, inputs: Sequence[ir.Value | None], **attrs: Any
+) -> ir.Value:
+    """Insert an operator before `node` and return its output, which takes the name and type of the node's output."""
     old = node.outputs[0]
     out = ir.Value(name=old.name, shape=old.shape, type=old.type)
     old.name = None
@@ -90,142 +97,146 @@ def _new(graph: ir.Graph, node: ir.Node, op: str, inputs: Sequence[ir.Value | No
     return out
 
 
-def _before(node: ir.Node, *ops: str) -> ir.Node | None:
-    """The operator that makes the first input of `node`, where it is one of `ops` in the same graph."""
+def _producer_among(node: ir.Node, *ops: str) -> ir.Node | None:
+    """Return the producer of the first input of `node`, if it is one of `ops` in the same graph; else None."""
     producer = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
-    same = producer is not None and producer.graph is node.graph and producer.domain in ("", "ai.onnx")
-    return producer if same and is_op(producer, *ops) else None
+    in_graph = producer is not None and producer.graph is node.graph and producer.domain in ("", "ai.onnx")
+    return producer if in_graph and is_op(producer, *ops) else None
 
 
 # Rules ----------------------------------------------------------------------------------------------------------
 
 
 @_rule("Identity", *(name for name in operators_with("repeated") if op_spec(name).scale is None))
-def _itself(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """The only input: Identity, and Concat, Sum, Min, Max, Mean of one."""
+def _replace_single_operand(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+    """Replace Identity, and Concat, Sum, Min, Max or Mean of one operand, by that operand."""
     return node.inputs[0] if len(node.inputs) == 1 else None
 
 
 @_rule("Expand", "Tile")
-def _same_shape(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """An operator that can only copy where its output has the shape of its input: Expand, Tile."""
+def _replace_copy_of_all(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+    """Replace an Expand or Tile by its operand; `_apply` checks that the shape stays, so that nothing is repeated."""
     return node.inputs[0]
 
 
-def _neutral(number: float, either: bool) -> Rule:
-    """x op number = x; also number op x where `either`."""
+def _neutral_element_rule(number: float, either: bool) -> Rule:
+    """Return the rule "x op number = x"; with `either`, also "number op x = x"."""
 
     def rule(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-        for x, c in [(0, 1), (1, 0)][: 1 + either]:
-            array = constant(node.inputs[c])
+        """Return x where the other operand is `number` everywhere, with its sign for floats."""
+        for x_input, number_input in [(0, 1), (1, 0)][: 1 + either]:
+            array = constant(node.inputs[number_input])
             if array is None or array.dtype.kind not in "iuf" or array.size == 0:
                 continue
-            signed = array.dtype.kind != "f" or bool(np.all(np.signbit(array) == np.signbit(number)))
-            value = node.inputs[x]
-            if np.all(array == number) and signed and value is not None and shape(value) == shape(node.outputs[0]):
+            sign_fits = array.dtype.kind != "f" or bool(np.all(np.signbit(array) == np.signbit(number)))
+            value = node.inputs[x_input]
+            if np.all(array == number) and sign_fits and value is not None and shape(value) == shape(node.outputs[0]):
                 return value
         return None
 
     return rule
 
 
-_rule("Add")(_neutral(-0.0, either=True))
-_rule("Sub")(_neutral(0.0, either=False))
-_rule("Mul")(_neutral(1.0, either=True))
-_rule("Div")(_neutral(1.0, either=False))
+_rule("Add")(_neutral_element_rule(-0.0, either=True))
+_rule("Sub")(_neutral_element_rule(0.0, either=False))
+_rule("Mul")(_neutral_element_rule(1.0, either=True))
+_rule("Div")(_neutral_element_rule(1.0, either=False))
 
 
 @_rule("Relu", "Abs", "Ceil", "Floor", "Round", "Sign")
-def _twice(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """f(f(x)) = f(x)."""
-    return node.inputs[0] if _before(node, node.op_type) is not None else None
+def _merge_idempotent(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+    """Replace f(f(x)) by f(x)."""
+    return node.inputs[0] if _producer_among(node, node.op_type) is not None else None
 
 
 @_rule("Neg", "Not", "BitwiseNot")
-def _undone(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """f(f(x)) = x."""
-    inner = _before(node, node.op_type)
-    return inner.inputs[0] if inner is not None else None
+def _cancel_involution(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+    """Replace f(f(x)) by x."""
+    earlier = _producer_among(node, node.op_type)
+    return earlier.inputs[0] if earlier is not None else None
 
 
 @_rule("Transpose")
-def _transpose(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+def _merge_transposes(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+    """Merge two transpositions into one, or remove them if the axes end in order."""
     dims = shape(node.outputs[0])
     if dims is None:
         return None
-    perm, x = _permutation(node, len(dims)), node.inputs[0]
-    inner = _before(node, "Transpose")
-    if inner is not None:
-        first = _permutation(inner, len(dims))
-        perm, x = [first[axis] for axis in perm], inner.inputs[0]
+    perm, x = _permutation_of(node, len(dims)), node.inputs[0]
+    earlier = _producer_among(node, "Transpose")
+    if earlier is not None:
+        first = _permutation_of(earlier, len(dims))
+        perm, x = [first[axis] for axis in perm], earlier.inputs[0]
     if perm == sorted(perm):
         return x
-    return None if inner is None else _new(graph, node, "Transpose", [x], perm=perm)
+    return None if earlier is None else _insert_operator(graph, node, "Transpose", [x], perm=perm)
 
 
-def _permutation(node: ir.Node, rank: int) -> list[int]:
+def _permutation_of(node: ir.Node, rank: int) -> list[int]:
+    """Return the permutation of a Transpose of `rank` axes; without the attribute it reverses them."""
     return list(attribute(node, "perm", range(rank)[::-1]))
 
 
 LOSSLESS = frozenset((
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
 ))  # fmt: skip
-"""Types of which numpy knows which hold the values of which."""
+"""Element types for which np.can_cast(..., "safe") says whether a cast keeps all values."""
 
 
 @_rule("Cast")
-def _cast(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """To the type it has; or of a type that holds all values of the type before, among integers or among floats."""
-    x, inner = node.inputs[0], _before(node, "Cast")
+def _merge_casts(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+    """Remove a cast to the same type, and a first cast that keeps all values, among integers or among floats."""
+    x, earlier = node.inputs[0], _producer_among(node, "Cast")
     if x is None or x.dtype == node.outputs[0].dtype:
         return x
-    if inner is None or inner.inputs[0] is None:
+    if earlier is None or earlier.inputs[0] is None:
         return None
-    source, between, target = inner.inputs[0].dtype, x.dtype, node.outputs[0].dtype
+    source, between, target = earlier.inputs[0].dtype, x.dtype, node.outputs[0].dtype
     if source is None or between is None or target is None:
         return None
     narrow, wide = source.numpy(), between.numpy()
     if {narrow.name, wide.name} - LOSSLESS or not np.can_cast(narrow, wide, "safe"):
         return None
     if source == target:
-        return inner.inputs[0]
+        return earlier.inputs[0]
     if narrow.kind != "b" and (narrow.kind == "f") != (wide.kind == "f"):
         return None  # out of range, an integer wraps and a float does not
-    return _new(graph, node, "Cast", [inner.inputs[0]], to=int(target))
+    return _insert_operator(graph, node, "Cast", [earlier.inputs[0]], to=int(target))
 
 
-def _same_cast(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """To the type it has."""
+def _remove_cast_to_same_type(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+    """Remove a cast to the type that its operand has."""
     x = node.inputs[0]
     return x if x is not None and x.dtype == node.outputs[0].dtype else None
 
 
 RESHAPES = VIEWS - {"Identity", "Dropout"}
+"""Views that may change the shape."""
 
 
 @_rule(*RESHAPES)
-def _view(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """A view of the same shape, or of a view."""
-    x, dims, inner = node.inputs[0], shape(node.outputs[0]), _before(node, *RESHAPES)
+def _merge_views(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+    """Remove a view to the same shape, and merge two views in a row into one Reshape."""
+    x, dims, earlier = node.inputs[0], shape(node.outputs[0]), _producer_among(node, *RESHAPES)
     if x is None or dims is None or 0 in dims:
         return None
     if shape(x) == dims:
         return x
-    if inner is None or inner.inputs[0] is None:
+    if earlier is None or earlier.inputs[0] is None:
         return None
-    if shape(inner.inputs[0]) == dims:
-        return inner.inputs[0]
+    if shape(earlier.inputs[0]) == dims:
+        return earlier.inputs[0]
     target = new_constant(graph, f"{node.outputs[0].name}_shape", np.array(dims, np.int64))
-    return _new(graph, node, "Reshape", [inner.inputs[0], target])
+    return _insert_operator(graph, node, "Reshape", [earlier.inputs[0], target])
 
 
 @_rule("Clip")
-def _clip(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """Two ranges that overlap become one."""
-    inner, x = _before(node, "Clip"), node.inputs[0]
-    if inner is None or x is None or x.dtype is None or len(node.inputs) < 2 or len(inner.inputs) < 2:
+def _merge_clips(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+    """Merge two Clips whose ranges overlap into one."""
+    earlier, x = _producer_among(node, "Clip"), node.inputs[0]
+    if earlier is None or x is None or x.dtype is None or len(node.inputs) < 2 or len(earlier.inputs) < 2:
         return None
-    ranges = [_range(inner, x.dtype.numpy()), _range(node, x.dtype.numpy())]
+    ranges = [_clip_bounds(earlier, x.dtype.numpy()), _clip_bounds(node, x.dtype.numpy())]
     if None in ranges:
         return None
     (a, b), (c, d) = ranges  # type: ignore[misc]
@@ -233,14 +244,15 @@ def _clip(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     if not (a <= b and c <= d and low <= high):
         return None
     name = node.outputs[0].name
-    given = [
-        new_constant(graph, f"{name}_{what}", np.array(v, x.dtype.numpy())) for what, v in (("min", low), ("max", high))
+    bounds = [
+        new_constant(graph, f"{name}_{suffix}", np.array(v, x.dtype.numpy()))
+        for suffix, v in (("min", low), ("max", high))
     ]
-    return _new(graph, node, "Clip", [inner.inputs[0], *given])
+    return _insert_operator(graph, node, "Clip", [earlier.inputs[0], *bounds])
 
 
-def _range(node: ir.Node, kind: Any) -> tuple[Any, Any] | None:
-    """Both bounds of a Clip where they are constants, no NaN and no -0.0."""
+def _clip_bounds(node: ir.Node, kind: Any) -> tuple[Any, Any] | None:
+    """Return both bounds of a Clip; None if they are not constant, NaN or -0.0, where merging could change bytes."""
     if kind.kind == "f":
         bounds: list[Any] = [-np.inf, np.inf]
     elif kind.kind in "iu":
@@ -260,31 +272,36 @@ def _range(node: ir.Node, kind: Any) -> tuple[Any, Any] | None:
 
 
 @_rule("Dropout")
-def _dropout(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """Outside of training."""
+def _remove_dropout(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+    """Remove a Dropout that is not in training."""
     training = operand(node, "training_mode")
-    fixed = constant(training)
-    off = training is None or (fixed is not None and not np.any(fixed))
+    training_array = constant(training)
+    is_off = training is None or (training_array is not None and not np.any(training_array))
     version = graph.opset_imports.get("", 21)
-    return node.inputs[0] if off and (version >= 7 or attribute(node, "is_test", 0)) else None
+    return node.inputs[0] if is_off and (version >= 7 or attribute(node, "is_test", 0)) else None
 
 
 @_rule("Pad")
-def _pad(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+def _remove_empty_pad(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+    """Remove a Pad by nothing."""
     pads = attribute(node, "pads", constant(operand(node, "pads")))
     return node.inputs[0] if pads is not None and not np.any(pads) else None
 
 
 @_rule("Slice")
-def _slice(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-    """Forwards with steps of 1, as long as the whole."""
-    given = operand(node, "steps")
-    steps = constant(given)
-    forwards = given is None or (steps is not None and bool(np.all(steps == 1)))
+def _remove_whole_slice(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+    """Remove a forward Slice in steps of 1; `_apply` checks that its result has the shape of its operand."""
+    steps_operand = operand(node, "steps")
+    steps = constant(steps_operand)
+    forwards = steps_operand is None or (steps is not None and bool(np.all(steps == 1)))
     return node.inputs[0] if forwards else None
 
 
-PASSED_ON = frozenset(op for op, rule in RULES.items() if rule in (_itself, _dropout))
-"""Operators whose output has the type of their input, known or not."""
-WIRES: dict[str, Rule] = {"Identity": _itself, "Dropout": _dropout, "Cast": _same_cast}
-"""What onnxruntime removes before it looks for integer operators."""
+TYPE_KEEPING_OPS = frozenset(op for op, rule in RULES.items() if rule in (_replace_single_operand, _remove_dropout))
+"""Operators whose output has the type of their input, even if it is not known."""
+WIRES: dict[str, Rule] = {
+    "Identity": _replace_single_operand,
+    "Dropout": _remove_dropout,
+    "Cast": _remove_cast_to_same_type,
+}
+"""Operator -> rule, for operators that onnxruntime removes before it looks for integer operators."""
