@@ -20,8 +20,9 @@ from celosia.compiler.expr.walk import walk
 MAX_INDEX = 1 << 62
 """Limit of index magnitudes; sums below it do not overflow int64."""
 MAX_ITERATIONS = 1 << 40
-"""Limit of the iterations of all loops together: a quarter of an hour, or more."""
+"""Limit of the iterations of all loops together, which take a quarter of an hour or more."""
 MAX_LANES = 1024
+"""Limit of the lanes of a vectorised loop."""
 MAX_STATEMENTS = 1 << 18
 """Limit of the statements after unrolling, which bounds the time and memory of LLVM."""
 MAX_BYTES = 1 << 36
@@ -66,10 +67,12 @@ def _is_inside(tensor: Tensor, index: tuple[Expr, ...]) -> bool:
 
 
 def _max_magnitude(bounds: tuple[int, int] | None) -> int:
+    """Return the largest absolute value within `bounds`, or MAX_INDEX where they are not known."""
     return MAX_INDEX if bounds is None else max(map(abs, bounds))
 
 
 def _clamped_index(tensor: Tensor, index: tuple[Expr, ...]) -> tuple[Expr]:
+    """Return an index as an element number that is clamped to the tensor."""
     return (maximum(minimum(flatten(tensor.shape, index), tensor.size - 1), 0),)
 
 

@@ -57,6 +57,7 @@ class ParseError(ValueError):
 
 
 OPERATIONS = {symbol: op for op, symbol in SYMBOLS.items()}
+"""Symbol in text -> operation of Binary."""
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>-inf\b|inf\b|nan\b|-?\d+(?:\.\d*)?(?:e[+-]?\d+)?)|(?P<name>[A-Za-z_][\w.]*)"
     r"|(?P<mark>//|<<|>>|\*\*|<=|==|!=|[-+*/%&|^<>=()\[\],:]))"
@@ -71,6 +72,7 @@ _ALLOC = re.compile(rf"(?P<kept>kept )?(?P<scope>{'|'.join(SCOPES)}) {_TENSOR}")
 _CONSTANT = re.compile(rf"constant {_TENSOR} = (?P<values>.*)")
 
 Scope = dict[str, Var | Tensor]
+"""Variable or tensor that each visible name refers to."""
 
 
 def parse(
@@ -82,14 +84,17 @@ def parse(
 
     Raises ParseError.
 
-    intrinsics: what the names of intrinsics mean. constants: values of tables that are too long to be written out.
+    intrinsics: declarations by name. constants: values, by name, of tables that are too long to be written out.
     """
     lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     return _Parser(lines, intrinsics or {}, constants or {}).function()
 
 
 class _Parser:
-    """Recursive-descent parser of the lines of one function. `at`: the current line."""
+    """Recursive-descent parser of the lines of one function.
+
+    lines: (line number, text) of the lines that are not empty. at: position of the current line in `lines`.
+    """
 
     def __init__(
         self, lines: list[tuple[int, str]], intrinsics: Mapping[str, Declared], constants: Mapping[str, NDArray[Any]]
@@ -102,10 +107,10 @@ class _Parser:
         line = self.lines[min(self.at, len(self.lines) - 1)][0] if self.lines else 1
         return ParseError(f"line {line}: {reason}")
 
-    # Statements
+    # Statements ---------------------------------------------------------------------------------------------------
 
     def peek(self) -> tuple[int, str] | None:
-        """(indentation, text) of the next line."""
+        """Return (indentation, text) of the current line; None at the end."""
         if self.at == len(self.lines):
             return None
         line = self.lines[self.at][1].rstrip()
@@ -156,7 +161,7 @@ class _Parser:
         return self.tensor(m, values)
 
     def indent(self) -> int:
-        """Return the indentation of the next line."""
+        """Return the indentation of the current line; 0 at the end."""
         line = self.peek()
         return line[0] if line else 0
 
@@ -232,7 +237,10 @@ class _Parser:
 
 
 class _Expression:
-    """Recursive-descent parser of the expression on one line. `at`: the current token."""
+    """Recursive-descent parser of the expression on one line.
+
+    tokens: (kind, text), where kind is "number", "name" or "mark". at: position of the current token.
+    """
 
     def __init__(self, text: str, scope: Scope, parser: _Parser) -> None:
         """Split `text` into tokens (kind, text); ParseError where it contains anything else."""
@@ -264,10 +272,12 @@ class _Expression:
         self.at += 1
 
     def end(self) -> None:
+        """Raise ParseError unless all tokens are consumed."""
         if self.at < len(self.tokens):
             raise self.parser.error(f"`{self.next()}` is not expected")
 
     def tensor(self, name: str) -> Tensor:
+        """Return the visible tensor of this name; ParseError where there is none."""
         tensor = self.scope.get(name)
         if not isinstance(tensor, Tensor):
             raise self.parser.error(f"there is no tensor {name}")
@@ -290,6 +300,7 @@ class _Expression:
         return tuple(values)
 
     def expressions(self, first: str, last: str) -> tuple[Expr, ...]:
+        """Parse a comma-separated list of expressions between two brackets."""
         return tuple(a for a in self.arguments(first, last) if isinstance(a, Expr))
 
     def literal(self, dtype: str | None = None) -> Const:
@@ -306,6 +317,7 @@ class _Expression:
             raise self.parser.error(f"{text} is not a value of type {dtype}") from None
 
     def is_literal(self) -> bool:
+        """Return whether the current token is a number or truth value."""
         return self.at < len(self.tokens) and (self.tokens[self.at][0] == "number" or self.next() in ("True", "False"))
 
     def value(self) -> Expr:

@@ -41,12 +41,18 @@ SYMBOLS = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "and": "&", "or": "|", "xor": "^",
     "shl": "<<", "shr": ">>", "pow": "**", "lt": "<", "le": "<=", "eq": "==", "ne": "!=",
 }  # fmt: skip
+"""Operation of Binary -> its symbol in text; other operations are printed as calls."""
 LITERALS = ("True", "False", "inf", "nan")
+"""Words of text that cannot be names."""
 DTYPE = re.compile(r"u?int\d+|b?float\w+|bool")
-TABLE_LIMIT = 64  # a constant of more elements is not printed
-ELIDED_VALUES = " = ..."  # stands for the values of a larger constant
+"""Pattern of element types."""
+TABLE_LIMIT = 64
+"""Number of elements up to which the values of a constant are printed."""
+ELIDED_VALUES = " = ..."
+"""Text in the place of the values of a larger constant."""
 
 Names = dict[Var | Tensor, str]
+"""Printed name of each variable and tensor."""
 
 
 def call_type(name: str, args: tuple[Expr, ...]) -> str:
@@ -94,7 +100,7 @@ def show(e: Expr, names: Names | None = None) -> str:
 
 
 class _Writer:
-    """Prints statements as lines. Names are made unique within their scope, by a number where two are alike."""
+    """Prints statements as lines. A number is appended to a name that is visible already."""
 
     def __init__(self) -> None:
         self.names: Names = {}
@@ -115,12 +121,15 @@ class _Writer:
         return show(e, self.names)
 
     def tensor(self, t: Tensor) -> str:
+        """Print the declaration of a tensor: name, element type and shape."""
         return f"{self.names.get(t, t.name)}: {t.dtype}[{', '.join(map(str, t.shape))}]"
 
     def target(self, tensor: Tensor, index: tuple[Expr, ...]) -> str:
+        """Print the element that a statement writes."""
         return f"{self.names.get(tensor, tensor.name)}[{', '.join(map(self.show, index))}]"
 
     def argument(self, a: Expr | Tensor | int) -> str:
+        """Print an argument of an intrinsic."""
         return self.show(a) if isinstance(a, Expr) else self.names.get(a, a.name) if isinstance(a, Tensor) else str(a)
 
     def lines(self, s: Stmt, indent: str, used: frozenset[str]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Recognise attention in a traced kernel: scores, the softmax of their rows, and the product with the values.
 
     s = cl.requantise(cl.dot(q, k.T), scales)         q [queries, columns], k [keys, columns] of one head
-    p = (the softmax of s, see rows.py)
+    p = (the softmax of s, see softmax_of_rows.py)
     y = cl.requantise(cl.dot(p, v), scales)           v [keys, columns]
 
 A table and a residual may follow each product (lookup, residual_add). A head is a matrix of an array

@@ -2,7 +2,7 @@
 
 Programs are loops around everything. Element-wise tiles are computed where they are read. Reductions, products, tiles
 that a loop carries, and expensive tiles with two readers lie in local tensors. Products are tensor expressions under
-the compiler's own schedule; vectors.py vectorises the other loops.
+the compiler's own schedule; loop_vectors.py vectorises the other loops.
 """
 
 from __future__ import annotations
