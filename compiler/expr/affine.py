@@ -21,7 +21,7 @@ from celosia.compiler.expr.nodes import (
 from celosia.compiler.expr.walk import walk
 
 Linear = dict[Expr | None, int]
-"""A linear form: atom -> coefficient; the key None holds the constant. Atoms are variables and nodes that are no sums."""
+"""A linear form: atom -> coefficient; the key None holds the constant. Atoms: variables, and nodes that are no sums."""
 
 
 def offset(load: Load) -> Expr:

@@ -277,13 +277,13 @@ def _shrink(nest: Stmt, tensor: Tensor) -> tuple[Stmt, Tensor]:
         terms = linear(flatten(tensor.shape, index))
         return (from_linear({atom: k for atom, k in terms.items() if atom is not nest.var}),)
 
-    def change(e: Expr) -> Expr | None:
+    def rebase_load(e: Expr) -> Expr | None:
         return Load(small, rebase(e.index)) if isinstance(e, Load) and e.tensor is tensor else None
 
-    def target(t: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
+    def rebase_write(t: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
         return (small, rebase(index)) if t is tensor else (t, index)
 
-    parts = [map_accesses(part, change, target) for part in sequence(nest.body)]
+    parts = [map_accesses(part, rebase_load, rebase_write) for part in sequence(nest.body)]
     inside = [k for k, part in enumerate(parts) if _touches(part, small)]
     if len(inside) == 1:
         parts[inside[0]], small = _shrink(parts[inside[0]], small)

@@ -61,12 +61,12 @@ def copy_with_values(stmt: Stmt, values: dict[Var, Expr]) -> Stmt:
     """Copy `stmt` with variables replaced by `values`, and with buffers of its own for what it allocates."""
     fresh = {s.tensor: replace(s.tensor) for s in statements(stmt) if isinstance(s, Alloc)}
 
-    def change(e: Expr) -> Expr | None:
+    def replace_node(e: Expr) -> Expr | None:
         if isinstance(e, Load) and e.tensor in fresh:
             return Load(fresh[e.tensor], e.index)
         return values.get(e) if isinstance(e, Var) else None
 
-    copy = map_accesses(stmt, change, lambda tensor, index: (fresh.get(tensor, tensor), index))
+    copy = map_accesses(stmt, replace_node, lambda tensor, index: (fresh.get(tensor, tensor), index))
     return _rewrite_statements(copy, lambda s: replace(s, tensor=fresh[s.tensor]) if isinstance(s, Alloc) else s)
 
 

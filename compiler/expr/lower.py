@@ -150,7 +150,7 @@ class _Lowering:
         small = Tensor(tensor.name, tuple(count for _, count in part), tensor.dtype)
         sums = SharedAtoms()
 
-        def rebase(e: Expr) -> Expr | None:
+        def rebase_load(e: Expr) -> Expr | None:
             if not isinstance(e, Load) or e.tensor is not tensor:
                 return None
             if len(e.index) != len(tensor.shape):
@@ -159,7 +159,7 @@ class _Lowering:
                 return Load(small, e.index)
             return Load(small, tuple(sums.difference(i, first) for i, (first, _) in zip(e.index, part)))
 
-        code = block(self.nest(tensor, part, small), map_accesses(inner, rebase, only=tensor))
+        code = block(self.nest(tensor, part, small), map_accesses(inner, rebase_load, only=tensor))
         scope = self.schedule[tensor].scope
         if scope == "workspace" and small.nbytes <= MAX_LOCAL_BYTES:
             scope = "local"

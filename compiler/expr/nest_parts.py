@@ -83,10 +83,10 @@ def drop_unit_loops(code: Stmt) -> Stmt:
 def redirect_to_copies(body: Expr, copies: dict[Tensor, Tensor]) -> Expr:
     """Redirect reads of the tensors in `copies` to their copies."""
 
-    def change(e: Expr) -> Expr | None:
+    def redirect_load(e: Expr) -> Expr | None:
         return Load(copies[e.tensor], e.index) if isinstance(e, Load) and e.tensor in copies else None
 
-    return rewrite(body, change)
+    return rewrite(body, redirect_load)
 
 
 def reduction_identity(kind: str, dtype: str) -> Const:

@@ -63,8 +63,8 @@ def sums(element: OfRow, count: int) -> tuple[OfRow, OfRow]:
 def norm_row(total: OfRow, squares: OfRow, epsilon: Expr, count: int, centre: bool, store_row: StoreRow) -> NormRow:
     """Return the per-row values of rows of `count` elements, from their sums and sums of squares, all int64.
 
-    epsilon: is added to count^2 times the variance, in its scale. centre: whether to subtract the mean (LayerNorm), or not
-    (RMSNorm). store_row: stores values that several elements use. The steps are those of sim/functional/norm.py.
+    epsilon: is added to count^2 times the variance, in its scale. centre: whether to subtract the mean (LayerNorm), or
+    not (RMSNorm). store_row: stores values that several elements use. The steps are those of sim/functional/norm.py.
     """
     spare = _LANES_BITS - count.bit_length()
 

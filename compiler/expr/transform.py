@@ -48,7 +48,7 @@ def is_injective(tensor: Tensor) -> bool:
 def inline(expr: Expr, producers: set[Tensor]) -> Expr:
     """Replace each load of a tensor in `producers` by that tensor's definition."""
 
-    def change(node: Expr) -> Expr | None:
+    def define_load(node: Expr) -> Expr | None:
         """Return the definition of a loaded producer at the index of the load."""
         if not isinstance(node, Load) or node.tensor not in producers:
             return None
@@ -60,7 +60,7 @@ def inline(expr: Expr, producers: set[Tensor]) -> Expr:
         values: dict[Var, Expr] = dict(zip(tensor.axes, index, strict=True))
         return substitute(tensor.body, values)
 
-    return rewrite(expr, change)
+    return rewrite(expr, define_load)
 
 
 def _evaluations(tensor: Tensor) -> int:
@@ -101,10 +101,10 @@ def fuse_injective(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
             new[tensor] = tensor
             continue
 
-        def change(node: Expr) -> Expr | None:
+        def redirect_load(node: Expr) -> Expr | None:
             return Load(new[node.tensor], node.index) if isinstance(node, Load) else None
 
-        body = inline(rewrite(tensor.body, change), inlined)
+        body = inline(rewrite(tensor.body, redirect_load), inlined)
         new[tensor] = replace(tensor, body=body)
         if can_inline(tensor):
             inlined.add(new[tensor])
@@ -157,12 +157,12 @@ def _inline_reductions(tensor: Tensor, new: dict[Tensor, Tensor], can_fuse: Call
         assert body is not None
         bodies[source] = substitute(body, _matching_axes(source.axes, axes))
 
-    def change(node: Expr) -> Expr | None:
+    def redirect_load(node: Expr) -> Expr | None:
         if not isinstance(node, Load):
             return None
         return bodies[node.tensor] if node.tensor in bodies else Load(new[node.tensor], node.index)
 
-    body = rewrite(tensor.body, change)
+    body = rewrite(tensor.body, redirect_load)
     return replace(tensor, axes=axes, body=substitute(body, _in_finer_axes(tensor.axes, axes) or {}))
 
 
@@ -237,12 +237,12 @@ def _collapse(tensor: Tensor, new: dict[Tensor, Tensor]) -> Tensor:
     reduces = dict.fromkeys(node.axes for node in walk(body) if isinstance(node, Reduce))
     reduce_axes = {axes: merge(axes) for axes in reduces}
 
-    def change(node: Expr) -> Expr | None:
+    def merge_node_axes(node: Expr) -> Expr | None:
         if isinstance(node, Reduce):
             return Reduce(node.kind, node.value, reduce_axes[node.axes])
         return Load(node.tensor, (_in_merged_axes(node.index[0], merged),)) if isinstance(node, Load) else None
 
-    return replace(tensor, axes=data_axes, body=rewrite(body, change))
+    return replace(tensor, axes=data_axes, body=rewrite(body, merge_node_axes))
 
 
 def _flatten_loads(tensor: Tensor, new: dict[Tensor, Tensor]) -> tuple[Expr, Offsets]:
@@ -252,7 +252,7 @@ def _flatten_loads(tensor: Tensor, new: dict[Tensor, Tensor]) -> tuple[Expr, Off
     ones: dict[Var, Expr] = {a: Const(0, INDEX) for axes in (tensor.axes, *reduces) for a in axes if a.extent == 1}
     offsets: Offsets = {}
 
-    def change(node: Expr) -> Expr | None:
+    def flatten_node(node: Expr) -> Expr | None:
         """Drop reduction axes of extent 1, and flatten the index of a load."""
         if isinstance(node, Reduce):
             remaining = tuple(axis for axis in node.axes if axis not in ones)
@@ -264,7 +264,7 @@ def _flatten_loads(tensor: Tensor, new: dict[Tensor, Tensor]) -> tuple[Expr, Off
         offsets[id(load)] = terms
         return load
 
-    body = rewrite(substitute(tensor.body, ones), change)
+    body = rewrite(substitute(tensor.body, ones), flatten_node)
     return body, {id(node): offsets[id(node)] for node in walk(body) if isinstance(node, Load)}
 
 
@@ -281,7 +281,7 @@ def _unmergeable_variables(body: Expr, offsets: Offsets) -> set[Expr]:
 
 
 def _mergeable_groups(axes: Group, pinned: set[Expr], offsets: Offsets) -> list[Group]:
-    """Split `axes`, without those of extent 1, into groups of neighbours that every access traverses with one stride."""
+    """Split `axes`, without those of extent 1, into groups of neighbours that each access traverses with one stride."""
     groups: list[Group] = []
     for axis in (axis for axis in axes if axis.extent != 1):
         last = groups[-1][-1] if groups else None

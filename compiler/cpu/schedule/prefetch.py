@@ -1,7 +1,10 @@
-"""Prefetch for tiled products: while the tiles of one block compute, fetch the next block of weights.
+"""Prefetch: which elements each iteration fetches into a cache for later ones. There are two kinds.
 
-Tiles that share a block of weights read it from memory once, all at once, and then from the cache. Where the weights
-exceed the cache, the processor would wait at each new block while memory idles in between.
+The next iteration of loops that read a tensor in several passes: `next_iteration_prefetches`.
+
+The next block of weights, while the tiles of one block compute: `next_block_prefetches`. Tiles that share a block of
+weights read it from memory once, all at once, and then from the cache. Where the weights exceed the cache, the
+processor would wait at each new block while memory idles in between.
 
     for i in 16:                       # a block of w for each i
       for j in 7:                      # 7 tiles with it
@@ -33,7 +36,10 @@ class PrefetchedElement:
 
 
 def next_block_prefetches(stmt: Stmt) -> dict[Var, PrefetchedElement]:
-    """Return, by the variable of a product's innermost loop, the element that each iteration fetches into L2."""
+    """Return the elements of the next block of weights that the iterations of tiled products fetch into the L2 cache.
+
+    The key is the variable of a product's innermost loop.
+    """
     prefetches: dict[Var, PrefetchedElement] = {}
     nests = [stmt]
     while nests:
@@ -72,7 +78,7 @@ def _nest_prefetch(body: Stmt) -> dict[Var, PrefetchedElement]:
 
 
 def _vector_loads(body: Stmt) -> list[Load]:
-    """Return the loads that sums read as vectors: the operand whose blocks change."""
+    """Return the loads that sums read as contiguous vectors: those of the operand that consists of blocks."""
     lanes = [s for s in statements(body) if isinstance(s, For) and s.kind == "vectorized"]
     loads = []
     for loop in lanes:
@@ -83,7 +89,7 @@ def _vector_loads(body: Stmt) -> list[Load]:
 
 
 def _unclamped(e: Expr) -> Expr | None:
-    """Remove the clamp of the last block, which may begin earlier; a callback of rewrite."""
+    """Return a of min(a, constant), else None: removes the clamp of a last block that begins earlier. For rewrite."""
     match e:
         case Binary("min", a, Const()):
             return a
@@ -93,7 +99,9 @@ def _unclamped(e: Expr) -> Expr | None:
 def _element_to_fetch(load: Load, outer: list[For], sums: list[For], inside: set[Var]) -> Expr | None:
     """Return the element of the next block that an iteration fetches, or None where it would gain nothing.
 
-    The iterations that reuse a block share it: each fetches at most one cache line.
+    The iterations that use one block share the next: each fetches a part, at most a cache line. load: the read of the
+    blocks. outer: loops around the reduction; the last that moves the read gives the block. sums: loops of the
+    reduction. inside: variables of the loops inside it.
     """
     terms = linear(rewrite(flatten(load.tensor.shape, load.index), _unclamped))
     size = itemsize(load.tensor.dtype)
@@ -118,14 +126,16 @@ def _element_to_fetch(load: Load, outer: list[For], sums: list[For], inside: set
 
 
 MIN_BYTES_READ, MAX_BYTES_READ = 1 << 10, 1 << 14
-"""Bytes that an iteration must read for prefetching: less is soon done, more does not stay in the first-level cache."""
+"""Bytes that an iteration must read repeatedly for prefetching to pay. Fewer are read before a fetch ends, and more do
+not stay in the first-level cache."""
 
 
 @dataclass
 class _Reads:
     """Reads of one tensor in one iteration.
 
-    passes: how often its elements are read. end, size, loads: end of the elements, bytes and loads of the last pass.
+    passes: how often its elements are read. The others describe the last pass. end: end of its elements. size: bytes.
+    loads: id of each load -> elements from one iteration to the next.
     """
 
     passes: int = 0
@@ -135,7 +145,9 @@ class _Reads:
 
 
 def next_iteration_prefetches(stmt: Stmt) -> dict[int, int]:
-    """Return, for vector loads by id, by how many elements the same load of the next iteration lies ahead.
+    """Return the vector loads that fetch what the next iteration reads: id of the load -> distance in elements.
+
+    It pays where a tensor is read in several passes, of which the last fetches:
 
     for i: for j: m max= x[i, j]           the second x[i, j] fetches x[i + 1, j]
            for j: y[i, j] = x[i, j] - m
