@@ -40,8 +40,8 @@ class CpuFunction:
 
     def lower(self) -> tuple[Function, tuple[str, ...]]:
         """Return the loop IR and the names of its parameters. Raises ops.Unsupported."""
-        parameters, outputs = self._expressions()
-        return _lower(outputs, parameters)
+        parameters, outputs = self._build_expressions()
+        return _schedule_and_lower(outputs, parameters)
 
     def compile(
         self, dead: frozenset[str] = frozenset(), used_names: set[str] | None = None
@@ -53,17 +53,17 @@ class CpuFunction:
         have; theirs are added.
         """
         used_names = set() if used_names is None else used_names
-        parameters, outputs = self._expressions()
+        parameters, outputs = self._build_expressions()
         values = {tensor: self.inputs[name].value for tensor, name in parameters.items()}
         constants = {t: value for t, value in values.items() if value is not None and not is_mapped(value)}
         outputs, folded = _fold_constants(outputs, constants)
         folded_names = {tensor: unused_name(f"{self.outputs[0]}.{tensor.name}", used_names) for tensor in folded}
-        function, names = _lower(outputs, {**parameters, **folded_names}, {*constants, *folded_names})
+        function, names = _schedule_and_lower(outputs, {**parameters, **folded_names}, {*constants, *folded_names})
         in_place = in_place_pairs(function, frozenset(t for t, name in zip(function.inputs, names) if name in dead))
         kernel = _compile(replace(function, in_place=in_place), "/".join(node.op for node in self.nodes))
         return kernel, names, {folded_names[t]: value for t, value in folded.items()}
 
-    def _expressions(self) -> tuple[dict[Tensor, str], list[Tensor]]:
+    def _build_expressions(self) -> tuple[dict[Tensor, str], list[Tensor]]:
         """Build the tensor expressions of the nodes. Returns (placeholder of each input -> its name, outputs)."""
         tensors: dict[str, Tensor] = {}
         parameters: dict[Tensor, str] = {}
@@ -83,7 +83,7 @@ class CpuFunction:
         return parameters, _copy_aliases([tensors[name] for name in self.outputs])
 
 
-def _lower(
+def _schedule_and_lower(
     outputs: Sequence[Tensor], parameters: Mapping[Tensor, str], constants: Iterable[Tensor] = ()
 ) -> tuple[Function, tuple[str, ...]]:  # fmt: skip
     """Return the scheduled loops and the names of their parameters. parameters: names of placeholders."""
@@ -131,7 +131,7 @@ def _fold_constants(
         return list(outputs), {}
     kernel_outputs = _copy_aliases(list(folded))
     with compiling_for(None), using_schedules(None):  # runs once, on this processor
-        function, _ = _lower(kernel_outputs, dict.fromkeys(constants, ""))
+        function, _ = _schedule_and_lower(kernel_outputs, dict.fromkeys(constants, ""))
         values = _compile(function, "constants")(*(constants[t] for t in function.inputs))
     return [new.get(t, t) for t in outputs], dict(zip(folded.values(), values))
 

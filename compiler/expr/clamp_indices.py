@@ -39,19 +39,19 @@ def clamp_accesses(function: Function) -> Function:
     _check_in_place(function)
     _check_limits(function)
 
-    def read(e: Expr) -> Expr | None:
+    def clamp_load(e: Expr) -> Expr | None:
         if not isinstance(e, Load) or _is_inside(e.tensor, e.index):
             return None
         if not e.tensor.size:
             return wrap(0, e.dtype)
         return Load(e.tensor, _clamped_index(e.tensor, e.index))
 
-    def write(tensor: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
+    def clamp_write(tensor: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
         if not tensor.size:
             raise IRError("an empty tensor is not written", tensor.name)
         return (tensor, index) if _is_inside(tensor, index) else (tensor, _clamped_index(tensor, index))
 
-    return verify(replace(function, name="guarded", body=map_accesses(function.body, read, write)))
+    return verify(replace(function, name="guarded", body=map_accesses(function.body, clamp_load, clamp_write)))
 
 
 def _is_inside(tensor: Tensor, index: tuple[Expr, ...]) -> bool:

@@ -272,7 +272,7 @@ class Nest:
                 return self._wrap_in_loops(stage.order[start:depth], block(*parts))
         self._bind_indices(stage, new)
         self.outside = set(stage.order[:start])
-        code = self._emit()
+        code = self._build_loops()
         self.outside = set()
         return code
 
@@ -318,12 +318,12 @@ class Nest:
             inner = For(axis, axis.extent, inner, self.stage.kinds.get(axis, "serial"))
         return inner
 
-    def _emit(self) -> Stmt:
+    def _build_loops(self) -> Stmt:
         """Return the loops of the current stage: element-wise, by an intrinsic, or as a reduction."""
         stage, name = self.stage, self.target.name
         self._check_vectorized()
         if stage.intrinsic is not None:
-            return self._intrinsic_code(*stage.intrinsic)
+            return self._build_intrinsic_loops(*stage.intrinsic)
         if not self.reduces:
             return self._wrap_in_loops(stage.order, if_all(self.guards, Store(self.target, self.index, self.body)))
         first = next((i for i, axis in enumerate(stage.order) if axis.reduce), len(stage.order))
@@ -346,7 +346,7 @@ class Nest:
             return self._wrap_in_loops(
                 outer, block(self._wrap_in_loops(tile, reset, attach=False), self._wrap_in_loops(inner, update))
             )
-        return self._wrap_in_loops(outer, self._accumulation(inner))
+        return self._wrap_in_loops(outer, self._build_accumulation(inner))
 
     def _check_vectorized(self) -> None:
         """Raise ScheduleError where a vectorized loop contains another."""
@@ -371,8 +371,9 @@ class Nest:
                     )
 
     def _check_lanes(self, inner: Sequence[Axis]) -> None:
-        """Raise ScheduleError where the reductions cannot be accumulated in lanes; inner: loops from the first
-        reduction on.
+        """Raise ScheduleError where the reductions cannot be accumulated in lanes.
+
+        inner: the loops from the first reduction loop on.
         """
         stage, name = self.stage, self.target.name
         if not stage.lanes:
@@ -447,7 +448,7 @@ class Nest:
                         f"{size} of {relation.parent.name}"
                     )
 
-    def _intrinsic_code(self, axis: Axis, intrinsic: Declared) -> Stmt:
+    def _build_intrinsic_loops(self, axis: Axis, intrinsic: Declared) -> Stmt:
         """Return the loops around a tensorized tile, which `replace_tensorized` later matches with `intrinsic`.
 
         Raises ScheduleError where tiles do not divide what the intrinsic computes at once.
@@ -484,7 +485,7 @@ class Nest:
         code = self._wrap_in_loops(order[position:], statement)
         return self._wrap_in_loops(order[:position], if_all(self.guards, code))
 
-    def _accumulation(self, inner: Sequence[Axis]) -> Stmt:
+    def _build_accumulation(self, inner: Sequence[Axis]) -> Stmt:
         """Return code that accumulates each reduction in a local tensor and then computes the element from it.
 
         inner: the loops from the first reduction on; those over data form the tile of accumulators.

@@ -188,7 +188,7 @@ class _Parser:
                 body.append(self.statement(indent, text, scope))
         return body[0] if len(body) == 1 else Block(tuple(body))
 
-    def inside(self, indent: int, scope: Scope) -> Stmt:
+    def indented_body(self, indent: int, scope: Scope) -> Stmt:
         """Parse the indented body of a loop or a condition."""
         deeper = self.indent()
         if deeper <= indent or self.peek() is None:
@@ -200,16 +200,16 @@ class _Parser:
         if m := _LOOP.fullmatch(text):
             axis = Axis(m["name"], extent=int(m["extent"]))
             self.at += 1
-            body = self.inside(indent, {**scope, axis.name: axis})
+            body = self.indented_body(indent, {**scope, axis.name: axis})
             return For(axis, axis.extent, body, "serial" if m["kind"] == "for" else m["kind"])
         if m := re.fullmatch(r"if (.*):", text):
             cond = self.expression(m[1], scope)
             self.at += 1
-            then = self.inside(indent, scope)
+            then = self.indented_body(indent, scope)
             if self.peek() != (indent, "else:"):
                 return If(cond, then)
             self.at += 1
-            return If(cond, then, self.inside(indent, scope))
+            return If(cond, then, self.indented_body(indent, scope))
         reader = _Expression(text, scope, self)
         name = reader.take("name")
         if reader.next() == "(":

@@ -230,10 +230,9 @@ class Stage:
 
     @recorded
     def compute_at(self, consumer: Stage, axis: Axis | str) -> None:
-        """Compute, in each iteration of loop `axis` of `consumer`, the region that is read there, in a buffer of that
-        size.
+        """Compute, in each iteration of loop `axis` of `consumer`, only the region that is read there.
 
-        All readers must lie inside that loop, which `lower` checks.
+        The region lies in a buffer of its size. All readers must lie inside that loop, which `lower` checks.
         """
         name = self.tensor.name
         axis = consumer.axis(axis)

@@ -154,7 +154,7 @@ def recorded(primitive: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(primitive)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the primitive, and replace the steps that it recorded itself by one step."""
+        """Run the primitive and record it as one step, in place of the steps of primitives that it calls."""
         owner: Any = args[0]
         trace: Trace | None = owner.trace
         if trace is None:

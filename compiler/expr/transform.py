@@ -30,6 +30,7 @@ def topological(outputs: Sequence[Tensor]) -> list[Tensor]:
     order: dict[Tensor, None] = {}
 
     def visit(tensor: Tensor) -> None:
+        """Append the producers of a tensor to `order`, then the tensor itself."""
         if tensor not in order:
             for load in loads(tensor.body) if tensor.body is not None else ():
                 visit(load.tensor)
@@ -228,14 +229,14 @@ def _collapse(tensor: Tensor, new: dict[Tensor, Tensor]) -> Tensor:
     pinned = _unmergeable_variables(body, offsets)
     merged: dict[Group, Axis] = {}
 
-    def merge(axes: Group) -> Group:
+    def merge_axes(axes: Group) -> Group:
         groups = _mergeable_groups(axes, pinned, offsets)
         merged.update((group, _merged_axis(group)) for group in groups)
         return tuple(merged[group] for group in groups)
 
-    data_axes = merge(tensor.axes)
+    data_axes = merge_axes(tensor.axes)
     reduces = dict.fromkeys(node.axes for node in walk(body) if isinstance(node, Reduce))
-    reduce_axes = {axes: merge(axes) for axes in reduces}
+    reduce_axes = {axes: merge_axes(axes) for axes in reduces}
 
     def merge_node_axes(node: Expr) -> Expr | None:
         if isinstance(node, Reduce):

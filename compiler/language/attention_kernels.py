@@ -122,7 +122,10 @@ def read_heads(reader: BlockReader, value: Tile) -> HeadsKernel:
 
 
 def is_attention(value: Tile) -> bool:
-    """Return whether rounded bytes precede `value`, which is itself no rounding: a softmax in between."""
+    """Return whether `value` is computed from a softmax, which is the only operation that rounds floats to bytes.
+
+    A kernel whose result is itself the softmax is to be recognised before.
+    """
     return any(tile.op == "unary" and tile.more["name"] == "round_even" for tile in upstream([value]))
 
 

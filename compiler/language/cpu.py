@@ -83,6 +83,7 @@ def add_product(into: Tensor, overwrite: bool, a: Element, b: Element, steps: in
     m, n = into.shape
 
     def finish(total: Expr, index: tuple[Expr, ...]) -> Expr:
+        """Return the stored element, from the sum of products `total`."""
         return total if overwrite else into[index] + total
 
     left, right = T.compute((m, steps), a, "a"), T.compute((steps, n), b, "b")
@@ -375,7 +376,10 @@ class CpuKernel:
         return block(*done)
 
     def _can_update(self, carried_tile: Tile, remaining: dict[Tile, tuple[tuple[Axis, ...], Expr]]) -> bool:
-        """Return whether no value of `remaining` reads the memory of `carried_tile`, but each its own element."""
+        """Return whether `carried_tile` can be overwritten: no value of `remaining` reads it.
+
+        Its own new value may read it at the same index.
+        """
         return not any(
             self._reads_elsewhere(value, carried_tile, index if other is carried_tile else None)
             for other, (index, value) in remaining.items()

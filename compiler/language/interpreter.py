@@ -32,7 +32,7 @@ CONSTANT_OPERATIONS = ("const", "arange", "binary", "where", "cast", "reshape", 
 
 
 def constant_value(tile: Tile) -> Values | None:
-    """Compute a tile that is equal in all programs and calls; None for others."""
+    """Return the value of a tile that is computed from constants alone; None where it depends on programs or data."""
     if "same" in tile.more:
         return constant_value(tile.more["same"])
     args = [constant_value(arg) for arg in tile.args] if tile.op in CONSTANT_OPERATIONS else [None]

@@ -115,6 +115,7 @@ def _refuse(sentence: str, tile: Tile) -> None:
 
 
 def _is_int8(number: float) -> bool:
+    """Return whether a number is an integer that int8 can hold."""
     return -128 <= number <= 127 and number == int(number)
 
 
@@ -205,6 +206,7 @@ class _Power:
 
 
 def _is_zero(tile: Tile) -> bool:
+    """Return whether all elements of a tile are the constant 0."""
     return source_of_view(tile).op == "const" and source_of_view(tile).more["number"] == 0
 
 

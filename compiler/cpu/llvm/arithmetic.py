@@ -12,7 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu.llvm.float_functions import F32, library
+from celosia.compiler.cpu.llvm.float_functions import F32, call_c_library
 from celosia.compiler.cpu.llvm.operations import (
     I32,
     V,
@@ -26,7 +26,7 @@ from celosia.compiler.cpu.llvm.operations import (
     is_vector,
     like,
     shift,
-    with_lanes_of,
+    vector_type_like,
 )
 from celosia.compiler.expr.nodes import is_float
 from celosia.hw.spec.pipeline import ROOT_BITS
@@ -177,7 +177,7 @@ def call(b: Any, name: str, dtype: str, *args: V) -> V:
         return convert(b, wide, "float32", "float16")
     if dtype == "float32" and name in F32:
         return F32[name](b, args[0])
-    return library(b, name, dtype, *args)
+    return call_c_library(b, name, dtype, *args)
 
 
 def _inverse_root(b: Any, x: V) -> V:
@@ -187,7 +187,7 @@ def _inverse_root(b: Any, x: V) -> V:
     result is the largest number of ROOT_BITS.
     """
     one, largest = like(x, "int64", 1), like(x, "int64", (1 << ROOT_BITS) - 1)
-    root = intrinsic(b, "llvm.sqrt", b.sitofp(x, with_lanes_of(x, ir.DoubleType())))
+    root = intrinsic(b, "llvm.sqrt", b.sitofp(x, vector_type_like(x, ir.DoubleType())))
     estimate = b.fptosi(b.fdiv(like(x, "float64", 2.0**41), root), x.type)
 
     def is_above(r: V) -> V:

@@ -21,7 +21,7 @@ from celosia.compiler.cpu.llvm.writer import BodyWriter
 from celosia.compiler.cpu.schedule import parallel
 from celosia.compiler.cpu.schedule.prefetch import next_block_prefetches, next_iteration_prefetches
 from celosia.compiler.cpu.schedule.streaming_stores import streamed_outputs
-from celosia.compiler.cpu.schedule.vector_lanes import with_lanes
+from celosia.compiler.cpu.schedule.vector_lanes import legalise_vector_loops
 from celosia.compiler.expr.loops import Alloc, Function
 from celosia.compiler.expr.nodes import Tensor
 from celosia.compiler.target import target
@@ -48,7 +48,7 @@ def render(function: Function, features: frozenset[str] | None = None) -> Render
     same arguments. Behind the shared part of the workspace, each thread has a part of its own. features: of the
     processor, in LLVM's names; by default those of the target.
     """
-    function = with_lanes(function)
+    function = legalise_vector_loops(function)
     module = ir.Module(name=function.name)
     module.features = dot.features() if features is None else features
     shared, phases = parallel.split_phases(function)

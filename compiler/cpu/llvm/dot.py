@@ -140,7 +140,7 @@ _MULTIPLY_BYTES = {
 
 
 def _sum_by_pairs(b: Any, acc: V, x: V, w: V) -> V:
-    """Write acc + dot4(x, ONES)."""
+    """Write acc + dot4(x, ONES), the sum of four bytes: vpmaddubsw adds neighbours, vpmaddwd pairs of sums."""
     lanes = acc.type.count
     quads, pairs = ir.VectorType(I8, 4 * lanes), ir.VectorType(I16, 2 * lanes)
     multiply = _declare(b, _MULTIPLY_BYTES[lanes], pairs, quads, quads)
@@ -150,14 +150,14 @@ def _sum_by_pairs(b: Any, acc: V, x: V, w: V) -> V:
 
 
 def _sum_by_neon(b: Any, acc: V, x: V, w: V) -> V:
-    """Write acc + dot4(x, ONES)."""
+    """Write acc + dot4(x, ONES), the sum of four bytes: uaddlp adds neighbours twice."""
     quads, pairs = ir.VectorType(I8, 16), ir.VectorType(I16, 8)
     halves = b.call(_declare(b, "llvm.aarch64.neon.uaddlp.v8i16.v16i8", pairs, quads), [b.bitcast(x, quads)])
     return b.add(acc, b.call(_declare(b, "llvm.aarch64.neon.uaddlp.v4i32.v8i16", acc.type, pairs), [halves]))
 
 
 def _sum_by_neon_of_armv7(b: Any, acc: V, x: V, w: V) -> V:
-    """Write acc + dot4(x, ONES)."""
+    """Write acc + dot4(x, ONES), the sum of four bytes: vpaddl adds neighbours, vpadal adds pairs to `acc`."""
     quads, pairs = ir.VectorType(I8, 16), ir.VectorType(I16, 8)
     halves = b.call(_declare(b, "llvm.arm.neon.vpaddlu.v8i16.v16i8", pairs, quads), [b.bitcast(x, quads)])
     return b.call(_declare(b, "llvm.arm.neon.vpadalu.v4i32.v8i16", acc.type, acc.type, pairs), [acc, halves])

@@ -20,20 +20,20 @@ from celosia.compiler.cpu.llvm.operations import (
     is_vector,
     like,
     multiply_add,
-    with_lanes_of,
+    vector_type_like,
 )
 from celosia.compiler.program.host.float32_math import LOGISTIC_DENOMINATOR, LOGISTIC_LIMIT, LOGISTIC_NUMERATOR
 
 
-def library(b: Any, name: str, dtype: str, *args: V) -> V:
+def call_c_library(b: Any, name: str, dtype: str, *args: V) -> V:
     """Call a function of the C library, lane by lane. float16 goes through float32."""
     if dtype == "float16":
-        wide = library(b, name, "float32", *(convert(b, a, "float16", "float32") for a in args))
+        wide = call_c_library(b, name, "float32", *(convert(b, a, "float16", "float32") for a in args))
         return convert(b, wide, "float32", "float16")
     if is_vector(args[0]):
         out = ir.Constant(args[0].type, ir.Undefined)
         for lane in range(args[0].type.count):
-            one = library(b, name, dtype, *(b.extract_element(a, I32(lane)) for a in args))
+            one = call_c_library(b, name, dtype, *(b.extract_element(a, I32(lane)) for a in args))
             out = b.insert_element(out, one, I32(lane))
         return out
     full = name + ("f" if dtype == "float32" else "")
@@ -44,7 +44,7 @@ def library(b: Any, name: str, dtype: str, *args: V) -> V:
     return b.call(fn, args)
 
 
-class _F32:
+class _Float32Writer:
     """Writer of float32 arithmetic with as many lanes as `x`, to write polynomials as in textbooks."""
 
     def __init__(self, b: Any, x: V):
@@ -82,11 +82,11 @@ class _F32:
 
     def bits(self, x: V) -> V:
         """Return the bits of float32 as int32."""
-        return self.b.bitcast(x, with_lanes_of(x, I32))
+        return self.b.bitcast(x, vector_type_like(x, I32))
 
     def from_bits(self, x: V) -> V:
         """Return the float32 with the bits of an int32."""
-        return self.b.bitcast(x, with_lanes_of(x, ir.FloatType()))
+        return self.b.bitcast(x, vector_type_like(x, ir.FloatType()))
 
     def reduce_exponent(self, x: V) -> tuple[V, V, V]:
         """Return (r, k, n) such that exp(x) = 2^k exp(r) for small r; n is k as a float."""
@@ -127,7 +127,7 @@ class _F32:
 
 def exp32(b: Any, x: V) -> V:
     """Write exp of float32, with the bits of onnxruntime's softmax."""
-    f = _F32(b, x)
+    f = _Float32Writer(b, x)
     x = f.where(b.fcmp_ordered(">", x, f.constant(90.0)), f.constant(90.0), x)
     is_representable = b.fcmp_unordered(">=", x, f.constant(-104.0))  # smaller results would be slow to compute
     r, k, n = f.reduce_exponent(x)
@@ -145,7 +145,7 @@ def exp32(b: Any, x: V) -> V:
     return f.scale(p, k, n, is_representable)
 
 
-def _rational(f: _F32, x: V, limit: float, numerator: tuple[float, ...], denominator: tuple[float, ...]) -> V:
+def _rational(f: _Float32Writer, x: V, limit: float, numerator: tuple[float, ...], denominator: tuple[float, ...]) -> V:
     """Write x P(x^2) / Q(x^2), with x clamped to [-limit, limit]; tanh and sigmoid have this form."""
     b = f.b
     x = f.where(b.fcmp_ordered("<", x, f.constant(-limit)), f.constant(-limit), x)
@@ -161,19 +161,19 @@ def tanh32(b: Any, x: V) -> V:
         6.37261928875436e-04, 4.89352455891786e-03,
     )  # fmt: skip
     denominator = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
-    return _rational(_F32(b, x), x, 9.0, numerator, denominator)
+    return _rational(_Float32Writer(b, x), x, 9.0, numerator, denominator)
 
 
 def sigmoid32(b: Any, x: V) -> V:
     """Write 1 / (1 + exp(-x)) of float32, bit-exact with onnxruntime."""
-    f = _F32(b, x)
+    f = _Float32Writer(b, x)
     y = b.fadd(_rational(f, x, LOGISTIC_LIMIT, LOGISTIC_NUMERATOR, LOGISTIC_DENOMINATOR), f.constant(0.5))
     return f.where(b.fcmp_ordered("<", y, f.constant(0.0)), f.constant(0.0), y)
 
 
 def erf32(b: Any, x: V) -> V:
     """Write the error function of float32, bit-exact with onnxruntime."""
-    f = _F32(b, x)
+    f = _Float32Writer(b, x)
     size = intrinsic(b, "llvm.fabs", x)
     size = f.where(b.fcmp_ordered(">", size, f.constant(3.925)), f.constant(3.925), size)
     small_coefficients = (-5.99104969e-4, 4.99339588e-3, -2.67667342e-2, 1.12818025e-1, -3.76124859e-1, 1.28379151e-1)
@@ -201,7 +201,7 @@ def erf32(b: Any, x: V) -> V:
 
 def unfused_exp32(b: Any, x: V) -> V:
     """Write exp of float32 as in onnxruntime's Elu, Softplus and similar operators."""
-    f = _F32(b, x)
+    f = _Float32Writer(b, x)
     is_representable = b.fcmp_unordered(">=", x, f.constant(-104.0))
     top = f.where(b.fcmp_ordered(">", x, f.constant(88.723)), f.constant(88.723), x)
     scale, magic = f.multiply_add_unfused(top, f.constant(1.44269504088896341), f.constant(0.5)), f.constant(12582912.0)
@@ -220,7 +220,7 @@ def unfused_exp32(b: Any, x: V) -> V:
 
 def log32(b: Any, x: V) -> V:
     """Write the natural logarithm of float32, bit-exact with onnxruntime's Log."""
-    f = _F32(b, x)
+    f = _Float32Writer(b, x)
     tiny = b.fcmp_ordered("<", x, f.constant(1.1754943508222875e-38))
     raw = f.bits(f.where(tiny, b.fmul(x, f.constant(16777216.0)), x))
     low = b.sub(b.and_(b.lshr(raw, f.int_constant(23)), f.int_constant(255)), f.int_constant(126))
@@ -239,7 +239,7 @@ def log32(b: Any, x: V) -> V:
 
 def acos32(b: Any, x: V) -> V:
     """Write the inverse cosine of float32, bit-exact with onnxruntime; NaN beyond 1."""
-    f = _F32(b, x)
+    f = _Float32Writer(b, x)
     size, square = intrinsic(b, "llvm.fabs", x), b.fmul(x, x)
     even = f.horner_unfused(
         square, 2.36423197202384471893310546875e-3, 2.717843465507030487060546875e-2, 8.8804088532924652099609375e-2,
@@ -255,7 +255,7 @@ def acos32(b: Any, x: V) -> V:
 
 def asin32(b: Any, x: V) -> V:
     """Write the inverse sine of float32, bit-exact with onnxruntime; NaN beyond 1."""
-    f = _F32(b, x)
+    f = _Float32Writer(b, x)
     size = intrinsic(b, "llvm.fabs", x)
     large = b.fcmp_ordered(">", size, f.constant(0.5))
     root = intrinsic(b, "llvm.sqrt", b.fsub(f.constant(0.5), b.fmul(f.constant(0.5), size)))
@@ -270,7 +270,7 @@ def asin32(b: Any, x: V) -> V:
 
 def _sine(b: Any, x: V, cosine: bool, limit: float) -> V:
     """Write the sine, or the cosine, by a polynomial; beyond magnitude `limit` by the C library."""
-    f = _F32(b, x)
+    f = _Float32Writer(b, x)
     size, magic = intrinsic(b, "llvm.fabs", x), f.constant(12582912.0)
     shifted = b.fadd(b.fmul(size, f.constant(0.636619746685028076171875)), magic)
     quarter, y = f.bits(shifted), b.fsub(shifted, magic)
@@ -299,7 +299,7 @@ def _or_library(b: Any, name: str, x: V, mask: V, value: V) -> V:
     has_lane = b.icmp_unsigned("!=", b.bitcast(mask, lanes), lanes(0))
     before = b.block
     with b.if_then(has_lane, likely=False):
-        replaced = b.select(mask, library(b, name, "float32", x), value)
+        replaced = b.select(mask, call_c_library(b, name, "float32", x), value)
         inside = b.block
     result = b.phi(x.type)
     result.add_incoming(value, before)

@@ -90,7 +90,7 @@ def like(value: V, dtype: str, scalar: float) -> V:
     return ir.Constant(ir.VectorType(c.type, value.type.count), [c] * value.type.count) if is_vector(value) else c
 
 
-def with_lanes_of(value: V, scalar: Any) -> Any:
+def vector_type_like(value: V, scalar: Any) -> Any:
     """Return the LLVM type with elements of type `scalar` and as many lanes as `value`."""
     return ir.VectorType(scalar, value.type.count) if is_vector(value) else scalar
 
@@ -231,12 +231,12 @@ def convert(b: Any, value: V, source: str, target: str) -> V:
     if source == target:
         return value
     if source == "bfloat16":
-        bits = b.shl(b.zext(value, with_lanes_of(value, I32)), like(value, "int32", 16))
-        return convert(b, b.bitcast(bits, with_lanes_of(value, ir.FloatType())), "float32", target)
+        bits = b.shl(b.zext(value, vector_type_like(value, I32)), like(value, "int32", 16))
+        return convert(b, b.bitcast(bits, vector_type_like(value, ir.FloatType())), "float32", target)
     if target == "bfloat16":
         single = _round_to_odd(b, value) if source == "float64" else convert(b, value, source, "float32")
         return _to_bfloat16(b, single)
-    to = with_lanes_of(value, llvm_type(target))
+    to = vector_type_like(value, llvm_type(target))
     from_float, to_float = source.startswith("float"), target.startswith("float")
     signed_from = source.startswith("int")
     if target == "bool":
@@ -260,13 +260,13 @@ def convert(b: Any, value: V, source: str, target: str) -> V:
 
 def _to_bfloat16(b: Any, value: V) -> V:
     """Round a float32 to its upper half, to nearest even; NaN stays NaN."""
-    bits = b.bitcast(value, with_lanes_of(value, I32))
+    bits = b.bitcast(value, vector_type_like(value, I32))
     upper = b.lshr(bits, like(bits, "int32", 16))
     odd = b.and_(upper, like(bits, "int32", 1))
     rounded = b.lshr(b.add(b.add(bits, like(bits, "int32", 0x7FFF)), odd), like(bits, "int32", 16))
     quiet = b.or_(upper, like(bits, "int32", 0x40))
     chosen = b.select(b.fcmp_unordered("uno", value, value), quiet, rounded)
-    return b.trunc(chosen, with_lanes_of(value, ir.IntType(16)))
+    return b.trunc(chosen, vector_type_like(value, ir.IntType(16)))
 
 
 def _convert_saturating(b: Any, value: V, source: str, target: str) -> V:
@@ -279,8 +279,8 @@ def _convert_saturating(b: Any, value: V, source: str, target: str) -> V:
     least = like(value, source, low)
     inside = b.select(b.fcmp_ordered("<", value, like(value, source, high + 1)), value, like(value, source, 0))
     inside = b.select(b.fcmp_ordered(">", inside, least), inside, least)
-    integer = (b.fptosi if signed else b.fptoui)(inside, with_lanes_of(value, wide))
-    integer = integer if wide.width == bits else b.trunc(integer, with_lanes_of(value, LLVM_TYPES[target]))
+    integer = (b.fptosi if signed else b.fptoui)(inside, vector_type_like(value, wide))
+    integer = integer if wide.width == bits else b.trunc(integer, vector_type_like(value, LLVM_TYPES[target]))
     return b.select(b.fcmp_ordered(">=", value, like(value, source, high + 1)), like(value, target, high), integer)
 
 
@@ -289,9 +289,9 @@ def _round_to_odd(b: Any, value: V) -> V:
 
     It rounds towards zero, and sets the last bit where the result is inexact.
     """
-    nearest = b.fptrunc(value, with_lanes_of(value, ir.FloatType()))
+    nearest = b.fptrunc(value, vector_type_like(value, ir.FloatType()))
     widened_again = b.fpext(nearest, value.type)
-    bits = b.bitcast(nearest, with_lanes_of(value, I32))
+    bits = b.bitcast(nearest, vector_type_like(value, I32))
     one = ir.Constant(bits.type, [1] * bits.type.count if is_vector(bits) else 1)
     size = [intrinsic(b, "llvm.fabs", value_) for value_ in (widened_again, value)]
     bits = b.select(b.fcmp_ordered(">", *size), b.sub(bits, one), bits)
@@ -301,8 +301,8 @@ def _round_to_odd(b: Any, value: V) -> V:
 
 def convert_small(b: Any, value: V, target: str) -> V:
     """Convert a float that is known to fit int32 and `target` to that small integer type."""
-    integer = b.fptosi(value, with_lanes_of(value, I32))
-    return integer if target == "int32" else b.trunc(integer, with_lanes_of(value, llvm_type(target)))
+    integer = b.fptosi(value, vector_type_like(value, I32))
+    return integer if target == "int32" else b.trunc(integer, vector_type_like(value, llvm_type(target)))
 
 
 def shift(b: Any, op: str, x: V, y: V) -> V:

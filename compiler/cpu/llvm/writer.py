@@ -269,10 +269,10 @@ class BodyWriter(MemoryWriter):
             case Call(name, args, dtype):
                 values = self._broadcast_to_vectors(*(self.expr(arg, env, memo) for arg in args))
                 if name in dot.DOTS:
-                    zero = ir.Constant(operations.with_lanes_of(values[0], llvm_type("int32")), None)
+                    zero = ir.Constant(operations.vector_type_like(values[0], llvm_type("int32")), None)
                     return dot.DOTS[name](self.b, zero, *values, self.features)
                 if name == "bitcast":
-                    return self.b.bitcast(values[0], operations.with_lanes_of(values[0], llvm_type(dtype)))
+                    return self.b.bitcast(values[0], operations.vector_type_like(values[0], llvm_type(dtype)))
                 return arithmetic.call(self.b, name, args[0].dtype, *values)
             case Cast(Call("clamp")) if (requantised := self._write_requantised(e, env, memo)) is not None:
                 return requantised

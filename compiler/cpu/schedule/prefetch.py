@@ -49,11 +49,11 @@ def next_block_prefetches(stmt: Stmt) -> dict[Var, PrefetchedElement]:
         elif isinstance(nest, Alloc):
             nests.append(nest.body)
         elif isinstance(nest, For):
-            prefetches |= _nest_prefetch(nest)
+            prefetches |= _block_prefetch(nest)
     return prefetches
 
 
-def _nest_prefetch(body: Stmt) -> dict[Var, PrefetchedElement]:
+def _block_prefetch(body: Stmt) -> dict[Var, PrefetchedElement]:
     """Return the prefetch of one loop nest, if it is a tiled product: loops around one chain of reduction loops."""
     outer: list[For] = []
     while isinstance(body, Alloc | For):
@@ -88,8 +88,8 @@ def _vector_loads(body: Stmt) -> list[Load]:
     return loads
 
 
-def _unclamped(e: Expr) -> Expr | None:
-    """Return a of min(a, constant), else None: removes the clamp of a last block that begins earlier. For rewrite."""
+def _remove_clamp(e: Expr) -> Expr | None:
+    """Return a of min(a, constant), the index of a last block that begins earlier; else None. A callback of rewrite."""
     match e:
         case Binary("min", a, Const()):
             return a
@@ -103,7 +103,7 @@ def _element_to_fetch(load: Load, outer: list[For], sums: list[For], inside: set
     blocks. outer: loops around the reduction; the last that moves the read gives the block. sums: loops of the
     reduction. inside: variables of the loops inside it.
     """
-    terms = linear(rewrite(flatten(load.tensor.shape, load.index), _unclamped))
+    terms = linear(rewrite(flatten(load.tensor.shape, load.index), _remove_clamp))
     size = itemsize(load.tensor.dtype)
     known = {None, *inside, *(loop.var for loop in (*outer, *sums))}
     moving = [position for position, loop in enumerate(outer) if terms.get(loop.var) and loop.extent > 1]
@@ -131,7 +131,7 @@ not stay in the first-level cache."""
 
 
 @dataclass
-class _Reads:
+class _RepeatedReads:
     """Reads of one tensor in one iteration.
 
     passes: how often its elements are read. The others describe the last pass. end: end of its elements. size: bytes.
@@ -155,10 +155,10 @@ def next_iteration_prefetches(stmt: Stmt) -> dict[int, int]:
     while isinstance(stmt, Alloc):
         stmt = stmt.body
     nests = stmt.body if isinstance(stmt, Block) else (stmt,)
-    return {load: step for nest in nests for load, step in _nest_prefetches(nest).items()}
+    return {load: step for nest in nests for load, step in _iteration_prefetches(nest).items()}
 
 
-def _nest_prefetches(body: Stmt) -> dict[int, int]:
+def _iteration_prefetches(body: Stmt) -> dict[int, int]:
     """Return the prefetches of one loop nest: loads of tensors that each iteration reads in several passes."""
     loop: For | None = None
     while isinstance(body, For) and body.kind in ("serial", "parallel"):
@@ -168,7 +168,7 @@ def _nest_prefetches(body: Stmt) -> dict[int, int]:
     inside = list(statements(body))
     extents = {s.var: s.extent for s in inside if isinstance(s, For)}
     written_here = {s.tensor for s in inside if isinstance(s, Alloc | Store | Update)}
-    reads_of: dict[Tensor, _Reads] = {}
+    reads_of: dict[Tensor, _RepeatedReads] = {}
     for lanes in (s for s in inside if isinstance(s, For) and s.kind == "vectorized"):
         for load in (n for s in statements(lanes) for e in exprs(s) for n in walk(e) if isinstance(n, Load)):
             terms = linear(flatten(load.tensor.shape, load.index))
@@ -176,7 +176,7 @@ def _nest_prefetches(body: Stmt) -> dict[int, int]:
             step = terms.get(loop.var, 0)
             if load.tensor in written_here or span is None or step == 0 or terms.get(lanes.var) != 1:
                 continue
-            reads = reads_of.setdefault(load.tensor, _Reads())
+            reads = reads_of.setdefault(load.tensor, _RepeatedReads())
             if span[0] < reads.end or not reads.passes:
                 reads.passes, reads.size, reads.loads = reads.passes + 1, 0, {}
             reads.end = span[1] + 1

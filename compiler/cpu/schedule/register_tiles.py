@@ -223,8 +223,9 @@ def _max_unrolled(reduce: Reduce) -> int:
 
 
 class RegisterBudget(NamedTuple):
-    """Vector registers for a tile: `total` for accumulators and operands, of which operands take some for each row and
-    each column.
+    """Vector registers for a tile: `total` for accumulators and operands.
+
+    per_row, per_column: registers that operands take for each row and each column of the tile.
     """
 
     total: int

@@ -22,7 +22,7 @@ from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.walk import walk
 
 
-def with_lanes(function: Function) -> Function:
+def legalise_vector_loops(function: Function) -> Function:
     """Return `function` with vectorised loops that allocate nothing and run in lockstep; other loops become serial."""
     return replace(function, body=_legalise(function.body))
 
@@ -113,4 +113,4 @@ def _has_lockstep_reads(e: Expr, var: Var) -> bool:
     return all(is_in_bounds(read) or stride_along(read.tensor, read.index, var) == 1 for read in reads)
 
 
-__all__ = ["with_lanes"]
+__all__ = ["legalise_vector_loops"]
