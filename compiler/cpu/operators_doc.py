@@ -87,11 +87,11 @@ def operators_markdown() -> str:
     """Return the text of docs/operators.md."""
     # Operators that a user registered are left out, and those that only the compiler itself makes (`blocked`).
     hosted = [key for key, function in HOST.items() if function.__module__.startswith(hostops.__name__)]
-    own = {*OPS, *(op for _, op in hosted)}
+    implemented = {*OPS, *(op for _, op in hosted)}
     compiled = [name for name in OPS if OPS[name].__module__ != blocked.__name__]
     newest = {(s.domain, s.name): s for s in onnx.defs.get_all_schemas() if not s.deprecated}
     defined = {key for key, s in newest.items() if s.has_function or s.has_context_dependent_function}
-    functions = {name for domain, name in defined if domain in ("", "ai.onnx.preview") and name not in own}
+    functions = {name for domain, name in defined if domain in ("", "ai.onnx.preview") and name not in implemented}
     plain = [op for domain, op in hosted if not domain and op not in OPS]
     others = [f"{domain}.{op}" for domain, op in hosted if domain]
     missing = [

@@ -225,10 +225,10 @@ def _merge_pair(first: Stmt, second: Stmt, same_depth: bool) -> Stmt | None:
         shared_accesses = [terms for t, terms in (*reads, *writes, *more_reads) if t is tensor]
         if _common_stride(_without_common_terms(shared_accesses, inside | {first.var}), first.var) is None:
             return None
-    parts = sequence(first.body), sequence(renamed)
-    if same_depth and len({any(isinstance(stmt, For) for stmt in part) for part in parts}) > 1:
+    bodies = sequence(first.body), sequence(renamed)
+    if same_depth and len({any(isinstance(stmt, For) for stmt in part) for part in bodies}) > 1:
         return None
-    return For(first.var, first.extent, block(*merge([*parts[0], *parts[1]], same_depth)))
+    return For(first.var, first.extent, block(*merge([*bodies[0], *bodies[1]], same_depth)))
 
 
 def _tensors_written(stmt: Stmt) -> set[Tensor]:

@@ -131,19 +131,19 @@ class _Lowering:
             return _lower_scan(body, step, tensor)
         return Nest(self, self.schedule[tensor], part, target or tensor).code
 
-    def prepend_attached(self, stage: Stage, axis: Axis, inner: Stmt) -> Stmt:
-        """Prepend to `inner`, the body of loop `axis`, the tensors that are computed at that loop."""
+    def prepend_attached(self, stage: Stage, axis: Axis, body: Stmt) -> Stmt:
+        """Prepend to `body`, the body of loop `axis`, the tensors that are computed at that loop."""
         for tensor in reversed(self.bodies):
             if self.schedule.stages[tensor].attached == (stage, axis):
-                inner = self._attach(tensor, f"{stage.tensor.name} at loop {axis.name}", inner)
-        return inner
+                body = self._attach(tensor, f"{stage.tensor.name} at loop {axis.name}", body)
+        return body
 
-    def _attach(self, tensor: Tensor, location: str, inner: Stmt) -> Stmt:
-        """Compute the region of `tensor` that `inner` reads in a buffer of that size, and redirect the reads to it.
+    def _attach(self, tensor: Tensor, location: str, body: Stmt) -> Stmt:
+        """Compute the region of `tensor` that `body` reads in a buffer of that size, and redirect the reads to it.
 
         location: the loop around, for errors. Raises ScheduleError where nothing reads the tensor there.
         """
-        part = region(tensor, inner)
+        part = region(tensor, body)
         if part is None:
             raise ScheduleError(f"{tensor.name} is computed inside {location}, where nothing reads it")
         part = with_whole_tiles(self.schedule[tensor], part)
@@ -159,7 +159,7 @@ class _Lowering:
                 return Load(small, e.index)
             return Load(small, tuple(sums.difference(i, first) for i, (first, _) in zip(e.index, part)))
 
-        code = block(self.nest(tensor, part, small), map_accesses(inner, rebase_load, only=tensor))
+        code = block(self.nest(tensor, part, small), map_accesses(body, rebase_load, only=tensor))
         scope = self.schedule[tensor].scope
         if scope == "workspace" and small.nbytes <= MAX_LOCAL_BYTES:
             scope = "local"
@@ -194,7 +194,7 @@ class _Lowering:
                 memory = "dram" if scope == "workspace" else scope
                 return replace(code, body=self.replace_tensorized(body, {**scopes, tensor: memory}))
             case Block(body):
-                return Block(tuple(self.replace_tensorized(inner, scopes) for inner in body))
+                return Block(tuple(self.replace_tensorized(statement, scopes) for statement in body))
         return code
 
 
@@ -305,8 +305,8 @@ class Nest:
         if any(isinstance(node, Reduce) for reduce in self.reduces for node in walk(reduce.value)):
             raise ValueError(f"{tensor.name}: a reduction inside a reduction; make the inner one a tensor")
 
-    def _wrap_in_loops(self, axes: Sequence[Axis], inner: Stmt, attach: bool = True) -> Stmt:
-        """Wrap `inner` in the loops `axes`; an empty block where one of them has no iterations.
+    def _wrap_in_loops(self, axes: Sequence[Axis], body: Stmt, attach: bool = True) -> Stmt:
+        """Wrap `body` in the loops `axes`; an empty block where one of them has no iterations.
 
         attach: prepend, in each loop, the tensors that the schedule computes there.
         """
@@ -314,9 +314,9 @@ class Nest:
             if axis.extent == 0:
                 return block()
             if attach:
-                inner = self.lowering.prepend_attached(self.original, self.old[axis], inner)
-            inner = For(axis, axis.extent, inner, self.stage.kinds.get(axis, "serial"))
-        return inner
+                body = self.lowering.prepend_attached(self.original, self.old[axis], body)
+            body = For(axis, axis.extent, body, self.stage.kinds.get(axis, "serial"))
+        return body
 
     def _build_loops(self) -> Stmt:
         """Return the loops of the current stage: element-wise, by an intrinsic, or as a reduction."""
@@ -327,26 +327,26 @@ class Nest:
         if not self.reduces:
             return self._wrap_in_loops(stage.order, if_all(self.guards, Store(self.target, self.index, self.body)))
         first = next((i for i, axis in enumerate(stage.order) if axis.reduce), len(stage.order))
-        outer, inner = stage.order[:first], stage.order[first:]
+        outer, inner_loops = stage.order[:first], stage.order[first:]
         self._check_fused()
-        self._check_lanes(inner)
+        self._check_lanes(inner_loops)
         self._check_order()
-        if any(self._has_attached(axis) for axis in inner):
+        if any(self._has_attached(axis) for axis in inner_loops):
             if len(self.reduces) > 1 or stage.lanes:
                 raise ScheduleError(f"{name}: nothing can be computed inside one of several reductions, or of lanes")
-            self._check_reads_after(inner)
+            self._check_reads_after(inner_loops)
         if stage.scope in SCRATCHPADS and self.body is self.reduces[0]:
             self._check_in_place()
-            tile = [axis for axis in inner if not axis.reduce]
+            tile = [axis for axis in inner_loops if not axis.reduce]
             kind, value = self.reduces[0].kind, self.reduces[0].value
             reset = if_all(
                 self._data_guards(), Store(self.target, self.index, reduction_identity(kind, self.target.dtype))
             )
             update = if_all(self.guards, Update(kind, self.target, self.index, value))
             return self._wrap_in_loops(
-                outer, block(self._wrap_in_loops(tile, reset, attach=False), self._wrap_in_loops(inner, update))
+                outer, block(self._wrap_in_loops(tile, reset, attach=False), self._wrap_in_loops(inner_loops, update))
             )
-        return self._wrap_in_loops(outer, self._build_accumulation(inner))
+        return self._wrap_in_loops(outer, self._build_accumulation(inner_loops))
 
     def _check_vectorized(self) -> None:
         """Raise ScheduleError where a vectorized loop contains another."""
@@ -370,10 +370,10 @@ class Nest:
                         "reductions were fused"
                     )
 
-    def _check_lanes(self, inner: Sequence[Axis]) -> None:
+    def _check_lanes(self, inner_loops: Sequence[Axis]) -> None:
         """Raise ScheduleError where the reductions cannot be accumulated in lanes.
 
-        inner: the loops from the first reduction loop on.
+        inner_loops: the loops from the first reduction loop on.
         """
         stage, name = self.stage, self.target.name
         if not stage.lanes:
@@ -383,7 +383,7 @@ class Nest:
                 raise ScheduleError(
                     f"{name}: {axis.name}, which is accumulated in lanes, is not the innermost loop any more"
                 )
-        if data := [axis.name for axis in inner if not axis.reduce]:
+        if data := [axis.name for axis in inner_loops if not axis.reduce]:
             raise ScheduleError(f"{name}: the loop {data[0]} inside a reduction that is accumulated in lanes")
         if vectorized := [axis.name for axis in stage.order if stage.kinds.get(axis) == "vectorized"]:
             raise ScheduleError(f"{name}: the vectorized loop {vectorized[0]} around a reduction in lanes")
@@ -422,14 +422,14 @@ class Nest:
         loop = self.original, self.old[axis]
         return any(self.lowering.schedule[t].attached == loop for t in self.lowering.bodies)
 
-    def _check_reads_after(self, inner: Sequence[Axis]) -> None:
+    def _check_reads_after(self, inner_loops: Sequence[Axis]) -> None:
         """Raise ScheduleError where a tensor that is computed inside the reduction loops is also read after them.
 
-        inner: the loops from the first reduction loop on.
+        inner_loops: the loops from the first reduction loop on.
         """
         after = replace_nodes(self.body, {id(r): reduction_identity(r.kind, r.dtype) for r in self.reduces})
         read = {n.tensor for n in walk(after) if isinstance(n, Load)}
-        for axis in inner:
+        for axis in inner_loops:
             for tensor in self.lowering.bodies:
                 attached = self.lowering.schedule[tensor].attached
                 if attached == (self.original, self.old[axis]) and tensor in read:
@@ -457,11 +457,12 @@ class Nest:
         position = stage.order.index(axis)
         if empty := [loop.name for loop in stage.order if loop.reduce and not loop.extent]:
             raise ScheduleError(f"{name}: the reduction {empty[0]} has no steps, and {intrinsic.name} takes some")
-        for inner in stage.order[position:]:
-            if inner in stage.kinds:
-                raise ScheduleError(f"{name}: loop {inner.name} is {stage.kinds[inner]} and part of {intrinsic.name}")
-            if self._has_attached(inner):
-                raise ScheduleError(f"{name}: something is computed at loop {inner.name}, inside {intrinsic.name}")
+        for tile_loop in stage.order[position:]:
+            if tile_loop in stage.kinds:
+                kind = stage.kinds[tile_loop]
+                raise ScheduleError(f"{name}: loop {tile_loop.name} is {kind} and part of {intrinsic.name}")
+            if self._has_attached(tile_loop):
+                raise ScheduleError(f"{name}: something is computed at loop {tile_loop.name}, inside {intrinsic.name}")
         first: Expr = Const(True, "bool")
         order = stage.order
         inside = {*order[position:], *(loop for loop in order if loop.reduce)}
@@ -485,14 +486,14 @@ class Nest:
         code = self._wrap_in_loops(order[position:], statement)
         return self._wrap_in_loops(order[:position], if_all(self.guards, code))
 
-    def _build_accumulation(self, inner: Sequence[Axis]) -> Stmt:
+    def _build_accumulation(self, inner_loops: Sequence[Axis]) -> Stmt:
         """Return code that accumulates each reduction in a local tensor and then computes the element from it.
 
-        inner: the loops from the first reduction on; those over data form the tile of accumulators.
+        inner_loops: the loops from the first reduction on; those over data form the tile of accumulators.
         """
         stage, tensor, index, guards = self.stage, self.target, self.index, self.guards
         data = self._data_guards()
-        tile = [axis for axis in inner if not axis.reduce]
+        tile = [axis for axis in inner_loops if not axis.reduce]
         tile_index: tuple[Expr, ...] = tuple(tile)
         accumulators: dict[int, Expr] = {}
         parts: list[Stmt] = []
@@ -511,14 +512,16 @@ class Nest:
                 )
             )
             if own_lanes := [axis for axis in stage.lanes if axis in roots]:
-                axes = [axis for axis in inner if axis in roots]
+                axes = [axis for axis in inner_loops if axis in roots]
                 if reduction_guards:
                     raise ScheduleError(f"{tensor.name}: tiles do not divide its reduction, so lanes cannot add them")
                 parts.append(
                     if_all(data, accumulate_in_lanes(stage, own_lanes[0], axes, acc, reduce.kind, value, locals_))
                 )
             else:
-                parts.append(self._wrap_in_loops([axis for axis in inner if not axis.reduce or axis in roots], update))
+                parts.append(
+                    self._wrap_in_loops([axis for axis in inner_loops if not axis.reduce or axis in roots], update)
+                )
             accumulators[id(reduce)] = Load(acc, tile_index)
         final = replace_nodes(self.body, accumulators)
         parts.append(self._wrap_in_loops(tile, if_all(data, Store(tensor, index, final)), attach=False))

@@ -193,12 +193,13 @@ def _verify_statement(s: Stmt, c: Context) -> None:
         raise IRError("the kind of statement exists", type(s).__name__)
     _check(s, STMT_RULES[type(s)], c)
     done: set[tuple[int, bool]] = set()
-    inner = replace(c, guarded=True) if isinstance(s, Intrinsic) else c  # an intrinsic may check its own bounds
+    expression_context = replace(c, guarded=True) if isinstance(s, Intrinsic) else c  # it may check its own bounds
     for e in exprs(s):
         if isinstance(s, Intrinsic) and isinstance(e, Reduce):  # a window, whose loops are the intrinsic's
-            _verify_expression(e.value, replace(inner, variables=inner.variables | set(e.axes)), done)
+            window_context = replace(expression_context, variables=c.variables | set(e.axes))
+            _verify_expression(e.value, window_context, done)
         else:
-            _verify_expression(e, inner, done)
+            _verify_expression(e, expression_context, done)
     for part, context in _parts_with_context(s, c):
         _verify_statement(part, context)
 

@@ -421,9 +421,10 @@ class CpuKernel:
             case "phi" | "result":
                 return self._build_carried(tile, index)
             case "broadcast":
-                inner = index[len(index) - len(args[0].shape) :]
+                source_index = index[len(index) - len(args[0].shape) :]
                 zero = Const(0, INDEX)
-                return self.element(args[0], tuple(zero if size == 1 else i for size, i in zip(args[0].shape, inner)))
+                pairs = zip(args[0].shape, source_index)
+                return self.element(args[0], tuple(zero if size == 1 else i for size, i in pairs))
             case "reshape":
                 return self.element(args[0], _reshaped_index(tile.shape, index, args[0].shape))
             case "trans":
@@ -557,8 +558,8 @@ def _share_programs(stmt: Stmt) -> Stmt:
         if stmt.extent == 1:
             return For(stmt.var, 1, _share_programs(stmt.body), stmt.kind)
         return For(stmt.var, stmt.extent, stmt.body, "parallel")
-    inner = getattr(stmt, "body", None)
-    return block(*map(_share_programs, inner)) if isinstance(inner, tuple) else stmt
+    body = getattr(stmt, "body", None)
+    return block(*map(_share_programs, body)) if isinstance(body, tuple) else stmt
 
 
 def live_tiles(top: Scope) -> dict[Tile, None]:

@@ -156,8 +156,8 @@ class Kernel:
         """
         if isinstance(device, Device):
             if device.config.digest != self.machine.digest:
-                here, there = self.machine.name, device.config.name
-                raise LanguageError(f"the kernel is for the Config {here}, and the device is a {there}")
+                own_name, device_name = self.machine.name, device.config.name
+                raise LanguageError(f"the kernel is for the Config {own_name}, and the device is a {device_name}")
             return device
         if device not in self.devices:
             if device not in SIMULATORS:

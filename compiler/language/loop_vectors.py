@@ -52,8 +52,8 @@ def vectorise(stmt: Stmt) -> Stmt:
         case For() if _is_vectorisable(stmt):
             return _vectorise_loops([stmt])
         case For(var, extent, body, kind) if kind not in ("vectorized", "unrolled"):
-            inner = vectorise(body)
-            return For(var, extent, inner, kind) if sequence(inner) else inner
+            vector_body = vectorise(body)
+            return For(var, extent, vector_body, kind) if sequence(vector_body) else vector_body
         case Block(body):
             done: list[Stmt] = []
             for _, run in groupby(body, key=lambda part: tuple(_shared_sums(part)) or part):
@@ -74,21 +74,21 @@ def _is_vectorisable(stmt: Stmt) -> bool:
     if not isinstance(stmt, For) or not isinstance(stmt.var, Axis) or stmt.kind != "serial" or stmt.extent == 1:
         return False
     body = _flat_body(stmt)
-    return bool(body) and all(_can_be_lanes(stmt.var, part) for part in body) and _are_independent(body)
+    return bool(body) and all(_can_be_lanes(stmt.var, write) for write in body) and _are_independent(body)
 
 
 def _flat_body(loop: Stmt) -> tuple[Write, ...]:
     """Return the statements in the body of a loop that has nothing but writes; () for other loops."""
-    parts = sequence(loop.body) if isinstance(loop, For) else ()
-    writes = tuple(part for part in parts if isinstance(part, Store | Update))
-    return tuple(part for part in writes if not _adds_nothing(part)) if len(writes) == len(parts) else ()
+    body_statements = sequence(loop.body) if isinstance(loop, For) else ()
+    writes = tuple(write for write in body_statements if isinstance(write, Store | Update))
+    return tuple(write for write in writes if not _adds_nothing(write)) if len(writes) == len(body_statements) else ()
 
 
-def _adds_nothing(part: Write) -> bool:
+def _adds_nothing(write: Write) -> bool:
     """Return whether an update has no effect, because it adds the identity, as under a mask that is always false."""
-    if isinstance(part, Store) or not isinstance(part.value, Const):
+    if isinstance(write, Store) or not isinstance(write.value, Const):
         return False
-    return part.value.value == reduction_identity(part.kind, part.tensor.dtype).value
+    return write.value.value == reduction_identity(write.kind, write.tensor.dtype).value
 
 
 def _is_transposition(var: Axis, body: Store) -> bool:
@@ -117,13 +117,13 @@ def _tile_transposition(axes: tuple[Axis, Axis], body: Store) -> Stmt:
 
 def _shared_sums(stmt: Stmt) -> dict[Hashable, Update]:
     """Return the updates by which all iterations of a vectorisable loop add to one element, by `_element_key`."""
-    updates = [part for part in _flat_body(stmt) if isinstance(part, Update)] if _is_vectorisable(stmt) else []
-    return {_element_key(part): part for part in updates if stride_along(part.tensor, part.index, stmt.var) == 0}  # type: ignore[attr-defined]
+    updates = [write for write in _flat_body(stmt) if isinstance(write, Update)] if _is_vectorisable(stmt) else []
+    return {_element_key(write): write for write in updates if stride_along(write.tensor, write.index, stmt.var) == 0}  # type: ignore[attr-defined]
 
 
-def _element_key(part: Write) -> Hashable:
+def _element_key(write: Write) -> Hashable:
     """Return a key that is equal for writes of the same element."""
-    return part.tensor, *map(structure, part.index)
+    return write.tensor, *map(structure, write.index)
 
 
 class VectorSpan(NamedTuple):
@@ -137,8 +137,10 @@ class VectorSpan(NamedTuple):
 
 def _vector_spans(loop: For) -> Iterator[VectorSpan]:
     """Split the iterations of a loop into spans: several vectors at once, single ones, narrower ones, and scalars."""
-    lanes = target().vector_bytes // max(itemsize(dtype) for part in _flat_body(loop) for dtype in _element_types(part))
-    widths = (VECTORS_IN_FLIGHT, lanes), (1, lanes), *((1, lanes // part) for part in TAIL_DIVISORS)
+    lanes = target().vector_bytes // max(
+        itemsize(dtype) for write in _flat_body(loop) for dtype in _element_types(write)
+    )
+    widths = (VECTORS_IN_FLIGHT, lanes), (1, lanes), *((1, lanes // divisor) for divisor in TAIL_DIVISORS)
     start = 0
     for registers, width in (*((r, w) for r, w in widths if w > 1), (1, 1)):
         count = (loop.extent - start) // (registers * width)
@@ -166,19 +168,19 @@ def _vectorise_span(loop: For, span: VectorSpan, partial_sums: dict[Hashable, Te
     assert isinstance(loop.var, Axis)
     if step == 1:
         rest = Axis(loop.var.name, extent=span.times)
-        return For(rest, span.times, block(*(_at_iteration(part, loop.var, rest + span.first) for part in body)))
+        return For(rest, span.times, block(*(_at_iteration(write, loop.var, rest + span.first) for write in body)))
     outer = Axis(f"{loop.var.name}.o", extent=span.times)
 
-    def write_lane(lane: Expr, part: Write) -> Stmt:
-        """Return the write `part` of the iteration that is element `lane` of the vectors."""
-        moved = _at_iteration(part, loop.var, outer * step + lane + span.first)
-        sums = partial_sums.get(_element_key(part))
+    def write_lane(lane: Expr, write: Write) -> Stmt:
+        """Return the copy of `write` for the iteration that is element `lane` of the vectors."""
+        moved = _at_iteration(write, loop.var, outer * step + lane + span.first)
+        sums = partial_sums.get(_element_key(write))
         if sums is None:
             return moved
         assert isinstance(moved, Update)
         return Update(moved.kind, sums, (lane,), moved.value)
 
-    vectors = _unrolled_vectors(step, span.lanes, lambda lane: block(*(write_lane(lane, part) for part in body)))
+    vectors = _unrolled_vectors(step, span.lanes, lambda lane: block(*(write_lane(lane, write) for write in body)))
     return For(outer, span.times, vectors)
 
 
@@ -204,11 +206,11 @@ def _combine_partial_sums(total: Update, partial: Tensor, code: Stmt, lanes: int
     return Alloc(partial, block(*done), "local")
 
 
-def _can_be_lanes(var: Axis, part: Write) -> bool:
+def _can_be_lanes(var: Axis, write: Write) -> bool:
     """Return whether iterations write contiguous elements, or all add to one."""
-    step = stride_along(part.tensor, part.index, var)
-    sums = isinstance(part, Update) and part.kind != "ordered_sum"
-    return _has_contiguous_reads(var, part.value) and (step == 1 or (step == 0 and sums))
+    step = stride_along(write.tensor, write.index, var)
+    sums = isinstance(write, Update) and write.kind != "ordered_sum"
+    return _has_contiguous_reads(var, write.value) and (step == 1 or (step == 0 and sums))
 
 
 def _are_independent(body: tuple[Write, ...]) -> bool:
@@ -219,9 +221,9 @@ def _are_independent(body: tuple[Write, ...]) -> bool:
     if len(body) == 1:
         return True
     touched: dict[Tensor, list[Linear]] = {}
-    for part in body:
-        touched.setdefault(part.tensor, []).append(linear(flatten(part.tensor.shape, part.index)))
-    reads = (node for part in body for node in walk(part.value) if isinstance(node, Load))
+    for write in body:
+        touched.setdefault(write.tensor, []).append(linear(flatten(write.tensor.shape, write.index)))
+    reads = (node for write in body for node in walk(write.value) if isinstance(node, Load))
     for node in reads:
         if node.tensor in touched:
             touched[node.tensor].append(linear(flatten(node.tensor.shape, node.index)))

@@ -190,10 +190,10 @@ class _Reader(BlockReader):
             if tile.op == "dot" and len(tile.args) == 3:
                 yield from self._reduction_terms(tile.args[2], kind, end)
         elif tile.op == "result":
-            first, place, last = next(row[:3] for loop in self.loops for row in loop.carried if row[3] is tile)
-            if not _starts_with(last, place, kind):
+            first, placeholder, last = next(row[:3] for loop in self.loops for row in loop.carried if row[3] is tile)
+            if not _starts_with(last, placeholder, kind):
                 fail(f"the accelerator {kind.description}, and what this loop carries is another sum{ON_CPU}", last.at)
-            yield from self._reduction_terms(last, kind, place)
+            yield from self._reduction_terms(last, kind, placeholder)
             yield from self._reduction_terms(first, kind, end)
         elif tile.op == "binary" and tile.more["name"] == kind.name:
             yield from self._reduction_terms(tile.args[0], kind, end)

@@ -82,11 +82,11 @@ def binary(b: Any, op: str, dtype: str, x: V, y: V, any_order: bool = False, nan
             case "floordiv":
                 return call(b, "floor", dtype, b.fdiv(x, y))
             case "mod":
-                rest = b.frem(x, y)
+                remainder = b.frem(x, y)
                 zero = like(x, dtype, 0)
-                other = b.xor(b.fcmp_ordered("<", rest, zero), b.fcmp_ordered("<", y, zero))
-                move = b.and_(other, b.fcmp_ordered("!=", rest, zero))
-                return b.select(move, b.fadd(rest, y), rest)
+                other = b.xor(b.fcmp_ordered("<", remainder, zero), b.fcmp_ordered("<", y, zero))
+                move = b.and_(other, b.fcmp_ordered("!=", remainder, zero))
+                return b.select(move, b.fadd(remainder, y), remainder)
             case "min" | "max":
                 return (extreme_number if nan_free else extreme)(b, op, x, y)
             case "pow":

@@ -211,8 +211,9 @@ class BodyWriter(MemoryWriter):
             case (_, _, Load(tensor, index), Load(other, after)) if tensor is other and dot.can_load_pair(
                 lanes, self.features
             ):
-                here, there = (linear(flatten(tensor.shape, i)) for i in (index, after))
-                if self._lane_stride(tensor, index) == 0 and there == here | {None: here.get(None, 0) + 1}:
+                first_terms, second_terms = (linear(flatten(tensor.shape, i)) for i in (index, after))
+                is_next = second_terms == first_terms | {None: first_terms.get(None, 0) + 1}
+                if is_next and self._lane_stride(tensor, index) == 0:
                     values[2:] = dot.load_pair(self.b, self._lane_pointer(0, tensor, index, env), self.features)
         return values
 

@@ -67,18 +67,18 @@ def _start_in_output(body: Stmt, temporary: Tensor, out: Tensor) -> Linear | Non
     if temporary.dtype != out.dtype or out.nbytes >= MIN_STREAMED_BYTES:  # streaming stores bypass the caches
         return None
     loops: list[For] = []
-    parts = _users(body, temporary)
-    while len(parts) == 1 and isinstance(parts[0], For) and _users(body, out) == parts:
-        if parts[0].kind not in ("serial", "parallel"):
+    users = _users(body, temporary)
+    while len(users) == 1 and isinstance(users[0], For) and _users(body, out) == users:
+        if users[0].kind not in ("serial", "parallel"):
             return None
-        loops.append(parts[0])
-        body = parts[0].body
-        parts = _users(body, temporary)
+        loops.append(users[0])
+        body = users[0].body
+        users = _users(body, temporary)
     size = temporary.size
-    if len(parts) < 2 or _users(body, out) != parts[-1:] or size * prod(s.extent for s in loops) != out.size:
+    if len(users) < 2 or _users(body, out) != users[-1:] or size * prod(s.extent for s in loops) != out.size:
         return None
     start: Linear = {s.var: size * prod(loop.extent for loop in loops[depth + 1 :]) for depth, s in enumerate(loops)}
-    return start if _is_elementwise_last(parts[-1], temporary, out, start) else None
+    return start if _is_elementwise_last(users[-1], temporary, out, start) else None
 
 
 def _is_elementwise_last(last: Stmt, temporary: Tensor, out: Tensor, start: Linear) -> bool:

@@ -64,14 +64,14 @@ def _block_prefetch(body: Stmt) -> dict[Var, PrefetchedElement]:
         body = body.body
     sums: list[For] = []
     loops = [s for s in body.body if isinstance(s, For) and s.kind == "serial"] if isinstance(body, Block) else []
-    inner: Stmt = loops[0] if len(loops) == 1 else body
-    while isinstance(inner, For) and inner.kind == "serial":
-        sums.append(inner)
-        inner = inner.body
-    if not sums or any(isinstance(s, For) and s.kind == "serial" for s in statements(inner)):
+    innermost: Stmt = loops[0] if len(loops) == 1 else body
+    while isinstance(innermost, For) and innermost.kind == "serial":
+        sums.append(innermost)
+        innermost = innermost.body
+    if not sums or any(isinstance(s, For) and s.kind == "serial" for s in statements(innermost)):
         return {}
-    for load in _vector_loads(inner):
-        element = _element_to_fetch(load, outer, sums, {s.var for s in statements(inner) if isinstance(s, For)})
+    for load in _vector_loads(innermost):
+        element = _element_to_fetch(load, outer, sums, {s.var for s in statements(innermost) if isinstance(s, For)})
         if element is not None:
             return {sums[-1].var: PrefetchedElement(load.tensor, element)}
     return {}

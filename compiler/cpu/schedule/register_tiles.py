@@ -75,10 +75,10 @@ def apply_register_tile(
         return False
     column = data[-1]
     inside = [node for node in walk(reduce.value) if isinstance(node, Load)]
-    steps = [stride_of(read, column) for read in inside]
+    lane_strides = [stride_of(read, column) for read in inside]
     if (
-        any(s not in (0, 1, 2) for s in steps)
-        or not any(steps)
+        any(s not in (0, 1, 2) for s in lane_strides)
+        or not any(lane_strides)
         or any(stride_of(read, column) is None for read in reads)
     ):
         return False
@@ -86,14 +86,14 @@ def apply_register_tile(
     first: dict[Var, Expr] = {column: outer * lane.extent}
     # The index of a load now counts vectors along the column: it is that of the first lane.
     inside = [Load(read.tensor, tuple(substitute(i, first) for i in read.index)) for read in inside]
-    vectors = [read for read, s in zip(inside, steps) if s]
-    scalars = [read for read, s in zip(inside, steps) if not s]
+    vectors = [read for read, s in zip(inside, lane_strides) if s]
+    scalars = [read for read, s in zip(inside, lane_strides) if not s]
     others = [*(axis for axis in data[:-1] if axis.extent > 1), *([outer] if outer.extent > 1 else [])]
     if outer.extent == 1 and not scalars and all(read.tensor.body is not None for read in vectors):
         others = []  # rows share nothing, and one by one they can be fused with the loops that compute their operands
     elif not scalars:
         others = [axis for axis in others if _reduction_loops(stage, vectors, [axis])[1]] or others
-    candidates = _tile_axes(others, vectors, scalars, 2 in steps, lane.extent)
+    candidates = _tile_axes(others, vectors, scalars, 2 in lane_strides, lane.extent)
     rows_outside, budget = None, _register_budget(reduce)
     if choose is not None:
         chosen = choose(_candidate_tiles(candidates, budget))
@@ -110,11 +110,11 @@ def apply_register_tile(
     around = [axis for axis in (*data[:-1], outer) if axis not in (row, block)]
     rows, columns, tile = None, None, []
     if row is not None:
-        rows, inner = stage.split(row, height)
-        tile.append(inner)
+        rows, inner_axis = stage.split(row, height)
+        tile.append(inner_axis)
     if block is not None:
-        columns, inner = stage.split(block, width)
-        tile.append(inner)
+        columns, inner_axis = stage.split(block, width)
+        tile.append(inner_axis)
     for axis in tile:
         stage.unroll(axis)
     across = [
@@ -141,12 +141,14 @@ def _reduction_loops(stage: Stage, vectors: list[Load], across: list[Axis]) -> t
 
 
 def _slides_over(vectors: list[Load], axis: Axis, row: Axis) -> bool:
-    """Return whether steps along `axis` mostly read what earlier steps read for other rows, as convolutions do.
+    """Return whether steps along `axis` mostly read elements that earlier steps read for other rows (convolutions).
 
     Unrolled, such elements are read only once.
     """
-    steps = [(stride_of(read, axis), stride_of(read, row)) for read in vectors]
-    return all(a and r and (a % r == 0 or r % a == 0) and r < a * axis.extent and a < r * row.extent for a, r in steps)
+    strides = [(stride_of(read, axis), stride_of(read, row)) for read in vectors]
+    return all(
+        a and r and (a % r == 0 or r % a == 0) and r < a * axis.extent and a < r * row.extent for a, r in strides
+    )
 
 
 class TileAxes(NamedTuple):
@@ -283,8 +285,8 @@ first-level cache."""
 
 def _are_rows_near(scalars: list[Load], row: Axis | None) -> bool:
     """Return whether the scalars of neighbouring rows lie close together in memory; True without rows."""
-    steps = [(stride_of(read, row), itemsize(read.tensor.dtype)) for read in scalars] if row is not None else []
-    return all(distance is not None and distance * size <= MAX_STRIDE_BYTES for distance, size in steps)
+    distances = [(stride_of(read, row), itemsize(read.tensor.dtype)) for read in scalars] if row is not None else []
+    return all(distance is not None and distance * size <= MAX_STRIDE_BYTES for distance, size in distances)
 
 
 def _extent(axis: Axis | None) -> int:

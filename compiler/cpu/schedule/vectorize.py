@@ -162,9 +162,9 @@ def _vectorize_interleaved(stage: Stage, data: list[Axis], reads: list[Load]) ->
         columns = [axis for axis in data if axis is not row]
         if not columns or (column := columns[-1]).extent < 4 or _guarded_loads(stage.tensor.body, [row, column]):
             continue
-        steps = [(stride_of(access, column), stride_of(access, row)) for access in accesses]
-        interleaved = [pair == (row.extent, 1) for pair in steps]
-        is_regular = all(crossed or pair[0] in (0, 1) for crossed, pair in zip(interleaved, steps))
+        strides = [(stride_of(access, column), stride_of(access, row)) for access in accesses]
+        interleaved = [pair == (row.extent, 1) for pair in strides]
+        is_regular = all(crossed or pair[0] in (0, 1) for crossed, pair in zip(interleaved, strides))
         if not any(interleaved) or not is_regular:
             continue
         outer, inner = stage.split(column, _vector_extent(target().lanes(stage.tensor.dtype), column.extent))
