@@ -10,7 +10,7 @@ import numpy as np
 from celosia.sim.functional.norm import inverse_root
 
 ONES = 0x01010101
-"""Four bytes that are 1, packed in a uint32: dot4 with it adds up bytes."""
+"""Four bytes that are 1, packed in a uint32: dot4(x, ONES) is the sum of the bytes of x."""
 
 
 def dot4(x: Any, w: Any) -> Any:

@@ -62,8 +62,11 @@ _TOKEN = re.compile(
     r"\s*(?:(?P<number>-inf\b|inf\b|nan\b|-?\d+(?:\.\d*)?(?:e[+-]?\d+)?)|(?P<name>[A-Za-z_][\w.]*)"
     r"|(?P<mark>//|<<|>>|\*\*|<=|==|!=|[-+*/%&|^<>=()\[\],:]))"
 )
+"""A token of an expression: number, name or mark."""
 _TENSOR = r"(?P<name>[\w.]+): (?P<dtype>\w+)\[(?P<shape>[\d, ]*)\]"
+"""Declaration of a tensor, such as `a: float32[4, 8]`."""
 _PLAIN = re.sub(r"\?P<\w+>", "?:", _TENSOR)
+"""The same without names of groups, which may occur only once in a pattern."""
 _HEAD = re.compile(r"(?P<function>[\w.]+)\((?P<inputs>.*)\) -> \((?P<outputs>.*)\):")
 _LOOP = re.compile(
     r"(?P<kind>for|ordered|unrolled|vectorized|parallel|vthread|pipelined) (?P<name>[\w.]+) in (?P<extent>\d+):"
@@ -82,9 +85,8 @@ def parse(
 ) -> Function:
     """Parse the text of a function; printing the result gives the same text again.
 
-    Raises ParseError.
-
-    intrinsics: declarations by name. constants: values, by name, of tables that are too long to be written out.
+    intrinsics: declarations by name. constants: values, by name, of tables that are too long to be written out. Raises
+    ParseError.
     """
     lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     return _Parser(lines, intrinsics or {}, constants or {}).function()

@@ -96,6 +96,7 @@ class ProductTerm:
 
 SUM = ReductionPattern("add", "dot", 0, "adds up cl.dot", "zero")
 MAXIMUM = ReductionPattern("max", "load", -128, "takes the maximum of loads", "-128")
+"""The two reductions over a window and channels that the accelerator has: convolution and pooling."""
 
 
 def recognise(
