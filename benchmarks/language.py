@@ -19,7 +19,7 @@ import celosia.language as cl
 from benchmarks.cpu import SECONDS, error
 from benchmarks.kernels import _Writer
 from benchmarks.rows import ROOT, Request, Row, Say
-from celosia.compiler.language.lowered import image_of
+from celosia.compiler.language.lowered_kernel import build_verified_image
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.kernels.kernel_trial import time_alternating
 from celosia.driver.host.oracle import open_session
@@ -256,7 +256,7 @@ def _layer(
     kernel[grid](*args, **chosen)
     del os.environ["CELOSIA_INTERPRET"]
     different = int(np.count_nonzero(found != y))
-    variant.image = image_of(variant.cfg, variant.layers, Planner(variant.cfg))
+    variant.image = build_verified_image(variant.cfg, variant.layers, Planner(variant.cfg))
     own = variant(arrays, device)
     ratio = ours["cycles"] / own["cycles"]
     measured = (

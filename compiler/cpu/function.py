@@ -29,8 +29,8 @@ ALWAYS_FOLDED_BYTES = 4096
 class CpuFunction:
     """Several operators that are compiled into one kernel.
 
-    nodes: in an order in which each reads what came before. inputs: types of everything that no node produces;
-    those that the kernel reads, in this order, are its parameters (`parameters`). outputs: names to return.
+    nodes: in topological order. inputs: types of all tensors that no node produces, by name; those that the kernel
+    reads, in this order, are its parameters. outputs: names of the tensors to return.
     """
 
     nodes: tuple[CpuNode, ...]
@@ -40,31 +40,31 @@ class CpuFunction:
 
     def lower(self) -> tuple[Function, tuple[str, ...]]:
         """Return the loop IR and the names of its parameters. Raises ops.Unsupported."""
-        parameters, outputs = self._expressions()
-        return _lower(outputs, parameters)
+        parameters, outputs = self._build_expressions()
+        return _schedule_and_lower(outputs, parameters)
 
     def compile(
         self, dead: frozenset[str] = frozenset(), used_names: set[str] | None = None
     ) -> tuple[CompiledKernel, tuple[str, ...], dict[str, Array]]:
         """Compile to machine code. Returns the kernel, the names of its parameters, and the constants computed here.
 
-        Those constants depend on constants alone, such as packed weights, and are parameters, too. dead: inputs that
+        Constants computed here, such as packed weights, are parameters of the kernel, too. dead: names of inputs that
         nothing reads afterwards, so that outputs may overwrite them. used_names: names that the constants must not
         have; theirs are added.
         """
         used_names = set() if used_names is None else used_names
-        parameters, outputs = self._expressions()
+        parameters, outputs = self._build_expressions()
         values = {tensor: self.inputs[name].value for tensor, name in parameters.items()}
         constants = {t: value for t, value in values.items() if value is not None and not is_mapped(value)}
         outputs, folded = _fold_constants(outputs, constants)
         folded_names = {tensor: unused_name(f"{self.outputs[0]}.{tensor.name}", used_names) for tensor in folded}
-        function, names = _lower(outputs, {**parameters, **folded_names}, {*constants, *folded_names})
+        function, names = _schedule_and_lower(outputs, {**parameters, **folded_names}, {*constants, *folded_names})
         in_place = in_place_pairs(function, frozenset(t for t, name in zip(function.inputs, names) if name in dead))
         kernel = _compile(replace(function, in_place=in_place), "/".join(node.op for node in self.nodes))
         return kernel, names, {folded_names[t]: value for t, value in folded.items()}
 
-    def _expressions(self) -> tuple[dict[Tensor, str], list[Tensor]]:
-        """Build the tensor expressions. Returns (placeholder -> name, outputs)."""
+    def _build_expressions(self) -> tuple[dict[Tensor, str], list[Tensor]]:
+        """Build the tensor expressions of the nodes. Returns (placeholder of each input -> its name, outputs)."""
         tensors: dict[str, Tensor] = {}
         parameters: dict[Tensor, str] = {}
         for position, (name, type_) in enumerate(self.inputs.items()):
@@ -83,10 +83,10 @@ class CpuFunction:
         return parameters, _copy_aliases([tensors[name] for name in self.outputs])
 
 
-def _lower(
+def _schedule_and_lower(
     outputs: Sequence[Tensor], parameters: Mapping[Tensor, str], constants: Iterable[Tensor] = ()
 ) -> tuple[Function, tuple[str, ...]]:  # fmt: skip
-    """Return the scheduled loops and the names of their parameters."""
+    """Return the scheduled loops and the names of their parameters. parameters: names of placeholders."""
     function = kernel_loops(outputs, list(parameters), constants)
     return function, tuple(parameters[t] for t in function.inputs)
 
@@ -96,10 +96,11 @@ def _fold_constants(
 ) -> tuple[list[Tensor], dict[Tensor, Array]]:  # fmt: skip
     """Compute the tensors that depend on `constants` alone, now instead of at each run.
 
-    Returns the outputs over placeholders for these tensors, and the placeholders' values. A tensor that is far larger
+    Returns (outputs over placeholders for these tensors, values of the placeholders). A tensor that is far larger
     than the constants it depends on, such as dequantised weights, is computed when the kernel runs.
     """
-    new: dict[Tensor, Tensor] = {}
+    new: dict[Tensor, Tensor] = {}  # tensor -> its copy over placeholders
+    # Constant tensor -> bytes of the constants from which it is computed.
     bytes_read: dict[Tensor, int] = {t: array.nbytes for t, array in constants.items()}
     folded: dict[Tensor, Tensor] = {}  # tensor -> the placeholder in its place
     order = topological(outputs)
@@ -108,8 +109,8 @@ def _fold_constants(
             read = {load.tensor for load in loads(tensor.body)}
             bytes_read[tensor] = sum(bytes_read[t] for t in read)
 
-    def change(node: Expr) -> Expr | None:
-        """Redirect a load of a folded tensor to its placeholder, and note the tensor."""
+    def redirect_load(node: Expr) -> Expr | None:
+        """Redirect a load of a constant tensor to its placeholder, which is created the first time."""
         if not isinstance(node, Load):
             return None
         source = node.tensor
@@ -125,12 +126,12 @@ def _fold_constants(
 
     for tensor in order:
         if tensor.body is not None and tensor not in bytes_read:
-            new[tensor] = replace(tensor, body=rewrite(tensor.body, change))
+            new[tensor] = replace(tensor, body=rewrite(tensor.body, redirect_load))
     if not folded:
         return list(outputs), {}
     kernel_outputs = _copy_aliases(list(folded))
-    with compiling_for(None), using_schedules(None):  # it runs here, now and once
-        function, _ = _lower(kernel_outputs, dict.fromkeys(constants, ""))
+    with compiling_for(None), using_schedules(None):  # runs once, on this processor
+        function, _ = _schedule_and_lower(kernel_outputs, dict.fromkeys(constants, ""))
         values = _compile(function, "constants")(*(constants[t] for t in function.inputs))
     return [new.get(t, t) for t in outputs], dict(zip(folded.values(), values))
 
@@ -140,8 +141,8 @@ def compile_expressions(
 ) -> tuple[CompiledKernel, list[Array]]:
     """Compile tensor expressions that are no ONNX operators, for the target.
 
-    Returns the kernel, whose parameters are `inputs` and then constants, and the arrays of these constants. Raises
-    Unsupported where a type has no such operation.
+    Returns (kernel, values of its constants); the kernel's parameters are `inputs`, then these constants. constants:
+    values of further placeholders. Raises Unsupported where a type has no such operation.
     """
     outputs, folded = _fold_constants(outputs, constants)
     values = {**constants, **folded}
@@ -167,7 +168,7 @@ def compile_op(
 ) -> CompiledKernel:
     """Compile one operator to a kernel, which is called with all inputs that are not None, in order.
 
-    inputs: for each, an InputType, a (shape, dtype) pair, an array (a constant), or None where it is left out.
+    inputs: for each, an InputType, a (shape, dtype) pair, an array (a constant), or None for an omitted input.
 
     >>> import numpy as np
     >>> kernel = compile_op("Relu", {}, [((3,), "float32")])
@@ -178,7 +179,7 @@ def compile_op(
     names = tuple(f"i{k}" if v is not None else "" for k, v in enumerate(inputs))
     results = tuple(f"o{k}" for k in range(outputs))
     function, used = CpuFunction((CpuNode(op, names, results, attrs, name),), types, results, opset).lower()
-    if len(used) < len(types):  # an input whose values went into the code, such as a shape: kept as a parameter
+    if len(used) < len(types):  # an input whose values are part of the code, such as a shape, stays a parameter
         extra = [placeholder(types[n].shape, types[n].dtype, n) for n in types if n not in used]
         by_name = dict(zip(used, function.inputs)) | {t.name: t for t in extra}
         function = Function(function.name, tuple(by_name[n] for n in types), function.outputs, function.body)

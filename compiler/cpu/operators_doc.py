@@ -28,9 +28,9 @@ NOT_MOVED = {
     "Slice and Gather with indices that are not constant, GatherElements, GatherND": "addresses in instructions are "
     "constants",
 }
-"""Operators on bytes that the accelerator leaves to kernels, and why."""
+"""Operators on bytes that the accelerator leaves to kernels -> the reason."""
 
-_ONNX = (
+_ONNX = (  # operators of ONNX's own domain
     "Abs", "Add", "AveragePool", "BitCast", "Cast", "Clip", "Concat", "Constant", "ConstantOfShape", "Conv",
     "ConvInteger", "DequantizeLinear", "Div", "DynamicQuantizeLinear", "Floor", "Gather", "Gelu", "Gemm",
     "GlobalAveragePool", "HardSigmoid", "Identity", "If", "InstanceNormalization", "LayerNormalization",
@@ -67,7 +67,7 @@ OF_QUANTISERS: dict[str, tuple[str, ...]] = {
     ),
     "AIMET's simulation": ("aimet.customop.cpu.QcQuantizeOp",),
 }  # fmt: skip
-"""Operators that quantisers add to a network, by their sources."""
+"""Quantiser -> operators that it adds to a network; those that are not supported are listed as missing."""
 
 
 def is_supported(operator: str) -> bool:
@@ -79,17 +79,19 @@ def is_supported(operator: str) -> bool:
 
 
 def _list(names: Iterable[str]) -> str:
+    """Return names in order, separated by commas, in lines of text."""
     return textwrap.fill(", ".join(sorted(names)) + ".", 116, break_on_hyphens=False)
 
 
 def operators_markdown() -> str:
     """Return the text of docs/operators.md."""
-    hosted = [key for key, function in HOST.items() if function.__module__.startswith(hostops.__name__)]  # no user's
-    own = {*OPS, *(op for _, op in hosted)}
-    compiled = [name for name in OPS if OPS[name].__module__ != blocked.__name__]  # those only the compiler makes
+    # Operators that a user registered are left out, and those that only the compiler itself makes (`blocked`).
+    hosted = [key for key, function in HOST.items() if function.__module__.startswith(hostops.__name__)]
+    implemented = {*OPS, *(op for _, op in hosted)}
+    compiled = [name for name in OPS if OPS[name].__module__ != blocked.__name__]
     newest = {(s.domain, s.name): s for s in onnx.defs.get_all_schemas() if not s.deprecated}
     defined = {key for key, s in newest.items() if s.has_function or s.has_context_dependent_function}
-    functions = {name for domain, name in defined if domain in ("", "ai.onnx.preview") and name not in own}
+    functions = {name for domain, name in defined if domain in ("", "ai.onnx.preview") and name not in implemented}
     plain = [op for domain, op in hosted if not domain and op not in OPS]
     others = [f"{domain}.{op}" for domain, op in hosted if domain]
     missing = [
@@ -111,7 +113,7 @@ def operators_markdown() -> str:
         "## Bytes that the accelerator does not move\n",
         "LOAD and STORE move groups of channels of whole pixels, with one stride for rows and one for columns.",
         "The CPU moves:\n",
-        "| | why |\n|---|---|", *(f"| {what} | {why} |" for what, why in NOT_MOVED.items()), "",
+        "| | why |\n|---|---|", *(f"| {operators} | {reason} |" for operators, reason in NOT_MOVED.items()), "",
         "## As functions of other operators\n",
         "ONNX defines them so, and the importer puts the definition in place.\n",
         _list(functions), "",

@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 
 def parse(node: onnx.NodeProto, opsets: Mapping[str, int]) -> HostOp:
-    """Convert `node`, with its subgraphs, to a HostOp. opsets: version of each domain."""
+    """Convert `node`, with its subgraphs, to a HostOp. opsets: version of each domain that the model imports."""
     attrs = {attr.name: _attribute(attr, opsets) for attr in node.attribute}
     key = b"".join(sorted(attr.SerializeToString(deterministic=True) for attr in node.attribute))
     domain = "" if node.domain == "ai.onnx" else node.domain
@@ -47,12 +47,12 @@ def _attribute(attr: onnx.AttributeProto, opsets: Mapping[str, int]) -> Any:
         case onnx.AttributeProto.FLOATS | onnx.AttributeProto.INTS:
             return list(value)
         case onnx.AttributeProto.TYPE_PROTO | onnx.AttributeProto.TYPE_PROTOS:
-            return None  # of an empty optional or sequence: Python needs no type
+            return None  # the type of an empty optional or sequence, which Python does not need
     return value
 
 
 def parse_body(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Body:
-    """Convert a subgraph to a Body, with the names that it captures from outside. opsets: version of each domain."""
+    """Convert a subgraph to a Body, with the names that it captures from outside. opsets: as in `parse`."""
     inputs = tuple(value.name for value in graph.input)
     outputs = tuple(value.name for value in graph.output)
     constants = {tensor.name: to_array(tensor) for tensor in graph.initializer}
@@ -65,11 +65,13 @@ def parse_body(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Body:
         captured |= dict.fromkeys(name for name in read if name not in known)
         known |= set(op.outputs)
     captured |= dict.fromkeys(name for name in outputs if name not in known)
-    return Body(inputs, outputs, constants, ops, tuple(captured), tuple(_type(value.type) for value in graph.output))
+    return Body(
+        inputs, outputs, constants, ops, tuple(captured), tuple(_tensor_type(value.type) for value in graph.output)
+    )
 
 
-def _type(kind: onnx.TypeProto) -> tuple[str, tuple[int, ...]]:
-    """Return element type and shape of a tensor as far as they are known; arbitrary for anything else."""
+def _tensor_type(kind: onnx.TypeProto) -> tuple[str, tuple[int, ...]]:
+    """Return (element type, shape) of a tensor; float32 and 0 where they are not known."""
     tensor = kind.tensor_type
     return ONNX_TYPES.get(tensor.elem_type, "float32"), tuple(max(dim.dim_value, 0) for dim in tensor.shape.dim)
 

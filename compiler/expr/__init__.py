@@ -1,20 +1,28 @@
 """Tensor expressions, schedules and the loop IR, in the order in which a kernel passes the files.
 
-nodes, math_functions, walk   what an element is: expressions, their intrinsic functions, traversal
-tensor, scan                  which tensors there are: placeholder, compute, reductions, recurrences
-transform                     which definitions are inlined into others, and which axes merge
-schedule, trace               in which order, kind and memory the loops run; the same as data
-lower, nest_parts             how definition and schedule become loops (names: unique_names)
-loops                         what a statement is
-affine, regions               what an index is as a sum, and which part of a tensor is read
-fuse, loop_partition          which loops run as one, and where conditions split them
-verify, clamp_indices         which loops are legal, and which indices of unknown files are clamped
-printer, parser               how loops are written as text and read back
-interpret                     what each node means (the reference for renderers)
-norm_expressions              how rows are normalised in integer arithmetic
+nodes               which kinds of expressions there are, and what a tensor is
+math_functions      which functions expressions may call
+walk                how expressions are traversed and rewritten
+tensor              how tensors are defined: placeholder, compute, reductions, recurrences (scan)
+norm_expressions    how rows are normalised in integer arithmetic, as expressions
+unique_names        which name a tensor gets whose name is used already
+transform           which definitions are inlined into others (operator fusion), and which axes merge
+schedule            in which order, kind and memory the loops of each tensor run
+trace               how a schedule is stored as data and applied again
+lower               which loops a definition and its schedule become
+nest_parts          parts of lowering: guards, lanes, unit loops
+loops               which kinds of statements there are
+affine              what an index is as a linear form; strides, bounds
+regions             which part of a tensor a loop reads; when two indices are equal
+fuse                which neighbouring loops run as one
+loop_partition      where a loop is split, because a condition inside it changes
+verify              which loops are legal
+clamp_indices       which indices and sizes of an untrusted file are clamped or refused
+printer, parser     how loops are written as text, and read back
+interpret           what each node computes (the reference for renderers)
 """
 
-from celosia.compiler.expr import printer  # it registers how they are written
+from celosia.compiler.expr import printer  # registers how expressions and statements are printed
 from celosia.compiler.expr.fuse import fuse_loops
 from celosia.compiler.expr.interpret import interpret
 from celosia.compiler.expr.loops import (

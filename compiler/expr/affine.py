@@ -20,8 +20,8 @@ from celosia.compiler.expr.nodes import (
 )
 from celosia.compiler.expr.walk import walk
 
-# Atom -> coefficient; the key None holds the constant. Atoms are variables, or nodes that are not sums.
 Linear = dict[Expr | None, int]
+"""A linear form: atom -> coefficient; the key None holds the constant. Atoms: variables, and nodes that are no sums."""
 
 
 def offset(load: Load) -> Expr:
@@ -35,11 +35,11 @@ def flatten(shape: tuple[int, ...], index: tuple[Expr, ...]) -> Expr:
         return index[0]
     total: Expr = Const(0, INDEX)
     for i, stride in zip(index, strides(shape), strict=True):
-        total = index_binary("add", total, _multiplied(i, stride))
+        total = index_binary("add", total, _multiply(i, stride))
     return total
 
 
-def _multiplied(index: Expr, factor: int) -> Expr:
+def _multiply(index: Expr, factor: int) -> Expr:
     """Multiply an index by a constant, without a node for a factor of 1."""
     return index if factor == 1 else index_binary("mul", index, Const(factor, INDEX))
 
@@ -51,30 +51,30 @@ def linear(expr: Expr) -> Linear:
     >>> {str(k): v for k, v in linear((i * 8 + j) * 2 + 3).items()}
     {'i': 16, 'j': 2, 'None': 3}
     """
-    out: Linear = {}
-    left = [(expr, 1)]
-    while left:
-        e, factor = left.pop()
+    terms: Linear = {}
+    stack = [(expr, 1)]
+    while stack:
+        e, factor = stack.pop()
         match e:
             case Const(value):
                 if value:
-                    out[None] = out.get(None, 0) + int(value) * factor
+                    terms[None] = terms.get(None, 0) + int(value) * factor
             case Binary("add", a, b):
-                left += (b, factor), (a, factor)
+                stack += (b, factor), (a, factor)
             case Binary("sub", a, b):
-                left += (b, -factor), (a, factor)
+                stack += (b, -factor), (a, factor)
             case Binary("mul", a, Const(value)) | Binary("mul", Const(value), a):
-                left.append((a, factor * int(value)))
+                stack.append((a, factor * int(value)))
             case _:
-                out[e] = out.get(e, 0) + factor
-    return {atom: k for atom, k in out.items() if k}
+                terms[e] = terms.get(e, 0) + factor
+    return {atom: k for atom, k in terms.items() if k}
 
 
 def from_linear(terms: Linear) -> Expr:
     """Build the index expression of a linear form, the inverse of `linear`."""
     total: Expr = Const(0, INDEX)
     for atom, k in terms.items():
-        total = index_binary("add", total, Const(k, INDEX) if atom is None else _multiplied(atom, k))
+        total = index_binary("add", total, Const(k, INDEX) if atom is None else _multiply(atom, k))
     return total
 
 
@@ -84,16 +84,16 @@ def depends_on(expr: Expr, var: Var) -> bool:
 
 
 def coefficient(terms: Linear, var: Var) -> int | None:
-    """Return how much the sum grows when `var` grows by one, or None where that is not a constant."""
+    """Return how much a linear form grows when `var` grows by one, or None where that is not a constant."""
     if any(atom is not None and atom is not var and depends_on(atom, var) for atom in terms):
         return None
     return terms.get(var, 0)
 
 
 def stride_along(tensor: Tensor, index: tuple[Expr, ...], var: Var) -> int | None:
-    """Return the distance in elements between neighbours along `var`, or None where it varies.
+    """Return the distance in elements between tensor[index] for neighbouring values of `var`; None where it varies.
 
-    A stride of 1 can be loaded as a vector.
+    Elements with a stride of 1 can be loaded as a vector.
     """
     return coefficient(linear(flatten(tensor.shape, index)), var)
 

@@ -20,8 +20,9 @@ from celosia.compiler.expr.walk import walk
 MAX_INDEX = 1 << 62
 """Limit of index magnitudes; sums below it do not overflow int64."""
 MAX_ITERATIONS = 1 << 40
-"""Limit of the iterations of all loops together: a quarter of an hour, or more."""
+"""Limit of the iterations of all loops together, which take a quarter of an hour or more."""
 MAX_LANES = 1024
+"""Limit of the lanes of a vectorised loop."""
 MAX_STATEMENTS = 1 << 18
 """Limit of the statements after unrolling, which bounds the time and memory of LLVM."""
 MAX_BYTES = 1 << 36
@@ -38,19 +39,19 @@ def clamp_accesses(function: Function) -> Function:
     _check_in_place(function)
     _check_limits(function)
 
-    def read(e: Expr) -> Expr | None:
+    def clamp_load(e: Expr) -> Expr | None:
         if not isinstance(e, Load) or _is_inside(e.tensor, e.index):
             return None
         if not e.tensor.size:
             return wrap(0, e.dtype)
         return Load(e.tensor, _clamped_index(e.tensor, e.index))
 
-    def write(tensor: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
+    def clamp_write(tensor: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
         if not tensor.size:
             raise IRError("an empty tensor is not written", tensor.name)
         return (tensor, index) if _is_inside(tensor, index) else (tensor, _clamped_index(tensor, index))
 
-    return verify(replace(function, name="guarded", body=map_accesses(function.body, read, write)))
+    return verify(replace(function, name="guarded", body=map_accesses(function.body, clamp_load, clamp_write)))
 
 
 def _is_inside(tensor: Tensor, index: tuple[Expr, ...]) -> bool:
@@ -66,10 +67,12 @@ def _is_inside(tensor: Tensor, index: tuple[Expr, ...]) -> bool:
 
 
 def _max_magnitude(bounds: tuple[int, int] | None) -> int:
+    """Return the largest absolute value within `bounds`, or MAX_INDEX where they are not known."""
     return MAX_INDEX if bounds is None else max(map(abs, bounds))
 
 
 def _clamped_index(tensor: Tensor, index: tuple[Expr, ...]) -> tuple[Expr]:
+    """Return an index as an element number that is clamped to the tensor."""
     return (maximum(minimum(flatten(tensor.shape, index), tensor.size - 1), 0),)
 
 

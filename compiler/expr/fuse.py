@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from celosia.compiler.expr.affine import Linear, flatten, from_linear, interval, linear
 from celosia.compiler.expr.loops import (
+    MAX_LOCAL_BYTES,
     Alloc,
     Block,
     For,
@@ -38,8 +39,6 @@ from celosia.compiler.expr.nodes import (
 from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.walk import loaded, walk
 
-LOCAL_BYTES = 4096  # temporaries of one iteration up to this size live on the stack, not in the workspace
-
 
 def fuse_loops(function: Function) -> Function:
     """Fuse neighbouring outer loops where each iteration reads only elements that the same iteration wrote.
@@ -64,15 +63,16 @@ def fuse_loops(function: Function) -> Function:
         buffers.append(tensor)
     code = block(*nests)
     for tensor in reversed(buffers):
-        code = Alloc(tensor, code, "workspace" if tensor in temporaries or tensor.nbytes > LOCAL_BYTES else "local")
+        code = Alloc(tensor, code, "workspace" if tensor in temporaries or tensor.nbytes > MAX_LOCAL_BYTES else "local")
     return replace(function, body=code)
 
 
 Access = tuple[Tensor, Linear]
+"""A read or written tensor, and the linear form of the element number."""
 
 
 def _accesses(stmt: Stmt) -> tuple[list[Access], list[Access]]:
-    """Return (reads, writes) of a statement, each as a tensor with the linear form of the element number."""
+    """Return (reads, writes) of a statement and of those inside it."""
     reads: list[Access] = []
     writes: list[Access] = []
     stack = [stmt]
@@ -91,7 +91,10 @@ Guards = dict[frozenset[tuple[Expr | None, int]], Expr]
 
 
 def _reads(e: Expr) -> Iterator[Access]:
-    """Yield the loads of an expression. The first arm of a selection reads only where its condition holds."""
+    """Yield the reads of an expression.
+
+    The first arm of a selection reads only where its condition holds, so its indices are clamped to that.
+    """
     seen: set[tuple[Hashable, ...]] = set()
     stack: list[tuple[Expr, Guards]] = [(e, {})]
     while stack:
@@ -129,12 +132,16 @@ def _guards_where(cond: Expr, guards: Guards) -> Guards:
 
 
 def _touches(stmt: Stmt, tensor: Tensor) -> bool:
+    """Return whether a statement reads or writes `tensor`."""
     reads, writes = _accesses(stmt)
     return any(t is tensor for t, _ in (*reads, *writes))
 
 
 def _common_stride(accesses: Sequence[Linear], var: Var) -> int | None:
-    """Return S such that every access lies in [var * S, var * S + S), or None. Then each iteration owns S elements."""
+    """Return S such that every access of iteration `var` lies in [var * S, var * S + S), or None where there is none.
+
+    Then each iteration has S elements of its own, and shares none with another.
+    """
     strides = {terms.get(var, 0) for terms in accesses}
     if len(strides) != 1:
         return None
@@ -148,11 +155,10 @@ def _common_stride(accesses: Sequence[Linear], var: Var) -> int | None:
 
 
 def merge(stmts: Sequence[Stmt], same_depth: bool = False) -> list[Stmt]:
-    """Fuse loops among consecutive statements where iteration i of the second reads only what iteration i of the first
-    wrote.
+    """Fuse loops among consecutive statements, where that is legal and they share a tensor.
 
-    A loop may move past statements with which it shares no tensor. same_depth: merge only bodies that both contain
-    loops, or neither.
+    Iteration i of the second loop may read only elements that iteration i of the first wrote. A loop may move past
+    statements with which it shares no tensor. same_depth: merge only bodies that both contain loops, or neither.
     """
     done: list[Stmt] = []
     for stmt in stmts:
@@ -191,9 +197,9 @@ def _merge_into(first: Stmt, second: Stmt) -> Stmt | None:
 
 def _conflict(a: Stmt, b: Stmt) -> bool:
     """Return whether one statement writes a tensor that the other reads or writes."""
-    (reads, writes), (others, written) = _accesses(a), _accesses(b)
-    touched = {t for t, _ in (*reads, *writes)} & {t for t, _ in written}
-    return bool(touched or {t for t, _ in others} & {t for t, _ in writes})
+    (reads_a, writes_a), (reads_b, writes_b) = _accesses(a), _accesses(b)
+    written_by_b = {t for t, _ in (*reads_a, *writes_a)} & {t for t, _ in writes_b}
+    return bool(written_by_b or {t for t, _ in reads_b} & {t for t, _ in writes_a})
 
 
 def _merge_pair(first: Stmt, second: Stmt, same_depth: bool) -> Stmt | None:
@@ -202,7 +208,7 @@ def _merge_pair(first: Stmt, second: Stmt, same_depth: bool) -> Stmt | None:
         return None
     if not same_depth and first.extent != second.extent and 1 not in (first.extent, second.extent):
         if not any(is_float(tensor.dtype) for tensor in _tensors_written(first) & _tensors_read(second)):
-            return None  # bytes are packed in whole images: cut, 7 x 7 by channel takes twice the cycles with NEON
+            return None  # split loops would pack bytes in parts of images: 7 x 7 takes twice the cycles with NEON
         first, second = _split_loop(first, second.extent), _split_loop(second, first.extent)
     if first.extent != second.extent or first.extent == 1 or first.kind != "serial" or second.kind != "serial":
         return None
@@ -219,22 +225,24 @@ def _merge_pair(first: Stmt, second: Stmt, same_depth: bool) -> Stmt | None:
         shared_accesses = [terms for t, terms in (*reads, *writes, *more_reads) if t is tensor]
         if _common_stride(_without_common_terms(shared_accesses, inside | {first.var}), first.var) is None:
             return None
-    parts = sequence(first.body), sequence(renamed)
-    if same_depth and len({any(isinstance(stmt, For) for stmt in part) for part in parts}) > 1:
+    bodies = sequence(first.body), sequence(renamed)
+    if same_depth and len({any(isinstance(stmt, For) for stmt in part) for part in bodies}) > 1:
         return None
-    return For(first.var, first.extent, block(*merge([*parts[0], *parts[1]], same_depth)))
+    return For(first.var, first.extent, block(*merge([*bodies[0], *bodies[1]], same_depth)))
 
 
 def _tensors_written(stmt: Stmt) -> set[Tensor]:
+    """Return the tensors that a statement, or one inside it, writes."""
     return {s.tensor for s in statements(stmt) if isinstance(s, Store | Update)}
 
 
 def _tensors_read(stmt: Stmt) -> set[Tensor]:
+    """Return the tensors that a statement, or one inside it, reads."""
     return {tensor for s in statements(stmt) for e in exprs(s) for tensor in loaded(e)}
 
 
 def _split_loop(loop: For, extent: int) -> For:
-    """Split `loop` so that its outer loop has `extent` iterations, where its own extent is a multiple of that."""
+    """Split `loop` so that its outer loop has `extent` iterations; unchanged where `extent` does not divide its own."""
     if loop.extent % extent or loop.extent == extent or loop.kind != "serial":
         return loop
     outer, inner = Axis(f"{loop.var.name}.o", extent=extent), Axis(f"{loop.var.name}.i", extent=loop.extent // extent)
@@ -243,7 +251,7 @@ def _split_loop(loop: For, extent: int) -> For:
 
 
 def _without_common_terms(accesses: list[Linear], inside: set[Var]) -> list[Linear]:
-    """Drop the terms that depend only on loops outside and that all accesses have in common."""
+    """Drop the terms that all accesses have in common and that depend only on loops outside; inside: other loops."""
     common = {
         atom for atom, k in accesses[0].items()
         if all(terms.get(atom) == k for terms in accesses)
@@ -253,7 +261,10 @@ def _without_common_terms(accesses: list[Linear], inside: set[Var]) -> list[Line
 
 
 def _shrink(nest: Stmt, tensor: Tensor) -> tuple[Stmt, Tensor]:
-    """Cut the buffer `tensor` down to the elements that one iteration of the outermost loops of `nest` uses."""
+    """Shrink the buffer `tensor` to the elements that one iteration of the outermost loops of `nest` uses.
+
+    Returns (nest over the smaller buffer, the smaller buffer); both unchanged where iterations share elements.
+    """
     if not isinstance(nest, For):
         return nest, tensor
     reads, writes = _accesses(nest.body)
@@ -266,13 +277,13 @@ def _shrink(nest: Stmt, tensor: Tensor) -> tuple[Stmt, Tensor]:
         terms = linear(flatten(tensor.shape, index))
         return (from_linear({atom: k for atom, k in terms.items() if atom is not nest.var}),)
 
-    def change(e: Expr) -> Expr | None:
+    def rebase_load(e: Expr) -> Expr | None:
         return Load(small, rebase(e.index)) if isinstance(e, Load) and e.tensor is tensor else None
 
-    def target(t: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
+    def rebase_write(t: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
         return (small, rebase(index)) if t is tensor else (t, index)
 
-    parts = [map_accesses(part, change, target) for part in sequence(nest.body)]
+    parts = [map_accesses(part, rebase_load, rebase_write) for part in sequence(nest.body)]
     inside = [k for k, part in enumerate(parts) if _touches(part, small)]
     if len(inside) == 1:
         parts[inside[0]], small = _shrink(parts[inside[0]], small)

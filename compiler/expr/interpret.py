@@ -1,5 +1,6 @@
-"""Interpreter of the loop IR in plain Python: slow, and the definition of every node, against which renderers are
-tested.
+"""Interpreter of the loop IR in plain Python: slow, and the definition of every node.
+
+Renderers are tested against it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Array = NDArray[Any]
 
 
 def trunc_div(a: Any, b: Any) -> Any:
-    """Integer division towards zero."""
+    """Divide integers, rounding towards zero; 0 for a divisor of 0."""
     quotient = abs(int(a)) // abs(int(b)) if b else 0
     return quotient if (a < 0) == (b < 0) else -quotient
 
@@ -43,15 +44,15 @@ BINARY: dict[str, Any] = {
     "shl": np.left_shift, "shr": np.right_shift, "pow": np.power,
     "lt": np.less, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
 }  # fmt: skip
+"""Operation of Binary -> function of numpy."""
 _UPDATE = {"sum": np.add, "ordered_sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+"""Kind of reduction -> function of numpy that does one step."""
 
 
 def interpret(function: Function, *inputs: Array, scalars: Mapping[str, float] | None = None) -> list[Array]:
     """Run `function` on `inputs` (shapes and types as declared, else ValueError) and return its outputs.
 
     scalars: their values by name. Intrinsics run as the loops that they declare.
-
-    Intrinsics do what they declare.
     """
     memory: dict[Tensor, Array] = {}
     for tensor, array in zip(function.inputs, inputs, strict=True):
@@ -66,9 +67,9 @@ def interpret(function: Function, *inputs: Array, scalars: Mapping[str, float] |
     return [memory[t].reshape(t.shape) for t in function.outputs]
 
 
-def _at(tensor: Tensor, index: tuple[Expr, ...], memory: dict[Tensor, Array], env: dict[Var, Any]) -> int:
+def _element_number(tensor: Tensor, index: tuple[Expr, ...], memory: dict[Tensor, Array], env: dict[Var, Any]) -> int:
     """Evaluate an index to a row-major element number; IndexError where it leaves the tensor."""
-    point = [int(_value(i, memory, env)) for i in index]
+    point = [int(_evaluate(i, memory, env)) for i in index]
     if len(point) == len(tensor.shape) and not all(0 <= p < n for p, n in zip(point, tensor.shape)):
         raise IndexError(f"{tensor.name}{list(tensor.shape)} accessed at {point}")
     position = point[0] if len(point) == 1 else int(np.ravel_multi_index(point, tensor.shape)) if point else 0
@@ -84,14 +85,14 @@ def _run(s: Stmt, memory: dict[Tensor, Array], env: dict[Var, Any]) -> None:
             for i in range(extent):
                 _run(body, memory, env | {var: np.int64(i)})
         case Store(tensor, index, value):
-            memory[tensor][_at(tensor, index, memory, env)] = _value(value, memory, env)
+            memory[tensor][_element_number(tensor, index, memory, env)] = _evaluate(value, memory, env)
         case Update(kind, tensor, index, value):
-            i = _at(tensor, index, memory, env)
-            memory[tensor][i] = _UPDATE[kind](memory[tensor][i], _value(value, memory, env))
+            i = _element_number(tensor, index, memory, env)
+            memory[tensor][i] = _UPDATE[kind](memory[tensor][i], _evaluate(value, memory, env))
         case Let(var, value, body):
-            _run(body, memory, env | {var: _value(value, memory, env)})
+            _run(body, memory, env | {var: _evaluate(value, memory, env)})
         case If(cond, body, orelse):
-            if _value(cond, memory, env):
+            if _evaluate(cond, memory, env):
                 _run(body, memory, env)
             elif orelse is not None:
                 _run(orelse, memory, env)
@@ -112,10 +113,10 @@ def evaluate(e: Expr, env: Mapping[Var, Any]) -> Any:
     >>> int(evaluate(i * 4 + 2, {i: 3}))
     14
     """
-    return _value(e, {}, {var: numpy_dtype(var.dtype).type(value) for var, value in env.items()})
+    return _evaluate(e, {}, {var: numpy_dtype(var.dtype).type(value) for var, value in env.items()})
 
 
-def _value(e: Expr, memory: dict[Tensor, Array], env: dict[Var, Any]) -> Any:
+def _evaluate(e: Expr, memory: dict[Tensor, Array], env: dict[Var, Any]) -> Any:
     """Evaluate an expression to a numpy scalar of its element type."""
     match e:
         case Const(value, dtype):
@@ -123,10 +124,10 @@ def _value(e: Expr, memory: dict[Tensor, Array], env: dict[Var, Any]) -> Any:
         case Var():
             return env[e]
         case Load(tensor, index):
-            element = _at(tensor, index, memory, env)
+            element = _element_number(tensor, index, memory, env)
             return (memory[tensor] if tensor.value is None else tensor.value.reshape(-1))[element]
         case Binary(op, a, b):
-            x, y = _value(a, memory, env), _value(b, memory, env)
+            x, y = _evaluate(a, memory, env), _evaluate(b, memory, env)
             if op in ("div", "floordiv", "mod") and not is_float(a.dtype):
                 if y == 0:
                     return numpy_dtype(a.dtype).type(0)
@@ -134,17 +135,17 @@ def _value(e: Expr, memory: dict[Tensor, Array], env: dict[Var, Any]) -> Any:
                     return np.array(trunc_div(x, y)).astype(a.dtype)[()]
             return BINARY[op](x, y)
         case Call(name, args, dtype):
-            return _call(name, dtype, [_value(a, memory, env) for a in args])
+            return _evaluate_call(name, dtype, [_evaluate(a, memory, env) for a in args])
         case Cast(value, dtype):
-            return cast(_value(value, memory, env), value.dtype, dtype)
+            return cast(_evaluate(value, memory, env), value.dtype, dtype)
         case Select(cond, a, b):
-            return _value(a if _value(cond, memory, env) else b, memory, env)
+            return _evaluate(a if _evaluate(cond, memory, env) else b, memory, env)
         case Reduce():
             raise TypeError("a reduction inside a loop nest: lower it first")
     raise TypeError(f"cannot interpret {type(e).__name__}")
 
 
-def _call(name: str, dtype: str, args: list[Any]) -> Any:
+def _evaluate_call(name: str, dtype: str, args: list[Any]) -> Any:
     """Evaluate an intrinsic function on numpy scalars and convert the result to `dtype`."""
     target = numpy_dtype(dtype).type
     if name == "erf":
@@ -168,7 +169,8 @@ def cast(value: Any, source: str, dtype: str) -> Any:
     if not is_float(source) or not dtype.startswith(("int", "uint")):
         return array.astype(numpy_dtype(dtype))[()]
     limits, kind = np.iinfo(dtype), np.dtype(dtype).type
-    low, high = float(limits.min), float(limits.max)  # of 64 bits, the nearest floats: none lies between
+    # The limits of 64-bit integers become the nearest floats; no other float lies between.
+    low, high = float(limits.min), float(limits.max)
     truncated = np.trunc(np.nan_to_num(array.astype(np.float64), posinf=np.inf, neginf=-np.inf))
     inside = np.where((low < truncated) & (truncated < high), truncated, 0).astype(dtype)
     return np.where(truncated >= high, kind(limits.max), np.where(truncated <= low, kind(limits.min), inside))[()]

@@ -24,18 +24,18 @@ MAX_PARTS = 5
 
 
 def partition(function: Function) -> Function:
-    """Split serial and unrolled loops where a condition on their variable changes."""
+    """Split the serial and unrolled loops of a function where a condition on their variable changes."""
     return replace(function, body=_partition(function.body))
 
 
 def _partition(stmt: Stmt) -> Stmt:
-    """Split the loops inside a statement, then the statement itself."""
+    """Split a statement, if it is a loop, and the loops inside it."""
     match stmt:
         case For(Axis() as var, extent, body, "serial" | "unrolled" as kind):
             points = _split_points(var, body)
             if not 0 < len(points) < MAX_PARTS:
                 return For(var, extent, _partition(body), kind)
-            return block(*(_part(var, body, kind, low, high) for low, high in pairwise((0, *points, extent))))
+            return block(*(_loop_part(var, body, kind, low, high) for low, high in pairwise((0, *points, extent))))
         case For(var, extent, body, kind):
             return For(var, extent, _partition(body), kind)
         case Block(body):
@@ -49,7 +49,7 @@ def _partition(stmt: Stmt) -> Stmt:
     return stmt
 
 
-def _part(var: Axis, body: Stmt, kind: str, low: int, high: int) -> Stmt:
+def _loop_part(var: Axis, body: Stmt, kind: str, low: int, high: int) -> Stmt:
     """Return the iterations from `low` to `high` (exclusive), with the conditions that they decide folded."""
     if high - low == 1:
         return _partition(_fold_conditions(copy_with_values(body, {var: Const(low, INDEX)})))
@@ -61,12 +61,12 @@ def copy_with_values(stmt: Stmt, values: dict[Var, Expr]) -> Stmt:
     """Copy `stmt` with variables replaced by `values`, and with buffers of its own for what it allocates."""
     fresh = {s.tensor: replace(s.tensor) for s in statements(stmt) if isinstance(s, Alloc)}
 
-    def change(e: Expr) -> Expr | None:
+    def replace_node(e: Expr) -> Expr | None:
         if isinstance(e, Load) and e.tensor in fresh:
             return Load(fresh[e.tensor], e.index)
         return values.get(e) if isinstance(e, Var) else None
 
-    copy = map_accesses(stmt, change, lambda tensor, index: (fresh.get(tensor, tensor), index))
+    copy = map_accesses(stmt, replace_node, lambda tensor, index: (fresh.get(tensor, tensor), index))
     return _rewrite_statements(copy, lambda s: replace(s, tensor=fresh[s.tensor]) if isinstance(s, Alloc) else s)
 
 
@@ -96,7 +96,7 @@ def fold_condition(e: Expr) -> Expr | None:
 
 
 def _take_branch(stmt: Stmt) -> Stmt:
-    """Replace an If with a constant condition by the branch that runs."""
+    """Return the branch of an If that runs, where its condition is constant; other statements are unchanged."""
     match stmt:
         case If(Const(value), body, orelse):
             return body if value else block() if orelse is None else orelse
@@ -133,8 +133,8 @@ def _split_points(var: Axis, body: Stmt) -> list[int]:
         span = interval(rest)
         if not factor or span is None or depends_on(rest, var):
             continue
-        low, high = (s if comparison.op == "lt" else s - 1 for s in span)  # it holds where factor * var + rest < 0
-        for end in (low, high):
+        # The comparison holds where factor * var + rest < 0, or <= 0, which is < 1.
+        for end in (bound if comparison.op == "lt" else bound - 1 for bound in span):
             points.add(-(end // factor) if factor > 0 else end // -factor + 1)
     return sorted(point for point in points if 0 < point < var.extent)
 

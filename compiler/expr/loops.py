@@ -9,13 +9,16 @@ from typing import Protocol
 from celosia.compiler.expr.nodes import Expr, Tensor, Var, text
 from celosia.compiler.expr.walk import loaded, rewrite
 
-# How the iterations of a loop run. Renderers raise on a kind they do not know, so kinds can be added (vthread, ...).
-# Iterations of an ordered loop read what earlier ones wrote.
 KINDS = ("serial", "ordered", "unrolled", "vectorized", "parallel", "vthread", "pipelined")
+"""How the iterations of a loop run. Iterations of an ordered loop read what earlier ones wrote. A renderer raises an
+error for a kind that it does not know."""
 
-# Memories of tensors: the caller's workspace, registers or stack, and the scratchpads of the accelerator.
 SCRATCHPADS = ("inp", "wgt", "acc", "vin", "out", "par", "lut", "tap", "exp", "row")
+"""Scratchpads of the accelerator, as memories of tensors."""
 SCOPES = ("workspace", "local", *SCRATCHPADS)
+"""Memories of tensors: the caller's workspace, registers or the stack, and scratchpads."""
+MAX_LOCAL_BYTES = 4096
+"""Limit of a temporary of one iteration that lies on the stack ("local"); larger ones lie in the workspace."""
 
 
 class Stmt:
@@ -46,7 +49,10 @@ class Store(Stmt):
 
 @dataclass(frozen=True, eq=False)
 class Update(Stmt):
-    """One step of a reduction: tensor[index] = kind(tensor[index], value). nodes.Reduce says in which order."""
+    """One step of a reduction: tensor[index] = kind(tensor[index], value).
+
+    kind: one of Reduce.COMBINE; nodes.Reduce says in which order steps may run.
+    """
 
     kind: str
     tensor: Tensor
@@ -105,7 +111,7 @@ class Intrinsic(Stmt):
 
 
 class Declared(Protocol):
-    """Declaration of an intrinsic by its behaviour; tensorize.intrinsics has those of the accelerator."""
+    """Interface of an intrinsic's declaration; tensorize.intrinsics has those of the accelerator."""
 
     @property
     def name(self) -> str:
@@ -165,8 +171,8 @@ def expand(stmt: Stmt) -> Stmt:
 class Function:
     """A kernel: a loop nest that reads `inputs` and writes every element of `outputs`.
 
-    in_place: pairs (output, input) of positions that share memory; see cpu.schedule.inplace. scalars: parameters that
-    are numbers.
+    in_place: pairs (position of an output, position of an input) that share memory; cpu.schedule.output_reuse finds
+    them. scalars: parameters that are numbers.
     """
 
     name: str
@@ -211,14 +217,15 @@ def exprs(stmt: Stmt) -> tuple[Expr, ...]:
 
 
 Target = Callable[[Tensor, tuple[Expr, ...]], tuple[Tensor, tuple[Expr, ...]]]
+"""Function of a written (tensor, index) that returns the (tensor, index) to write instead."""
 
 
 def map_accesses(
     stmt: Stmt, change: Callable[[Expr], Expr | None], target: Target = lambda t, i: (t, i), only: Tensor | None = None
 ) -> Stmt:
-    """Copy `stmt` with every expression rewritten by `change` (see walk.rewrite) and every written element by `target`.
+    """Copy `stmt` with every expression rewritten by `change` and every written element redirected by `target`.
 
-    only: a tensor; expressions that do not read it stay as they are.
+    change: as in walk.rewrite. only: a tensor; expressions that do not read it stay as they are, which saves time.
     """
 
     def rewrite_expr(e: Expr) -> Expr:

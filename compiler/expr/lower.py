@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from celosia.compiler.expr.affine import flatten
 from celosia.compiler.expr.loops import (
+    MAX_LOCAL_BYTES,
     SCRATCHPADS,
     Alloc,
     Block,
@@ -27,7 +28,7 @@ from celosia.compiler.expr.nest_parts import (
     derived_loops,
     drop_unit_loops,
     if_all,
-    read_copies,
+    redirect_to_copies,
     reduce_and,
     reduction_identity,
     replace_nodes,
@@ -81,23 +82,21 @@ def lower(
     return Function(name or schedule.outputs[0].name, inputs, schedule.outputs, code, scalars=tuple(scalars))
 
 
-LOCAL_BYTES = 4096  # tensors of one iteration up to this size live on the stack, not in the workspace
-
-
 class _Lowering:
     """State of lowering one schedule.
 
-    `bodies`: definitions of the tensors that get loops of their own, inlined ones left out.
+    bodies: definitions of the tensors that get loops of their own, over inlined producers. tensorized: the outermost
+    loop of each tile that an intrinsic computes -> the intrinsic, and the condition under which its reduction begins.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         """Inline what the schedule inlines, and raise ScheduleError where a compute_at cannot be followed."""
         self.schedule = schedule
         self.bodies: dict[Tensor, Expr] = {}
-        self.tensorized: dict[Var, tuple[Declared, Expr]] = {}  # outermost loop of a tile -> by what, when it is first
+        self.tensorized: dict[Var, tuple[Declared, Expr]] = {}
         copies: dict[Tensor, Tensor] = {}  # inlined tensors whose own definition was rewritten
         for tensor, stage in schedule.stages.items():
-            body = inline(read_copies(stage.body, copies), set(copies.values()))
+            body = inline(redirect_to_copies(stage.body, copies), set(copies.values()))
             if stage.inlined and tensor not in schedule.outputs:
                 copies[tensor] = Tensor(tensor.name, tensor.shape, tensor.dtype, tensor.axes, body)
             else:
@@ -115,12 +114,15 @@ class _Lowering:
             if axis not in consumer.order:
                 reason = f"{tensor.name} is computed at loop {axis.name} of {consumer.tensor.name}"
                 raise ScheduleError(f"{reason}, which was split or fused since")
-            around = consumer.order[: consumer.order.index(axis) + 1]
-            if vectorized := [loop for loop in around if consumer.kinds.get(loop) == "vectorized"]:
+            enclosing = consumer.order[: consumer.order.index(axis) + 1]
+            if vectorized := [loop for loop in enclosing if consumer.kinds.get(loop) == "vectorized"]:
                 raise ScheduleError(f"{tensor.name} cannot be computed inside the vectorized loop {vectorized[0].name}")
 
     def nest(self, tensor: Tensor, part: Region | None = None, target: Tensor | None = None) -> Stmt:
-        """Return the loops that compute `tensor`, or only its region `part`, into `target`."""
+        """Return the loops that compute `tensor`, or only its region `part`, into `target` (by default itself).
+
+        Raises ScheduleError for a part of a scan.
+        """
         if isinstance(body := self.bodies[tensor], Scan):
             if part is not None:
                 raise ScheduleError(f"{tensor.name} is a scan, so it is not computed in parts")
@@ -129,23 +131,26 @@ class _Lowering:
             return _lower_scan(body, step, tensor)
         return Nest(self, self.schedule[tensor], part, target or tensor).code
 
-    def prepend_attached(self, stage: Stage, axis: Axis, inner: Stmt) -> Stmt:
-        """Prepend to `inner`, the body of loop `axis`, the tensors that are computed at that loop."""
+    def prepend_attached(self, stage: Stage, axis: Axis, body: Stmt) -> Stmt:
+        """Prepend to `body`, the body of loop `axis`, the tensors that are computed at that loop."""
         for tensor in reversed(self.bodies):
             if self.schedule.stages[tensor].attached == (stage, axis):
-                inner = self._attach(tensor, f"{stage.tensor.name} at loop {axis.name}", inner)
-        return inner
+                body = self._attach(tensor, f"{stage.tensor.name} at loop {axis.name}", body)
+        return body
 
-    def _attach(self, tensor: Tensor, location: str, inner: Stmt) -> Stmt:
-        """Compute the region of `tensor` that `inner` reads in a buffer of that size, and redirect the reads to it."""
-        part = region(tensor, inner)
+    def _attach(self, tensor: Tensor, location: str, body: Stmt) -> Stmt:
+        """Compute the region of `tensor` that `body` reads in a buffer of that size, and redirect the reads to it.
+
+        location: the loop around, for errors. Raises ScheduleError where nothing reads the tensor there.
+        """
+        part = region(tensor, body)
         if part is None:
             raise ScheduleError(f"{tensor.name} is computed inside {location}, where nothing reads it")
         part = with_whole_tiles(self.schedule[tensor], part)
         small = Tensor(tensor.name, tuple(count for _, count in part), tensor.dtype)
         sums = SharedAtoms()
 
-        def rebase(e: Expr) -> Expr | None:
+        def rebase_load(e: Expr) -> Expr | None:
             if not isinstance(e, Load) or e.tensor is not tensor:
                 return None
             if len(e.index) != len(tensor.shape):
@@ -154,9 +159,9 @@ class _Lowering:
                 return Load(small, e.index)
             return Load(small, tuple(sums.difference(i, first) for i, (first, _) in zip(e.index, part)))
 
-        code = block(self.nest(tensor, part, small), map_accesses(inner, rebase, only=tensor))
+        code = block(self.nest(tensor, part, small), map_accesses(body, rebase_load, only=tensor))
         scope = self.schedule[tensor].scope
-        if scope == "workspace" and small.nbytes <= LOCAL_BYTES:
+        if scope == "workspace" and small.nbytes <= MAX_LOCAL_BYTES:
             scope = "local"
         return Alloc(small, code, scope, self.schedule[tensor].kept)
 
@@ -172,7 +177,10 @@ class _Lowering:
                 )
 
     def replace_tensorized(self, code: Stmt, scopes: dict[Tensor, str]) -> Stmt:
-        """Replace tensorized loops by their intrinsics; ValueError where a loop computes something else."""
+        """Replace tensorized loops by their intrinsics. Raises ValueError where a loop computes something else.
+
+        scopes: memory of each tensor that is allocated around `code`.
+        """
         match code:
             case For(var) if var in self.tensorized:
                 intrinsic, first = self.tensorized[var]
@@ -186,26 +194,30 @@ class _Lowering:
                 memory = "dram" if scope == "workspace" else scope
                 return replace(code, body=self.replace_tensorized(body, {**scopes, tensor: memory}))
             case Block(body):
-                return Block(tuple(self.replace_tensorized(inner, scopes) for inner in body))
+                return Block(tuple(self.replace_tensorized(statement, scopes) for statement in body))
         return code
 
 
 def _lower_scan(scan: Scan, schedule: Schedule, history: Tensor) -> Stmt:
-    """Return loops that store the initial states of a scan in `history`, then an ordered loop over its steps."""
+    """Return loops that store the initial states of a scan in `history`, then an ordered loop over its steps.
+
+    schedule: of one step. history: the tensor of all states.
+    """
     size, rows = scan.states[0].size, scan.axis.extent + 1
     sources = {placeholder: read.tensor for placeholder, read in zip(scan.inputs, scan.reads)}
-    offsets: dict[Tensor, Expr] = {}  # states before and after a step -> where they begin
+    offsets: dict[Tensor, Expr] = {}  # state before or after a step -> its first element in `history`
     for position, (before, after) in enumerate(zip(scan.states, schedule.outputs)):
         offsets[before] = (scan.axis + position * rows) * size
         offsets[after] = (scan.axis + (position * rows + 1)) * size
 
-    def target(tensor: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
+    def redirect(tensor: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
+        """Return where an element lies: a state in `history`, an input in the tensor that it stands for."""
         if tensor not in offsets:
             return sources.get(tensor, tensor), index
         return history, (offsets[tensor] + flatten(tensor.shape, index),)
 
-    def change(e: Expr) -> Expr | None:
-        return Load(*target(e.tensor, e.index)) if isinstance(e, Load) else None
+    def redirect_load(e: Expr) -> Expr | None:
+        return Load(*redirect(e.tensor, e.index)) if isinstance(e, Load) else None
 
     if not size:
         return block()
@@ -215,18 +227,23 @@ def _lower_scan(scan: Scan, schedule: Schedule, history: Tensor) -> Stmt:
         parts.append(For(i, size, Store(history, (i + position * rows * size,), Load(first.tensor, (i,)))))
     if scan.axis.extent:
         step = lower(schedule, (*scan.states, *scan.inputs), scalars=(scan.axis,))
-        parts.append(For(scan.axis, scan.axis.extent, map_accesses(step.body, change, target), "ordered"))
+        parts.append(For(scan.axis, scan.axis.extent, map_accesses(step.body, redirect_load, redirect), "ordered"))
     return block(*parts)
 
 
 class Nest:
-    """All loops of one tensor: `code`.
+    """All loops that compute one tensor, or a region `part` of it, into `target`: `code`.
 
     Where a smaller last tile is peeled, the loops inside exist twice: for full tiles and for the last one. Data loops
-    inside the first reduction loop form a tile that is accumulated in "local" tensors:
-    start, update, and only then the element itself, into which everything after the reduction is computed.
-    A tensor in a scratchpad is accumulated in place. From the first reduction loop on nothing is peeled but where an
-    intrinsic accumulates: initialisation and epilogue would run twice.
+    inside the first reduction loop form a tile that is accumulated in "local" tensors: initialisation, updates, and
+    only then the element itself, into which everything after the reduction is computed. A tensor in a scratchpad is
+    accumulated in place. From the first reduction loop on nothing is peeled, as initialisation and epilogue would run
+    twice, except where an intrinsic accumulates.
+
+    original: the tensor's stage in the schedule. stage: the copy whose loops are built now, for the extents of a region
+    or of peeled tiles. old: loop of `stage` -> the loop of `original` that it copies. outside: loops that are emitted
+    already around the current ones. index, guards, body: the written element, its conditions and its value, in terms of
+    the loops of `stage`. reduces: reductions in `body`.
     """
 
     def __init__(self, lowering: _Lowering, original: Stage, part: Region | None, target: Tensor) -> None:
@@ -236,9 +253,9 @@ class Nest:
         self.code = self._build_peeled(*original.resized(extents), 0)
 
     def _build_peeled(self, stage: Stage, new: dict[Axis, Axis], start: int) -> Stmt:
-        """Build the loops of `stage` from position `start` on, peeling last tiles.
+        """Return the loops of `stage` from position `start` on, with last tiles peeled.
 
-        new: original axis -> its loop here.
+        new: loop of the original stage -> its copy in `stage`.
         """
         for depth, axis in enumerate(stage.order[start:], start):
             if axis.reduce and stage.intrinsic is None:
@@ -248,19 +265,19 @@ class Nest:
                 sizes = (0, full_tiles, split.inner.extent), (split.parent.extent - size, 1, size)
                 tiles = [stage.resized({}, split, *bounds) for bounds in sizes]
                 if any(tile.order[:depth] != stage.order[:depth] for tile, _ in tiles):
-                    continue  # loops around the tiles count what is in them, and are there only once
+                    continue  # extents of loops around the tiles depend on the split, and these loops are shared
                 moves = [{old: moved.get(fresh, fresh) for old, fresh in new.items()} for _, moved in tiles]
                 parts = [self._build_peeled(tile, moved, depth) for (tile, _), moved in zip(tiles, moves)]
                 self._use_stage(stage, new)
                 return self._wrap_in_loops(stage.order[start:depth], block(*parts))
         self._bind_indices(stage, new)
         self.outside = set(stage.order[:start])
-        code = self._emit()
+        code = self._build_loops()
         self.outside = set()
         return code
 
     def _use_stage(self, stage: Stage, new: dict[Axis, Axis]) -> None:
-        """Select the stage whose loops are built next; new: original axis -> loop of `stage`."""
+        """Select the stage whose loops are built next. new: loop of the original stage -> its copy in `stage`."""
         self.stage, self.outside = stage, set[Axis]()
         self.old = {fresh: axis for axis, fresh in new.items()}
 
@@ -288,45 +305,48 @@ class Nest:
         if any(isinstance(node, Reduce) for reduce in self.reduces for node in walk(reduce.value)):
             raise ValueError(f"{tensor.name}: a reduction inside a reduction; make the inner one a tensor")
 
-    def _wrap_in_loops(self, axes: Sequence[Axis], inner: Stmt, attach: bool = True) -> Stmt:
-        """Wrap `inner` in the loops `axes`; attach: compute in each what the schedule computes there."""
+    def _wrap_in_loops(self, axes: Sequence[Axis], body: Stmt, attach: bool = True) -> Stmt:
+        """Wrap `body` in the loops `axes`; an empty block where one of them has no iterations.
+
+        attach: prepend, in each loop, the tensors that the schedule computes there.
+        """
         for axis in reversed([axis for axis in axes if axis not in self.outside]):
             if axis.extent == 0:
                 return block()
             if attach:
-                inner = self.lowering.prepend_attached(self.original, self.old[axis], inner)
-            inner = For(axis, axis.extent, inner, self.stage.kinds.get(axis, "serial"))
-        return inner
+                body = self.lowering.prepend_attached(self.original, self.old[axis], body)
+            body = For(axis, axis.extent, body, self.stage.kinds.get(axis, "serial"))
+        return body
 
-    def _emit(self) -> Stmt:
+    def _build_loops(self) -> Stmt:
         """Return the loops of the current stage: element-wise, by an intrinsic, or as a reduction."""
         stage, name = self.stage, self.target.name
         self._check_vectorized()
         if stage.intrinsic is not None:
-            return self._intrinsic_code(*stage.intrinsic)
+            return self._build_intrinsic_loops(*stage.intrinsic)
         if not self.reduces:
             return self._wrap_in_loops(stage.order, if_all(self.guards, Store(self.target, self.index, self.body)))
         first = next((i for i, axis in enumerate(stage.order) if axis.reduce), len(stage.order))
-        outer, inner = stage.order[:first], stage.order[first:]
+        outer, inner_loops = stage.order[:first], stage.order[first:]
         self._check_fused()
-        self._check_lanes(inner)
+        self._check_lanes(inner_loops)
         self._check_order()
-        if any(self._has_attached(axis) for axis in inner):
+        if any(self._has_attached(axis) for axis in inner_loops):
             if len(self.reduces) > 1 or stage.lanes:
                 raise ScheduleError(f"{name}: nothing can be computed inside one of several reductions, or of lanes")
-            self._check_after(inner)
+            self._check_reads_after(inner_loops)
         if stage.scope in SCRATCHPADS and self.body is self.reduces[0]:
             self._check_in_place()
-            tile = [axis for axis in inner if not axis.reduce]
+            tile = [axis for axis in inner_loops if not axis.reduce]
             kind, value = self.reduces[0].kind, self.reduces[0].value
             reset = if_all(
                 self._data_guards(), Store(self.target, self.index, reduction_identity(kind, self.target.dtype))
             )
             update = if_all(self.guards, Update(kind, self.target, self.index, value))
             return self._wrap_in_loops(
-                outer, block(self._wrap_in_loops(tile, reset, attach=False), self._wrap_in_loops(inner, update))
+                outer, block(self._wrap_in_loops(tile, reset, attach=False), self._wrap_in_loops(inner_loops, update))
             )
-        return self._wrap_in_loops(outer, self._accumulation(inner))
+        return self._wrap_in_loops(outer, self._build_accumulation(inner_loops))
 
     def _check_vectorized(self) -> None:
         """Raise ScheduleError where a vectorized loop contains another."""
@@ -350,9 +370,10 @@ class Nest:
                         "reductions were fused"
                     )
 
-    def _check_lanes(self, inner: Sequence[Axis]) -> None:
-        """Raise ScheduleError where the reductions cannot be accumulated in lanes; inner: loops from the first
-        reduction on.
+    def _check_lanes(self, inner_loops: Sequence[Axis]) -> None:
+        """Raise ScheduleError where the reductions cannot be accumulated in lanes.
+
+        inner_loops: the loops from the first reduction loop on.
         """
         stage, name = self.stage, self.target.name
         if not stage.lanes:
@@ -362,7 +383,7 @@ class Nest:
                 raise ScheduleError(
                     f"{name}: {axis.name}, which is accumulated in lanes, is not the innermost loop any more"
                 )
-        if data := [axis.name for axis in inner if not axis.reduce]:
+        if data := [axis.name for axis in inner_loops if not axis.reduce]:
             raise ScheduleError(f"{name}: the loop {data[0]} inside a reduction that is accumulated in lanes")
         if vectorized := [axis.name for axis in stage.order if stage.kinds.get(axis) == "vectorized"]:
             raise ScheduleError(f"{name}: the vectorized loop {vectorized[0]} around a reduction in lanes")
@@ -397,14 +418,18 @@ class Nest:
         return [g for g in self.guards if not any(isinstance(node, Axis) and node.reduce for node in walk(g))]
 
     def _has_attached(self, axis: Axis) -> bool:
+        """Return whether the schedule computes a tensor at this loop."""
         loop = self.original, self.old[axis]
         return any(self.lowering.schedule[t].attached == loop for t in self.lowering.bodies)
 
-    def _check_after(self, inner: Sequence[Axis]) -> None:
-        """Raise ScheduleError where a tensor that is computed inside the reduction is also read after it."""
+    def _check_reads_after(self, inner_loops: Sequence[Axis]) -> None:
+        """Raise ScheduleError where a tensor that is computed inside the reduction loops is also read after them.
+
+        inner_loops: the loops from the first reduction loop on.
+        """
         after = replace_nodes(self.body, {id(r): reduction_identity(r.kind, r.dtype) for r in self.reduces})
         read = {n.tensor for n in walk(after) if isinstance(n, Load)}
-        for axis in inner:
+        for axis in inner_loops:
             for tensor in self.lowering.bodies:
                 attached = self.lowering.schedule[tensor].attached
                 if attached == (self.original, self.old[axis]) and tensor in read:
@@ -423,7 +448,7 @@ class Nest:
                         f"{size} of {relation.parent.name}"
                     )
 
-    def _intrinsic_code(self, axis: Axis, intrinsic: Declared) -> Stmt:
+    def _build_intrinsic_loops(self, axis: Axis, intrinsic: Declared) -> Stmt:
         """Return the loops around a tensorized tile, which `replace_tensorized` later matches with `intrinsic`.
 
         Raises ScheduleError where tiles do not divide what the intrinsic computes at once.
@@ -432,11 +457,12 @@ class Nest:
         position = stage.order.index(axis)
         if empty := [loop.name for loop in stage.order if loop.reduce and not loop.extent]:
             raise ScheduleError(f"{name}: the reduction {empty[0]} has no steps, and {intrinsic.name} takes some")
-        for inner in stage.order[position:]:
-            if inner in stage.kinds:
-                raise ScheduleError(f"{name}: loop {inner.name} is {stage.kinds[inner]} and part of {intrinsic.name}")
-            if self._has_attached(inner):
-                raise ScheduleError(f"{name}: something is computed at loop {inner.name}, inside {intrinsic.name}")
+        for tile_loop in stage.order[position:]:
+            if tile_loop in stage.kinds:
+                kind = stage.kinds[tile_loop]
+                raise ScheduleError(f"{name}: loop {tile_loop.name} is {kind} and part of {intrinsic.name}")
+            if self._has_attached(tile_loop):
+                raise ScheduleError(f"{name}: something is computed at loop {tile_loop.name}, inside {intrinsic.name}")
         first: Expr = Const(True, "bool")
         order = stage.order
         inside = {*order[position:], *(loop for loop in order if loop.reduce)}
@@ -445,8 +471,8 @@ class Nest:
         if self.reduces and self.body is self.reduces[0]:
             self._check_in_place()
             tests = [equal(outer, 0) for outer in order[:position] if outer.reduce and outer.extent > 1]
-            begun = any(isinstance(r, Split) and r.parent.reduce and r.first for r in stage.relations)
-            first = Const(False, "bool") if begun else reduce_and(tests)
+            is_later_tile = any(isinstance(r, Split) and r.parent.reduce and r.first for r in stage.relations)
+            first = Const(False, "bool") if is_later_tile else reduce_and(tests)
             statement: Stmt = Update(self.reduces[0].kind, self.target, self.index, self.reduces[0].value)
         elif self.reduces and intrinsic.reduces:
             raise ScheduleError(f"{name}: {intrinsic.name} accumulates, so what follows must be a tensor of its own")
@@ -460,14 +486,14 @@ class Nest:
         code = self._wrap_in_loops(order[position:], statement)
         return self._wrap_in_loops(order[:position], if_all(self.guards, code))
 
-    def _accumulation(self, inner: Sequence[Axis]) -> Stmt:
+    def _build_accumulation(self, inner_loops: Sequence[Axis]) -> Stmt:
         """Return code that accumulates each reduction in a local tensor and then computes the element from it.
 
-        inner: the loops from the first reduction on; those over data form the tile of accumulators.
+        inner_loops: the loops from the first reduction on; those over data form the tile of accumulators.
         """
         stage, tensor, index, guards = self.stage, self.target, self.index, self.guards
         data = self._data_guards()
-        tile = [axis for axis in inner if not axis.reduce]
+        tile = [axis for axis in inner_loops if not axis.reduce]
         tile_index: tuple[Expr, ...] = tuple(tile)
         accumulators: dict[int, Expr] = {}
         parts: list[Stmt] = []
@@ -486,14 +512,16 @@ class Nest:
                 )
             )
             if own_lanes := [axis for axis in stage.lanes if axis in roots]:
-                axes = [axis for axis in inner if axis in roots]
+                axes = [axis for axis in inner_loops if axis in roots]
                 if reduction_guards:
                     raise ScheduleError(f"{tensor.name}: tiles do not divide its reduction, so lanes cannot add them")
                 parts.append(
                     if_all(data, accumulate_in_lanes(stage, own_lanes[0], axes, acc, reduce.kind, value, locals_))
                 )
             else:
-                parts.append(self._wrap_in_loops([axis for axis in inner if not axis.reduce or axis in roots], update))
+                parts.append(
+                    self._wrap_in_loops([axis for axis in inner_loops if not axis.reduce or axis in roots], update)
+                )
             accumulators[id(reduce)] = Load(acc, tile_index)
         final = replace_nodes(self.body, accumulators)
         parts.append(self._wrap_in_loops(tile, if_all(data, Store(tensor, index, final)), attach=False))

@@ -10,7 +10,7 @@ import numpy as np
 from celosia.sim.functional.norm import inverse_root
 
 ONES = 0x01010101
-"""Four bytes that are 1, packed in a uint32: dot4 with it adds up bytes."""
+"""Four bytes that are 1, packed in a uint32: dot4(x, ONES) is the sum of the bytes of x."""
 
 
 def dot4(x: Any, w: Any) -> Any:
@@ -24,7 +24,10 @@ def dot4(x: Any, w: Any) -> Any:
 
 
 def pairs(x0: Any, x1: Any, w0: Any, w1: Any) -> Any:
-    """Add the products of the two int8 in x0 and w0, and of those in x1 and w1, as int32; all are uint16."""
+    """Add the products of the two int8 in x0 and in w0, and of those in x1 and in w1, as int32.
+
+    Each argument is a uint16 that packs two int8. NEON's smull and smlal compute it.
+    """
     total = np.int32(0)
     for x, w in ((x0, w0), (x1, w1)):
         for k in range(2):
@@ -50,7 +53,6 @@ def leading_zeros(x: Any) -> Any:
     return np.where(x < 0, 0, 64 - length)
 
 
-# Intrinsic functions: name -> the same function in numpy (used by the interpreter; renderers have their own).
 INTRINSICS: dict[str, Callable[..., Any]] = {
     "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "sin": np.sin, "cos": np.cos, "tan": np.tan,
     "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
@@ -61,13 +63,15 @@ INTRINSICS: dict[str, Callable[..., Any]] = {
     "leading_zeros": leading_zeros, "inverse_root": inverse_root,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "unfused_exp": np.exp,
 }  # fmt: skip
+"""Intrinsic function -> the same function in numpy, which the interpreter calls; renderers have code of their own."""
 
 OF_INT64 = ("leading_zeros", "inverse_root")
-"""Intrinsics of an int64."""
+"""Intrinsics whose argument is an int64."""
 OF_BYTES = ("dot4", "popcount4")
-"""Intrinsics of uint32 that pack four bytes."""
+"""Intrinsics whose arguments are uint32 that pack four bytes."""
 OF_PAIRS = ("pairs", "narrow_pairs")
-"""Intrinsics of uint16 that pack two bytes. narrow: no byte of w0 and w1 is -128."""
+"""Intrinsics whose arguments are uint16 that pack two bytes. narrow: no byte of w0 and w1 is -128, so that the sum of
+two products fits int16."""
 ARITY = {
     **dict.fromkeys((*INTRINSICS, "erf", "bitcast"), 1),
     "dot4": 2,

@@ -36,7 +36,10 @@ from celosia.compiler.expr.walk import rewrite, substitute
 
 
 def with_whole_tiles(stage: Stage, part: Region) -> Region:
-    """Widen a region that is smaller than a tile of the stage's intrinsic to whole dimensions of that tile."""
+    """Widen a region that is smaller than a tile of the stage's intrinsic to complete dimensions of that tile.
+
+    An intrinsic always computes a complete tile. Other regions are returned unchanged.
+    """
     if stage.intrinsic is None:
         return part
     tile, intrinsic = stage.intrinsic_loops(), stage.intrinsic[1]
@@ -53,13 +56,17 @@ def with_whole_tiles(stage: Stage, part: Region) -> Region:
 def drop_unit_loops(code: Stmt) -> Stmt:
     """Remove loops of one iteration, of which regions of tensors have many."""
     zero: Expr = Const(0, INDEX)
-    single = {s.var for s in statements(code) if isinstance(s, For) and s.extent == 1 and s.kind != "pipelined"}
+    unit_variables = {s.var for s in statements(code) if isinstance(s, For) and s.extent == 1 and s.kind != "pipelined"}
 
     def without_unit_loops(s: Stmt) -> Stmt:
         """Rebuild a statement without its unit loops."""
         match s:
             case For(var, extent, body, kind):
-                return without_unit_loops(body) if var in single else For(var, extent, without_unit_loops(body), kind)
+                return (
+                    without_unit_loops(body)
+                    if var in unit_variables
+                    else For(var, extent, without_unit_loops(body), kind)
+                )
             case If(cond, body, orelse):
                 return If(cond, without_unit_loops(body), None if orelse is None else without_unit_loops(orelse))
             case Alloc(body=body):
@@ -68,16 +75,18 @@ def drop_unit_loops(code: Stmt) -> Stmt:
                 return block(*(without_unit_loops(inner) for inner in body))
         return s
 
-    return without_unit_loops(map_accesses(code, lambda e: zero if isinstance(e, Var) and e in single else None))
+    return without_unit_loops(
+        map_accesses(code, lambda e: zero if isinstance(e, Var) and e in unit_variables else None)
+    )
 
 
-def read_copies(body: Expr, copies: dict[Tensor, Tensor]) -> Expr:
+def redirect_to_copies(body: Expr, copies: dict[Tensor, Tensor]) -> Expr:
     """Redirect reads of the tensors in `copies` to their copies."""
 
-    def change(e: Expr) -> Expr | None:
+    def redirect_load(e: Expr) -> Expr | None:
         return Load(copies[e.tensor], e.index) if isinstance(e, Load) and e.tensor in copies else None
 
-    return rewrite(body, change)
+    return rewrite(body, redirect_load)
 
 
 def reduction_identity(kind: str, dtype: str) -> Const:
@@ -110,10 +119,10 @@ def reduce_and(tests: Sequence[Expr]) -> Expr:
 def accumulate_in_lanes(
     stage: Stage, axis: Axis, axes: list[Axis], acc: Tensor, kind: str, value: Expr, locals_: list[Tensor]
 ) -> Stmt:
-    """Update `acc` with `value` over `axes`, with the innermost loop `axis` in vectors of the stage's widths.
+    """Return loops that update `acc` with `value` over `axes`, whose innermost loop `axis` runs in vectors.
 
-    Each vector accumulates its own partial results, which are combined at the end. Vectors are appended to `locals_`.
-    See Stage.accumulate_lanes.
+    The vectors have the stage's widths, wide ones first (Stage.accumulate_lanes). Each accumulates partial results in
+    its lanes, which are combined at the end. The tensors of the vectors are appended to `locals_`.
     """
     if any(a.extent == 0 for a in axes):
         return block()
@@ -142,19 +151,22 @@ def accumulate_in_lanes(
 
 
 def replace_nodes(body: Expr, by_id: dict[int, Expr]) -> Expr:
-    """Replace the nodes in `by_id` top-down, so that they are recognised before their children are rebuilt."""
+    """Replace the nodes of `body` whose ids are keys of `by_id`.
+
+    It goes top-down, so that nodes are recognised before their operands are rebuilt, which walk.rewrite would do first.
+    """
     done: dict[int, Expr] = {}
 
-    def replaced(node: Expr) -> Expr:
+    def rebuild(node: Expr) -> Expr:
         if id(node) in by_id:
             return by_id[id(node)]
         if id(node) not in done:
             before = node.children()
-            after = tuple(replaced(c) for c in before)
+            after = tuple(rebuild(child) for child in before)
             done[id(node)] = node if all(x is y for x, y in zip(before, after)) else node.rebuild(after)
         return done[id(node)]
 
-    return replaced(body)
+    return rebuild(body)
 
 
 def derived_loops(stage: Stage, root: Axis) -> list[Axis]:

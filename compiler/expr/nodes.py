@@ -25,9 +25,12 @@ from celosia.compiler.expr.math_functions import ARITY, RESULTS
 from celosia.compiler.program.dtypes import itemsize
 
 INDEX = "int64"
+"""Element type of indices."""
 
 ARITHMETIC = ("add", "sub", "mul", "div", "floordiv", "mod", "min", "max", "and", "or", "xor", "shl", "shr", "pow")
+"""Operations of Binary whose result has the type of the operands."""
 COMPARISONS = ("lt", "le", "eq", "ne")
+"""Operations of Binary whose result is bool."""
 
 
 def is_float(dtype: str) -> bool:
@@ -44,7 +47,7 @@ def text(node: object) -> str:
 class Expr:
     """A scalar value of type `dtype`.
 
-    Operators build larger expressions; Python numbers take the other side's type.
+    Python's operators on it build larger expressions; a Python number takes the type of the other operand.
     """
 
     dtype: str
@@ -131,6 +134,7 @@ class Expr:
 
 
 Value = Expr | int | float | bool
+"""Operand of a function that builds expressions; `wrap` converts a number to a Const."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,10 +203,10 @@ class Binary(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Call(Expr):
-    """Call of an intrinsic function: one of functions.INTRINSICS, or `erf(x)`, `fma(a, b, c)`, `bitcast(x)`, `clamp(x,
-    low, high)`.
+    """Call of an intrinsic function, whose result has type `dtype`.
 
-    fma is a * b + c with one rounding. clamp turns NaN into low, as the x86 instructions do.
+    name: one of math_functions.INTRINSICS, or `erf(x)`, `fma(a, b, c)`, `bitcast(x)`, `clamp(x, low, high)`. fma is
+    a * b + c with one rounding. clamp turns NaN into low, as the x86 instructions do.
     """
 
     name: str
@@ -278,13 +282,9 @@ class Reduce(Expr):
 class Scan(Expr):
     """Recurrence: element [s, t, ...] of the tensor that it defines is state s before step t.
 
-    axis: the step. states: placeholders of the states before a step. updates: tensors of the states after it, which
-    read `states` and `inputs`. inputs: placeholders of the tensors in `reads`. initial, reads: loads of the first
-    element of each tensor, which stand for all of it. See scan.scan, which builds it.
-
-    axis: the number of the step. states: placeholders of what a step begins with. updates: the states after it, which
-    read `states` and `inputs`, placeholders of what `reads` names. initial, reads: first elements of the tensors that
-    are meant. See scan.scan, which makes it.
+    axis: the number of the step. states: placeholders of the states before a step. updates: tensors of the states after
+    it, which read `states` and `inputs`. inputs: placeholders of the tensors in `reads`. initial, reads: loads of the
+    first element of each tensor, which stand for all of it. tensor.scan builds a Scan.
     """
 
     axis: Axis
@@ -309,7 +309,10 @@ class Scan(Expr):
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """A dense row-major array: defined by `body` at every point of `axes`, or constant (`value`), or an input."""
+    """A dense row-major array: defined by `body` at every point of `axes`, or constant (`value`), or an input.
+
+    stored: whether it lies in memory even where its elements could be computed where they are read.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -317,7 +320,7 @@ class Tensor:
     axes: tuple[Axis, ...] = ()
     body: Expr | None = field(default=None, repr=False)
     value: NDArray[Any] | None = field(default=None, repr=False)
-    stored: bool = False  # in memory, even where elements could be computed where they are read
+    stored: bool = False
 
     @property
     def size(self) -> int:
@@ -373,6 +376,7 @@ def binary(op: str, a: Value, b: Value) -> Expr:
 
 _FOLD = {op: getattr(operator, op) for op in ("add", "sub", "mul", "floordiv", "mod", *COMPARISONS)}
 _FOLD |= {"min": min, "max": max}
+"""Operation -> function of two Python integers, for constant folding."""
 
 
 def index_binary(op: str, a: Expr, b: Expr) -> Expr:
@@ -414,8 +418,9 @@ def select(cond: Expr, a: Value, b: Value) -> Expr:
 
 
 def call(name: str, *args: Expr, dtype: str | None = None) -> Expr:
-    """Call an intrinsic function; the result has the type of the arguments but for RESULTS. Raises ValueError where it
-    is unknown.
+    """Build a Call of an intrinsic function. Raises ValueError where there is none of this name.
+
+    dtype: type of the result; by default that of RESULTS, else that of the arguments.
     """
     if name not in ARITY:
         raise ValueError(f"unknown intrinsic {name}")
@@ -438,5 +443,5 @@ def maximum(a: Value, b: Value) -> Expr:
 
 
 def clip(value: Expr, low: Value, high: Value) -> Expr:
-    """Clamp `value` to [low, high]."""
+    """Build `value` clamped to [low, high]; NaN stays NaN."""
     return minimum(maximum(value, low), high)

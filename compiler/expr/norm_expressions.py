@@ -15,18 +15,24 @@ from celosia.hw.spec.pipeline import EPSILON_SHIFT, FACTOR_BITS, MAX_NORM_ELEMEN
 from celosia.sim.functional.norm import VARIANCE_BITS
 
 INT = "int64"
+"""Element type of the arithmetic."""
 OfRow = Callable[..., Expr]
 """A per-row value, as a function of the indices of the row."""
 StoreRow = Callable[[str, OfRow], OfRow]
 """Stores a per-row value under a name, where that is better than to compute it again for each element."""
 _SPARE = 32 - NORM_FRACTION
+"""Fractional bits of a product of an element and its row's factor that the result does not keep."""
 _LANES_BITS = MAX_NORM_ELEMENTS.bit_length()
+"""Bits of the number of elements of a row."""
 
 
 @dataclass(frozen=True)
 class NormRow:
-    """Per-row values (int64) that normalise each element: subtract `nearest`, shift, multiply by `factor`, correct by
-    `less`.
+    """Per-row values (int64) that normalise the elements of a row.
+
+    nearest: the mean, rounded, which is subtracted; 0 without centring. shift, factor: exponent and mantissa of 1 /
+    standard deviation: the difference is shifted left and then multiplied. less: the rounding error of `nearest` times
+    factor, which is subtracted from the product.
     """
 
     nearest: OfRow
@@ -42,7 +48,10 @@ class NormRow:
 
 
 def sums(element: OfRow, count: int) -> tuple[OfRow, OfRow]:
-    """Return the sum and the sum of squares of each row; the last index of `element` (int64) counts the elements."""
+    """Return (sum, sum of squares) of each row, as functions of the row's indices.
+
+    element: the int64 element at the indices of a row and its number in the row. count: elements of a row.
+    """
 
     def sum_of(part: Callable[[Expr], Expr]) -> OfRow:
         k = reduce_axis(count, "k")
@@ -52,9 +61,10 @@ def sums(element: OfRow, count: int) -> tuple[OfRow, OfRow]:
 
 
 def norm_row(total: OfRow, squares: OfRow, epsilon: Expr, count: int, centre: bool, store_row: StoreRow) -> NormRow:
-    """Compute the per-row values of rows of `count` elements from their sums, all int64.
+    """Return the per-row values of rows of `count` elements, from their sums and sums of squares, all int64.
 
-    centre: subtract the mean (LayerNorm); without it, RMSNorm. store_row: stores values that several elements use.
+    epsilon: is added to count^2 times the variance, in its scale. centre: whether to subtract the mean (LayerNorm), or
+    not (RMSNorm). store_row: stores values that several elements use. The steps are those of sim/functional/norm.py.
     """
     spare = _LANES_BITS - count.bit_length()
 
@@ -84,4 +94,5 @@ def norm_row(total: OfRow, squares: OfRow, epsilon: Expr, count: int, centre: bo
 
 
 def _zero(*row: Expr) -> Expr:
+    """Return 0 for every row: the mean of an RMSNorm, which does not subtract it."""
     return wrap(0, INT)

@@ -57,12 +57,16 @@ class ParseError(ValueError):
 
 
 OPERATIONS = {symbol: op for op, symbol in SYMBOLS.items()}
+"""Symbol in text -> operation of Binary."""
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>-inf\b|inf\b|nan\b|-?\d+(?:\.\d*)?(?:e[+-]?\d+)?)|(?P<name>[A-Za-z_][\w.]*)"
     r"|(?P<mark>//|<<|>>|\*\*|<=|==|!=|[-+*/%&|^<>=()\[\],:]))"
 )
+"""A token of an expression: number, name or mark."""
 _TENSOR = r"(?P<name>[\w.]+): (?P<dtype>\w+)\[(?P<shape>[\d, ]*)\]"
+"""Declaration of a tensor, such as `a: float32[4, 8]`."""
 _PLAIN = re.sub(r"\?P<\w+>", "?:", _TENSOR)
+"""The same without names of groups, which may occur only once in a pattern."""
 _HEAD = re.compile(r"(?P<function>[\w.]+)\((?P<inputs>.*)\) -> \((?P<outputs>.*)\):")
 _LOOP = re.compile(
     r"(?P<kind>for|ordered|unrolled|vectorized|parallel|vthread|pipelined) (?P<name>[\w.]+) in (?P<extent>\d+):"
@@ -71,6 +75,7 @@ _ALLOC = re.compile(rf"(?P<kept>kept )?(?P<scope>{'|'.join(SCOPES)}) {_TENSOR}")
 _CONSTANT = re.compile(rf"constant {_TENSOR} = (?P<values>.*)")
 
 Scope = dict[str, Var | Tensor]
+"""Variable or tensor that each visible name refers to."""
 
 
 def parse(
@@ -80,16 +85,18 @@ def parse(
 ) -> Function:
     """Parse the text of a function; printing the result gives the same text again.
 
-    Raises ParseError.
-
-    intrinsics: what the names of intrinsics mean. constants: values of tables that are too long to be written out.
+    intrinsics: declarations by name. constants: values, by name, of tables that are too long to be written out. Raises
+    ParseError.
     """
     lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     return _Parser(lines, intrinsics or {}, constants or {}).function()
 
 
 class _Parser:
-    """Recursive-descent parser of the lines of one function. `at`: the current line."""
+    """Recursive-descent parser of the lines of one function.
+
+    lines: (line number, text) of the lines that are not empty. at: position of the current line in `lines`.
+    """
 
     def __init__(
         self, lines: list[tuple[int, str]], intrinsics: Mapping[str, Declared], constants: Mapping[str, NDArray[Any]]
@@ -102,10 +109,10 @@ class _Parser:
         line = self.lines[min(self.at, len(self.lines) - 1)][0] if self.lines else 1
         return ParseError(f"line {line}: {reason}")
 
-    # Statements
+    # Statements ---------------------------------------------------------------------------------------------------
 
     def peek(self) -> tuple[int, str] | None:
-        """(indentation, text) of the next line."""
+        """Return (indentation, text) of the current line; None at the end."""
         if self.at == len(self.lines):
             return None
         line = self.lines[self.at][1].rstrip()
@@ -156,7 +163,7 @@ class _Parser:
         return self.tensor(m, values)
 
     def indent(self) -> int:
-        """Return the indentation of the next line."""
+        """Return the indentation of the current line; 0 at the end."""
         line = self.peek()
         return line[0] if line else 0
 
@@ -183,7 +190,7 @@ class _Parser:
                 body.append(self.statement(indent, text, scope))
         return body[0] if len(body) == 1 else Block(tuple(body))
 
-    def inside(self, indent: int, scope: Scope) -> Stmt:
+    def indented_body(self, indent: int, scope: Scope) -> Stmt:
         """Parse the indented body of a loop or a condition."""
         deeper = self.indent()
         if deeper <= indent or self.peek() is None:
@@ -195,16 +202,16 @@ class _Parser:
         if m := _LOOP.fullmatch(text):
             axis = Axis(m["name"], extent=int(m["extent"]))
             self.at += 1
-            body = self.inside(indent, {**scope, axis.name: axis})
+            body = self.indented_body(indent, {**scope, axis.name: axis})
             return For(axis, axis.extent, body, "serial" if m["kind"] == "for" else m["kind"])
         if m := re.fullmatch(r"if (.*):", text):
             cond = self.expression(m[1], scope)
             self.at += 1
-            then = self.inside(indent, scope)
+            then = self.indented_body(indent, scope)
             if self.peek() != (indent, "else:"):
                 return If(cond, then)
             self.at += 1
-            return If(cond, then, self.inside(indent, scope))
+            return If(cond, then, self.indented_body(indent, scope))
         reader = _Expression(text, scope, self)
         name = reader.take("name")
         if reader.next() == "(":
@@ -232,7 +239,10 @@ class _Parser:
 
 
 class _Expression:
-    """Recursive-descent parser of the expression on one line. `at`: the current token."""
+    """Recursive-descent parser of the expression on one line.
+
+    tokens: (kind, text), where kind is "number", "name" or "mark". at: position of the current token.
+    """
 
     def __init__(self, text: str, scope: Scope, parser: _Parser) -> None:
         """Split `text` into tokens (kind, text); ParseError where it contains anything else."""
@@ -264,10 +274,12 @@ class _Expression:
         self.at += 1
 
     def end(self) -> None:
+        """Raise ParseError unless all tokens are consumed."""
         if self.at < len(self.tokens):
             raise self.parser.error(f"`{self.next()}` is not expected")
 
     def tensor(self, name: str) -> Tensor:
+        """Return the visible tensor of this name; ParseError where there is none."""
         tensor = self.scope.get(name)
         if not isinstance(tensor, Tensor):
             raise self.parser.error(f"there is no tensor {name}")
@@ -290,6 +302,7 @@ class _Expression:
         return tuple(values)
 
     def expressions(self, first: str, last: str) -> tuple[Expr, ...]:
+        """Parse a comma-separated list of expressions between two brackets."""
         return tuple(a for a in self.arguments(first, last) if isinstance(a, Expr))
 
     def literal(self, dtype: str | None = None) -> Const:
@@ -306,6 +319,7 @@ class _Expression:
             raise self.parser.error(f"{text} is not a value of type {dtype}") from None
 
     def is_literal(self) -> bool:
+        """Return whether the current token is a number or truth value."""
         return self.at < len(self.tokens) and (self.tokens[self.at][0] == "number" or self.next() in ("True", "False"))
 
     def value(self) -> Expr:

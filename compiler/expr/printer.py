@@ -41,12 +41,18 @@ SYMBOLS = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "floordiv": "//", "mod": "%", "and": "&", "or": "|", "xor": "^",
     "shl": "<<", "shr": ">>", "pow": "**", "lt": "<", "le": "<=", "eq": "==", "ne": "!=",
 }  # fmt: skip
+"""Operation of Binary -> its symbol in text; other operations are printed as calls."""
 LITERALS = ("True", "False", "inf", "nan")
+"""Words of text that cannot be names."""
 DTYPE = re.compile(r"u?int\d+|b?float\w+|bool")
-TABLE_LIMIT = 64  # a constant of more elements is not printed
-ELIDED_VALUES = " = ..."  # stands for the values of a larger constant
+"""Pattern of element types."""
+TABLE_LIMIT = 64
+"""Number of elements up to which the values of a constant are printed."""
+ELIDED_VALUES = " = ..."
+"""Text in the place of the values of a larger constant."""
 
 Names = dict[Var | Tensor, str]
+"""Printed name of each variable and tensor."""
 
 
 def call_type(name: str, args: tuple[Expr, ...]) -> str:
@@ -94,12 +100,12 @@ def show(e: Expr, names: Names | None = None) -> str:
 
 
 class _Writer:
-    """Prints statements as lines. Names are made unique within their scope, by a number where two are alike."""
+    """Prints statements as lines. A number is appended to a name that is visible already."""
 
     def __init__(self) -> None:
         self.names: Names = {}
 
-    def name(self, definition: Var | Tensor, used: frozenset[str]) -> frozenset[str]:
+    def assign_name(self, definition: Var | Tensor, used: frozenset[str]) -> frozenset[str]:
         """Give `definition` a name that is not in `used`, and return `used` with it."""
         base = re.sub(r"[^\w.]", "_", definition.name) or "_"
         if base[0].isdigit() or base.split(".")[0] in LITERALS:
@@ -115,54 +121,57 @@ class _Writer:
         return show(e, self.names)
 
     def tensor(self, t: Tensor) -> str:
+        """Print the declaration of a tensor: name, element type and shape."""
         return f"{self.names.get(t, t.name)}: {t.dtype}[{', '.join(map(str, t.shape))}]"
 
-    def target(self, tensor: Tensor, index: tuple[Expr, ...]) -> str:
+    def element(self, tensor: Tensor, index: tuple[Expr, ...]) -> str:
+        """Print the element that a statement writes."""
         return f"{self.names.get(tensor, tensor.name)}[{', '.join(map(self.show, index))}]"
 
     def argument(self, a: Expr | Tensor | int) -> str:
+        """Print an argument of an intrinsic."""
         return self.show(a) if isinstance(a, Expr) else self.names.get(a, a.name) if isinstance(a, Tensor) else str(a)
 
-    def lines(self, s: Stmt, indent: str, used: frozenset[str]) -> Iterator[str]:
+    def statement_lines(self, s: Stmt, indent: str, used: frozenset[str]) -> Iterator[str]:
         """Yield the lines of a statement. used: the names that are visible there."""
         deeper = indent + "  "
         match s:
             case For(var, extent, body, kind):
-                used = self.name(var, used)
+                used = self.assign_name(var, used)
                 yield f"{indent}{'for' if kind == 'serial' else kind} {self.names[var]} in {extent}:"
-                yield from self.inside(body, deeper, used)
+                yield from self.body_lines(body, deeper, used)
             case Store(tensor, index, value):
-                yield f"{indent}{self.target(tensor, index)} = {self.show(value)}"
+                yield f"{indent}{self.element(tensor, index)} = {self.show(value)}"
             case Update(kind, tensor, index, value):
-                yield f"{indent}{self.target(tensor, index)} {kind}= {self.show(value)}"
+                yield f"{indent}{self.element(tensor, index)} {kind}= {self.show(value)}"
             case Let(var, value, body):
                 text = self.show(value)
-                used = self.name(var, used)
+                used = self.assign_name(var, used)
                 yield f"{indent}{self.names[var]} = {text}"
-                yield from self.inside(body, indent, used)
+                yield from self.body_lines(body, indent, used)
             case If(cond, body, orelse):
                 yield f"{indent}if {self.show(cond)}:"
-                yield from self.inside(body, deeper, used)
+                yield from self.body_lines(body, deeper, used)
                 if orelse is not None:
                     yield f"{indent}else:"
-                    yield from self.inside(orelse, deeper, used)
+                    yield from self.body_lines(orelse, deeper, used)
             case Alloc(tensor, body, scope, kept):
-                used = self.name(tensor, used)
+                used = self.assign_name(tensor, used)
                 yield f"{indent}{'kept ' if kept else ''}{scope} {self.tensor(tensor)}"
-                yield from self.inside(body, indent, used)
+                yield from self.body_lines(body, indent, used)
             case Block(body):
                 for stmt in body:
-                    yield from self.lines(stmt, indent, used)
+                    yield from self.statement_lines(stmt, indent, used)
                     used |= {self.names[definition] for definition in _still_visible(stmt)}
             case Intrinsic(name, args):
                 yield f"{indent}{name}({', '.join(map(self.argument, args))})"
             case _:
                 raise TypeError(f"unknown statement {type(s).__name__}")
 
-    def inside(self, s: Stmt, indent: str, used: frozenset[str]) -> Iterator[str]:
+    def body_lines(self, s: Stmt, indent: str, used: frozenset[str]) -> Iterator[str]:
         """Yield the lines of a body, "pass" where it is empty."""
         empty = True
-        for line in self.lines(s, indent, used):
+        for line in self.statement_lines(s, indent, used):
             yield line
             empty = False
         if empty:
@@ -172,19 +181,19 @@ class _Writer:
         """Yield the header, the constants and the body of a function."""
         used: frozenset[str] = frozenset()
         for tensor in (*f.inputs, *f.outputs):
-            used = self.name(tensor, used)
+            used = self.assign_name(tensor, used)
         name = re.sub(r"[^\w.]", "_", f.name) or "_"
         for var in f.scalars:
-            used = self.name(var, used)
+            used = self.assign_name(var, used)
         parameters = [*map(self.tensor, f.inputs), *(f"{self.names[var]}: {var.dtype}" for var in f.scalars)]
         yield f"{name}({', '.join(parameters)}) -> ({', '.join(map(self.tensor, f.outputs))}):"
         nodes = (n for s in statements(f.body) for e in exprs(s) for n in walk(e))
         for t in dict.fromkeys(n.tensor for n in nodes if isinstance(n, Load) and n.tensor.value is not None):
-            used = self.name(t, used)
+            used = self.assign_name(t, used)
             assert t.value is not None
             values = " = " + " ".join(str(v) for v in t.value.reshape(-1).tolist())
             yield f"  constant {self.tensor(t)}{values if t.size <= TABLE_LIMIT else ELIDED_VALUES}"
-        yield from self.inside(f.body, "  ", used)
+        yield from self.body_lines(f.body, "  ", used)
 
 
 def _still_visible(s: Stmt) -> Iterator[Var | Tensor]:
@@ -204,7 +213,7 @@ def _still_visible(s: Stmt) -> Iterator[Var | Tensor]:
 @text.register(Stmt)
 def show_stmt(s: Stmt) -> str:
     """Print a statement."""
-    return "\n".join(_Writer().lines(s, "", frozenset()))
+    return "\n".join(_Writer().statement_lines(s, "", frozenset()))
 
 
 @text.register(Function)

@@ -29,7 +29,7 @@ from celosia.compiler.expr.nodes import (
 from celosia.compiler.expr.walk import loaded, rewrite, walk
 
 Region = tuple[tuple[Expr, int], ...]
-"""For each dimension the first index, in terms of the loops around, and how many."""
+"""For each dimension of a tensor (first index, number of indices); the first is an expression of the loops around."""
 
 
 def statements(stmt: Stmt) -> Iterator[Stmt]:
@@ -46,22 +46,22 @@ def structure(e: Expr) -> Hashable:
 
     Nodes compare by identity, so two equal indices that were built separately need it to be recognised.
     """
-    below = tuple(structure(c) for c in e.children())
+    operands = tuple(structure(child) for child in e.children())
     match e:
         case Var():
             return id(e)
         case Const(value, dtype):
             return value, dtype
         case Binary(op):
-            return op, *below
+            return op, *operands
         case Load(tensor):
-            return id(tensor), *below
+            return id(tensor), *operands
         case Call(name, _, dtype):
-            return name, dtype, *below
+            return name, dtype, *operands
         case Cast(_, dtype):
-            return "cast", dtype, *below
+            return "cast", dtype, *operands
         case Select():
-            return "select", *below
+            return "select", *operands
     return id(e)
 
 
@@ -73,11 +73,11 @@ class SharedAtoms:
 
     def __call__(self, e: Expr) -> Linear:
         """Return the linear form of `e` over shared atoms."""
-        out: Linear = {}
+        terms: Linear = {}
         for atom, k in linear(e).items():
-            one = None if atom is None else self._known.setdefault(structure(atom), atom)
-            out[one] = out.get(one, 0) + k
-        return {atom: k for atom, k in out.items() if k}
+            shared = None if atom is None else self._known.setdefault(structure(atom), atom)
+            terms[shared] = terms.get(shared, 0) + k
+        return {atom: k for atom, k in terms.items() if k}
 
     def difference(self, a: Expr, b: Expr) -> Expr:
         """Return a - b after equal atoms have cancelled."""
@@ -108,33 +108,34 @@ def region(tensor: Tensor, stmt: Stmt) -> Region | None:
 
 
 def _dimension_range(indices: list[Linear | None], size: int, inside: set[Expr]) -> tuple[Expr, int]:
-    """Return (first index, count) that `indices` of one dimension of `size` reach over all loops in `inside`.
+    """Return (first index, count) of the part of one dimension that `indices` reach over all loops in `inside`.
 
-    Falls back to the whole dimension where the bounds are not known.
+    size: of the dimension. An index is None where it is an element number. Returns the complete dimension where bounds
+    are not known.
     """
-    all_of_it: tuple[Expr, int] = Const(0, INDEX), size
+    complete: tuple[Expr, int] = Const(0, INDEX), size
     bases: list[Linear] = []
     low, high = [], []
     for terms in indices:
         if terms is None:
-            return all_of_it
+            return complete
         base: Linear = {a: k for a, k in terms.items() if a is not None and not any(n in inside for n in walk(a))}
         span = interval(from_linear({a: k for a, k in terms.items() if a not in base}))
         if span is None:
-            return all_of_it
+            return complete
         bases.append(base)
         low.append(span[0])
         high.append(span[1])
     if any(base != bases[0] for base in bases):
         spans = [interval(from_linear(base)) for base in bases]
         if any(span is None for span in spans):
-            return all_of_it
+            return complete
         low = [a + s[0] for a, s in zip(low, spans) if s is not None]
         high = [b + s[1] for b, s in zip(high, spans) if s is not None]
         bases = [{}]
     first, count = from_linear({**bases[0], None: min(low)}), max(high) - min(low) + 1
     if count >= size:
-        return all_of_it
+        return complete
     first_span = interval(first)
     if first_span is None or first_span[0] < 0:
         first = maximum(first, 0)
@@ -170,8 +171,7 @@ def _without_division(node: Expr) -> Expr | None:
 
 
 def divisor(e: Expr) -> int:
-    """Return a number that certainly divides the index `e` (0 where it is always 0); alignment of vectors follows from
-    it.
+    """Return a number that certainly divides the index `e`, 0 where it is always 0, for the alignment of vectors.
 
     >>> from celosia.compiler.expr import Axis
     >>> divisor(Axis("i", extent=3) * 8 + 12)

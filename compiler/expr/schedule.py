@@ -58,7 +58,10 @@ class Stage:
 
     body: the expression of an element; that of the tensor, until cache_read or cache_write insert another tensor.
     scope: the memory that holds the tensor. attached: the loop of another stage inside which this one is computed.
-    step: the schedule of one step of a scan. tail: the default of `split` for loops over data, of TAILS.
+    step: the schedule of one step of a scan. tail: the default of `split` for loops over data, of TAILS. relations: the
+    splits and fusions that made the loops of `order` from the axes of the definition, `roots`. inlined: whether it has
+    no loops, see compute_inline. kept: see `keep`. intrinsic: the tensorized loop, and the intrinsic that replaces it.
+    lanes: widths of vectors of a loop, see accumulate_lanes. trace: where primitives are recorded; None for copies.
     """
 
     def __init__(self, tensor: Tensor, scope: str = "workspace", trace: Trace | None = None):
@@ -91,6 +94,7 @@ class Stage:
         return loops[0]
 
     def _position(self, axis: Axis) -> int:
+        """Return the position of a loop in `order`."""
         return self.order.index(self.axis(axis))
 
     @recorded
@@ -226,10 +230,9 @@ class Stage:
 
     @recorded
     def compute_at(self, consumer: Stage, axis: Axis | str) -> None:
-        """Compute, in each iteration of loop `axis` of `consumer`, the region that is read there, in a buffer of that
-        size.
+        """Compute, in each iteration of loop `axis` of `consumer`, only the region that is read there.
 
-        All readers must lie inside that loop, which `lower` checks.
+        The region lies in a buffer of its size. All readers must lie inside that loop, which `lower` checks.
         """
         name = self.tensor.name
         axis = consumer.axis(axis)
@@ -262,7 +265,7 @@ class Stage:
         self.intrinsic = self.axis(axis), intrinsic
 
     def peeled_splits(self, axis: Axis) -> list[Split]:
-        """Return the splits that made the loop `axis` and whose last tiles become nests of their own, in order."""
+        """Return the splits behind the loop `axis` whose last tile becomes a nest of its own, the earliest first."""
         splits: list[Split] = []
         for relation in reversed(self.relations):
             if isinstance(relation, Split) and relation.outer is axis:
@@ -277,39 +280,38 @@ class Stage:
     def resized(
         self, extents: dict[Axis, int], tile: Split | None = None, first: int = 0, count: int = 0, size: int = 0
     ) -> tuple[Stage, dict[Axis, Axis]]:
-        """Copy this schedule for other extents of the tensor's axes.
-
-        Returns the copy and its loops by those of this stage.
+        """Copy this stage for other extents of the tensor's axes. Returns (copy, loop of this stage -> its copy).
 
         tile: a split of this stage that has in the copy `count` tiles of `size` from element `first` on.
         """
         stage = Stage(self.tensor, self.scope)
         stage.body, stage.kept = self.body, self.kept
         new: dict[Axis, Axis] = {}
+        # Each nest needs its own copy of the tensorized loop, since an intrinsic is matched per nest.
         tensorized = None if tile is None or self.intrinsic is None else self.intrinsic[0]
-        """The tensorized loop: each nest needs a copy of its own, for an intrinsic is matched per nest."""
 
-        def fresh(axis: Axis, extent: int) -> Axis:
-            same = extent == axis.extent and axis is not tensorized
-            new[axis] = axis if same else Axis(axis.name, extent=extent, reduce=axis.reduce)
+        def copy_axis(axis: Axis, extent: int) -> Axis:
+            """Return the loop of the copy that corresponds to `axis`: itself where its extent does not change."""
+            is_same = extent == axis.extent and axis is not tensorized
+            new[axis] = axis if is_same else Axis(axis.name, extent=extent, reduce=axis.reduce)
             return new[axis]
 
         for axis in self.roots:
-            fresh(axis, extents.get(axis, axis.extent))
+            copy_axis(axis, extents.get(axis, axis.extent))
         for relation in self.relations:
             match relation:
                 case Split(parent, outer, inner, tail, begin):
                     new_extent = new[parent].extent
                     if relation is tile:
-                        begin, tiles = first, (fresh(outer, count), fresh(inner, size))
+                        begin, tiles = first, (copy_axis(outer, count), copy_axis(inner, size))
                     elif new_extent == parent.extent:
-                        tiles = fresh(outer, outer.extent), fresh(inner, inner.extent)
+                        tiles = copy_axis(outer, outer.extent), copy_axis(inner, inner.extent)
                     else:
                         factor = min(inner.extent, max(new_extent, 1))
-                        tiles = fresh(outer, -(-new_extent // factor)), fresh(inner, factor)
+                        tiles = copy_axis(outer, -(-new_extent // factor)), copy_axis(inner, factor)
                     stage.relations.append(Split(new[parent], *tiles, tail, begin))
                 case Fuse(outer, inner, fused):
-                    both = fresh(fused, new[outer].extent * new[inner].extent)
+                    both = copy_axis(fused, new[outer].extent * new[inner].extent)
                     stage.relations.append(Fuse(new[outer], new[inner], both))
         stage.roots = [new[axis] for axis in self.roots]
         stage.order = [new[axis] for axis in self.order]
@@ -328,18 +330,21 @@ class Stage:
         return self.order[self.order.index(axis) :]
 
     def index_values(self) -> tuple[dict[Var, Expr], list[Expr]]:
-        """Express the tensor's axes in terms of the loops. Returns them and the guards of steps that count."""
+        """Express the tensor's axes in terms of the loops. Returns (axis -> expression, guards).
+
+        An iteration counts only where all guards hold; others lie beyond the end of a split loop.
+        """
         values: dict[Var, Expr] = {axis: axis for axis in self.order}
         guards: list[Expr] = []
         for relation in reversed(self.relations):
             match relation:
                 case Split(parent, outer, inner, tail, first):
                     base = values[outer] * inner.extent + first
-                    inexact = first + outer.extent * inner.extent > parent.extent
-                    if inexact and tail == "shift":
+                    has_tail = first + outer.extent * inner.extent > parent.extent
+                    if has_tail and tail == "shift":
                         base = minimum(base, parent.extent - inner.extent)
                     values[parent] = base + values[inner]
-                    if inexact and tail != "shift":
+                    if has_tail and tail != "shift":
                         guards.append(values[parent] < parent.extent)
                 case Fuse(outer, inner, fused):
                     values[outer] = values[fused] // inner.extent
@@ -348,6 +353,7 @@ class Stage:
 
 
 def _reduce_axes(body: Expr) -> list[Axis]:
+    """Return the axes of all reductions in an expression, in order."""
     return list(dict.fromkeys(a for n in walk(body) if isinstance(n, Reduce) for a in n.axes))
 
 
@@ -405,7 +411,7 @@ class Schedule:
         tensor = self.tensor(tensor)
         names = (readers,) if isinstance(readers, Tensor | str) else tuple(readers)
         readers = tuple(self.tensor(reader) for reader in names)
-        name = self._cache_name(tensor, scope, f"{tensor.name}.acc")  # lower gives accumulators that name
+        name = self._cache_name(tensor, scope, f"{tensor.name}.acc")  # lower.py gives this name to accumulators
         for reader in readers:
             if not any(load.tensor is tensor for load in loads(self[reader].body)):
                 raise ScheduleError(f"{reader.name} does not read {tensor.name}")

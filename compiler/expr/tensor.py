@@ -22,6 +22,7 @@ from celosia.compiler.expr.transform import loads, topological
 from celosia.compiler.expr.walk import rewrite
 
 Shape = tuple[int, ...]
+"""Extents of a tensor's dimensions."""
 
 
 def placeholder(shape: Shape, dtype: str, name: str) -> Tensor:
@@ -64,6 +65,7 @@ def reduce_axis(extent: int, name: str) -> Axis:
 
 
 def _reduce(kind: str, value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
+    """Build a Reduce. Raises ValueError for an axis that `reduce_axis` did not create."""
     axes = axes if isinstance(axes, tuple) else (axes,)
     for axis in axes:
         if not axis.reduce:
@@ -99,19 +101,15 @@ def min(value: Expr, axes: Axis | tuple[Axis, ...]) -> Expr:
 
 
 Step = Callable[[Axis, tuple[Tensor, ...]], Sequence[Tensor]]
+"""Function of (number of the step, states before it) that returns the states after it."""
 
 
 def scan(steps: int, initial: Sequence[Tensor], step: Step, name: str) -> Tensor:
-    """Build the tensor of all states of a recurrence: element [s, t, ...] is state s before step t, for t from 0 to
-    `steps`.
+    """Build the tensor of all states of a recurrence: element [s, t, ...] is state s before step t, t <= `steps`.
 
     initial: the states before the first step, of one shape and type. step(t, states): the states after step t, as
     tensors. Tensors that depend neither on t nor on a state are computed once, before the first step. Raises ValueError
     where a step changes shapes or types, or contains a scan that depends on it.
-
-    initial: the states before the first step, of one shape and type. step(t, states): those after step t, given those
-    before it. What a step reads that depends neither on t nor on a state is computed once, before the first step.
-    ValueError where a step makes other shapes or types, or contains a scan that depends on it.
 
     >>> from celosia.compiler.expr import interpret, lower
     >>> import numpy as np
@@ -142,21 +140,21 @@ def scan(steps: int, initial: Sequence[Tensor], step: Step, name: str) -> Tensor
     )
     inside |= set(copied)
     order = [tensor for tensor in topological(copied) if tensor in inside and tensor not in states]
-    read = [load.tensor for tensor in order for load in loads(_body(tensor))]
-    outside = [tensor for tensor in dict.fromkeys(read) if tensor not in inside and tensor.value is None]
+    tensors_read = [load.tensor for tensor in order for load in loads(_body(tensor))]
+    outside = [tensor for tensor in dict.fromkeys(tensors_read) if tensor not in inside and tensor.value is None]
     inputs = tuple(placeholder(tensor.shape, tensor.dtype, tensor.name) for tensor in outside)
-    new = dict(zip(outside, inputs))
+    replacements = dict(zip(outside, inputs))
 
-    def change(e: Expr) -> Expr | None:
-        return Load(new[e.tensor], e.index) if isinstance(e, Load) and e.tensor in new else None
+    def redirect(e: Expr) -> Expr | None:
+        return Load(replacements[e.tensor], e.index) if isinstance(e, Load) and e.tensor in replacements else None
 
     for tensor in order:
-        new[tensor] = replace(tensor, body=rewrite(_body(tensor), change))
+        replacements[tensor] = replace(tensor, body=rewrite(_body(tensor), redirect))
     body = Scan(
         axis,
         states,
         inputs,
-        tuple(new[u] for u in copied),
+        tuple(replacements[u] for u in copied),
         tuple(map(_first_element, initial)),
         tuple(map(_first_element, outside)),
     )
@@ -166,7 +164,10 @@ def scan(steps: int, initial: Sequence[Tensor], step: Step, name: str) -> Tensor
 
 
 def _step_dependent(updates: Sequence[Tensor], axis: Axis, states: Sequence[Tensor]) -> set[Tensor]:
-    """Return the tensors that depend on the step or on a state, which the loop must compute each time."""
+    """Return the tensors that depend on the step or on a state, so that each step must compute them, and the states.
+
+    Raises ValueError for a scan among them.
+    """
     inside = set(states)
     for tensor in topological(updates):
         if tensor.body is None:
@@ -179,9 +180,11 @@ def _step_dependent(updates: Sequence[Tensor], axis: Axis, states: Sequence[Tens
 
 
 def _body(tensor: Tensor) -> Expr:
+    """Return the definition of a tensor that has one."""
     assert tensor.body is not None
     return tensor.body
 
 
 def _first_element(tensor: Tensor) -> Load:
+    """Return the load by which a Scan refers to a tensor."""
     return Load(tensor, (Const(0, INDEX),) * len(tensor.shape))

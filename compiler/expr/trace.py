@@ -39,9 +39,9 @@ class ReplayError(ValueError):
 
 @dataclass(frozen=True)
 class TraceStep:
-    """One applied primitive. stage: the tensor whose loops it changes, "" for one of the whole schedule.
+    """One applied primitive. stage: name of the tensor whose loops it changes, "" for one of the complete schedule.
 
-    Arguments are loops, tensors and intrinsics by name, numbers, and lists of these; {"stage": name} is the loops of a
+    args: loops, tensors and intrinsics by name, numbers, and lists of these; {"stage": name} stands for the loops of a
     tensor.
     """
 
@@ -100,6 +100,7 @@ class Trace:
 
 
 PRIMITIVES: dict[str, Signature] = {}
+"""Name of each recorded method of Stage and Schedule -> its signature."""
 
 
 def _is_text(arg: Any) -> bool:
@@ -153,14 +154,14 @@ def recorded(primitive: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(primitive)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the primitive, and replace the steps that it recorded itself by one step."""
+        """Run the primitive and record it as one step, in place of the steps of primitives that it calls."""
         owner: Any = args[0]
         trace: Trace | None = owner.trace
         if trace is None:
             return primitive(*args, **kwargs)
         before = len(trace.steps)
         result = primitive(*args, **kwargs)
-        del trace.steps[before:]  # those that this one was made of
+        del trace.steps[before:]  # steps of primitives that this one called
         stage = owner.tensor.name if hasattr(owner, "order") else ""
         bound = form.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -192,6 +193,7 @@ def _from_data(schedule: Any, arg: Any) -> Any:
 
 
 def _source_text(arg: Any) -> str:
+    """Return a stored argument as the Python that makes it."""
     if isinstance(arg, dict) and "stage" in arg:
         return f'''s["{arg["stage"]}"]'''
     if isinstance(arg, list):

@@ -1,4 +1,7 @@
-"""Rewrites of tensor definitions before they are scheduled: operator fusion by inlining, and merging of axes."""
+"""Rewrites of tensor definitions before they are scheduled: operator fusion by inlining, and merging of axes.
+
+In this file `new` maps each tensor to its rewritten copy.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from celosia.compiler.expr.affine import Linear, flatten, from_linear, linear, u
 from celosia.compiler.expr.nodes import INDEX, Axis, Call, Const, Expr, Load, Reduce, Scan, Tensor, Var
 from celosia.compiler.expr.walk import rewrite, substitute, walk
 
-# Functions whose results are stored rather than computed again for each reader.
 COSTLY = frozenset((
     "exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh",
     "acosh", "atanh", "unfused_exp",
 ))  # fmt: skip
+"""Functions whose results are stored rather than computed again for each reader."""
 
 
 def loads(expr: Expr) -> list[Load]:
@@ -27,6 +30,7 @@ def topological(outputs: Sequence[Tensor]) -> list[Tensor]:
     order: dict[Tensor, None] = {}
 
     def visit(tensor: Tensor) -> None:
+        """Append the producers of a tensor to `order`, then the tensor itself."""
         if tensor not in order:
             for load in loads(tensor.body) if tensor.body is not None else ():
                 visit(load.tensor)
@@ -45,7 +49,7 @@ def is_injective(tensor: Tensor) -> bool:
 def inline(expr: Expr, producers: set[Tensor]) -> Expr:
     """Replace each load of a tensor in `producers` by that tensor's definition."""
 
-    def change(node: Expr) -> Expr | None:
+    def define_load(node: Expr) -> Expr | None:
         """Return the definition of a loaded producer at the index of the load."""
         if not isinstance(node, Load) or node.tensor not in producers:
             return None
@@ -57,11 +61,11 @@ def inline(expr: Expr, producers: set[Tensor]) -> Expr:
         values: dict[Var, Expr] = dict(zip(tensor.axes, index, strict=True))
         return substitute(tensor.body, values)
 
-    return rewrite(expr, change)
+    return rewrite(expr, define_load)
 
 
 def _evaluations(tensor: Tensor) -> int:
-    """Count the evaluations of the most deeply nested expression of `tensor`."""
+    """Count how often the innermost expression of `tensor` is evaluated: elements times steps of its reduction."""
     assert tensor.body is not None
     reduces = [node for node in walk(tensor.body) if isinstance(node, Reduce)]
     return tensor.size * max((prod(axis.extent for axis in r.axes) for r in reduces), default=1)
@@ -98,10 +102,10 @@ def fuse_injective(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
             new[tensor] = tensor
             continue
 
-        def change(node: Expr) -> Expr | None:
+        def redirect_load(node: Expr) -> Expr | None:
             return Load(new[node.tensor], node.index) if isinstance(node, Load) else None
 
-        body = inline(rewrite(tensor.body, change), inlined)
+        body = inline(rewrite(tensor.body, redirect_load), inlined)
         new[tensor] = replace(tensor, body=body)
         if can_inline(tensor):
             inlined.add(new[tensor])
@@ -129,8 +133,8 @@ def fuse_epilogues(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
             return False
         assert reader.body is not None
         reads = [load for load in loads(reader.body) if load.tensor is source]
-        same = source.shape == reader.shape and _in_finer_axes(reader.axes, source.axes) is not None
-        return same and all(_reads_own_element(load, reader) for load in reads)
+        is_same_space = source.shape == reader.shape and _in_finer_axes(reader.axes, source.axes) is not None
+        return is_same_space and all(_reads_own_element(load, reader) for load in reads)
 
     new: dict[Tensor, Tensor] = {}
     for tensor in order:
@@ -145,25 +149,26 @@ def _inline_reductions(tensor: Tensor, new: dict[Tensor, Tensor], can_fuse: Call
     """
     assert tensor.body is not None
     sources = dict.fromkeys(load.tensor for load in loads(tensor.body)) if is_injective(tensor) else {}
-    joined = [source for source in sources if can_fuse(source, tensor)]
-    axes = joined[0].axes if joined else tensor.axes
-    joined = [source for source in joined if _extents(source.axes) == _extents(axes)]
+    fused = [source for source in sources if can_fuse(source, tensor)]
+    axes = fused[0].axes if fused else tensor.axes
+    fused = [source for source in fused if _extents(source.axes) == _extents(axes)]
     bodies: dict[Tensor, Expr] = {}
-    for source in joined:
+    for source in fused:
         body = new[source].body
         assert body is not None
         bodies[source] = substitute(body, _matching_axes(source.axes, axes))
 
-    def change(node: Expr) -> Expr | None:
+    def redirect_load(node: Expr) -> Expr | None:
         if not isinstance(node, Load):
             return None
         return bodies[node.tensor] if node.tensor in bodies else Load(new[node.tensor], node.index)
 
-    body = rewrite(tensor.body, change)
+    body = rewrite(tensor.body, redirect_load)
     return replace(tensor, axes=axes, body=substitute(body, _in_finer_axes(tensor.axes, axes) or {}))
 
 
 def _extents(axes: Sequence[Axis]) -> list[int]:
+    """Return the extents of axes, without those of 1."""
     return [axis.extent for axis in axes if axis.extent != 1]
 
 
@@ -174,7 +179,10 @@ def _matching_axes(source: Sequence[Axis], axes: Sequence[Axis]) -> dict[Var, Ex
 
 
 def _in_finer_axes(coarse: Sequence[Axis], fine: Sequence[Axis]) -> dict[Var, Expr] | None:
-    """Express each of the `coarse` axes by the `fine` ones that divide it; None where they do not divide it."""
+    """Express each of the `coarse` axes by consecutive `fine` ones whose extents multiply to its extent.
+
+    Returns None where there are no such axes.
+    """
     rest = [axis for axis in fine if axis.extent != 1]
     values: dict[Var, Expr] = {}
     for axis in coarse:
@@ -196,12 +204,12 @@ def _reads_own_element(load: Load, reader: Tensor) -> bool:
 
 
 def collapse(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Merge neighbouring axes that every access walks as one, and drop axes of extent 1, for longer and fewer loops.
+    """Merge neighbouring axes that every access traverses with one stride, for longer and fewer loops.
 
         y[i, j] = x[i, j] * 2   (4 by 8)   ->   y[f] = x[f] * 2   (32)
 
-    Loads become row-major element numbers. Afterwards `axes` of a tensor enumerate its elements, and need not match its
-    `shape`.
+    Axes of extent 1 are dropped. Indices of loads become row-major element numbers. Afterwards `axes` of a tensor
+    enumerate its elements, and need not match its `shape`.
     """
     new: dict[Tensor, Tensor] = {}
     for tensor in topological(outputs):
@@ -210,8 +218,9 @@ def collapse(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 Group = tuple[Axis, ...]
+"""Neighbouring axes that become one."""
 Offsets = dict[int, Linear]
-"""The offset of each load, by its id."""
+"""id of a load -> linear form of the element number that it reads."""
 
 
 def _collapse(tensor: Tensor, new: dict[Tensor, Tensor]) -> Tensor:
@@ -220,21 +229,21 @@ def _collapse(tensor: Tensor, new: dict[Tensor, Tensor]) -> Tensor:
     pinned = _unmergeable_variables(body, offsets)
     merged: dict[Group, Axis] = {}
 
-    def merge(axes: Group) -> Group:
+    def merge_axes(axes: Group) -> Group:
         groups = _mergeable_groups(axes, pinned, offsets)
         merged.update((group, _merged_axis(group)) for group in groups)
         return tuple(merged[group] for group in groups)
 
-    data_axes = merge(tensor.axes)
+    data_axes = merge_axes(tensor.axes)
     reduces = dict.fromkeys(node.axes for node in walk(body) if isinstance(node, Reduce))
-    reduce_axes = {axes: merge(axes) for axes in reduces}
+    reduce_axes = {axes: merge_axes(axes) for axes in reduces}
 
-    def change(node: Expr) -> Expr | None:
+    def merge_node_axes(node: Expr) -> Expr | None:
         if isinstance(node, Reduce):
             return Reduce(node.kind, node.value, reduce_axes[node.axes])
         return Load(node.tensor, (_in_merged_axes(node.index[0], merged),)) if isinstance(node, Load) else None
 
-    return replace(tensor, axes=data_axes, body=rewrite(body, change))
+    return replace(tensor, axes=data_axes, body=rewrite(body, merge_node_axes))
 
 
 def _flatten_loads(tensor: Tensor, new: dict[Tensor, Tensor]) -> tuple[Expr, Offsets]:
@@ -244,7 +253,7 @@ def _flatten_loads(tensor: Tensor, new: dict[Tensor, Tensor]) -> tuple[Expr, Off
     ones: dict[Var, Expr] = {a: Const(0, INDEX) for axes in (tensor.axes, *reduces) for a in axes if a.extent == 1}
     offsets: Offsets = {}
 
-    def change(node: Expr) -> Expr | None:
+    def flatten_node(node: Expr) -> Expr | None:
         """Drop reduction axes of extent 1, and flatten the index of a load."""
         if isinstance(node, Reduce):
             remaining = tuple(axis for axis in node.axes if axis not in ones)
@@ -256,12 +265,12 @@ def _flatten_loads(tensor: Tensor, new: dict[Tensor, Tensor]) -> tuple[Expr, Off
         offsets[id(load)] = terms
         return load
 
-    body = rewrite(substitute(tensor.body, ones), change)
+    body = rewrite(substitute(tensor.body, ones), flatten_node)
     return body, {id(node): offsets[id(node)] for node in walk(body) if isinstance(node, Load)}
 
 
 def _unmergeable_variables(body: Expr, offsets: Offsets) -> set[Expr]:
-    """Return variables that occur outside the linear part of an offset, so that their axes must stay."""
+    """Return the variables that occur anywhere but in the linear part of an offset, so that their axes must stay."""
     pinned: set[Expr] = set()
     for node in _outside_loads(body):
         if isinstance(node, Load):
@@ -273,12 +282,14 @@ def _unmergeable_variables(body: Expr, offsets: Offsets) -> set[Expr]:
 
 
 def _mergeable_groups(axes: Group, pinned: set[Expr], offsets: Offsets) -> list[Group]:
-    """Split `axes` (those of extent 1 dropped) into groups of neighbours that every access walks with one stride."""
+    """Split `axes`, without those of extent 1, into groups of neighbours that each access traverses with one stride."""
     groups: list[Group] = []
     for axis in (axis for axis in axes if axis.extent != 1):
         last = groups[-1][-1] if groups else None
-        even = last is not None and all(t.get(last, 0) == t.get(axis, 0) * axis.extent for t in offsets.values())
-        if even and not {axis, last} & pinned:
+        has_one_stride = last is not None and all(
+            t.get(last, 0) == t.get(axis, 0) * axis.extent for t in offsets.values()
+        )
+        if has_one_stride and not {axis, last} & pinned:
             groups[-1] = (*groups[-1], axis)
         else:
             groups.append((axis,))
@@ -286,7 +297,7 @@ def _mergeable_groups(axes: Group, pinned: set[Expr], offsets: Offsets) -> list[
 
 
 def _merged_axis(group: Group) -> Axis:
-    """Create the axis that replaces a group."""
+    """Return the axis that replaces a group."""
     if len(group) == 1:
         return group[0]
     name = "_".join(axis.name for axis in group)
@@ -307,7 +318,7 @@ def _in_merged_axes(index: Expr, merged: Mapping[Group, Axis]) -> Expr:
 
 def _outside_loads(expr: Expr) -> list[Expr]:
     """Return the nodes of `expr` that are not part of an index."""
-    out: list[Expr] = []
+    nodes: list[Expr] = []
     seen: set[int] = set()
     stack = [expr]
     while stack:
@@ -315,7 +326,7 @@ def _outside_loads(expr: Expr) -> list[Expr]:
         if id(node) in seen:
             continue
         seen.add(id(node))
-        out.append(node)
+        nodes.append(node)
         if not isinstance(node, Load):
             stack.extend(node.children())
-    return out
+    return nodes

@@ -56,8 +56,11 @@ class IRError(ValueError):
 
 @dataclass
 class Context:
-    """Facts that hold at a statement: visible variables, memories of tensors, read-only tensors, whether a condition
-    guards it.
+    """Facts that hold at a statement, on which rules depend.
+
+    variables: those that are visible. scopes: memory of each visible tensor. constant: tensors that must not be
+    written. guarded: whether a condition decides if the statement runs. lanes: the variable of the vectorised loop
+    around, None outside of one. seen: tensors that were allocated anywhere before.
     """
 
     variables: frozenset[Var]
@@ -74,10 +77,11 @@ class Context:
 
 
 Rules = dict[str, Callable[[Any, Context], Any]]
-"""Rule as a sentence -> test whether a node breaks it."""
+"""Rule as a sentence -> test whether a node breaks it, in a Context."""
 
 
 def _has_rank(tensor: Tensor, index: tuple[Expr, ...]) -> bool:
+    """Return whether an index has one part for each dimension, or is an element number."""
     return len(index) == len(tensor.shape) or len(index) == 1
 
 
@@ -96,7 +100,7 @@ def _leaves_tensor(tensor: Tensor, index: tuple[Expr, ...], c: Context) -> bool:
     return False
 
 
-_ACCESS: Rules = {
+_ACCESS_RULES: Rules = {
     "a tensor is an input, an output, a constant, or allocated around": lambda n, c: (
         n.tensor not in c.scopes and n.tensor.value is None
     ),
@@ -104,15 +108,15 @@ _ACCESS: Rules = {
     "an index is an int64": lambda n, c: any(i.dtype != INDEX for i in n.index),
     "an index stays inside its tensor": lambda n, c: _leaves_tensor(n.tensor, n.index, c),
 }
-_WRITE: Rules = {
-    **_ACCESS,
+_WRITE_RULES: Rules = {
+    **_ACCESS_RULES,
     "inputs and constants are not written": lambda s, c: s.tensor in c.constant or s.tensor.value is not None,
     "what is written has the type of the tensor": lambda s, c: s.value.dtype != s.tensor.dtype,
 }
 EXPR_RULES: dict[type[Expr], Rules] = {
     Const: {},
     Var: {"a variable is bound by a loop or a definition around": lambda e, c: e not in c.variables},
-    Load: _ACCESS,
+    Load: _ACCESS_RULES,
     Binary: {
         "the operation exists": lambda e, c: e.op not in ARITHMETIC and e.op not in COMPARISONS,
         "both sides of an operation have one type": lambda e, c: e.a.dtype != e.b.dtype,
@@ -141,8 +145,8 @@ STMT_RULES: dict[type[Stmt], Rules] = {
         "a variable is bound once": lambda s, c: s.var in c.variables,
         "a vectorized loop contains no other": lambda s, c: s.kind == "vectorized" and c.lanes is not None,
     },
-    Store: _WRITE,
-    Update: {**_WRITE, "the reduction exists": lambda s, c: s.kind not in Reduce.COMBINE},
+    Store: _WRITE_RULES,
+    Update: {**_WRITE_RULES, "the reduction exists": lambda s, c: s.kind not in Reduce.COMBINE},
     Let: {
         "a variable is bound once": lambda s, c: s.var in c.variables,
         "a variable has the type of its value": lambda s, c: s.var.dtype != s.value.dtype,
@@ -165,6 +169,7 @@ def _has_type(e: Call) -> bool:
 
 
 def _intrinsic_error(s: Intrinsic, c: Context) -> str | None:
+    """Return why the declaration of an intrinsic does not allow its arguments, or None."""
     return None if s.declared is None else s.declared.argument_error(s.args, c.scope)
 
 
@@ -188,17 +193,18 @@ def _verify_statement(s: Stmt, c: Context) -> None:
         raise IRError("the kind of statement exists", type(s).__name__)
     _check(s, STMT_RULES[type(s)], c)
     done: set[tuple[int, bool]] = set()
-    inner = replace(c, guarded=True) if isinstance(s, Intrinsic) else c  # it may have a condition of its own
+    expression_context = replace(c, guarded=True) if isinstance(s, Intrinsic) else c  # it may check its own bounds
     for e in exprs(s):
         if isinstance(s, Intrinsic) and isinstance(e, Reduce):  # a window, whose loops are the intrinsic's
-            _verify_expression(e.value, replace(inner, variables=inner.variables | set(e.axes)), done)
+            window_context = replace(expression_context, variables=c.variables | set(e.axes))
+            _verify_expression(e.value, window_context, done)
         else:
-            _verify_expression(e, inner, done)
-    for part, context in _inside(s, c):
+            _verify_expression(e, expression_context, done)
+    for part, context in _parts_with_context(s, c):
         _verify_statement(part, context)
 
 
-def _inside(s: Stmt, c: Context) -> Iterator[tuple[Stmt, Context]]:
+def _parts_with_context(s: Stmt, c: Context) -> Iterator[tuple[Stmt, Context]]:
     """Yield the statements inside `s`, each with the facts that hold there."""
     match s:
         case For(var, _, body, kind):
@@ -220,7 +226,7 @@ def _inside(s: Stmt, c: Context) -> Iterator[tuple[Stmt, Context]]:
 def _verify_expression(e: Expr, c: Context, done: set[tuple[int, bool]]) -> None:
     """Verify an expression and its operands.
 
-    done: nodes that were checked, with whether a condition guarded them, as it does the arms of a selection.
+    done: (id, guarded) of nodes that were checked; the arms of a selection are guarded by its condition.
     """
     if (id(e), c.guarded) in done:
         return
@@ -230,8 +236,8 @@ def _verify_expression(e: Expr, c: Context, done: set[tuple[int, bool]]) -> None
         raise IRError("the kind of expression exists", kind.__name__)
     _check(e, EXPR_RULES[kind], c)
     for child in e.children():
-        arm = isinstance(e, Select) and child is not e.cond
-        _verify_expression(child, replace(c, guarded=True) if arm else c, done)
+        is_arm = isinstance(e, Select) and child is not e.cond
+        _verify_expression(child, replace(c, guarded=True) if is_arm else c, done)
 
 
 __all__ = ["EXPR_RULES", "STMT_RULES", "IRError", "verify"]

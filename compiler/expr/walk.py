@@ -34,25 +34,28 @@ def loaded(expr: Expr) -> frozenset[Tensor]:
 
 
 def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
-    """Copy `expr` bottom-up; where `change` returns a node, it replaces the visited one. Sharing is preserved."""
+    """Rebuild `expr` bottom-up: `change` gets each node over rewritten operands, and returns its replacement or None.
+
+    Nodes in which nothing changes are kept, and shared sub-expressions stay shared.
+    """
     if not expr.children():
         return expr if (new := change(expr)) is None else new
     return _rewrite_shared(expr, change, {})
 
 
 def _rewrite_shared(node: Expr, change: Callable[[Expr], Expr | None], done: dict[int, Expr]) -> Expr:
-    """Rewrite a node. done: results for nodes that were visited before, by their ids."""
-    if (new := done.get(id(node))) is None:
-        new = node
+    """Rewrite a node and its operands. done: results for nodes that were visited before, by their ids."""
+    if (result := done.get(id(node))) is None:
+        result = node
         if before := node.children():
             after = tuple([_rewrite_shared(child, change, done) for child in before])
             for x, y in zip(before, after):
                 if x is not y:
-                    new = node.rebuild(after)
+                    result = node.rebuild(after)
                     break
-        replaced = change(new)
-        done[id(node)] = new = new if replaced is None else replaced
-    return new
+        replacement = change(result)
+        done[id(node)] = result = result if replacement is None else replacement
+    return result
 
 
 def substitute(expr: Expr, values: dict[Var, Expr]) -> Expr:

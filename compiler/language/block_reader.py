@@ -11,24 +11,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.language.language_errors import LanguageError, fail
-from celosia.compiler.language.scalar_bounds import UnknownScalar, values
+from celosia.compiler.language.scalar_bounds import UnknownScalar, scalar_values
 from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile, TracedLoop, scopes, stores
 from celosia.compiler.language.tile_views import before_reshapes, element_order, is_in_order, source_of_view
 
 Values = tuple[NDArray[Any], ...]
-"""Values of each offset, with an axis for each of three grid axes and one for each loop."""
+"""Values of each offset of a block, with an axis for each of three grid axes and one for each loop."""
 ON_CPU = '; target="cpu" runs it'
+"""End of an error that holds on the accelerator alone."""
 
 
-def equal(a: NDArray[Any], b: NDArray[Any]) -> bool:
+def is_equal(a: NDArray[Any], b: NDArray[Any]) -> bool:
     """Return whether two arrays are equal after broadcasting."""
     x, y = np.broadcast_arrays(a, b)
     return np.array_equal(x, y)
 
 
 @dataclass(frozen=True)
-class Followed:
-    """Operations of the vector unit behind a requantise or a load: a table, then a residual."""
+class TableAndResidual:
+    """Operations of the vector unit behind a requantise or a load: a table, then a residual.
+
+    table: the tile that `lookup` reads. residual: the tile that `residual_add` adds. Both are None where the kernel has
+    no such operation. rescale: the scales, shift and clip of the residual_add.
+    """
 
     table: Tile | None
     residual: Tile | None
@@ -36,26 +41,27 @@ class Followed:
 
 
 class BlockReader:
-    """Reads a kernel that stores one block of int8, of shape `shape`, at `starts`.
+    """Follows a traced kernel from its only store back to the blocks that it loads.
 
-    Raises LanguageError for other kernels.
+    y: the array that is written. shape: sizes of the block that a program writes. starts: its offsets. loops: all loops
+    of the kernel. Methods raise LanguageError for kernels that the accelerator cannot run.
     """
 
-    def __init__(self, program: KernelRun) -> None:
+    def __init__(self, run: KernelRun) -> None:
         """Find the only store of the kernel, and check that the accelerator can write it."""
-        self.program = program
-        self.loops = [scope for scope in scopes(program.top) if isinstance(scope, TracedLoop)]
-        all_stores = stores(program.top)
+        self.run = run
+        self.loops = [scope for scope in scopes(run.top) if isinstance(scope, TracedLoop)]
+        all_stores = stores(run.top)
         if not all_stores:
             raise LanguageError("the kernel stores nothing; cl.store writes what it computes")
         if len(all_stores) > 1:
-            what = f"the accelerator writes one array in a kernel, and this is one store of {len(all_stores)}"
-            fail(what + ON_CPU, all_stores[1].at)
+            message = f"the accelerator writes one array in a kernel, and this is one store of {len(all_stores)}"
+            fail(message + ON_CPU, all_stores[1].at)
         for loop in self.loops:
             if loop.bound is not None:
                 fail(f"a loop of the accelerator runs as often in all programs{ON_CPU}", loop.at)
         (self.store,) = all_stores
-        if all(statement is not self.store for statement in program.top.body):
+        if all(statement is not self.store for statement in run.top.body):
             self.refuse(
                 f"the accelerator stores a block when its sum is complete, and this store is inside a loop{ON_CPU}"
             )
@@ -65,33 +71,33 @@ class BlockReader:
             message = f"the accelerator stores int8, and this is {self.store.value}; cl.requantise makes int8 of int32"
             self.refuse(message)
         starts, self.shape, steps = self.store.block
-        self.starts, self.y = self.values(starts, self.store.at), self.store.array
+        self.starts, self.y = self.offset_values(starts, self.store.at), self.store.array
         if set(steps) != {1}:
-            what = f"the accelerator writes every element of a block, and this has the steps {list(steps)}"
-            self.refuse(what + ON_CPU)
+            message = f"the accelerator writes every element of a block, and this has the steps {list(steps)}"
+            self.refuse(message + ON_CPU)
         self._require_one_writer()
 
     def refuse(self, sentence: str) -> NoReturn:
         """Raise LanguageError at the line of the store."""
         fail(sentence, self.store.at)
 
-    def behind(self, value: Tile) -> tuple[Followed, Tile]:
-        """Split a value into the table and residual that end it, and what they are applied to."""
+    def split_epilogue(self, value: Tile) -> tuple[TableAndResidual, Tile]:
+        """Split `value` into the lookup and residual_add at its end, and the tile to which they are applied."""
         table, residual, rescale = None, None, {}
         if value.op == "residual":
             rescale, (value, residual) = value.more, value.args
             value = before_reshapes(value)
         if value.op == "lookup":
             value, table = value.args
-        return Followed(table, residual, rescale), before_reshapes(value)
+        return TableAndResidual(table, residual, rescale), before_reshapes(value)
 
-    def values(self, starts: Sequence[Tile], at: str) -> Values:
+    def offset_values(self, starts: Sequence[Tile], at: str) -> Values:
         """Return the offsets of a block in all programs and iterations.
 
-        Raises LanguageError where they depend on data.
+        at: file and line of the load or store. Raises LanguageError where the offsets depend on data.
         """
         try:
-            offsets = [values(self.program, start) for start in starts]
+            offsets = [scalar_values(self.run, start) for start in starts]
         except UnknownScalar:
             fail("the offsets of a block depend on data; the accelerator needs those of programs and loops", at)
         return tuple(offset.reshape(*offset.shape, *(1,) * (3 + len(self.loops) - offset.ndim)) for offset in offsets)
@@ -110,13 +116,13 @@ class BlockReader:
         starts, dims, steps = load.more["block"]
         if set(steps) != {1} and not moving:
             fail(f"{role} has every element of its block on the accelerator, and not the steps {list(steps)}", load.at)
-        return load, self.values(starts, load.at), dims
+        return load, self.offset_values(starts, load.at), dims
 
     def _require_one_writer(self) -> None:
         """Raise LanguageError unless each element of y is written by exactly one program."""
-        y, grid = self.store.array, (*self.program.grid, 1, 1)[:3]
-        of_programs = np.broadcast_arrays(np.empty((*grid, *(1,) * len(self.loops))), *self.starts)[1:]
-        written = {tuple(map(int, offset)) for offset in zip(*(start.ravel() for start in of_programs))}
+        y, grid = self.store.array, (*self.run.grid, 1, 1)[:3]
+        starts = np.broadcast_arrays(np.empty((*grid, *(1,) * len(self.loops))), *self.starts)[1:]
+        written = {tuple(map(int, offset)) for offset in zip(*(start.ravel() for start in starts))}
         expected = set(product(*(range(0, size, step) for size, step in zip(y.shape, self.shape))))
         programs = int(np.prod(grid))
         if written != expected or programs != len(written):
@@ -126,10 +132,13 @@ class BlockReader:
             )
 
     def activation(self, tile: Tile, role: str) -> ArrayArgument:
-        """Return an int8 array of the shape of y that is read where y is written. Raises LanguageError."""
+        """Return the int8 array of which `tile` is the block at the position that the program writes in y.
+
+        The array must have the shape of y. Raises LanguageError, naming the array `role`.
+        """
         load, starts, dims = self.load(tile, role)
         array: ArrayArgument = load.more["array"]
-        is_same = all(map(equal, starts, self.starts)) and is_in_order(tile, load)
+        is_same = all(map(is_equal, starts, self.starts)) and is_in_order(tile, load)
         if array.shape != self.store.array.shape or dims != self.shape or not is_same or array.dtype != "int8":
             fail(f"{role} is int8, read where {self.store.array.name} is written, on the accelerator", load.at)
         return array
@@ -143,11 +152,18 @@ class BlockReader:
         return array
 
     def parameters(self, tile: Tile) -> ArrayArgument:
-        """Return the parameters of a requantise, one for each column of y. Raises LanguageError."""
+        """Return the array with the parameters of a requantise, one for each column of y. Raises LanguageError."""
         load, starts, dims = self.load(tile, "the parameters of requantise")
         array, y = load.more["array"], self.store.array
-        same = np.array_equal(element_order(tile, load).ravel(), np.tile(np.arange(load.size), tile.size // load.size))
-        if array.shape != y.shape[-1:] or dims != self.shape[-1:] or not same or not equal(starts[-1], self.starts[-1]):
+        is_repeated = np.array_equal(
+            element_order(tile, load).ravel(), np.tile(np.arange(load.size), tile.size // load.size)
+        )
+        if (
+            array.shape != y.shape[-1:]
+            or dims != self.shape[-1:]
+            or not is_repeated
+            or not is_equal(starts[-1], self.starts[-1])
+        ):
             fail(
                 f"the parameters of requantise are one for each column of {y.name}, and {array.name} "
                 f"{list(array.shape)} is read elsewhere", load.at
@@ -155,8 +171,11 @@ class BlockReader:
         assert isinstance(array, ArrayArgument)
         return array
 
-    def other(self, load: Tile) -> int:
-        """Return the value outside of the array. Raises LanguageError where it is no number."""
+    def padding_value(self, load: Tile) -> int:
+        """Return the value `other` of a load, which its elements outside of the array have; 0 by default.
+
+        Raises LanguageError where it is not a constant.
+        """
         other = source_of_view(load.args[2]) if len(load.args) > 2 else None
         if other is not None and other.op != "const":
             fail("`other` is a number on the accelerator", load.at)

@@ -1,4 +1,4 @@
-"""Products of tiles, and the operations that follow them: requantise, lookup, residual_add."""
+"""Functions of the language for products (dot) and the operations behind them: requantise, lookup, residual_add."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from celosia.compiler.language.tile import (
     Tile,
     TracedLoop,
     broadcast_all,
-    make,
+    current_run,
+    make_tile,
     origin,
-    program,
     scopes,
     upstream,
 )
@@ -31,7 +31,7 @@ def parameters(bias: Any, scale: Any) -> NDArray[np.uint64]:
 
 
 def powers(count: int, scale: float) -> NDArray[np.float32]:
-    """Tabulate exp(scale · (place - 255)) for places 0 to 255, float32[256]: the powers of QLinearSoftmax.
+    """Tabulate exp(scale · (index - 255)) for index 0 to 255, float32[256]: the powers of QLinearSoftmax.
 
     They are scaled so that the sum of `count` of them is a finite float32. scale: of the int8 input.
     """
@@ -41,9 +41,10 @@ def powers(count: int, scale: float) -> NDArray[np.float32]:
 
 
 def dot(a: Tile, b: Tile, acc: Tile | None = None, **hints: Any) -> Tile:
-    """Multiply a [M, K] by b [K, N] and add acc [M, N]: int8 in int32, float16 in float32, others in their own type.
+    """Multiply a [M, K] by b [K, N] and add acc [M, N].
 
-    Zero points of `quantised` arrays are subtracted first.
+    int8 is computed in int32, float16 in float32, other types in themselves. Zero points of `quantised` arrays are
+    subtracted first.
     """
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
         fail(f"cl.dot multiplies [M, K] by [K, N], not {list(a.shape)} by {list(b.shape)}; b.T turns a tile")
@@ -55,14 +56,17 @@ def dot(a: Tile, b: Tile, acc: Tile | None = None, **hints: Any) -> Tile:
     shape = (a.shape[0], b.shape[1])
     zeros = (zero_point_of(a), zero_point_of(b)) if a.dtype == "int8" else (0, 0)
     if acc is None:
-        return make("dot", (a, b), shape, dtype, zeros=zeros)
+        return make_tile("dot", (a, b), shape, dtype, zeros=zeros)
     if acc.shape != shape or acc.dtype != dtype:
         fail(f"cl.dot of {a} and {b} is {dtype}{list(shape)}, and it is to be added to {acc}")
-    return make("dot", (a, b, acc), shape, dtype, zeros=zeros)
+    return make_tile("dot", (a, b, acc), shape, dtype, zeros=zeros)
 
 
 def zero_point_of(side: Tile) -> int:
-    """Return the zero point of the array whose block an operand shows. Raises LanguageError for a computed operand."""
+    """Return the zero point of the array of which `side`, an operand of `dot`, is a block; 0 for a computed operand.
+
+    Raises LanguageError for an operand that is computed from an array with a zero point, as its own is not known.
+    """
     tile = origin(side, "reshape", "broadcast", "trans")
     while tile.op == "phi":
         tile = origin(tile.more["first"], "reshape", "broadcast", "trans")
@@ -79,12 +83,12 @@ def zero_point_of(side: Tile) -> int:
 
 
 def _int8_sources(tile: Tile) -> Iterator[Tile]:
-    """Yield the int8 tiles from which an int8 tile is computed."""
+    """Yield the int8 tiles from which `tile` is computed, through the variables of loops, too."""
     sources = tile.args
     if tile.op == "phi":
         sources = (tile.more["first"],)
     elif tile.op == "result":
-        loops = (scope for scope in scopes(program().top) if isinstance(scope, TracedLoop))
+        loops = (scope for scope in scopes(current_run().top) if isinstance(scope, TracedLoop))
         sources = next((first, last) for loop in loops for first, _, last, after in loop.carried if after is tile)
     return (source for source in sources if source.dtype == "int8")
 
@@ -102,10 +106,11 @@ def requantise(acc: Tile, parameters: Tile, zero_point: int = 0, clip: tuple[int
     if not isinstance(zero_point, int) or not -128 <= zero_point <= 127:
         fail(f"a zero point of int8 is between -128 and 127, and not {zero_point!r}")
     acc, parameters = broadcast_all("cl.requantise", acc, parameters)
-    return make("requantise", (acc, parameters), acc.shape, "int8", zero_point=zero_point, clip=(low, high))
+    return make_tile("requantise", (acc, parameters), acc.shape, "int8", zero_point=zero_point, clip=(low, high))
 
 
 def _byte_range(clip: tuple[int, int]) -> tuple[int, int]:
+    """Return `clip`, the limits of a result; LanguageError where it is no range of int8."""
     low, high = clip
     if not -128 <= low <= high <= 127:
         fail(f"a range of int8 is between -128 and 127, and not {clip}")
@@ -118,7 +123,7 @@ def lookup(x: Tile, table: Tile) -> Tile:
         fail(f"cl.lookup takes int8, and this is {x}")
     if table.shape != (256,) or table.dtype != "int8":
         fail(f"a table of cl.lookup is int8[256], and this is {table}")
-    return make("lookup", (x, table), x.shape, "int8")
+    return make_tile("lookup", (x, table), x.shape, "int8")
 
 
 def residual_add(
@@ -134,4 +139,4 @@ def residual_add(
     if not isinstance(shift, int) or not 0 <= shift < 48:
         fail(f"the shift of cl.residual_add is between 0 and 47, and not {shift!r}")
     more = {"scale_v": scale_v, "scale_b": scale_b, "scale_c": scale_c, "shift": shift, "clip": _byte_range(clip)}
-    return make("residual", (v, b), v.shape, "int8", **more)
+    return make_tile("residual", (v, b), v.shape, "int8", **more)

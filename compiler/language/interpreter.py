@@ -16,41 +16,44 @@ from celosia.compiler.numerics.unary import UNARY
 from celosia.compiler.tensorize.pack import unpack_parameters
 
 Values = NDArray[Any]
+"""Elements of a tile."""
 
 
-def value_of(tile: Tile, program: KernelRun) -> Values:
-    """Compute the value of a tile whose arguments have values."""
+def value_of(tile: Tile, run: KernelRun) -> Values:
+    """Compute the value of a tile whose arguments have values. `make_tile` calls it while a kernel is interpreted."""
     args = [arg.value for arg in tile.args]
     with np.errstate(all="ignore"):
-        result = _value(tile, args, program)
+        result = _evaluate(tile, args, run)
     return np.asarray(result).astype(tile.dtype, copy=False)
 
 
 CONSTANT_OPERATIONS = ("const", "arange", "binary", "where", "cast", "reshape", "broadcast", "trans")
+"""Operations whose result depends on their arguments alone, not on the program or on arrays."""
 
 
 def constant_value(tile: Tile) -> Values | None:
-    """Compute a tile that is equal in all programs and calls; None for others."""
+    """Return the value of a tile that is computed from constants alone; None where it depends on programs or data."""
     if "same" in tile.more:
         return constant_value(tile.more["same"])
     args = [constant_value(arg) for arg in tile.args] if tile.op in CONSTANT_OPERATIONS else [None]
     known = [arg for arg in args if arg is not None]
-    return None if len(known) < len(args) else np.asarray(_value(tile, known, None)).astype(tile.dtype, copy=False)
+    return None if len(known) < len(args) else np.asarray(_evaluate(tile, known, None)).astype(tile.dtype, copy=False)
 
 
-def _value(tile: Tile, args: list[Values], program: KernelRun | None) -> Any:
-    """Compute an operation on numpy arrays."""
+def _evaluate(tile: Tile, args: list[Values], run: KernelRun | None) -> Any:
+    """Compute the operation of `tile` on the values of its arguments.
+
+    run: the interpreted run, for the program's numbers; None where the tile is known to be constant.
+    """
     more = tile.more
     match tile.op:
         case "const":
             return np.asarray(more["number"])
         case "program_id":
-            assert program is not None and program.ids is not None
-            return np.asarray(program.ids[more["axis"]])
+            assert run is not None and run.ids is not None
+            return np.asarray(run.ids[more["axis"]])
         case "index":
             return np.asarray(more["number"])
-        case "full":
-            return np.full(tile.shape, args[0])
         case "arange":
             return np.arange(more["start"], more["start"] + tile.shape[0])
         case "unary" if more["name"] == "erf":
@@ -100,7 +103,7 @@ def load(
 
     Raises LanguageError out of bounds.
     """
-    elements = _checked_offsets(array, offsets, mask, tile.at, "reads")
+    elements = _check_offsets(array, offsets, mask, tile.at, "reads")
     assert array.data is not None
     values = array.data.reshape(-1)[elements] if array.size else np.zeros(offsets.shape, tile.dtype)
     return values if mask is None or other is None else np.where(mask, values, other)
@@ -110,7 +113,7 @@ def store(traced: TracedStore) -> None:
     """Write the values of a store where its mask holds. Raises LanguageError out of bounds."""
     offsets, value = traced.offsets.value, traced.value.value
     mask = None if traced.mask is None else traced.mask.value
-    elements = _checked_offsets(traced.array, offsets, mask, traced.at, "writes")
+    elements = _check_offsets(traced.array, offsets, mask, traced.at, "writes")
     assert traced.array.data is not None
     flat = traced.array.data.reshape(-1)
     if mask is None:
@@ -119,7 +122,7 @@ def store(traced: TracedStore) -> None:
         flat[elements[mask]] = value[mask]
 
 
-def _checked_offsets(array: ArrayArgument, offsets: Values, mask: Values | None, at: str, verb: str) -> Values:
+def _check_offsets(array: ArrayArgument, offsets: Values, mask: Values | None, at: str, verb: str) -> Values:
     """Return the offsets, 0 where the mask does not hold. Raises LanguageError out of bounds."""
     safe_offsets = offsets if mask is None else np.where(mask, offsets, 0)
     used = offsets if mask is None else offsets[mask]

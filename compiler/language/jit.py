@@ -23,7 +23,7 @@ from celosia.compiler.language import ops, traced_loops
 from celosia.compiler.language.cpu import CpuKernel
 from celosia.compiler.language.interpreter import value_of
 from celosia.compiler.language.language_errors import LanguageError
-from celosia.compiler.language.tile import ArrayArgument, KernelRun, dtype_name, in_program, stores
+from celosia.compiler.language.tile import ArrayArgument, KernelRun, dtype_name, is_in_kernel, stores
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.kernel import address_of
 from celosia.compiler.program.host.thread_team import default_threads
@@ -33,19 +33,25 @@ from celosia.sim.device import Device
 from celosia.sim.devices import SIMULATORS, open_simulator
 
 TARGETS = ("accelerator", "cpu")
+"""Values of the argument `target` of `jit`."""
 INTERPRET_VARIABLE = b"CELOSIA_INTERPRET"
+"""Environment variable. Where it is set, and not to 0, kernels run in numpy."""
 BUILTINS = {"range": traced_loops.range, "abs": ops.abs, **ops.IN_KERNELS}
 """Functions that replace Python's of the same name in a kernel."""
 MAX_VARIANTS = 1024
 """Limit of the compiled variants of a kernel."""
 
-_getenv = ctypes.pythonapi["getenv"]  # os.environ.get takes as long as the rest of a call
+_getenv = ctypes.pythonapi["getenv"]
+"""C's getenv; os.environ.get would take as long as the rest of a kernel's call."""
 _getenv.argtypes, _getenv.restype = [ctypes.c_char_p], ctypes.c_char_p
 
 Grid = Any
+"""Number of programs along one to three axes: a number, a tuple, or a function of the arguments that returns them."""
 Variant = Any
-"""Runs a kernel: called with arguments, device and addresses of arrays, it returns a report."""
-_layout = attrgetter("dtype", "shape", "flags.num")
+"""A kernel compiled for one set of types and shapes: a function of (arguments, device, addresses of arrays) that runs
+the kernel and returns the report of the run."""
+_type_and_layout = attrgetter("dtype", "shape", "flags.num")
+"""Function that returns all of an array that the code of a variant depends on, except its address."""
 
 
 def is_interpreting() -> bool:
@@ -73,10 +79,10 @@ def quantised(array: NDArray[Any], zero_point: int = 0) -> QuantisedArray:
 
 @dataclass
 class Launched:
-    """Result of a call.
+    """Result of a call `kernel[grid](...)`.
 
-    report: "target", "seconds", and for the accelerator "device", "config", "cycles", "instructions", "bytes_stored",
-    "counters".
+    report: facts about the run, by name: "target", "seconds", and for the accelerator "device", "config", "cycles",
+    "instructions", "bytes_stored", "counters".
     """
 
     report: dict[str, Any] = field(default_factory=dict)
@@ -87,10 +93,14 @@ class Launched:
 
 
 class Kernel:
-    """A function over tiles. `kernel[grid](*arguments)` runs it for every program of the grid and writes arrays in
-    place.
+    """A function over tiles. `kernel[grid](*arguments)` runs it for every program of the grid.
 
-    Inside another kernel it is called like a function.
+    It writes its output arrays in place. Inside another kernel it is called like a function.
+
+    constants: names of the parameters that are constexprs; is_constant: the same for each parameter. at: file and line
+    of the function. global_numbers: global variables with numbers or strings that the function reads. variants:
+    compiled code by the types, shapes and constexprs of a call. devices: open simulators by name. on_cpu: the same
+    function for the CPU, for calls inside an operator of a model.
     """
 
     def __init__(self, function: FunctionType, target: str, config: Any, threads: int | None) -> None:
@@ -127,12 +137,12 @@ class Kernel:
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Trace the function as part of another kernel. Raises LanguageError outside of kernels."""
-        if not in_program():
+        if not is_in_kernel():
             raise LanguageError(
                 f"{self.name} is called without a grid; write {self.name}[grid](...), where grid says how many "
                 "programs run, as (1,) does"
             )
-        return self.traced_function()(*args, **named)
+        return self.function_for_tiles()(*args, **named)
 
     @cached_property
     def machine(self) -> Config:
@@ -140,14 +150,14 @@ class Kernel:
         return Config.load(self.config)
 
     def device(self, device: Any) -> Device:
-        """Return a Device, or open the simulator "functional", "timed" or "rtl", which stays open.
+        """Return the Device to run on: `device` itself, or the simulator "functional", "timed" or "rtl".
 
-        Raises LanguageError.
+        A simulator is opened once and stays open. Raises LanguageError for another name, or a Device of another Config.
         """
         if isinstance(device, Device):
             if device.config.digest != self.machine.digest:
-                here, there = self.machine.name, device.config.name
-                raise LanguageError(f"the kernel is for the Config {here}, and the device is a {there}")
+                own_name, device_name = self.machine.name, device.config.name
+                raise LanguageError(f"the kernel is for the Config {own_name}, and the device is a {device_name}")
             return device
         if device not in self.devices:
             if device not in SIMULATORS:
@@ -156,24 +166,27 @@ class Kernel:
         return self.devices[device]
 
     def launch(self, grid: Grid, /, *args: Any, **named: Any) -> Launched:
-        """Run the kernel once. Raises LanguageError for what the language or the target cannot do."""
+        """Run the kernel for all programs of `grid`. Raises LanguageError for what language or target cannot do.
+
+        named: keyword arguments of the kernel, and `device`, on which a kernel for the accelerator runs.
+        """
         device = named.pop("device", "functional") if named else "functional"
         if (mode := getattr(_local, "mode", None)) is not None:
             return self._launch_in_operator(mode, grid, args, named)
-        variant, arrays, places = self.variant(grid, args, named)
-        return Launched(variant(arrays, device, places))
+        variant, arguments, addresses = self.variant(grid, args, named)
+        return Launched(variant(arguments, device, addresses))
 
     def _launch_in_operator(self, mode: str, grid: Grid, args: tuple[Any, ...], named: dict[str, Any]) -> Launched:
-        """Handle a call inside an operator of a model, see `launching`."""
-        values = self._bind(args, named)
-        grid, arrays = self._grid(grid, values), [v.array if type(v) is QuantisedArray else v for v in values]
+        """Record, interpret or run a call inside an operator of a model, as `mode` of `redirect_launches` says."""
+        values = self._bind_arguments(args, named)
+        grid, arrays = self._resolve_grid(grid, values), [v.array if type(v) is QuantisedArray else v for v in values]
         if mode == "capture":
             _local.launches.append(RecordedCall(self, grid, values, arrays))
         elif mode == "interpret":
             self._interpret(grid, values, arrays)
         else:
             self.on_cpu = self.on_cpu or Kernel(self.function, "cpu", None, self.threads)
-            with launching(None):
+            with redirect_launches(None):
                 return self.on_cpu.launch(grid, *values)
         return Launched()
 
@@ -182,10 +195,12 @@ class Kernel:
     ) -> tuple[Variant, list[Any], list[int]]:
         """Return (the function that runs the kernel on such arguments, the arguments, addresses of arrays).
 
-        It is compiled when it is first needed.
+        The variant is compiled when it is first needed. Its key has everything on which its code depends: grid, types
+        and shapes, constexprs, which arrays are the same, and global numbers. Floats are passed as arrays of one
+        element; an argument without memory has a unique negative address.
         """
-        values = args if not named and len(args) == len(self.names) else self._bind(args, named)
-        grid = grid if type(grid) is tuple else self._grid(grid, values)
+        values = args if not named and len(args) == len(self.names) else self._bind_arguments(args, named)
+        grid = grid if type(grid) is tuple else self._resolve_grid(grid, values)
         key: list[Any] = [grid, _getenv(INTERPRET_VARIABLE)]
         arrays: list[Any] = []
         addresses: list[int] = []
@@ -196,11 +211,11 @@ class Kernel:
                 value = value.array
                 kind = type(value)
             if kind is np.ndarray:
-                key += _layout(value)
+                key += _type_and_layout(value)
                 addresses.append(address_of(value))
             elif constant or kind is int or not isinstance(value, (float, np.floating)):
                 key += kind, value
-                addresses.append(-1 - len(addresses))  # nowhere, and not where another is
+                addresses.append(-1 - len(addresses))
             else:
                 value = np.array([value], np.float32)
                 addresses.append(address_of(value))
@@ -218,10 +233,11 @@ class Kernel:
         if variant is None:
             if len(self.variants) >= MAX_VARIANTS:
                 self.variants.clear()
-            variant = self.variants[known] = self._variant(self._grid(grid, values), values)
+            variant = self.variants[known] = self._compile_variant(self._resolve_grid(grid, values), values)
         return variant, arrays, addresses
 
-    def _refuse(self, name: str, value: Any) -> NoReturn:
+    def _refuse_argument(self, name: str, value: Any) -> NoReturn:
+        """Raise LanguageError for the argument `name`, whose type no kernel takes."""
         way = "a tuple" if name in self.constants else f"an array of numpy's, as np.array({name})"
         raise LanguageError(f"{self.at}: {name} of {self.name} is a {type(value).__name__}; give {way}")
 
@@ -230,10 +246,10 @@ class Kernel:
         for name, value in zip(self.names, values):
             value = value.array if isinstance(value, QuantisedArray) else value
             if not isinstance(value, (np.ndarray, Hashable)):
-                self._refuse(name, value)
+                self._refuse_argument(name, value)
 
-    def _bind(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Bind arguments to parameters, ignoring Triton's hints. Raises LanguageError."""
+    def _bind_arguments(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the value of each parameter, in order, without Triton's hints. Raises LanguageError."""
         named = {name: value for name, value in named.items() if name in self.names or name not in IGNORED_HINTS}
         try:
             bound = inspect.signature(self.function).bind(*args, **named)
@@ -242,7 +258,7 @@ class Kernel:
         bound.apply_defaults()
         return tuple(bound.arguments.values())
 
-    def _grid(self, grid: Grid, values: tuple[Any, ...]) -> tuple[int, ...]:
+    def _resolve_grid(self, grid: Grid, values: tuple[Any, ...]) -> tuple[int, ...]:
         """Return the grid as a tuple of one to three numbers. Raises LanguageError."""
         if callable(grid):
             grid = grid(dict(zip(self.names, values)))
@@ -253,64 +269,65 @@ class Kernel:
             )
         return tuple(map(int, grid))
 
-    def _variant(self, grid: tuple[int, ...], values: tuple[Any, ...]) -> Variant:
+    def _compile_variant(self, grid: tuple[int, ...], values: tuple[Any, ...]) -> Variant:
         """Compile the kernel for these types and shapes, or wrap the interpreter."""
         if is_interpreting():
-            return lambda arrays, device, places: self._interpret(grid, values, arrays)
-        traced_function, given = self.trace(grid, values)
-        for array in {each.array for each in stores(traced_function.top)}:
+            return lambda arrays, device, addresses: self._interpret(grid, values, arrays)
+        run, positions = self.trace(grid, values)
+        for array in {store.array for store in stores(run.top)}:
             if array.data is not None and not array.data.flags.writeable:
                 raise LanguageError(f"{self.at}: {array.name}, which {self.name} writes, is read-only; give it a copy")
         if self.target == "cpu":
-            return _CpuVariant(self, CpuKernel(self.name, traced_function), given)
+            return _CpuVariant(self, CpuKernel(self.name, run), positions)
         from celosia.compiler.language.accelerator import AcceleratorVariant
 
-        return AcceleratorVariant(self, traced_function, given)
+        return AcceleratorVariant(self, run, positions)
 
-    def traced_function(self) -> FunctionType:
-        """Return the function with Python's range, abs, min and max replaced by the language's."""
+    def function_for_tiles(self) -> FunctionType:
+        """Return a copy of the function in which range, abs, min and max are those of the language."""
         f = self.function
         copy = FunctionType(f.__code__, {**BUILTINS, **f.__globals__}, f.__name__, f.__defaults__, f.__closure__)
         copy.__kwdefaults__ = f.__kwdefaults__
         return copy
 
     def trace(self, grid: tuple[int, ...], values: tuple[Any, ...]) -> tuple[KernelRun, dict[ArrayArgument, int]]:
-        """Trace the kernel. Returns its program, and the position of the argument that each array is."""
-        argument_of: dict[ArrayArgument, int] = {}
-        with KernelRun(grid) as traced_function:
-            self.traced_function()(*self._arguments(values, argument_of))
-            if traced_function.scope is not traced_function.top:
-                raise LanguageError(
-                    f"{traced_function.scope.at}: a cl.range is left with `break` or `return`; mask instead"
-                )
-        return traced_function, argument_of
+        """Trace the kernel. Returns the run, whose `top` has all statements, and each array's argument position."""
+        positions: dict[ArrayArgument, int] = {}
+        with KernelRun(grid) as run:
+            self.function_for_tiles()(*self._wrap_arguments(values, positions))
+            if run.scope is not run.top:
+                raise LanguageError(f"{run.scope.at}: a cl.range is left with `break` or `return`; mask instead")
+        return run, positions
 
-    def _arguments(self, values: tuple[Any, ...], argument_of: dict[ArrayArgument, int]) -> list[Any]:
-        """Return the values with which the function is traced: arrays, tiles of floats, and constexprs."""
+    def _wrap_arguments(self, values: tuple[Any, ...], positions: dict[ArrayArgument, int]) -> list[Any]:
+        """Return the values with which the function is traced: ArrayArguments, tiles for floats, and constexprs.
+
+        Equal arrays become one ArrayArgument. positions: receives the position of the argument that each array is.
+        """
         values_passed: list[Any] = []
-        same: dict[tuple[Any, ...], ArrayArgument] = {}
+        known: dict[tuple[Any, ...], ArrayArgument] = {}
         for position, (name, value) in enumerate(zip(self.names, values)):
             quantised = isinstance(value, QuantisedArray)
             zero, data = (value.zero_point, value.array) if quantised else (0, value)
             if name not in self.constants and isinstance(data, np.ndarray):
-                self._check(name, data)
+                self._check_layout(name, data)
                 key = data.ctypes.data, data.shape, data.dtype, zero, quantised
-                array = same.get(key) or ArrayArgument(name, data.shape, dtype_name(data.dtype), zero, quantised, data)
+                array = known.get(key) or ArrayArgument(name, data.shape, dtype_name(data.dtype), zero, quantised, data)
                 if data.size:
-                    same[key] = array
-                argument_of.setdefault(array, position)
+                    known[key] = array
+                positions.setdefault(array, position)
                 values_passed.append(array)
             elif name not in self.constants and isinstance(value, (float, np.floating)):
                 array = ArrayArgument(name, (1,), "float32", data=np.array([value], np.float32))
-                argument_of[array] = position
+                positions[array] = position
                 values_passed.append(ops.load(array))
             elif name not in self.constants and hasattr(data, "__array__") and not isinstance(data, np.generic):
-                self._refuse(name, data)
+                self._refuse_argument(name, data)
             else:
                 values_passed.append(value.item() if isinstance(value, np.generic) else value)
         return values_passed
 
-    def _check(self, name: str, data: NDArray[Any]) -> None:
+    def _check_layout(self, name: str, data: NDArray[Any]) -> None:
         """Raise LanguageError where an array is not native, aligned and C-contiguous."""
         if not data.dtype.isnative or not data.flags.aligned:
             raise LanguageError(
@@ -320,7 +337,11 @@ class Kernel:
             raise LanguageError(f"{self.at}: {name} is not C-contiguous; give {self.name} np.ascontiguousarray({name})")
 
     def _interpret(self, grid: tuple[int, ...], values: tuple[Any, ...], arrays: list[Any]) -> dict[str, Any]:
-        """Run the kernel in numpy, program by program."""
+        """Run the kernel in numpy, program by program, and return the report.
+
+        values: the arguments with which the variant was made, for their zero points and types; arrays: those of this
+        call.
+        """
         started = time.perf_counter()
         values = tuple(
             QuantisedArray(current, traced_value.zero_point) if isinstance(traced_value, QuantisedArray)
@@ -329,16 +350,20 @@ class Kernel:
         )  # fmt: skip
         for ids in np.ndindex(*grid):
             with KernelRun(grid, ids, value_of):
-                self.traced_function()(*self._arguments(values, {}))
+                self.function_for_tiles()(*self._wrap_arguments(values, {}))
         return {"target": "interpreter", "seconds": time.perf_counter() - started}
 
 
 _local = threading.local()
+"""State of `redirect_launches` in this thread: `mode`, and `launches`, the recorded calls."""
 
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """A call that was recorded and not run."""
+    """A call of a kernel that was recorded instead of run.
+
+    values: the value of each parameter. arrays: the same, with QuantisedArrays replaced by their arrays.
+    """
 
     kernel: Kernel
     grid: tuple[int, ...]
@@ -347,9 +372,11 @@ class RecordedCall:
 
 
 @contextmanager
-def launching(mode: str | None) -> Iterator[list[RecordedCall]]:
-    """Record the kernels that are called inside ("capture"), interpret them ("interpret"), or run them on the CPU
-    ("cpu").
+def redirect_launches(mode: str | None) -> Iterator[list[RecordedCall]]:
+    """Change what calls of kernels do in the body of the `with` statement; operators of models need it.
+
+    mode: "capture" records the calls in the list that is yielded, "interpret" runs them in numpy, "cpu" runs them on
+    the CPU, and None runs each on its own target.
     """
     before = getattr(_local, "mode", None)
     _local.mode, _local.launches = mode, []
@@ -366,13 +393,16 @@ IGNORED_HINTS = ("num_warps", "num_stages", "num_ctas")
 class _CpuVariant:
     """Machine code of a kernel for one set of types and shapes."""
 
-    def __init__(self, kernel: Kernel, lowered: CpuKernel, argument_of: dict[ArrayArgument, int]) -> None:
-        """Compile the loops. Raises LanguageError where the kernel stores nothing."""
+    def __init__(self, kernel: Kernel, lowered: CpuKernel, positions: dict[ArrayArgument, int]) -> None:
+        """Compile the loops. Raises LanguageError where the kernel stores nothing.
+
+        positions: of each array among the kernel's arguments.
+        """
         if not lowered.written:
             raise LanguageError(f"{kernel.at}: {kernel.name} stores nothing; cl.store writes what it computes")
         self.kernel = compile_function(lowered.function)
         ordered = sorted(lowered.arrays, key=lambda array: array in lowered.written)
-        self.order = [argument_of[array] for array in ordered]
+        self.order = [positions[array] for array in ordered]
         self.sizes = [array.size * itemsize(array.dtype) for array in ordered]
         self.written = [i for i, array in enumerate(ordered) if array in lowered.written]
         self.threads = kernel.threads or default_threads()
@@ -383,13 +413,13 @@ class _CpuVariant:
         """Run on these addresses, which are checked where they differ from the last call's."""
         addresses = [addresses[n] for n in self.order]
         if addresses != self.checked:
-            self._check(addresses)
+            self._check_overlaps(addresses)
             self.checked = addresses
         started = time.perf_counter()
         self.kernel.run_at(addresses, self.threads)
         return {"target": "cpu", "seconds": time.perf_counter() - started}
 
-    def _check(self, addresses: list[int]) -> None:
+    def _check_overlaps(self, addresses: list[int]) -> None:
         """Raise LanguageError where written memory is shared with another array."""
         for i in self.written:
             first, end = addresses[i], addresses[i] + self.sizes[i]
@@ -402,6 +432,7 @@ class _CpuVariant:
 
 
 def _is_constexpr(annotation: Any) -> bool:
+    """Return whether a parameter's annotation is cl.constexpr, which is a string under postponed annotations."""
     return annotation is ops.constexpr or (isinstance(annotation, str) and annotation.endswith("constexpr"))
 
 
@@ -414,7 +445,11 @@ def jit(function: Any, *, target: str = ..., config: Any = ..., threads: int | N
 
 
 def jit(function: Any = None, *, target: str = "accelerator", config: Any = "pynq", threads: int | None = None) -> Any:
-    """Make a kernel of a function over tiles, for the "accelerator" of a Config or the "cpu", on so many threads."""
+    """Decorate a function over tiles as a Kernel.
+
+    target: "accelerator" or "cpu". config: the accelerator's Config: an object, a file, or the name of a preset.
+    threads: number of threads on the CPU; None for all.
+    """
     if function is None:
         return lambda f: Kernel(f, target, config, threads)
     return Kernel(function, target, config, threads)

@@ -1,4 +1,7 @@
-"""Functions of the language: each checks types and shapes and makes a tile (tile.py)."""
+"""Functions of the language that kernels call: each checks types and shapes and makes a tile (tile.py).
+
+`hints` of a function are keyword arguments of Triton that have no effect here.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from celosia.compiler.language.dots import dot, lookup, parameters, powers, requantise, residual_add
 from celosia.compiler.language.interpreter import store as store_now
-from celosia.compiler.language.language_errors import fail
-from celosia.compiler.language.language_errors import where as here
+from celosia.compiler.language.language_errors import fail, kernel_line
 from celosia.compiler.language.tile import (
     ArrayArgument,
     Pointer,
@@ -21,12 +23,12 @@ from celosia.compiler.language.tile import (
     broadcast,
     broadcast_all,
     check_alive,
+    current_run,
     dtype_name,
     is_broadcastable,
-    join,
-    make,
-    program,
+    make_tile,
     shape_of,
+    to_common_type,
 )
 
 int1, int8, int16, int32, int64 = "bool", "int8", "int16", "int32", "int64"
@@ -41,14 +43,17 @@ if TYPE_CHECKING:
 else:
 
     class constexpr:
-        """As an annotation, marks parameters that are part of the kernel: shapes, and what chooses between codes."""
+        """Annotation of parameters whose values are part of the compiled code, such as the shape of a block.
+
+        Called, it returns its argument, as Triton's does.
+        """
 
         def __new__(cls, value: Any) -> Any:
             return value
 
 
 def cdiv(a: Any, b: Any) -> Any:
-    """a / b rounded up.
+    """Return a / b rounded up.
 
     >>> cdiv(10, 4)
     3
@@ -60,22 +65,22 @@ def program_id(axis: int) -> Tile:
     """Return the index of this program along `axis` (0, 1 or 2) of the grid, int64."""
     if axis not in (0, 1, 2):
         fail(f"a grid has the axes 0, 1 and 2, and no {axis!r}")
-    if axis >= len(program().grid):
+    if axis >= len(current_run().grid):
         return as_tile(0, "int64")
-    return make("program_id", (), (), "int64", axis=axis)
+    return make_tile("program_id", (), (), "int64", axis=axis)
 
 
 def num_programs(axis: int) -> int:
     """Return the number of programs along `axis`."""
-    grid = program().grid
+    grid = current_run().grid
     return grid[axis] if axis < len(grid) else 1
 
 
 def arange(start: int, stop: int) -> Tile:
-    """Make start, start + 1, ..., stop - 1, int64."""
+    """Make the tile start, start + 1, ..., stop - 1 of int64, from two constexprs."""
     if isinstance(start, Tile) or isinstance(stop, Tile) or not start < stop:
         fail("cl.arange(start, stop) takes two constexprs, start below stop; add what is computed: start + cl.arange")
-    return make("arange", (), shape_of(stop - start), "int64", start=int(start))
+    return make_tile("arange", (), shape_of(stop - start), "int64", start=int(start))
 
 
 def full(shape: Any, value: Any, dtype: Any) -> Tile:
@@ -119,15 +124,15 @@ def load(
         args += [mask, broadcast(fill, pointer.shape)]
     elif other is not None:
         fail("`other` is for loads with a mask, and this one has none")
-    return make("load", args, pointer.shape, pointer.dtype, array=pointer.array, block=block)
+    return make_tile("load", args, pointer.shape, pointer.dtype, array=pointer.array, block=block)
 
 
-def store(target: ArrayArgument | Pointer, *given: Any, mask: Any = None, steps: Any = None, **hints: Any) -> None:
-    """Store values: store(pointer, value, mask=), as in Triton, or store(array, offsets, value), a block as in `load`.
+def store(target: ArrayArgument | Pointer, *values: Any, mask: Any = None, steps: Any = None, **hints: Any) -> None:
+    """Store values: store(pointer, value, mask=), as in Triton, or store(array, offsets, value), a block.
 
-    Nothing is written outside of the array, or where the mask does not hold.
+    A block is that of `load`. Nothing is written outside of the array, or where the mask does not hold.
     """
-    args = list(given)
+    args = list(values)
     if len(args) == 2 and not isinstance(args[0], (tuple, list)):
         mask = args.pop()  # store(pointer, value, mask)
     if not args:
@@ -139,48 +144,55 @@ def store(target: ArrayArgument | Pointer, *given: Any, mask: Any = None, steps:
         fail(f"{pointer.array.name} holds {pointer.dtype} and the value is {value}; cast it with .to(...)")
     value = _broadcast_to_pointer("cl.store", value, pointer)
     check_alive(value)
-    each = TracedStore(pointer.array, pointer.offsets, value, mask, here(), block)
-    running = program()
-    if running.is_interpreting:
-        store_now(each)
+    statement = TracedStore(pointer.array, pointer.offsets, value, mask, kernel_line(), block)
+    run = current_run()
+    if run.is_interpreting:
+        store_now(statement)
     else:
-        running.scope.body.append(each)
+        run.scope.body.append(statement)
 
 
-def _mask(what: str, mask: Any, pointer: Pointer) -> Tile:
+def _broadcast_mask(function: str, mask: Any, pointer: Pointer) -> Tile:
+    """Return a mask in the shape of the pointers. Raises LanguageError, naming `function`, where it is not bool."""
     mask = as_tile(mask)
     if mask.dtype != "bool":
-        fail(f"the mask of {what} is {mask}, not bool; compare, as in offsets < n")
-    return _broadcast_to_pointer(f"the mask of {what}", mask, pointer)
+        fail(f"the mask of {function} is {mask}, not bool; compare, as in offsets < n")
+    return _broadcast_to_pointer(f"the mask of {function}", mask, pointer)
 
 
-def _broadcast_to_pointer(what: str, tile: Tile, pointer: Pointer) -> Tile:
+def _broadcast_to_pointer(name: str, tile: Tile, pointer: Pointer) -> Tile:
+    """Broadcast a tile to the shape of the pointers. Raises LanguageError, naming the tile `name`."""
     if not is_broadcastable(tile.shape, pointer.shape):
-        fail(f"{what} has the shape {list(tile.shape)}, its pointers {list(pointer.shape)}; they must fit")
+        fail(f"{name} has the shape {list(tile.shape)}, its pointers {list(pointer.shape)}; they must fit")
     return broadcast(tile, pointer.shape)
 
 
 def _resolve_pointer(
-    what: str, source: Any, offsets: Any, shape: Any, steps: Any, mask: Any
+    function: str, source: Any, offsets: Any, shape: Any, steps: Any, mask: Any
 ) -> tuple[Pointer, Block | None, Tile | None]:
-    """Return (pointers, the block that they are where there is no mask, the mask, which is true only inside the
-    array).
+    """Convert the arguments of a load or store to (pointers, block, mask).
+
+    function: the name for errors. The block is None for pointers, and for a block with a mask of the user's. The mask
+    of a block is true only inside the array; None means that everything is accessed.
     """
     if offsets is None:
         if steps is not None:
-            fail(f"`steps` are those of a block, and {what} was given pointers; add offsets that move as you like")
+            fail(f"`steps` are those of a block, and {function} was given pointers; add offsets that move as you like")
         if isinstance(source, ArrayArgument):
             if len(source.shape) > 1 and source.size > 1:
                 fail(
-                    f"{source.name} is a whole array of {list(source.shape)}; give {what} offsets and a shape, or add "
-                    "offsets to make pointers"
+                    f"{source.name} is a whole array of {list(source.shape)}; give {function} offsets and a shape, "
+                    "or add offsets to make pointers"
                 )
             source = source + 0
         if not isinstance(source, Pointer):
-            fail(f"{what} takes a pointer, as x + offsets, and not {source}")
-        return source, None, None if mask is None else _mask(what, mask, source)
+            fail(f"{function} takes a pointer, as x + offsets, and not {source}")
+        return source, None, None if mask is None else _broadcast_mask(function, mask, source)
     if not isinstance(source, ArrayArgument):
-        fail(f"a block is a part of an array, and {what} was given {type(source).__name__.lower()}s; leave offsets out")
+        fail(
+            f"a block is a part of an array, and {function} was given {type(source).__name__.lower()}s; "
+            "leave offsets out"
+        )
     starts, dims = tuple(offsets), shape_of(shape) if shape != () else ()
     if not len(starts) == len(dims) == len(source.shape):
         fail(
@@ -203,39 +215,43 @@ def _resolve_pointer(
         inside = test if inside is None else inside & test
     pointer = Pointer(source, broadcast(total, dims))
     if mask is None:
-        return pointer, (tiles, dims, strides_of_block), None if inside is None else _mask(what, inside, pointer)
-    return pointer, None, _mask(what, mask if inside is None else inside & mask, pointer)
+        return (
+            pointer,
+            (tiles, dims, strides_of_block),
+            None if inside is None else _broadcast_mask(function, inside, pointer),
+        )
+    return pointer, None, _broadcast_mask(function, mask if inside is None else inside & mask, pointer)
 
 
 # Arithmetic -------------------------------------------------------------------------------------------------------
 
 
-def _function(name: str, function: str = "") -> Callable[[Any], Tile]:
-    """Make a function of floats. function: its name in expressions, where that differs."""
+def _make_float_function(name: str, intrinsic: str = "") -> Callable[[Any], Tile]:
+    """Make the function cl.`name` of floats. intrinsic: its name in expressions, where that differs."""
 
     def call(x: Any) -> Tile:
         x = as_tile(x)
         if not x.dtype.startswith("float"):
             fail(f"cl.{name} is for floats, and this is {x}; cast it, as in x.to(cl.float32)")
-        return make("unary", (x,), x.shape, x.dtype, name=function or name)
+        return make_tile("unary", (x,), x.shape, x.dtype, name=intrinsic or name)
 
-    call.__name__, call.__doc__ = name, f"{name} of each element of a tile of floats."
+    call.__name__, call.__doc__ = name, f"Compute {name} of each element of a tile of floats."
     return call
 
 
 exp, log, sqrt, tanh, erf, sin, cos, floor, ceil = map(
-    _function, ("exp", "log", "sqrt", "tanh", "erf", "sin", "cos", "floor", "ceil")
+    _make_float_function, ("exp", "log", "sqrt", "tanh", "erf", "sin", "cos", "floor", "ceil")
 )
-rint = _function("rint", "round_even")
-rint.__doc__ = "The nearest integer to each element of a tile of floats; of two the even one."
+rint = _make_float_function("rint", "round_even")
+rint.__doc__ = "Round each element of a tile of floats to the nearest integer, ties to even."
 
 
 def div_rn(a: Any, b: Any) -> Tile:
-    """Divide floats, rounded to nearest; `/` may multiply by the reciprocal of a divisor with many dividends."""
-    x, y = join("cl.div_rn", a, b)
+    """Divide floats, rounded to nearest; `/` may multiply by the reciprocal of a divisor that dividends share."""
+    x, y = to_common_type("cl.div_rn", a, b)
     if not x.dtype.startswith("float"):
         fail(f"cl.div_rn is for floats, and this is {x}; cast it, as in x.to(cl.float32)")
-    return make("binary", (x, y), x.shape, x.dtype, name="div", nearest=True)
+    return make_tile("binary", (x, y), x.shape, x.dtype, name="div", nearest=True)
 
 
 def rsqrt(x: Any) -> Tile:
@@ -252,7 +268,7 @@ def abs(x: Any) -> Any:
     """Compute the absolute value of a tile, element by element, or of a number."""
     if not isinstance(x, Tile):
         return builtins.abs(x)
-    return make("unary", (x,), x.shape, x.dtype, name="abs")
+    return make_tile("unary", (x,), x.shape, x.dtype, name="abs")
 
 
 def maximum(a: Any, b: Any) -> Tile:
@@ -266,7 +282,7 @@ def minimum(a: Any, b: Any) -> Tile:
 
 
 def _tile_aware(name: str) -> Callable[..., Any]:
-    """Return Python's `min` or `max` with support for tiles."""
+    """Make a replacement for Python's `min` or `max` that also takes tiles."""
 
     def call(*args: Any, **options: Any) -> Any:
         if any(isinstance(arg, Tile) for arg in args):
@@ -277,11 +293,11 @@ def _tile_aware(name: str) -> Callable[..., Any]:
 
 
 IN_KERNELS = {"min": _tile_aware("min"), "max": _tile_aware("max")}
-"""Python's functions that kernels may call on tiles."""
+"""Replacements of Python's functions of these names in kernels."""
 
 
-def _reduction(name: str) -> Callable[..., Tile]:
-    """Make the reduction function `name`."""
+def _make_reduction(name: str) -> Callable[..., Tile]:
+    """Make the function cl.`name` (sum, max or min) that reduces a tile over an axis."""
 
     def call(x: Tile, axis: int | None = None, ordered: bool = False, **hints: Any) -> Tile:
         x = as_tile(x)
@@ -294,17 +310,17 @@ def _reduction(name: str) -> Callable[..., Tile]:
         if name == "sum" and dtype in ("bool", "int8", "int16", "uint8", "uint16"):
             dtype = "uint32" if dtype[0] == "u" else "int32"
         kind = "ordered_sum" if ordered and name == "sum" else name
-        return make("reduce", (x,), x.shape[:axis] + x.shape[axis + 1 :], dtype, name=kind, axis=axis)
+        return make_tile("reduce", (x,), x.shape[:axis] + x.shape[axis + 1 :], dtype, name=kind, axis=axis)
 
     call.__name__ = name
     call.__doc__ = (
-        f"The {name} over an axis (None: over all). Small integers are summed as int32; floats one after the other, "
-        "from the first one on, where `ordered`, else as is fastest."
+        f"Take the {name} over an axis (None: over all). Small integers are summed as int32. Floats are summed one "
+        "after the other, from the first one on, where `ordered`, else in the fastest order."
     )
     return call
 
 
-sum, max, min = _reduction("sum"), _reduction("max"), _reduction("min")
+sum, max, min = _make_reduction("sum"), _make_reduction("max"), _make_reduction("min")
 
 
 def where(condition: Any, a: Any, b: Any) -> Tile:
@@ -312,9 +328,9 @@ def where(condition: Any, a: Any, b: Any) -> Tile:
     condition = as_tile(condition)
     if condition.dtype != "bool":
         fail(f"the condition of cl.where is {condition}, not bool; compare, as in x > 0")
-    x, y = join("cl.where", a, b)
+    x, y = to_common_type("cl.where", a, b)
     condition, x, y = broadcast_all("cl.where", condition, x, y)
-    return make("where", (condition, x, y), x.shape, x.dtype)
+    return make_tile("where", (condition, x, y), x.shape, x.dtype)
 
 
 def cast(x: Tile, dtype: Any) -> Tile:
@@ -346,7 +362,7 @@ def trans(x: Tile, *axes: int) -> Tile:
     order = tuple(axes) or tuple(builtins.range(len(x.shape)))[::-1]
     if sorted(order) != list(builtins.range(len(x.shape))):
         fail(f"{list(order)} is no order of the {len(x.shape)} axes of {x}")
-    return make("trans", (x,), tuple(x.shape[a] for a in order), x.dtype, axes=order)
+    return make_tile("trans", (x,), tuple(x.shape[a] for a in order), x.dtype, axes=order)
 
 
 def static_assert(condition: bool, message: str = "") -> None:
@@ -356,7 +372,7 @@ def static_assert(condition: bool, message: str = "") -> None:
 
 
 def assume(condition: Any) -> None:
-    """Accept an assumption of a Triton kernel, which the compiler does not need."""
+    """Do nothing: an assumption of a Triton kernel, which this compiler does not need."""
 
 
 def static_range(*bounds: int, **hints: Any) -> Iterator[int]:

@@ -18,13 +18,13 @@ from celosia.compiler.language.attention_kernels import (
     AttentionKernel,
     HeadsKernel,
     is_attention,
-    is_of_heads,
+    is_product_of_heads,
     read_attention,
     read_heads,
 )
-from celosia.compiler.language.block_reader import ON_CPU, BlockReader, Values, equal
+from celosia.compiler.language.block_reader import ON_CPU, BlockReader, Values, is_equal
 from celosia.compiler.language.language_errors import fail
-from celosia.compiler.language.rows import SoftmaxKernel
+from celosia.compiler.language.softmax_of_rows import SoftmaxKernel
 from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile
 from celosia.compiler.language.tile_views import before_reshapes, element_order, is_in_order, source_of_view
 from celosia.compiler.layer import Window
@@ -32,14 +32,18 @@ from celosia.compiler.layer import Window
 Displacement = tuple[int, ...]
 """Distance of a read position from the written one, for each dimension except channels."""
 EPILOGUE = ("requantise", "lookup", "residual")
+"""Operations of tiles that follow a sum or maximum on the accelerator."""
 
 
 @dataclass
-class Recognised:
-    """Computation of a kernel as a layer. x, w, par, table, residual: arrays of the call, where it has them.
+class RecognisedLayer:
+    """A kernel that is one layer: a sum of products, a maximum or an element-wise function, with an epilogue.
 
-    tile: the block of y that a program writes. taps: for each position of the window, the remaining indices of w. axes:
-    the dimensions of w that count outputs and inputs. w_at: the line that loads w. pool: whether it is a maximum.
+    y, x, w, par, table, residual: arrays of the call: output, input, weights, requantisation parameters, lookup table,
+    addend. Those that the kernel lacks are None. tile: the block of y that a program writes. window, strides, pad: of
+    the convolution or pooling. taps: for each row and column of the window, the remaining indices of w. axes: the
+    dimensions of w that count outputs and inputs. pool: whether the kernel is a maximum. w_at: the line that loads w.
+    more: zero point and clip of the requantise. rescale: scales, shift and clip of the residual_add.
     """
 
     y: ArrayArgument
@@ -61,65 +65,84 @@ class Recognised:
 
 
 @dataclass(frozen=True)
-class Fold:
-    """A reduction that the accelerator can do: operation, reduced operation, initial value, and both in words."""
+class ReductionPattern:
+    """A reduction that the accelerator can do.
+
+    name: operation of a "binary" tile that combines two terms. leaf: operation of a term. initial_value: of the
+    reduction. description, initial_text: both in words, for errors.
+    """
 
     name: str
     leaf: str
-    zero: int
-    says: str
-    first: str
+    initial_value: int
+    description: str
+    initial_text: str
 
 
-SUM_FOLD = Fold("add", "dot", 0, "adds up cl.dot", "zero")
-MAX_FOLD = Fold("max", "load", -128, "takes the maximum of loads", "-128")
+@dataclass(frozen=True)
+class ProductTerm:
+    """One cl.dot in one iteration of the loops, as a part of a convolution or matrix product.
+
+    displacement: of the block of x from the block of y. channel: the first channel of x that is read; depth: how many.
+    tap: remaining indices of w: the position in its window. w_channel: the first input channel of w that is read.
+    """
+
+    displacement: Displacement
+    channel: int
+    depth: int
+    tap: tuple[int, ...]
+    w_channel: int
+
+
+SUM = ReductionPattern("add", "dot", 0, "adds up cl.dot", "zero")
+MAXIMUM = ReductionPattern("max", "load", -128, "takes the maximum of loads", "-128")
+"""The two reductions over a window and channels that the accelerator has: convolution and pooling."""
 
 
 def recognise(
-    program: KernelRun, varying: Collection[ArrayArgument] = ()
-) -> Recognised | SoftmaxKernel | AttentionKernel | HeadsKernel:
-    """Recognise the layer that a kernel is. Raises LanguageError, which names the broken rule.
+    run: KernelRun, varying: Collection[ArrayArgument] = ()
+) -> RecognisedLayer | SoftmaxKernel | AttentionKernel | HeadsKernel:
+    """Recognise which layer of the accelerator a kernel computes. Raises LanguageError, which names the broken rule.
 
-    varying: arrays that are no constants, besides those that are `quantised`.
+    varying: arrays whose values change from run to run, besides those that are `quantised`; others may become constants
+    of the layer.
     """
-    reader = _Reader(program)
+    reader = _Reader(run)
     value = before_reshapes(reader.store.value)
     if value.op == "cast":
         return SoftmaxKernel.read(reader, value)
     if is_attention(value):
         return read_attention(reader, value)
-    return read_heads(reader, value) if is_of_heads(reader, value, varying) else reader.read()
+    return read_heads(reader, value) if is_product_of_heads(reader, value, varying) else reader.read()
 
 
 class _Reader(BlockReader):
     """Reads the sum of products or the maximum that makes a block of y."""
 
-    def read(self) -> Recognised:
+    def read(self) -> RecognisedLayer:
         """Recognise the kernel from its store upwards: residual, table, requantise, then the reduction."""
         y = self.y
-        kernel = Recognised(y, self.shape, y)
-        behind, value = self.behind(before_reshapes(self.store.value))
-        if behind.residual is not None:
-            kernel.residual, kernel.rescale = (
-                self.activation(behind.residual, "what a residual_add adds"),
-                behind.rescale,
-            )
-        if behind.table is not None:
-            kernel.table = self.complete_array(behind.table, "a table")
+        kernel = RecognisedLayer(y, self.shape, y)
+        epilogue, value = self.split_epilogue(before_reshapes(self.store.value))
+        if epilogue.residual is not None:
+            kernel.residual = self.activation(epilogue.residual, "what a residual_add adds")
+            kernel.rescale = epilogue.rescale
+        if epilogue.table is not None:
+            kernel.table = self.complete_array(epilogue.table, "a table")
         if value.op == "requantise":
             kernel.par, kernel.more = self.parameters(value.args[1]), value.more
-            self._sum(value.args[0], kernel)
+            self._read_sum(value.args[0], kernel)
         elif value.op == "load":
             kernel.x = self.activation(value, "an elementwise kernel")
         elif value.op == "result" or (
             value.more.get("name") == "max" and all(before_reshapes(arg).op not in EPILOGUE for arg in value.args)
         ):
-            self._maximum(value, kernel)
+            self._read_maximum(value, kernel)
         else:
-            what = value.more.get("name", value.op)
+            operation = value.more.get("name", value.op)
             fail(
                 "the vector unit requantises a sum of cl.dot or takes the cl.maximum of a window, looks up and adds a "
-                f"residual, in this order, and no {what}{ON_CPU}", value.at
+                f"residual, in this order, and no {operation}{ON_CPU}", value.at
             )  # fmt: skip
         if y in (kernel.x, kernel.w, kernel.residual, kernel.table, kernel.par):
             self.refuse(f"{y.name} is read and written; the accelerator needs another array for its output")
@@ -127,17 +150,18 @@ class _Reader(BlockReader):
 
     # Windows ------------------------------------------------------------------------------------------------------
 
-    def _sum(self, acc: Tile, kernel: Recognised) -> None:
-        terms = list(self._reduction_terms(acc, SUM_FOLD))
+    def _read_sum(self, acc: Tile, kernel: RecognisedLayer) -> None:
+        """Recognise `acc` as a sum of products over channels and the positions of a window, and complete `kernel`."""
+        terms = list(self._reduction_terms(acc, SUM))
         if not terms:
             fail(f"the accelerator requantises a sum of cl.dot{ON_CPU}", acc.at)
-        rows = [row for dot in terms for row in self._product(dot, kernel)]
-        self._window(self._channels(rows, kernel, terms[0].at), kernel, terms[0].at)
+        products = [product for dot in terms for product in self._product_terms(dot, kernel)]
+        self._derive_window(self._match_channels(products, kernel, terms[0].at), kernel, terms[0].at)
 
-    def _maximum(self, value: Tile, kernel: Recognised) -> None:
-        """Recognise the maximum of a window of one image array."""
+    def _read_maximum(self, value: Tile, kernel: RecognisedLayer) -> None:
+        """Recognise `value` as the maximum of a window of one array of images, and complete `kernel`."""
         window_positions: dict[Displacement, tuple[int, ...]] = {}
-        for tile in self._reduction_terms(value, MAX_FOLD):
+        for tile in self._reduction_terms(value, MAXIMUM):
             load, starts, dims = self.load(tile, "what a window has the maximum of", moving=True)
             array, y, at = load.more["array"], self.y, load.at
             if kernel.x not in (y, array) or array.dtype != "int8" or dims != self.shape:
@@ -145,17 +169,20 @@ class _Reader(BlockReader):
             if array.shape[-1] != y.shape[-1] or len(y.shape) < 3:
                 fail(f"a window is of images, and has as many channels as {y.name}; {array.name} has not", at)
             kernel.x = array
-            for row in self._same_in_all_programs(
-                [*self._displacements(load, starts, kernel), starts[-1] - self.starts[-1]], at
-            ):
-                if row[-1]:
+            distances = [*self._displacements(load, starts, kernel), starts[-1] - self.starts[-1]]
+            for *displacement, channel_distance in self._values_by_iteration(distances, at):
+                if channel_distance:
                     fail(f"the channels of {array.name} are not those of {y.name}", at)
-                window_positions[row[:-1]] = ()
-        self._window(window_positions, kernel, value.at)
+                window_positions[tuple(displacement)] = ()
+        self._derive_window(window_positions, kernel, value.at)
         kernel.pool = True
 
-    def _reduction_terms(self, tile: Tile, kind: Fold, end: Tile | None = None) -> Iterator[Tile]:
-        """Yield the products or loads that are reduced to `tile`, up to the initial value `end`."""
+    def _reduction_terms(self, tile: Tile, kind: ReductionPattern, end: Tile | None = None) -> Iterator[Tile]:
+        """Yield the products or loads that are reduced to `tile`.
+
+        end: the placeholder with which an iteration starts, at which the terms of that iteration end. Raises
+        LanguageError for a term that is neither of the kind's operation nor its initial value.
+        """
         tile = before_reshapes(tile)
         if tile is end:
             return
@@ -164,21 +191,22 @@ class _Reader(BlockReader):
             if tile.op == "dot" and len(tile.args) == 3:
                 yield from self._reduction_terms(tile.args[2], kind, end)
         elif tile.op == "result":
-            first, place, last = next(row[:3] for loop in self.loops for row in loop.carried if row[3] is tile)
-            if not _starts_with(last, place, kind):
-                fail(f"the accelerator {kind.says}, and what this loop carries is another sum{ON_CPU}", last.at)
-            yield from self._reduction_terms(last, kind, place)
+            first, placeholder, last = next(row[:3] for loop in self.loops for row in loop.carried if row[3] is tile)
+            if not _starts_with(last, placeholder, kind):
+                fail(f"the accelerator {kind.description}, and what this loop carries is another sum{ON_CPU}", last.at)
+            yield from self._reduction_terms(last, kind, placeholder)
             yield from self._reduction_terms(first, kind, end)
         elif tile.op == "binary" and tile.more["name"] == kind.name:
             yield from self._reduction_terms(tile.args[0], kind, end)
             yield from self._reduction_terms(tile.args[1], kind, end)
-        elif (zero := source_of_view(tile)).op != "const" or zero.more["number"] != kind.zero:
-            what = f"not from {zero.more['number']}" if zero.op == "const" else f"no {tile.more.get('name', tile.op)}"
-            fail(f"the accelerator {kind.says} from {kind.first}, and {what}{ON_CPU}", tile.at)
+        elif (zero := source_of_view(tile)).op != "const" or zero.more["number"] != kind.initial_value:
+            actual = f"not from {zero.more['number']}" if zero.op == "const" else f"no {tile.more.get('name', tile.op)}"
+            fail(f"the accelerator {kind.description} from {kind.initial_text}, and {actual}{ON_CPU}", tile.at)
 
-    def _product(self, dot: Tile, kernel: Recognised) -> list[tuple[Displacement, int, int, tuple[int, ...], int]]:
-        """Return for each iteration: (displacement of x, channel, channels, position in the window of w, channel of
-        w).
+    def _product_terms(self, dot: Tile, kernel: RecognisedLayer) -> list[ProductTerm]:
+        """Return the blocks that a cl.dot multiplies, for each iteration, and set x, w and axes of `kernel`.
+
+        Raises LanguageError for operands that no convolution or matrix product has.
         """
         a, xs, xdims = self.load(dot.args[0], "a side of cl.dot", moving=True)
         b, ws, wdims = self.load(dot.args[1], "the other side of cl.dot")
@@ -186,47 +214,58 @@ class _Reader(BlockReader):
             fail(f"gemm multiplies int8, and this is {a}{ON_CPU}", dot.at)
         x, w, y = a.more["array"], b.more["array"], self.y
         if kernel.w is not None and (x is not kernel.x or w is not kernel.w):
-            what = f"the accelerator sums products of one array by one of weights, not {x.name} by {w.name}"
-            fail(what + ON_CPU, dot.at)
+            message = f"the accelerator sums products of one array by one of weights, not {x.name} by {w.name}"
+            fail(message + ON_CPU, dot.at)
         kernel.x, kernel.w, kernel.w_at = x, w, b.at
         if len(xdims) != len(self.shape) or xdims[:-1] != self.shape[:-1] or not is_in_order(dot.args[0], a):
             fail(
                 f"the rows of a product are those of its output, channels last; {x.name} is read as {list(xdims)} for "
                 f"{list(self.shape)} of {y.name}", dot.at
             )  # fmt: skip
-        kernel.axes = out, into = self._axes(dot, b, wdims)
-        if self.other(b) != w.zero_point:
+        kernel.axes = out, into = self._weight_axes(dot, b, wdims)
+        if self.padding_value(b) != w.zero_point:
             fail(f"weights beyond the last are {w.zero_point}, and `other` of {w.name} is not", b.at)
         tap_starts = [start for d, start in enumerate(ws) if d not in (out, into)]
         displacements = self._displacements(a, xs, kernel)
         n = len(displacements)
-        rows = self._same_in_all_programs(
+        rows = self._values_by_iteration(
             [*displacements, xs[-1], ws[into], *tap_starts, ws[out] - self.starts[-1]], dot.at
         )
         if any(row[-1] for row in rows):
             fail(f"the outputs of the weights are not the columns of {y.name}", dot.at)
-        return [(row[:n], row[n], dot.args[1].shape[0], row[n + 2 : -1], row[n + 1]) for row in rows]
+        depth, _ = dot.args[1].shape
+        terms = []
+        for row in rows:
+            channel, w_channel, *tap = row[n:-1]
+            terms.append(ProductTerm(row[:n], channel, depth, tuple(tap), w_channel))
+        return terms
 
-    def _axes(self, dot: Tile, b: Tile, dims: tuple[int, ...]) -> tuple[int, int]:
-        """Return the dimensions of the weights that count outputs and inputs. Raises LanguageError."""
+    def _weight_axes(self, dot: Tile, b: Tile, dims: tuple[int, ...]) -> tuple[int, int]:
+        """Return the dimensions of the weights that count outputs and inputs. Raises LanguageError.
+
+        b: the load of the weights. dims: the sizes of its block.
+        """
         depth, columns = dot.args[1].shape
         element_numbers = element_order(dot.args[1], b)
         steps = [int(np.prod(dims[d + 1 :])) for d in range(len(dims))]
 
-        def along(line: NDArray[Any]) -> int | None:
+        def dimension_along(line: NDArray[Any]) -> int | None:
             """Return the dimension of the block along which the elements `line` follow each other."""
             step = int(line[-1] - line[0]) // max(len(line) - 1, 1)
             return next((d for d, size in enumerate(dims) if (size, steps[d]) == (len(line), step)), None)
 
-        output_axis, input_axis = along(element_numbers[0]), along(element_numbers[:, 0])
+        output_axis, input_axis = dimension_along(element_numbers[0]), dimension_along(element_numbers[:, 0])
         if output_axis is None or input_axis is None or output_axis == input_axis or b.size != depth * columns:
             fail(
                 f"weights are a block of outputs by inputs, and {b.more['array'].name} is read as {list(dims)}", dot.at
             )
         return output_axis, input_axis
 
-    def _displacements(self, load: Tile, starts: Values, kernel: Recognised) -> list[NDArray[Any]]:
-        """Return the displacement of a block of x from the written one, for each dimension except channels."""
+    def _displacements(self, load: Tile, starts: Values, kernel: RecognisedLayer) -> list[NDArray[Any]]:
+        """Return the displacement of a block of x from the written one, for each dimension except channels.
+
+        Sets strides and pad of `kernel`, which must be the same for all positions of the window.
+        """
         name, steps = load.more["array"].name, load.more["block"][2]
         strides = steps[-3:-1] if len(steps) > 2 else (1, 1)
         if steps != ((1,) * len(steps))[:-3] + (*strides, 1)[-len(steps) :]:
@@ -234,39 +273,43 @@ class _Reader(BlockReader):
                 f"rows and columns of images alone have steps on the accelerator, and {name} is read in {list(steps)}",
                 load.at,
             )
-        if kernel.strides is not None and (kernel.strides, kernel.pad) != (strides, self.other(load)):
+        if kernel.strides is not None and (kernel.strides, kernel.pad) != (strides, self.padding_value(load)):
             fail(f"`other` and `steps` of {name} are the same in a whole window on the accelerator", load.at)
-        kernel.strides, kernel.pad = strides, self.other(load)
+        kernel.strides, kernel.pad = strides, self.padding_value(load)
         return [x - step * y for x, y, step in zip(starts[:-1], self.starts[:-1], steps)]
 
-    def _same_in_all_programs(self, sides: Sequence[NDArray[Any]], at: str) -> list[tuple[int, ...]]:
-        """Return `sides` in each iteration. Raises LanguageError where programs differ."""
-        shape = np.broadcast_shapes(*(side.shape for side in sides))
-        columns_ = []
-        for side in sides:
-            first = np.broadcast_to(side[:1, :1, :1], (1, 1, 1, *shape[3:]))
-            if not equal(side, first):
+    def _values_by_iteration(self, quantities: Sequence[NDArray[Any]], at: str) -> list[tuple[int, ...]]:
+        """Return, for each iteration of the loops, the value of each quantity.
+
+        Raises LanguageError where programs differ: a block is then not read relative to the written one.
+        """
+        shape = np.broadcast_shapes(*(quantity.shape for quantity in quantities))
+        columns = []
+        for quantity in quantities:
+            first = np.broadcast_to(quantity[:1, :1, :1], (1, 1, 1, *shape[3:]))
+            if not is_equal(quantity, first):
                 fail(
                     "programs read different blocks than those that belong to what they write: rows move with the rows "
                     f"of {self.y.name}, outputs of the weights with its columns, one for one{ON_CPU}", at
                 )  # fmt: skip
-            columns_.append(map(int, first.ravel()))
-        return list(zip(*columns_))
+            columns.append(map(int, first.ravel()))
+        return list(zip(*columns))
 
-    def _channels(
-        self, rows: list[tuple[Displacement, int, int, tuple[int, ...], int]], kernel: Recognised, at: str
+    def _match_channels(
+        self, terms: list[ProductTerm], kernel: RecognisedLayer, at: str
     ) -> dict[Displacement, tuple[int, ...]]:
-        """Check that all channels are added up at each displacement. Returns the index of w for each displacement."""
+        """Return the index of w for each displacement. Raises LanguageError unless all channels are added up there."""
         assert kernel.w is not None
-        x, w, y, depth = kernel.x, kernel.w, kernel.y, rows[0][2]
+        x, w, y, depth = kernel.x, kernel.w, kernel.y, terms[0].depth
         taps: dict[Displacement, tuple[int, ...]] = {}
         channels_at: dict[Displacement, list[int]] = {}
-        for displacement, channel, _, tap, other in rows:
-            if channel != other or taps.setdefault(displacement, tap) != tap:
+        for term in terms:
+            if term.channel != term.w_channel or taps.setdefault(term.displacement, term.tap) != term.tap:
                 fail(
-                    f"channel {channel} of {x.name} meets channel {other} of {w.name}; they go together one for one", at
-                )
-            channels_at.setdefault(displacement, []).append(channel)
+                    f"channel {term.channel} of {x.name} meets channel {term.w_channel} of {w.name}; they go together "
+                    "one for one", at
+                )  # fmt: skip
+            channels_at.setdefault(term.displacement, []).append(term.channel)
         expected = list(range(0, x.shape[-1], depth))
         if (
             any(sorted(channels_seen) != expected for channels_seen in channels_at.values())
@@ -280,8 +323,11 @@ class _Reader(BlockReader):
             fail(f"{w.name} has {w.shape[kernel.axes[0]]} outputs and {y.name} {y.shape[-1]} columns", at)
         return taps
 
-    def _window(self, taps: dict[Displacement, tuple[int, ...]], kernel: Recognised, at: str) -> None:
-        """Derive kernel, strides, dilations and pads of the window from the displacements. Raises LanguageError."""
+    def _derive_window(self, taps: dict[Displacement, tuple[int, ...]], kernel: RecognisedLayer, at: str) -> None:
+        """Derive sizes, strides, dilations and pads of the window from the displacements. Raises LanguageError.
+
+        taps: index of w for each displacement; () for a maximum.
+        """
         x, y = kernel.x, kernel.y
         if len(y.shape) == 2:
             if list(taps) != [(0,)] or x.shape[0] != y.shape[0]:
@@ -314,8 +360,8 @@ def _even_step(side: list[int]) -> int:
     return steps.pop() if len(steps) == 1 else 0
 
 
-def _starts_with(tile: Tile, initial: Tile, kind: Fold) -> bool:
-    """Return whether a sum or maximum starts with the carried tile `initial`."""
+def _starts_with(tile: Tile, initial: Tile, kind: ReductionPattern) -> bool:
+    """Return whether the reduction `tile` continues the carried tile `initial`, so that iterations share one result."""
     tile = before_reshapes(tile)
     while tile is not initial:
         if tile.op == "dot" and len(tile.args) == 3:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import COMPARISONS
-from celosia.compiler.language.language_errors import fail, where
+from celosia.compiler.language.language_errors import fail, kernel_line
 from celosia.compiler.program.dtypes import numpy_dtype
 
 MAX_ELEMENTS = 1 << 20
@@ -24,9 +24,9 @@ MAX_ELEMENTS = 1 << 20
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
 )  # fmt: skip
+"""Element types of tiles."""
 BITS = ("and", "or", "xor", "shl", "shr")
-
-
+"""Operations on bits, which floats do not have; the first three take bools, too."""
 NUMPY_EQUIVALENTS = {
     "absolute": "abs", "exp": "exp", "log": "log", "sqrt": "sqrt", "tanh": "tanh", "sin": "sin", "cos": "cos",
     "floor": "floor", "ceil": "ceil", "maximum": "maximum", "minimum": "minimum", "sum": "sum", "amax": "max",
@@ -55,14 +55,15 @@ class _RejectsNumpy:
                 return binary("lt" if name == "greater" else "le", *args[::-1])
         _fail_numpy(name, self)
 
-    def __array_function__(self, function: Any, *given: Any) -> NoReturn:
+    def __array_function__(self, function: Any, *args: Any) -> NoReturn:
         _fail_numpy(function.__name__, self)
 
-    def __array__(self, *given: Any, **options: Any) -> NoReturn:
+    def __array__(self, *args: Any, **options: Any) -> NoReturn:
         _fail_numpy("array", self)
 
 
 def _fail_numpy(name: str, value: Any) -> NoReturn:
+    """Raise LanguageError for numpy's function `name` on a tile, pointer or array; name its counterpart, if any."""
     advice = (
         f"write cl.{NUMPY_EQUIVALENTS[name]}"
         if name in NUMPY_EQUIVALENTS
@@ -76,7 +77,8 @@ def _fail_numpy(name: str, value: Any) -> NoReturn:
 class ArrayArgument(_RejectsNumpy):
     """An array that a kernel was called with; as a pointer, it points to its first element.
 
-    zero_point: of a `quantised` array, see there. data: its elements while the kernel is interpreted.
+    name: of the parameter. quantised: whether the caller passed `quantised(array, zero_point)`. data: the caller's
+    array, which the interpreter reads and writes.
     """
 
     name: str
@@ -145,7 +147,11 @@ class Pointer(_RejectsNumpy):
 
 
 class Scope:
-    """The kernel or a loop in it: tiles, stores and loops in the order in which they were made."""
+    """The kernel or a loop in it: tiles, stores and loops in the order in which they were made.
+
+    parent: the scope around, None for the kernel. at: file and line of a loop. closed: whether the loop has ended, so
+    that its tiles cannot be used any more.
+    """
 
     def __init__(self, parent: Scope | None = None, at: str = "") -> None:
         self.parent, self.at = parent, at
@@ -156,8 +162,9 @@ class Scope:
 class TracedLoop(Scope):
     """A loop whose body was traced once.
 
-    carried: (initial tile, placeholder in the body, tile after the body, tile after the loop). steps: limit of the
-    iterations; bound: the loop ends where its index reaches this.
+    carried: for each variable that iterations change, (initial tile, placeholder in the body, tile after the body, tile
+    after the loop). steps: limit of the iterations. start, step: the index is start + iteration * step. bound: the
+    index at which the loop ends, None where it always runs `steps` times.
     """
 
     def __init__(self, parent: Scope, at: str, steps: int, start: Tile, step: int, bound: Tile | None) -> None:
@@ -168,7 +175,7 @@ class TracedLoop(Scope):
 
 @dataclass(eq=False)
 class TracedStore:
-    """A store: array[offsets] = value where mask holds. block: see `load` in ops.py."""
+    """A store: array[offsets] = value where mask holds. block: offsets, sizes and steps of a block (ops.Block)."""
 
     array: ArrayArgument
     offsets: Tile
@@ -192,12 +199,17 @@ def scopes(scope: Scope) -> Iterator[Scope]:
 
 
 def stores(top: Scope) -> list[TracedStore]:
-    """Return all stores of a program, those in loops included, in order."""
+    """Return all stores of a kernel, those in loops included, in order."""
     return [statement for scope in scopes(top) for statement in scope.body if isinstance(statement, TracedStore)]
 
 
 class KernelRun:
-    """One run through a kernel: traced, or interpreted by `value_of` for the program `ids`."""
+    """One run through a kernel function: traced for all programs, or interpreted for one.
+
+    ids: numbers of the interpreted program along the axes of the grid, None while tracing. value_of: the interpreter's
+    function that computes a tile, None while tracing. top: the scope of the kernel. scope: the one in which the next
+    tile is made.
+    """
 
     def __init__(
         self, grid: tuple[int, ...], ids: tuple[int, ...] | None = None, value_of: Callable[..., Any] | None = None
@@ -211,43 +223,46 @@ class KernelRun:
         return self.ids is not None
 
     def __enter__(self) -> KernelRun:
-        _local.program = self
+        _local.run = self
         return self
 
     def __exit__(self, *error: object) -> None:
-        _local.program = None
+        _local.run = None
 
 
 _local = threading.local()
+"""The KernelRun of this thread: `run`, None outside of kernels."""
 
 
-def program() -> KernelRun:
+def current_run() -> KernelRun:
     """Return the running KernelRun. Raises LanguageError outside of kernels."""
-    found: KernelRun | None = getattr(_local, "program", None)
-    if found is None:
+    run: KernelRun | None = getattr(_local, "run", None)
+    if run is None:
         fail("this is for kernels; call it inside a function with @cl.jit")
-    return found
+    return run
 
 
-def in_program() -> bool:
+def is_in_kernel() -> bool:
     """Return whether a kernel is running."""
-    return getattr(_local, "program", None) is not None
+    return getattr(_local, "run", None) is not None
 
 
 def _operator(name: str) -> Callable[[Any, Any], Tile]:
+    """Make the method of Tile for a binary operator."""
     return lambda a, b: binary(name, a, b)
 
 
 def _reflected_operator(name: str) -> Callable[[Any, Any], Tile]:
-    """Make an operator with swapped operands."""
+    """Make the method of Tile for a binary operator whose right operand is the tile."""
     return lambda a, b: binary(name, b, a)
 
 
 @dataclass(eq=False)
 class Tile(_RejectsNumpy):
-    """Values of type `dtype` and a known shape, made by `op` from `args`. A scalar has the shape ().
+    """Values of type `dtype` and a known shape, made by the operation `op` from `args`. A scalar has the shape ().
 
-    more: other arguments of the operation. at: file and line. value: while a kernel is interpreted.
+    more: arguments of the operation that are not tiles, by name. at: file and line of the kernel that made it. scope:
+    the kernel or loop that made it. value: its elements while a kernel is interpreted, else None.
     """
 
     op: str
@@ -277,21 +292,21 @@ class Tile(_RejectsNumpy):
     @property
     def T(self) -> Tile:
         """The tile with reversed axes."""
-        return make("trans", (self,), self.shape[::-1], self.dtype, axes=tuple(range(len(self.shape)))[::-1])
+        return make_tile("trans", (self,), self.shape[::-1], self.dtype, axes=tuple(range(len(self.shape)))[::-1])
 
     def to(self, dtype: Any) -> Tile:
         """Convert the values to `dtype`: floats to integers towards zero, saturating."""
         name = dtype_name(dtype)
         if name == self.dtype:
             return self
-        return make("cast", (self,), self.shape, name)
+        return make_tile("cast", (self,), self.shape, name)
 
     def reshape(self, *shape: Any) -> Tile:
         """Reshape the elements in row-major order."""
         dims = shape_of(shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape)
         if int(np.prod(dims, dtype=np.int64)) != self.size:
             fail(f"{self} has {self.size} elements and cannot be reshaped to {list(dims)}")
-        return make("reshape", (self,), dims, self.dtype)
+        return make_tile("reshape", (self,), dims, self.dtype)
 
     def __getitem__(self, index: Any) -> Tile:
         """Insert dimensions of size 1, as in [:, None]."""
@@ -341,7 +356,7 @@ class Tile(_RejectsNumpy):
 
 
 def origin(tile: Tile, *views: str) -> Tile:
-    """Return the source of `tile` before `views`, and before loops that do not change it."""
+    """Return the tile behind `tile` once the operations `views`, and loops that do not change it, are removed."""
     while tile.op in views or "same" in tile.more:
         tile = tile.more["same"] if "same" in tile.more else tile.args[0]
     return tile
@@ -350,7 +365,10 @@ def origin(tile: Tile, *views: str) -> Tile:
 def upstream(
     roots: Iterable[Tile], before: Callable[[Tile], Iterable[Tile]] = lambda tile: tile.args
 ) -> Iterator[Tile]:
-    """Yield each of `roots` and each tile `before` a yielded one, once."""
+    """Yield `roots` and all tiles from which they are computed, each once.
+
+    before: returns the tiles to visit from a tile, by default its arguments.
+    """
     stack, seen = list(roots), set()
     while stack:
         tile = stack.pop()
@@ -385,16 +403,19 @@ def shape_of(dims: Any) -> tuple[int, ...]:
     return tuple(map(int, dims))
 
 
-def make(op: str, args: Sequence[Tile], shape: tuple[int, ...], dtype: str, **more: Any) -> Tile:
-    """Make the tile `op` of `args`: a node of the trace, or one with its value."""
-    running = program()
+def make_tile(op: str, args: Sequence[Tile], shape: tuple[int, ...], dtype: str, **more: Any) -> Tile:
+    """Make the tile that `op` computes from `args`: append it to the trace, or compute its value at once.
+
+    more: arguments of the operation that are not tiles. Raises LanguageError for a tile of a loop that has ended.
+    """
+    run = current_run()
     for arg in args:
         check_alive(arg)
-    tile = Tile(op, tuple(args), shape, dtype, more, where(), running.scope)
-    if running.value_of is not None:
-        tile.value = running.value_of(tile, running)
+    tile = Tile(op, tuple(args), shape, dtype, more, kernel_line(), run.scope)
+    if run.value_of is not None:
+        tile.value = run.value_of(tile, run)
     else:
-        running.scope.body.append(tile)
+        run.scope.body.append(tile)
     return tile
 
 
@@ -428,11 +449,11 @@ def as_tile(value: Any, dtype: str | None = None) -> Tile:
                 name = "int64"
             else:
                 fail(f"{value} is no {name}; cast the tile beside it, or write another number")
-    return make("const", (), (), name, number=value)
+    return make_tile("const", (), (), name, number=value)
 
 
-def join(op: str, a: Any, b: Any) -> tuple[Tile, Tile]:
-    """Convert both operands to tiles of one type and shape; no type becomes narrower."""
+def to_common_type(op: str, a: Any, b: Any) -> tuple[Tile, Tile]:
+    """Convert the operands of `op` to tiles of one type and shape; no type becomes narrower."""
     dtype = _common_type(op, a, b)
     x, y = (side.to(dtype) if isinstance(side, Tile) else as_tile(side, dtype) for side in (a, b))
     return broadcast_all(op, x, y)  # type: ignore[return-value]
@@ -455,11 +476,14 @@ def is_broadcastable(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
 
 def broadcast(tile: Tile, shape: tuple[int, ...]) -> Tile:
     """Broadcast a tile to `shape`, which must fit."""
-    return tile if tile.shape == shape else make("broadcast", (tile,), shape, tile.dtype)
+    return tile if tile.shape == shape else make_tile("broadcast", (tile,), shape, tile.dtype)
 
 
 def _common_type(op: str, a: Any, b: Any) -> str:
-    """Return the type in which an operation is computed. Raises LanguageError for signed with unsigned integers."""
+    """Return the type in which `op` computes operands a and b, tiles or Python numbers.
+
+    A number takes the type of the tile where that can hold it. Raises LanguageError for signed with unsigned integers.
+    """
     for side in (a, b):
         if isinstance(side, (ArrayArgument, Pointer)):
             as_tile(side)
@@ -486,12 +510,15 @@ def _common_type(op: str, a: Any, b: Any) -> str:
 
 
 def binary(op: str, a: Any, b: Any) -> Tile:
-    """Compute an operation on two tiles, or a tile and a number, in their common type and shape."""
-    x, y = join(op, a, b)
+    """Make the tile a op b of two tiles, or a tile and a number, in their common type and shape.
+
+    op: a name such as "add" or "lt". Division converts integers to float32; arithmetic converts bools to int32.
+    """
+    x, y = to_common_type(op, a, b)
     if op == "div" and not x.dtype.startswith("float"):
         x, y = x.to("float32"), y.to("float32")
     if op in BITS and x.dtype.startswith("float"):
         fail(f"{op} is for integers and bools, not {x}")
     if x.dtype == "bool" and op not in (*BITS[:3], *COMPARISONS):
         x, y = x.to("int32"), y.to("int32")
-    return make("binary", (x, y), x.shape, "bool" if op in COMPARISONS else x.dtype, name=op)
+    return make_tile("binary", (x, y), x.shape, "bool" if op in COMPARISONS else x.dtype, name=op)

@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 from celosia.compiler.language.tile import Tile, origin
 
 VIEWS = ("reshape", "broadcast", "trans")
+"""Operations that only arrange or repeat elements."""
 
 
 def before_reshapes(tile: Tile) -> Tile:
-    """Return the tile before reshapes, with the same elements in order."""
+    """Return the tile of which `tile` is a reshape, or a reshape of a reshape; it has the same elements in order."""
     return origin(tile, "reshape")
 
 
@@ -20,27 +21,30 @@ def source_of_view(tile: Tile) -> Tile:
     return origin(tile, *VIEWS)
 
 
-def apply_view(elements: NDArray[np.int64], step: Tile) -> NDArray[np.int64]:
-    """Apply one view to `elements`, numbers of source elements."""
-    match step.op:
+def apply_view(elements: NDArray[np.int64], view: Tile) -> NDArray[np.int64]:
+    """Arrange `elements` as the operation of `view` arranges the elements of its argument.
+
+    Applied to element numbers, it says which element of the source each element of the view is.
+    """
+    match view.op:
         case "trans":
-            return elements.transpose(step.more["axes"])
+            return elements.transpose(view.more["axes"])
         case "reshape":
-            return elements.reshape(step.shape)
+            return elements.reshape(view.shape)
         case "broadcast":
-            return np.broadcast_to(elements, step.shape)
+            return np.broadcast_to(elements, view.shape)
     return elements
 
 
 def element_order(tile: Tile, source: Tile) -> NDArray[np.int64]:
-    """Return the numbers of the elements of `source` as the view `tile` has them."""
-    steps = []
+    """Return which element of `source` each element of its view `tile` is: numbers in the shape of `tile`."""
+    views = []
     while tile is not source:
-        steps.append(tile)
+        views.append(tile)
         tile = tile.more["same"] if "same" in tile.more else tile.args[0]
     elements = np.arange(source.size).reshape(source.shape)
-    for step in reversed(steps):
-        elements = apply_view(elements, step)
+    for view in reversed(views):
+        elements = apply_view(elements, view)
     return elements
 
 

@@ -1,7 +1,7 @@
 """cl.range: a loop whose body is traced once.
 
 The loop carries Python's own local variables. When it begins, each local variable of the kernel that holds a tile gets
-a placeholder; variables that hold another tile after the body are what the next iteration starts with.
+a placeholder. A variable that holds another tile after the body is carried: the next iteration starts with that tile.
 """
 
 from __future__ import annotations
@@ -13,71 +13,77 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from celosia.compiler.language.language_errors import fail
-from celosia.compiler.language.language_errors import where as here
-from celosia.compiler.language.scalar_bounds import UnknownScalar, span
-from celosia.compiler.language.tile import KernelRun, Pointer, Tile, TracedLoop, as_tile, make, program
+from celosia.compiler.language.language_errors import fail, kernel_line
+from celosia.compiler.language.scalar_bounds import UnknownScalar, scalar_range
+from celosia.compiler.language.tile import KernelRun, Pointer, Tile, TracedLoop, as_tile, current_run, make_tile
 
 
 def range(start: Any, stop: Any = None, step: int = 1, **hints: Any) -> Iterator[Tile]:
     """Loop over start, start + step, ... below stop.
 
-    Variables that a kernel changes in it are tiles of one shape and type.
+    Variables that the body changes must stay tiles of one shape and type. Traced, the loop yields once, a tile for the
+    index; interpreted, it yields in every iteration.
     """
     if stop is None:
         start, stop = 0, start
     if isinstance(step, Tile) or not isinstance(step, int) or step < 1:
         fail("the step of cl.range is a positive constexpr")
-    running = program()
-    if running.is_interpreting:
+    run = current_run()
+    if run.is_interpreting:
         first, end = (int(as_tile(bound, "int64").value) for bound in (start, stop))
         for number in builtins.range(first, end, step):
-            yield make("index", (), (), "int64", number=number)
+            yield make_tile("index", (), (), "int64", number=number)
         return
     first_tile, stop_tile = as_tile(start, "int64").to("int64"), as_tile(stop, "int64").to("int64")
-    steps, known = _iteration_count(running, first_tile, stop_tile, step)
+    steps, is_exact = _iteration_count(run, first_tile, stop_tile, step)
     if steps == 0:
         return
     frame = sys._getframe(1)
-    loop = TracedLoop(running.scope, here(), steps, first_tile, step, None if known else stop_tile)
+    loop = TracedLoop(run.scope, kernel_line(), steps, first_tile, step, None if is_exact else stop_tile)
     before = {name: value for name, value in frame.f_locals.items() if _is_carriable(value)}
     others = {name: _snapshot(value) for name, value in frame.f_locals.items() if name not in before}
-    running.scope = loop
+    run.scope = loop
     inside = {name: _placeholder(value) for name, value in before.items()}
     _assign(frame, inside)
-    index = make("index", (), (), "int64", loop=loop)
+    index = make_tile("index", (), (), "int64", loop=loop)
     yield first_tile + index * step
-    if running.scope is not loop:
+    if run.scope is not loop:
         fail("a loop inside this one was left with `break` or `return`; mask what is not to happen", loop.at)
     after = {}
     for name, value in before.items():
         after[name] = _carry(loop, name, value, inside[name], frame.f_locals.get(name))
-    for name, print_ in others.items():
+    for name, snapshot in others.items():
         now = frame.f_locals.get(name)
-        if print_ is not None and name in frame.f_locals and _snapshot(now) != print_:
+        if snapshot is not None and name in frame.f_locals and _snapshot(now) != snapshot:
             fail(
-                f"{name} is {print_[1]} before the loop and {_snapshot(now, True)[1]} after its body, which is "  # type: ignore[index]
+                f"{name} is {snapshot[1]} before the loop and {_snapshot(now, True)[1]} after its body, which is "  # type: ignore[index]
                 "traced once; make it a tile, as cl.full((), 0, cl.int32), take cl.static_range, or another name",
                 loop.at,
             )
     loop.closed = True
     assert loop.parent is not None
-    running.scope = loop.parent
-    running.scope.body.append(loop)
+    run.scope = loop.parent
+    run.scope.body.append(loop)
     _assign(frame, after)
 
 
 def _is_carriable(value: Any) -> bool:
-    tile = value.offsets if isinstance(value, Pointer) else value
+    """Return whether a loop can carry a variable with this value: a tile or pointer that may still be used."""
+    tile = _tile(value)
     return isinstance(tile, Tile) and not (tile.scope is not None and tile.scope.closed)
 
 
-def _tile(value: Any) -> Tile:
+def _tile(value: Any) -> Any:
+    """Return the tile of a carried value: the offsets of a pointer, else the value itself."""
     return value.offsets if isinstance(value, Pointer) else value
 
 
 def _snapshot(value: Any, always: bool = False) -> tuple[Any, str] | None:
-    """Return what is compared of a value that a loop does not carry; None for values that may change."""
+    """Return (key, description) of a Python value, to notice that the body of a loop changes it.
+
+    The body is traced once, so such a change would be lost. None means that the value may change; always: return a key
+    for such values, too.
+    """
     if isinstance(value, (bool, int, float)):
         return value, repr(value)
     if isinstance(value, (list, dict, set)):
@@ -86,13 +92,17 @@ def _snapshot(value: Any, always: bool = False) -> tuple[Any, str] | None:
 
 
 def _placeholder(value: Any) -> Any:
+    """Make the tile, or the pointer, that stands in the body for a variable whose value before the loop is `value`."""
     tile = _tile(value)
-    placeholder = make("phi", (), tile.shape, tile.dtype, first=tile)
+    placeholder = make_tile("phi", (), tile.shape, tile.dtype, first=tile)
     return Pointer(value.array, placeholder) if isinstance(value, Pointer) else placeholder
 
 
 def _carry(loop: TracedLoop, name: str, before: Any, inside: Any, after_body: Any) -> Any:
-    """Return the value of a variable after the loop, and record how the loop changes it. Raises LanguageError."""
+    """Record how the loop changes the variable `name`, and return its value after the loop. Raises LanguageError.
+
+    before, inside, after_body: its value before the loop, its placeholder, and its value after the traced body.
+    """
     if after_body is inside or after_body is None:
         _tile(inside).more["same"] = _tile(before)
         return before
@@ -107,9 +117,9 @@ def _carry(loop: TracedLoop, name: str, before: Any, inside: Any, after_body: An
             loop.at,
         )
     if last is None or last.shape != placeholder.shape or last.dtype != placeholder.dtype:
-        if not any(arg is placeholder for each in loop.body if isinstance(each, Tile) for arg in each.args):
+        if not any(arg is placeholder for tile in loop.body if isinstance(tile, Tile) for arg in tile.args):
             placeholder.more["same"] = first
-            return after_body  # another use of the name, of which no iteration reads what the one before has left
+            return after_body  # the name is used anew: no iteration reads the value that the one before left
         description = last if last is not None else f"{after_body!r}"
         fail(
             f"{name} is {placeholder} before the loop and {description} after its body; make both of one "
@@ -130,7 +140,7 @@ def _carry(loop: TracedLoop, name: str, before: Any, inside: Any, after_body: An
 
 
 def _induction_step(loop: TracedLoop, placeholder: Tile, last: Tile) -> Tile | None:
-    """Return by how much each iteration increases `placeholder`, where all do so equally; else None."""
+    """Return the tile that each iteration adds to the int64 `placeholder`, if it is the same in all; else None."""
     if last.op != "binary" or last.more["name"] != "add" or all(arg is not placeholder for arg in last.args):
         return None
     if placeholder.dtype != "int64":
@@ -143,16 +153,16 @@ def _induction_step(loop: TracedLoop, placeholder: Tile, last: Tile) -> Tile | N
 
 
 def _assign(frame: FrameType, values: dict[str, Any]) -> None:
-    """Assign to local variables of a running function."""
+    """Assign `values` to the local variables of a running function."""
     frame.f_locals.update(values)
     if sys.version_info < (3, 13):  # there f_locals is a copy
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
 
-def _iteration_count(running: KernelRun, first: Tile, stop: Tile, step: int) -> tuple[int, bool]:
-    """Return (the largest number of iterations, whether it is always reached)."""
+def _iteration_count(run: KernelRun, first: Tile, stop: Tile, step: int) -> tuple[int, bool]:
+    """Return (the largest number of iterations, whether all programs do as many). Raises LanguageError."""
     try:
-        (low, high), (least, most) = span(running, first), span(running, stop)
+        (low, high), (least, most) = scalar_range(run, first), scalar_range(run, stop)
     except UnknownScalar:
         fail("the bounds of cl.range depend on data; take the largest that they can be, and a mask")
     steps = builtins.max(-(-(most - low) // step), 0)

@@ -28,11 +28,11 @@ REPEATS, FINAL_ROUNDS = 3, 12
 ABORT_FACTOR = 3.0
 """Multiple of the best time at which a candidate on the CPU is given up."""
 FINALISTS = 4
-"""Number of the best candidates that run on a device with its own cycles, or are timed again on the CPU."""
+"""Number of the best candidates that are measured once more: on a device with its own cycles, or again on the CPU."""
 
 
 class Config:
-    """Constexprs of a kernel, by name."""
+    """A choice of constexprs of a kernel, by name. num_warps and num_stages of Triton have no effect."""
 
     def __init__(self, values: dict[str, Any] | None = None, *, num_warps: int = 0, num_stages: int = 0, **named: Any):
         self.values = {**(values or {}), **named}
@@ -46,7 +46,7 @@ class Tuned:
 
     Every config is tried: on the CPU by running on copies, the finalists again in alternation; on the accelerator by
     the timing model, and the finalists on the device, if it has its own cycles. records: a file of measurements, which
-    are not repeated.
+    are not repeated; without one they are kept in memory. best: the chosen Config by arguments and shapes.
     """
 
     def __init__(
@@ -85,7 +85,8 @@ class Tuned:
         if is_interpreting():
             return self.configs[0]
         arguments = {**dict(zip(self.kernel.names, args)), **named}
-        shapes = tuple((_array(v).shape, _array(v).dtype) for v in arguments.values() if _array(v) is not None)
+        arrays = [array for array in map(_as_array, arguments.values()) if array is not None]
+        shapes = tuple((array.shape, array.dtype) for array in arrays)
         key = (*(arguments.get(name) for name in self.key), shapes, device if isinstance(device, str) else type(device))
         best = self.best.get(key)
         if best is None:
@@ -94,7 +95,11 @@ class Tuned:
 
 
 class _Search:
-    """One choice of a config. names: workload and processor or Config, as in records."""
+    """The search for the best config for one set of arguments.
+
+    call: grid, arguments and named arguments of the kernel. names: the workload, and the processor or Config, which are
+    the key of records. reason: why the last candidate that could not run was refused.
+    """
 
     def __init__(self, tuned: Tuned, grid: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         self.tuned, self.kernel, self.call = tuned, tuned.kernel, (grid, args, named)
@@ -110,7 +115,7 @@ class _Search:
         """Name the workload: types and shapes of arrays, the key arguments, and a digest of the kernel's text."""
         _, args, named = self.call
         arguments = {**dict(zip(self.kernel.names, args)), **named}
-        arrays = [f"{a.dtype}{list(a.shape)}" for a in map(_array, arguments.values()) if a is not None]
+        arrays = [f"{a.dtype}{list(a.shape)}" for a in map(_as_array, arguments.values()) if a is not None]
         key_values = [f"{name}={arguments.get(name)!r}" for name in self.tuned.key]
         digest = hashlib.sha256("".join(_source_texts(self.kernel.function, set())).encode()).hexdigest()[:16]
         return f"{self.kernel.name} of {', '.join(arrays + key_values)} #{digest}"
@@ -120,16 +125,16 @@ class _Search:
         candidates = range(len(self.tuned.configs))
         if self.kernel.target == "cpu":
             measurer = f"cpu {VERSION}, threads={self.kernel.threads or 'all'}"
-            costs = self._costs(candidates, measurer, self._seconds)
+            costs = self._costs(candidates, measurer, self._measure_picoseconds)
             if len(costs) > 1:
-                costs = self._costs(first := _finalists(costs), f"{measurer}, by turns", self._alternating(first))
+                costs = self._costs(first := _finalists(costs), f"{measurer}, by turns", self._alternating_cost(first))
         else:
-            costs = self._costs(candidates, f"kernel {VERSION}, {TIMED.version}", self._predicted)
+            costs = self._costs(candidates, f"kernel {VERSION}, {TIMED.version}", self._predict_cycles)
             if device not in ("functional", "timed") and costs:
                 machine = self.kernel.device(device)
                 measurer = f"kernel {VERSION}, {type(machine).__name__}, {machine.memory_model}"
                 if machine.memory_model is not None:
-                    costs = self._costs(_finalists(costs), measurer, partial(self._measured, machine))
+                    costs = self._costs(_finalists(costs), measurer, partial(self._measure_cycles, machine))
         if not costs:
             raise LanguageError(self.reason)
         return min(costs, key=lambda candidate: (costs[candidate], candidate))
@@ -137,7 +142,11 @@ class _Search:
     def _costs(
         self, candidates: Iterable[int], measurer: str, cost: Callable[[dict[str, Any], float], int]
     ) -> dict[int, float]:
-        """Return the costs of the candidates that can run, from the records or measured now."""
+        """Return the costs of the candidates that can run, from the records or measured now.
+
+        measurer: how costs are measured, a part of the records' key. cost: function of the constexprs and the lowest
+        cost until now that measures a candidate; it raises LanguageError where the candidate cannot run.
+        """
         costs: dict[int, float] = {}
         for candidate in candidates:
             values = self.tuned.configs[candidate].values
@@ -156,47 +165,57 @@ class _Search:
         return costs
 
     def _variant(self, values: dict[str, Any]) -> tuple[Any, list[Any], list[int]]:
-        """Return the kernel with these constexprs, on copies of the arguments."""
+        """Return (compiled kernel with these constexprs, copies of the arguments, their addresses)."""
         grid, args, named = self.call
-        copies = {name: _copied(value) for name, value in named.items()}
-        return self.kernel.variant(grid, tuple(map(_copied, args)), {**copies, **values})
+        copies = {name: _copy_argument(value) for name, value in named.items()}
+        return self.kernel.variant(grid, tuple(map(_copy_argument, args)), {**copies, **values})
 
-    def _predicted(self, values: dict[str, Any], limit: float) -> int:
+    def _predict_cycles(self, values: dict[str, Any], limit: float) -> int:
+        """Return the cycles of a candidate by the timing model."""
         variant, arrays, _ = self._variant(values)
         return int(variant.cycles(arrays))
 
-    def _measured(self, machine: Any, values: dict[str, Any], limit: float) -> int:
+    def _measure_cycles(self, machine: Any, values: dict[str, Any], limit: float) -> int:
+        """Return the cycles of a candidate on the Device `machine`."""
         variant, arrays, _ = self._variant(values)
         return int(variant(arrays, machine)["cycles"])
 
-    def _seconds(self, values: dict[str, Any], limit: float) -> int:
-        """Measure the picoseconds of a candidate; it is given up where it is much slower than the best."""
-        variant, arrays, places = self._variant(values)
+    def _measure_picoseconds(self, values: dict[str, Any], limit: float) -> int:
+        """Return the picoseconds of a candidate on the CPU, the fastest of some runs.
+
+        Runs end early where it is slower than ABORT_FACTOR * limit, the time of the best candidate until now.
+        """
+        variant, arrays, addresses = self._variant(values)
         clock, best = self._clock(), float("inf")
         for run in range(REPEATS):
             start = clock()
-            variant(arrays, "", places)
+            variant(arrays, "", addresses)
             best = min(best, (clock() - start) * 1e12)
             if run and best > ABORT_FACTOR * limit:  # the first run links the code
                 break
         return int(best)
 
     def _clock(self) -> Callable[[], float]:
+        """Return the clock of measurements: time of this thread for one thread, else wall time."""
         return time.thread_time if self.kernel.threads == 1 else time.perf_counter
 
-    def _alternating(self, candidates: Sequence[int]) -> Callable[[dict[str, Any], float], int]:
+    def _alternating_cost(self, candidates: Sequence[int]) -> Callable[[dict[str, Any], float], int]:
         """Return a cost function that measures these candidates in alternation, when it is first called."""
         configs = [self.tuned.configs[candidate].values for candidate in candidates]
 
         @cache
         def times() -> list[float]:
-            runs = [partial(variant, arrays, "", places) for variant, arrays, places in map(self._variant, configs)]
+            """Return the seconds of each candidate."""
+            runs = [
+                partial(variant, arrays, "", addresses) for variant, arrays, addresses in map(self._variant, configs)
+            ]
             return time_alternating(runs, 0, FINAL_ROUNDS, self._clock())
 
         return lambda values, limit: int(times()[configs.index(values)] * 1e12)
 
 
 def _finalists(costs: dict[int, float]) -> list[int]:
+    """Return the candidates with the lowest costs."""
     return sorted(costs, key=lambda candidate: costs[candidate])[:FINALISTS]
 
 
@@ -216,12 +235,14 @@ def _source_texts(function: FunctionType, seen: set[FunctionType]) -> Iterable[s
             yield f"{name}={value!r}"
 
 
-def _array(value: Any) -> Any:
+def _as_array(value: Any) -> Any:
+    """Return the array of an argument, which may be quantised; None for other arguments."""
     value = value.array if isinstance(value, QuantisedArray) else value
     return value if isinstance(value, np.ndarray) else None
 
 
-def _copied(value: Any) -> Any:
+def _copy_argument(value: Any) -> Any:
+    """Copy an argument if it is an array, so that trial runs leave the caller's arrays unchanged."""
     if isinstance(value, QuantisedArray):
         return QuantisedArray(value.array.copy(), value.zero_point)
     return value.copy() if isinstance(value, np.ndarray) else value
@@ -230,7 +251,9 @@ def _copied(value: Any) -> Any:
 def autotune(
     configs: Sequence[Config], key: Sequence[str] = (), records: str | Path | None = None
 ) -> Callable[[Kernel], Tuned]:
-    """Choose among `configs` whenever the arguments named by `key`, or shapes, are new; stands above @cl.jit.
+    """Decorate a kernel, above @cl.jit, so that it uses the best of `configs`.
+
+    The choice is made anew whenever the arguments named by `key`, or shapes, are new.
 
     records: a file of JSON lines, such as that of `celosia tune`, to which measurements are added; known ones are not
     repeated. Calls of the kernel raise RecordsError where it cannot be read.

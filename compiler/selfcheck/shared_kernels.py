@@ -157,7 +157,7 @@ def _link(module: Any, names: list[str]) -> Any:
     def make() -> CompiledKernel:
         return CompiledKernel(names[0], (), (), 0, machine.optimise(text, level=0, unroll=False)[1], machine.host())
 
-    return machine.link(names, llvm_compile.cached(text, "", make).code)
+    return machine.link(names, llvm_compile.read_or_compile(text, "", make).code)
 
 
 def _new_function(module: Any, name: str, types: list[Any]) -> tuple[Any, list[V]]:

@@ -36,7 +36,7 @@ def grid(meta: dict[str, int]) -> tuple[int, int]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is measured, in order."""
     found: list[str] = []
-    for name in ("_predicted", "_measured", "_seconds"):
+    for name in ("_predict_cycles", "_measure_cycles", "_measure_picoseconds"):
         before = getattr(tuning._Search, name)
 
         def noted(*args: Any, before: Any = before, name: str = name) -> Any:
@@ -78,7 +78,7 @@ def test_the_timing_model_chooses_once(tmp_path: Path, asked: list[str]) -> None
         kernel = cl.autotune(SIZES, ("M", "N", "K"), records=path)(cl.jit(linear, config="tiny"))
         for _ in range(2):
             assert kernel[grid](*arguments()).report["config"] == SIZES[cycles.index(min(cycles))].values
-        assert asked == ["_predicted"] * len(SIZES), again
+        assert asked == ["_predict_cycles"] * len(SIZES), again
     assert len(Records.load(path).trials) == len(SIZES)
 
 
@@ -92,7 +92,7 @@ def test_a_device_has_the_last_word_over_the_best_few(tmp_path: Path, asked: lis
         worst = max(cycles[number] for number in first)
         assert cycles[[each.values for each in SIZES].index(launched.report["config"])] == worst
         assert device.runs == (1 if again else 1 + tuning.FINALISTS)
-    assert asked.count("_measured") == tuning.FINALISTS and asked.count("_predicted") == len(SIZES)
+    assert asked.count("_measure_cycles") == tuning.FINALISTS and asked.count("_predict_cycles") == len(SIZES)
 
 
 def twice(x, y, n, B: cl.constexpr):  # type: ignore[no-untyped-def]
@@ -112,7 +112,7 @@ def test_the_clock_is_asked_again_for_other_sizes_and_another_text(tmp_path: Pat
         kernel = cl.autotune(sizes, ("n",), records=path)(cl.jit(function, target="cpu", threads=1))
         x, y = np.arange(100, dtype=np.float32), np.zeros(100, np.float32)
         kernel[lambda meta: (cl.cdiv(100, meta["B"]),)](x, y, n)
-        assert asked == ["_seconds"] * expected
+        assert asked == ["_measure_picoseconds"] * expected
         assert len(Records.load(path).trials) == 2 * expected  # alone, and by turns
         assert np.array_equal(y[:n], x[:n] * (2 if function is twice else 3)) and not y[n:].any()
 
@@ -123,7 +123,7 @@ def test_what_cannot_run_is_known_too(tmp_path: Path, asked: list[str]) -> None:
         kernel = cl.autotune([cl.Config(BM=4, BN=3)], records=path)(cl.jit(linear, config="tiny"))
         with pytest.raises(cl.LanguageError, match=r"linear on tiny.*columns of a block"):
             kernel[grid](*arguments())
-    assert asked == ["_predicted"]
+    assert asked == ["_predict_cycles"]
     path.write_text("{}\n")
     with pytest.raises(RecordsError, match="holds no records"):
         cl.autotune(SIZES, records=path)(cl.jit(linear, config="tiny"))[grid](*arguments())

@@ -13,7 +13,7 @@ import random_schedules as cases
 from celosia import te
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.cpu.schedule.vector_lanes import with_lanes
+from celosia.compiler.cpu.schedule.vector_lanes import legalise_vector_loops
 
 QUICK, THOROUGH, CHUNK = 80, 10_000, 250
 SEED = int(os.environ.get("CELOSIA_SCHEDULES_SEED", "1"))
@@ -82,7 +82,7 @@ def test_lanes_that_hold_accumulators_are_still_vectors() -> None:
     s = T.create_schedule(y)
     s[y].vectorize(y.axes[1])
     assert (
-        str(with_lanes(T.lower(s)))
+        str(legalise_vector_loops(T.lower(s)))
         == """\
 y(a: float32[3, 5], b: float32[5, 6]) -> (y: float32[3, 6]):
   for i0 in 3:

@@ -1,12 +1,12 @@
 """Code generation for CPUs: loops to LLVM IR and machine code, in the order in which a loop nest passes the files.
 
-compile_loops       whether machine code is in memory, in the cache on disk, or compiled now; how kernels for a
-                    board become a shared object
+compile_loops       whether machine code is in memory, in the cache on disk, or compiled now; how kernels for
+                    another processor become a shared object
 codegen             which functions a kernel becomes, and which memory and threads each uses
 writer              which LLVM IR a statement or expression becomes
 memory_access       how an element, or a vector of them, is loaded and stored; which accesses of an unrolled loop are
-                    shared; which lanes of a vector a condition on positions selects
-nan_free_extremes   which extremes never see a NaN
+                    combined; which lanes of a vector a condition on indices selects
+nan_free_extremes   which minima and maxima never see a NaN, so that one instruction computes them
 arithmetic          which instructions an operation becomes
 float_functions     which polynomial computes exp, tanh, erf, ...
 operations          how conversions, divisions and reductions over lanes are computed; how NEON rounds to bytes

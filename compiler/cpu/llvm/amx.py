@@ -6,6 +6,8 @@
 
 is such a nest where 16 steps lie behind each other in x. Its rows are those of tile A and of the accumulators, its
 steps are the rows of tile B (Intel, "64 and IA-32 Architectures Software Developer's Manual", TDPBUSD).
+
+In all functions `b` is the IRBuilder that writes the instructions.
 """
 
 from __future__ import annotations
@@ -23,14 +25,17 @@ from celosia.compiler.target import AMX_FEATURES, TILE_COLUMNS, TILE_ROWS, TILE_
 V = Any
 I8, I64 = ir.IntType(8), ir.IntType(64)
 TILE_A, TILE_B = 6, 7
+"""Numbers of the tiles with the operands; tiles 0 to 5 are accumulators."""
 
 
 @dataclass(frozen=True)
 class AmxNest:
     """A loop nest that tiles can compute.
 
-    x, w, acc: operands. x_row, w_step, acc_row: elements from one row, or step, to the next. columns: the loop over
-    columns of accumulators, if there is one. zero: loops that begin at 0, those over rows and lanes.
+    k: variable of the reduction loop, of `steps` iterations. rows: number of rows. columns: the loop over columns of
+    accumulators, if there is one. x, w, acc: operands and sum. x_row, acc_row: elements from one row to the next.
+    w_step: elements from one step to the next. zero: variables of the loops over rows and lanes, which are 0 at a
+    tile's start.
     """
 
     k: Var
@@ -44,7 +49,6 @@ class AmxNest:
     w_step: int
     acc_row: int
     zero: tuple[Var, ...]
-    """Variables of the loops over rows and lanes, which are 0 at a tile's start."""
 
     @property
     def width(self) -> int:
@@ -53,7 +57,10 @@ class AmxNest:
 
 
 def match(nest: For, features: frozenset[str]) -> AmxNest | None:
-    """Match `nest` with tile products; None where it is something else or the processor has no tiles."""
+    """Return `nest` as tile products; None where it computes something else or the processor has no tiles.
+
+    features: of the processor, in LLVM's names.
+    """
     if not features >= AMX_FEATURES or nest.kind != "serial" or nest.extent < TILE_STEPS:
         return None
     loops: list[For] = []
@@ -75,6 +82,7 @@ def match(nest: For, features: frozenset[str]) -> AmxNest | None:
     xs, ws, accs = (linear(flatten(t.shape, i)) for t, i in ((x.tensor, x.index), (w.tensor, w.index), (tensor, index)))
 
     def strides(loop: Var) -> tuple[int | None, int | None, int | None]:
+        """Return the elements of x, w and acc from one iteration of a loop to the next."""
         return coefficient(xs, loop), coefficient(ws, loop), coefficient(accs, loop)
 
     of_k, of_rows, of_lanes = strides(nest.var), strides(rows.var), strides(lanes.var)
@@ -91,7 +99,7 @@ def match(nest: For, features: frozenset[str]) -> AmxNest | None:
 
 
 def configure(b: Any, module: Any, rows: int) -> None:
-    """Write the instruction that gives all tiles `rows` rows of 64 bytes, except B, which has 16."""
+    """Write the instruction that gives all tiles `rows` rows of 64 bytes, except B, which has 16 rows."""
     name = f"tiles.{rows}"
     if name not in module.globals:
         sizes = [64, 0] * 8 + [0] * 16  # bytes of a row of tiles 0 to 15, as 16 bits each
@@ -102,36 +110,38 @@ def configure(b: Any, module: Any, rows: int) -> None:
         table.global_constant = True
         table.linkage = "internal"
         table.align = 64
-    b.call(_declared(module, "ldtilecfg", ir.PointerType()), [_as_pointer(module.globals[name])])
+    b.call(_declare(module, "ldtilecfg", ir.PointerType()), [_as_pointer(module.globals[name])])
 
 
 def release(b: Any, module: Any) -> None:
     """Write the instruction that releases all tiles."""
-    b.call(_declared(module, "tilerelease"), [])
+    b.call(_declare(module, "tilerelease"), [])
 
 
 def load(b: Any, tile: int, pointer: V, row_bytes: int) -> None:
     """Write the load of a tile whose rows are `row_bytes` apart from `pointer` on."""
-    fn = _declared(b.module, "tileloadd64", I8, ir.PointerType(), I64)
+    fn = _declare(b.module, "tileloadd64", I8, ir.PointerType(), I64)
     b.call(fn, [I8(tile), pointer, I64(row_bytes)])
 
 
 def store(b: Any, tile: int, pointer: V, row_bytes: int) -> None:
     """Write the store of a tile whose rows are `row_bytes` apart from `pointer` on."""
-    fn = _declared(b.module, "tilestored64", I8, ir.PointerType(), I64)
+    fn = _declare(b.module, "tilestored64", I8, ir.PointerType(), I64)
     b.call(fn, [I8(tile), pointer, I64(row_bytes)])
 
 
 def multiply(b: Any, tile: int) -> None:
-    """Write tile += A * B."""
-    b.call(_declared(b.module, "tdpbusd", I8, I8, I8), [I8(tile), I8(TILE_A), I8(TILE_B)])
+    """Write tile += A * B, the products of four uint8 of A and four int8 of B added to an int32."""
+    b.call(_declare(b.module, "tdpbusd", I8, I8, I8), [I8(tile), I8(TILE_A), I8(TILE_B)])
 
 
-def _declared(module: Any, name: str, *types: Any) -> V:
+def _declare(module: Any, name: str, *types: Any) -> V:
+    """Return the declaration of LLVM's intrinsic llvm.x86.`name`, which takes `types` and returns nothing."""
     full = f"llvm.x86.{name}"
     return module.globals.get(full) or ir.Function(module, ir.FunctionType(ir.VoidType(), types), full)
 
 
 def _as_pointer(variable: V) -> V:
+    """Return a global variable as an opaque pointer, which llvmlite's own type for it is not."""
     variable.type = ir.PointerType()
     return variable

@@ -1,4 +1,8 @@
-"""LLVM instructions of operators and functions: intrinsics of LLVM, inline polynomials, else the C library."""
+"""LLVM instructions of operators and functions: intrinsics of LLVM, inline polynomials, else the C library.
+
+In all functions `b` is the IRBuilder that writes the instructions; operands are LLVM values, scalars or vectors of one
+number of lanes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from celosia.compiler.cpu.llvm.float_functions import F32, library
+from celosia.compiler.cpu.llvm.float_functions import F32, call_c_library
 from celosia.compiler.cpu.llvm.operations import (
     I32,
     V,
@@ -22,7 +26,7 @@ from celosia.compiler.cpu.llvm.operations import (
     is_vector,
     like,
     shift,
-    widened,
+    vector_type_like,
 )
 from celosia.compiler.expr.nodes import is_float
 from celosia.hw.spec.pipeline import ROOT_BITS
@@ -42,7 +46,10 @@ def compare(b: Any, op: str, dtype: str, x: V, y: V) -> V:
 
 
 def index_division(b: Any, op: str, is_nonnegative: bool, x: V, y: V) -> V:
-    """Divide an index by a positive constant, rounding down. is_nonnegative: of the dividend."""
+    """Write x // y or x % y (op floordiv or mod) of an index and a positive constant, rounded down.
+
+    is_nonnegative: whether `x` is proved to be at least 0, so that unsigned instructions suffice.
+    """
     if is_nonnegative:
         return b.udiv(x, y) if op == "floordiv" else b.urem(x, y)
     remainder = b.srem(x, y)
@@ -56,9 +63,10 @@ def index_division(b: Any, op: str, is_nonnegative: bool, x: V, y: V) -> V:
 
 
 def binary(b: Any, op: str, dtype: str, x: V, y: V, any_order: bool = False, nan_free: bool = False) -> V:
-    """Write x op y of element type `dtype`, for scalars or vectors.
+    """Write x op y of element type `dtype`, for the operations of nodes.ARITHMETIC. Raises ValueError for others.
 
-    any_order: sums of floats may be regrouped. nan_free: `x` is no NaN, and an extreme ignores `y` where it is one.
+    any_order: whether sums and products of floats may be regrouped. nan_free: whether `x` is no NaN and min and max
+    ignore `y` where it is NaN, which takes fewer instructions.
     """
     if is_float(dtype):
         flags = ("reassoc",) if any_order else ()
@@ -74,11 +82,11 @@ def binary(b: Any, op: str, dtype: str, x: V, y: V, any_order: bool = False, nan
             case "floordiv":
                 return call(b, "floor", dtype, b.fdiv(x, y))
             case "mod":
-                rest = b.frem(x, y)
+                remainder = b.frem(x, y)
                 zero = like(x, dtype, 0)
-                other = b.xor(b.fcmp_ordered("<", rest, zero), b.fcmp_ordered("<", y, zero))
-                move = b.and_(other, b.fcmp_ordered("!=", rest, zero))
-                return b.select(move, b.fadd(rest, y), rest)
+                other = b.xor(b.fcmp_ordered("<", remainder, zero), b.fcmp_ordered("<", y, zero))
+                move = b.and_(other, b.fcmp_ordered("!=", remainder, zero))
+                return b.select(move, b.fadd(remainder, y), remainder)
             case "min" | "max":
                 return (extreme_number if nan_free else extreme)(b, op, x, y)
             case "pow":
@@ -111,11 +119,16 @@ LLVM_INTRINSICS = {
     "sqrt": "llvm.sqrt", "floor": "llvm.floor", "ceil": "llvm.ceil", "trunc": "llvm.trunc",
     "round_even": "llvm.roundeven", "abs": "llvm.fabs", "fma": "llvm.fma",
 }  # fmt: skip
+"""Function of expressions -> LLVM's intrinsic for it, which is one instruction on most processors."""
 ROUNDING_FUNCTIONS = ("round_even", "floor", "ceil", "trunc")
+"""Functions for which SSE2 and ARMv7 have no vector instruction."""
 
 
 def _round_by_addition(b: Any, name: str, x: V) -> V:
-    """Round float32 for processors that round no vectors: adding 2^23 leaves no bits for fractions."""
+    """Write a function of ROUNDING_FUNCTIONS for processors without such an instruction for vectors.
+
+    Adding 2^23 to a smaller float32 leaves no bits for fractions, so that the addition rounds it to an integer.
+    """
     limit, one = like(x, "float32", 8388608.0), like(x, "float32", 1.0)
     size = intrinsic(b, "llvm.fabs", x)
     nearest = b.fsub(b.fadd(size, limit), limit)
@@ -131,7 +144,10 @@ def _round_by_addition(b: Any, name: str, x: V) -> V:
 
 
 def call(b: Any, name: str, dtype: str, *args: V) -> V:
-    """Write the intrinsic function `name` of expr.math_functions on values of `dtype`."""
+    """Write the intrinsic function `name` of expr.math_functions on values of `dtype`.
+
+    Raises ValueError where it is not defined for that type.
+    """
     if not dtype.startswith("float"):
         if name == "abs":
             return intrinsic(b, "llvm.abs", args[0], extra=(ir.IntType(1)(0),)) if dtype.startswith("int") else args[0]
@@ -161,17 +177,17 @@ def call(b: Any, name: str, dtype: str, *args: V) -> V:
         return convert(b, wide, "float32", "float16")
     if dtype == "float32" and name in F32:
         return F32[name](b, args[0])
-    return library(b, name, dtype, *args)
+    return call_c_library(b, name, dtype, *args)
 
 
 def _inverse_root(b: Any, x: V) -> V:
-    """Write sim.norm.inverse_root.
+    """Write sim.functional.norm.inverse_root of int64: 2^41 / sqrt(x), rounded down.
 
-    The quotient of doubles is off by at most one, and r^2 x - 2^82 modulo 2^64 has the sign of the error; below 2^30
-    the result is the largest number.
+    The quotient of doubles is off by at most one. r^2 x - 2^82 modulo 2^64 has the sign of the error. Below 2^30 the
+    result is the largest number of ROOT_BITS.
     """
     one, largest = like(x, "int64", 1), like(x, "int64", (1 << ROOT_BITS) - 1)
-    root = intrinsic(b, "llvm.sqrt", b.sitofp(x, widened(x, ir.DoubleType())))
+    root = intrinsic(b, "llvm.sqrt", b.sitofp(x, vector_type_like(x, ir.DoubleType())))
     estimate = b.fptosi(b.fdiv(like(x, "float64", 2.0**41), root), x.type)
 
     def is_above(r: V) -> V:
@@ -184,20 +200,22 @@ def _inverse_root(b: Any, x: V) -> V:
 
 
 def _popcount4(b: Any, x: V) -> V:
-    """Count bits of bytes in a vector with a power of two of lanes; LLVM would split others into bytes."""
+    """Write the counts of set bits of the four bytes of each uint32, each count in its byte.
+
+    Vectors are padded to a power of two of lanes, since LLVM would split others into bytes.
+    """
     lanes = x.type.count if is_vector(x) else 1
-    wide = 1 << (lanes - 1).bit_length()
-    if wide > lanes:
-        x = b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), _shuffle_mask(min(k, lanes) for k in range(wide)))
-    counts = intrinsic(b, "llvm.ctpop", b.bitcast(x, ir.VectorType(ir.IntType(8), 4 * wide)))
+    padded = 1 << (lanes - 1).bit_length()
+    if padded > lanes:
+        x = b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), _shuffle_mask(min(k, lanes) for k in range(padded)))
+    counts = intrinsic(b, "llvm.ctpop", b.bitcast(x, ir.VectorType(ir.IntType(8), 4 * padded)))
     words = b.bitcast(counts, x.type)
-    return (
-        b.shuffle_vector(words, ir.Constant(x.type, ir.Undefined), _shuffle_mask(range(lanes)))
-        if wide > lanes
-        else words
-    )
+    if padded == lanes:
+        return words
+    return b.shuffle_vector(words, ir.Constant(x.type, ir.Undefined), _shuffle_mask(range(lanes)))
 
 
 def _shuffle_mask(lanes: Iterable[int]) -> V:
+    """Return the constant vector of lane numbers that a shuffle takes."""
     lane_list = list(lanes)
     return ir.Constant(ir.VectorType(I32, len(lane_list)), lane_list)

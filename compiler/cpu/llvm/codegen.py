@@ -21,17 +21,15 @@ from celosia.compiler.cpu.llvm.writer import BodyWriter
 from celosia.compiler.cpu.schedule import parallel
 from celosia.compiler.cpu.schedule.prefetch import next_block_prefetches, next_iteration_prefetches
 from celosia.compiler.cpu.schedule.streaming_stores import streamed_outputs
-from celosia.compiler.cpu.schedule.vector_lanes import with_lanes
+from celosia.compiler.cpu.schedule.vector_lanes import legalise_vector_loops
 from celosia.compiler.expr.loops import Alloc, Function
-from celosia.compiler.expr.nodes import (
-    Tensor,
-)
+from celosia.compiler.expr.nodes import Tensor
 from celosia.compiler.target import target
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """LLVM IR of a module that defines a kernel, and the bytes of workspace that the kernel needs.
+    """LLVM IR of a module that defines a kernel (`text`), and the bytes of workspace that the kernel needs.
 
     phases: for a function with loops that threads share, whether each of its phases has one; see `render`.
     shared_bytes: the part of the workspace that all threads share; each thread has its own copy of the rest.
@@ -47,10 +45,10 @@ def render(function: Function, features: frozenset[str] | None = None) -> Render
     """Render `name(arguments, part, parts)`, which does all of the work, and functions for threads.
 
     Where threads can share loops, `name.0`, `name.1`, ... do part `part` of `parts` of each phase. All threads pass the
-    same arguments; behind the shared part of the workspace, each thread has a part of its own. features: of the
+    same arguments. Behind the shared part of the workspace, each thread has a part of its own. features: of the
     processor, in LLVM's names; by default those of the target.
     """
-    function = with_lanes(function)
+    function = legalise_vector_loops(function)
     module = ir.Module(name=function.name)
     module.features = dot.features() if features is None else features
     shared, phases = parallel.split_phases(function)
@@ -79,12 +77,13 @@ def _render_body(
 ) -> tuple[Any, int]:
     """Render a phase as `name(tensors..., shared workspace, own workspace, part, parts)`.
 
-    Returns it and its workspace size.
+    Returns (the LLVM function, bytes of its own workspace). workspace_offsets: byte of the shared workspace at which
+    each tensor that several phases touch begins.
     """
     tensors = len(function.inputs) + len(function.outputs)
     body, *arguments = _declare_function(module, name, tensors + 2, (I64, I64))
     body.linkage = "internal"
-    body.attributes.add("noinline")  # what is known of the pointers is that of arguments
+    body.attributes.add("noinline")  # inlined, the pointers would lose the attributes of arguments
     writer = BodyWriter(
         body, _tensor_pointers(function, arguments), arguments[-3], phase.loop, (arguments[-2], arguments[-1])
     )
@@ -114,11 +113,12 @@ def _render_entry(
 ) -> None:
     """Render `name(arguments, part, parts)`, which calls `bodies`.
 
-    With own_bytes, for one part of the work, with workspaces of that size behind each other; else for all of it.
+    own_bytes: size of a thread's own workspace, where the function does one part of the work; the workspaces of threads
+    lie behind each other. None where it does all of the work.
     """
     fn, arguments, *share = _declare_function(module, name, 1, (I64, I64))
     if target().machine:
-        fn.linkage = "weak_odr"  # its symbol says what it is: of two objects with the same kernel a linker takes one
+        fn.linkage = "weak_odr"  # of equal kernels in several objects, which have one symbol, a linker takes one
     if own_bytes is None:
         share, own_bytes = [I64(0), I64(1)], 0
     b = ir.IRBuilder(fn.append_basic_block("start"))
@@ -127,7 +127,7 @@ def _render_entry(
         b.gep(arguments, [I64(k)], inbounds=True, source_etype=pointer)
         for k in range(len(function.inputs) + len(function.outputs) + 1)
     ]
-    pointers = [b.load(place, typ=pointer) for place in slots]
+    pointers = [b.load(slot, typ=pointer) for slot in slots]
     start = b.add(I64(shared_bytes), b.mul(share[0], I64(own_bytes)))
     own_workspace = b.gep(pointers[-1], [start], inbounds=True, source_etype=byte)
     for body in bodies:
@@ -136,7 +136,7 @@ def _render_entry(
 
 
 def _declare_function(module: Any, name: str, pointers: int, more: tuple[Any, ...] = ()) -> list[V]:
-    """Declare a function of pointers to memory that does not overlap, then others.
+    """Declare a function of `pointers` pointers to memory that does not overlap, then arguments of the types `more`.
 
     Returns [function, its arguments...].
     """

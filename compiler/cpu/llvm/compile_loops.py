@@ -36,7 +36,10 @@ from celosia.plain import Sentences
 
 
 def _fills_registers(function: Function) -> bool:
-    """Return whether register tiles take so many registers that LLVM must not unroll loops around them."""
+    """Return whether register tiles take so many registers that LLVM must not unroll loops around them.
+
+    Unrolled, values would not fit and be spilled. A tile is the largest "local" tensor.
+    """
     tiles = [s.tensor.nbytes for s in statements(function.body) if isinstance(s, Alloc) and s.scope == "local"]
     return max(tiles, default=0) * 4 >= target().registers * target().vector_bytes
 
@@ -54,7 +57,7 @@ def _source_digest() -> str:
 
 
 def _cache_path(loops: str, key: object) -> Path:
-    """Return the cache file of a loop nest."""
+    """Return the cache file of a loop nest. key: everything else on which its machine code depends."""
     name = hashlib.sha256(f"{_source_digest()}\n{foreign_target() or host()}\n{key}\n{loops}".encode()).hexdigest()
     return cache_folder() / "kernels" / f"{name}.kernel"
 
@@ -71,8 +74,11 @@ def _read_cache(path: Path) -> CompiledKernel | None:
         return None
 
 
-def cached(loops: str, key: object, make: Callable[[], CompiledKernel]) -> CompiledKernel:
-    """Return the kernel of a loop nest from the cache on disk, or make it. key: what else it depends on."""
+def read_or_compile(loops: str, key: object, make: Callable[[], CompiledKernel]) -> CompiledKernel:
+    """Return the kernel of a loop nest from the cache on disk; else compile it by `make` and write it there.
+
+    loops: text of the nest. key: everything else on which its machine code depends.
+    """
     path = _cache_path(loops, key)
     kernel = _read_cache(path)
     if kernel is not None:
@@ -89,15 +95,16 @@ def cached(loops: str, key: object, make: Callable[[], CompiledKernel]) -> Compi
 
 
 MAX_KERNELS = 4096
-"""Limit of the kernels in memory, before all are dropped."""
+"""Limit of the kernels in memory; beyond it all are dropped."""
 _kernels: dict[tuple[object, ...], CompiledKernel] = {}
+"""Kernels in memory, by loops, dependencies and target."""
 
 
 def compile_function(function: Function, features: frozenset[str] | None = None, keep: bool = True) -> CompiledKernel:
     """Compile a loop nest for the target; equal loops give the same CompiledKernel.
 
-    features: see render. keep: False for code that is used only once. Code for another processor is an object file for
-    `link_library`, with a unique symbol.
+    features: of the processor, by default those of the target. keep: whether to cache the kernel; False for code that
+    is used only once. Code for another processor is an object file for `link_library`, with a unique symbol.
     """
     loops = str(function)
     tables = _large_constants(function) if ELIDED_VALUES in loops else ()
@@ -107,35 +114,37 @@ def compile_function(function: Function, features: frozenset[str] | None = None,
     if kernel is None and not keep:
         return _compile(function, features)
     if kernel is None:
-        compiled = cached(loops, dependencies, lambda: _compile(function, features))
+        compiled = read_or_compile(loops, dependencies, lambda: _compile(function, features))
         kernel = _remember(key, replace(compiled, loops=loops, tables=tables))
     return kernel
 
 
 def from_loops(source: CompiledKernel, trusted: bool = False) -> CompiledKernel:
-    """Compile `source`, a kernel from a Program's file that has only loops, for the target.
+    """Compile `source`, a kernel from a Program's file that has only the text of its loops, for the target.
 
     Unless trusted, the loops are verified and their indices clamped (expr/clamp_indices.py). Loops that this compiler
-    has written itself are recognised by their text in the cache, and nothing is compiled. Raises ValueError where they
-    are no loops, break a rule, or do not fit the kernel's signature.
+    has written itself are in the cache under their text, and nothing is compiled. Raises ValueError where the text is
+    no loop nest, breaks a rule, or does not fit the kernel's signature.
     """
     dependencies = _cache_key(source.tables, source.in_place)
-    key, known = (source.loops, dependencies, target()), _kernels.get((source.loops, dependencies, target()))
-    if known is None:
+    key: tuple[object, ...] = source.loops, dependencies, target()
+    kernel = _kernels.get(key)
+    if kernel is None:
         guarded_dependencies = *dependencies, "as written" if trusted else "guarded"
         compiled = _read_cache(_cache_path(source.loops, dependencies))
         if compiled is None:
             key = source.loops, guarded_dependencies, target()
-            compiled = _kernels.get(key) or cached(
+            compiled = _kernels.get(key) or read_or_compile(
                 source.loops, guarded_dependencies, lambda: _compile(_parse_loops(source, trusted), None)
             )
-        known = _remember(key, replace(compiled, loops=source.loops, tables=source.tables))
-    if (known.inputs, known.outputs) != (source.inputs, source.outputs):
+        kernel = _remember(key, replace(compiled, loops=source.loops, tables=source.tables))
+    if (kernel.inputs, kernel.outputs) != (source.inputs, source.outputs):
         raise ValueError(f"the loops of kernel {source.name} take or make other tensors than it says")
-    return known
+    return kernel
 
 
 def _parse_loops(source: CompiledKernel, trusted: bool) -> Function:
+    """Parse the loops of a kernel with its tables and in-place pairs; unless trusted, verify and clamp them."""
     names = re.findall(rf"^\s*constant ([\w.]+): .*{re.escape(ELIDED_VALUES)}$", source.loops, re.MULTILINE)
     function = replace(
         parse(source.loops, constants=dict(zip(names, source.tables, strict=True))), in_place=source.in_place
@@ -144,6 +153,7 @@ def _parse_loops(source: CompiledKernel, trusted: bool) -> Function:
 
 
 def _remember(key: tuple[object, ...], kernel: CompiledKernel) -> CompiledKernel:
+    """Add a kernel to those in memory, and return it."""
     if len(_kernels) >= MAX_KERNELS:
         _kernels.clear()
     _kernels[key] = kernel
@@ -159,14 +169,14 @@ def _cache_key(
 
 
 def _large_constants(function: Function) -> tuple[NDArray[Any], ...]:
-    """Return the constants that the text of the loops omits, in its order."""
+    """Return the constants whose values the text of the loops omits, in their order in the text."""
     reads = (node for s in statements(function.body) for e in exprs(s) for node in walk(e) if isinstance(node, Load))
     tensors = dict.fromkeys(read.tensor for read in reads if read.tensor.value is not None)
     return tuple(t.value for t in tensors if t.value is not None and t.size > TABLE_LIMIT)
 
 
 def _compile(function: Function, features: frozenset[str] | None) -> CompiledKernel:
-    """Compile a function; for another processor its symbols get a digest, as many kernels share a library."""
+    """Compile a function with LLVM. For another processor its symbols get a digest, as many kernels share a library."""
     rendered = render(function, features)
     text, name, processor = rendered.text, function.name, foreign_target()
     if processor is not None:
@@ -189,16 +199,15 @@ class LinkError(Sentences, RuntimeError):
     """Kernels that cannot be linked; the message names the tool and what to do."""
 
 
-FLAGS = ("-shared", "-s", "-O2", "-Wl,--gc-sections", "-o", "kernels.so", "@objects", "-lm")
+LINK_FLAGS = ("-shared", "-s", "-O2", "-Wl,--gc-sections", "-o", "kernels.so", "@objects", "-lm")
+"""Arguments of zig's C compiler; the file `objects` lists the object files."""
 
 
 def link_library(kernels: Iterable[CompiledKernel], target: Target) -> bytes:
     """Link the code of kernels and the team's code to a shared object for `target`, another processor.
 
-    Raises LinkError.
-
-    The result is cached on disk. It needs the board's C library only where a kernel calls one of its functions (sin,
-    pow, ...), as the compiler's runtime is linked in.
+    Raises LinkError. The result is cached on disk. It needs the board's C library only where a kernel calls one of its
+    functions (sin, pow, ...), as the compiler's runtime is linked in.
     """
     if find_spec("ziglang") is None:
         raise LinkError(
@@ -209,10 +218,12 @@ def link_library(kernels: Iterable[CompiledKernel], target: Target) -> bytes:
     with compiling_for(target):
         objects["team.o"] = team_object()
         digests = [(name, hashlib.sha256(code).hexdigest()) for name, code in objects.items()]
-        how = metadata.version("ziglang"), target.zig, FLAGS
-        return cached(
-            repr(digests), how, lambda: CompiledKernel("library", (), (), 0, _link_objects(objects, target), "")
-        ).code
+        dependencies = metadata.version("ziglang"), target.zig, LINK_FLAGS
+
+        def make() -> CompiledKernel:
+            return CompiledKernel("library", (), (), 0, _link_objects(objects, target), "")
+
+        return read_or_compile(repr(digests), dependencies, make).code
 
 
 def _link_objects(objects: dict[str, bytes], target: Target) -> bytes:
@@ -221,9 +232,12 @@ def _link_objects(objects: dict[str, bytes], target: Target) -> bytes:
         for name, code in objects.items():
             (Path(folder) / name).write_bytes(code)
         (Path(folder) / "objects").write_text("\n".join(objects))
-        command = [sys.executable, "-m", "ziglang", "cc", *target.zig, *FLAGS]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=tool_environment())
-        if done.returncode:
-            reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[-200:])
+        command = [sys.executable, "-m", "ziglang", "cc", *target.zig, *LINK_FLAGS]
+        result = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=False, env=tool_environment()
+        )  # fmt: skip
+        if result.returncode:
+            errors = [line for line in result.stderr.splitlines() if "error" in line]
+            reason = errors[0] if errors else result.stderr.strip()[-200:]
             raise LinkError(f"ziglang could not link the kernels for {target.machine}: {reason}")
         return (Path(folder) / "kernels.so").read_bytes()

@@ -35,30 +35,32 @@ def machine(target: Target | None = None) -> Any:
 
 @functools.cache
 def _jit() -> Any:
+    """Return the compiler that links object files into this process."""
     return llvm.create_lljit_compiler(machine(), use_jit_link=False)
 
 
 @functools.cache
 def host() -> str:
-    """Return what machine code made here needs: triple, processor and its features."""
+    """Describe this processor (triple, name, features): code compiled here needs one with the same text."""
     features = llvm.get_host_cpu_features().flatten()
     tiles = "" if this_processor().has_amx else " without tiles"
     return f"{machine().triple} {llvm.get_host_cpu_name()} {features}{tiles}"
 
 
 def foreign_target() -> Target | None:
-    """Return the target where it is not this processor, else None."""
+    """Return the current target of compilation where it is not this processor, else None."""
     return target() if target().machine else None
 
 
 _MASK = re.compile(r"<((?:i1 (?:true|false)(?:, )?)+)>\)")
+"""Constant mask at the end of a call."""
 
 
 def stores_one_lane(text: str) -> bool:
     """Return whether LLVM IR has a masked store with exactly one constant lane, which LLVM 22 miscompiles on x86.
 
-    It becomes a scalar store, and if the value was narrowed before, one as wide as before: bytes behind it are
-    overwritten.
+    It becomes a scalar store. If the value was narrowed before, the store has the wider type and overwrites the bytes
+    behind.
     """
     stores = (line for line in text.splitlines() if "@llvm.masked.store" in line and "call" in line)
     return any(mask[1].count("true") == 1 for mask in map(_MASK.search, stores) if mask is not None)
@@ -99,7 +101,8 @@ def _run_passes(text: str, level: int, unroll: bool, vectorise: bool) -> tuple[s
     return str(module), processor.emit_object(module)
 
 
-_library_numbers = itertools.count()  # of libraries that this process has linked
+_library_numbers = itertools.count()
+"""Numbers that make the names of linked libraries unique in this process."""
 
 
 def link(symbols: Sequence[str], code: bytes) -> Any:

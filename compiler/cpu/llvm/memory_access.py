@@ -1,4 +1,7 @@
-"""Tensors in the LLVM IR of a kernel: their pointers, and loads and stores of elements or vectors."""
+"""Tensors in the LLVM IR of a kernel: their pointers, and loads and stores of elements or vectors; masks of positions.
+
+In all functions `b` is the IRBuilder that writes the instructions, and `env` has the LLVM values of variables.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.walk import substitute, walk
 from celosia.compiler.program.dtypes import itemsize
 
-V = Any  # an LLVM value; llvmlite has no types
+V = Any
+"""An LLVM value; llvmlite has no types."""
 I64 = ir.IntType(64)
 I32 = ir.IntType(32)
 
@@ -27,8 +31,9 @@ I32 = ir.IntType(32)
 class UnrolledLoop:
     """A loop that is being unrolled, in its current `iteration`.
 
-    loaded: vectors that were loaded for all iterations at once. pending_stores: vectors to be stored with those of the
-    last iteration.
+    written: tensors that the body stores to. can_interleave: those whose stores of all iterations may be combined.
+    loaded: vectors that were loaded for all iterations at once. pending_stores: vectors that the last iteration will
+    store together with its own.
     """
 
     def __init__(self, var: Var, extent: int, body: Stmt) -> None:
@@ -36,18 +41,18 @@ class UnrolledLoop:
         inside = list(statements(body))
         stores = Counter(s.tensor for s in inside if isinstance(s, Store | Update))
         reads = {n.tensor for s in inside for e in exprs(s) for n in walk(e) if isinstance(n, Load)}
-        once = all(isinstance(s, Block | Store) or (isinstance(s, For) and s.kind == "vectorized") for s in inside)
+        is_plain = all(isinstance(s, Block | Store) or (isinstance(s, For) and s.kind == "vectorized") for s in inside)
         self.var, self.extent, self.iteration = var, extent, 0
         self.written = frozenset(stores)
-        self.can_interleave = {t for t, times in stores.items() if once and times == 1 and t not in reads}
+        self.can_interleave = {t for t, times in stores.items() if is_plain and times == 1 and t not in reads}
         self.loaded: dict[Any, list[V]] = {}
         self.pending_stores: dict[Tensor, list[V]] = {}
 
     def contiguous_lines(self, tensor: Tensor, index: tuple[Expr, ...], step: int | None, lanes: int) -> int | None:
-        """Return the number of contiguous lines that hold what all iterations read, or None.
+        """Return the number of contiguous vectors that hold all elements that all iterations read, or None.
 
-        step: distance of lanes in elements. One line where iterations lie between the lanes; as many as lanes for a
-        square tile.
+        step: distance of lanes in elements. It is one long vector where the iterations lie between the lanes, and one
+        for each lane where iterations and lanes form a square tile.
         """
         if (
             tensor in self.written
@@ -60,12 +65,12 @@ class UnrolledLoop:
         return lanes if self.extent == lanes and lanes.bit_count() == 1 else None
 
     def interleaves_stores(self, tensor: Tensor, index: tuple[Expr, ...], step: int | None) -> bool:
-        """Return whether the stores of all iterations interleave to one contiguous line."""
+        """Return whether the stores of all iterations interleave to one contiguous vector. step: distance of lanes."""
         return tensor in self.can_interleave and step == self.extent > 1 and stride_along(tensor, index, self.var) == 1
 
 
 def transpose_lines(b: Any, contiguous_lines: list[V], count: int) -> list[V]:
-    """Return `count` vectors: element k of every line, or every `count`-th element of a single line.
+    """Return `count` vectors: vector k has element k of every line, or every `count`-th element of a single line.
 
     A square tile has as many lines as lanes, a power of two: each round interleaves a line of the upper half with one
     of the lower half.
@@ -96,18 +101,23 @@ def interleave(b: Any, vectors: list[V]) -> V:
 
 
 def _shuffle_mask(lanes: Iterable[int]) -> V:
+    """Return the constant vector of lane numbers that a shuffle takes."""
     lanes = list(lanes)
     return ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
 
 
-MAX_STACK_TENSOR_BYTES = 16 << 10  # larger "local" tensors go to the workspace,
-MAX_STACK_BYTES = 256 << 10  # and so do those beyond this sum
+MAX_STACK_TENSOR_BYTES = 16 << 10
+"""Limit of a "local" tensor that lies on the stack; larger ones lie in the workspace."""
+MAX_STACK_BYTES = 256 << 10
+"""Limit of all tensors on the stack; further ones lie in the workspace."""
 
 
 class MemoryWriter:
-    """Writes memory accesses of a kernel's body.
+    """Writes the memory accesses of a kernel's body; BodyWriter adds statements and expressions.
 
-    It knows the tensors and the loops around. loop, share: see BodyWriter.
+    fn: the LLVM function. entry: builder of its first block, for allocations. b: builder at the current position.
+    memory: pointer of each tensor. workspace: pointer of the kernel's workspace, of which `workspace_bytes` are used.
+    shared_loop, share: see BodyWriter. The other fields have comments below.
     """
 
     def __init__(
@@ -123,14 +133,14 @@ class MemoryWriter:
         self.memory = memory
         self.workspace_bytes = self.stack_bytes = 0
         self.vector: tuple[Var, int] | None = None  # the vectorised loop and its extent
-        self.lane: int | None = None  # the lane for which scalars are written, inside an index
-        self.rows: UnrolledLoop | None = None  # the innermost unrolled loop
+        self.lane: int | None = None  # while an index is written: the lane whose scalar index it is
+        self.unrolled: UnrolledLoop | None = None  # the innermost unrolled loop around
         self.tile_rows = 0  # rows of the AMX tiles that this function uses, 0 without
         self.prefetch_distance: dict[int, int] = {}  # loads by id -> elements that are fetched ahead
         self.prefetched: dict[Var, PrefetchedElement] = {}  # loop -> the element that each iteration fetches
         self.streaming_stores: frozenset[Tensor] = frozenset()  # outputs whose stores bypass the caches
         self.nan_free: frozenset[Tensor] = frozenset()  # extremes that are never NaN
-        self.mask: V = None  # lanes that may read, inside the arm of a selection
+        self.mask: V = None  # inside the arm of a selection: the lanes that may read
 
     def expr(self, e: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
         """Write an expression, each node once for a `memo`, and return its value."""
@@ -149,6 +159,7 @@ class MemoryWriter:
         return self.entry.gep(self.workspace, [I64(offset)], inbounds=True, source_etype=ir.IntType(8))
 
     def _pointer(self, tensor: Tensor, element: V) -> V:
+        """Write the pointer to the element with this row-major number."""
         if tensor.value is not None and tensor not in self.memory:
             self.memory[tensor] = self._table(tensor)
         return self.b.gep(self.memory[tensor], [element], inbounds=True, source_etype=memory_type(tensor.dtype))
@@ -181,20 +192,23 @@ class MemoryWriter:
         return self.b.add(total, I64(constant), flags=("nsw",)) if constant else total
 
     def _lane_stride(self, tensor: Tensor, index: tuple[Expr, ...]) -> int | None:
-        """Return the distance of lanes in memory; None where that is not a constant."""
+        """Return the distance of neighbouring lanes in elements, 0 outside of vectors; None where it varies."""
         if self.vector is None or self.lane is not None:
             return 0
         return stride_along(tensor, index, self.vector[0])
 
     def _lane_pointer(self, lane: int | None, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> V:
-        """Return the pointer to the element that one lane accesses."""
+        """Write the pointer to the element that one lane accesses; lane None outside of vectorised loops."""
         saved, self.lane = self.lane, lane
         element = self._offset(tensor, index, env, {})
         self.lane = saved
         return self._pointer(tensor, element)
 
     def _load(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> V:
-        """Load an element for all lanes, a vector, a masked vector, or lane by lane, as the stride allows."""
+        """Load tensor[index] for all lanes: one element, a vector, a masked vector, or lane by lane, by the stride.
+
+        Raises ValueError where a condition guards reads of lanes that are not contiguous.
+        """
         element = memory_type(tensor.dtype)
         align = itemsize(tensor.dtype)
         step = self._lane_stride(tensor, index)
@@ -214,8 +228,8 @@ class MemoryWriter:
             elif step == 1:
                 value = self.b.load(self._lane_pointer(0, tensor, index, env), typ=wide, align=align)
             elif (tile := self._load_tile(tensor, index, env)) is not None:
-                assert self.rows is not None
-                value = tile[self.rows.iteration]
+                assert self.unrolled is not None
+                value = tile[self.unrolled.iteration]
             elif step == 2:  # both halves of what the lanes span, then every other element
                 first = self._lane_pointer(0, tensor, index, env)
                 second = self.b.gep(first, [I64(n - 1)], inbounds=True, source_etype=element)
@@ -248,24 +262,28 @@ class MemoryWriter:
         return operations.load_if(self.b, inside, pointer, self.mask, element, align)
 
     def _load_tile(self, tensor: Tensor, index: tuple[Expr, ...], env: dict[Var, V]) -> list[V] | None:
-        """Load what all iterations of the unrolled loop read, at once; None where it is not contiguous."""
-        rows, vector = self.rows, self.vector
-        if rows is None or vector is None:
+        """Load the elements that all iterations of the unrolled loop read. Returns a vector for each iteration.
+
+        Returns None where the elements are not contiguous.
+        """
+        unrolled, vector = self.unrolled, self.vector
+        if unrolled is None or vector is None:
             return None
-        count = rows.contiguous_lines(tensor, index, self._lane_stride(tensor, index), vector[1])
+        count = unrolled.contiguous_lines(tensor, index, self._lane_stride(tensor, index), vector[1])
         if count is None:
             return None
-        key = (tensor, *map(id, index), id(self.b.block))  # of this block only, in which code runs from top to bottom
-        if key not in rows.loaded:
-            first = env | {rows.var: I64(0)}
+        # Loaded vectors are valid in this basic block only, in which instructions run from top to bottom.
+        key = (tensor, *map(id, index), id(self.b.block))
+        if key not in unrolled.loaded:
+            first = env | {unrolled.var: I64(0)}
             starts = [self._lane_pointer(lane, tensor, index, first) for lane in range(count)]
-            wide = ir.VectorType(memory_type(tensor.dtype), vector[1] * rows.extent // count)
+            wide = ir.VectorType(memory_type(tensor.dtype), vector[1] * unrolled.extent // count)
             lines = [self.b.load(at, typ=wide, align=itemsize(tensor.dtype)) for at in starts]
-            rows.loaded[key] = transpose_lines(self.b, lines, rows.extent)
-        return rows.loaded[key]
+            unrolled.loaded[key] = transpose_lines(self.b, lines, unrolled.extent)
+        return unrolled.loaded[key]
 
     def _store(self, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V]) -> None:
-        """Store a scalar, a vector, or lane by lane, as the stride allows."""
+        """Store a value to tensor[index]: a scalar, a vector, or lane by lane, as the stride allows."""
         if tensor.dtype == "bool":
             byte = ir.IntType(8)
             value = self.b.zext(value, ir.VectorType(byte, value.type.count) if is_vector(value) else byte)
@@ -275,45 +293,49 @@ class MemoryWriter:
             self.b.store(value, self._lane_pointer(None, tensor, index, env), align=align)
             return
         n = self.vector[1]
-        if self.rows is not None and self._collect_store(self.rows, tensor, index, splat(self.b, value, n), env):
+        if self.unrolled is not None and self._collect_interleaved_store(
+            self.unrolled, tensor, index, splat(self.b, value, n), env
+        ):
             return
         if step == 1:
-            done = self.b.store(splat(self.b, value, n), self._lane_pointer(0, tensor, index, env), align=align)
+            store = self.b.store(splat(self.b, value, n), self._lane_pointer(0, tensor, index, env), align=align)
             if tensor in self.streaming_stores and n * align == CACHE_LINE_BYTES:
-                done.set_metadata("nontemporal", self.fn.module.add_metadata([ir.IntType(32)(1)]))
+                store.set_metadata("nontemporal", self.fn.module.add_metadata([ir.IntType(32)(1)]))
             return
         for lane in range(n):
             one = self.b.extract_element(value, ir.IntType(32)(lane)) if is_vector(value) else value
             self.b.store(one, self._lane_pointer(lane, tensor, index, env), align=align)
 
-    def _collect_store(
-        self, rows: UnrolledLoop, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V]
+    def _collect_interleaved_store(
+        self, unrolled: UnrolledLoop, tensor: Tensor, index: tuple[Expr, ...], value: V, env: dict[Var, V]
     ) -> bool:
         """Collect the values that the iterations of the unrolled loop store; the last one writes all of them.
 
         Returns False where they are not interleaved in memory, and nothing was collected.
         """
-        if not rows.interleaves_stores(tensor, index, self._lane_stride(tensor, index)):
+        if not unrolled.interleaves_stores(tensor, index, self._lane_stride(tensor, index)):
             return False
-        values = rows.pending_stores.setdefault(tensor, [])
+        values = unrolled.pending_stores.setdefault(tensor, [])
         values.append(value)
-        if len(values) == rows.extent:
-            pointer = self._lane_pointer(0, tensor, index, env | {rows.var: I64(0)})
+        if len(values) == unrolled.extent:
+            pointer = self._lane_pointer(0, tensor, index, env | {unrolled.var: I64(0)})
             self.b.store(interleave(self.b, values), pointer, align=itemsize(tensor.dtype))
         return True
 
 
-I1, I8, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(64)
+I1, I8 = ir.IntType(1), ir.IntType(8)
 MAX_LANES = 128
-"""Limit of the lanes, whose numbers are compared as bytes."""
+"""Limit of the lanes of a position mask, whose numbers are compared as bytes."""
 
 
 def position_mask(
     b: Any, op: str, x: Expr, y: Expr, lanes: tuple[Var, int], env: Mapping[Var, V], value: Callable[[Expr], V]
 ) -> V:
-    """Write x < y or x <= y (op lt or le) of positions as a mask; None where neighbouring lanes are not one apart.
+    """Write the mask of x < y or x <= y (op lt or le) of indices; None where neighbouring lanes are not one apart.
 
-    lanes: the vectorised variable and its extent. value: writes an expression that is equal in all lanes.
+    Lane numbers are compared as bytes, instead of indices as 64-bit numbers. The mask is a constant where the values of
+    `env` decide it. lanes: the vectorised variable and its extent. value: writes an expression that is equal in all
+    lanes.
     """
     var, n = lanes
     difference = linear(y - x if op == "lt" else y - x + 1)  # positive where it holds
@@ -335,19 +357,19 @@ def position_mask(
 
 
 def constant_lanes(mask: V) -> list[bool] | None:
-    """Return the lanes of a constant mask; None for others, and for one bit that all lanes share."""
+    """Return the lanes of a constant mask; None for other masks, and for one bit that all lanes share."""
     lanes = mask.constant if isinstance(mask, ir.Constant) else None
     return [bool(lane.constant) for lane in lanes] if isinstance(lanes, (list, tuple)) else None
 
 
 def mask_and(b: Any, x: V, y: V) -> V:
-    """Return the lanes of both masks."""
+    """Write x and y of masks; a constant where both are."""
     if (first := constant_lanes(x)) is None or (second := constant_lanes(y)) is None:
         return b.and_(x, y)
     return ir.Constant(x.type, [I1(int(p and q)) for p, q in zip(first, second, strict=True)])
 
 
 def mask_not(b: Any, mask: V) -> V:
-    """Return the other lanes."""
+    """Write the complement of a mask; a constant where it is one."""
     lanes = constant_lanes(mask)
     return b.not_(mask) if lanes is None else ir.Constant(mask.type, [I1(int(not lane)) for lane in lanes])

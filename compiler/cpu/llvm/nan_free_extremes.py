@@ -1,4 +1,7 @@
-"""Extremes that never see a NaN, so that one instruction suffices, as in a softmax, whose result has NaN anyway."""
+"""Minima and maxima that never see a NaN, so that one instruction computes them.
+
+An example is the maximum in a softmax: the expression excludes NaN from it, as the result has NaN anyway.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,7 @@ def nan_free_extremes(body: Stmt) -> frozenset[Tensor]:
     nan_free: set[Tensor] = set()
 
     def is_nan_free(stmt: Store | Update) -> bool:
+        """Return whether a statement writes no NaN, if the tensors in `nan_free` hold none."""
         if isinstance(stmt, Store):
             return isinstance(stmt.value, Const) and not math.isnan(stmt.value.value)
         known = isinstance(stmt.value, Load) and stmt.value.tensor in nan_free

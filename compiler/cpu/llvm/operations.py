@@ -1,4 +1,8 @@
-"""Operations that LLVM has no single instruction for: conversions, division, power, reductions over lanes."""
+"""Operations that LLVM has no single instruction for: conversions, division, power, reductions over lanes.
+
+Also the types and constants that all files of this folder share. In all functions `b` is the IRBuilder that writes the
+instructions.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,10 @@ from celosia.compiler.ops.types import TYPES
 from celosia.compiler.program.dtypes import numpy_dtype
 
 V = Any
+"""An LLVM value; llvmlite has no types."""
 I32 = ir.IntType(32)
-WORKSPACE_ALIGNMENT = 64  # of each tensor in the workspace
+WORKSPACE_ALIGNMENT = 64
+"""Alignment of each tensor in the workspace, in bytes."""
 SPECIAL_TYPES = {
     "float16": ir.HalfType(), "float32": ir.FloatType(), "float64": ir.DoubleType(), "bool": ir.IntType(1),
     "bfloat16": ir.IntType(16),
@@ -23,7 +29,9 @@ SPECIAL_TYPES = {
 LLVM_TYPES: dict[str, Any] = {
     name: SPECIAL_TYPES[name] if name in SPECIAL_TYPES else ir.IntType(int(name.lstrip("uint"))) for name in TYPES
 }
+"""Element type -> LLVM's type of a value in registers."""
 INTRINSIC_SUFFIXES = {"half": "f16", "float": "f32", "double": "f64"}
+"""LLVM's name of a type -> the same in the names of intrinsics."""
 
 
 def llvm_type(dtype: str) -> Any:
@@ -44,7 +52,7 @@ def align_size(size: int) -> int:
 
 
 def converts_exactly(low: float, high: float, dtype: str) -> bool:
-    """Return whether all of [low, high] can be converted to `dtype` by way of int32."""
+    """Return whether floats clamped to [low, high] can be converted to `dtype` through int32, without saturation."""
     return dtype in ("int8", "uint8", "int16", "uint16", "int32") and low >= -(2**31) and high < 2**31
 
 
@@ -77,17 +85,18 @@ def splat(b: Any, value: V, lanes: int) -> V:
 
 
 def like(value: V, dtype: str, scalar: float) -> V:
-    """Create a constant with as many lanes as `value`."""
+    """Create a constant of element type `dtype` with as many lanes as `value`: a scalar where that is a scalar."""
     c = constant(dtype, scalar)
     return ir.Constant(ir.VectorType(c.type, value.type.count), [c] * value.type.count) if is_vector(value) else c
 
 
-def widened(value: V, scalar: Any) -> Any:
-    """Return the type of `scalar` elements with as many lanes as `value`."""
+def vector_type_like(value: V, scalar: Any) -> Any:
+    """Return the LLVM type with elements of type `scalar` and as many lanes as `value`."""
     return ir.VectorType(scalar, value.type.count) if is_vector(value) else scalar
 
 
 def _suffix(type_: Any) -> str:
+    """Return a type as it is written in the names of LLVM's intrinsics, such as v4f32."""
     if isinstance(type_, ir.VectorType):
         return f"v{type_.count}{_suffix(type_.element)}"
     return INTRINSIC_SUFFIXES.get(str(type_)) or str(type_)
@@ -97,8 +106,11 @@ def intrinsic(
     b: Any, name: str, *args: V, result: Any = None, extra: tuple[V, ...] = (), flags: tuple[str, ...] = (),
     second_type: Any = None,
 ) -> V:  # fmt: skip
-    """Call llvm.name, overloaded on the type of the first argument, and on `result` or `second_type` if it is
-    passed.
+    """Call LLVM's overloaded intrinsic `name`, such as "llvm.sqrt", and return its value.
+
+    The suffix of its full name has the type of the result (by default that of the first argument). With `result` the
+    type of the first argument follows, else `second_type` if it is passed. extra: further arguments. flags: fast-math
+    flags.
     """
     out = result or args[0].type
     others = [args[0].type] if result is not None else [second_type] if second_type is not None else []
@@ -120,7 +132,10 @@ def masked_load(b: Any, pointer: V, mask: V, element: Any, align: int) -> V:
 
 
 def load_if(b: Any, is_inside: V, pointer: V, mask: V, element: Any, align: int) -> V:
-    """Load under `mask`, or, where the complete vector `is_inside`, plainly; then the other lanes are arbitrary."""
+    """Load a vector under `mask`; with a plain load where `is_inside`, as masked loads are slow on some processors.
+
+    is_inside: i1 value, whether all of the vector lies inside the tensor. Lanes outside of the mask are arbitrary.
+    """
     plain, masked, done = (b.append_basic_block(name) for name in ("plain", "masked", "loaded"))
     b.cbranch(is_inside, plain, masked)
     loaded = []
@@ -140,16 +155,16 @@ def load_if(b: Any, is_inside: V, pointer: V, mask: V, element: Any, align: int)
 
 
 def prefetch(b: Any, pointer: V, distance: V, element: Any, to_first_level: bool = True) -> None:
-    """Prefetch what lies `distance` elements behind `pointer` into the first-level cache, or only into the second."""
+    """Prefetch the element that lies `distance` elements behind `pointer` into the first- or the second-level cache."""
     target = b.gep(pointer, [distance], source_etype=element)
     name = "llvm.prefetch.p0"
     kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
     fn = b.module.globals.get(name) or ir.Function(b.module, kind, name)
-    b.call(fn, [target, I32(0), I32(3 if to_first_level else 2), I32(1)])  # to be read, near, data
+    b.call(fn, [target, I32(0), I32(3 if to_first_level else 2), I32(1)])  # for reading; locality; a data cache
 
 
 def fence(b: Any) -> None:
-    """Order streaming stores before all later stores."""
+    """Write a fence that orders streaming stores before all later stores; x86 needs it."""
     if "sse2" in features(b):
         name = "llvm.x86.sse.sfence"
         fn = b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(ir.VoidType(), []), name)
@@ -174,8 +189,11 @@ def has_soft_floats(b: Any) -> bool:
     return features(b) & {"m", "f"} == {"m"}
 
 
-def horizontal(b: Any, op: str, dtype: str, vector: V, nan_free: bool = False) -> V:
-    """Combine all lanes with `op` (add, mul, min, max), in any order. nan_free: for min and max, none is NaN."""
+def reduce_lanes(b: Any, op: str, dtype: str, vector: V, nan_free: bool = False) -> V:
+    """Combine all lanes of a vector with `op` (add, mul, min, max), in any order.
+
+    nan_free: for min and max, whether no lane is NaN, which takes fewer instructions.
+    """
     element = vector.type.element
     if nan_free and vector.type.count & (vector.type.count - 1) == 0:
         return _extreme_lane(b, op, vector)
@@ -197,7 +215,7 @@ def horizontal(b: Any, op: str, dtype: str, vector: V, nan_free: bool = False) -
 
 
 def _extreme_lane(b: Any, op: str, vector: V) -> V:
-    """Reduce a power of two of lanes to their extreme."""
+    """Return the extreme (op min or max) of a power of two of lanes, none of which is NaN."""
     while (half := vector.type.count // 2) > 0:
         masks = [ir.Constant(ir.VectorType(I32, half), [*range(start, start + half)]) for start in (0, half)]
         parts = [b.shuffle_vector(vector, vector, mask) for mask in masks]
@@ -206,16 +224,19 @@ def _extreme_lane(b: Any, op: str, vector: V) -> V:
 
 
 def convert(b: Any, value: V, source: str, target: str) -> V:
-    """Write a Cast: to integers towards zero, saturating, NaN to 0; from integers to nearest."""
+    """Convert a value of element type `source` to `target`, as nodes.Cast defines it.
+
+    Floats become integers towards zero, saturating, NaN becomes 0; integers become the nearest float.
+    """
     if source == target:
         return value
     if source == "bfloat16":
-        bits = b.shl(b.zext(value, widened(value, I32)), like(value, "int32", 16))
-        return convert(b, b.bitcast(bits, widened(value, ir.FloatType())), "float32", target)
+        bits = b.shl(b.zext(value, vector_type_like(value, I32)), like(value, "int32", 16))
+        return convert(b, b.bitcast(bits, vector_type_like(value, ir.FloatType())), "float32", target)
     if target == "bfloat16":
         single = _round_to_odd(b, value) if source == "float64" else convert(b, value, source, "float32")
         return _to_bfloat16(b, single)
-    to = widened(value, llvm_type(target))
+    to = vector_type_like(value, llvm_type(target))
     from_float, to_float = source.startswith("float"), target.startswith("float")
     signed_from = source.startswith("int")
     if target == "bool":
@@ -239,17 +260,17 @@ def convert(b: Any, value: V, source: str, target: str) -> V:
 
 def _to_bfloat16(b: Any, value: V) -> V:
     """Round a float32 to its upper half, to nearest even; NaN stays NaN."""
-    bits = b.bitcast(value, widened(value, I32))
+    bits = b.bitcast(value, vector_type_like(value, I32))
     upper = b.lshr(bits, like(bits, "int32", 16))
     odd = b.and_(upper, like(bits, "int32", 1))
     rounded = b.lshr(b.add(b.add(bits, like(bits, "int32", 0x7FFF)), odd), like(bits, "int32", 16))
     quiet = b.or_(upper, like(bits, "int32", 0x40))
     chosen = b.select(b.fcmp_unordered("uno", value, value), quiet, rounded)
-    return b.trunc(chosen, widened(value, ir.IntType(16)))
+    return b.trunc(chosen, vector_type_like(value, ir.IntType(16)))
 
 
 def _convert_saturating(b: Any, value: V, source: str, target: str) -> V:
-    """Convert a float to an integer, towards zero, saturating, NaN to 0. llvm.fptosi.sat would go lane by lane."""
+    """Convert a float to an integer, towards zero, saturating, NaN to 0; llvm.fptosi.sat would convert lane by lane."""
     if source == "float16":  # in which the limits of most integers are infinite
         return _convert_saturating(b, convert(b, value, source, "float32"), "float32", target)
     bits, signed = LLVM_TYPES[target].width, target.startswith("int")
@@ -258,18 +279,19 @@ def _convert_saturating(b: Any, value: V, source: str, target: str) -> V:
     least = like(value, source, low)
     inside = b.select(b.fcmp_ordered("<", value, like(value, source, high + 1)), value, like(value, source, 0))
     inside = b.select(b.fcmp_ordered(">", inside, least), inside, least)
-    integer = (b.fptosi if signed else b.fptoui)(inside, widened(value, wide))
-    integer = integer if wide.width == bits else b.trunc(integer, widened(value, LLVM_TYPES[target]))
+    integer = (b.fptosi if signed else b.fptoui)(inside, vector_type_like(value, wide))
+    integer = integer if wide.width == bits else b.trunc(integer, vector_type_like(value, LLVM_TYPES[target]))
     return b.select(b.fcmp_ordered(">=", value, like(value, source, high + 1)), like(value, target, high), integer)
 
 
 def _round_to_odd(b: Any, value: V) -> V:
-    """Round float64 to float32 towards zero, and set the last bit where it is inexact, so that a second rounding is
-    right.
+    """Convert float64 to float32 by rounding to odd, so that a second rounding to a narrower type is correct.
+
+    It rounds towards zero, and sets the last bit where the result is inexact.
     """
-    nearest = b.fptrunc(value, widened(value, ir.FloatType()))
+    nearest = b.fptrunc(value, vector_type_like(value, ir.FloatType()))
     widened_again = b.fpext(nearest, value.type)
-    bits = b.bitcast(nearest, widened(value, I32))
+    bits = b.bitcast(nearest, vector_type_like(value, I32))
     one = ir.Constant(bits.type, [1] * bits.type.count if is_vector(bits) else 1)
     size = [intrinsic(b, "llvm.fabs", value_) for value_ in (widened_again, value)]
     bits = b.select(b.fcmp_ordered(">", *size), b.sub(bits, one), bits)
@@ -278,13 +300,13 @@ def _round_to_odd(b: Any, value: V) -> V:
 
 
 def convert_small(b: Any, value: V, target: str) -> V:
-    """Convert a float that is known to fit int32 to a small integer type."""
-    integer = b.fptosi(value, widened(value, I32))
-    return integer if target == "int32" else b.trunc(integer, widened(value, llvm_type(target)))
+    """Convert a float that is known to fit int32 and `target` to that small integer type."""
+    integer = b.fptosi(value, vector_type_like(value, I32))
+    return integer if target == "int32" else b.trunc(integer, vector_type_like(value, llvm_type(target)))
 
 
 def shift(b: Any, op: str, x: V, y: V) -> V:
-    """Shift by `y`; by the width or more gives 0, or the sign for ashr."""
+    """Shift `x` by `y` bits (op shl, lshr or ashr). A shift by the width or more gives 0, or the sign for ashr."""
     width = (x.type.element if is_vector(x) else x.type).width
     dtype = f"uint{width}"
     is_in_width = b.icmp_unsigned("<", y, like(y, dtype, width))
@@ -295,9 +317,9 @@ def shift(b: Any, op: str, x: V, y: V) -> V:
 
 
 def int_division(b: Any, op: str, signed: bool, x: V, y: V) -> V:
-    """Divide integers: div towards zero, floordiv, mod with the divisor's sign.
+    """Divide integers: op div rounds towards zero, floordiv down; mod has the divisor's sign.
 
-    Division by zero gives 0; nothing traps.
+    Division by zero gives 0, and no operands trap.
     """
     width = (x.type.element if is_vector(x) else x.type).width
     dtype = f"uint{width}"
@@ -329,13 +351,13 @@ def int_power(b: Any, x: V, y: V) -> V:
     before, head, done = b.block, b.append_basic_block("pow"), b.append_basic_block("powed")
     b.branch(head)
     b.position_at_end(head)
-    result, base, left = b.phi(type_), b.phi(type_), b.phi(type_)
-    odd = b.trunc(left, ir.IntType(1))
+    result, base, exponent = b.phi(type_), b.phi(type_), b.phi(type_)
+    odd = b.trunc(exponent, ir.IntType(1))
     new = b.select(odd, b.mul(result, base), result)
-    square, half = b.mul(base, base), b.ashr(left, type_(1))
-    for phi, first, then in ((result, type_(1), new), (base, x, square), (left, y, half)):
+    square, half = b.mul(base, base), b.ashr(exponent, type_(1))
+    for phi, first, following in ((result, type_(1), new), (base, x, square), (exponent, y, half)):
         phi.add_incoming(first, before)
-        phi.add_incoming(then, b.block)
+        phi.add_incoming(following, b.block)
     b.cbranch(b.icmp_signed(">", half, type_(0)), head, done)
     b.position_at_end(done)
     unit = b.icmp_signed("==", x, type_(1))
@@ -362,16 +384,17 @@ def multiply_add(b: Any, x: V, y: V, z: V) -> V:
 
 I8, I16 = ir.IntType(8), ir.IntType(16)
 NEON_LANES = 4
+"""Lanes of 32 bits in a vector of NEON."""
 MAX_MAGNITUDE = 2.0**20
-"""Floats beyond it, and NaN, may become any float that saturates to the same byte."""
+"""Magnitude to which floats are clamped before they are rounded; larger ones saturate to the same byte."""
 ROUNDING_ADDEND = 1.5 * 2**23
 """Added to a float up to MAX_MAGNITUDE, it leaves the nearest integer (ties to even) in the lowest bits."""
 
 
 def requantise(b: Any, e: Cast, lanes: int, features: frozenset[str], value: Callable[[Expr], V]) -> V:
-    """Write clip(round_even(x) + zero) as int8 or uint8 vectors; None where `e` is something else.
+    """Write `e` if it is clip(round_even(x) + zero) as int8 or uint8 vectors on NEON; return None for other casts.
 
-    value: writes x and the zero point.
+    The result is that of the general instructions, in fewer of them. value: writes a part of the expression.
     """
     match e.value:
         case Call("clamp", (Binary("add", Call("round_even", (x,)), Cast(zero, "float32")), Const(low), Const(high))):
@@ -383,7 +406,10 @@ def requantise(b: Any, e: Cast, lanes: int, features: frozenset[str], value: Cal
 
 
 def _requantise_by_neon(b: Any, x: V, zero: V, signed: bool, is_aarch64: bool) -> V:
-    """Round, add the zero point and narrow, eight lanes at a time."""
+    """Round float32 `x`, add the zero point and narrow to bytes with saturation, eight lanes at a time.
+
+    Returns None where `x` is a scalar or `zero` a vector.
+    """
     if not is_vector(x) or is_vector(zero):
         return None
     n, bytes_ = x.type.count, ir.VectorType(I8, 2 * NEON_LANES)
@@ -403,7 +429,7 @@ def _requantise_by_neon(b: Any, x: V, zero: V, signed: bool, is_aarch64: bool) -
         ]
         eight = ir.Constant(ir.VectorType(I32, 2 * NEON_LANES), list(range(2 * NEON_LANES)))
         total = intrinsic(b, "llvm.sadd.sat", b.shuffle_vector(halves[0], halves[-1], eight), zero_point)
-        packed = b.bitcast(_call_intrinsic(b, f"{narrow}.v8i8", bytes_, total), ir.VectorType(I32, 2))
+        packed = b.bitcast(_call_neon(b, f"{narrow}.v8i8", bytes_, total), ir.VectorType(I32, 2))
         words += [b.extract_element(packed, I32(k)) for k in range(len(halves))]
     if len(words) == 1:
         return b.bitcast(words[0], ir.VectorType(I8, NEON_LANES))
@@ -414,24 +440,26 @@ def _requantise_by_neon(b: Any, x: V, zero: V, signed: bool, is_aarch64: bool) -
 
 
 def _four_lanes(b: Any, x: V, start: int) -> V:
+    """Return lanes start to start + 3 of `x`."""
     lanes = ir.Constant(ir.VectorType(I32, NEON_LANES), list(range(start, start + NEON_LANES)))
     return b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), lanes)
 
 
 def _round_to_int16(b: Any, x: V, is_aarch64: bool) -> V:
-    """Round four float32 to int16, saturating."""
+    """Round four float32 to int16, to nearest even, saturating."""
     words, halves = ir.VectorType(I32, NEON_LANES), ir.VectorType(I16, NEON_LANES)
     if is_aarch64:
-        return _call_intrinsic(
-            b, "aarch64.neon.sqxtn.v4i16", halves, _call_intrinsic(b, "aarch64.neon.fcvtns.v4i32.v4f32", words, x)
+        return _call_neon(
+            b, "aarch64.neon.sqxtn.v4i16", halves, _call_neon(b, "aarch64.neon.fcvtns.v4i32.v4f32", words, x)
         )
     limit, magic = (like(x, "float32", constant) for constant in (MAX_MAGNITUDE, ROUNDING_ADDEND))
     x = b.select(b.fcmp_ordered("<", x, limit), x, limit)
     integers = b.sub(b.bitcast(b.fadd(x, magic), words), b.bitcast(magic, words))
-    return _call_intrinsic(b, "arm.neon.vqmovns.v4i16", halves, integers)
+    return _call_neon(b, "arm.neon.vqmovns.v4i16", halves, integers)
 
 
-def _call_intrinsic(b: Any, name: str, result: Any, x: V) -> V:
+def _call_neon(b: Any, name: str, result: Any, x: V) -> V:
+    """Call NEON's intrinsic llvm.`name` of one argument, which returns type `result`."""
     full = f"llvm.{name}"
     fn = b.module.globals.get(full) or ir.Function(b.module, ir.FunctionType(result, [x.type]), full)
     return b.call(fn, [x])

@@ -1,8 +1,8 @@
 """Code of a team of threads that work through lists of calls, without Python between two kernels.
 
 A list is the number of its records and the records: two pointers each, a function and its argument. All functions are
-called with (argument, part, parts): kernels, `wait`, which is a barrier, and `stamp`, which notes the time. Each thread
-has a list of its own, with equal barriers.
+called with (argument, part, parts): kernels, `celosia_wait`, which is a barrier, and `celosia_stamp`, which stores the
+time. Each thread has a list of its own; all lists have the same barriers.
 
 A worker has a slot: an int32 with its state, its list at byte 8, the number of parts, and from byte 64 on the semaphore
 (sem_t) at which it sleeps.
@@ -21,10 +21,9 @@ PAUSE_INSTRUCTIONS = {
     "aarch64": "@llvm.aarch64.hint(i32 1)",
     "armv7": "@llvm.arm.hint(i32 1)",
 }
-"""First part of a triple -> the instruction that tells a processor that a loop only waits."""
+"""First part of a target's triple -> the instruction that tells a processor that a loop only waits."""
 BARRIER_SPINS = 128
-"""Iterations of spinning at a barrier, some 10 us, before yielding to other threads, which may be the missing ones.
-"""
+"""Iterations of spinning at a barrier, some 10 us, before a thread yields to others, for which it may be waiting."""
 IDLE_SPINS = 4096
 """Iterations of spinning of an idle worker, some 100 to 300 us, before it sleeps."""
 
@@ -38,9 +37,10 @@ declare i32 @sched_yield()
 declare i32 @clock_gettime(i32, ptr)
 PAUSE_DECLARED
 
+; Calls the functions of a list, as thread `part` of `parts`.
 define void @celosia_run(ptr %list, i64 %part, i64 %parts) nounwind {{
 start:
-  %count = load i64, ptr %list  ; now: after the last barrier the list may be gone
+  %count = load i64, ptr %list  ; read first: after the last barrier the list may be freed
   %records = getelementptr inbounds i8, ptr %list, i64 8
   br label %next
 next:
@@ -51,15 +51,15 @@ call:
   %record = getelementptr inbounds %record, ptr %records, i64 %number
   %place = getelementptr inbounds %record, ptr %record, i64 0, i32 1
   %function = load ptr, ptr %record
-  %given = load ptr, ptr %place
-  call void %function(ptr %given, i64 %part, i64 %parts)
+  %argument = load ptr, ptr %place
+  call void %function(ptr %argument, i64 %part, i64 %parts)
   %after = add i64 %number, 1
   br label %next
 done:
   ret void
 }}
 
-; given: how many have arrived, and at byte 64 how often all had
+; Waits for all threads. arrived: number of threads that wait, and at byte 64 the number of times that all had arrived.
 define void @celosia_wait(ptr %arrived, i64 %part, i64 %parts) nounwind {{
 start:
   %times = getelementptr inbounds i8, ptr %arrived, i64 64
@@ -93,12 +93,13 @@ done:
   ret void
 }}
 
-; given: a struct timespec, for the monotonic clock
+; Stores the time of the monotonic clock in a struct timespec.
 define void @celosia_stamp(ptr %place, i64 %part, i64 %parts) nounwind {{
   %ignored = call i32 @clock_gettime(i32 1, ptr %place)
   ret void
 }}
 
+; Sets the state of a worker, and wakes it where it sleeps.
 define void @celosia_wake(ptr %slot, i32 %state) nounwind {{
 start:
   %before = atomicrmw xchg ptr %slot, i32 %state acq_rel
@@ -138,7 +139,7 @@ run:
   ret void
 }}
 
-; A worker: does what comes until it is told to stop.
+; A worker: runs the lists that it gets until its state is STOP.
 define void @celosia_serve(ptr %slot, i64 %part) nounwind {{
 start:
   %semaphore = getelementptr inbounds %slot, ptr %slot, i64 0, i32 5
@@ -148,7 +149,7 @@ turn:
   %state = load atomic i32, ptr %slot acquire, align 4
   switch i32 %state, label %idle [ i32 {WORK}, label %work i32 {STOP}, label %stop ]
 work:
-  store atomic i32 {IDLE}, ptr %slot monotonic, align 4  ; now: once the list is done the next may come at any time
+  store atomic i32 {IDLE}, ptr %slot monotonic, align 4  ; first: once the list is done, the next may come at any time
   %list.at = getelementptr inbounds %slot, ptr %slot, i64 0, i32 2
   %parts.at = getelementptr inbounds %slot, ptr %slot, i64 0, i32 3
   %list = load ptr, ptr %list.at
@@ -174,6 +175,7 @@ stop:
   ret void
 }}
 
+; Initialises the slot of a worker.
 define void @celosia_prepare(ptr %slot) nounwind {{
   store i32 {IDLE}, ptr %slot
   %semaphore = getelementptr inbounds %slot, ptr %slot, i64 0, i32 5
@@ -187,9 +189,9 @@ def team_object() -> bytes:
     """Compile the team's functions (`FUNCTIONS`) to an object file for the target."""
     triple = machine(foreign_target()).triple
     pause = next((call for name, call in PAUSE_INSTRUCTIONS.items() if triple.startswith(name)), None)
-    declared = f"declare void {pause.replace(' 1', '')}" if pause else ""
-    called = f"call void {pause}" if pause else ""
-    return optimise(TEAM_IR.replace("PAUSE_DECLARED", declared).replace("call void PAUSE", called))[1]
+    declaration = f"declare void {pause.replace(' 1', '')}" if pause else ""
+    call = f"call void {pause}" if pause else ""
+    return optimise(TEAM_IR.replace("PAUSE_DECLARED", declaration).replace("call void PAUSE", call))[1]
 
 
 def link_team() -> tuple[dict[str, int], Any]:

@@ -1,4 +1,8 @@
-"""Statements and expressions of a kernel as LLVM IR, scalar or over the lanes of a vectorised loop."""
+"""Statements and expressions of a kernel as LLVM IR, scalar or over the lanes of a vectorised loop.
+
+In all methods `env` has the LLVM values of variables. `memo` has the values of expressions that were written before, by
+(id of the node, lane), so that each part of an expression is written once.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +44,15 @@ from celosia.compiler.target import TILE_STEPS
 
 
 class BodyWriter(MemoryWriter):
-    """Writes the body of `fn`. loop: the loop of which only part `share[0]` of `share[1]` shall run."""
+    """Writes the body of the LLVM function `fn`.
 
-    # Statements
+    shared_loop: the loop whose iterations threads share; this function runs part share[0] of share[1] of it.
+    """
+
+    # Statements ---------------------------------------------------------------------------------------------------
 
     def stmt(self, s: Stmt, env: dict[Var, V]) -> None:
-        """Write a statement. env: values of variables."""
+        """Write a statement and those inside it. Raises ValueError for one that no CPU runs."""
         match s:
             case Block(body):
                 for inner in body:
@@ -55,12 +62,12 @@ class BodyWriter(MemoryWriter):
             case For() if (tiles := amx.match(s, self.features)) is not None and self.tile_rows in (0, tiles.rows):
                 self._write_amx_nest(s, tiles, env)
             case For(var, extent, body, "serial" | "ordered" | "parallel"):
-                self._loop(var, extent, body, env)
+                self._write_serial_loop(var, extent, body, env)
             case For(var, extent, body, "unrolled"):
-                outer, self.rows = self.rows, UnrolledLoop(var, extent, body)
-                for self.rows.iteration in range(extent):
-                    self.stmt(body, env | {var: I64(self.rows.iteration)})
-                self.rows = outer
+                outer, self.unrolled = self.unrolled, UnrolledLoop(var, extent, body)
+                for self.unrolled.iteration in range(extent):
+                    self.stmt(body, env | {var: I64(self.unrolled.iteration)})
+                self.unrolled = outer
             case For(var, extent, body, "vectorized"):
                 self._write_vectorized(var, extent, body, env)
             case For(kind=kind):
@@ -88,7 +95,8 @@ class BodyWriter(MemoryWriter):
             case _:
                 raise ValueError(f"the CPU cannot run {type(s).__name__} {getattr(s, 'name', '')}")
 
-    def _loop(self, var: Var, extent: int, body: Stmt, env: dict[Var, V]) -> None:
+    def _write_serial_loop(self, var: Var, extent: int, body: Stmt, env: dict[Var, V]) -> None:
+        """Write a loop over range(extent), or its body alone for one iteration."""
         if extent == 1:
             return self.stmt(body, env | {var: I64(0)})
         return self._write_loop(var, I64(0), I64(extent), body, env)
@@ -100,11 +108,12 @@ class BodyWriter(MemoryWriter):
             amx.configure(self.entry, self.fn.module, nest.rows)
         env = env | dict.fromkeys(nest.zero, I64(0))
         columns = [env if nest.columns is None else env | {nest.columns.var: I64(c)} for c in range(nest.width)]
-        places = [self._lane_pointer(None, *nest.acc, column_env) for column_env in columns]
-        for tile, pointer in enumerate(places):
+        accumulators = [self._lane_pointer(None, *nest.acc, column_env) for column_env in columns]
+        for tile, pointer in enumerate(accumulators):
             amx.load(self.b, tile, pointer, 4 * nest.acc_row)
 
-        def steps(k: V) -> None:
+        def write_tile_steps(k: V) -> None:
+            """Write TILE_STEPS steps of the reduction from step `k` on, for all columns."""
             pointer = self._lane_pointer(None, nest.x.tensor, nest.x.index, env | {nest.k: k})
             amx.load(self.b, amx.TILE_A, pointer, 4 * nest.x_row)
             for tile, column_env in enumerate(columns):
@@ -113,14 +122,14 @@ class BodyWriter(MemoryWriter):
                 amx.multiply(self.b, tile)
 
         full_steps = nest.steps // TILE_STEPS
-        self._write_counted_loop(I64(0), I64(full_steps), lambda i: steps(self.b.mul(i, I64(TILE_STEPS))))
-        for tile, pointer in enumerate(places):
+        self._write_counted_loop(I64(0), I64(full_steps), lambda i: write_tile_steps(self.b.mul(i, I64(TILE_STEPS))))
+        for tile, pointer in enumerate(accumulators):
             amx.store(self.b, tile, pointer, 4 * nest.acc_row)
         if nest.steps % TILE_STEPS:
             self._write_loop(loop.var, I64(full_steps * TILE_STEPS), I64(nest.steps), loop.body, env)
 
     def _write_thread_share(self, loop: For, env: dict[Var, V]) -> None:
-        """Write the iterations of this thread; shares of threads differ by at most one."""
+        """Write the iterations of a shared loop that this thread runs; threads differ by at most one iteration."""
         part, parts = self.share
         ends = (part, self.b.add(part, I64(1)))
         first, end = (self.b.udiv(self.b.mul(boundary, I64(loop.extent)), parts) for boundary in ends)
@@ -128,11 +137,11 @@ class BodyWriter(MemoryWriter):
             self._write_loop(loop.var, first, end, loop.body, env)
 
     def _write_loop(self, var: Var, first: V, end: V, body: Stmt, env: dict[Var, V]) -> None:
-        """Write a loop from `first` to `end` that runs at least once."""
+        """Write a loop over `var` from `first` to `end` - 1 that runs at least once."""
         self._write_counted_loop(first, end, lambda i: self._write_iteration(var, body, env | {var: i}))
 
     def _write_iteration(self, var: Var, body: Stmt, env: dict[Var, V]) -> None:
-        """Write an iteration, which prefetches an element if the loop is in `prefetched`."""
+        """Write the body of a loop, which prefetches an element first if the loop is in `prefetched`."""
         if (target := self.prefetched.get(var)) is not None:
             element = memory_type(target.tensor.dtype)
             operations.prefetch(
@@ -141,7 +150,7 @@ class BodyWriter(MemoryWriter):
         self.stmt(body, env)
 
     def _write_counted_loop(self, first: V, end: V, body: Callable[[V], None]) -> None:
-        """Write `body` for first, ..., end - 1, at least once."""
+        """Write a loop that runs `body`, a function of the index, for first, ..., end - 1, at least once."""
         before = self.b.block
         head = self.fn.append_basic_block("loop")
         done = self.fn.append_basic_block("done")
@@ -156,7 +165,7 @@ class BodyWriter(MemoryWriter):
         self.b.position_at_end(done)
 
     def _write_vectorized(self, var: Var, extent: int, body: Stmt, env: dict[Var, V]) -> None:
-        """Write a loop whose iterations are lanes."""
+        """Write a loop whose iterations are lanes. Raises ValueError inside of another such loop."""
         if self.vector is not None:
             raise ValueError(f"vectorized loop {var.name} inside vectorized {self.vector[0].name}")
         if extent == 1:
@@ -176,23 +185,23 @@ class BodyWriter(MemoryWriter):
             match value:  # products are added without rounding them first
                 case Binary("mul", a, b):
                     old = self._load(tensor, index, env)
-                    factors = self._same_width(self.expr(a, env, memo), self.expr(b, env, memo), old)
+                    factors = self._broadcast_to_vectors(self.expr(a, env, memo), self.expr(b, env, memo), old)
                     self._store(tensor, index, operations.multiply_add(self.b, *factors), env)
                     return
         if kind == "sum" and step == (self.vector is not None) and isinstance(value, Call) and value.name in dot.DOTS:
             old = self._load(tensor, index, env)
-            old, *operands = self._same_width(old, *self._product_operands(value, env, memo))
+            old, *operands = self._broadcast_to_vectors(old, *self._product_operands(value, env, memo))
             self._store(tensor, index, dot.DOTS[value.name](self.b, old, *operands, self.features), env)
             return
         op, plain = Reduce.COMBINE[kind], tensor in self.nan_free
         new = self.expr(nan_free_extremes.without_nan_test(value) if plain else value, env, memo)
         if self.vector is not None and step == 0:
-            new = operations.horizontal(self.b, op, tensor.dtype, splat(self.b, new, self.vector[1]), plain)
+            new = operations.reduce_lanes(self.b, op, tensor.dtype, splat(self.b, new, self.vector[1]), plain)
             saved, self.vector = self.vector, None
-            self._accumulate(kind, tensor, index, new, env | {saved[0]: I64(0)})
+            self._write_accumulation(kind, tensor, index, new, env | {saved[0]: I64(0)})
             self.vector = saved
             return
-        self._accumulate(kind, tensor, index, new, env)
+        self._write_accumulation(kind, tensor, index, new, env)
 
     def _product_operands(self, product: Call, env: dict[Var, V], memo: dict[Any, V]) -> list[V]:
         """Write the arguments of a sum of products; two adjacent scalars are loaded by one instruction."""
@@ -202,13 +211,16 @@ class BodyWriter(MemoryWriter):
             case (_, _, Load(tensor, index), Load(other, after)) if tensor is other and dot.can_load_pair(
                 lanes, self.features
             ):
-                here, there = (linear(flatten(tensor.shape, i)) for i in (index, after))
-                if self._lane_stride(tensor, index) == 0 and there == here | {None: here.get(None, 0) + 1}:
+                first_terms, second_terms = (linear(flatten(tensor.shape, i)) for i in (index, after))
+                is_next = second_terms == first_terms | {None: first_terms.get(None, 0) + 1}
+                if is_next and self._lane_stride(tensor, index) == 0:
                     values[2:] = dot.load_pair(self.b, self._lane_pointer(0, tensor, index, env), self.features)
         return values
 
-    def _accumulate(self, kind: str, tensor: Tensor, index: tuple[Expr, ...], new: V, env: dict[Var, V]) -> None:
-        """Combine a new value with the stored one."""
+    def _write_accumulation(
+        self, kind: str, tensor: Tensor, index: tuple[Expr, ...], new: V, env: dict[Var, V]
+    ) -> None:
+        """Write tensor[index] = kind(tensor[index], new)."""
         old = self._load(tensor, index, env)
         if is_vector(old):
             new = splat(self.b, new, old.type.count)
@@ -216,13 +228,13 @@ class BodyWriter(MemoryWriter):
         result = arithmetic.binary(self.b, Reduce.COMBINE[kind], tensor.dtype, old, new, any_order=free, nan_free=plain)
         self._store(tensor, index, result, env)
 
-    # Expressions
+    # Expressions --------------------------------------------------------------------------------------------------
 
     def expr(self, e: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
-        """Writes an expression, each part of it once for a `memo`, and returns its value."""
+        """Write an expression, each part of it once for a `memo`, and return its value."""
         key = (id(e), self.lane)
         if key not in memo:
-            memo[key] = self._write_expr(e, env, memo), e  # holding `e` keeps its id its own
+            memo[key] = self._write_expr(e, env, memo), e  # the reference to `e` keeps its id from being reused
         return memo[key][0]
 
     def _write_expr(self, e: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
@@ -242,26 +254,28 @@ class BodyWriter(MemoryWriter):
                     pointer = self._lane_pointer(0, tensor, index, env)
                     operations.prefetch(self.b, pointer, I64(self.prefetch_distance[id(e)]), memory_type(tensor.dtype))
                 return self._load(tensor, index, env)
-            case Binary("lt" | "le" as op, a, b) if (mask := self._position_mask(op, a, b, env, memo)) is not None:
+            case Binary("lt" | "le" as op, a, b) if (
+                mask := self._write_position_mask(op, a, b, env, memo)
+            ) is not None:
                 return mask
             case Binary("and", a, b) if e.dtype == "bool" and self.vector is not None:
-                return mask_and(self.b, *self._same_width(self.expr(a, env, memo), self.expr(b, env, memo)))
+                return mask_and(self.b, *self._broadcast_to_vectors(self.expr(a, env, memo), self.expr(b, env, memo)))
             case Binary(op, a, b):
-                x, y = self._same_width(self.expr(a, env, memo), self.expr(b, env, memo))
+                x, y = self._broadcast_to_vectors(self.expr(a, env, memo), self.expr(b, env, memo))
                 if op in COMPARISONS:
                     return arithmetic.compare(self.b, op, a.dtype, x, y)
                 if op in ("floordiv", "mod") and a.dtype == INDEX and isinstance(b, Const) and b.value > 0:
                     return arithmetic.index_division(self.b, op, is_nonnegative(a), x, y)
                 return arithmetic.binary(self.b, op, a.dtype, x, y)
             case Call(name, args, dtype):
-                values = self._same_width(*(self.expr(arg, env, memo) for arg in args))
+                values = self._broadcast_to_vectors(*(self.expr(arg, env, memo) for arg in args))
                 if name in dot.DOTS:
-                    zero = ir.Constant(operations.widened(values[0], llvm_type("int32")), None)
+                    zero = ir.Constant(operations.vector_type_like(values[0], llvm_type("int32")), None)
                     return dot.DOTS[name](self.b, zero, *values, self.features)
                 if name == "bitcast":
-                    return self.b.bitcast(values[0], operations.widened(values[0], llvm_type(dtype)))
+                    return self.b.bitcast(values[0], operations.vector_type_like(values[0], llvm_type(dtype)))
                 return arithmetic.call(self.b, name, args[0].dtype, *values)
-            case Cast(Call("clamp")) if (requantised := self._requantise(e, env, memo)) is not None:
+            case Cast(Call("clamp")) if (requantised := self._write_requantised(e, env, memo)) is not None:
                 return requantised
             case Cast(Call("clamp", (_, Const(low), Const(high))) as value, dtype) if converts_exactly(
                 low, high, dtype
@@ -273,53 +287,58 @@ class BodyWriter(MemoryWriter):
                 return self._write_select(cond, a, b, env, memo)
         raise ValueError(f"the CPU cannot compute {type(e).__name__}")
 
-    def _requantise(self, e: Cast, env: dict[Var, V], memo: dict[Any, V]) -> V:
+    def _write_requantised(self, e: Cast, env: dict[Var, V], memo: dict[Any, V]) -> V:
+        """Write a requantisation to bytes in NEON's instructions; None where `e` is something else."""
         lanes = 1 if self.vector is None or self.lane is not None else self.vector[1]
         return requantise(self.b, e, lanes, self.features, lambda part: self.expr(part, env, memo))
 
-    def _position_mask(self, op: str, a: Expr, b: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
+    def _write_position_mask(self, op: str, a: Expr, b: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
+        """Write a comparison of indices as a mask of bytes, for NEON; None where that is not possible."""
         if self.vector is None or self.lane is not None or a.dtype != INDEX or "neon" not in self.features:
             return None
         return position_mask(self.b, op, a, b, self.vector, env, lambda e: self.expr(e, env, memo))
 
-    def _same_width(self, *values: V) -> tuple[V, ...]:
+    def _broadcast_to_vectors(self, *values: V) -> tuple[V, ...]:
+        """Broadcast scalars to vectors where any of `values` is a vector."""
         widths = {value.type.count for value in values if is_vector(value)}
         return tuple(splat(self.b, value, *widths) for value in values) if widths else values
 
     def _write_select(self, cond: Expr, a: Expr, b: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
-        """Write a selection: a constant mask, a select instruction, masked loads, or a branch where arms may not be
-        read.
+        """Write a selection of `a` where `cond` holds, else `b`.
+
+        It is one arm where the condition is a constant, a select instruction where both arms may be read, masked loads
+        for a condition that differs between lanes, and else a branch.
         """
         test = self.expr(cond, env, memo)
         if is_vector(test) and (lanes := constant_lanes(test)) is not None and len(set(lanes)) == 1:
             return splat(self.b, self.expr(a if lanes[0] else b, env, memo), len(lanes))
         loads = [node for arm in (a, b) for node in walk(arm) if isinstance(node, Load)]
         if all((id(load), self.lane) in memo or is_in_bounds(load) for load in loads):
-            test, x, y = self._same_width(test, self.expr(a, env, memo), self.expr(b, env, memo))
+            test, x, y = self._broadcast_to_vectors(test, self.expr(a, env, memo), self.expr(b, env, memo))
             return self.b.select(test, x, y)
         if is_vector(test):
-            return self.b.select(test, *self._masked_arms(((test, a), (mask_not(self.b, test), b)), env, memo))
+            return self.b.select(test, *self._write_masked_arms(((test, a), (mask_not(self.b, test), b)), env, memo))
         result = self.fn.append_basic_block("selected")
         yes, no = self.fn.append_basic_block("yes"), self.fn.append_basic_block("no")
         self.b.cbranch(test, yes, no)
-        join = []
+        arms = []
         for arm, arm_block in ((a, yes), (b, no)):
             self.b.position_at_end(arm_block)
-            join.append((self.expr(arm, env, dict(memo)), self.b.block))
-        widths = {value.type.count for value, _ in join if is_vector(value)}  # none, where all lanes have one value
+            arms.append((self.expr(arm, env, dict(memo)), self.b.block))
+        widths = {value.type.count for value, _ in arms if is_vector(value)}  # empty where all lanes have one value
         values = []
-        for value, arm_block in join:
+        for value, arm_block in arms:
             self.b.position_at_end(arm_block)
             values.append(splat(self.b, value, *widths) if widths else value)
             self.b.branch(result)
         self.b.position_at_end(result)
         phi = self.b.phi(values[0].type)
-        for value, (_, arm_block) in zip(values, join):
+        for value, (_, arm_block) in zip(values, arms):
             phi.add_incoming(value, arm_block)
         return phi
 
-    def _masked_arms(self, arms: Any, env: dict[Var, V], memo: dict[Any, V]) -> list[V]:
-        """Write both arms of a selection, each with a mask so that lanes which do not take it read nothing."""
+    def _write_masked_arms(self, arms: Any, env: dict[Var, V], memo: dict[Any, V]) -> list[V]:
+        """Write the arms of a selection, (mask, expression) pairs; an arm reads nothing in lanes outside its mask."""
         saved, values = self.mask, []
         for mask, arm in arms:
             self.mask = mask if saved is None else mask_and(self.b, saved, mask)

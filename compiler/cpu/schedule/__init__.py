@@ -1,13 +1,13 @@
 """Schedules of CPU kernels, in the order in which a kernel passes the files.
 
 operator_fusion      which operators of a model share a kernel
-vectorize            along which axis vectors run (the default schedule)
-register_tiles       how many rows and columns of a reduction are accumulated in registers
-kernel_schedules     which trace of a tuning record replaces the default schedule; the workload of a kernel
-output_reuse         which temporaries and inputs lie in the output's memory
-vector_lanes         which vectorised loops must become serial
+kernel_schedules     whether a kernel has the default schedule or that of a tuning record; what its workload is
+vectorize            the default schedule: along which axis vectors run
+register_tiles       the default schedule of reductions: rows and columns that are accumulated in registers
+output_reuse         which temporaries lie in an output's memory, and which outputs overwrite an input
+vector_lanes         which vectorised loops must become serial; the rest below runs while llvm/ generates code
 parallel             which loops threads share
-prefetch             what is fetched for the next iteration, and which block of weights for the next tiles
+prefetch             which elements of the next iteration, and which block of weights of the next tiles, are fetched
 streaming_stores     which outputs bypass the caches
 """
 

@@ -111,14 +111,15 @@ class KernelSchedules:
 
 
 _current: ContextVar[KernelSchedules | None] = ContextVar("choices", default=None)
+"""Schedules that `using_schedules` has selected in this context."""
 
 
 @contextmanager
-def using_schedules(choices: KernelSchedules | None) -> Iterator[KernelSchedules | None]:
-    """Schedule the kernels that are compiled inside with `choices`; None for the compiler's own schedules."""
-    token = _current.set(choices)
+def using_schedules(schedules: KernelSchedules | None) -> Iterator[KernelSchedules | None]:
+    """Schedule the kernels that are compiled inside with `schedules`; None for the compiler's own schedules."""
+    token = _current.set(schedules)
     try:
-        yield choices
+        yield schedules
     finally:
         _current.reset(token)
 
@@ -128,8 +129,8 @@ def kernel_loops(outputs: Sequence[Tensor], inputs: Sequence[Tensor], constants:
 
     The schedule comes from the context of `using_schedules`, else from `schedule`.
     """
-    choices = _current.get()
-    if choices is not None:
-        return choices.loops(outputs, inputs, constants)
+    schedules = _current.get()
+    if schedules is not None:
+        return schedules.loops(outputs, inputs, constants)
     scheduled = schedule(outputs)
     return lower_kernel(scheduled, [tensor for tensor in inputs if tensor in scheduled.tensors])

@@ -21,8 +21,8 @@ JOINS = (
 )
 """Fusion rules in the order in which they are tried: (kinds of the producer, kinds of its only reader).
 
-Injective operators so join their producer rather than their consumer. The merged group has the kind that is not
-injective."""
+By this order an injective operator joins its producer rather than its consumer. The merged group has the kind that is
+not injective."""
 
 
 def fuse_nodes(nodes: Sequence[CpuNode], outputs: Sequence[str]) -> list[list[CpuNode]]:
@@ -38,26 +38,27 @@ def fuse_nodes(nodes: Sequence[CpuNode], outputs: Sequence[str]) -> list[list[Cp
         for name in node.inputs:
             readers.setdefault(name, []).append(position)
 
-    def reader(last: int) -> int | None:
+    def only_reader(last: int) -> int | None:
         """Return the only group that reads the outputs of the group `last`, or None."""
         users = {group_of[user] for name in nodes[last].outputs if name for user in readers.get(name, ())}
         return users.pop() if len(users) == 1 and not set(nodes[last].outputs) & set(outputs) else None
 
-    for firsts, readers_of in JOINS:
+    for producer_kinds, reader_kinds in JOINS:
         for last in reversed(range(len(nodes))):
-            if group_of[last] != last or kinds[last] not in firsts:
+            if group_of[last] != last or kinds[last] not in producer_kinds:
                 continue
-            if (user := reader(last)) is not None and kinds[user] in readers_of:
+            if (user := only_reader(last)) is not None and kinds[user] in reader_kinds:
                 kinds[user] = kinds[last] if kinds[user] is Kind.INJECTIVE else kinds[user]
-                group_of[:] = [user if h == last else h for h in group_of]
-    return [[n for n, h in zip(nodes, group_of) if h == last] for last in range(len(nodes)) if group_of[last] == last]
+                group_of[:] = [user if group == last else group for group in group_of]
+    groups = [last for last in range(len(nodes)) if group_of[last] == last]
+    return [[node for node, group in zip(nodes, group_of) if group == last] for last in groups]
 
 
 def saved_traffic(members: Sequence[CpuNode], sizes: Mapping[str, int], views: Collection[str]) -> int:
     """Return the bytes that a fused group neither writes nor reads again, compared with one kernel per operator.
 
-    sizes: bytes of every output of a member. views: outputs that would be free without fusion, as only the shape
-    changes.
+    members: nodes of the group, in order. sizes: bytes of every output of a member. views: outputs that cost nothing
+    without fusion, as only the shape changes.
     """
     inside = [name for member in members[:-1] for name in member.outputs if name]
     readers = [name for member in members if not set(member.outputs) & set(views) for name in member.inputs]

@@ -13,16 +13,18 @@ from celosia.compiler.expr.transform import COSTLY
 from celosia.compiler.expr.walk import walk
 
 MIN_PARALLEL_WORK = 1 << 18
-"""Work (see `_work`) of a loop nest that pays for a barrier and for data from another core, which take a few us."""
+"""Least work (operations, see `_work`) of a loop nest that threads share: a barrier and data from another core take a
+few microseconds."""
 MIN_SHARED_ITERATIONS = 8
-"""Iterations that divide evenly enough among a few threads; loops with fewer are a second choice."""
+"""Least iterations of a loop that threads share, so that they divide evenly; loops with fewer are a second choice."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Code between two barriers. loop: its iterations are shared by the threads; None where one thread runs it.
+    """Code between two barriers.
 
-    private: temporaries that no other phase touches, of which each thread has its own copy.
+    loop: the loop of `body` whose iterations threads share; None where one thread runs all of it. private: temporaries
+    that no other phase touches, of which each thread has its own copy.
     """
 
     body: Stmt
@@ -65,12 +67,13 @@ def _shared_loop(nest: Stmt, private: set[Tensor]) -> For | None:
     marked = [loop for loop in chain if loop.kind == "parallel"]
     if not marked and _work(nest) < MIN_PARALLEL_WORK:
         return None
-    free = [loop for loop in marked or chain if loop.extent > 1 and _is_independent(loop, private)]
-    return next((loop for loop in free if loop.extent >= MIN_SHARED_ITERATIONS), free[0] if free else None)
+    shareable = [loop for loop in marked or chain if loop.extent > 1 and _is_independent(loop, private)]
+    first = shareable[0] if shareable else None
+    return next((loop for loop in shareable if loop.extent >= MIN_SHARED_ITERATIONS), first)
 
 
 def _outer_loops(nest: Stmt) -> Iterator[For]:
-    """Yield the perfectly nested outer loops of a nest."""
+    """Yield the outer loops of a nest whose body is nothing but the next loop, and the innermost of them."""
     while isinstance(nest, For) and nest.kind in ("serial", "parallel"):
         yield nest
         nest = nest.body
@@ -96,7 +99,7 @@ def _touched(stmt: Stmt) -> set[Tensor]:
 
 
 def _work(stmt: Stmt) -> int:
-    """Count operations on single elements; functions such as exp count as 16."""
+    """Count the operations on single elements that a statement executes; functions such as exp count as 16."""
     match stmt:
         case For(extent=extent, body=body):
             return extent * _work(body)

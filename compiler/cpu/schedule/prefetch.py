@@ -1,7 +1,10 @@
-"""Prefetch for tiled products: while the tiles of one block compute, fetch the next block of weights.
+"""Prefetch: which elements each iteration fetches into a cache for later ones. There are two kinds.
 
-Tiles that share a block of weights read it from memory once, all at once, and then from the cache. Where the weights
-exceed the cache, the processor would wait at each new block while memory idles in between.
+The next iteration of loops that read a tensor in several passes: `next_iteration_prefetches`.
+
+The next block of weights, while the tiles of one block compute: `next_block_prefetches`. Tiles that share a block of
+weights read it from memory once, all at once, and then from the cache. Where the weights exceed the cache, the
+processor would wait at each new block while memory idles in between.
 
     for i in 16:                       # a block of w for each i
       for j in 7:                      # 7 tiles with it
@@ -33,7 +36,10 @@ class PrefetchedElement:
 
 
 def next_block_prefetches(stmt: Stmt) -> dict[Var, PrefetchedElement]:
-    """Return, by the variable of a product's innermost loop, the element that each iteration fetches into L2."""
+    """Return the elements of the next block of weights that the iterations of tiled products fetch into the L2 cache.
+
+    The key is the variable of a product's innermost loop.
+    """
     prefetches: dict[Var, PrefetchedElement] = {}
     nests = [stmt]
     while nests:
@@ -43,11 +49,11 @@ def next_block_prefetches(stmt: Stmt) -> dict[Var, PrefetchedElement]:
         elif isinstance(nest, Alloc):
             nests.append(nest.body)
         elif isinstance(nest, For):
-            prefetches |= _nest_prefetch(nest)
+            prefetches |= _block_prefetch(nest)
     return prefetches
 
 
-def _nest_prefetch(body: Stmt) -> dict[Var, PrefetchedElement]:
+def _block_prefetch(body: Stmt) -> dict[Var, PrefetchedElement]:
     """Return the prefetch of one loop nest, if it is a tiled product: loops around one chain of reduction loops."""
     outer: list[For] = []
     while isinstance(body, Alloc | For):
@@ -58,21 +64,21 @@ def _nest_prefetch(body: Stmt) -> dict[Var, PrefetchedElement]:
         body = body.body
     sums: list[For] = []
     loops = [s for s in body.body if isinstance(s, For) and s.kind == "serial"] if isinstance(body, Block) else []
-    inner: Stmt = loops[0] if len(loops) == 1 else body
-    while isinstance(inner, For) and inner.kind == "serial":
-        sums.append(inner)
-        inner = inner.body
-    if not sums or any(isinstance(s, For) and s.kind == "serial" for s in statements(inner)):
+    innermost: Stmt = loops[0] if len(loops) == 1 else body
+    while isinstance(innermost, For) and innermost.kind == "serial":
+        sums.append(innermost)
+        innermost = innermost.body
+    if not sums or any(isinstance(s, For) and s.kind == "serial" for s in statements(innermost)):
         return {}
-    for load in _vector_loads(inner):
-        element = _element_to_fetch(load, outer, sums, {s.var for s in statements(inner) if isinstance(s, For)})
+    for load in _vector_loads(innermost):
+        element = _element_to_fetch(load, outer, sums, {s.var for s in statements(innermost) if isinstance(s, For)})
         if element is not None:
             return {sums[-1].var: PrefetchedElement(load.tensor, element)}
     return {}
 
 
 def _vector_loads(body: Stmt) -> list[Load]:
-    """Return the loads that sums read as vectors: the operand whose blocks change."""
+    """Return the loads that sums read as contiguous vectors: those of the operand that consists of blocks."""
     lanes = [s for s in statements(body) if isinstance(s, For) and s.kind == "vectorized"]
     loads = []
     for loop in lanes:
@@ -82,8 +88,8 @@ def _vector_loads(body: Stmt) -> list[Load]:
     return loads
 
 
-def _unclamped(e: Expr) -> Expr | None:
-    """Remove the clamp of the last block, which may begin earlier; a callback of rewrite."""
+def _remove_clamp(e: Expr) -> Expr | None:
+    """Return a of min(a, constant), the index of a last block that begins earlier; else None. A callback of rewrite."""
     match e:
         case Binary("min", a, Const()):
             return a
@@ -93,9 +99,11 @@ def _unclamped(e: Expr) -> Expr | None:
 def _element_to_fetch(load: Load, outer: list[For], sums: list[For], inside: set[Var]) -> Expr | None:
     """Return the element of the next block that an iteration fetches, or None where it would gain nothing.
 
-    The iterations that reuse a block share it: each fetches at most one cache line.
+    The iterations that use one block share the next: each fetches a part, at most a cache line. load: the read of the
+    blocks. outer: loops around the reduction; the last that moves the read gives the block. sums: loops of the
+    reduction. inside: variables of the loops inside it.
     """
-    terms = linear(rewrite(flatten(load.tensor.shape, load.index), _unclamped))
+    terms = linear(rewrite(flatten(load.tensor.shape, load.index), _remove_clamp))
     size = itemsize(load.tensor.dtype)
     known = {None, *inside, *(loop.var for loop in (*outer, *sums))}
     moving = [position for position, loop in enumerate(outer) if terms.get(loop.var) and loop.extent > 1]
@@ -118,14 +126,16 @@ def _element_to_fetch(load: Load, outer: list[For], sums: list[For], inside: set
 
 
 MIN_BYTES_READ, MAX_BYTES_READ = 1 << 10, 1 << 14
-"""Bytes that an iteration must read for prefetching: less is soon done, more does not stay in the first-level cache."""
+"""Bytes that an iteration must read repeatedly for prefetching to pay. Fewer are read before a fetch ends, and more do
+not stay in the first-level cache."""
 
 
 @dataclass
-class _Reads:
+class _RepeatedReads:
     """Reads of one tensor in one iteration.
 
-    passes: how often its elements are read. end, size, loads: end of the elements, bytes and loads of the last pass.
+    passes: how often its elements are read. The others describe the last pass. end: end of its elements. size: bytes.
+    loads: id of each load -> elements from one iteration to the next.
     """
 
     passes: int = 0
@@ -135,7 +145,9 @@ class _Reads:
 
 
 def next_iteration_prefetches(stmt: Stmt) -> dict[int, int]:
-    """Return, for vector loads by id, by how many elements the same load of the next iteration lies ahead.
+    """Return the vector loads that fetch what the next iteration reads: id of the load -> distance in elements.
+
+    It pays where a tensor is read in several passes, of which the last fetches:
 
     for i: for j: m max= x[i, j]           the second x[i, j] fetches x[i + 1, j]
            for j: y[i, j] = x[i, j] - m
@@ -143,10 +155,10 @@ def next_iteration_prefetches(stmt: Stmt) -> dict[int, int]:
     while isinstance(stmt, Alloc):
         stmt = stmt.body
     nests = stmt.body if isinstance(stmt, Block) else (stmt,)
-    return {load: step for nest in nests for load, step in _nest_prefetches(nest).items()}
+    return {load: step for nest in nests for load, step in _iteration_prefetches(nest).items()}
 
 
-def _nest_prefetches(body: Stmt) -> dict[int, int]:
+def _iteration_prefetches(body: Stmt) -> dict[int, int]:
     """Return the prefetches of one loop nest: loads of tensors that each iteration reads in several passes."""
     loop: For | None = None
     while isinstance(body, For) and body.kind in ("serial", "parallel"):
@@ -156,7 +168,7 @@ def _nest_prefetches(body: Stmt) -> dict[int, int]:
     inside = list(statements(body))
     extents = {s.var: s.extent for s in inside if isinstance(s, For)}
     written_here = {s.tensor for s in inside if isinstance(s, Alloc | Store | Update)}
-    reads_of: dict[Tensor, _Reads] = {}
+    reads_of: dict[Tensor, _RepeatedReads] = {}
     for lanes in (s for s in inside if isinstance(s, For) and s.kind == "vectorized"):
         for load in (n for s in statements(lanes) for e in exprs(s) for n in walk(e) if isinstance(n, Load)):
             terms = linear(flatten(load.tensor.shape, load.index))
@@ -164,7 +176,7 @@ def _nest_prefetches(body: Stmt) -> dict[int, int]:
             step = terms.get(loop.var, 0)
             if load.tensor in written_here or span is None or step == 0 or terms.get(lanes.var) != 1:
                 continue
-            reads = reads_of.setdefault(load.tensor, _Reads())
+            reads = reads_of.setdefault(load.tensor, _RepeatedReads())
             if span[0] < reads.end or not reads.passes:
                 reads.passes, reads.size, reads.loads = reads.passes + 1, 0, {}
             reads.end = span[1] + 1

@@ -1,5 +1,4 @@
-"""Register tiles: compute a reduction for several rows and columns of its output at once, so that operands are
-reused.
+"""Register tiles: compute a reduction for several rows and columns at once, so that operands are reused.
 
 For each step of the reduction a tile of `rows` by `columns` vectors reads one scalar for each row and one vector for
 each column, and adds all their products to accumulators that stay in registers. This is the inner kernel of K. Goto,
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from typing import NamedTuple
 
 from celosia.compiler.cpu.schedule.streaming_stores import CACHE_LINE_BYTES
 from celosia.compiler.expr import Axis, Load, Reduce, Stage
@@ -26,13 +26,13 @@ from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.target import MAX_STREAMS, TILE_COLUMNS, TILE_ROWS, TILE_STEPS, target
 
 MAX_UNROLLED_READS = 64
-"""Limit of the reads of reduction steps that are unrolled."""
+"""Limit of the reads in the body of a reduction after its steps are unrolled."""
 MAX_UNROLLED_SLIDING_READS = 128
-"""The limit where most unrolled reads reuse what other steps have read."""
+"""The same limit where most unrolled reads reuse elements that other steps have read."""
 MAX_UNROLLED_INT16_READS = 256
-"""The limit where an instruction multiplies int16 values, which leaves time to read."""
+"""The same limit where an instruction multiplies int16 values, which leaves time to read."""
 MAX_EVEN_WORK = 1.05
-"""Relative work that a tile may cost to leave no edge tiles, where these would be loop nests of their own."""
+"""Limit of the work of a tile without edge tiles, relative to the best tile, where edge tiles would be loop nests."""
 L1_BYTES = 24 << 10
 """Bytes that may stay in the first-level cache while other data pass through it."""
 
@@ -46,8 +46,9 @@ def stride_of(read: Load, axis: Axis) -> int | None:
 class RegisterTile:
     """A tile of accumulators in registers, as a choice of the kernel tuner.
 
-    rows and columns: names of the loops that it spans, "" for none. height: rows. width: columns, in vectors.
-    rows_outside: whether the loop over rows lies around that over columns; None for the order with less traffic.
+    rows, columns: names of the loops that it spans, "" for none. height: number of rows. width: number of columns, in
+    vectors. rows_outside: whether the loop over tiles of rows lies around that over tiles of columns; None for the
+    order with less memory traffic.
     """
 
     rows: str
@@ -66,65 +67,66 @@ def apply_register_tile(
 ) -> bool:
     """Schedule the reduction of `stage` in register tiles along the last of the `data` axes.
 
-    Returns False, with the stage unchanged, where the strides of `reads` do not allow it. choose: selects one of all
-    tiles that fit into registers, instead of the one with the least work.
+    data: axes of the output. reads: all loads of the stage. choose: selects one of all tiles that fit into registers,
+    instead of the one with the least work. Returns False, with the stage unchanged, where the strides of `reads` do not
+    allow it.
     """
     if not data or data[-1].extent < 4:
         return False
     column = data[-1]
     inside = [node for node in walk(reduce.value) if isinstance(node, Load)]
-    steps = [stride_of(read, column) for read in inside]
+    lane_strides = [stride_of(read, column) for read in inside]
     if (
-        any(s not in (0, 1, 2) for s in steps)
-        or not any(steps)
+        any(s not in (0, 1, 2) for s in lane_strides)
+        or not any(lane_strides)
         or any(stride_of(read, column) is None for read in reads)
     ):
         return False
     outer, lane = stage.split(column, min(column.extent, _vector_lanes(reduce)))
     first: dict[Var, Expr] = {column: outer * lane.extent}
-    inside = [Load(read.tensor, tuple(substitute(i, first) for i in read.index)) for read in inside]  # by vectors
-    vectors = [read for read, s in zip(inside, steps) if s]
-    scalars = [read for read, s in zip(inside, steps) if not s]
+    # The index of a load now counts vectors along the column: it is that of the first lane.
+    inside = [Load(read.tensor, tuple(substitute(i, first) for i in read.index)) for read in inside]
+    vectors = [read for read, s in zip(inside, lane_strides) if s]
+    scalars = [read for read, s in zip(inside, lane_strides) if not s]
     others = [*(axis for axis in data[:-1] if axis.extent > 1), *([outer] if outer.extent > 1 else [])]
     if outer.extent == 1 and not scalars and all(read.tensor.body is not None for read in vectors):
-        others = []  # nothing is shared, and row by row they stay beside the loops that make what they read
+        others = []  # rows share nothing, and one by one they can be fused with the loops that compute their operands
     elif not scalars:
         others = [axis for axis in others if _reduction_loops(stage, vectors, [axis])[1]] or others
-    kinds = _tile_axes(others, vectors, scalars, 2 in steps, lane.extent)
-    rows_outside, room = None, _register_budget(reduce)
+    candidates = _tile_axes(others, vectors, scalars, 2 in lane_strides, lane.extent)
+    rows_outside, budget = None, _register_budget(reduce)
     if choose is not None:
-        chosen = choose(_candidate_tiles(*kinds, room))
+        chosen = choose(_candidate_tiles(candidates, budget))
         by_name = {axis.name: axis for axis in others}
-        row, block, (height, width) = (
-            by_name.get(chosen.rows),
-            by_name.get(chosen.columns),
-            (chosen.height, chosen.width),
-        )
+        row, block = by_name.get(chosen.rows), by_name.get(chosen.columns)
+        height, width = chosen.height, chosen.width
         rows_outside = chosen.rows_outside
     else:
-        row, block, (height, width) = _choose_tile(*kinds, room, stage.tail == "peel", partial(_rows_are_near, scalars))
+        row, block, (height, width) = _choose_tile(
+            candidates, budget, stage.tail == "peel", partial(_are_rows_near, scalars)
+        )
         if row is not None and lane.extent == 16 and _fits_amx(stage, reduce, vectors, scalars):
             height, width = _amx_tile(row.extent, _extent(block))
     around = [axis for axis in (*data[:-1], outer) if axis not in (row, block)]
     rows, columns, tile = None, None, []
     if row is not None:
-        rows, inner = stage.split(row, height)
-        tile.append(inner)
+        rows, inner_axis = stage.split(row, height)
+        tile.append(inner_axis)
     if block is not None:
-        columns, inner = stage.split(block, width)
-        tile.append(inner)
+        columns, inner_axis = stage.split(block, width)
+        tile.append(inner_axis)
     for axis in tile:
         stage.unroll(axis)
     across = [
         tile_axis
         for tile_axis in (row, block)
-        if tile_axis is not None and not kinds[2] and reduce.kind != "ordered_sum"
+        if tile_axis is not None and not candidates.vector_cost and reduce.kind != "ordered_sum"
     ]
     sums, sliding = _reduction_loops(stage, vectors, across)
     stage.reorder(*_outer_loops(around, rows, columns, vectors, scalars, rows_outside), *sums, *tile, lane)
-    for few, limit in ((sums, _max_unrolled(reduce)), (sliding, MAX_UNROLLED_SLIDING_READS)):
-        if few and prod(axis.extent for axis in (*few, *tile)) * len(inside) <= limit:
-            for axis in few:
+    for loops, limit in ((sums, _max_unrolled(reduce)), (sliding, MAX_UNROLLED_SLIDING_READS)):
+        if loops and prod(axis.extent for axis in (*loops, *tile)) * len(inside) <= limit:
+            for axis in loops:
                 stage.unroll(axis)
             break
     stage.vectorize(lane)
@@ -139,34 +141,45 @@ def _reduction_loops(stage: Stage, vectors: list[Load], across: list[Axis]) -> t
 
 
 def _slides_over(vectors: list[Load], axis: Axis, row: Axis) -> bool:
-    """Return whether steps along `axis` mostly read what earlier steps read for other rows, as convolutions do.
+    """Return whether steps along `axis` mostly read elements that earlier steps read for other rows (convolutions).
 
     Unrolled, such elements are read only once.
     """
-    steps = [(stride_of(read, axis), stride_of(read, row)) for read in vectors]
-    return all(a and r and (a % r == 0 or r % a == 0) and r < a * axis.extent and a < r * row.extent for a, r in steps)
+    strides = [(stride_of(read, axis), stride_of(read, row)) for read in vectors]
+    return all(
+        a and r and (a % r == 0 or r % a == 0) and r < a * axis.extent and a < r * row.extent for a, r in strides
+    )
 
 
-TileAxes = tuple[list[Axis | None], list[Axis | None], float]
-"""Candidate axes for rows and for columns of a tile, with None for a tile without, and the cost of a vector read.
+class TileAxes(NamedTuple):
+    """Candidate axes for the rows and the columns of a tile.
 
-A scalar read costs 1. The cost is 0 where the rows do not share the vectors of columns."""
+    rows, columns: axes, or None for a tile of one row or column. vector_cost: cost of a vector read, where a scalar
+    read costs 1; 0 where the rows do not share the vectors of columns.
+    """
+
+    rows: list[Axis | None]
+    columns: list[Axis | None]
+    vector_cost: float
 
 
-def _tile_axes(axes: list[Axis], vectors: list[Load], scalars: list[Load], narrow: bool, lanes: int) -> TileAxes:
+def _tile_axes(
+    axes: list[Axis], vectors: list[Load], scalars: list[Load], has_stride_2: bool, lanes: int
+) -> TileAxes:  # fmt: skip
     """Find the axes for rows, along which vectors are invariant, and for columns, along which scalars are.
 
-    Where no axis suits rows, as in a depthwise convolution, rows share at least some vectors.
+    Where no axis suits rows, as in a depthwise convolution, rows share at least some vectors. vectors, scalars: loads
+    that differ between lanes, or are equal in all. has_stride_2: whether vectors take every other element.
     """
     rows = [axis for axis in axes if _is_invariant(vectors, axis) and not _is_invariant(scalars, axis)]
     columns = [axis for axis in axes if _is_invariant(scalars, axis) and not _is_invariant(vectors, axis)]
     shared = bool(rows)
     if not rows:
         rows = [axis for axis in axes if any(_is_invariant([read], axis) for read in vectors)]
-    if narrow or (rows and not shared):
+    if has_stride_2 or (rows and not shared):
         columns = []
-    costs = 1 + (0 if _is_aligned(vectors, lanes) else target().vector_bytes / CACHE_LINE_BYTES)
-    return [*rows[::-1]] or [None], [*columns[::-1]] or [None], costs if shared else 0
+    cost = 1 + (0 if _is_aligned(vectors, lanes) else target().vector_bytes / CACHE_LINE_BYTES)
+    return TileAxes([*rows[::-1]] or [None], [*columns[::-1]] or [None], cost if shared else 0)
 
 
 def _is_aligned(vectors: list[Load], lanes: int) -> bool:
@@ -176,22 +189,18 @@ def _is_aligned(vectors: list[Load], lanes: int) -> bool:
 
 
 def _choose_tile(
-    rows: list[Axis | None],
-    columns: list[Axis | None],
-    costs: float,
-    room: RegisterBudget,
-    even: bool,
-    near: Callable[[Axis | None], bool],
+    candidates: TileAxes, budget: RegisterBudget, avoid_edges: bool, are_rows_near: Callable[[Axis | None], bool]
 ) -> tuple[Axis | None, Axis | None, tuple[int, int]]:
-    """Return (axis of the rows, axis of the columns, (height, width)) with the least work; on ties the innermost
-    axes.
+    """Return (axis of the rows, axis of the columns, (height, width)) of the tile with the least work.
+
+    On ties it has the innermost axes. avoid_edges, are_rows_near: see `_best_size`.
     """
     best: tuple[float, Axis | None, Axis | None, tuple[int, int]] = float("inf"), None, None, (1, 1)
-    for row, column in itertools.product(rows, columns):
+    for row, column in itertools.product(candidates.rows, candidates.columns):
         if row is not None and row is column:
             continue
         extents = _extent(row), _extent(column)
-        work, size = _best_size(*extents, costs, room, even, near(row))
+        work, size = _best_size(*extents, candidates.vector_cost, budget, avoid_edges, are_rows_near(row))
         if (relative := work / prod(extents)) < best[0]:
             best = relative, row, column, size
     return best[1:]
@@ -206,42 +215,49 @@ def _multiplies_int16(reduce: Reduce) -> bool:
 
 
 def _vector_lanes(reduce: Reduce) -> int:
-    """Return the lanes of the vectors in a tile."""
+    """Return the number of elements in one column of a tile: those of a vector, or of several where int16 widens."""
     return target().lanes(reduce.dtype) * (target().interleave if _multiplies_int16(reduce) else 1)
 
 
 def _max_unrolled(reduce: Reduce) -> int:
-    """Return the limit of reads in unrolled steps."""
+    """Return the limit of the reads in the body of a reduction after its steps are unrolled."""
     return MAX_UNROLLED_INT16_READS if _multiplies_int16(reduce) else MAX_UNROLLED_READS
 
 
-RegisterBudget = tuple[int, int, int]
+class RegisterBudget(NamedTuple):
+    """Vector registers for a tile: `total` for accumulators and operands.
+
+    per_row, per_column: registers that operands take for each row and each column of the tile.
+    """
+
+    total: int
+    per_row: int
+    per_column: int
 
 
 def _register_budget(reduce: Reduce) -> RegisterBudget:
-    """Return (registers for accumulators and loads, registers for each row, for each column)."""
+    """Return the registers of the target that a tile of this reduction may use."""
     if isinstance(reduce.value, Call) and reduce.value.name in OF_PAIRS:  # sums of two products need more registers
         loaded = 2 // target().half_vectors
-        return target().registers * 13 // 16, loaded, loaded
+        return RegisterBudget(target().registers * 13 // 16, loaded, loaded)
     if _multiplies_int16(reduce):
-        return target().registers * 3 // 8 // target().interleave, 0, 1
-    return target().registers - 1, 0, 1
+        return RegisterBudget(target().registers * 3 // 8 // target().interleave, 0, 1)
+    return RegisterBudget(target().registers - 1, 0, 1)
 
 
-def _candidate_tiles(
-    rows: list[Axis | None], columns: list[Axis | None], costs: float, room: RegisterBudget
-) -> list[RegisterTile]:
+def _candidate_tiles(candidates: TileAxes, budget: RegisterBudget) -> list[RegisterTile]:
     """Return all tiles that fit into registers, those with the least work first."""
     work_of: dict[RegisterTile, float] = {}
-    for row, column in itertools.product(rows, columns):
+    vector_cost = candidates.vector_cost
+    for row, column in itertools.product(candidates.rows, candidates.columns):
         if row is not None and row is column:
             continue
         extents = _extent(row), _extent(column)
         names = ("" if row is None else row.name), ("" if column is None else column.name)
-        for height, width in _tile_sizes(*extents, costs > 0, room):
+        for height, width in _tile_sizes(*extents, vector_cost > 0, budget):
             for outside in (True, False):
                 tile = RegisterTile(*names, height, width, outside)
-                work_of[tile] = _work(*extents, height, width, costs) / prod(extents)
+                work_of[tile] = _work(*extents, height, width, vector_cost) / prod(extents)
     return sorted(work_of, key=work_of.__getitem__)
 
 
@@ -255,24 +271,26 @@ def _fits_amx(stage: Stage, reduce: Reduce, vectors: list[Load], scalars: list[L
 
 
 def _amx_tile(rows: int, columns: int) -> tuple[int, int]:
-    """Return (height, width) for AMX, or of a plain register tile where there are too few rows."""
+    """Return (height, width) of a tile for AMX, or of a plain register tile where there are too few rows."""
     if rows < TILE_ROWS[0]:
-        return _best_size(rows, columns, 1, (target().registers - 1, 0, 1))[1]
+        return _best_size(rows, columns, 1, RegisterBudget(target().registers - 1, 0, 1))[1]
     limit = min(columns, TILE_COLUMNS - 2)
     return min(rows, TILE_ROWS[-1]), -(-columns // -(-columns // limit))
 
 
 MAX_STRIDE_BYTES = 256
-"""Bytes between neighbouring rows; further apart, they may compete for the same few sets of the first-level cache."""
+"""Limit of the distance of neighbouring rows in bytes; further apart, they may compete for the same few sets of the
+first-level cache."""
 
 
-def _rows_are_near(scalars: list[Load], row: Axis | None) -> bool:
-    """Return whether the scalars of neighbouring rows lie close together in memory."""
-    steps = [(stride_of(read, row), itemsize(read.tensor.dtype)) for read in scalars] if row is not None else []
-    return all(distance is not None and distance * size <= MAX_STRIDE_BYTES for distance, size in steps)
+def _are_rows_near(scalars: list[Load], row: Axis | None) -> bool:
+    """Return whether the scalars of neighbouring rows lie close together in memory; True without rows."""
+    distances = [(stride_of(read, row), itemsize(read.tensor.dtype)) for read in scalars] if row is not None else []
+    return all(distance is not None and distance * size <= MAX_STRIDE_BYTES for distance, size in distances)
 
 
 def _extent(axis: Axis | None) -> int:
+    """Return the extent of an axis of a tile, 1 without one."""
     return 1 if axis is None else axis.extent
 
 
@@ -281,38 +299,44 @@ def _is_invariant(reads: list[Load], axis: Axis) -> bool:
     return all(stride_of(read, axis) == 0 for read in reads)
 
 
-def _tile_sizes(rows: int, columns: int, shared: bool, room: RegisterBudget) -> Iterator[tuple[int, int]]:
+def _tile_sizes(rows: int, columns: int, shared: bool, budget: RegisterBudget) -> Iterator[tuple[int, int]]:
     """Yield (height, width) of the tiles that fit into registers.
 
-    shared: rows share the vectors of columns, which then also occupy registers.
+    rows, columns: of the complete output. shared: whether rows share the vectors of columns, which then also occupy
+    registers.
     """
-    registers, by_row, by_column = room
+    registers, per_row, per_column = budget
     for height in range(1, min(rows, registers) + 1):
         for width in range(1, min(columns, registers if rows > 1 else MAX_STREAMS) + 1):
-            if height * width + (by_row * height + by_column * width if shared else 1) > registers:
+            if height * width + (per_row * height + per_column * width if shared else 1) > registers:
                 break
             yield height, width
 
 
 @functools.cache
 def _best_size(
-    rows: int, columns: int, costs: float, room: RegisterBudget, even: bool = False, near: bool = False
+    rows: int,
+    columns: int,
+    vector_cost: float,
+    budget: RegisterBudget,
+    avoid_edges: bool = False,
+    are_rows_near: bool = False,
 ) -> tuple[float, tuple[int, int]]:
-    """Return (work, (height, width)) of the tile with the least work for the complete output; on ties with the fewest
-    reads.
+    """Return (work, (height, width)) of the tile with the least work for an output of `rows` by `columns`.
 
-    Edge tiles count as computed twice. Vector reads count more than scalars, which come from nearer caches, and more
-    still where the scalars of all rows are `near`. even: prefer the smallest tile that leaves no edges, where that
-    costs little.
+    An edge tile counts as a complete one. On ties the tile with the fewest reads wins; there, vector reads count more
+    than scalars, which come from nearer caches, and more still where the scalars of all rows lie close together.
+    avoid_edges: prefer the smallest tile that leaves no edges, where that costs little.
     """
 
     def cost(size: tuple[int, int]) -> tuple[float, int, tuple[int, int]]:
-        reads = size[0] + (4 if near else 2) * size[1]
-        return _work(rows, columns, *size, costs), _tile_count(rows, columns, *size) * reads, size
+        """Return the key by which sizes are compared: work, then weighted reads."""
+        reads = size[0] + (4 if are_rows_near else 2) * size[1]
+        return _work(rows, columns, *size, vector_cost), _tile_count(rows, columns, *size) * reads, size
 
-    candidates = [cost(size) for size in _tile_sizes(rows, columns, costs > 0, room)]
+    candidates = [cost(size) for size in _tile_sizes(rows, columns, vector_cost > 0, budget)]
     best = min(candidates)
-    if even:
+    if avoid_edges:
         almost = (candidate for candidate in candidates if candidate[0] <= MAX_EVEN_WORK * best[0])
         without_edges = (
             candidate for candidate in almost if not rows % candidate[2][0] and not columns % candidate[2][1]
@@ -322,19 +346,21 @@ def _best_size(
 
 
 def _tile_count(rows: int, columns: int, height: int, width: int) -> int:
+    """Return the number of tiles that cover an output, edge tiles included."""
     return -(-rows // height) * -(-columns // width)
 
 
 READ_COST = 4 / 3
-"""Time of a read in products: as many of both start in a cycle, but not all reads hit the first-level cache."""
+"""Time of a read relative to a product. As many of both start in a cycle, but not all reads hit the first-level cache.
+"""
 
 
-def _work(rows: int, columns: int, height: int, width: int, costs: float) -> float:
-    """Estimate the work of all tiles in a step of the reduction: products, or reads where these take longer.
+def _work(rows: int, columns: int, height: int, width: int, vector_cost: float) -> float:
+    """Estimate the work of all tiles in a step of the reduction, in products: products, or reads if they take longer.
 
-    costs: cost of a vector read, see TileAxes.
+    vector_cost: cost of a vector read, as in TileAxes.
     """
-    reads = READ_COST * (height + costs * width) if costs else 0
+    reads = READ_COST * (height + vector_cost * width) if vector_cost else 0
     return _tile_count(rows, columns, height, width) * (max(height * width, reads) + 1)
 
 
@@ -342,9 +368,10 @@ def _outer_loops(
     others: list[Axis], rows: Axis | None, columns: Axis | None, vectors: list[Load], scalars: list[Load],
     rows_outside: bool | None,
 ) -> list[Axis]:  # fmt: skip
-    """Order the loops around a tile: those over rows outside or inside of those over columns.
+    """Return the loops around a tile in order: those over rows outside or inside of those over columns.
 
-    By default the order that causes less memory traffic.
+    others: loops that the tile does not span. rows, columns: loops over tiles. rows_outside: None for the order that
+    causes less memory traffic.
     """
     along_rows = [axis for axis in others if _is_invariant(vectors, axis) and not _is_invariant(scalars, axis)]
     along_columns = [axis for axis in others if _is_invariant(scalars, axis) and not _is_invariant(vectors, axis)]
@@ -373,7 +400,8 @@ def _read_cost(nbytes: int, passes: int, distance: float) -> float:
 
 
 def _miss_share(nbytes: float, capacity: int) -> float:
-    """Estimate the share of data that misses a cache: none up to `capacity` (half of the cache), all from twice that
-    on.
+    """Estimate the share of data that misses a cache, after `nbytes` of other data.
+
+    It is 0 up to `capacity`, half of the cache, and 1 from twice that on.
     """
     return min(1.0, max(0.0, nbytes / capacity - 1))

@@ -40,7 +40,10 @@ def streamed_outputs(function: Function) -> frozenset[Tensor]:
 
 
 def _count_stores(stmt: Stmt, times: int, lanes: For | None, lines: Counter[Tensor], others: Counter[Tensor]) -> None:
-    """Add the elements of each tensor that are written by vectors of a full line to `lines`, all others to `others`."""
+    """Count the elements of each tensor that vectors of a full line write in `lines`, all other elements in `others`.
+
+    times: how often `stmt` runs. lanes: the vectorised loop around it, if any.
+    """
     if isinstance(stmt, For):
         times, lanes = times * stmt.extent, stmt if stmt.kind == "vectorized" else lanes
     if isinstance(stmt, Store):
@@ -50,6 +53,7 @@ def _count_stores(stmt: Stmt, times: int, lanes: For | None, lines: Counter[Tens
 
 
 def _is_line_store(store: Store, lanes: For) -> bool:
+    """Return whether a store in the vectorised loop `lanes` writes a complete cache line."""
     return (
         stride_along(store.tensor, store.index, lanes.var) == 1
         and lanes.extent * itemsize(store.tensor.dtype) == CACHE_LINE_BYTES

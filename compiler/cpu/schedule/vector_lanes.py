@@ -22,8 +22,8 @@ from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.walk import walk
 
 
-def with_lanes(function: Function) -> Function:
-    """Return `function` with vectorised loops that allocate nothing and run in lockstep."""
+def legalise_vector_loops(function: Function) -> Function:
+    """Return `function` with vectorised loops that allocate nothing and run in lockstep; other loops become serial."""
     return replace(function, body=_legalise(function.body))
 
 
@@ -33,10 +33,10 @@ def _legalise(s: Stmt) -> Stmt:
         case For(var, extent, body, "vectorized") if extent > 1:
             allocations = [inner for inner in statements(body) if isinstance(inner, Alloc)]
             wide = {alloc.tensor: replace(alloc.tensor, shape=(*alloc.tensor.shape, extent)) for alloc in allocations}
-            widened = _add_lane_dimension(body, var, extent, wide)
-            if not _is_lockstep(widened, var):
+            wide_body = _add_lane_dimension(body, var, extent, wide)
+            if not _is_lockstep(wide_body, var):
                 return For(var, extent, _legalise(body))
-            code: Stmt = For(var, extent, widened, "vectorized")
+            code: Stmt = For(var, extent, wide_body, "vectorized")
             for alloc in reversed(allocations):
                 code = replace(alloc, tensor=wide[alloc.tensor], body=code)
             return code
@@ -50,21 +50,24 @@ def _legalise(s: Stmt) -> Stmt:
 
 
 def _add_lane_dimension(body: Stmt, var: Var, lanes: int, wide: dict[Tensor, Tensor]) -> Stmt:
-    """Rewrite `body` over the tensors in `wide`, whose last dimension is the lane."""
+    """Rewrite the body of the vectorised loop `var` over the tensors in `wide`, whose last dimension is the lane.
+
+    wide: allocated tensor -> its copy with one more dimension, of `lanes`.
+    """
     if not wide:
         return body
 
-    def target(tensor: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
+    def widen_access(tensor: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
         if tensor not in wide:
             return tensor, index
         if len(index) == len(tensor.shape):
             return wide[tensor], (*index, var)
         return wide[tensor], (flatten(tensor.shape, index) * lanes + var,)
 
-    def change(e: Expr) -> Expr | None:
-        return Load(*target(e.tensor, e.index)) if isinstance(e, Load) and e.tensor in wide else None
+    def widen_load(e: Expr) -> Expr | None:
+        return Load(*widen_access(e.tensor, e.index)) if isinstance(e, Load) and e.tensor in wide else None
 
-    return _drop_allocations(map_accesses(body, change, target))
+    return _drop_allocations(map_accesses(body, widen_load, widen_access))
 
 
 def _drop_allocations(s: Stmt) -> Stmt:
@@ -110,4 +113,4 @@ def _has_lockstep_reads(e: Expr, var: Var) -> bool:
     return all(is_in_bounds(read) or stride_along(read.tensor, read.index, var) == 1 for read in reads)
 
 
-__all__ = ["with_lanes"]
+__all__ = ["legalise_vector_loops"]

@@ -32,7 +32,7 @@ class Knobs:
     """Choices for the schedule of one tensor that replace the compiler's own, for the kernel tuner.
 
     tile: selects one of the possible register tiles. vectors: how many a loop computes at once, where there is no tile.
-    tail: see Stage.set_tail; "peel" where no element may be computed twice.
+    tail: as in Stage.set_tail; "peel" where no element may be computed twice.
     """
 
     tile: Callable[[list[RegisterTile]], RegisterTile] | None = None
@@ -41,9 +41,9 @@ class Knobs:
 
 
 def schedule(outputs: Sequence[Tensor], knobs: Mapping[str, Knobs] | None = None) -> Schedule:
-    """Schedule a kernel: vectors along contiguous axes, register tiles for reductions.
+    """Create the default schedule of a kernel: vectors along contiguous axes, register tiles for reductions.
 
-    knobs: by the name of a tensor.
+    knobs: choices of the tuner, by the name of a tensor.
     """
     result = base_schedule(outputs)
     for tensor, stage in result.stages.items():
@@ -74,21 +74,22 @@ def _with_unique_names(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return tuple(outputs)
     new: dict[Tensor, Tensor] = {}
 
-    def change(node: Expr) -> Expr | None:
+    def redirect_load(node: Expr) -> Expr | None:
         return Load(new[node.tensor], node.index) if isinstance(node, Load) else None
 
     for tensor in order:
         if tensor.body is None:
             new[tensor] = tensor
         else:
-            new[tensor] = replace(tensor, name=names[tensor], body=rewrite(tensor.body, change))
+            new[tensor] = replace(tensor, name=names[tensor], body=rewrite(tensor.body, redirect_load))
     return tuple(new[tensor] for tensor in outputs)
 
 
 def schedule_stage(stage: Stage, knobs: Knobs = Knobs()) -> None:
-    """Vectorise one tensor along its innermost axis where its reads have stride 0 or 1; reductions use registers.
+    """Vectorise one tensor along its innermost axis, where the strides of its reads allow it.
 
-    Reductions along contiguous elements accumulate in lanes. All other loops are left to LLVM.
+    A reduction gets a register tile, or accumulates in lanes along contiguous elements. LLVM gets all other loops as
+    they are.
     """
     tensor = stage.tensor
     assert tensor.body is not None
@@ -129,19 +130,23 @@ def _vectorize_elementwise(stage: Stage, data: list[Axis], reads: list[Load], ve
 
 
 MAX_UNROLLED_MASKED, MAX_UNROLLED = 16, 4
-"""Limits of the vectors that are unrolled for an in-order processor. Masked ones may be more: each then has a constant
-mask (llvm/memory_access.py)."""
+"""Limits of the iterations that are unrolled for an in-order processor, with and without masked reads. Unrolled, each
+masked vector has a constant mask (llvm/memory_access.py)."""
 
 
 def _vector_extent(lanes: int, extent: int) -> int:
-    """Return how many elements one iteration of an element-wise loop computes; lanes: those of one vector."""
+    """Return how many elements one iteration of an element-wise loop computes.
+
+    Several vectors on processors that wait for each result (`interleave` of the target). lanes: elements of one vector.
+    extent: elements of the loop.
+    """
     if target().interleave == 1:
         return min(lanes, extent)
     return min(lanes * target().interleave, 1 << extent.bit_length() - 1)
 
 
 INTERLEAVED_EXTENTS = range(2, 9)
-"""Extents of an axis that interleaves the elements of vectors: the number of shuffles grows with the square."""
+"""Extents of a short axis whose elements are interleaved in memory; shuffles grow with the square of the extent."""
 
 
 def _vectorize_interleaved(stage: Stage, data: list[Axis], reads: list[Load]) -> bool:
@@ -157,9 +162,10 @@ def _vectorize_interleaved(stage: Stage, data: list[Axis], reads: list[Load]) ->
         columns = [axis for axis in data if axis is not row]
         if not columns or (column := columns[-1]).extent < 4 or _guarded_loads(stage.tensor.body, [row, column]):
             continue
-        steps = [(stride_of(access, column), stride_of(access, row)) for access in accesses]
-        turns = [pair == (row.extent, 1) for pair in steps]
-        if not any(turns) or not all(turn or pair[0] in (0, 1) for turn, pair in zip(turns, steps)):
+        strides = [(stride_of(access, column), stride_of(access, row)) for access in accesses]
+        interleaved = [pair == (row.extent, 1) for pair in strides]
+        is_regular = all(crossed or pair[0] in (0, 1) for crossed, pair in zip(interleaved, strides))
+        if not any(interleaved) or not is_regular:
             continue
         outer, inner = stage.split(column, _vector_extent(target().lanes(stage.tensor.dtype), column.extent))
         if target().interleave > 1 and outer.extent <= MAX_UNROLLED:
@@ -172,7 +178,7 @@ def _vectorize_interleaved(stage: Stage, data: list[Axis], reads: list[Load]) ->
 
 
 GATHERED_ROWS = 16
-"""Rows for which gathered indices are computed only once."""
+"""Rows of a gather that one iteration computes with the same indices."""
 
 
 def _vectorize_gather(stage: Stage, data: list[Axis], reads: list[Load]) -> bool:
@@ -234,9 +240,9 @@ def _vectorize_reduction(stage: Stage, reduce: Reduce, reads: list[Load], vector
 
 
 def _guarded_loads(body: Expr, along: list[Axis]) -> list[Load]:
-    """Return loads out of bounds that a condition guards which may differ between neighbours along `along`.
+    """Return the loads that may be out of bounds, under a condition that depends on an axis of `along`.
 
-    A vector can be masked so only where its elements are consecutive.
+    In vectors along such an axis they need a mask, which only consecutive elements can have.
     """
     selects = [node for node in walk(body) if isinstance(node, Select)]
     arms = [arm for node in selects if any(depends_on(node.cond, axis) for axis in along) for arm in (node.a, node.b)]

@@ -1,11 +1,11 @@
 """Recognise the softmax of rows in a traced kernel, in the one spelling with the accelerator's bits.
 
-    place = 255 + v - cl.max(v, axis=1)[:, None]              v int8 [rows, columns], as int32
-    e = cl.load(powers + place, mask=inside, other=0.0)       powers float32[256]
+    index = 255 + v - cl.max(v, axis=1)[:, None]              v int8 [rows, columns], as int32
+    e = cl.load(powers + index, mask=inside, other=0.0)       powers float32[256]
     total = cl.sum(e, axis=1, ordered=True)
     (cl.rint(cl.div_rn(e * steps, total[:, None])) + zero_point).to(cl.int8)
 
-Beyond the row `v` is -128. Names prove nothing: the order of elements is followed through all views.
+Beyond the end of a row `v` is -128. The order of elements is followed through all views.
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ TABLE_ENTRIES = EXP_ENTRIES // 2
 """Number of entries of a table of powers."""
 INT8_MIN = -128
 Elements = NDArray[np.int64]
+"""For each element of a tile, the number of the element of another tile that it is."""
 WIDENING_CASTS = (("int8", "int32"), ("int8", "int64"), ("int32", "int64"))
+"""Casts (from, to) that change no value."""
 
 
 @dataclass(frozen=True)
 class SoftmaxOfRows:
     """The softmax of the rows of `source`, a tile of rows of `width` int8, of which the first `count` are valid.
 
-    steps: 1 / scale of the result, a number or an array of one. zero_point: of the result.
+    powers: the array with the table of exp. steps: 1 / scale of the result, a number or an array of one. zero_point: of
+    the result.
     """
 
     source: Tile
@@ -64,7 +67,7 @@ class SoftmaxKernel:
     @staticmethod
     def read(reader: BlockReader, value: Tile) -> SoftmaxKernel:
         """Recognise the kernel. Raises LanguageError for another one."""
-        rows, y = softmax_of(value), reader.y
+        rows, y = recognise_softmax(value), reader.y
         x = reader.activation(rows.source, "what a softmax is of")
         if rows.count != y.shape[-1] or rows.width != reader.shape[-1]:
             here = f"{rows.count}, in rows of {rows.width}"
@@ -74,8 +77,8 @@ class SoftmaxKernel:
         return SoftmaxKernel(y, reader.shape, x, rows)
 
 
-def softmax_of(value: Tile) -> SoftmaxOfRows:
-    """Recognise `value`, int8 made of floats, as a softmax. Raises LanguageError where it is none."""
+def recognise_softmax(value: Tile) -> SoftmaxOfRows:
+    """Recognise `value`, floats converted to int8, as a softmax. Raises LanguageError where it is none."""
     shifted = before_reshapes(value.args[0])
     zero_point = 0
     if shifted.op == "binary" and shifted.more["name"] == "add":
@@ -83,7 +86,7 @@ def softmax_of(value: Tile) -> SoftmaxOfRows:
         shifted, addend = (a, source_of_view(b)) if source_of_view(b).op == "const" else (b, source_of_view(a))
         zero_point = addend.more.get("number", 0.5)
     share = before_reshapes(shifted)
-    if share.op != "unary" or share.more["name"] != "round_even" or not _is_byte(zero_point):
+    if share.op != "unary" or share.more["name"] != "round_even" or not _is_int8(zero_point):
         _refuse("int8 is made by cl.rint(share) and a zero point between -128 and 127, .to(cl.int8)", value)
     divided = before_reshapes(share.args[0])
     if divided.op != "binary" or "nearest" not in divided.more:
@@ -92,7 +95,7 @@ def softmax_of(value: Tile) -> SoftmaxOfRows:
     total = source_of_view(divided.args[1])
     if total.op != "reduce" or total.more["name"] != "ordered_sum":
         _refuse("powers are added up one after the other, by cl.sum(e, axis=1, ordered=True)", total)
-    numerator, denominator = _Power.of(power), _Power.of(before_reshapes(total.args[0]))
+    numerator, denominator = _Power.read(power), _Power.read(before_reshapes(total.args[0]))
     if (
         numerator.source is not denominator.source
         or numerator.powers is not denominator.powers
@@ -102,20 +105,22 @@ def softmax_of(value: Tile) -> SoftmaxOfRows:
     if not _is_by_row(divided.args[1], total, denominator.width):
         _refuse("every row has a sum of its own, over its last axis", total)
     return SoftmaxOfRows(
-        denominator.bytes(), denominator.width, denominator.count, denominator.powers, steps, int(zero_point)
+        denominator.int8_rows(), denominator.width, denominator.count, denominator.powers, steps, int(zero_point)
     )
 
 
 def _refuse(sentence: str, tile: Tile) -> None:
+    """Raise LanguageError at `tile`, with the rule that the kernel breaks."""
     fail(f"the accelerator makes int8 of floats by a softmax as in docs/language.md alone: {sentence}{ON_CPU}", tile.at)
 
 
-def _is_byte(number: float) -> bool:
+def _is_int8(number: float) -> bool:
+    """Return whether a number is an integer that int8 can hold."""
     return -128 <= number <= 127 and number == int(number)
 
 
 def _split_factor(tile: Tile) -> tuple[ArrayArgument | float, Tile]:
-    """Split a product into a number and a tile; the number is 1 for other tiles."""
+    """Split a product into (number or array of one number, tile); the number is 1 for other tiles."""
     if tile.op == "binary" and tile.more["name"] == "mul":
         for factor, rest in (tile.args, tile.args[::-1]):
             number = source_of_view(factor)
@@ -128,16 +133,19 @@ def _split_factor(tile: Tile) -> tuple[ArrayArgument | float, Tile]:
 
 def _is_by_row(tile: Tile, reduced: Tile, width: int) -> bool:
     """Return whether the view `tile` repeats the result of `reduced` for each of `width` elements of its row."""
-    (of,) = reduced.args
-    rows = of.size // width
-    if of.shape[-1] != width or reduced.more["axis"] != len(of.shape) - 1 or tile.size != of.size:
+    (source,) = reduced.args
+    rows = source.size // width
+    if source.shape[-1] != width or reduced.more["axis"] != len(source.shape) - 1 or tile.size != source.size:
         return False
     return np.array_equal(element_order(tile, reduced).ravel(), np.repeat(np.arange(rows), width))
 
 
 @dataclass(frozen=True)
 class _Power:
-    """Powers looked up by the distance of int8 `source` from the maximum of its row; beyond `count` they are 0."""
+    """Powers exp(v - maximum of the row) of the int8 tile `source`, looked up in the array `powers`.
+
+    width: elements of a row. count: valid elements; beyond them the powers are 0.
+    """
 
     source: Tile
     powers: ArrayArgument
@@ -145,7 +153,7 @@ class _Power:
     count: int
 
     @staticmethod
-    def of(tile: Tile) -> _Power:
+    def read(tile: Tile) -> _Power:
         """Recognise a load of powers. Raises LanguageError for another tile."""
         mask = None
         if tile.op == "where" and _is_zero(tile.args[2]):
@@ -161,22 +169,25 @@ class _Power:
             _refuse(
                 f"powers are float32[{TABLE_ENTRIES}], as cl.powers makes them, and {array.name} is another array", tile
             )
-        plus = [(leaf, order_) for leaf, (times, order_) in parts.items() if times == 1]
-        minus = [leaf for leaf, (times, _) in parts.items() if times == -1]
-        if len(parts) != 2 or len(plus) != 1 or len(minus) != 1 or first != TABLE_ENTRIES - 1:
+        added = [(leaf, order) for leaf, (factor, order) in parts.items() if factor == 1]
+        subtracted = [leaf for leaf, (factor, _) in parts.items() if factor == -1]
+        if len(parts) != 2 or len(added) != 1 or len(subtracted) != 1 or first != TABLE_ENTRIES - 1:
             _refuse("the place of a power is 255 + v - cl.max(v, axis=1)[:, None], in int32", tile)
-        ((source, order_),), (most,) = plus, minus
-        width = tile.shape[-1] if most.op != "reduce" else most.args[0].shape[-1]
-        if most.op != "reduce" or most.more["name"] != "max" or not _is_same_values(most.args[0], source):
+        ((source, order),), (maximum,) = added, subtracted
+        width = tile.shape[-1] if maximum.op != "reduce" else maximum.args[0].shape[-1]
+        if maximum.op != "reduce" or maximum.more["name"] != "max" or not _is_same_values(maximum.args[0], source):
             _refuse("what is subtracted is the largest element, cl.max(v, axis=1)", tile)
         rows = np.repeat(np.arange(source.size // width), width)
-        last = most.more["axis"] == len(most.args[0].shape) - 1
-        if not last or not is_identity_order(order_) or not np.array_equal(parts[most][1].ravel(), rows):
+        is_last_axis = maximum.more["axis"] == len(maximum.args[0].shape) - 1
+        if not is_last_axis or not is_identity_order(order) or not np.array_equal(parts[maximum][1].ravel(), rows):
             _refuse("every row has a largest element of its own, over its last axis", tile)
         return _Power(source, array, width, width if mask is None else _valid_count(mask, width))
 
-    def bytes(self) -> Tile:
-        """Return the int8 rows. Raises LanguageError where something other than INT8_MIN follows them."""
+    def int8_rows(self) -> Tile:
+        """Return the int8 tile behind `source`, before its padding.
+
+        Raises LanguageError where elements beyond the end of a row are not INT8_MIN.
+        """
         tile, padding = self.source, None
         if tile.op == "where" and _valid_count(tile.args[0], self.width) == self.count:
             padding, (tile, *others) = tile.args[2], linear_form(tile.args[1])[1]
@@ -195,6 +206,7 @@ class _Power:
 
 
 def _is_zero(tile: Tile) -> bool:
+    """Return whether all elements of a tile are the constant 0."""
     return source_of_view(tile).op == "const" and source_of_view(tile).more["number"] == 0
 
 
@@ -203,26 +215,30 @@ def _is_same_values(tile: Tile, source: Tile) -> bool:
     first, parts = linear_form(tile)
     if first or len(parts) > 1 or source not in parts:
         return False
-    times, order_ = parts[source]
-    return times == 1 and is_identity_order(order_)
+    factor, order = parts[source]
+    return factor == 1 and is_identity_order(order)
 
 
 def linear_form(tile: Tile) -> tuple[int, dict[Tile, tuple[int, Elements]]]:
-    """Return `tile` as a constant and a sum of tiles: how often each, and which element of it each element is."""
+    """Write an integer `tile` as constant + sum of factor * leaf. Returns (constant, leaf -> (factor, element order)).
+
+    The order says which element of the leaf each element of `tile` adds. A leaf is a tile that is no view, sum,
+    difference or widening cast.
+    """
     if "same" in tile.more:
         return linear_form(tile.more["same"])
     if tile.op == "const":
         return int(tile.more["number"]), {}
     if tile.op in VIEWS:
         first, parts = linear_form(tile.args[0])
-        return first, {leaf: (times, apply_view(where, tile)) for leaf, (times, where) in parts.items()}
+        return first, {leaf: (factor, apply_view(order, tile)) for leaf, (factor, order) in parts.items()}
     if tile.op == "cast" and (tile.args[0].dtype, tile.dtype) in WIDENING_CASTS:
         return linear_form(tile.args[0])
     if tile.op == "binary" and tile.more["name"] in ("add", "sub") and tile.dtype in ("int32", "int64"):
         (a, left), (b, right) = map(linear_form, tile.args)
         sign = 1 if tile.more["name"] == "add" else -1
         if not left.keys() & right.keys():
-            return a + sign * b, left | {leaf: (sign * times, where) for leaf, (times, where) in right.items()}
+            return a + sign * b, left | {leaf: (sign * factor, order) for leaf, (factor, order) in right.items()}
     return 0, {tile: (1, np.arange(tile.size).reshape(tile.shape))}
 
 

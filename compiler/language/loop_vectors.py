@@ -36,11 +36,14 @@ VECTORS_IN_FLIGHT = 4
 
 TAIL_DIVISORS = (2, 4)
 """Divisors of the vector width for the rest of a loop; the last few elements are scalar."""
-Flat = Store | Update
+Write = Store | Update
 
 
 def vectorise(stmt: Stmt) -> Stmt:
-    """Vectorise the innermost loops of `stmt`, where that keeps its meaning."""
+    """Vectorise the innermost loops of `stmt`, where that keeps its meaning.
+
+    Neighbouring loops that add to the same sums are vectorised together; transpositions are tiled.
+    """
     match stmt:
         case For(Axis() as i, _, For(Axis() as j, _, Store() as body, "serial"), "serial") if _is_transposition(
             j, body
@@ -49,11 +52,11 @@ def vectorise(stmt: Stmt) -> Stmt:
         case For() if _is_vectorisable(stmt):
             return _vectorise_loops([stmt])
         case For(var, extent, body, kind) if kind not in ("vectorized", "unrolled"):
-            inner = vectorise(body)
-            return For(var, extent, inner, kind) if sequence(inner) else inner
+            vector_body = vectorise(body)
+            return For(var, extent, vector_body, kind) if sequence(vector_body) else vector_body
         case Block(body):
             done: list[Stmt] = []
-            for _, run in groupby(body, key=lambda each: tuple(_shared_sums(each)) or each):
+            for _, run in groupby(body, key=lambda part: tuple(_shared_sums(part)) or part):
                 first, *more = run
                 done.append(_vectorise_loops([first, *more]) if more else vectorise(first))
             return block(*done)
@@ -71,25 +74,28 @@ def _is_vectorisable(stmt: Stmt) -> bool:
     if not isinstance(stmt, For) or not isinstance(stmt.var, Axis) or stmt.kind != "serial" or stmt.extent == 1:
         return False
     body = _flat_body(stmt)
-    return bool(body) and all(_can_be_lanes(stmt.var, part) for part in body) and _are_independent(body)
+    return bool(body) and all(_can_be_lanes(stmt.var, write) for write in body) and _are_independent(body)
 
 
-def _flat_body(loop: Stmt) -> tuple[Flat, ...]:
-    """Return the statements of a loop with nothing but writes; () for other loops."""
-    parts = sequence(loop.body) if isinstance(loop, For) else ()
-    writes = tuple(part for part in parts if isinstance(part, Store | Update))
-    return tuple(part for part in writes if not _adds_nothing(part)) if len(writes) == len(parts) else ()
+def _flat_body(loop: Stmt) -> tuple[Write, ...]:
+    """Return the statements in the body of a loop that has nothing but writes; () for other loops."""
+    body_statements = sequence(loop.body) if isinstance(loop, For) else ()
+    writes = tuple(write for write in body_statements if isinstance(write, Store | Update))
+    return tuple(write for write in writes if not _adds_nothing(write)) if len(writes) == len(body_statements) else ()
 
 
-def _adds_nothing(part: Flat) -> bool:
-    """Return whether an update adds the identity, such as what a mask leaves of a sum."""
-    if isinstance(part, Store) or not isinstance(part.value, Const):
+def _adds_nothing(write: Write) -> bool:
+    """Return whether an update has no effect, because it adds the identity, as under a mask that is always false."""
+    if isinstance(write, Store) or not isinstance(write.value, Const):
         return False
-    return part.value.value == reduction_identity(part.kind, part.tensor.dtype).value
+    return write.value.value == reduction_identity(write.kind, write.tensor.dtype).value
 
 
 def _is_transposition(var: Axis, body: Store) -> bool:
-    """Return whether a contiguous write reads columns, in a loop that is not the compiler's own."""
+    """Return whether `body` transposes: along `var` it writes contiguous elements, and reads elements further apart.
+
+    Tensors with a definition are products, which have a schedule already.
+    """
     steps = [stride_along(load.tensor, load.index, var) for load in walk(body.value) if isinstance(load, Load)]
     if body.tensor.body is not None or None in steps or {*steps} <= {0, 1}:
         return False
@@ -97,26 +103,27 @@ def _is_transposition(var: Axis, body: Store) -> bool:
 
 
 def _tile_transposition(axes: tuple[Axis, Axis], body: Store) -> Stmt:
-    """Schedule a transposition in square tiles, as `cpu.schedule` does."""
+    """Return the loops of a transposition in square tiles, as `cpu.schedule` makes them. axes: the two loops."""
     transposed = Tensor("turned", tuple(axis.extent for axis in axes), body.tensor.dtype, axes, body.value)
     scheduled = create_schedule(transposed)
     schedule_stage(scheduled[transposed], Knobs(tail="peel"))
 
-    def place(_: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
+    def redirect(_: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
         values: dict[Var, Expr] = dict(zip(axes, index))
         return body.tensor, tuple(substitute(i, values) for i in body.index)
 
-    return map_accesses(lower(scheduled).body, lambda _: None, place)
+    return map_accesses(lower(scheduled).body, lambda _: None, redirect)
 
 
 def _shared_sums(stmt: Stmt) -> dict[Hashable, Update]:
-    """Return the sums to which all iterations of a vectorisable loop add; equal keys for equal elements."""
-    updates = [part for part in _flat_body(stmt) if isinstance(part, Update)] if _is_vectorisable(stmt) else []
-    return {_element_key(part): part for part in updates if stride_along(part.tensor, part.index, stmt.var) == 0}  # type: ignore[attr-defined]
+    """Return the updates by which all iterations of a vectorisable loop add to one element, by `_element_key`."""
+    updates = [write for write in _flat_body(stmt) if isinstance(write, Update)] if _is_vectorisable(stmt) else []
+    return {_element_key(write): write for write in updates if stride_along(write.tensor, write.index, stmt.var) == 0}  # type: ignore[attr-defined]
 
 
-def _element_key(part: Flat) -> Hashable:
-    return part.tensor, *map(structure, part.index)
+def _element_key(write: Write) -> Hashable:
+    """Return a key that is equal for writes of the same element."""
+    return write.tensor, *map(structure, write.index)
 
 
 class VectorSpan(NamedTuple):
@@ -129,9 +136,11 @@ class VectorSpan(NamedTuple):
 
 
 def _vector_spans(loop: For) -> Iterator[VectorSpan]:
-    """Yield the spans of a loop: several vectors at once, single ones, narrower ones, and scalars."""
-    lanes = target().vector_bytes // max(itemsize(dtype) for part in _flat_body(loop) for dtype in _element_types(part))
-    widths = (VECTORS_IN_FLIGHT, lanes), (1, lanes), *((1, lanes // part) for part in TAIL_DIVISORS)
+    """Split the iterations of a loop into spans: several vectors at once, single ones, narrower ones, and scalars."""
+    lanes = target().vector_bytes // max(
+        itemsize(dtype) for write in _flat_body(loop) for dtype in _element_types(write)
+    )
+    widths = (VECTORS_IN_FLIGHT, lanes), (1, lanes), *((1, lanes // divisor) for divisor in TAIL_DIVISORS)
     start = 0
     for registers, width in (*((r, w) for r, w in widths if w > 1), (1, 1)):
         count = (loop.extent - start) // (registers * width)
@@ -142,45 +151,47 @@ def _vector_spans(loop: For) -> Iterator[VectorSpan]:
 
 def _vectorise_loops(loops: Sequence[Stmt]) -> Stmt:
     """Vectorise consecutive loops with the same sums, if any, which then share partial sums."""
-    cuts = [(loop, cut) for loop in loops if isinstance(loop, For) for cut in _vector_spans(loop)]
-    lanes = max(cut.lanes for _, cut in cuts)
-    size = lanes * max(cut.registers for _, cut in cuts)
+    spans = [(loop, span) for loop in loops if isinstance(loop, For) for span in _vector_spans(loop)]
+    lanes = max(span.lanes for _, span in spans)
+    size = lanes * max(span.registers for _, span in spans)
     sums = _shared_sums(loops[0]) if lanes > 1 else {}
     partial_sums = {element: Tensor("part", (size,), total.tensor.dtype) for element, total in sums.items()}
-    code = block(*(_vectorise_span(loop, cut, partial_sums) for loop, cut in cuts))
+    code = block(*(_vectorise_span(loop, span, partial_sums) for loop, span in spans))
     for element, total in sums.items():
         code = _combine_partial_sums(total, partial_sums[element], code, lanes)
     return code
 
 
-def _vectorise_span(loop: For, cut: VectorSpan, parts: dict[Hashable, Tensor]) -> Stmt:
-    """Write one span of a loop, whose lanes add to `parts`, each to its own."""
-    body, step = _flat_body(loop), cut.registers * cut.lanes
+def _vectorise_span(loop: For, span: VectorSpan, partial_sums: dict[Hashable, Tensor]) -> Stmt:
+    """Return the loop over one span. Each lane adds to its own element of `partial_sums` instead of the sum."""
+    body, step = _flat_body(loop), span.registers * span.lanes
     assert isinstance(loop.var, Axis)
     if step == 1:
-        rest = Axis(loop.var.name, extent=cut.times)
-        return For(rest, cut.times, block(*(_at_iteration(part, loop.var, rest + cut.first) for part in body)))
-    outer = Axis(f"{loop.var.name}.o", extent=cut.times)
+        rest = Axis(loop.var.name, extent=span.times)
+        return For(rest, span.times, block(*(_at_iteration(write, loop.var, rest + span.first) for write in body)))
+    outer = Axis(f"{loop.var.name}.o", extent=span.times)
 
-    def write_lane(lane: Expr, part: Flat) -> Stmt:
-        moved, sums = _at_iteration(part, loop.var, outer * step + lane + cut.first), parts.get(_element_key(part))
+    def write_lane(lane: Expr, write: Write) -> Stmt:
+        """Return the copy of `write` for the iteration that is element `lane` of the vectors."""
+        moved = _at_iteration(write, loop.var, outer * step + lane + span.first)
+        sums = partial_sums.get(_element_key(write))
         if sums is None:
             return moved
         assert isinstance(moved, Update)
         return Update(moved.kind, sums, (lane,), moved.value)
 
-    vectors = _unrolled_vectors(step, cut.lanes, lambda lane: block(*(write_lane(lane, part) for part in body)))
-    return For(outer, cut.times, vectors)
+    vectors = _unrolled_vectors(step, span.lanes, lambda lane: block(*(write_lane(lane, write) for write in body)))
+    return For(outer, span.times, vectors)
 
 
 def _unrolled_vectors(size: int, lanes: int, make: Callable[[Expr], Stmt]) -> Stmt:
-    """Write `make` for each of `size` elements, in unrolled vectors."""
+    """Return unrolled vectorised loops over `size` elements, whose body is make(number of the element)."""
     vector, lane = Axis("v", extent=size // lanes), Axis("l", extent=lanes)
     return For(vector, size // lanes, For(lane, lanes, make(vector * lanes + lane), "vectorized"), "unrolled")
 
 
 def _combine_partial_sums(total: Update, partial: Tensor, code: Stmt, lanes: int) -> Stmt:
-    """Wrap `code`, which adds to the lanes of `partial`, with their initialisation and final reduction."""
+    """Initialise `partial` before `code`, which adds to its elements, and reduce these into `total` after it."""
     kind, zero = total.kind, reduction_identity(total.kind, partial.dtype)
     (size,) = partial.shape
 
@@ -195,41 +206,46 @@ def _combine_partial_sums(total: Update, partial: Tensor, code: Stmt, lanes: int
     return Alloc(partial, block(*done), "local")
 
 
-def _can_be_lanes(var: Axis, part: Flat) -> bool:
+def _can_be_lanes(var: Axis, write: Write) -> bool:
     """Return whether iterations write contiguous elements, or all add to one."""
-    step = stride_along(part.tensor, part.index, var)
-    sums = isinstance(part, Update) and part.kind != "ordered_sum"
-    return _has_contiguous_reads(var, part.value) and (step == 1 or (step == 0 and sums))
+    step = stride_along(write.tensor, write.index, var)
+    sums = isinstance(write, Update) and write.kind != "ordered_sum"
+    return _has_contiguous_reads(var, write.value) and (step == 1 or (step == 0 and sums))
 
 
-def _are_independent(body: tuple[Flat, ...]) -> bool:
-    """Return whether iterations share no element that several statements touch, so that statements can run one by
-    one.
+def _are_independent(body: tuple[Write, ...]) -> bool:
+    """Return whether a vectorised loop may run its statements one after the other for all lanes.
+
+    All accesses of a tensor that the body writes must be to the same element.
     """
     if len(body) == 1:
         return True
     touched: dict[Tensor, list[Linear]] = {}
-    for part in body:
-        touched.setdefault(part.tensor, []).append(linear(flatten(part.tensor.shape, part.index)))
-    reads = (node for part in body for node in walk(part.value) if isinstance(node, Load))
+    for write in body:
+        touched.setdefault(write.tensor, []).append(linear(flatten(write.tensor.shape, write.index)))
+    reads = (node for write in body for node in walk(write.value) if isinstance(node, Load))
     for node in reads:
         if node.tensor in touched:
             touched[node.tensor].append(linear(flatten(node.tensor.shape, node.index)))
     return all(access == accesses[0] for accesses in touched.values() for access in accesses)
 
 
-def _element_types(body: Flat) -> set[str]:
+def _element_types(body: Write) -> set[str]:
+    """Return the element types of all tensors that a statement accesses."""
     return {body.tensor.dtype} | {node.tensor.dtype for node in walk(body.value) if isinstance(node, Load)}
 
 
-def _at_iteration(body: Stmt, var: Var, place: Expr) -> Stmt:
+def _at_iteration(body: Stmt, var: Var, iteration: Expr) -> Stmt:
+    """Copy `body` with the loop variable `var` replaced by `iteration`."""
     return map_accesses(
-        body, lambda e: place if e is var else None, lambda t, i: (t, tuple(substitute(x, {var: place}) for x in i))
+        body,
+        lambda e: iteration if e is var else None,
+        lambda t, i: (t, tuple(substitute(x, {var: iteration}) for x in i)),
     )
 
 
 def _has_contiguous_reads(var: Axis, value: Expr) -> bool:
-    """Return whether all vector reads are contiguous, masked ones included."""
+    """Return whether all reads are contiguous along `var` or of one element, and reads under a mask contiguous."""
     for node in walk(value):
         if isinstance(node, Load) and stride_along(node.tensor, node.index, var) not in (0, 1):
             return False
