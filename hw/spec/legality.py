@@ -55,7 +55,7 @@ decoder, so that one expression serves simulators and RTL.
 
 
 def _names_itself(unit: Unit) -> RuleTest:
-    """Return a test whether an instruction of `unit` waits for tokens of its own unit, or posts tokens to it."""
+    """Return a test whether an instruction of `unit` takes tokens from its own unit, or gives tokens to it."""
     return lambda f: ((f["wait"] | f["post"]) & (1 << unit)) != 0
 
 
@@ -81,9 +81,11 @@ def rules(cfg: Config) -> dict[Opcode, dict[str, RuleTest]]:
 
 def _config_rules(cfg: Config) -> dict[Opcode, dict[str, RuleTest]]:
     """Return the rules that depend on which scratchpads and operations the hardware of `cfg` has."""
-    numbers = 1 << next(field.width for field in formats(cfg)[Opcode.LOAD].fields if field.name == "buffer")
-    missing = [buffer for buffer in range(numbers) if buffer not in buffers(cfg)]
-    load: dict[str, RuleTest] = {"the buffer does not exist": _is_one_of("buffer", missing)} if missing else {}
+    buffer_numbers = 1 << next(field.width for field in formats(cfg)[Opcode.LOAD].fields if field.name == "buffer")
+    missing_buffers = [buffer for buffer in range(buffer_numbers) if buffer not in buffers(cfg)]
+    load: dict[str, RuleTest] = (
+        {"the buffer does not exist": _is_one_of("buffer", missing_buffers)} if missing_buffers else {}
+    )
     if not cfg.int32:
         load["int32 for ACC needs a Config with int32 = true"] = lambda f: (
             (f["buffer"] == Buffer.ACC) & (f["widen"] == 0)
@@ -94,15 +96,15 @@ def _config_rules(cfg: Config) -> dict[Opcode, dict[str, RuleTest]]:
         load |= _expansion_rules(cfg)
     vector: dict[str, RuleTest] = {"the Config has no taps": lambda f: f["taps"] > int(cfg.taps > 0)}
     for kind, field in ((ReduceOp, "reduce_op"), (BinaryOp, "binary_op"), (Destination, "destination")):
-        for need in dict.fromkeys(REQUIRED_SWITCH[kind].values()):
-            lacking = [
+        for required_field in dict.fromkeys(REQUIRED_SWITCH[kind].values()):
+            unsupported = [
                 value
-                for value, needed in REQUIRED_SWITCH[kind].items()
-                if needed == need and not is_supported(cfg, value)
+                for value, required_by_value in REQUIRED_SWITCH[kind].items()
+                if required_by_value == required_field and not is_supported(cfg, value)
             ]
-            if lacking:
-                names = ", ".join(value.name for value in lacking)
-                vector[f"{field} {names} needs a Config with {need} = true"] = _is_one_of(field, lacking)
+            if unsupported:
+                names = ", ".join(value.name for value in unsupported)
+                vector[f"{field} {names} needs a Config with {required_field} = true"] = _is_one_of(field, unsupported)
     if cfg.softmax:
         vector |= _SOFTMAX
         vector["softmax leaves out imm values, fewer than an entry has"] = _with("softmax", _leaves_out_too_many(cfg))
@@ -139,7 +141,7 @@ def _with(field: str, *tests: RuleTest) -> RuleTest:
 
 
 def _leaves_out_too_many(cfg: Config) -> RuleTest:
-    """Return a test whether imm, the unused values of a row's last entry, is not below the values of an entry."""
+    """Return a test whether imm, the number of unused values in a row's last entry, is negative or a whole entry."""
     return lambda f: (f["imm"] < 0) | (f["imm"] >= cfg.block_out)
 
 
