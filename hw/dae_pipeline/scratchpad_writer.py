@@ -147,7 +147,7 @@ class ScratchpadWriter(wiring.Component):
     job : In(stream)            Blocks to write, as `LoadChannelSizes.job` makes them from instructions.
     chunk : In(stream)          The data of all jobs, in order.
     inp, wgt, acc, vin, par, lut, tap, exp : Out(WritePort)     The scratchpads of `buffers`, if the Config has them.
-    done, error : Out(Pulse)    As in `unit_members`.
+    done, error : Out(Pulse)    The pulses of unit LOAD with these names.
     moves : Out(1)              A step is done in this cycle.
     """
 
@@ -188,7 +188,8 @@ class ScratchpadWriter(wiring.Component):
         m.submodules.write_queue = write_queue = RegisteredFifo(
             data.StructLayout({
                 "element": address.element.shape(), "step": address.step.shape(), "enable": len(Buffer),
-                "widen": 1, "whole": 1, "far": 1, "last": 1, "word": 8 * cfg.bus_bytes, "done": done_layout, "error": ERROR_BITS,
+                "widen": 1, "whole": 1, "far": 1, "last": 1, "word": 8 * cfg.bus_bytes, "done": done_layout,
+                "error": ERROR_BITS,
                 **({"expand": 1, "choices": choices_layout(packing(cfg).chunk_blocks)} if self._sizes.expands else {}),
             }), SKID_DEPTH,
         )  # fmt: skip

@@ -1,23 +1,22 @@
 """The vector unit: window reductions, element-wise operations, requantisation, tables and residual additions.
 
-    read          a step of the loops. With taps: read vin and tap
-    tap, product  only with taps: registers behind the memories; products
-    acc           with taps: their sum. Read A and, with the last step of a reduction, B
-    offset        A + a_offset
-    reduce        reduce, in a register over the loops r and s
-    binary        binary operation; read par
-    requantise    eight stages (without: only saturate)
-    clip          + zero_point, clip; read the table
-    select        the table's value, or without
+    read          takes a step of the loops; with taps, reads vin and tap
+    tap, product  only with taps: register the data read; multiply
+    acc           with taps, adds the products; reads A and, in the last step of a reduction, B
+    offset        adds a_offset to A
+    reduce        accumulates over the loops r and s, in a register
+    binary        does the binary operation of A and B; reads par
+    requantise    eight stages; items without requantisation only saturate
+    clip          adds zero_point and clips; reads the table
+    select        takes the table's value, or the clipped one
     add           six stages of rescale_add
-    write
+    write         writes the entry
 
-An item is an entry of A on its way to an output entry. No stage waits: `IssueStage` issues a step only in a cycle from
-which its item meets nothing in its way. That could be GEMM reading the same bank of acc, which it announces early
-enough, or an item with a residual, which stays in front of rescale_add for `residual_cycles`. Results for acc wait
-behind the pipeline, in `WritebackQueue`, until GEMM leaves the port; that they find room there is part of the same
-decision. The decision is made a cycle ahead, and a stage receives its constants a cycle ahead: both are registers, for
-they lead to many.
+An item is an entry of A on its way to an output entry. No stage stalls: `IssueStage` issues a step only in a cycle from
+which its item meets no structural hazard. A hazard is GEMM reading the same bank of acc, which it claims early enough,
+or an item with a residual, which occupies stage `add` for `residual_cycles`, or a full `WritebackQueue`, in which
+results for acc wait until GEMM leaves the port. The decision and the constants of each stage are computed a cycle
+ahead, in registers, because of their fan-out.
 """
 
 from __future__ import annotations
@@ -52,9 +51,13 @@ from celosia.hw.vector_unit.writeback import WritebackQueue
 
 @dataclass(frozen=True)
 class NormValues:
-    """The values that the lanes need of an item's row in a norm; for other items, their replacements.
+    """Inputs of all lanes (`Combine`) in Configs with `norm`: for items of a norm from the factors of their row.
 
-    a_offset, twice: in stage `offset`. pairs, b_constant: in stage `reduce`. rest: in stage `binary`.
+    a_offset, twice : in stage `offset`.
+    pairs, b_constant : in stage `reduce`.
+    rest : in stage `binary`.
+
+    For other items a_offset and b_constant are those of the instruction, twice and rest 0, and pairs is unused.
     """
 
     a_offset: Value
@@ -65,16 +68,16 @@ class NormValues:
 
 
 def _bytes(lanes: int, entries: int = 0) -> data.ArrayLayout:
-    """Layout of the bytes of an entry, or of several entries."""
+    """Return the layout of the bytes of an entry with `lanes` lanes, or of `entries` such entries if that is not 0."""
     entry = data.ArrayLayout(signed(8), lanes)
     return data.ArrayLayout(entry, entries) if entries else entry
 
 
 class Vector(wiring.Component):
-    """Execute VECTOR: one entry of A a cycle, across instructions as well.
+    """Execute VECTOR: one entry of A a cycle, without a gap between instructions.
 
-    The constants of two instructions are kept, so that one can start while the one before is still in the pipeline. An
-    instruction waits for one before it that writes ACC, or that writes VIN if it reads VIN itself.
+    Two instructions may be in the pipeline at once. An instruction waits for an earlier one that writes ACC, or that
+    writes VIN if it reads VIN itself.
 
     Parameters
     ----------
@@ -82,17 +85,21 @@ class Vector(wiring.Component):
 
     Members
     -------
-    instr, done, error, active, stalled, idle, halt    See `unit_members`; there are no errors.
-    acc_read : Out(ReadPort)        Must be ready unless claimed. Of all ports data is used in the cycle after the read.
-    vin, par : Out(ReadPort)        Must be ready. With taps a read of vin gives as many entries.
+    instr, done, error, active, stalled, idle, halt    See `unit_members`; VECTOR never raises `error`.
+    acc_read : Out(ReadPort)        Must be ready unless claimed. Data of all ports is used in the cycle after the read.
+    vin, par : Out(ReadPort)        Must be ready. With taps, a read of vin returns `taps` entries.
     out : Out(WritePort)            Must be ready.
     acc_write : Out(WritePort)      With `int32`; must be ready unless claimed.
-    claims : In(claim_layout)       The ports of acc that GEMM takes.
+    claims : In(claim_layout)       Ports of acc that GEMM is going to use.
     lut : In(WritePort)             LOAD writes the tables.
     tap : Out(ReadPort)             With `taps`; must be ready.
     exp : In(WritePort)             With `softmax`: LOAD writes powers.
-    inp_write, vin_write : Out(WritePort)   With `forward`; must be ready. Addresses of inp count parts of the size of
-                                    an entry of vin.
+    inp_write, vin_write : Out(WritePort)   With `forward`; must be ready. Addresses of inp count parts as large as an
+                                    entry of vin.
+
+    Attributes
+    ----------
+    reads, writes : the read ports of scratchpads but acc, and the write ports of inp and vin, by scratchpad.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -122,7 +129,7 @@ class Vector(wiring.Component):
         self._targets |= {Destination[name.upper()]: port for name, port in self.writes.items()}
 
     def elaborate(self, platform: object) -> Module:
-        """Connect issue to the stages, the stages to the scratchpads, and tell issue what has ended.
+        """Build issue, the pipeline's stages and the lanes, and connect them to each other and to the scratchpads.
 
         `issue.ends` pulses when the last item of an instruction is written, `issue.lands` when an item is in acc.
         """
@@ -144,8 +151,8 @@ class Vector(wiring.Component):
         combined = self._combine(m, items, norm)
         selected = self._look_up(m, items, self._requantise(m, items, combined))
 
-        # Values that skip stages: the residual; whether an item is the last of its instruction, and where it is
-        # written.
+        # Values that skip stages: the residual; whether an item is the last one of its instruction, and the address to
+        # which it is written.
         residual = self._skip(
             m, items, "residuals", "reduce", "add", Cat(unit.residual for unit in combined),
             items.reduce.fire & items.reduce.constants.rescale_add, items.added,
@@ -168,7 +175,7 @@ class Vector(wiring.Component):
         return m
 
     def _offer(self, m: Module, items: PipelineTracker, issue: IssueStage) -> None:
-        """Make the step that issue offers the item of the first stage."""
+        """Drive the first stage with the step that issue offers."""
         read, step, now = items.read, issue.step, issue.now
         vin_addr = Mux(now.a_vin, step.a, step.b)
         addresses = {"vin_addr": vin_addr, "acc_addr": step.a, "par_addr": step.par}
@@ -180,7 +187,7 @@ class Vector(wiring.Component):
         ]  # fmt: skip
 
     def _read(self, m: Module, items: PipelineTracker, step: data.View[data.StructLayout]) -> None:
-        """Read A, B, taps and the requantisation parameters, each in the stage before the one that uses it."""
+        """Drive the read ports: A, B, taps and requantisation parameters, each a stage before the one that uses it."""
         reads, acc, binary = getattr(items, vin_stage(self._cfg)), items.acc, items.binary
         m.d.comb += [
             self.vin.en.eq(reads.fire & (reads.constants.a_vin | (reads.constants.b_vin & reads.carried.last))),
@@ -194,12 +201,12 @@ class Vector(wiring.Component):
             m.d.comb += [self.tap.en.eq(reads.fire & reads.constants.weigh), self.tap.addr.eq(step.tap)]
 
     def _channel(self, lane: int) -> int:
-        """Return the output channel of a lane; lanes are ordered by piece, batch and channel of the group."""
+        """Return the output channel of a lane within its entry. Lanes are ordered by piece, batch and channel."""
         piece, place = divmod(lane, self._cfg.piece_bytes)
         return piece * self._cfg.group + place % self._cfg.group
 
     def _from_vin(self, m: Module, items: PipelineTracker) -> list[Value]:
-        """Return each lane's value from vin in stage `offset`: a byte of the entry, or a sum of taps."""
+        """Return each lane's value from vin in stage `offset`: its byte of the entry, or its sum of taps."""
         cfg = self._cfg
         entries = data.View(_bytes(cfg.lanes, max(1, cfg.taps)), self.vin.data)
         if not cfg.taps:
@@ -222,7 +229,10 @@ class Vector(wiring.Component):
         return sums
 
     def _combine(self, m: Module, items: PipelineTracker, norm: NormValues | None) -> list[Combine]:
-        """Build the part of each lane that reduces A and applies the binary operation, stages `offset` to `binary`."""
+        """Build stages `offset` to `binary` of each lane, which reduce A and combine it with B.
+
+        norm: inputs of the lanes in Configs with `norm`; else None.
+        """
         offset, reduce, binary = items.offset, items.reduce, items.binary
         acc = data.View(data.ArrayLayout(signed(32), self._cfg.lanes), self.acc_read.data)
         combined = []
@@ -254,7 +264,7 @@ class Vector(wiring.Component):
         return combined
 
     def _requantise(self, m: Module, items: PipelineTracker, combined: list[Combine]) -> list[Value]:
-        """Build the requantisation of each lane. Returns the lanes' results, which stage `clip` uses."""
+        """Build the requantiser of each lane. Returns the lanes' results in stage `clip`."""
         params = data.View(data.ArrayLayout(param_layout, self._cfg.block_out), self.par.data)
         results = []
         for lane, unit in enumerate(combined):
@@ -269,7 +279,7 @@ class Vector(wiring.Component):
         return results
 
     def _look_up(self, m: Module, items: PipelineTracker, results: list[Value]) -> Signal:
-        """Add the zero point, clip, and look up in a table. Returns a byte for each lane, the input of rescale_add."""
+        """Build stages `clip` and `select`: zero point, clipping, tables. Returns each lane's byte in stage `add`."""
         clip, select = items.clip, items.select
         low, high = clip.constants.clip_lo, clip.constants.clip_hi
         m.submodules.tables = tables = Tables(self._cfg)
@@ -280,23 +290,24 @@ class Vector(wiring.Component):
         ]
         selected = Reg(data.ArrayLayout(8, len(results)))
         for lane, result in enumerate(results):
-            moved, kept = Signal(signed(RESULT_BITS + 1), name=f"moved{lane}"), Reg(8, name=f"kept{lane}")
+            shifted, unmapped = Signal(signed(RESULT_BITS + 1), name=f"moved{lane}"), Reg(8, name=f"kept{lane}")
             clipped = Signal(signed(8), name=f"clipped{lane}")
             m.d.comb += [
-                moved.eq(result + clip.constants.zero_point),
-                clipped.eq(Mux(moved > high, high, Mux(moved < low, low, moved))),
+                shifted.eq(result + clip.constants.zero_point),
+                clipped.eq(Mux(shifted > high, high, Mux(shifted < low, low, shifted))),
                 tables.index[lane].eq(Cat(clipped[:7], ~clipped[7])),
             ]
             with m.If(clip.int8):
-                m.d.sync += kept.eq(clipped)
+                m.d.sync += unmapped.eq(clipped)
             with m.If(select.int8):
-                m.d.sync += selected[lane].eq(Mux(select.constants.lookup, tables.value[lane], kept))
+                m.d.sync += selected[lane].eq(Mux(select.constants.lookup, tables.value[lane], unmapped))
         return selected
 
     def _add(self, m: Module, items: PipelineTracker, v: Value, residual: Value) -> Value:
-        """Build rescale-add, which takes `residual_cycles` cycles for an entry, the lowest lanes first.
+        """Build rescale_add, which takes `residual_cycles` cycles for an entry with a residual, lowest lanes first.
 
-        Returns the bytes of all lanes in stage `write`. Items without a residual pass unchanged, in one cycle.
+        v, residual: bytes of all lanes in stage `add`. Returns the bytes of all lanes in stage `write`. Items without a
+        residual pass unchanged, in one cycle.
         """
         cfg, stages, write = self._cfg, items.between("add", "write"), items.write
         units = cfg.lanes // cfg.residual_cycles
@@ -329,7 +340,7 @@ class Vector(wiring.Component):
             ]
             results.append(unit.result)
 
-        # The lanes of the parts before the last one wait here for it.
+        # Results of an entry's earlier parts wait here for the last part.
         waiting = Reg(8 * (cfg.lanes - units))
         with m.If(write.valid & ~write.whole):
             m.d.sync += waiting.eq(Cat(waiting, *results)[8 * units :])
@@ -338,7 +349,7 @@ class Vector(wiring.Component):
         return Cat(waiting, *results)
 
     def _softmax(self, m: Module, issue: IssueStage) -> SoftmaxEngine:
-        """Build the engine that executes softmaxes, and connect it. It uses the read port of vin meanwhile."""
+        """Build and connect the engine that executes softmaxes. While one is under way, it has the read port of vin."""
         m.submodules.softmax = engine = SoftmaxEngine(self._cfg)
         wiring.connect(m, wiring.flipped(self.exp), engine.exp)
         constants, entry = issue.oldest_softmax, len(engine.vin.data)
@@ -358,9 +369,9 @@ class Vector(wiring.Component):
         return engine
 
     def _norm(self, m: Module, items: PipelineTracker, issue: IssueStage) -> NormValues:
-        """Build the engine that computes the factors of a norm's rows; it uses the read port of vin meanwhile.
+        """Build the engine that computes the factors of a norm's rows. While it does, it has the read port of vin.
 
-        Returns, for the item in each stage, the values of its row that the stage needs.
+        Returns the inputs of the lanes, selected for the item in each stage.
         """
         m.submodules.norm = engine = NormEngine(self._cfg)
         acc, offset, reduce = items.acc, items.offset, items.reduce
@@ -406,7 +417,10 @@ class Vector(wiring.Component):
         address: Value,
         softmax: SoftmaxEngine | None,
     ) -> None:
-        """Write results, and those of a softmax while one is under way."""
+        """Drive the write ports of all destinations but acc: results of items, or of a softmax that writes there.
+
+        result, address: bytes of all lanes in stage `write`, and the entry's address. softmax: its engine, if any.
+        """
         for destination, port in self._targets.items():
             if destination != Destination.ACC:
                 m.d.comb += [
@@ -428,19 +442,21 @@ class Vector(wiring.Component):
     def _write_back(
         self, m: Module, items: PipelineTracker, combined: list[Combine], result: Value, is_end: Value, dst: Value
     ) -> WritebackQueue:
-        """Write results to acc: v as soon as it is there, where it is written as it is, else the int8, with its sign.
+        """Build the queue of results for acc: int32 results from stage `requantise`, int8 ones from stage `write`.
 
-        Entries of two instructions are never under way there.
+        int8 results are sign-extended. Results of both kinds cannot mix, as the next instruction waits for one that
+        writes acc. result, is_end, dst: bytes of all lanes in stage `write`, whether the entry is its instruction's
+        last one, and its address.
         """
-        requantise, write, arrives = items.requantise, items.write, items.writes[Destination.ACC]
+        requantise, write, writes_acc = items.requantise, items.write, items.writes[Destination.ACC]
         raw = requantise.valid & requantise.constants.raw
         lanes = data.View(_bytes(self._cfg.lanes), result)
         m.submodules.writeback = queue = WritebackQueue(self._cfg)
         for lane, unit in enumerate(combined):
             m.d.comb += queue.data[lane].eq(Mux(raw, unit.v, lanes[lane]))
         m.d.comb += [
-            queue.put.eq(raw | (arrives & ~write.constants.raw)),
-            queue.arrive.eq(arrives),
+            queue.put.eq(raw | (writes_acc & ~write.constants.raw)),
+            queue.arrive.eq(writes_acc),
             queue.end.eq(is_end),
             queue.addr.eq(dst),
             queue.claims.eq(self.claims.write),
@@ -461,9 +477,10 @@ class Vector(wiring.Component):
         push: Value,
         pop: Value,
     ) -> Value:
-        """Return `value`, taken in stage `leaves`, when its item has reached stage `returns`.
+        """Return `value` of stage `leaves`, delayed until its item is in stage `returns`.
 
-        A queue keeps it, so that the stages between need no registers for it. push, pop: the item leaves either stage.
+        A queue, submodule `name`, holds the values, so that the stages between need no registers for them. push, pop:
+        an item leaves stage `leaves`, or stage `returns`.
         """
         m.submodules[name] = queue = DelayQueue(len(value), len(items.between(leaves, returns)))
         m.d.comb += [queue.clear.eq(self.halt), queue.push.eq(push), queue.i.eq(value), queue.pop.eq(pop)]
