@@ -108,16 +108,16 @@ class Control(wiring.Component):
         busy = Signal()
         done = Signal()
         stuck = Signal()
-        start, abort, renewed = self._registers(m, values, locked=busy | stuck)
+        start, abort, renewed = self._build_bus(m, values, locked=busy | stuck)
         code = Signal(ERROR_BITS)
         index = Signal(INDEX_BITS)
         runs = Signal(32)
         m.d.comb += [self.irq.eq(done & values["irq_enable"][0]), self.busy.eq(busy), self.error.eq(self.halt)]
-        self._values(m, values, Cat(busy, done, stuck) | (code << STATUS_ERROR_SHIFT), index, runs)
-        self._counters(m, values, busy)
-        expired = self._timer(m, "watchdog", values["watchdog"], self._progress(m))
-        lapsed = self._timer(m, "lease", values["lease"], renewed)
-        finished, all_idle, errors = self._end_reasons(m)
+        self._drive_registers(m, values, Cat(busy, done, stuck) | (code << STATUS_ERROR_SHIFT), index, runs)
+        self._build_counters(m, values, busy)
+        expired = self._build_timer(m, "watchdog", values["watchdog"], self._register_progress(m))
+        lapsed = self._build_timer(m, "lease", values["lease"], renewed)
+        finished, all_idle, errors = self._register_end_reasons(m)
         m.d.sync += self.clear.eq(self.clear_next)  # `clear` and `halt` are registers because of their fan-out
         with m.FSM():
             with m.State("IDLE"), m.If(start):
@@ -162,7 +162,7 @@ class Control(wiring.Component):
         )  # fmt: skip
         return m
 
-    def _values(self, m: Module, values: dict[str, Signal], status: Value, index: Value, runs: Value) -> None:
+    def _drive_registers(self, m: Module, values: dict[str, Signal], status: Value, index: Value, runs: Value) -> None:
         """Drive the registers that the host only reads, and connect the ports that carry values of the others.
 
         values: each register's signal by name. status, index, runs: values of `status`, `error_index` and `runs`.
@@ -187,7 +187,7 @@ class Control(wiring.Component):
                 values["trace_cycle"].eq(self.trace.cycle),
             ]
 
-    def _progress(self, m: Module) -> Signal:
+    def _register_progress(self, m: Module) -> Signal:
         """Return whether any unit or memory port made progress in the cycle before, which restarts the watchdog.
 
         It is a register, since the inputs arrive late in a cycle and the watchdog's counter depends on it.
@@ -197,7 +197,7 @@ class Control(wiring.Component):
         m.d.sync += moved.eq(moves)
         return moved
 
-    def _end_reasons(self, m: Module) -> tuple[Signal, Signal, list[Any]]:
+    def _register_end_reasons(self, m: Module) -> tuple[Signal, Signal, list[Any]]:
         """Return the inputs that end a run: `finished`, whether all is idle, and the error of each of ERROR_SOURCES.
 
         They are copies in registers, a cycle late, since the inputs arrive late in a cycle and have a large fan-out.
@@ -213,7 +213,7 @@ class Control(wiring.Component):
             errors.append(error)
         return finished, all_idle, errors
 
-    def _registers(self, m: Module, values: dict[str, Signal], locked: Value) -> tuple[Value, Value, Value]:
+    def _build_bus(self, m: Module, values: dict[str, Signal], locked: Value) -> tuple[Value, Value, Value]:
         """Build the AXI4-Lite subordinate. Returns pulses: the host starts a run, aborts it, renews its lease.
 
         values: each register's signal by name. locked: writes to registers of Access.SETUP have no effect.
@@ -237,7 +237,7 @@ class Control(wiring.Component):
             m.d.sync += bus.bvalid.eq(1)
         with m.If(bus.rready):
             m.d.sync += bus.rvalid.eq(0)
-        answer = self._selected_register(m, values, read)
+        answer = self._read_selected_register(m, values, read)
         with m.If(reading):
             m.d.sync += [bus.rvalid.eq(1), bus.rdata.eq(answer)]
         m.d.sync += reading.eq(read)
@@ -265,7 +265,7 @@ class Control(wiring.Component):
         probes(self, reading=reading, read=read, write=write)
         return start, aborted, renewed
 
-    def _selected_register(self, m: Module, values: dict[str, Signal], read: Value) -> Value:
+    def _read_selected_register(self, m: Module, values: dict[str, Signal], read: Value) -> Value:
         """Return the value of the register that the last read has selected. read: a read's address is accepted.
 
         The address is compared with that of every register, and one bit for each register keeps the result. The value
@@ -277,7 +277,7 @@ class Control(wiring.Component):
         probes(self, asked=selected)
         return reduce(or_, (Mux(bit, values[name], 0) for name, bit in selected.items()))
 
-    def _timer(self, m: Module, name: str, limit: Value, progress: Value) -> Value:
+    def _build_timer(self, m: Module, name: str, limit: Value, progress: Value) -> Value:
         """Build a timer. Returns a pulse whenever `limit` cycles of a run have passed without `progress`.
 
         name: prefix of its signals. limit: cycles; 0 turns the timer off.
@@ -294,7 +294,7 @@ class Control(wiring.Component):
         probes(self, idle=idle)
         return expired
 
-    def _counters(self, m: Module, values: dict[str, Signal], busy: Value) -> None:
+    def _build_counters(self, m: Module, values: dict[str, Signal], busy: Value) -> None:
         """Build the 64-bit counters of `regs.COUNTERS`, which count while `busy`.
 
         Counters of beats and of LOAD have an input for each memory port, so they may count two in a cycle.

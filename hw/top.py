@@ -64,7 +64,7 @@ class UnitTrace(wiring.Signature):
         })  # fmt: skip
 
 
-def scratchpad(cfg: Config, name: str) -> wiring.Component:
+def build_scratchpad(cfg: Config, name: str) -> wiring.Component:
     """Build the component of scratchpad `name`: its memories and their ports."""
     if name == "acc":
         return AccScratchpad(cfg)
@@ -108,7 +108,7 @@ class Accelerator(wiring.Component):
         fetch, tokens, readmux = Fetch(cfg), DependencyGate(cfg), ReadMux(cfg.bus_bytes)
         load, gemm, vector, store = Load(cfg), Gemm(cfg), Vector(cfg), Store(cfg)
         units: tuple[Any, ...] = (load, gemm, vector, store)
-        pads: dict[str, Any] = {name: scratchpad(cfg, name) for name in SCRATCHPADS if name in scratchpads(cfg)}
+        pads: dict[str, Any] = {name: build_scratchpad(cfg, name) for name in SCRATCHPADS if name in scratchpads(cfg)}
         for name, part in {
             "fetch": fetch, "tokens": tokens, "readmux": readmux, **dict(zip(UNITS, units)), **pads,
         }.items():  # fmt: skip
@@ -124,9 +124,9 @@ class Accelerator(wiring.Component):
             control.write_beat.eq(store.write_beat),
             control.write_answer.eq(store.write_answer),
         ]
-        self._show(m, units, tokens)
+        self._drive_unit_traces(m, units, tokens)
         if cfg.trace_depth:
-            self._connect_trace(m, control)
+            self._connect_event_trace(m, control)
         return m
 
     def _connect_host(self, m: Module) -> Control:
@@ -247,7 +247,7 @@ class Accelerator(wiring.Component):
             control.oldest.eq(tokens.oldest),
         ]
 
-    def _show(self, m: Module, units: Sequence[Any], tokens: DependencyGate) -> None:
+    def _drive_unit_traces(self, m: Module, units: Sequence[Any], tokens: DependencyGate) -> None:
         """Drive port `trace`: starts, ends and activity of each unit, for simulators and the event trace."""
         for unit, waits_for_token, unit_trace in zip(units, tokens.wait_token, self.trace.each):
             m.d.comb += [
@@ -263,7 +263,7 @@ class Accelerator(wiring.Component):
             with m.Elif(waits_for_token):
                 m.d.comb += unit_trace.state.eq(State.TOKEN)
 
-    def _connect_trace(self, m: Module, control: Control) -> None:
+    def _connect_event_trace(self, m: Module, control: Control) -> None:
         """Build the event trace: it records starts and ends of instructions, and the host reads it by registers."""
         m.submodules.event_trace = trace = DomainRenamer("core")(EventTrace(self._cfg))
         for unit, unit_trace in zip(Unit, self.trace.each):

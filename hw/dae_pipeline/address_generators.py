@@ -65,7 +65,7 @@ class DramAddressGenerator(wiring.Component):
         busy = Signal()
         begin = Signal()
         ends = Signal()
-        waiting, block, plane_size, merged = self._wait(m, begin)
+        waiting, block, plane_size, merged = self._hold_next_block(m, begin)
         y_step, z_step, offset, plane = (
             Reg(OFFSET_BITS, name=name) for name in ("y_step", "z_step", "offset", "plane")
         )
@@ -113,7 +113,7 @@ class DramAddressGenerator(wiring.Component):
                 z_step.eq(block.z_step),
                 offset.eq(block.addr),
                 plane.eq(block.addr),
-                bytes_.eq(self._stretched(block, Mux(merged, plane_size, block.x_size)) << block.shift),
+                bytes_.eq(self._stretch_row(block, Mux(merged, plane_size, block.x_size)) << block.shift),
                 rows.eq(count),
                 rows_left.eq(count),
                 last_row.eq(count == 1),
@@ -132,7 +132,7 @@ class DramAddressGenerator(wiring.Component):
         )  # fmt: skip
         return m
 
-    def _stretched(self, block: Any, elements: Value) -> Value:
+    def _stretch_row(self, block: Any, elements: Value) -> Value:
         """Return the length of a row in units of 2^shift bytes: `elements`, or (1 + 2^stretch) times as many.
 
         The addition begins at bit `stretch`, as it does not change the bits below.
@@ -144,7 +144,7 @@ class DramAddressGenerator(wiring.Component):
             elements[:low], (elements[low:high] + Mux(block.stretch, block.x_size, 0))[: high - low], elements[high:]
         )
 
-    def _wait(self, m: Module, begin: Signal) -> tuple[Signal, Any, Signal, Signal]:
+    def _hold_next_block(self, m: Module, begin: Signal) -> tuple[Signal, Any, Signal, Signal]:
         """Hold the next block in registers until it may `begin`, as the product of its plane size takes a cycle.
 
         Returns whether a block waits, the block, the number of elements of a plane, and whether the rows of a plane are
@@ -373,7 +373,7 @@ class ScratchpadAddressGenerator(wiring.Component):
             m.d.comb += [next_step.eq(step + 1), next_step_last.eq(step + 1 == job.step_end)]
         with m.Else():
             m.d.comb += [next_step.eq(0), next_step_last.eq(single_step)]
-            self._next_element(m, job, (x, y, z), (element, row, plane), (next_element, next_row, next_plane))
+            self._go_to_next_element(m, job, (x, y, z), (element, row, plane), (next_element, next_row, next_plane))
         with m.If(self.job.ready):
             m.d.sync += loads
         with m.If(~busy | self.step.ready):
@@ -390,7 +390,7 @@ class ScratchpadAddressGenerator(wiring.Component):
         )  # fmt: skip
         return m
 
-    def _next_element(
+    def _go_to_next_element(
         self,
         m: Module,
         job: Any,

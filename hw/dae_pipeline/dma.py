@@ -286,14 +286,14 @@ class WriteEngine(wiring.Component):
         m.submodules.lengths = lengths = StreamFifo(4, self._outstanding)
         m.submodules.order = order = StreamFifo(order_layout, self._outstanding)
         split, axi = splitter.split, self.axi
-        self._addresses(m, split, lengths, order)
-        self._data(m, lengths)
-        self._responses(m, order)
+        self._send_addresses(m, split, lengths, order)
+        self._send_data(m, lengths)
+        self._report_responses(m, order)
         m.d.comb += self.idle.eq(~Cat(split.valid, axi.awvalid, axi.wvalid, order.o.valid).any())
         probes(self, splitter=splitter, lengths=lengths, split=split, order=order)
         return m
 
-    def _addresses(self, m: Module, split: stream.Interface, lengths: StreamFifo, order: StreamFifo) -> None:
+    def _send_addresses(self, m: Module, split: stream.Interface, lengths: StreamFifo, order: StreamFifo) -> None:
         """Pass each burst to AW, to queue `lengths` for W and to queue `order` for B, in the same cycle.
 
         After that AW and W proceed independently of each other, as AXI demands.
@@ -322,7 +322,7 @@ class WriteEngine(wiring.Component):
             axi.awcache.eq(CACHE_NORMAL),
         ]
 
-    def _data(self, m: Module, lengths: StreamFifo) -> None:
+    def _send_data(self, m: Module, lengths: StreamFifo) -> None:
         """Send beats to W, and mark the last one of each burst. lengths: beats of each burst, less one."""
         axi = self.axi
         count = Signal(4)
@@ -351,7 +351,7 @@ class WriteEngine(wiring.Component):
             ]
         probes(self, count=count, w_load=w_load)
 
-    def _responses(self, m: Module, order: StreamFifo) -> None:
+    def _report_responses(self, m: Module, order: StreamFifo) -> None:
         """Report responses of B and refused rows through `answer`. order: the bursts that await a response."""
         axi = self.axi
         refused_now = order.o.valid & order.o.payload.refused

@@ -70,11 +70,11 @@ class Fetch(wiring.Component):
         word = stream.Signature(data.StructLayout({"data": 8 * word_bytes, "error": 1})).create(path=("word",))
         going = Signal()
         m.d.comb += going.eq(self._check_limits(m, word_bytes) & ~self.halt)
-        self._request(m, going, buffer, depth, word_bytes)
+        self._request_bursts(m, going, buffer, depth, word_bytes)
         if bus_bytes <= word_bytes:
-            self._join(m, buffer.o, word)
+            self._join_beats(m, buffer.o, word)
         else:
-            self._split(m, buffer.o, word)
+            self._split_beats(m, buffer.o, word)
         self._dispatch(m, going, word)
         probes(self, going=going, buffer=buffer, depth=depth)
         return m
@@ -106,7 +106,7 @@ class Fetch(wiring.Component):
         probes(self, bad=bad, allowed=allowed, checked=checked)
         return allowed
 
-    def _request(self, m: Module, going: Value, buffer: StreamFifo, depth: int, word_bytes: int) -> None:
+    def _request_bursts(self, m: Module, going: Value, buffer: StreamFifo, depth: int, word_bytes: int) -> None:
         """Request bursts while the buffer has room for all their beats, and put the beats that return into it.
 
         going: instructions may be fetched. depth: beats of the buffer. Bursts end at multiples of their greatest
@@ -155,7 +155,7 @@ class Fetch(wiring.Component):
         ]
         probes(self, pending=pending, room=room, next_=next_, left=left, more=more, length=length)
 
-    def _join(self, m: Module, beats: stream.Interface, word: stream.Interface) -> None:
+    def _join_beats(self, m: Module, beats: stream.Interface, word: stream.Interface) -> None:
         """Join beats to instruction words, for a bus narrower than an instruction, without a gap between words."""
         beat = beats.payload
         joined = Reg(len(word.payload.data))
@@ -175,7 +175,7 @@ class Fetch(wiring.Component):
         with m.Elif(word.ready & word.valid):
             m.d.sync += count.eq(0)
 
-    def _split(self, m: Module, beats: stream.Interface, word: stream.Interface) -> None:
+    def _split_beats(self, m: Module, beats: stream.Interface, word: stream.Interface) -> None:
         """Split beats into instruction words, lowest bytes first, for a bus wider than an instruction."""
         parts = len(beats.payload.data) // len(word.payload.data)
         part = Signal(range(parts))

@@ -12,13 +12,13 @@ from celosia.hw.lib.probes import probes
 from celosia.hw.lib.signals import Reg
 
 
-def _one_more(number: Value) -> Value:
+def _increment(number: Value) -> Value:
     """Return number + 1, for a few bits, as logic: a carry chain could not share look-up tables with other logic."""
     return Cat(bit ^ number[:i].all() for i, bit in enumerate(number))
 
 
-def _one_less(number: Value) -> Value:
-    """Return number - 1, as logic for the same reason as `_one_more`."""
+def _decrement(number: Value) -> Value:
+    """Return number - 1, as logic for the same reason as `_increment`."""
     return Cat(bit ^ ~number[:i].any() for i, bit in enumerate(number))
 
 
@@ -111,10 +111,10 @@ class RegisteredFifo(wiring.Component):
             self.o.valid.eq(holds),
             Value.cast(self.o.payload).eq(head),
         ]
-        m.d.sync += level.eq(Mux(push == pop, level, Mux(push, _one_more(level), _one_less(level))))
+        m.d.sync += level.eq(Mux(push == pop, level, Mux(push, _increment(level), _decrement(level))))
         for pointer, moves in ((produce, push), (consume, pop)):
             with m.If(moves):
-                m.d.sync += pointer.eq(Mux(pointer == self._places - 1, 0, _one_more(pointer)))
+                m.d.sync += pointer.eq(Mux(pointer == self._places - 1, 0, _increment(pointer)))
         with m.If(free):
             m.d.sync += [holds.eq((level != 0) | self.i.valid), head.eq(Mux(level != 0, of.data, self.i.payload))]
         probes(self, produce=produce, consume=consume, level=level, ring=ring, holds=holds, head=head, of=of)

@@ -112,11 +112,11 @@ class LoadChannel(wiring.Component):
         ]
         connect_pads(m, writer.pads, self.pads)
 
-        self._report(m, accept, writer, engine)
+        self._drive_status(m, accept, writer, engine)
         probes(self, **parts, engine=engine)
         return m
 
-    def _report(self, m: Module, accept: Value, writer: ScratchpadWriter, engine: ReadEngine) -> None:
+    def _drive_status(self, m: Module, accept: Value, writer: ScratchpadWriter, engine: ReadEngine) -> None:
         """Count the instructions in flight, and drive the outputs that every unit has (`unit_members`).
 
         accept: an instruction is accepted in this cycle.

@@ -150,7 +150,7 @@ class WindowScratchpad(wiring.Component):
         return m
 
 
-def _int32(values: Value, count: int) -> Value:
+def _extend_to_int32(values: Value, count: int) -> Value:
     """Return `count` int8 or int32 values, which `values` holds side by side, sign-extended to int32."""
     size = len(values) // count
     lanes = data.View(data.ArrayLayout(size, count), values)
@@ -245,7 +245,7 @@ class AccScratchpad(wiring.Component):
                         if side == "write":
                             m.d.comb += [
                                 bank_port.mask.eq(port.mask),
-                                bank_port.data.eq(_int32(port.data, len(port.mask))),
+                                bank_port.data.eq(_extend_to_int32(port.data, len(port.mask))),
                             ]
                     with m.If(port.addr[-1] == number):
                         m.d.comb += port.ready.eq(~wants[:i].any() if i else 1)

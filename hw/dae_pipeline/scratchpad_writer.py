@@ -31,7 +31,7 @@ from celosia.hw.spec.scratchpads import Scratchpad, scratchpads
 
 def ports(cfg: Config, buffers: Sequence[Buffer]) -> dict[str, wiring.Member]:
     """Return the write ports of the scratchpads of `buffers`, by name. Codebooks lie inside the decompressor."""
-    pads = (_pad(cfg, buffer) for buffer in buffers if buffer != Buffer.BOOK)
+    pads = (_scratchpad_of(cfg, buffer) for buffer in buffers if buffer != Buffer.BOOK)
     return {pad.name: Out(load_port(cfg, pad)) for pad in pads}
 
 
@@ -41,7 +41,7 @@ def connect_pads(m: Module, inner: Mapping[str, Any], outer: Mapping[str, Any]) 
         wiring.connect(m, port, wiring.flipped(outer[name]))
 
 
-def _pad(cfg: Config, buffer: Buffer) -> Scratchpad:
+def _scratchpad_of(cfg: Config, buffer: Buffer) -> Scratchpad:
     """Return the scratchpad of a buffer of LOAD."""
     return scratchpads(cfg)[buffer.name.lower()]
 
@@ -193,13 +193,13 @@ class ScratchpadWriter(wiring.Component):
                 **({"expand": 1, "choices": choices_layout(packing(cfg).chunk_blocks)} if self._sizes.expands else {}),
             }), SKID_DEPTH,
         )  # fmt: skip
-        self._take(m, step_queue, write_queue, self._chunks(m, step_queue, write_queue))
+        self._queue_writes(m, step_queue, write_queue, self._strip_heads(m, step_queue, write_queue))
         write = write_queue.o.payload
         failed = Signal()
-        ports_ = self.pads | self._expander(m, write)
-        accepted = Cat(write.enable[b] & ports_[_pad(cfg, b).name].ready for b in self._buffers)
+        ports_ = self.pads | self._build_decompressor(m, write)
+        accepted = Cat(write.enable[b] & ports_[_scratchpad_of(cfg, b).name].ready for b in self._buffers)
         m.d.comb += [failed.eq(write.error != Error.NONE), write_queue.o.ready.eq(accepted.any() | failed)]
-        done, error = self._reports(m)
+        done, error = self._report_pulses(m)
         # An error is reported in order, after all earlier steps have ended.
         m.d.sync += [
             done.valid.eq(write_queue.o.valid & write_queue.o.ready & write.last & ~failed),
@@ -209,11 +209,11 @@ class ScratchpadWriter(wiring.Component):
             error.payload.index.eq(write.done.index),
         ]
 
-        self._write(m, write_queue, ports_)
+        self._drive_ports(m, write_queue, ports_)
         probes(self, write_queue=write_queue, failed=failed)
         return m
 
-    def _reports(self, m: Module) -> tuple[Any, Any]:
+    def _report_pulses(self, m: Module) -> tuple[Any, Any]:
         """Return the pulses to set for `done` and `error` in the cycle after a write has left the queue of writes.
 
         Without a decompressor these are the members themselves. With one, writes to wgt are EXPAND_STAGES cycles late,
@@ -230,7 +230,7 @@ class ScratchpadWriter(wiring.Component):
             pulses = delayed
         return pulses
 
-    def _chunks(self, m: Module, step_queue: RegisteredFifo, write_queue: RegisteredFifo) -> stream.Interface:
+    def _strip_heads(self, m: Module, step_queue: RegisteredFifo, write_queue: RegisteredFifo) -> stream.Interface:
         """Return the stream of chunks to write: `chunk`, without the heads of packs if there are any."""
         if not self._sizes.expands:
             return self.chunk
@@ -244,7 +244,7 @@ class ScratchpadWriter(wiring.Component):
         ]
         return heads.rest
 
-    def _take(
+    def _queue_writes(
         self, m: Module, step_queue: RegisteredFifo, write_queue: RegisteredFifo, chunks: stream.Interface
     ) -> None:
         """Join each step with its chunk, and put both into the queue of writes. Padding has no chunk."""
@@ -264,7 +264,7 @@ class ScratchpadWriter(wiring.Component):
             write_queue.i.valid.eq(moves),
             write.error.eq(error),
             write.element.eq(step.element),
-            write.step.eq(self._place(step)),
+            write.step.eq(self._part_number(step)),
             write.enable.eq(Mux(error == Error.NONE, 1 << step.buffer, 0)),  # a chunk with an error is not written
             write.widen.eq(step.widen | step.outside),
             write.whole.eq(step.outside),
@@ -280,14 +280,14 @@ class ScratchpadWriter(wiring.Component):
         """Return whether the step writes the second half of an element: spread weights in the second channel."""
         return step.spread if self._sizes.spreads and self._sizes.number else Const(0)
 
-    def _place(self, step: data.View[data.StructLayout]) -> Value:
+    def _part_number(self, step: data.View[data.StructLayout]) -> Value:
         """Return which part of its element a step writes, counted in bus words; the first one for packed weights."""
         place = step.step | Mux(self._is_second_half(step), (1 << self._sizes.step_shift(Buffer.WGT)) // 2, 0)
         if not self._sizes.expands:
             return place
         return Mux(step.expand & ~step.outside, step.step << exact_log2(packing(self._cfg).expansion), place)
 
-    def _padded(self, write: data.View[data.StructLayout], steps: int) -> Value:
+    def _padding_mask(self, write: data.View[data.StructLayout], steps: int) -> Value:
         """Return a mask of the `steps` parts of an element, those that padding fills; 0 if the step is no padding.
 
         The second channel does not pad the first half, as the other channel may already have written new data there.
@@ -295,20 +295,20 @@ class ScratchpadWriter(wiring.Component):
         near = write.whole & ~write.far
         return Cat(near.replicate(steps // 2), write.whole.replicate(steps - steps // 2))
 
-    def _write(self, m: Module, write_queue: RegisteredFifo, ports_: Mapping[str, Any]) -> None:
+    def _drive_ports(self, m: Module, write_queue: RegisteredFifo, ports_: Mapping[str, Any]) -> None:
         """Drive the port of its scratchpad with the oldest write: address, data, and the mask of grains."""
         write = write_queue.o.payload
         for buffer in self._buffers:
-            pad = _pad(self._cfg, buffer)
+            pad = _scratchpad_of(self._cfg, buffer)
             port, pieces = ports_[pad.name], pad.pieces
             if buffer == Buffer.ACC:
-                value, mask = self._acc(write.word, write.step, write.widen, write.whole)
+                value, mask = self._acc_values(write.word, write.step, write.widen, write.whole)
             else:
                 steps = 1 << self._sizes.step_shift(buffer)
                 value = write.word[: pad.grain]
-                mask = _one_of(write.step, steps) | self._padded(write, steps)
+                mask = _one_hot(write.step, steps) | self._padding_mask(write, steps)
                 if self._sizes.expands and buffer == Buffer.WGT:
-                    mask = self._expanded(write, steps) | self._padded(write, steps)
+                    mask = self._step_mask(write, steps) | self._padding_mask(write, steps)
             m.d.comb += [
                 port.en.eq(write_queue.o.valid & write.enable[buffer]),
                 port.addr.eq(write.element[exact_log2(pieces) :][: pad.address_bits] if pad.depth > 1 else 0),
@@ -316,19 +316,19 @@ class ScratchpadWriter(wiring.Component):
                 port.data.eq(value.replicate(len(port.data) // len(value))),
             ]
 
-    def _expanded(self, write: data.View[data.StructLayout], steps: int) -> Value:
+    def _step_mask(self, write: data.View[data.StructLayout], steps: int) -> Value:
         """Return a mask of the `steps` parts of an element, those that a step fills.
 
         It is one part, or with packed weights all parts into which a chunk expands.
         """
         expansion = packing(self._cfg).expansion
         bits = exact_log2(expansion)
-        within_chunk = _one_of(write.step[:bits], expansion) | write.expand.replicate(expansion)
-        return _spread(_one_of(write.step[bits:], steps // expansion), expansion) & within_chunk.replicate(
+        within_chunk = _one_hot(write.step[:bits], expansion) | write.expand.replicate(expansion)
+        return _repeat_bits(_one_hot(write.step[bits:], steps // expansion), expansion) & within_chunk.replicate(
             steps // expansion
         )
 
-    def _expander(self, m: Module, write: data.View[data.StructLayout]) -> dict[str, Any]:
+    def _build_decompressor(self, m: Module, write: data.View[data.StructLayout]) -> dict[str, Any]:
         """Build the decompressor, if the channel has one. Returns its input ports as "wgt" and "book", else {}."""
         if not self._sizes.expands:
             return {}
@@ -337,7 +337,7 @@ class ScratchpadWriter(wiring.Component):
         wiring.connect(m, expander.wgt, wiring.flipped(self.wgt))
         return {"wgt": expander.write, "book": expander.book}
 
-    def _acc(self, word: Value, step: Value, widen: Value, whole: Value) -> tuple[Value, Value]:
+    def _acc_values(self, word: Value, step: Value, widen: Value, whole: Value) -> tuple[Value, Value]:
         """Return the values that a bus word brings to acc, and the mask of those values within a piece.
 
         word: the bus word. step: its number in the piece. widen: it holds int8 that are extended to int32; else int32.
@@ -347,19 +347,19 @@ class ScratchpadWriter(wiring.Component):
         wide, narrow = min(cfg.bus_bytes, cfg.piece_bytes), min(cfg.bus_bytes // 4, cfg.piece_bytes)
         bytes_ = [word.word_select(lane, 8) for lane in range(wide)]
         lanes = list(bytes_)
-        mask = _spread(_one_of(step, cfg.piece_bytes // wide), wide)
+        mask = _repeat_bits(_one_hot(step, cfg.piece_bytes // wide), wide)
         if cfg.int32:
             lanes = [Cat(byte, byte[7].replicate(24)) for byte in bytes_]
             lanes = [Mux(widen, byte, word.word_select(lane % narrow, 32)) for lane, byte in enumerate(lanes)]
-            mask = Mux(widen, mask, _spread(_one_of(step, cfg.piece_bytes // narrow), narrow))
+            mask = Mux(widen, mask, _repeat_bits(_one_hot(step, cfg.piece_bytes // narrow), narrow))
         return Cat(lanes), mask | whole.replicate(cfg.piece_bytes)
 
 
-def _one_of(index: Value, count: int) -> Value:
+def _one_hot(index: Value, count: int) -> Value:
     """Return a one-hot mask of `count` bits, with bit `index` set."""
     return (1 << index[: max(1, exact_log2(count))])[:count] if count > 1 else Value.cast(1)
 
 
-def _spread(mask: Value, times: int) -> Value:
+def _repeat_bits(mask: Value, times: int) -> Value:
     """Repeat each bit of a mask `times` times."""
     return Cat(bit.replicate(times) for bit in mask)

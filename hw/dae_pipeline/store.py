@@ -252,7 +252,7 @@ class Store(wiring.Component):
             engine.dma_size.eq(self.dma_size),
             engine.halt.eq(stop),
         ]
-        self._complete(m, engine, waiting, stop)
+        self._report_completion(m, engine, waiting, stop)
         m.d.comb += [
             self.write_beat.eq(self.axi.wvalid & self.axi.wready),
             self.write_answer.eq(self.axi.bvalid & self.axi.bready),
@@ -328,7 +328,7 @@ class Store(wiring.Component):
         ]
         probes(self, chunk_shift=chunk_shift)
 
-    def _complete(self, m: Module, engine: WriteEngine, waiting: RegisteredFifo, stop: Signal) -> None:
+    def _report_completion(self, m: Module, engine: WriteEngine, waiting: RegisteredFifo, stop: Signal) -> None:
         """Report the oldest instruction as done, or its error, when the engine reports its final row or an error."""
         answer = engine.answer
         fails = answer.payload.error != Error.NONE

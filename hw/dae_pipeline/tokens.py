@@ -124,25 +124,25 @@ class DependencyGate(wiring.Component):
             index = queue.payload.index
             with m.If(passes[unit]):
                 m.d.sync += last.eq(index)
-            waiters.append(self._register(m, f"waiter_{unit.name.lower()}", waiting[unit], index))
+            waiters.append(self._register_waiter(m, f"waiter_{unit.name.lower()}", waiting[unit], index))
         level = 0
         while len(waiters) > 1:
             pairs = enumerate(zip(waiters[::2], waiters[1::2]))
-            waiters = [self._older(m, f"waiter{level}_{number}", *pair) for number, pair in pairs]
+            waiters = [self._older_waiter(m, f"waiter{level}_{number}", *pair) for number, pair in pairs]
             level += 1
         m.d.sync += self.oldest.eq(Mux(waiters[0].waits, waiters[0].index, last))
         probes(self, semaphores=semaphores)
         return m
 
-    def _register(self, m: Module, name: str, waits: Value, index: Value) -> data.View[data.StructLayout]:
+    def _register_waiter(self, m: Module, name: str, waits: Value, index: Value) -> data.View[data.StructLayout]:
         """Return a register of a waiting instruction: whether there is one (`waits`), and its number (`index`)."""
         waiter = Reg(data.StructLayout({"waits": 1, "index": INDEX_BITS}), name=name)
         m.d.sync += [waiter.waits.eq(waits), waiter.index.eq(index)]
         return waiter
 
-    def _older(
+    def _older_waiter(
         self, m: Module, name: str, a: data.View[data.StructLayout], b: data.View[data.StructLayout]
     ) -> data.View[data.StructLayout]:
         """Return, a cycle later, the waiting instruction with the lower number of two: a node of a comparison tree."""
         older = Mux(b.waits & (~a.waits | (b.index < a.index)), b.index, a.index)
-        return self._register(m, name, a.waits | b.waits, older)
+        return self._register_waiter(m, name, a.waits | b.waits, older)

@@ -81,14 +81,14 @@ class Array(wiring.Component):
             m.d.comb += self._pump.moves.eq(valid)
         for b in range(cfg.batch):
             row = [self.inp[i // group][b][i % group] for i in range(cfg.block_in)]
-            for output, term in enumerate(self._products(m, valid, row, f"{b}")):
+            for output, term in enumerate(self._build_products(m, valid, row, f"{b}")):
                 total = Reg(signed(32), name=f"total_{b}_{output}")
                 m.d.comb += self.total[output // group][b][output % group].eq(total)
                 with m.If(valid[-1]):
                     m.d.sync += total.eq(Mux(first[-1], 0, total) + term)
         return m
 
-    def _products(self, m: Module, valid: Signal, row: list[Value], name: str) -> list[Value]:
+    def _build_products(self, m: Module, valid: Signal, row: list[Value], name: str) -> list[Value]:
         """Build the products of one batch row with all weights. Returns, for each output, their sum in this step.
 
         valid: a bit for each stage. row: int8[block_in]. name: suffix of the names of signals. With `packed`, one
@@ -98,20 +98,22 @@ class Array(wiring.Component):
         weights = [[self.wgt[o][i] for i in range(cfg.block_in)] for o in range(cfg.block_out)]
         if not cfg.packed:
             return [
-                self._tree(m, valid, self._pairs(m, valid, row, weights_of_output, [], f"{name}_{o}"), f"{name}_{o}")
+                self._build_tree(
+                    m, valid, self._build_pairs(m, valid, row, weights_of_output, [], f"{name}_{o}"), f"{name}_{o}"
+                )
                 for o, weights_of_output in enumerate(weights)
             ]
         terms: list[Value] = []
-        factors = self._factors(m, row, name)
+        factors = self._add_factors(m, row, name)
         for o in range(0, cfg.block_out, 2):
             packed_pairs = [packed_weights(high, low) for low, high in zip(weights[o], weights[o + 1])]
-            pairs = self._pairs(m, valid, row, packed_pairs, factors, f"{name}_{o}")
-            even = self._tree(m, valid, [pair[:SPACING] for pair in pairs], f"{name}_{o}")
+            pairs = self._build_pairs(m, valid, row, packed_pairs, factors, f"{name}_{o}")
+            even = self._build_tree(m, valid, [pair[:SPACING] for pair in pairs], f"{name}_{o}")
             terms.append(Cat(even[:-1], ~even[-1]).as_signed())  # inverted, the top bit subtracts the 2^16 of all pairs
-            terms.append(self._tree(m, valid, [pair[SPACING:].as_signed() for pair in pairs], f"{name}_{o + 1}"))
+            terms.append(self._build_tree(m, valid, [pair[SPACING:].as_signed() for pair in pairs], f"{name}_{o + 1}"))
         return terms
 
-    def _factors(self, m: Module, row: list[Value], name: str) -> list[Value]:
+    def _add_factors(self, m: Module, row: list[Value], name: str) -> list[Value]:
         """Return the sum of each two neighbouring inputs of `row`, a cycle later: port `factors` of packed pairs."""
         inp = Reg(data.ArrayLayout(signed(8), len(row)), name=f"inp_{name}")
         with m.If(self.valid):
@@ -119,12 +121,12 @@ class Array(wiring.Component):
         inputs = [inp[i] for i in range(len(row))]
         return [(low + high)[:FACTORS_BITS].as_signed() for low, high in zip(inputs[::2], inputs[1::2])]
 
-    def _pairs(
+    def _build_pairs(
         self, m: Module, valid: Signal, row: list[Value], weights: list[Value], factors: list[Value], name: str
     ) -> list[Value]:
         """Build a `Pair` for each two neighbours of `row` and their weights. Returns the pairs' sums.
 
-        factors: for packed pairs, see `_factors`; else empty.
+        factors: for packed pairs, see `_add_factors`; else empty.
         """
         sums = []
         for i in range(0, len(row), 2):
@@ -141,7 +143,7 @@ class Array(wiring.Component):
             sums.append(pair.sum)
         return sums
 
-    def _tree(self, m: Module, valid: Signal, terms: Sequence[Value], name: str) -> Value:
+    def _build_tree(self, m: Module, valid: Signal, terms: Sequence[Value], name: str) -> Value:
         """Build an adder tree with a register behind each level. Returns the sum of `terms`."""
         stage = PAIR_STAGES
         while len(terms) > 1:

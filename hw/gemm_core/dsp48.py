@@ -10,7 +10,7 @@ from amaranth import Cat, ClockSignal, Const, Instance, Signal, Value
 from celosia.hw.spec.blocks import Dsp
 
 
-class _Plus(NamedTuple):
+class _AddedTerm(NamedTuple):
     """Term that a DSP block adds to its product.
 
     z: bits of OPMODE that select the term in multiplexer Z. subtracts: the result is product - Z; else Z + product.
@@ -20,7 +20,7 @@ class _Plus(NamedTuple):
     subtracts: bool = False
 
 
-NOTHING, CASCADE, MINUS_C = _Plus(0b000), _Plus(0b001), _Plus(0b011, subtracts=True)
+NOTHING, CASCADE, MINUS_C = _AddedTerm(0b000), _AddedTerm(0b001), _AddedTerm(0b011, subtracts=True)
 """Terms that a block may add to its product: nothing, the sum of the block below (PCIN), or minus input C."""
 
 _PRODUCT = 0b0101
@@ -48,7 +48,7 @@ _D_PORT = {Dsp.e1: {"p_USE_DPORT": "TRUE"}, Dsp.e2: {"p_AMULTSEL": "AD"}}
 """Parameter that connects port D to the multiplier."""
 
 
-def _instance(
+def _instantiate(
     block: Dsp, clock: Value, registers: Mapping[str, int], inputs: Mapping[str, Value], enables: Mapping[str, Value],
     **more: Any,
 ) -> Instance:  # fmt: skip
@@ -69,7 +69,7 @@ def _instance(
 
 
 def dsp48(
-    block: Dsp, left: Value, right: Value, moves: Sequence[Value], plus: _Plus,
+    block: Dsp, left: Value, right: Value, moves: Sequence[Value], plus: _AddedTerm,
     p: Signal, pcout: Signal, c: Value | None = None, pcin: Value | None = None,
 ) -> Instance:  # fmt: skip
     """Instantiate a block that multiplies and adds, with registers at both operands, the product and the sum.
@@ -83,7 +83,7 @@ def dsp48(
     count = len(operands)
     registers = dict.fromkeys(("A", "ACASC", "B", "BCASC"), count) | {"C": int(c is not None)}
     inputs: dict[str, Value] = {
-        "A": _extended(left, 30), "B": _extended(right, 18),
+        "A": _extend_sign(left, 30), "B": _extend_sign(right, 18),
         "OPMODE": Const(plus.z << 4 | _PRODUCT, _WIDTHS[block]["OPMODE"]),
         "ALUMODE": Const(_NOT_Z if plus.subtracts else 0, 4), "CARRYIN": Const(int(plus.subtracts), 1),
     }  # fmt: skip
@@ -91,10 +91,10 @@ def dsp48(
     if count == 2:
         enables |= {"A1": operands[0], "B1": operands[0]}
     if c is not None:
-        inputs["C"], enables["C"] = _extended(c, 48), product
+        inputs["C"], enables["C"] = _extend_sign(c, 48), product
     if pcin is not None:
         inputs["PCIN"] = pcin
-    return _instance(block, ClockSignal(), registers, inputs, enables, o_P=p, o_PCOUT=pcout)
+    return _instantiate(block, ClockSignal(), registers, inputs, enables, o_P=p, o_PCOUT=pcout)
 
 
 def pumped_dsp48(
@@ -118,7 +118,7 @@ def pumped_dsp48(
     z = Cat(Const(0, 1), second, Const(0, 1)) if c is None else Cat(first, Const(1, 1), Const(0, 1))
     widths = _WIDTHS[block]
     inputs: dict[str, Value] = {
-        "A": _extended(lefts[0], 30), "D": _extended(lefts[1], widths["D"]), "B": _extended(right, 18),
+        "A": _extend_sign(lefts[0], 30), "D": _extend_sign(lefts[1], widths["D"]), "B": _extend_sign(right, 18),
         "INMODE": Cat(second & Const(bool(_TAKES_D >> bit & 1)) for bit in range(_INPUTS["INMODE"])),
         "OPMODE": Cat(Const(_PRODUCT, 4), z, Const(0, widths["OPMODE"] - 7)), "CARRYIN": Const(carry, 1),
     }  # fmt: skip
@@ -127,10 +127,10 @@ def pumped_dsp48(
         "INMODE": Const(1, 1), "CTRL": Const(1, 1),
     }  # fmt: skip
     if c is not None:
-        inputs["C"], enables["C"] = _extended(c, 48), product
-    return _instance(block, ClockSignal("fast"), registers, inputs, enables, **_D_PORT[block], o_P=p)
+        inputs["C"], enables["C"] = _extend_sign(c, 48), product
+    return _instantiate(block, ClockSignal("fast"), registers, inputs, enables, **_D_PORT[block], o_P=p)
 
 
-def _extended(value: Value, width: int) -> Value:
+def _extend_sign(value: Value, width: int) -> Value:
     """Return a signed value with its sign extended to `width` bits."""
     return Cat(value, value[-1].replicate(width - len(value)))

@@ -66,7 +66,7 @@ class Gemm(wiring.Component):
         operands = {name: (len(fields[f"{name}_base"]), loops) for name, loops in loops_of.items()}
         m.submodules.loops = loops = Loops(GEMM_LOOPS, operands, reduction=("k", "r", "s"))
         m.submodules.array = array = Array(cfg)
-        first_stage = self._read(m, loops)
+        first_stage = self._read_operands(m, loops)
 
         # In cycle 1 operands enter the array. The other values of their iteration are carried along until the write.
         pipe = [first_stage]
@@ -84,7 +84,7 @@ class Gemm(wiring.Component):
             array.wgt.eq(self.wgt.data),
         ]
         self._accumulate(m, pipe, array)
-        self._claim(m, loops, pipe)
+        self._claim_ports(m, loops, pipe)
 
         # The write is committed in the cycle after the last stage.
         write = pipe[-1]
@@ -99,7 +99,7 @@ class Gemm(wiring.Component):
         probes(self, pipe=pipe, array=array)
         return m
 
-    def _read(self, m: Module, loops: Loops) -> data.View[data.StructLayout]:
+    def _read_operands(self, m: Module, loops: Loops) -> data.View[data.StructLayout]:
         """Accept instructions, walk their loops, and read the operands of each iteration.
 
         Returns the values that the pipeline carries along with an iteration: `valid`; `first` and `last` of its
@@ -173,7 +173,7 @@ class Gemm(wiring.Component):
             m.d.sync += committed.eq(written)
         probes(self, stages=stages)
 
-    def _claim(self, m: Module, loops: Loops, pipe: Sequence[Any]) -> None:
+    def _claim_ports(self, m: Module, loops: Loops, pipe: Sequence[Any]) -> None:
         """Claim the ports of acc that GEMM is going to use, so that VECTOR does not use them in the same cycle.
 
         Writes are claimed one cycle ahead, reads `claim_lead` cycles. A small array has so few stages that its reads of

@@ -15,7 +15,7 @@ from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.isa import EXTENT_BITS
 
 
-def _selected(one_hot: Signal, values: Sequence[Value]) -> Value:
+def _select_one_hot(one_hot: Signal, values: Sequence[Value]) -> Value:
     """Return the value whose bit in `one_hot` is set; 0 if none is. It takes one AND and an OR."""
     return reduce(or_, (Mux(chosen, value, 0) for chosen, value in zip(one_hot, values)))
 
@@ -123,7 +123,7 @@ class Loops(wiring.Component):
         m.d.comb += advance.eq(rise & self.step.ready.replicate(depth))
         with m.If(renew):
             m.d.sync += held.eq(new)
-        coming = self._last_indices(m, held, renew, rise, at_last, advance)
+        coming = self._track_last_indices(m, held, renew, rise, at_last, advance)
         with m.If(renew | self.step.ready):
             m.d.sync += [
                 at_last.eq(coming),
@@ -135,11 +135,11 @@ class Loops(wiring.Component):
             self.ahead.valid.eq(~self.halt & Mux(renew, self.instr.valid, busy)),
             self.ahead.last.eq(Mux(renew | self.step.ready, coming[outer:].all(), reduction_done)),
         ]
-        self._addresses(m, held, renew, goes_on, advance)
+        self._compute_addresses(m, held, renew, goes_on, advance)
         probes(self, busy=busy, held=held, at_last=at_last, rise=rise, goes_on=goes_on)
         return m
 
-    def _last_indices(
+    def _track_last_indices(
         self,
         m: Module,
         held: data.View[data.StructLayout],
@@ -173,7 +173,7 @@ class Loops(wiring.Component):
         probes(self, left=left, single=single, near=near)
         return coming
 
-    def _addresses(
+    def _compute_addresses(
         self, m: Module, held: data.View[data.StructLayout], renew: Signal, goes_on: Signal, advance: Signal
     ) -> None:
         """Compute the address of each operand.
@@ -201,7 +201,10 @@ class Loops(wiring.Component):
                 for i in range(len(outer_loops))
             ]
             strides = [held[f"{operand}_{loop}"] if loop in loops else Const(0) for loop in outer_loops]
-            m.d.comb += [origin.eq(_selected(goes_on, begin_of_loop)), stride.eq(_selected(goes_on, strides))]
+            m.d.comb += [
+                origin.eq(_select_one_hot(goes_on, begin_of_loop)),
+                stride.eq(_select_one_hot(goes_on, strides)),
+            ]
             innermost, base = begin[operand, loops[-1]], new[f"{operand}_base"]
             innermost_advances = advance[self.names.index(loops[-1])]
             m.d.comb += self.ahead[operand].eq(Mux(renew, base, Mux(innermost_advances, following, innermost)))

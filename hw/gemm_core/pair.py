@@ -88,16 +88,16 @@ class Pair(wiring.Component):
         m = Module()
         dsp = platform.dsp if isinstance(platform, Blocks) else None
         if (pumped := pumps(platform, self._pump)) is not None:
-            self._pumped(m, pumped)
+            self._build_pumped(m, pumped)
         elif dsp is None or (dsp is Dsp.mult18 and len(self.weights0) > WIDTH):
-            self._registers(m)
+            self._build_from_registers(m)
         elif dsp is Dsp.mult18:
-            self._multipliers(m)
+            self._build_from_multipliers(m)
         else:
-            self._cascade(m, dsp)
+            self._build_cascade(m, dsp)
         return m
 
-    def _multipliers(self, m: Module) -> None:
+    def _build_from_multipliers(self, m: Module) -> None:
         """Build the pair from two blocks without a cascade: both multiply in the same cycle, and logic adds."""
         *block_moves, both = self.moves
         products = Signal(signed(2 * WIDTH), name="product0"), Signal(signed(2 * WIDTH), name="product1")
@@ -108,7 +108,7 @@ class Pair(wiring.Component):
             m.d.sync += total.eq(products[0] + products[1])
         m.d.comb += self.sum.eq(total)
 
-    def _cascade(self, m: Module, dsp: Dsp) -> None:
+    def _build_cascade(self, m: Module, dsp: Dsp) -> None:
         """Build the pair from two blocks with a cascade: the second block adds its product to the first one's sum."""
         enter, first, second, both = self.moves
         cascade, total, corrected, beyond = (
@@ -126,7 +126,7 @@ class Pair(wiring.Component):
         )  # fmt: skip
         m.d.comb += self.sum.eq(total)
 
-    def _pumped(self, m: Module, dsp: Dsp) -> None:
+    def _build_pumped(self, m: Module, dsp: Dsp) -> None:
         """Build the pair from one block at twice the clock, which makes both products one after the other.
 
         Edges of `fast` at which registers take values, counted from the edge after which the operands are held:
@@ -159,7 +159,7 @@ class Pair(wiring.Component):
             m.d.sync += total.eq(result)
         m.d.comb += self.sum.eq(total)
 
-    def _registers(self, m: Module) -> None:
+    def _build_from_registers(self, m: Module) -> None:
         """Build the pair from registers and `*`, for simulation and for platforms without a supported DSP block."""
 
         def registered(stage: int, value: ValueCastable | Value, name: str) -> Signal:

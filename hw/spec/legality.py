@@ -107,17 +107,17 @@ def _config_rules(cfg: Config) -> dict[Opcode, dict[str, RuleTest]]:
                 vector[f"{field} {names} needs a Config with {required_field} = true"] = _is_one_of(field, unsupported)
     if cfg.softmax:
         vector |= _SOFTMAX
-        vector["softmax leaves out imm values, fewer than an entry has"] = _with("softmax", _leaves_out_too_many(cfg))
+        vector["softmax leaves out imm values, fewer than an entry has"] = _if_set("softmax", _leaves_out_too_many(cfg))
         if softmax_span(cfg) > 1:
-            vector["softmax reads pairs of neighbouring entries, a_n = 1"] = _with("softmax", lambda f: f["a_n"] != 1)
+            vector["softmax reads pairs of neighbouring entries, a_n = 1"] = _if_set("softmax", lambda f: f["a_n"] != 1)
     if cfg.norm:
         vector |= _NORM
-        vector["norm leaves out imm values, fewer than an entry has"] = _with("norm", _leaves_out_too_many(cfg))
-        vector[f"rows of norm have at most {MAX_NORM_ELEMENTS:,} values"] = _with(
+        vector["norm leaves out imm values, fewer than an entry has"] = _if_set("norm", _leaves_out_too_many(cfg))
+        vector[f"rows of norm have at most {MAX_NORM_ELEMENTS:,} values"] = _if_set(
             "norm", lambda f: f["extent_n"] > MAX_NORM_ELEMENTS // cfg.block_out
         )
     if cfg.softmax and cfg.norm:
-        vector["softmax excludes norm"] = _with("softmax", lambda f: f["norm"] == 1)
+        vector["softmax excludes norm"] = _if_set("softmax", lambda f: f["norm"] == 1)
     return {Opcode.LOAD: load, Opcode.VECTOR: vector}
 
 
@@ -135,7 +135,7 @@ def _expansion_rules(cfg: Config) -> dict[str, RuleTest]:
     return load
 
 
-def _with(field: str, *tests: RuleTest) -> RuleTest:
+def _if_set(field: str, *tests: RuleTest) -> RuleTest:
     """Return a test whether bit `field` is set and any of `tests` holds."""
     return lambda f: (f[field] == 1) & reduce(or_, (test(f) for test in tests))
 
@@ -157,25 +157,25 @@ def _loops_beyond_n_and_x(f: Any) -> Any:
 
 
 _SOFTMAX: dict[str, RuleTest] = {
-    "softmax reads VIN, without another operand": _with("softmax", _has_other_operand),
-    "softmax writes OUT or INP, without requantise, lookup or rescale_add": _with(
+    "softmax reads VIN, without another operand": _if_set("softmax", _has_other_operand),
+    "softmax writes OUT or INP, without requantise, lookup or rescale_add": _if_set(
         "softmax",
         lambda f: (f["destination"] == Destination.ACC) | (f["destination"] == Destination.VIN),
         lambda f: (f["requantise"] == 1) | (f["lookup"] == 1) | (f["rescale_add"] == 1),
     ),
-    "softmax iterates over n and x only": _with("softmax", _loops_beyond_n_and_x),
+    "softmax iterates over n and x only": _if_set("softmax", _loops_beyond_n_and_x),
 }
 """Rules for VECTOR with softmax, in Configs that have it."""
 
 _NORM: dict[str, RuleTest] = {
-    "norm reads VIN, without another operand": _with("norm", _has_other_operand),
-    f"norm iterates over n and x only, over at most {MAX_NORM_ROWS} rows x": _with(
+    "norm reads VIN, without another operand": _if_set("norm", _has_other_operand),
+    f"norm iterates over n and x only, over at most {MAX_NORM_ROWS} rows x": _if_set(
         "norm", _loops_beyond_n_and_x, lambda f: f["extent_x"] > MAX_NORM_ROWS
     ),
-    f"norm takes an a_offset from {-MAX_NORM_OFFSET} to {MAX_NORM_OFFSET}": _with(
+    f"norm takes an a_offset from {-MAX_NORM_OFFSET} to {MAX_NORM_OFFSET}": _if_set(
         "norm", lambda f: (f["a_offset"] < -MAX_NORM_OFFSET) | (f["a_offset"] > MAX_NORM_OFFSET)
     ),
-    "norm takes no negative scale_c": _with("norm", lambda f: f["scale_c"] < 0),
+    "norm takes no negative scale_c": _if_set("norm", lambda f: f["scale_c"] < 0),
 }
 """Rules for VECTOR with norm, in Configs that have it."""
 

@@ -88,7 +88,7 @@ class Combine(wiring.Component):
             BinaryOp.ADD: reduced + b,
             BinaryOp.MAX: Mux(reduced < b, b, reduced),
             BinaryOp.MIN: Mux(reduced < b, reduced, b),
-            BinaryOp.MUL: self._product(reduced, b),
+            BinaryOp.MUL: self._multiply(reduced, b),
             BinaryOp.SHR: reduced >> b[:5],
             BinaryOp.BYTE: reduced.word_select(b[:2], 8).as_signed(),
         }
@@ -101,7 +101,7 @@ class Combine(wiring.Component):
                             m.d.sync += v.eq(result)
         return m
 
-    def _product(self, reduced: Value, b: Value) -> Value:
+    def _multiply(self, reduced: Value, b: Value) -> Value:
         """Return the signed product of the low 16 bits of `reduced` and `b`.
 
         With norms, the same DSP block also multiplies 16 by 24 bits (a factor of the norm) and adds `rest`. Other

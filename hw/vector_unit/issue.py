@@ -115,12 +115,12 @@ class IssueStage(wiring.Component):
         blocks_start: Value = Const(0)
         blocks_step: Value = Const(0)
         if cfg.softmax:
-            softmaxes = self._softmaxes(m, loops, offered, output)
+            softmaxes = self._build_softmax_tracker(m, loops, offered, output)
             blocks_start, blocks_step = softmaxes.blocks_start, softmaxes.blocks_step
         under_way = self._admit(m, loops, offered, blocks_start, retire.retires)
         self._keep_constants(m, loops, offered, under_way)
-        self._schedule(m, loops, slots, output, blocks_step)
-        self._retire(m, retire, self._set(self.current ^ under_way[1]))
+        self._connect_scheduler(m, loops, slots, output, blocks_step)
+        self._connect_retirement(m, retire, self._constants_of_set(self.current ^ under_way[1]))
         m.d.comb += self.idle.eq((under_way == 0) & ~self.softmax_under_way)
         probes(self, loops=loops, slots=slots, retire=retire, under_way=under_way)
         return m
@@ -187,12 +187,12 @@ class IssueStage(wiring.Component):
             with m.If(~under_way[1] & (self.current != number)):
                 m.d.sync += constants.eq(offered)
 
-    def _set(self, number: Value) -> data.View[data.StructLayout]:
+    def _constants_of_set(self, number: Value) -> data.View[data.StructLayout]:
         """Return the constants of set `number`, one of the two instructions that may be under way."""
         even, odd = self.sets
         return data.View(self.now.shape(), Mux(number, Value.cast(odd), Value.cast(even)))
 
-    def _schedule(self, m: Module, loops: Loops, slots: SlotScheduler, output: Signal, blocks: Value) -> None:
+    def _connect_scheduler(self, m: Module, loops: Loops, slots: SlotScheduler, output: Signal, blocks: Value) -> None:
         """Connect `slots`, which decides whether the step that the loops offer in the next cycle may be issued.
 
         output: a step that completes an entry is issued. blocks: a softmax forbids the next step.
@@ -208,7 +208,7 @@ class IssueStage(wiring.Component):
             blocks |= Mux(loops.instr.ready, fields.norm, self.norm_busy & ~self.norm_ends)
         m.d.comb += slots.blocked.eq(blocks)
 
-    def _retire(self, m: Module, retire: RetireStage, oldest: data.View[data.StructLayout]) -> None:
+    def _connect_retirement(self, m: Module, retire: RetireStage, oldest: data.View[data.StructLayout]) -> None:
         """Connect `retire`, which reports instructions as done. oldest: constants of the oldest one with steps."""
         m.d.comb += [
             retire.ends.eq(self.ends), retire.ended.eq(self.ended), retire.halt.eq(self.halt),
@@ -218,7 +218,7 @@ class IssueStage(wiring.Component):
             m.d.comb += [retire.oldest[name].eq(oldest[name]), retire.softmax[name].eq(self.oldest_softmax[name])]
         wiring.connect(m, retire.done, wiring.flipped(self.done))
 
-    def _softmaxes(
+    def _build_softmax_tracker(
         self, m: Module, loops: Loops, offered: data.View[data.StructLayout], output: Signal
     ) -> SoftmaxTracker:
         """Build and connect the tracker of softmaxes, which says what may overlap with them.
@@ -229,7 +229,7 @@ class IssueStage(wiring.Component):
         wiring.connect(m, wiring.flipped(self.softmax), softmaxes.engine)
         m.d.comb += [
             softmaxes.instr.eq(self.instr.payload), softmaxes.offered.eq(self.instr.valid),
-            softmaxes.constants.eq(offered), softmaxes.spare.eq(self._set(~self.current)),
+            softmaxes.constants.eq(offered), softmaxes.spare.eq(self._constants_of_set(~self.current)),
             softmaxes.waits.eq(self.instr.valid & ~self.instr.ready), softmaxes.starts.eq(self.starts_softmax),
             softmaxes.loads.eq(loops.instr.ready), softmaxes.accept.eq(loops.instr.valid & loops.instr.ready),
             softmaxes.writes.eq(output), softmaxes.halt.eq(self.halt),

@@ -26,7 +26,7 @@ _INT, _FRACTION = 8, 26
 26 are enough: a float32 of 0.5 or more has no bit below 2^-25, and half of that bit is 2^-26."""
 
 
-def _smear(m: Module, value: Value) -> Value:
+def _fill_below_leading_one(m: Module, value: Value) -> Value:
     """Return `value` with every bit below its leading one set, in a logarithmic number of ORs."""
     step = 1
     while step < len(value):
@@ -70,10 +70,10 @@ class Requantise(wiring.Component):
             with m.If(self.enable[stage]):
                 m.d.sync += shift[stage].eq(shift[stage - 1])
 
-        magnitude = self._sum(m, negative[0], multiplier[0], shift[0])
-        significand, less = self._float(m, magnitude, multiplier)
-        product = self._product(m, significand, less, multiplier[2], shift)
-        nearest = self._round(m, *self._fixed_point(m, product, shift[4]))
+        magnitude = self._build_sum(m, negative[0], multiplier[0], shift[0])
+        significand, less = self._build_float(m, magnitude, multiplier)
+        product = self._build_product(m, significand, less, multiplier[2], shift)
+        nearest = self._build_rounding(m, *self._build_shift(m, product, shift[4]))
         result = Reg(self.result.shape())
         m.d.comb += self.result.eq(result)
         with m.If(self.enable[7]):
@@ -84,7 +84,7 @@ class Requantise(wiring.Component):
         )  # fmt: skip
         return m
 
-    def _sum(self, m: Module, negative: Signal, multiplier: Signal, shift: Signal) -> Signal:
+    def _build_sum(self, m: Module, negative: Signal, multiplier: Signal, shift: Signal) -> Signal:
         """Build stage 0: add the bias, and split the sum into sign and magnitude. Returns the magnitude.
 
         negative, multiplier, shift: registers of this stage to drive. With `bypass` there is no bias, the multiplier is
@@ -102,7 +102,7 @@ class Requantise(wiring.Component):
             ]
         return magnitude
 
-    def _float(self, m: Module, magnitude: Signal, multiplier: list[Signal]) -> tuple[Signal, Signal]:
+    def _build_float(self, m: Module, magnitude: Signal, multiplier: list[Signal]) -> tuple[Signal, Signal]:
         """Build stages 1 and 2: convert to float32, which rounds to 24 significant bits, ties to even.
 
         magnitude: the integer. multiplier: registers of the multiplier by stage. Returns the significant bits, and the
@@ -130,7 +130,9 @@ class Requantise(wiring.Component):
         probes(self, integer=integer, drop=drop, half=half)
         return significand, less
 
-    def _product(self, m: Module, significand: Signal, less: Signal, multiplier: Signal, shift: list[Signal]) -> Signal:
+    def _build_product(
+        self, m: Module, significand: Signal, less: Signal, multiplier: Signal, shift: list[Signal]
+    ) -> Signal:
         """Build stages 3 and 4: multiply by the multiplier, LOW_BITS of it in logic and the others in one DSP block.
 
         less: number of bits that were rounded off, which is subtracted from the shift. If the shift is smaller than
@@ -150,7 +152,7 @@ class Requantise(wiring.Component):
         probes(self, by_low=by_low, by_high=by_high)
         return product
 
-    def _fixed_point(self, m: Module, product: Signal, shift: Signal) -> tuple[Signal, Signal]:
+    def _build_shift(self, m: Module, product: Signal, shift: Signal) -> tuple[Signal, Signal]:
         """Build stage 5: divide by 2^shift, first shifting by bytes, then by single bits.
 
         Returns the quotient, a fixed-point number with _INT and _FRACTION bits and a sticky bit, and whether it has
@@ -182,7 +184,7 @@ class Requantise(wiring.Component):
             ]
         return quotient, over
 
-    def _round(self, m: Module, quotient: Signal, over: Signal) -> Signal:
+    def _build_rounding(self, m: Module, quotient: Signal, over: Signal) -> Signal:
         """Build stage 6: round to the nearest integer, at most 256. over: the quotient saturates.
 
         The reference first rounds the quotient to float32. That makes a tie of any quotient within half a unit in the
@@ -193,7 +195,7 @@ class Requantise(wiring.Component):
         slack = Signal(signed(_INT + 4))
         rounded = Signal(_INT + point + 1)
         nearest = Reg(_INT + 1)
-        below = _smear(m, quotient[point - 1 :])
+        below = _fill_below_leading_one(m, quotient[point - 1 :])
         m.d.comb += [
             slack.eq((below ^ (below >> 1)) << 2),
             rounded.eq(quotient + (1 << (point - 1)) + Mux(quotient[point], slack, ~slack)),

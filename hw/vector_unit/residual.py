@@ -67,8 +67,8 @@ class RescaleAdd(wiring.Component):
             m.d.sync += [
                 of_v.eq(self.v * self.scale_v[LOW_BITS:].as_signed()),
                 of_b.eq(self.residual * self.scale_b[LOW_BITS:].as_signed()),
-                low_v.eq(_biased(logic_product(self.v, self.scale_v[:LOW_BITS]))),
-                low_b.eq(_biased(logic_product(self.residual, self.scale_b[:LOW_BITS]))),
+                low_v.eq(_add_half_bias(logic_product(self.v, self.scale_v[:LOW_BITS]))),
+                low_b.eq(_add_half_bias(logic_product(self.residual, self.scale_b[:LOW_BITS]))),
             ]
         m.d.comb += by_low.eq(low_v + low_b)
         with m.If(self.enable[1] & self.add[1]):
@@ -117,6 +117,6 @@ class RescaleAdd(wiring.Component):
         return m
 
 
-def _biased(product: Value) -> Value:
+def _add_half_bias(product: Value) -> Value:
     """Return `product` plus half of BIAS, which inverts its sign bit."""
     return Cat(product[: _LOW - 1], ~product[_LOW - 1])

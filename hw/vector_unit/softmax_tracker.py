@@ -90,7 +90,7 @@ class SoftmaxTracker(wiring.Component):
         with m.If(self.halt):
             m.d.sync += [count.eq(0), self.under_way.eq(0)]
 
-        oldest = self._keep(m, count)
+        oldest = self._keep_constants(m, count)
         follows: Value = Const(0)
         if self._cfg.forward:
             m.submodules.war_hazard = war_hazard = WarHazardTracker(self._cfg)
@@ -113,7 +113,7 @@ class SoftmaxTracker(wiring.Component):
         probes(self, count=count)
         return m
 
-    def _keep(self, m: Module, count: Signal) -> Signal:
+    def _keep_constants(self, m: Module, count: Signal) -> Signal:
         """Keep and return the constants of the oldest softmax.
 
         count: number of softmaxes under way. A second one differs only in `post` and `index`, which have own registers.

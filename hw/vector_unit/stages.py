@@ -250,7 +250,7 @@ class PipelineTracker(wiring.Component):
                 ),
                 stage.halt.eq(self.halt),
                 stage.passes.eq(stage.item.carried.last if name == "reduce" else 1),
-                stage.stalls.eq(self._add(m) if name == "add" else 0),
+                stage.stalls.eq(self._count_parts(m) if name == "add" else 0),
             ]
         *_, last, _ = self.stages
         m.d.comb += self.complete.eq(self.write.valid & self.write.whole)
@@ -261,7 +261,7 @@ class PipelineTracker(wiring.Component):
         probes(self, stages=self.stages)
         return m
 
-    def _add(self, m: Module) -> Any:
+    def _count_parts(self, m: Module) -> Any:
         """Drive `part` and `added`. Returns whether the item in stage `add` stays, as further parts follow."""
         adds = self.add.valid & self.add.constants.rescale_add
         last_part = self.part == self._cfg.residual_cycles - 1

@@ -67,7 +67,7 @@ class NormValues:
     rest: Value
 
 
-def _bytes(lanes: int, entries: int = 0) -> data.ArrayLayout:
+def _bytes_layout(lanes: int, entries: int = 0) -> data.ArrayLayout:
     """Return the layout of the bytes of an entry with `lanes` lanes, or of `entries` such entries if that is not 0."""
     entry = data.ArrayLayout(signed(8), lanes)
     return data.ArrayLayout(entry, entries) if entries else entry
@@ -144,37 +144,37 @@ class Vector(wiring.Component):
             *(constants.eq(kept) for constants, kept in zip(items.sets, issue.sets, strict=True)),
             self.active.eq(issue.active), self.stalled.eq(issue.stalled), self.idle.eq(issue.idle & ~self.done.valid),
         ]  # fmt: skip
-        self._offer(m, items, issue)
-        self._read(m, items, issue.step)
+        self._drive_first_stage(m, items, issue)
+        self._drive_reads(m, items, issue.step)
 
-        norm = self._norm(m, items, issue) if cfg.norm else None
-        combined = self._combine(m, items, norm)
-        selected = self._look_up(m, items, self._requantise(m, items, combined))
+        norm = self._build_norm(m, items, issue) if cfg.norm else None
+        combined = self._build_combine(m, items, norm)
+        selected = self._build_clip_and_tables(m, items, self._build_requantisers(m, items, combined))
 
         # Values that skip stages: the residual; whether an item is the last one of its instruction, and the address to
         # which it is written.
-        residual = self._skip(
+        residual = self._skip_stages(
             m, items, "residuals", "reduce", "add", Cat(unit.residual for unit in combined),
             items.reduce.fire & items.reduce.constants.rescale_add, items.added,
         )  # fmt: skip
-        ends_and_dst = self._skip(
+        ends_and_dst = self._skip_stages(
             m, items, "places", "read", "write", Cat(issue.step.end, issue.step.dst),
             issue.fire & issue.step.last, items.complete,
         )  # fmt: skip
         is_end, dst = ends_and_dst[0], ends_and_dst[1:]
-        result = self._add(m, items, selected, residual)
-        softmax = self._softmax(m, issue) if cfg.softmax else None
-        self._write(m, items, issue, result, dst, softmax)
+        result = self._build_rescale_add(m, items, selected, residual)
+        softmax = self._build_softmax(m, issue) if cfg.softmax else None
+        self._drive_writes(m, items, issue, result, dst, softmax)
         write, ends = items.write.constants, items.complete & is_end
         if cfg.int32:
-            queue = self._write_back(m, items, combined, result, is_end, dst)
+            queue = self._build_writeback(m, items, combined, result, is_end, dst)
             ends = (ends & ~write.to[Destination.ACC]) | queue.last
             m.d.comb += issue.lands.eq(queue.write.en)
         m.d.comb += [issue.ends.eq(ends), issue.ended.post.eq(write.post), issue.ended.index.eq(write.index)]
         probes(self, items=items, issue=issue, is_end=is_end, dst=dst)
         return m
 
-    def _offer(self, m: Module, items: PipelineTracker, issue: IssueStage) -> None:
+    def _drive_first_stage(self, m: Module, items: PipelineTracker, issue: IssueStage) -> None:
         """Drive the first stage with the step that issue offers."""
         read, step, now = items.read, issue.step, issue.now
         vin_addr = Mux(now.a_vin, step.a, step.b)
@@ -186,7 +186,7 @@ class Vector(wiring.Component):
             *(read.carried[name].eq(value) for name, value in values.items()),
         ]  # fmt: skip
 
-    def _read(self, m: Module, items: PipelineTracker, step: data.View[data.StructLayout]) -> None:
+    def _drive_reads(self, m: Module, items: PipelineTracker, step: data.View[data.StructLayout]) -> None:
         """Drive the read ports: A, B, taps and requantisation parameters, each a stage before the one that uses it."""
         reads, acc, binary = getattr(items, vin_stage(self._cfg)), items.acc, items.binary
         m.d.comb += [
@@ -200,18 +200,18 @@ class Vector(wiring.Component):
         if self._cfg.taps:
             m.d.comb += [self.tap.en.eq(reads.fire & reads.constants.weigh), self.tap.addr.eq(step.tap)]
 
-    def _channel(self, lane: int) -> int:
+    def _channel_of_lane(self, lane: int) -> int:
         """Return the output channel of a lane within its entry. Lanes are ordered by piece, batch and channel."""
         piece, place = divmod(lane, self._cfg.piece_bytes)
         return piece * self._cfg.group + place % self._cfg.group
 
-    def _from_vin(self, m: Module, items: PipelineTracker) -> list[Value]:
+    def _values_from_vin(self, m: Module, items: PipelineTracker) -> list[Value]:
         """Return each lane's value from vin in stage `offset`: its byte of the entry, or its sum of taps."""
         cfg = self._cfg
-        entries = data.View(_bytes(cfg.lanes, max(1, cfg.taps)), self.vin.data)
+        entries = data.View(_bytes_layout(cfg.lanes, max(1, cfg.taps)), self.vin.data)
         if not cfg.taps:
             return [entries[0][lane] for lane in range(cfg.lanes)]
-        layout = _bytes(cfg.block_out, cfg.taps)
+        layout = _bytes_layout(cfg.block_out, cfg.taps)
         tap_bytes = data.View(layout, self.tap.data[: layout.size])
         sums = []
         for lane in range(cfg.lanes):
@@ -219,7 +219,7 @@ class Vector(wiring.Component):
             for number in range(cfg.taps):
                 m.d.comb += [
                     taps.entries[number].eq(entries[number][lane]),
-                    taps.taps[number].eq(tap_bytes[number][self._channel(lane)]),
+                    taps.taps[number].eq(tap_bytes[number][self._channel_of_lane(lane)]),
                 ]
             m.d.comb += [
                 taps.weigh.eq(items.tap.constants.weigh),
@@ -228,7 +228,7 @@ class Vector(wiring.Component):
             sums.append(taps.sum)
         return sums
 
-    def _combine(self, m: Module, items: PipelineTracker, norm: NormValues | None) -> list[Combine]:
+    def _build_combine(self, m: Module, items: PipelineTracker, norm: NormValues | None) -> list[Combine]:
         """Build stages `offset` to `binary` of each lane, which reduce A and combine it with B.
 
         norm: inputs of the lanes in Configs with `norm`; else None.
@@ -236,7 +236,7 @@ class Vector(wiring.Component):
         offset, reduce, binary = items.offset, items.reduce, items.binary
         acc = data.View(data.ArrayLayout(signed(32), self._cfg.lanes), self.acc_read.data)
         combined = []
-        for lane, vin in enumerate(self._from_vin(m, items)):
+        for lane, vin in enumerate(self._values_from_vin(m, items)):
             m.submodules[f"combine{lane}"] = unit = Combine(self._cfg, depthwise_shape(self._cfg.taps))
             m.d.comb += [
                 unit.acc.eq(acc[lane]),
@@ -263,7 +263,7 @@ class Vector(wiring.Component):
             combined.append(unit)
         return combined
 
-    def _requantise(self, m: Module, items: PipelineTracker, combined: list[Combine]) -> list[Value]:
+    def _build_requantisers(self, m: Module, items: PipelineTracker, combined: list[Combine]) -> list[Value]:
         """Build the requantiser of each lane. Returns the lanes' results in stage `clip`."""
         params = data.View(data.ArrayLayout(param_layout, self._cfg.block_out), self.par.data)
         results = []
@@ -273,12 +273,12 @@ class Vector(wiring.Component):
                 requantise.enable.eq(Cat(stage.int8 for stage in items.between("requantise", "clip"))),
                 requantise.bypass.eq(~items.requantise.constants.requantise),
                 requantise.v.eq(unit.v),
-                requantise.param.eq(params[self._channel(lane)]),
+                requantise.param.eq(params[self._channel_of_lane(lane)]),
             ]
             results.append(requantise.result)
         return results
 
-    def _look_up(self, m: Module, items: PipelineTracker, results: list[Value]) -> Signal:
+    def _build_clip_and_tables(self, m: Module, items: PipelineTracker, results: list[Value]) -> Signal:
         """Build stages `clip` and `select`: zero point, clipping, tables. Returns each lane's byte in stage `add`."""
         clip, select = items.clip, items.select
         low, high = clip.constants.clip_lo, clip.constants.clip_hi
@@ -303,7 +303,7 @@ class Vector(wiring.Component):
                 m.d.sync += selected[lane].eq(Mux(select.constants.lookup, tables.value[lane], unmapped))
         return selected
 
-    def _add(self, m: Module, items: PipelineTracker, v: Value, residual: Value) -> Value:
+    def _build_rescale_add(self, m: Module, items: PipelineTracker, v: Value, residual: Value) -> Value:
         """Build rescale_add, which takes `residual_cycles` cycles for an entry with a residual, lowest lanes first.
 
         v, residual: bytes of all lanes in stage `add`. Returns the bytes of all lanes in stage `write`. Items without a
@@ -348,7 +348,7 @@ class Vector(wiring.Component):
             m.d.sync += waiting.eq(passed[-1])
         return Cat(waiting, *results)
 
-    def _softmax(self, m: Module, issue: IssueStage) -> SoftmaxEngine:
+    def _build_softmax(self, m: Module, issue: IssueStage) -> SoftmaxEngine:
         """Build and connect the engine that executes softmaxes. While one is under way, it has the read port of vin."""
         m.submodules.softmax = engine = SoftmaxEngine(self._cfg)
         wiring.connect(m, wiring.flipped(self.exp), engine.exp)
@@ -368,7 +368,7 @@ class Vector(wiring.Component):
             m.d.comb += [self.vin.en.eq(engine.vin.en), self.vin.addr.eq(engine.vin.addr)]
         return engine
 
-    def _norm(self, m: Module, items: PipelineTracker, issue: IssueStage) -> NormValues:
+    def _build_norm(self, m: Module, items: PipelineTracker, issue: IssueStage) -> NormValues:
         """Build the engine that computes the factors of a norm's rows. While it does, it has the read port of vin.
 
         Returns the inputs of the lanes, selected for the item in each stage.
@@ -408,7 +408,7 @@ class Vector(wiring.Component):
             m.d.sync += for_binary.rest.eq(Mux(reduce.constants.norm, for_reduce.rest, 0))
         return NormValues(a_offset, for_offset.twice, for_reduce.pairs, b_constant, for_binary.rest)
 
-    def _write(
+    def _drive_writes(
         self,
         m: Module,
         items: PipelineTracker,
@@ -439,7 +439,7 @@ class Vector(wiring.Component):
                         if softmax_span(self._cfg) > 1:
                             m.d.comb += port.mask.eq((~softmax.spare).replicate(len(port.mask)))
 
-    def _write_back(
+    def _build_writeback(
         self, m: Module, items: PipelineTracker, combined: list[Combine], result: Value, is_end: Value, dst: Value
     ) -> WritebackQueue:
         """Build the queue of results for acc: int32 results from stage `requantise`, int8 ones from stage `write`.
@@ -450,7 +450,7 @@ class Vector(wiring.Component):
         """
         requantise, write, writes_acc = items.requantise, items.write, items.writes[Destination.ACC]
         raw = requantise.valid & requantise.constants.raw
-        lanes = data.View(_bytes(self._cfg.lanes), result)
+        lanes = data.View(_bytes_layout(self._cfg.lanes), result)
         m.submodules.writeback = queue = WritebackQueue(self._cfg)
         for lane, unit in enumerate(combined):
             m.d.comb += queue.data[lane].eq(Mux(raw, unit.v, lanes[lane]))
@@ -466,7 +466,7 @@ class Vector(wiring.Component):
         probes(self, writeback=queue, raw=raw)
         return queue
 
-    def _skip(
+    def _skip_stages(
         self,
         m: Module,
         items: PipelineTracker,

@@ -66,7 +66,7 @@ class NormAddressGenerator(wiring.Component):
         if self._parts > 1:
             with m.If(self.active):
                 m.d.sync += number.eq(number + 1)
-        self._rows(m, held, over, begins)
+        self._pace_rows(m, held, over, begins)
         line = Reg(len(self.addr))
         entries = Reg(len(fields.extent_n))
         next_line = (line + held.a_x)[: len(line)]
@@ -83,7 +83,7 @@ class NormAddressGenerator(wiring.Component):
             m.d.sync += [entries.eq(entries - 1), first.eq(0), self.ends.eq(entries == 2)]
         return m
 
-    def _rows(self, m: Module, held: data.View[data.StructLayout], over: Signal, begins: Signal) -> None:
+    def _pace_rows(self, m: Module, held: data.View[data.StructLayout], over: Signal, begins: Signal) -> None:
         """Drive `active`, and pulse `begins` when the next row begins: after the present one, but not too early.
 
         over: the last part of a row is processed in this cycle.

@@ -75,7 +75,7 @@ class NormEngine(wiring.Component):
             walk.start.eq(accepted), *(walk.fields[name].eq(fields[name]) for name in WALKED),
             self.vin.en.eq(walk.read), self.vin.addr.eq(walk.addr),
         ]  # fmt: skip
-        self._add_up(m, fields, walk, moments)
+        self._connect_moments(m, fields, walk, moments)
         m.d.comb += [
             variance.take.eq(moments.done), variance.sum.eq(Mux(fields.centre, moments.sum, 0)),
             variance.squares.eq(moments.squares), variance.epsilon.eq(fields.scale_c),
@@ -88,11 +88,11 @@ class NormEngine(wiring.Component):
             with m.If(variance.done):
                 m.d.sync += held.eq(value)
             m.d.comb += getattr(factors, name).eq(held)
-        self._count(m, fields, accepted, variance, factors)
-        self._keep(m, fields, accepted, factors)
+        self._count_values(m, fields, accepted, variance, factors)
+        self._keep_factors(m, fields, accepted, factors)
         return ResetInserter(self.halt)(m)
 
-    def _add_up(
+    def _connect_moments(
         self, m: Module, fields: data.View[data.StructLayout], walk: NormAddressGenerator, moments: NormMoments
     ) -> None:
         """Pass the parts that `walk` generates to `moments`, two cycles later, after the read of vin.
@@ -116,7 +116,7 @@ class NormEngine(wiring.Component):
         ]  # fmt: skip
         m.d.comb += moments.offset.eq(fields.a_offset)
 
-    def _count(
+    def _count_values(
         self,
         m: Module,
         fields: data.View[data.StructLayout],
@@ -142,7 +142,9 @@ class NormEngine(wiring.Component):
         with m.Elif(~high[-1]):
             m.d.sync += [high.eq(high << 1), spare.eq(spare + 1)]
 
-    def _keep(self, m: Module, fields: data.View[data.StructLayout], accepted: Signal, factors: NormFactors) -> None:
+    def _keep_factors(
+        self, m: Module, fields: data.View[data.StructLayout], accepted: Signal, factors: NormFactors
+    ) -> None:
         """Keep the factors of all rows in a memory for the items, and drive `busy`, `ends` and `number`."""
         m.submodules.rows = rows = Memory(shape=row_layout, depth=MAX_NORM_ROWS, init=[])
         put = rows.write_port()

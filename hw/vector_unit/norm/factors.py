@@ -70,13 +70,13 @@ class NormFactors(wiring.Component):
             m.d.sync += [mean.eq(self.mean), places.eq(self.places)]
         with m.Elif(multiplies):
             m.d.sync += [of_count.eq(of_count << 1), wide.eq((wide << 1) + Mux(of_count[-1], root, 0))]
-        rest = self._rest(m, step, root, multiplies)
+        rest = self._compute_rest(m, step, root, multiplies)
         with m.If(step == end):
             m.d.sync += self.row.rest.eq((1 << SPARE_BITS - 1) - rest)
-            self._row(m, wide, mean, places)
+            self._compute_row(m, wide, mean, places)
         return m
 
-    def _rest(self, m: Module, step: Signal, root: Signal, multiplies: Value) -> Signal:
+    def _compute_rest(self, m: Module, step: Signal, root: Signal, multiplies: Value) -> Signal:
         """Compute rest * root bit by bit, shifted to the binary point of the lanes' products.
 
         The lanes subtract it ("less" in sim/functional/norm.py), since the mean is rounded. step: number of the cycle
@@ -99,7 +99,7 @@ class NormFactors(wiring.Component):
             m.d.sync += [lifted.eq(lifted >> 1), down.eq(down - 1)]
         return lifted
 
-    def _row(self, m: Module, wide: Signal, mean: Signal, places: Signal) -> None:
+    def _compute_row(self, m: Module, wide: Signal, mean: Signal, places: Signal) -> None:
         """Drive the fields of `row` but `rest`: the factor, the shift of the values, and the offset.
 
         wide: root * count, from which the factor is rounded to nearest; a factor that would need another bit becomes

@@ -50,7 +50,7 @@ class NormMoments(wiring.Component):
         values = [Reg(signed(VALUE_BITS), name=f"value{lane}") for lane in range(self._lanes)]
         for lane, value in enumerate(values):
             m.d.sync += value.eq(Mux(self.inside[lane], self.values[lane] + self.offset, 0))
-        flags = self._later(m, Cat(self.valid, self.first, self.last), 0)
+        flags = self._delay_flags(m, Cat(self.valid, self.first, self.last), 0)
         terms: list[tuple[Value, Value]] = [(value, self._square(value)) for value in values]
         level = 0
         while True:
@@ -60,7 +60,7 @@ class NormMoments(wiring.Component):
                 for number, term in enumerate(terms)
             ]
             m.d.sync += [to.eq(part) for pair, term in zip(registers, terms) for to, part in zip(pair, term)]
-            flags = self._later(m, flags, level)
+            flags = self._delay_flags(m, flags, level)
             if len(registers) == 1:
                 break
             terms = [(a + c, b + d) for (a, b), (c, d) in zip(registers[::2], registers[1::2])]
@@ -73,7 +73,7 @@ class NormMoments(wiring.Component):
         m.d.sync += self.done.eq(valid & last)
         return m
 
-    def _later(self, m: Module, marks: Value, stage: int) -> Signal:
+    def _delay_flags(self, m: Module, marks: Value, stage: int) -> Signal:
         """Return the flags valid, first and last (`marks`) of a stage, delayed by a cycle."""
         after = Signal(len(marks), name=f"marks{stage}")
         m.d.sync += after.eq(marks)

@@ -60,11 +60,11 @@ class NormVariance(wiring.Component):
         with m.Else():
             m.d.sync += step.eq(step + (step != 0))
         self._divide(m, step)
-        self._shift(m, step, self._products(m, step))
+        self._normalise(m, step, self._compute_products(m, step))
         probes(self, step=step)
         return m
 
-    def _products(self, m: Module, step: Signal) -> Signal:
+    def _compute_products(self, m: Module, step: Signal) -> Signal:
         """Compute count * squares - sum^2 bit by bit, from the highest bits of count and sum on.
 
         step: number of the cycle since `take`.
@@ -111,7 +111,7 @@ class NormVariance(wiring.Component):
                 m.d.sync += rest.eq(less)
         probes(self, rest=rest, divisor=divisor, quotient=quotient, less=less)
 
-    def _shift(self, m: Module, step: Signal, total: Signal) -> None:
+    def _normalise(self, m: Module, step: Signal, total: Signal) -> None:
         """Add epsilon, and normalise the variance: shift it up by 8 bits a cycle while these are 0, then by 2 bits.
 
         `places` counts pairs of bits, as the root needs an even shift. step: number of the cycle since `take`. total:

@@ -101,13 +101,13 @@ class TileAddressGenerator(wiring.Component):
             m.d.sync += self.active.eq(comes | Mux(over, self.more, due))
         with m.Elif(over):
             m.d.sync += self.active.eq(0)
-        self._entries(m, comes, self.on & (self.last_row | self._by_row))
-        self._rows(m, comes, self.on & (self.last | (not self._by_row)), over)
-        (self._addresses_by_row if self._by_row else self._addresses_by_entry)(m, comes)
+        self._track_entries(m, comes, self.on & (self.last_row | self._by_row))
+        self._track_rows(m, comes, self.on & (self.last | (not self._by_row)), over)
+        (self._generate_by_row if self._by_row else self._generate_by_entry)(m, comes)
         probes(self, due=due, waits=waits)
         return m
 
-    def _entries(self, m: Module, comes: Value, on: Value) -> None:
+    def _track_entries(self, m: Module, comes: Value, on: Value) -> None:
         """Drive `first` and `last`, the flags of a row's first and last step: registers, computed a step ahead.
 
         comes: a VECTOR starts. on: the next step is another entry, in either order.
@@ -120,7 +120,7 @@ class TileAddressGenerator(wiring.Component):
             m.d.sync += [left.eq(left - 1), self.first.eq(0), self.last.eq(left == 2)]
         probes(self, left=left)
 
-    def _rows(self, m: Module, comes: Value, on: Value, over: Value) -> None:
+    def _track_rows(self, m: Module, comes: Value, on: Value, over: Value) -> None:
         """Drive `row`, `last_row` and `more`: the row's number in its tile, and whether other rows and tiles follow.
 
         comes: a VECTOR starts. on: the next step is in another row. over: the tile ends with this cycle.
@@ -140,11 +140,11 @@ class TileAddressGenerator(wiring.Component):
             m.d.sync += row.eq(row + 1)
         probes(self, others=others)
 
-    def _next(self, fields: Any) -> Value:
+    def _step_stride(self, fields: Any) -> Value:
         """Return the address stride from one step of a row to the next: a_n, or 2 for pairs of neighbouring entries."""
         return fields.a_n if self._span == 1 else Const(self._span)
 
-    def _addresses_by_row(self, m: Module, comes: Value) -> None:
+    def _generate_by_row(self, m: Module, comes: Value) -> None:
         """Drive `addr` in the order by row: entries of a row, then the next row, whatever tile it belongs to."""
         line = Reg(len(self.addr))
         target = Signal(len(self.addr) + 1)
@@ -153,7 +153,7 @@ class TileAddressGenerator(wiring.Component):
         # A pair may wrap between its two entries. If the row has an odd number of entries, the second entry of its last
         # pair does not belong to it.
         within = self.addr.all() & ~(self.last & f.extent_n[0]) if self._span > 1 else Const(0)
-        m.d.comb += target.eq(Mux(self.last, line, self.addr) + Mux(self.last, f.a_x, self._next(f)))
+        m.d.comb += target.eq(Mux(self.last, line, self.addr) + Mux(self.last, f.a_x, self._step_stride(f)))
         with m.If(comes):
             m.d.sync += [self.addr.eq(f.a_base), line.eq(f.a_base), self.wrapped.eq(0)]
         with m.Elif(self.on):
@@ -162,7 +162,7 @@ class TileAddressGenerator(wiring.Component):
                 m.d.sync += line.eq(target)
         probes(self, line=line)
 
-    def _addresses_by_entry(self, m: Module, comes: Value) -> None:
+    def _generate_by_entry(self, m: Module, comes: Value) -> None:
         """Drive `addr` in the order by entry: one entry of all rows of a tile, then the next entry of all rows.
 
         The next tile begins one row behind the first entry of this tile's last row.
@@ -170,7 +170,7 @@ class TileAddressGenerator(wiring.Component):
         (line, lowest, target), f = (Reg(len(self.addr), name=n) for n in ("line", "lowest", "target")), self.fields
         start, down = Mux(self.last_row, line, self.addr), ~self.last_row | self.ends
         # The next address is computed a cycle ahead, as a step takes more than one cycle.
-        m.d.sync += target.eq(Mux(self.ends, lowest, start) + Mux(down, f.a_x, self._next(f)))
+        m.d.sync += target.eq(Mux(self.ends, lowest, start) + Mux(down, f.a_x, self._step_stride(f)))
         with m.If(self.first):
             m.d.sync += lowest.eq(self.addr)
         with m.If(comes):

@@ -51,11 +51,11 @@ class PairDivider(wiring.Component):
             rest, digits = self._step(m, step, rests[-1], words[-1])
             rests.append(rest)
             words.append(digits)
-        slack = self._slack(m, ~Cat(rests[-2][-1], words[-2][: _WHOLE - 1]))
+        slack = self._compute_slack(m, ~Cat(rests[-2][-1], words[-2][: _WHOLE - 1]))
         for stage in range(1, TO_DIVISION + QUOTIENT_BITS):
             flags, (nothing, large) = (nothing, large), (Reg(name=f"{name}{stage}") for name in ("nothing", "large"))
             m.d.sync += Cat(nothing, large).eq(Cat(flags))
-        self._result(m, *self._tie(m, rest, digits, slack, nothing, large))
+        self._round(m, *self._detect_tie(m, rest, digits, slack, nothing, large))
         assert DIVIDE_STAGES == TO_DIVISION + QUOTIENT_BITS + 3
         probes(self, rests=rests, words=words, rest=rest, digits=digits, nothing=nothing, large=large)
         return m
@@ -113,7 +113,7 @@ class PairDivider(wiring.Component):
         m.d.sync += [next_rest.eq(total[1:]), next_digits.eq(Cat(negative, digits[:-1]))]
         return next_rest, next_digits
 
-    def _slack(self, m: Module, whole: Value) -> Signal:
+    def _compute_slack(self, m: Module, whole: Value) -> Signal:
         """Return half a unit in the last place of the quotient as a float32, in units of the last remainder.
 
         That is the number in the upper bits of the divisor, as many bits as `whole`, the integer part, has up to its
@@ -131,7 +131,7 @@ class PairDivider(wiring.Component):
         m.d.sync += slack.eq(either)
         return slack
 
-    def _tie(
+    def _detect_tie(
         self, m: Module, rest: Signal, digits: Signal, slack: Signal, nothing: Signal, large: Signal
     ) -> tuple[Signal, ...]:
         """Build a stage that detects ties, quotients that float32 rounds to an integer and a half.
@@ -156,7 +156,7 @@ class PairDivider(wiring.Component):
             m.d.sync += [tie.eq(0), half.eq(0), whole.eq(-1)]
         return tie, half, whole
 
-    def _result(self, m: Module, tie: Signal, half: Signal, whole: Signal) -> None:
+    def _round(self, m: Module, tie: Signal, half: Signal, whole: Signal) -> None:
         """Build the last two stages: round the quotient to the nearest integer, add the zero point, and clip."""
         moved = Reg(signed(_WHOLE + 2))
         result = Reg(signed(8))

@@ -148,9 +148,9 @@ class SoftmaxEngine(wiring.Component):
         # A bit for each byte that the last step of a row reads: the byte belongs to the row.
         inside = Cat(1, ones(Cat(~fields.imm, last_entry[: exact_log2(self._span)])))
         row_max = self._find_largest(m, find, inside)
-        self._keep_parts(m, fill, beat, lanes)
+        self._store_parts(m, fill, beat, lanes)
         self._add_up(m, fill, beat, sums, last_key, lanes)
-        steps = self._divide_steps(m, divide, beat)
+        steps = self._delay_divide_steps(m, divide, beat)
         self._keep_largest(m, row_max, steps, lanes)
         self._divide(m, steps, inside, lanes)
         self._write(m, fields, accepted, steps, lanes)
@@ -208,7 +208,7 @@ class SoftmaxEngine(wiring.Component):
                 m.d.comb += [self.vin.en.eq(walk.active), self.vin.addr.eq(walk.addr)]
         return beat
 
-    def _entry(self, m: Module, read: Value, name: str) -> Any:
+    def _register_entry(self, m: Module, read: Value, name: str) -> Any:
         """Return a register of the last entry that a generator has read, in parts.
 
         read: the generator reads in this cycle; the entry is valid VIN_STAGES cycles later. name: prefix of signals.
@@ -230,14 +230,14 @@ class SoftmaxEngine(wiring.Component):
         m.d.comb += [step.row.eq(find.row), step.first.eq(find.first), step.last.eq(find.last)]
         read = delay(m, "find", Step(find.on, step), VIN_STAGES)[-1]
         m.d.comb += [
-            row_max.valid.eq(read.valid), row_max.entry.eq(Value.cast(self._entry(m, find.on, "find"))),
+            row_max.valid.eq(read.valid), row_max.entry.eq(Value.cast(self._register_entry(m, find.on, "find"))),
             row_max.row.eq(read.payload.row), row_max.first.eq(read.payload.first),
             row_max.last.eq(read.payload.last),
             row_max.inside.eq(inside | (~read.payload.last).replicate(len(inside))),
         ]  # fmt: skip
         return row_max
 
-    def _keep_parts(self, m: Module, fill: TileAddressGenerator, beat: Value, lanes: list[SoftmaxLane]) -> None:
+    def _store_parts(self, m: Module, fill: TileAddressGenerator, beat: Value, lanes: list[SoftmaxLane]) -> None:
         """Pass each part that `fill` reads to the lane of its row, which stores it in one of two buffers.
 
         beat: number of the cycle in its round, which is also the part's number. The lanes add up the other buffer.
@@ -249,7 +249,7 @@ class SoftmaxEngine(wiring.Component):
         m.d.comb += [step.row.eq(fill.row), step.part.eq(beat), step.buffer.eq(buffer)]
         stages = delay(m, "fill", Step(fill.active, step), PART_STAGES)
         select, keep = stages[PART_STAGES - 1], stages[PART_STAGES]
-        entry = self._entry(m, fill.active & (beat == FILL_TURN), "fill")
+        entry = self._register_entry(m, fill.active & (beat == FILL_TURN), "fill")
         part = Reg(data.ArrayLayout(8, len(lanes)), name="fill_part")
         m.d.sync += part.eq(entry[select.payload.part])
         for number, lane in enumerate(lanes):
@@ -281,7 +281,7 @@ class SoftmaxEngine(wiring.Component):
                 lane.sum.eq(complete.payload.slot),
             ]  # fmt: skip
 
-    def _divide_steps(self, m: Module, divide: TileAddressGenerator, beat: Value) -> DivideSteps:
+    def _delay_divide_steps(self, m: Module, divide: TileAddressGenerator, beat: Value) -> DivideSteps:
         """Return the steps of `divide`, a part of an entry each, in all stages of the pipeline.
 
         beat: number of the cycle in its round.
@@ -293,7 +293,7 @@ class SoftmaxEngine(wiring.Component):
             step.last.eq(divide.last), step.whole.eq(beat[: exact_log2(count)] == (DIVIDE_TURN - 1) % count),
             step.end.eq((beat == DIVIDE_TURN - 1) & divide.ends & ~divide.more),
         ]  # fmt: skip
-        entry = self._entry(m, divide.active & (beat == DIVIDE_TURN), "divide")
+        entry = self._register_entry(m, divide.active & (beat == DIVIDE_TURN), "divide")
         return DivideSteps(delay(m, "divide", Step(divide.active, step), SHARE_STAGES + DIVIDE_STAGES), entry)
 
     def _keep_largest(self, m: Module, row_max: RowMax, steps: DivideSteps, lanes: list[SoftmaxLane]) -> None:

@@ -70,7 +70,7 @@ class SoftmaxLane(wiring.Component):
         m.submodules.totals = totals = Memory(shape=pair_layout, depth=SOFTMAX_SUMS, init=[])
         put = totals.write_port()
         total = totals.read_port(domain="comb")
-        power = self._look_up(m, "powers", 0, self._distance(m))
+        power = self._look_up(m, "powers", 0, self._build_buffers(m))
         share = self._look_up(m, "shares", 1, self.element + self.less)
         m.d.comb += [
             adder.first.eq(self.first), adder.nothing.eq(self.nothing), adder.addend.eq(power),
@@ -83,7 +83,7 @@ class SoftmaxLane(wiring.Component):
         ]  # fmt: skip
         return m
 
-    def _distance(self, m: Module) -> Value:
+    def _build_buffers(self, m: Module) -> Value:
         """Build the buffers of parts and of largest bytes. Returns the index of the next power to add in its table.
 
         The index is 255 minus the distance of the element from the largest byte of its row.
