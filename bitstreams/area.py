@@ -81,7 +81,7 @@ class AreaSample:
 
 
 class AreaModel:
-    """Linear model of LUTs and flip-flops, fitted to samples."""
+    """Linear model of LUTs and flip-flops, fitted to samples (`rows`)."""
 
     def __init__(self, rows: Iterable[AreaSample]) -> None:
         self.rows = tuple(rows)
@@ -140,16 +140,16 @@ class AreaModel:
 def _nonnegative_least_squares(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
     """Solve matrix [m, n] @ x [n] = target [m] by least squares, x >= 0.
 
-    The most negative element of x is set to 0 and left out, until no element is negative.
+    While an element of the solution is negative, the most negative one is set to 0 and its column left out.
     """
-    kept = list(range(matrix.shape[1]))
+    columns = list(range(matrix.shape[1]))
     while True:
-        solved, *_ = np.linalg.lstsq(matrix[:, kept], target, rcond=None)
-        if solved.min() >= 0:
+        solution, *_ = np.linalg.lstsq(matrix[:, columns], target, rcond=None)
+        if solution.min() >= 0:
             x = np.zeros(matrix.shape[1])
-            x[kept] = solved
+            x[columns] = solution
             return x
-        kept.pop(int(solved.argmin()))
+        columns.pop(int(solution.argmin()))
 
 
 @cache
@@ -166,7 +166,7 @@ def shipped_model() -> AreaModel:
 
 
 def features(cfg: Config) -> dict[str, float]:
-    """Return the inputs of the linear model for `cfg`, which covers LUTs and flip-flops beyond `declared_area`."""
+    """Return the features of `cfg`, by name, on which LUTs and flip-flops beyond `declared_area` depend linearly."""
     return {
         "one": 1,
         "channels": cfg.bus_bytes * (cfg.ports + 1),
@@ -187,17 +187,17 @@ def declared_area(cfg: Config) -> dict[str, float]:
     These are distributed RAM, the array's adders, multiplexers that an address selects, and clock pumping.
     """
     distributed = [memory for memory in memories(cfg) if not memory.blocks]
-    sums = cfg.lanes * (32 + _adder_tree_bits(cfg.block_in))
+    adder_bits = cfg.lanes * (32 + _adder_tree_bits(cfg.block_in))
     pads = scratchpads(cfg)
-    ways = pads["lut"].grain // 8 - 1 + cfg.taps * (pads["vin"].banks - 1)
-    selected = 8 * cfg.lanes * ways / 3  # a LUT selects one bit out of four
-    widened = cfg.int32 * 32 * min(cfg.bus_bytes, cfg.piece_bytes)
-    word = instruction_bytes(cfg)
+    selected_inputs = pads["lut"].grain // 8 - 1 + cfg.taps * (pads["vin"].banks - 1)
+    multiplexer_luts = 8 * cfg.lanes * selected_inputs / 3  # a LUT selects one bit out of four
+    widening_luts = cfg.int32 * 32 * min(cfg.bus_bytes, cfg.piece_bytes)
+    word_bytes = instruction_bytes(cfg)
     pump = _pump_area(cfg) if cfg.pump == 2 else {"lut": 0, "ff": 0}
     return {
-        "lut": sum(memory.luts for memory in distributed) + sums + selected + widened + pump["lut"],
-        "ff": sum(memory.bits for memory in distributed if memory.clocked) + sums
-        + 8 * (pads["inp"].entry_bytes + pads["wgt"].entry_bytes + word * (word >= cfg.bus_bytes)) + pump["ff"],
+        "lut": sum(memory.luts for memory in distributed) + adder_bits + multiplexer_luts + widening_luts + pump["lut"],
+        "ff": sum(memory.bits for memory in distributed if memory.clocked) + adder_bits + pump["ff"]
+        + 8 * (pads["inp"].entry_bytes + pads["wgt"].entry_bytes + word_bytes * (word_bytes >= cfg.bus_bytes)),
     }  # fmt: skip
 
 
@@ -228,13 +228,16 @@ def _adder_tree_bits(terms: int) -> int:
 
 
 def is_within_range(measured: Sequence[Config], cfg: Config, spare: int = 0) -> bool:
-    """Return whether RANGED_FIELDS of `cfg` are within the range of `measured`, less `spare` values at each end."""
+    """Return whether each of RANGED_FIELDS of `cfg` lies within its range in `measured`.
+
+    spare: number of smallest and of largest values that do not count for the range.
+    """
     ranges = _measured_range(tuple(measured), spare)
     return all(low <= getattr(cfg, name) <= high for name, (low, high) in ranges.items())
 
 
 @cache
 def _measured_range(measured: tuple[Config, ...], spare: int) -> dict[str, tuple[int, int]]:
-    """Return the smallest and the largest value of each field in `measured`, less `spare` values at each end."""
+    """Return the smallest and the largest value of each field in `measured`; arguments as of `is_within_range`."""
     values_of = {name: sorted(getattr(cfg, name) for cfg in measured) for name in RANGED_FIELDS}
     return {name: (values[spare], values[-1 - spare]) for name, values in values_of.items()}

@@ -1,4 +1,4 @@
-"""Timing arcs of the cells of a netlist of Yosys; the delays and their sources are in delays.toml."""
+"""Timing arcs of the cells in a netlist of Yosys; delays.toml has the delays and their sources."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def arcs(cell: Cell) -> Arcs:
 
 @cache
 def _delays_of(kind: str) -> dict[str, Any]:
-    """Return the delays of a kind of cell, the first row of delays.toml whose type matches. KeyError."""
+    """Return the first row of delays.toml whose pattern matches `kind`, a type of cell. KeyError if none does."""
     for row in FIGURES["cell"]:
         if re.fullmatch(row["type"], kind):
             return dict(row)
@@ -85,7 +85,7 @@ def _delays_of(kind: str) -> dict[str, Any]:
 
 
 def _matching_nets(ports: Mapping[str, Bits], pattern: str = ".*") -> Iterator[tuple[str, int]]:
-    """Yield port and number of each net at the ports whose names match `pattern`."""
+    """Yield (port, net) for each net at the ports whose names match regular expression `pattern`; no constants."""
     for name, bits in ports.items():
         if re.fullmatch(pattern, name):
             yield from ((name, bit) for bit in bits if isinstance(bit, int))
@@ -120,69 +120,69 @@ def _carry_arcs(cell: Cell) -> Iterator[tuple[str, int, int, float]]:
 
 
 def _block_ram_arcs(cell: Cell) -> Arcs:
-    """Return the arcs of a block RAM; its outputs are faster with the output register."""
-    figures, simple = FIGURES["ram"], cell.parameters.get("RAM_MODE") == "SDP"
+    """Return the arcs of a block RAM, whose outputs are faster if the cell uses its output register."""
+    figures, is_simple_dual_port = FIGURES["ram"], cell.parameters.get("RAM_MODE") == "SDP"
     launch = []
     for name, bit in _matching_nets(cell.outputs):
-        port = "A" if simple or name.startswith(("DOA", "DOPA")) else "B"
+        port = "A" if is_simple_dual_port or name.startswith(("DOA", "DOPA")) else "B"
         launch.append((bit, figures["launch_registered" if cell.number(f"DO{port}_REG", 0) else "launch"]))
-    kinds = {"ADDR": "address", "DI": "data", "WE": "write"}
-    setup = [
-        (name, bit, figures[next((kind for start, kind in kinds.items() if name.startswith(start)), "other")])
-        for name, bit in _matching_nets(cell.inputs)
-        if "CLK" not in name
-    ]
+    figure_of_prefix = {"ADDR": "address", "DI": "data", "WE": "write"}
+    setup = []
+    for name, bit in _matching_nets(cell.inputs):
+        if "CLK" not in name:
+            figure = next((figure for prefix, figure in figure_of_prefix.items() if name.startswith(prefix)), "other")
+            setup.append((name, bit, figures[figure]))
     return Arcs(launch, [], setup)
 
 
 def _dsp_arcs(cell: Cell) -> Arcs:
     """Return the arcs of a DSP48E1, which depend on the registers that its parameters enable."""
     figures = FIGURES["dsp"]
-    operand = {"A": cell.number("AREG"), "B": cell.number("BREG")}
-    with_c, product, result = (cell.number(f"{name}REG") for name in "CMP")
+    operand_registers = {"A": cell.number("AREG"), "B": cell.number("BREG")}
+    c_register, product_register, result_register = (cell.number(f"{name}REG") for name in "CMP")
     operation = "add" if cell.parameters.get("USE_MULT", "MULTIPLY") == "NONE" else "multiply"
-    product = product if operation == "multiply" else 0
+    product_register = product_register if operation == "multiply" else 0
 
     launch, through, setup = [], [], []
     for name, bit in _matching_nets(cell.outputs):
-        cascade = figures["to_cascade_registered" if result else "to_cascade"] if name == "PCOUT" else 0
+        cascade = figures["to_cascade_registered" if result_register else "to_cascade"] if name == "PCOUT" else 0
         times = []
-        if result:
+        if result_register:
             times.append(figures["launch"])
         else:
-            if product:
+            if product_register:
                 times.append(figures["launch_product"])
-            elif any(operand.values()):
+            elif any(operand_registers.values()):
                 times.append(figures["launch_operand"][operation])
-            if with_c:
+            if c_register:
                 times.append(figures["launch_c"])
         launch += [(bit, ns + cascade) for ns in times]
 
     def setup_or_through(name: str) -> tuple[float | None, float]:
-        """Return the setup time of an input if a register follows, else None; and the time to the output."""
+        """Return the setup time of input `name`, or None without a register behind it; and the time to the output."""
         side = name.removesuffix("CIN") if name in ("ACIN", "BCIN") else name
-        if side in operand:
-            if operand[side]:
+        if side in operand_registers:
+            if operand_registers[side]:
                 return figures["setup"][side], 0
-            if product:
+            if product_register:
                 return figures["setup_product"], 0
-            return (figures["setup_result"][operation] if result else None), figures["through"][operation]
+            return (figures["setup_result"][operation] if result_register else None), figures["through"][operation]
         if name == "C":
-            needed = figures["setup"]["C"] if with_c else figures["setup_result_c"] if result else None
-            return needed, figures["through_c"]
+            setup_ns = figures["setup"]["C"] if c_register else figures["setup_result_c"] if result_register else None
+            return setup_ns, figures["through_c"]
         if name == "PCIN":
-            return (figures["setup_result_cascade"] if result else None), figures["through_cascade"]
+            return (figures["setup_result_cascade"] if result_register else None), figures["through_cascade"]
         return figures["other"], 0
 
     for name, bit in _matching_nets(cell.inputs):
         if "CLK" in name:
             continue
-        needed, across = setup_or_through(name)
-        if needed is not None:
-            setup.append((name, bit, needed))
+        setup_ns, through_ns = setup_or_through(name)
+        if setup_ns is not None:
+            setup.append((name, bit, setup_ns))
         else:
             through += [
-                (name, bit, out, across + (figures["to_cascade"] if port == "PCOUT" else 0))
+                (name, bit, out, through_ns + (figures["to_cascade"] if port == "PCOUT" else 0))
                 for port, out in _matching_nets(cell.outputs)
             ]
     return Arcs(launch, through, setup)

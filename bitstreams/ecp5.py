@@ -21,6 +21,7 @@ from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.spec.config import Config
 
 DEVICE, PACKAGE, SPEED_GRADE = "lfe5u-85f", "CABGA381", 6
+"""The only FPGA for which bitstreams are built here."""
 CLOCK_PIN = "G2"
 """Pin of the clock, which leads to the clock network; nextpnr places the other pins freely."""
 TOP = "celosia_scanned"
@@ -131,9 +132,9 @@ def _slowest_path(report: Any) -> list[PathSegment]:
     paths: list[list[Any]] = [
         path["path"] for path in report["critical_paths"] if "async" not in path["from"] + path["to"]
     ]
-    steps = max(paths, key=lambda path: sum(step["delay"] for step in path), default=[])
+    slowest = max(paths, key=lambda path: sum(step["delay"] for step in path), default=[])
     return [
-        PathSegment(step["type"], round(step["delay"], 2), step.get("net") or step["from"]["cell"]) for step in steps
+        PathSegment(step["type"], round(step["delay"], 2), step.get("net") or step["from"]["cell"]) for step in slowest
     ]
 
 
@@ -148,7 +149,10 @@ def _shifted_verilog(cfg: Config, design: Design) -> str:
 
 
 def _place_and_route(work: Path, design: Design, target_mhz: float, seed: int, say: Callable[[str], None]) -> Any:
-    """Place and route top.json in folder `work` to <seed>.config. Return nextpnr's report."""
+    """Place and route top.json in folder `work` to <seed>.config. Returns nextpnr's report.
+
+    target_mhz, say: see `build`.
+    """
     arguments = [
         "nextpnr-ecp5", "--85k", "--package", PACKAGE, "--speed", str(SPEED_GRADE), "--json", "top.json",
         "--lpf", "top.lpf", "--textcfg", f"{seed}.config", "--report", "report.json",

@@ -58,8 +58,9 @@ class Memory(NamedTuple):
         >>> Memory(15, 263, 263).luts, Memory(64, 64, 64).luts, Memory(128, 16, 8).luts, Memory(1, 69, 69).luts
         (176, 88, 48, 0)
         """
-        wide, deep = (6, 32) if self.depth <= 32 else (3, 64)
-        return 4 * (self.bits // self.grain) * -(-self.grain // wide) * -(-self.depth // deep) if self.depth > 1 else 0
+        bits_per_ram, entries_per_ram = (6, 32) if self.depth <= 32 else (3, 64)
+        rams = self.bits // self.grain * -(-self.grain // bits_per_ram) * -(-self.depth // entries_per_ram)
+        return 4 * rams if self.depth > 1 else 0
 
 
 def block_rams(cfg: Config) -> float:
@@ -84,18 +85,18 @@ def memories(cfg: Config) -> Iterator[Memory]:
     These are the scratchpads, the event trace, the delay and writeback queues of VECTOR, the read buffers, the buffer
     of fetch, and the instruction queues.
     """
-    lanes = 8 * cfg.lanes
+    lane_bits = 8 * cfg.lanes
     for pad in scratchpads(cfg).values():
         yield from memories_of_pad(cfg, pad)
     if cfg.trace_depth:
         yield from [Memory(cfg.trace_depth, 32, 32)] * 2
-    stage = vector_stages(cfg)
-    yield Memory(ring_places(stage["add"] - stage["reduce"]), lanes, lanes, clocked=False)
+    stage_number = vector_stages(cfg)
+    yield Memory(ring_places(stage_number["add"] - stage_number["reduce"]), lane_bits, lane_bits, clocked=False)
     if cfg.int32:
-        yield Memory(WRITEBACK_DEPTH, 4 * lanes, 4 * lanes, clocked=False)
+        yield Memory(WRITEBACK_DEPTH, 4 * lane_bits, 4 * lane_bits, clocked=False)
     beat_bits = 8 * cfg.bus_bytes
-    buffered = beat_bits + ERROR_BITS + 1
-    yield from [Memory(READ_BUFFER_BEATS - 1, buffered, buffered)] * cfg.ports  # a register holds one more beat
+    buffered_bits = beat_bits + ERROR_BITS + 1
+    yield from [Memory(READ_BUFFER_BEATS - 1, buffered_bits, buffered_bits)] * cfg.ports  # one more is in a register
     yield Memory(FETCH_BURSTS * fetch_burst(cfg), beat_bits + 1, beat_bits + 1, clocked=False)
     for fmt in formats(cfg).values():
         yield Memory(cfg.queue_depth - 1, INDEX_BITS + fmt.width, INDEX_BITS + fmt.width)
@@ -104,10 +105,10 @@ def memories(cfg: Config) -> Iterator[Memory]:
 def _count_block_rams(depth: int, width: int, grain: int) -> float:
     """Return the block RAMs of 36 kbit, in halves, for a memory of `depth` entries of `width` bits.
 
-    A block holds 512 entries of 8 bytes, and so on to 4,096 of 1; half a block holds half as many bytes in an entry. A
-    byte has nine bits and its own write enable. Deeper memories take blocks of 4,096 x 8 bits, without the ninth.
+    A block holds 512 entries of 8 bytes, 1,024 of 4, and so on to 4,096 of 1; half a block holds half as many bytes in
+    an entry. A byte has nine bits and its own write enable. Deeper memories take blocks of 4,096 x 8 bits.
     """
     if depth > 4096:
         return -(-width * depth // (4096 * 8))
-    nines, across = width // grain * -(-grain // 9), 4096 // max(512, depth)
-    return -(-2 * nines // across) / 2
+    byte_columns, columns_per_block = width // grain * -(-grain // 9), 4096 // max(512, depth)
+    return -(-2 * byte_columns // columns_per_block) / 2

@@ -18,9 +18,9 @@ PART = "xc7z020"
 RAMS = Path(__file__).with_name("ramb.v")
 """Models of block RAM; those of Yosys describe only the timing."""
 _KNOWN = {"RAMB36E1": {"SDP": 72, "TDP": 36}, "RAMB18E1": {"SDP": 36, "TDP": 18}}
-"""Port widths in bits that ramb.v models: by cell, and mode of the block RAM."""
+"""Port widths in bits that ramb.v models, by type of cell and mode of the block RAM."""
 _LEFT_OUT = {"$scopeinfo"}
-"""Cells that do nothing."""
+"""Types of cells that have no function."""
 _WRITTEN_OUT = {*(f"LUT{inputs}" for inputs in range(1, 7)), "INV", "BUFG", "MUXF7", "MUXF8", "CARRY4", "FDRE", "FDSE"}
 """Cells that `_cell_lines` writes as expressions instead of instances."""
 _RAM_PORTS = {"SDP": ("READ_WIDTH_A", "WRITE_WIDTH_B"), "TDP": ("READ_WIDTH_B", "WRITE_WIDTH_A")}
@@ -66,12 +66,12 @@ def _module_lines(module: Mapping[str, Any], name: str) -> Iterator[str]:
     yield from (f"  wire n{net};" for net in sorted(net for net in nets if isinstance(net, int)))
     for port, row in module["ports"].items():
         for number, bit in enumerate(row["bits"]):
-            ends = (
+            target_and_source = (
                 (f"n{bit}", f"{port}[{number}]")
                 if row["direction"] == "input"
                 else (f"{port}[{number}]", _bit_expression(bit))
             )
-            yield f"  assign {ends[0]} = {ends[1]};"
+            yield f"  assign {target_and_source[0]} = {target_and_source[1]};"
     for number, cell in enumerate(module["cells"].values()):
         yield from _cell_lines(cell, number)
     yield "endmodule"
@@ -83,38 +83,39 @@ def _bit_expression(bit: int | str) -> str:
 
 
 def _cell_lines(cell: Mapping[str, Any], number: int) -> Iterator[str]:
-    """Yield the lines of cell `number`.
+    """Yield the Verilog lines of `cell`; `number` makes its names unique.
 
-    The most frequent cells are expressions, after AMD UG474 and UG953: simulators take minutes for so many instances.
+    The most frequent types of cells (_WRITTEN_OUT) become expressions, by AMD UG474 and UG953, as simulators take
+    minutes for so many instances.
     """
     kind = cell["type"]
-    at = {port: [_bit_expression(bit) for bit in bits] for port, bits in cell["connections"].items()}
-    one = {port: bits[0] for port, bits in at.items()}
+    nets_at = {port: [_bit_expression(bit) for bit in bits] for port, bits in cell["connections"].items()}
+    net_at = {port: bits[0] for port, bits in nets_at.items()}
     init = cell["parameters"].get("INIT", "")
     if kind.startswith("LUT"):
-        inputs = ", ".join(one[f"I{i}"] for i in reversed(range(int(kind[3:]))))
+        inputs = ", ".join(net_at[f"I{i}"] for i in reversed(range(int(kind[3:]))))
         yield f"  wire [{len(init) - 1}:0] t{number} = {_to_literal(init)};"
-        yield f"  assign {one['O']} = t{number}[{{{inputs}}}];"
+        yield f"  assign {net_at['O']} = t{number}[{{{inputs}}}];"
     elif kind == "INV":
-        yield f"  assign {one['O']} = !{one['I']};"
+        yield f"  assign {net_at['O']} = !{net_at['I']};"
     elif kind == "BUFG":
-        yield f"  assign {one['O']} = {one['I']};"
+        yield f"  assign {net_at['O']} = {net_at['I']};"
     elif kind in ("MUXF7", "MUXF8"):
-        yield f"  assign {one['O']} = {one['S']} ? {one['I1']} : {one['I0']};"
+        yield f"  assign {net_at['O']} = {net_at['S']} ? {net_at['I1']} : {net_at['I0']};"
     elif kind == "CARRY4":
-        carry = f"({one['CI']} | {one['CYINIT']})"
+        carry = f"({net_at['CI']} | {net_at['CYINIT']})"
         for i in range(4):
-            yield f"  assign {at['O'][i]} = {at['S'][i]} ^ {carry};"
-            yield f"  assign {at['CO'][i]} = {at['S'][i]} ? {carry} : {at['DI'][i]};"
-            carry = at["CO"][i]
+            yield f"  assign {nets_at['O'][i]} = {nets_at['S'][i]} ^ {carry};"
+            yield f"  assign {nets_at['CO'][i]} = {nets_at['S'][i]} ? {carry} : {nets_at['DI'][i]};"
+            carry = nets_at["CO"][i]
     elif kind in ("FDRE", "FDSE"):
-        q, state = one["Q"], f"q{number}"
-        clear, value = ("R", 0) if kind == "FDRE" else ("S", 1)
+        q, state = net_at["Q"], f"q{number}"
+        reset_port, value = ("R", 0) if kind == "FDRE" else ("S", 1)
         yield f"  reg {state} = 1'b{init.replace('x', '0')};"
         yield f"  assign {q} = {state};"
-        yield f"  always @(posedge {one['C']})"
-        yield f"    if ({one[clear]}) {state} <= {value};"
-        yield f"    else if ({one['CE']}) {state} <= {one['D']};"
+        yield f"  always @(posedge {net_at['C']})"
+        yield f"    if ({net_at[reset_port]}) {state} <= {value};"
+        yield f"    else if ({net_at['CE']}) {state} <= {net_at['D']};"
     elif kind not in _LEFT_OUT:
         yield _instance_line(cell, number)
 
@@ -136,7 +137,7 @@ def _to_literal(value: str) -> str:
 
 
 def _model_parameters(cell: Mapping[str, Any]) -> dict[str, str]:
-    """Return the parameters that the model of a cell has. SynthesisError for block RAM that ramb.v does not model."""
+    """Return the cell's parameters without those that ramb.v lacks. SynthesisError if it does not model their use."""
     parameters: dict[str, str] = cell["parameters"]
     if cell["type"] not in _KNOWN:
         return parameters

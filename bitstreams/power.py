@@ -2,8 +2,8 @@
 
 Coefficients are medians over reports of Vivado's report_power on public designs of others; power.toml has the reports
 and their sources. The share of bits that toggle was counted in the RTL simulator (activity.json, `python -m
-benchmarks.activity`). The share of cycles in which each unit works comes from the caller. Imports the standard library
-and bitstreams/ only.
+benchmarks.activity`). The share of cycles in which each unit works comes from the caller. Imports only the standard
+library, hw/ and bitstreams/.
 """
 
 from __future__ import annotations
@@ -262,9 +262,9 @@ class PowerModel:
         return [(report, models[report.source].predict(report) / report.dynamic) for report in rows]
 
     def error(self, part: str) -> tuple[float, float]:
-        """Return two factors for a part's class: that within which half of its reports are predicted, and that for all.
+        """Return two factors within which half of the reports, and all reports, on parts of this class are predicted.
 
-        A class without reports takes those of all classes.
+        A class without reports takes the reports of all classes.
         """
         factors = [
             max(ratio, 1 / ratio) for report, ratio in self.errors if part_class(report.part) == part_class(part)
@@ -426,15 +426,15 @@ def estimate(cfg: Config, cells: Cells, board: Board, mhz: float, busy: Mapping[
 
 def caveat(board: Board) -> str:
     """Return sentences that say how the estimate was made, and how large its error may be."""
-    half, all_of = shipped_model().error(board.part)
+    half, max_factor = shipped_model().error(board.part)
     count = sum(part_class(report.part) == part_class(board.part) for report, _ in shipped_model().errors)
     return (
         "An estimate: medians of what Vivado's report_power says of other designs. Dynamic watts of half of the "
         f"{count} reports are within a factor of {_round_up(half)} of a model of the other reports, those of all "
-        f"within {_round_up(all_of)}."
+        f"within {_round_up(max_factor)}."
     )
 
 
 def _round_up(factor: float) -> str:
-    """Spell a factor, rounded up to one decimal place."""
+    """Return a factor as text, rounded up to one decimal place."""
     return f"{math.ceil(10 * factor) / 10:.1f}"

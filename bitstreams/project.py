@@ -66,9 +66,8 @@ def write_project(board: Board, folder: str | Path, cfg: Config | None = None, c
     _check_folder(target)
     texts = _file_contents(board, cfg, clock)
     target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        dir=target
-    ) as temporary:  # write all files before the first one replaces an older one
+    # All files are written before the first one replaces an older one.
+    with tempfile.TemporaryDirectory(dir=target) as temporary:
         for name, text in texts.items():
             (Path(temporary) / name).write_text(text, encoding="utf-8")
         for name in texts:
@@ -118,7 +117,7 @@ def _settings_tcl(board: Board, cfg: Config, clock: int) -> str:
 
 
 def _is_pumped(board: Board, cfg: Config) -> bool:
-    """Return whether the array has a clock of its own, of twice the rate."""
+    """Return whether the array of `cfg` has a clock of twice the rate on `board`."""
     from celosia.hw.gemm_core.pump import pumps
 
     return pumps(board.device.blocks, cfg.pump) is not None
@@ -161,6 +160,7 @@ def constraints_xdc(board: Board) -> str:
 # Wrapper module for the block design ----------------------------------------------------------------------------------
 
 MEMORY = "PROTOCOL @MEMORY@, MAX_BURST_LENGTH 16, SUPPORTS_NARROW_BURST 0"
+"""Parameters of a memory port; @MEMORY@ stands for AXI3 or AXI4."""
 BUSES = {"m_axi": MEMORY, "m_axi1": f"{MEMORY}, READ_WRITE_MODE READ_ONLY", "s_axil": "PROTOCOL AXI4LITE"}
 """Parameters of the bus interfaces that Vivado cannot infer from the ports, by interface."""
 LEN_BITS = 4
@@ -171,7 +171,7 @@ SIGNALS = {
     "irq": ("interrupt", "INTERRUPT", "SENSITIVITY LEVEL_HIGH"),
     "fast_clk": ("clock", "CLK", ""),
 }  # fmt: skip
-"""Signals beside the buses: Vivado's type and role of each, and its parameters."""
+"""Signals beside the buses: Vivado's type and role of each, and its parameters; @BUSES@ stands for all buses."""
 
 
 def wrapper_verilog(cfg: Config, address_bits: int, axi3: bool = False, pumped: bool = False) -> str:

@@ -63,7 +63,7 @@ class GemmCore(wiring.Component):
 
     Members
     -------
-    Members of every unit, `layout.unit_members`, and
+    Those of every unit, see `layout.unit_members`, and:
     inp, wgt, acc : In(WritePort)   Fill the scratchpads.
     result : In(ReadPort)           Reads acc.
     """

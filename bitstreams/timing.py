@@ -23,6 +23,7 @@ from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.spec.config import PRESETS, Config
 
 CAVEAT = "An estimate from Yosys' netlist and published delays, unplaced: compare designs with it. Vivado decides."
+"""Sentence that accompanies every estimate."""
 TOP = "celosia_scanned"
 """Name of the top module: the accelerator between shift registers, see `scan.Scanned`."""
 FAST_CLOCK_PORT = "fast_clk"
@@ -187,7 +188,7 @@ class _TimingGraph:
 
     names : names of nets.
     cells : cells by name.
-    driver : cell and port that drive each net.
+    driver : name of the cell and port that drive each net.
     fan_out : number of pins that each net drives.
     fast : names of cells with the clock of twice the rate.
     arrivals : latest arrivals by net, of paths from registers without (False) and with (True) the fast clock.
@@ -230,18 +231,18 @@ class _TimingGraph:
 
     def net_delay(self, bit: int, to: str, port: str) -> float:
         """Return the delay in ns of net `bit` from its driver to port `port` of cell `to`."""
-        figures, (source, out) = FIGURES["net"], self.driver[bit]
-        kind, target = self.cells[source].kind, self.cells[to].kind
-        if out == "CO" and port == "CI":
+        figures, (source, source_port) = FIGURES["net"], self.driver[bit]
+        source_kind, target_kind = self.cells[source].kind, self.cells[to].kind
+        if source_port == "CO" and port == "CI":
             return float(figures["carry"])
-        if out in ("PCOUT", "ACOUT", "BCOUT"):
+        if source_port in ("PCOUT", "ACOUT", "BCOUT"):
             return float(figures["cascade"])
-        if (target == "CARRY4" and port == "S" and kind.startswith("LUT")) or (
-            target in ("MUXF7", "MUXF8") and port != "S"
+        if (target_kind == "CARRY4" and port == "S" and source_kind.startswith("LUT")) or (
+            target_kind in ("MUXF7", "MUXF8") and port != "S"
         ):
             return 0.0  # wires within a slice
-        drives_only_flip_flop = target.startswith("FD") and port == "D" and self.fan_out[bit] == 1
-        if drives_only_flip_flop and re.match("LUT|CARRY|MUXF", kind):
+        drives_only_flip_flop = target_kind.startswith("FD") and port == "D" and self.fan_out[bit] == 1
+        if drives_only_flip_flop and re.match("LUT|CARRY|MUXF", source_kind):
             return float(figures["to_own_flip_flop"])
         return float(min(figures["most"], figures["base"] + figures["root"] * math.sqrt(self.fan_out[bit])))
 
@@ -302,7 +303,7 @@ class _TimingGraph:
         return tuple(self._trace_path(end, start, target, count[key]) for key, (end, start, target) in first.items())
 
     def _trace_path(self, end: _End, start: str, target: str, ends: int) -> TimingPath:
-        """Trace the path to `end` back to its start."""
+        """Trace the path to `end` back to its start. start, target: its registers' names. ends: paths in its bundle."""
         steps, bit, arrivals = [], end.bit, self.arrivals[end.from_fast]
         while True:
             arrival = arrivals[bit]
@@ -330,7 +331,7 @@ class _TimingGraph:
 
 
 def _to_cell(row: Mapping[str, Any]) -> Cell:
-    """Convert a cell of Yosys' JSON."""
+    """Return the `Cell` of a cell in Yosys' JSON."""
     inputs, outputs = (
         {port: bits for port, bits in row["connections"].items() if row["port_directions"][port] == direction}
         for direction in ("input", "output")

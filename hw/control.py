@@ -33,16 +33,16 @@ REGISTER_BITS = 12
 """Width of a register's byte address; registers fill a page of 4 KB."""
 
 ERROR_SOURCES = ("fetch", *UNITS)
-"""Blocks that report errors. Of several errors in one cycle, that of the first block here counts."""
+"""Blocks that report errors. If several do in one cycle, the error of the first one in this order counts."""
 
 
 class Control(wiring.Component):
     """Register file and run control.
 
-    A run: `clear` for one cycle, then `run` until `finished` and everything is idle. The first error, or the host, or
-    its lease that runs out, raises `halt`, which stays until the next run is cleared; the run ends when everything is
-    idle, or after the watchdog's time once more. What memory then owes would be taken for answers to the next run,
-    which does not start before.
+    A run is one cycle of `clear`, then `run` until `finished` and everything is idle. The first error, an abort by the
+    host, the watchdog, or a lease that runs out raises `halt`, which stays until the `clear` of the next run. A halted
+    run ends when everything is idle, or when the watchdog expires again. In the latter case memory still owes
+    responses. The next run would take them for its own, so it cannot start before they have come (STUCK).
 
     Parameters
     ----------
@@ -51,20 +51,20 @@ class Control(wiring.Component):
     Members
     -------
     axil : In(AxiLite)          The registers of `hw/spec/regs.py`.
-    irq : Out(1)                While done, if enabled.
-    busy, error : Out(1)        A run is under way; the last one ended in an error, or this one will.
-    clear, run, halt : Out(1)   To the pipeline.
+    irq : Out(1)                1 while a run is done, if enabled.
+    busy, error : Out(1)        busy: a run is under way. error: this run, or else the last one, was halted.
+    clear, run, halt : Out(1)   States of a run, for fetch and the units; see above.
     clear_next : Out(1)         `clear` comes in the next cycle.
     instr_addr, instr_count, dma_base, dma_size : Out     Values of the registers.
     finished : In(1)            Every instruction has left its queue.
     fetch_idle : In(1)          Fetch has nothing in flight.
     idle, wait_token : In(4)    A bit for each unit.
     active, stalled : In        A bit for each unit; LOAD has one for each port to memory.
-    errors : In(Pulse)          Of each of ERROR_SOURCES: fetch and the units.
-    oldest : In                 Number of the instruction that a watchdog error names.
-    read_beat, write_beat : In  A beat is passed on AXI in this cycle; a bit for each port.
-    write_answer : In(1)        A response to a burst of writes is passed.
-    trace : In(TraceRegisters)  Where the Config has a `trace_depth`.
+    errors : In(Pulse)          An error of each of ERROR_SOURCES: fetch and the units.
+    oldest : In                 Number of the instruction that `error_index` names after watchdog, lease or abort.
+    read_beat, write_beat : In  A beat is transferred on AXI in this cycle; a bit for each port.
+    write_answer : In(1)        A response to a write burst arrives.
+    trace : In(TraceRegisters)  Registers of the event trace, if the Config has a `trace_depth`.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -108,26 +108,26 @@ class Control(wiring.Component):
         busy = Signal()
         done = Signal()
         stuck = Signal()
-        start, abort, renewed = self._registers(m, values, locked=busy | stuck)
+        start, abort, renewed = self._build_bus(m, values, locked=busy | stuck)
         code = Signal(ERROR_BITS)
         index = Signal(INDEX_BITS)
         runs = Signal(32)
         m.d.comb += [self.irq.eq(done & values["irq_enable"][0]), self.busy.eq(busy), self.error.eq(self.halt)]
-        self._values(m, values, Cat(busy, done, stuck) | (code << STATUS_ERROR_SHIFT), index, runs)
-        self._counters(m, values, busy)
-        expired = self._timer(m, "watchdog", values["watchdog"], self._progress(m))
-        lapsed = self._timer(m, "lease", values["lease"], renewed)
-        finished, all_idle, errors = self._end_reasons(m)
-        m.d.sync += self.clear.eq(self.clear_next)  # it and `halt` are registers: they lead to many others
+        self._drive_registers(m, values, Cat(busy, done, stuck) | (code << STATUS_ERROR_SHIFT), index, runs)
+        self._build_counters(m, values, busy)
+        expired = self._build_timer(m, "watchdog", values["watchdog"], self._register_progress(m))
+        lapsed = self._build_timer(m, "lease", values["lease"], renewed)
+        finished, all_idle, errors = self._register_end_reasons(m)
+        m.d.sync += self.clear.eq(self.clear_next)  # `clear` and `halt` are registers because of their fan-out
         with m.FSM():
             with m.State("IDLE"), m.If(start):
                 m.d.sync += [done.eq(0), code.eq(0), index.eq(0), runs.eq(runs + 1)]
                 m.d.comb += self.clear_next.eq(1)
                 m.next = "CLEAR"
-            with m.State("CLEAR"):  # halted still, or units would take what is left of the run before
+            with m.State("CLEAR"):  # still halted, else units would go on with leftovers of the previous run
                 m.d.comb += busy.eq(1)
                 m.d.sync += self.halt.eq(0)
-                m.next = "RUN"  # no abort comes here: it takes a cycle, and the write before was the start
+                m.next = "RUN"  # no abort can come yet: it takes a cycle, and the last write was the start
             with m.State("RUN"):
                 m.d.comb += [busy.eq(1), self.run.eq(1)]
                 with m.If(finished & all_idle):
@@ -141,7 +141,7 @@ class Control(wiring.Component):
                     with m.If(error.valid):
                         m.d.sync += [code.eq(error.code), index.eq(error.index), self.halt.eq(1)]
                         m.next = "HALT"
-            with m.State("HALT"):  # `all_idle` does not know of `halt` yet
+            with m.State("HALT"):  # `all_idle` is a cycle late, and not yet that of a halted unit
                 m.d.comb += busy.eq(1)
                 m.next = "DRAIN"
             with m.State("DRAIN"):
@@ -162,8 +162,11 @@ class Control(wiring.Component):
         )  # fmt: skip
         return m
 
-    def _values(self, m: Module, values: dict[str, Signal], status: Value, index: Value, runs: Value) -> None:
-        """Drive the registers that the host only reads, and the ports that carry values of the others."""
+    def _drive_registers(self, m: Module, values: dict[str, Signal], status: Value, index: Value, runs: Value) -> None:
+        """Drive the registers that the host only reads, and connect the ports that carry values of the others.
+
+        values: each register's signal by name. status, index, runs: values of `status`, `error_index` and `runs`.
+        """
         m.d.comb += [
             self.instr_addr.eq(values["instr_addr"]),
             self.instr_count.eq(values["instr_count"]),
@@ -184,8 +187,8 @@ class Control(wiring.Component):
                 values["trace_cycle"].eq(self.trace.cycle),
             ]
 
-    def _progress(self, m: Module) -> Signal:
-        """Return whether any unit or memory port made progress in the cycle before: a sign of life for the watchdog.
+    def _register_progress(self, m: Module) -> Signal:
+        """Return whether any unit or memory port made progress in the cycle before, which restarts the watchdog.
 
         It is a register, since the inputs arrive late in a cycle and the watchdog's counter depends on it.
         """
@@ -194,10 +197,10 @@ class Control(wiring.Component):
         m.d.sync += moved.eq(moves)
         return moved
 
-    def _end_reasons(self, m: Module) -> tuple[Signal, Signal, list[Any]]:
-        """Return `finished`, whether fetch and all units are idle, and the error of each of ERROR_SOURCES.
+    def _register_end_reasons(self, m: Module) -> tuple[Signal, Signal, list[Any]]:
+        """Return the inputs that end a run: `finished`, whether all is idle, and the error of each of ERROR_SOURCES.
 
-        All are registers, a cycle late, since they arrive late in a cycle and many registers depend on them.
+        They are copies in registers, a cycle late, since the inputs arrive late in a cycle and have a large fan-out.
         """
         finished = Signal()
         all_idle = Signal()
@@ -210,15 +213,15 @@ class Control(wiring.Component):
             errors.append(error)
         return finished, all_idle, errors
 
-    def _registers(self, m: Module, values: dict[str, Signal], locked: Value) -> tuple[Value, Value, Value]:
-        """Build the AXI4-Lite subordinate. Returns the pulses that start a run, end one, and renew its lease.
+    def _build_bus(self, m: Module, values: dict[str, Signal], locked: Value) -> tuple[Value, Value, Value]:
+        """Build the AXI4-Lite subordinate. Returns pulses: the host starts a run, aborts it, renews its lease.
 
-        locked: registers of Access.SETUP keep their values.
+        values: each register's signal by name. locked: writes to registers of Access.SETUP have no effect.
         """
         bus = self.axil
         write = Signal()
         read = Signal()
-        reading = Signal()  # a read takes its address in one cycle and gives its answer in the next
+        reading = Signal()  # a read accepts its address in one cycle and answers in the next
         awake = Signal()  # 0 during reset
         m.d.sync += awake.eq(1)
         m.d.comb += [
@@ -234,7 +237,7 @@ class Control(wiring.Component):
             m.d.sync += bus.bvalid.eq(1)
         with m.If(bus.rready):
             m.d.sync += bus.rvalid.eq(0)
-        answer = self._selected_register(m, values, read)
+        answer = self._read_selected_register(m, values, read)
         with m.If(reading):
             m.d.sync += [bus.rvalid.eq(1), bus.rdata.eq(answer)]
         m.d.sync += reading.eq(read)
@@ -243,7 +246,7 @@ class Control(wiring.Component):
         abort = Signal()
         aborted = Signal()
         renewed = Signal()
-        m.d.sync += aborted.eq(abort)  # a register, for it comes late, and leads to what is kept of an error
+        m.d.sync += aborted.eq(abort)  # a register: the pulse comes late, and many registers depend on it
         with m.Switch(bus.awaddr[2:]):
             for register in self._present.values():
                 if register.access != Access.READ:
@@ -262,52 +265,58 @@ class Control(wiring.Component):
         probes(self, reading=reading, read=read, write=write)
         return start, aborted, renewed
 
-    def _selected_register(self, m: Module, values: dict[str, Signal], read: Value) -> Value:
-        """Return the value of the register that the last read has selected.
+    def _read_selected_register(self, m: Module, values: dict[str, Signal], read: Value) -> Value:
+        """Return the value of the register that the last read has selected. read: a read's address is accepted.
 
-        A read compares its address with that of every register, and keeps the results as one bit for each register.
-        The value then takes one AND and an OR over all registers, which is faster than a decoder behind the address.
+        The address is compared with that of every register, and one bit for each register keeps the result. The value
+        is then an AND and an OR over all registers, which is faster than a decoder behind the address.
         """
-        asked = {name: Reg(name=f"asks_{name}") for name in self._present}
+        selected = {name: Reg(name=f"asks_{name}") for name in self._present}
         with m.If(read):
-            m.d.sync += [bit.eq(self.axil.araddr[2:] == REGISTERS[name].offset // 4) for name, bit in asked.items()]
-        probes(self, asked=asked)
-        return reduce(or_, (Mux(bit, values[name], 0) for name, bit in asked.items()))
+            m.d.sync += [bit.eq(self.axil.araddr[2:] == REGISTERS[name].offset // 4) for name, bit in selected.items()]
+        probes(self, asked=selected)
+        return reduce(or_, (Mux(bit, values[name], 0) for name, bit in selected.items()))
 
-    def _timer(self, m: Module, name: str, limit: Value, progress: Value) -> Value:
-        """Return a pulse whenever `limit` cycles of a run have passed without progress. A `limit` of 0 turns it off."""
+    def _build_timer(self, m: Module, name: str, limit: Value, progress: Value) -> Value:
+        """Build a timer. Returns a pulse whenever `limit` cycles of a run have passed without `progress`.
+
+        name: prefix of its signals. limit: cycles; 0 turns the timer off.
+        """
         idle = Signal(32, name=f"{name}_idle")
         expired = Signal(name=f"{name}_expired")
         moved = Signal(name=f"{name}_moved")
         restart = moved | expired | self.clear
         m.d.sync += [
-            moved.eq(progress),  # registers: `progress` comes late, and resets 32 others
+            moved.eq(progress),  # a register: `progress` comes late in a cycle, and resets 32 registers
             expired.eq((limit != 0) & (idle >= limit) & ~restart),
             idle.eq(Mux(restart, 0, idle + 1)),
         ]
         probes(self, idle=idle)
         return expired
 
-    def _counters(self, m: Module, values: dict[str, Signal], busy: Value) -> None:
-        """Build the 64-bit counters, which count while `busy`. With two ports to memory, some count two in a cycle."""
+    def _build_counters(self, m: Module, values: dict[str, Signal], busy: Value) -> None:
+        """Build the 64-bit counters of `regs.COUNTERS`, which count while `busy`.
+
+        Counters of beats and of LOAD have an input for each memory port, so they may count two in a cycle.
+        """
         ports = self._cfg.ports
-        counts: dict[str, Value] = {
+        inputs: dict[str, Value] = {
             "cycles": Const(1),
             "read_beats": self.read_beat,
             "write_beats": self.write_beat,
         }
         for unit in Unit:
             name = unit.name.lower()
-            own = slice(0, ports) if unit == Unit.LOAD else slice(unit + ports - 1, unit + ports)
-            counts[f"{name}_busy"] = self.active[own]
-            counts[f"{name}_wait_token"] = self.wait_token[unit]
-            counts[f"{name}_wait_memory"] = self.stalled[own]
-        counted = busy & ~self.clear  # when units still show what was left of the run before
+            unit_bits = slice(0, ports) if unit == Unit.LOAD else slice(unit + ports - 1, unit + ports)
+            inputs[f"{name}_busy"] = self.active[unit_bits]
+            inputs[f"{name}_wait_token"] = self.wait_token[unit]
+            inputs[f"{name}_wait_memory"] = self.stalled[unit_bits]
+        is_counting = busy & ~self.clear  # units still show leftovers of the previous run during `clear`
         for name in COUNTERS:
             counter = Signal(64, name=f"counter_{name}")
-            # A register: the enable of 64 others, and its inputs come late.
-            counting = Signal(len(counts[name]), name=f"counting_{name}")
-            m.d.sync += counting.eq(Mux(busy if name == "cycles" else counted, counts[name], 0))
+            # A register, as it enables 64 others and its inputs come late in a cycle.
+            counting = Signal(len(inputs[name]), name=f"counting_{name}")
+            m.d.sync += counting.eq(Mux(busy if name == "cycles" else is_counting, inputs[name], 0))
             with m.If(self.clear):
                 m.d.sync += counter.eq(0)
             with m.Elif(counting.any()):

@@ -1,4 +1,4 @@
-"""Ring of the starts and ends of instructions, which the host reads, in hardware with a `trace_depth`."""
+"""Event trace: a ring buffer of the starts and ends of instructions, for the host, in Configs with a `trace_depth`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.regs import TRACE_INDEX_SHIFT
 
 QUEUE_DEPTH = 8
-"""Events of each kind and unit that wait for the ring, which takes one a cycle; further ones are dropped."""
+"""Events of one kind and unit that can wait for the ring buffer, which stores one a cycle; more are dropped."""
 FIRST_CYCLE = 2
-"""Cycle that follows `clear`, counted from the one in which the host starts the run."""
+"""Number of the cycle after `clear`; the cycle in which the host starts the run has number 0."""
 SOURCES = tuple(f"{unit}_{kind}" for unit in UNITS for kind in ("start", "done"))
-"""In the order of the lowest bits of an entry: `TRACE_DONE`, and the unit from `TRACE_UNIT_SHIFT` on."""
+"""Sources of events: start and end in each unit. The index of a source is the lowest TRACE_INDEX_SHIFT bits of an
+event: bit TRACE_DONE, then the unit."""
 
 
 class EventTrace(wiring.Component):
-    """The last `trace_depth` events of a run.
+    """Record the last `trace_depth` events of a run: which instruction started or ended, and in which cycle.
 
     Parameters
     ----------
@@ -29,13 +30,13 @@ class EventTrace(wiring.Component):
 
     Members
     -------
-    clear : In(1)                   Begins a run: nothing is kept, and cycles count from FIRST_CYCLE.
+    clear : In(1)                   Begins a run: drops all events, and sets the cycle to FIRST_CYCLE.
     pulses : In(Pulse)              One for each of SOURCES: the number of an instruction that starts, or is done, in
                                     this cycle.
-    registers : Out(TraceRegisters)     Those of the host:
-        at                          Number of an entry of the ring; the number of an event modulo `trace_depth`.
-        event, cycle                That entry, as the registers say, two cycles later.
-        count                       Events that have been written, over older ones where there were more than entries.
+    registers : Out(TraceRegisters)     Registers of the host:
+        at                          Selects an event: its number modulo `trace_depth`.
+        event, cycle                The selected event and its time, two cycles after `at`; see `spec/regs.py`.
+        count                       Events recorded since `clear`, with those that newer ones have overwritten.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -55,15 +56,15 @@ class EventTrace(wiring.Component):
         for number, (source, pulse) in enumerate(zip(SOURCES, self.pulses)):
             queue = RegisteredFifo(entry.shape(), QUEUE_DEPTH)
             m.submodules[source] = ResetInserter(self.clear)(queue)
-            turn = waiting[number] & ~waiting[:number].any()
+            is_next = waiting[number] & ~waiting[:number].any()
             m.d.comb += [
                 queue.i.valid.eq(pulse.valid),
                 queue.i.payload.event.eq(Cat(Const(number, TRACE_INDEX_SHIFT), pulse.payload.index)),
                 queue.i.payload.cycle.eq(now),
                 waiting[number].eq(queue.o.valid),
-                queue.o.ready.eq(turn),
+                queue.o.ready.eq(is_next),
             ]
-            with m.If(turn):
+            with m.If(is_next):
                 m.d.comb += entry.eq(queue.o.payload)
         m.d.sync += now.eq(now + 1)
         with m.If(waiting.any()):

@@ -71,8 +71,8 @@ class Manifest:
             raise ManifestError(f"{path} is not the manifest of a bitstream: {error}") from None
         for field in dataclasses.fields(Manifest):
             value = getattr(manifest, field.name)
-            kind = {"config": dict, "clock_mhz": int, "address": int}.get(field.name, str)
-            if not isinstance(value, kind):
+            expected_type = {"config": dict, "clock_mhz": int, "address": int}.get(field.name, str)
+            if not isinstance(value, expected_type):
                 raise ManifestError(f"{path} is damaged: {field.name} is {value!r}")
         try:
             digest = Config.from_dict(manifest.config).digest
@@ -83,7 +83,7 @@ class Manifest:
         return manifest
 
     def check_files(self, bit: Path) -> None:
-        """Raise ManifestError if bitstream `bit`, or the .hwh file beside it, differs from this manifest's checksum."""
+        """Raise ManifestError unless bitstream `bit` and the .hwh file beside it have this manifest's checksums."""
         for path, expected in ((bit, self.bit), (bit.with_suffix(".hwh"), self.hwh)):
             try:
                 checksum = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -140,10 +140,13 @@ class BitHeader:
         return BitHeader(design.split(";")[0], part, date, time, position + 5, length)
 
     def is_for(self, part: str) -> bool:
-        """Return whether the bitstream is for `part`, such as "xc7z020clg400-1", whatever its speed grade."""
+        """Return whether the bitstream is for `part`, such as "xc7z020clg400-1", in any speed grade."""
         return _without_prefix(self.part).startswith(_without_prefix(re.sub(r"-\d[a-z]*(-[a-z])?$", "", part.lower())))
 
 
 def _without_prefix(part: str) -> str:
-    """Return a part without "xc" and dashes: a .bit file has "7z020clg400" or "xczu3eg-sbva484-1-i", by family."""
+    """Return the name of a part in lower case, without "xc" and dashes, so that names of both spellings compare.
+
+    A .bit file spells a Zynq-7000 "7z020clg400", but an UltraScale+ "xczu3eg-sbva484-1-i".
+    """
     return part.lower().removeprefix("xc").replace("-", "")

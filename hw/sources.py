@@ -36,7 +36,7 @@ _SCOPES = (*_FUNCTIONS, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast
 
 
 def hardware_files(folder: Traversable, within: str = "") -> Iterator[tuple[str, bytes]]:
-    """Yield path and content of each hardware source in `folder` and its subfolders.
+    """Yield the path and the content of each hardware source in `folder` and its subfolders.
 
     within: prefix of the paths, which are relative to hw/.
     """
@@ -110,8 +110,7 @@ def _serialise(
     if isinstance(value, list):
         yield "["
         for part in value:
-            if not _is_comment(part):
-                yield from _serialise(part, names, fixed_names, in_class)
+            yield from _serialise(part, names, fixed_names, in_class)
         yield "]"
     elif not isinstance(value, ast.AST):
         yield f"{value!r};"
@@ -128,6 +127,8 @@ def _serialise(
             ignored += ("annotation",)
         yield f"{type(value).__name__}("
         for field, part in ast.iter_fields(value):
+            if isinstance(part, list):
+                part = [element for element in part if not _is_comment(element)]
             if field not in ignored and part not in (None, []):
                 yield f"{field}="
                 if outer_names and (type(value).__name__, field) in _VARIABLE_FIELDS:
@@ -137,7 +138,7 @@ def _serialise(
 
 
 def _is_comment(part: Any) -> bool:
-    """Return whether a statement is a docstring, or declares names for proofs (`lib/probes.py`)."""
+    """Return whether a part of a syntax tree is a docstring, or declares names for proofs (`lib/probes.py`)."""
     match part:
         case ast.Expr(value=ast.Constant(value=str()) | ast.Call(func=ast.Name(id="probes"))):
             return True

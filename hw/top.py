@@ -35,16 +35,17 @@ from celosia.hw.spec.scratchpads import scratchpads
 from celosia.hw.vector_unit.vector import Vector
 
 SCRATCHPADS = ("inp", "wgt", "vin", "par", "tap", "out", "acc")
-"""Those that are a part each; lut and exp are in the vector unit."""
+"""Scratchpads that are components of the top module. The others lie inside the unit that uses them: lut and exp in
+VECTOR, book in LOAD."""
 
 
 class State(IntEnum):
-    """Activity of a unit in a cycle; the first of several counts."""
+    """Activity of a unit in a cycle. If several hold, BUSY goes before MEMORY, and MEMORY before TOKEN."""
 
     IDLE = 0
     BUSY = 1
     MEMORY = 2
-    """Held up by memory."""
+    """A started instruction waits for memory or a scratchpad port."""
     TOKEN = 3
     """The unit's next instruction waits for a token."""
 
@@ -63,15 +64,15 @@ class UnitTrace(wiring.Signature):
         })  # fmt: skip
 
 
-def scratchpad(cfg: Config, name: str) -> wiring.Component:
-    """Build the memories of a scratchpad of `cfg`, with their ports."""
+def build_scratchpad(cfg: Config, name: str) -> wiring.Component:
+    """Build the component of scratchpad `name`: its memories and their ports."""
     if name == "acc":
         return AccScratchpad(cfg)
     pad = scratchpads(cfg)[name]
     if name == "vin" and cfg.taps:
         return WindowScratchpad(pad.depth, pad.width, pad.grain, cfg.taps)
-    kind = HalvedScratchpad if pad.spread else Scratchpad
-    return kind(pad.depth, pad.width, pad.grain)
+    component_class = HalvedScratchpad if pad.spread else Scratchpad
+    return component_class(pad.depth, pad.width, pad.grain)
 
 
 class Accelerator(wiring.Component):
@@ -87,8 +88,8 @@ class Accelerator(wiring.Component):
     m_axi : Out(Axi4)       Memory.
     m_axi1 : Out(Axi4Read)  The second read port to memory, where the Config has two.
     irq : Out(1)            1 while a run is done, if enabled.
-    idle, busy, error : Out(1)      One of them is 1, for the lights of a board: the last run, if any, ended well; a run
-                            is under way; the last run ended in an error.
+    idle, busy, error : Out(1)      Exactly one is 1, for the lights of a board. busy: a run is under way. error: the
+                            last run ended in an error. idle: it did not, or there was none.
     trace : Out(PerUnit)    A UnitTrace of each unit, for simulation.
     """
 
@@ -107,7 +108,7 @@ class Accelerator(wiring.Component):
         fetch, tokens, readmux = Fetch(cfg), DependencyGate(cfg), ReadMux(cfg.bus_bytes)
         load, gemm, vector, store = Load(cfg), Gemm(cfg), Vector(cfg), Store(cfg)
         units: tuple[Any, ...] = (load, gemm, vector, store)
-        pads: dict[str, Any] = {name: scratchpad(cfg, name) for name in SCRATCHPADS if name in scratchpads(cfg)}
+        pads: dict[str, Any] = {name: build_scratchpad(cfg, name) for name in SCRATCHPADS if name in scratchpads(cfg)}
         for name, part in {
             "fetch": fetch, "tokens": tokens, "readmux": readmux, **dict(zip(UNITS, units)), **pads,
         }.items():  # fmt: skip
@@ -123,17 +124,21 @@ class Accelerator(wiring.Component):
             control.write_beat.eq(store.write_beat),
             control.write_answer.eq(store.write_answer),
         ]
-        self._show(m, units, tokens)
+        self._drive_unit_traces(m, units, tokens)
         if cfg.trace_depth:
-            self._connect_trace(m, control)
+            self._connect_event_trace(m, control)
         return m
 
     def _connect_host(self, m: Module) -> Control:
-        """Connect the host's registers, and the life of a run, which begins with a reset of everything else."""
-        # Reset comes from a register, so that no logic hangs on a pin: better timing, and Verilator need not look at
+        """Build the register file and run control, and the clock domains `core` and `pipeline`. Returns the control.
+
+        `core` (control, event trace) is reset with the FPGA. `pipeline` (everything else) is also reset by each start
+        of a run.
+        """
+        # Reset comes from a register, so that no logic depends on a pin: better timing, and Verilator need not evaluate
         # every next state again whenever an input changes (1.5 times the cycles a second).
         reset = Signal(init=1)
-        pipeline_reset = Signal(init=1)  # with `control.clear`: a register of its own, for it leads to every other one
+        pipeline_reset = Signal(init=1)  # equal to `control.clear`; a register of its own because of its fan-out
         m.d.sync += reset.eq(0)
         m.domains.core, m.domains.pipeline = core, pipeline = ClockDomain("core"), ClockDomain("pipeline")
         m.submodules.control = control = DomainRenamer("core")(Control(self._cfg))
@@ -152,28 +157,30 @@ class Accelerator(wiring.Component):
         return control
 
     def _connect_instructions(self, m: Module, fetch: Fetch, tokens: DependencyGate, units: Sequence[Any]) -> None:
-        """Connect fetch -> gates -> units. A queue behind each gate parts the paths of semaphores from those within a
-        unit."""
+        """Connect fetch to the dependency gate, and the gate to the units through an issue queue for each.
+
+        The queues cut the combinational paths between the semaphores and the units.
+        """
         wiring.connect(m, fetch.queues, tokens.queues)
         for name, unit, passed, done in zip(UNITS, units, tokens.passed.each, tokens.done.each):
-            issue = RegisteredFifo(passed.payload.shape(), ISSUE_DEPTH)
-            m.submodules[f"issue_{name}"] = DomainRenamer("pipeline")(issue)
-            wiring.connect(m, passed, issue.i)
-            wiring.connect(m, issue.o, unit.instr)
+            issue_queue = RegisteredFifo(passed.payload.shape(), ISSUE_DEPTH)
+            m.submodules[f"issue_{name}"] = DomainRenamer("pipeline")(issue_queue)
+            wiring.connect(m, passed, issue_queue.i)
+            wiring.connect(m, issue_queue.o, unit.instr)
             wiring.connect(m, unit.done, done)
 
     def _connect_memory(self, m: Module, readmux: ReadMux, load: Load, store: Store) -> list[Value]:
-        """Connect LOAD and STORE to memory. Returns the pulses of beats that are read."""
-        near, *others = load.buses
-        wiring.connect(m, near, readmux.load)
+        """Connect fetch, LOAD and STORE to the memory ports. Returns, for each port, the pulse of a beat read."""
+        first_bus, *other_buses = load.buses
+        wiring.connect(m, first_bus, readmux.load)
         wiring.connect(m, readmux.axi, wiring.flipped(self.m_axi.read))
         wiring.connect(m, store.axi, wiring.flipped(self.m_axi.write))
         read_beats = [readmux.read_beat]
-        for bus in others:
-            m.submodules.readmux1 = second = DomainRenamer("pipeline")(ReadMux(self._cfg.bus_bytes))
-            wiring.connect(m, bus, second.load)
-            wiring.connect(m, second.axi, wiring.flipped(self.m_axi1))
-            read_beats.append(second.read_beat)
+        for bus in other_buses:
+            m.submodules.readmux1 = second_mux = DomainRenamer("pipeline")(ReadMux(self._cfg.bus_bytes))
+            wiring.connect(m, bus, second_mux.load)
+            wiring.connect(m, second_mux.axi, wiring.flipped(self.m_axi1))
+            read_beats.append(second_mux.read_beat)
         return read_beats
 
     def _connect_scratchpads(
@@ -206,9 +213,12 @@ class Accelerator(wiring.Component):
         connect(m, store.out, pads["out"].read)
 
     def _connect_writers(self, m: Module, name: str, pad: Any, load: Any, vector: Any) -> None:
-        """Connect LOAD and VECTOR to a scratchpad that holds activations."""
-        of, out = scratchpads(self._cfg)[name], scratchpads(self._cfg)["out"]
-        arbiter = WriteArbiter(of.address_bits, of.width, of.grain, of.width // out.width)
+        """Connect LOAD and VECTOR to the write port of scratchpad `name`, inp or vin, through an arbiter.
+
+        pad: its component. load, vector: the write ports of the units.
+        """
+        spec, out_spec = scratchpads(self._cfg)[name], scratchpads(self._cfg)["out"]
+        arbiter = WriteArbiter(spec.address_bits, spec.width, spec.grain, spec.width // out_spec.width)
         m.submodules[f"{name}_arbiter"] = arbiter
         wiring.connect(m, vector, arbiter.vector)
         wiring.connect(m, load, arbiter.load)
@@ -217,7 +227,7 @@ class Accelerator(wiring.Component):
     def _connect_control(
         self, m: Module, control: Control, fetch: Fetch, tokens: DependencyGate, units: Sequence[Any]
     ) -> None:
-        """Connect control to all parts."""
+        """Connect run control to fetch and the units: DMA limits, start, halt, errors, and inputs of counters."""
         load, _, _, store = units
         for part in (fetch, load, store):
             m.d.comb += [part.dma_base.eq(control.dma_base), part.dma_size.eq(control.dma_size)]
@@ -237,32 +247,32 @@ class Accelerator(wiring.Component):
             control.oldest.eq(tokens.oldest),
         ]
 
-    def _show(self, m: Module, units: Sequence[Any], tokens: DependencyGate) -> None:
-        """Connect the traces of units, for simulation."""
-        for unit, waits, shown in zip(units, tokens.wait_token, self.trace.each):
+    def _drive_unit_traces(self, m: Module, units: Sequence[Any], tokens: DependencyGate) -> None:
+        """Drive port `trace`: starts, ends and activity of each unit, for simulators and the event trace."""
+        for unit, waits_for_token, unit_trace in zip(units, tokens.wait_token, self.trace.each):
             m.d.comb += [
-                shown.start.eq(unit.instr.valid & unit.instr.ready),
-                shown.start_index.eq(unit.instr.payload.index),
-                shown.done.eq(unit.done.valid),
-                shown.done_index.eq(unit.done.payload.index),
+                unit_trace.start.eq(unit.instr.valid & unit.instr.ready),
+                unit_trace.start_index.eq(unit.instr.payload.index),
+                unit_trace.done.eq(unit.done.valid),
+                unit_trace.done_index.eq(unit.done.payload.index),
             ]
             with m.If(unit.active):
-                m.d.comb += shown.state.eq(State.BUSY)
+                m.d.comb += unit_trace.state.eq(State.BUSY)
             with m.Elif(unit.stalled):
-                m.d.comb += shown.state.eq(State.MEMORY)
-            with m.Elif(waits):
-                m.d.comb += shown.state.eq(State.TOKEN)
+                m.d.comb += unit_trace.state.eq(State.MEMORY)
+            with m.Elif(waits_for_token):
+                m.d.comb += unit_trace.state.eq(State.TOKEN)
 
-    def _connect_trace(self, m: Module, control: Control) -> None:
-        """Connect the traces of units to the ring of the host."""
+    def _connect_event_trace(self, m: Module, control: Control) -> None:
+        """Build the event trace: it records starts and ends of instructions, and the host reads it by registers."""
         m.submodules.event_trace = trace = DomainRenamer("core")(EventTrace(self._cfg))
-        for unit, shown in zip(Unit, self.trace.each):
+        for unit, unit_trace in zip(Unit, self.trace.each):
             starts, ends = trace.pulses[2 * unit : 2 * unit + 2]
             m.d.comb += [
-                starts.valid.eq(shown.start),
-                starts.payload.index.eq(shown.start_index),
-                ends.valid.eq(shown.done),
-                ends.payload.index.eq(shown.done_index),
+                starts.valid.eq(unit_trace.start),
+                starts.payload.index.eq(unit_trace.start_index),
+                ends.valid.eq(unit_trace.done),
+                ends.payload.index.eq(unit_trace.done_index),
             ]
         m.d.comb += trace.clear.eq(control.clear)
         wiring.connect(m, trace.registers, control.trace)

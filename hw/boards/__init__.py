@@ -1,1 +1,8 @@
-"""Boards that the accelerator runs on: their FPGAs, processors, lights and memories. Standard library only."""
+"""Boards that the accelerator runs on. Standard library only.
+
+fpga.py        which FPGA devices there are, and their resources
+memory.py      the memory models of simulators; how a board's DRAM becomes one
+board.py       what a board is: its fields, their limits, its processor
+boards.py      which boards and memory models Celosia knows by name
+board_file.py  how a user's own board is read from a TOML file
+"""

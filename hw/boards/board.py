@@ -43,6 +43,7 @@ PROCESSORS = {
         r"(x[acq]zu\d+t?[a-z]{2}|xck2[46])-[a-z]+\d+-\d\w*(?:-\w)?", ULTRASCALE, "aarch64", 0xA000_0000, 128
     ),
 }
+"""Supported processor systems by name."""
 LIGHT_STATES = ("busy", "error", "idle")
 """Status outputs of the accelerator that drive lights. A board with fewer lights shows the first ones."""
 NUMBER_LIMITS = {
@@ -113,7 +114,7 @@ class Board:
             yield name, getattr(getattr(self, part) if part else self, field)
 
     def _check_lights(self) -> None:
-        """Raise BoardError for a pin that cannot be, for too many pins, or for pins without an I/O standard."""
+        """Raise BoardError for an impossible or repeated pin, too many pins, or pins without an I/O standard."""
         for pin in self.lights:
             if not isinstance(pin, str) or re.fullmatch(_PIN, pin, re.ASCII) is None or self.lights.count(pin) > 1:
                 raise BoardError(
@@ -161,12 +162,12 @@ class Board:
 
     def to_toml(self) -> str:
         """Return the TOML text that `board_file.read_board` reads. It has no name: the file's name is the board's."""
-        plain = {"part": self.part, "clock_mhz": self.clock_mhz, "board_files": self.board_files}
-        plain |= {"lights": list(self.lights), "light_standard": self.light_standard}
+        top_fields = {"part": self.part, "clock_mhz": self.clock_mhz, "board_files": self.board_files}
+        top_fields |= {"lights": list(self.lights), "light_standard": self.light_standard}
         preset = PRESETS.get(self.config.name)
         if preset == self.config:
-            plain["config"] = preset.name
-        text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in plain.items() if value not in ("", []))
+            top_fields["config"] = preset.name
+        text = "".join(f"{name} = {json.dumps(value)}\n" for name, value in top_fields.items() if value not in ("", []))
         device = {name: value for name, value in vars(self.device).items() if name not in ("name", "synth")}
         tables = {"device": device} if self.device != FPGAS.get(self.device.name) else {}
         tables["dram"] = vars(self.dram)
@@ -187,12 +188,12 @@ def device_of(part: str) -> str:
 
 
 def synth_command_of(part: str) -> str:
-    """Return the Yosys command that synthesises for a part. BoardError as `device_of`."""
+    """Return the Yosys command that synthesises for a part. Raises BoardError as `device_of` does."""
     return PROCESSORS[_processor_and_device(part)[0]].synth
 
 
 def _processor_and_device(part: str) -> tuple[str, str]:
-    """Return the key of PROCESSORS and the device for a part's name. BoardError for any other name."""
+    """Return the key of PROCESSORS and the device of a part. Raises BoardError for a name of no supported family."""
     if isinstance(part, str):
         for name, processor in PROCESSORS.items():
             if match := re.fullmatch(processor.part, part, re.ASCII):
@@ -204,7 +205,7 @@ def _processor_and_device(part: str) -> tuple[str, str]:
 
 
 def _check_number(name: str, value: object) -> None:
-    """Raise BoardError if `value` is no integer within the limits of number `name`."""
+    """Raise BoardError unless `value` is an integer within NUMBER_LIMITS of `name`."""
     low, high = NUMBER_LIMITS[name]
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise BoardError(f"{name} cannot be {abbreviate(value)}; it is a whole number from {low:,} to {high:,}")

@@ -19,7 +19,7 @@ PAGE = "docs/boards.md says where to find it"
 
 
 def read_board(path: Path) -> Board:
-    """Read a board from a TOML file. Its name is field `name`, or else the file's. BoardError for any mistake."""
+    """Read a board from a TOML file; its name is field `name`, else the file's. Raises BoardError for any mistake."""
     try:
         fields = from_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -33,9 +33,9 @@ def read_board(path: Path) -> Board:
 
 
 def _fields_of_platform(name: object) -> dict[str, Any]:
-    """Take part and lights from a platform of amaranth-boards.
+    """Return part and lights of a platform of amaranth-boards, as fields of a board file.
 
-    name: the module and the class in it, as "arty_z7.ArtyZ720Platform". Returns fields of a board file.
+    name: a module of that package and the class in it, as "arty_z7.ArtyZ720Platform". Raises BoardError for others.
     """
     from importlib import import_module
 
@@ -57,7 +57,7 @@ def _fields_of_platform(name: object) -> dict[str, Any]:
 
 
 def _board_from_fields(path: Path, fields: dict[str, Any]) -> Board:
-    """Build a Board from the fields of the file `path`. BoardError."""
+    """Build a Board from the fields of file `path`. Raises BoardError for a missing, unknown or impossible field."""
     if "platform" in fields:
         fields = _fields_of_platform(fields["platform"]) | {name: fields[name] for name in fields if name != "platform"}
     known = {field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(Board)}
@@ -73,7 +73,7 @@ def _board_from_fields(path: Path, fields: dict[str, Any]) -> Board:
 
 
 def _device(part: str, table: object) -> Device:
-    """Return the resources of the FPGA: from table [device] of the file, or those of a device that Celosia knows."""
+    """Return the FPGA of `part`. table: resources from table [device] of the file; None: those in FPGAS."""
     name = device_of(part)
     if table is not None:
         resources = [field.name for field in dataclasses.fields(Device) if field.name not in ("name", "synth")]
@@ -100,7 +100,7 @@ def _config(folder: Path, value: object, name: object) -> Config:
 
 
 def _table(title: str, value: object, names: list[str]) -> dict[str, Any]:
-    """Return `value`, checked to be a table that has exactly the fields `names`. BoardError."""
+    """Return `value` if it is a table with just the fields `names`; else raise BoardError. title: name for errors."""
     if not isinstance(value, dict):
         raise BoardError(f"{title} cannot be {abbreviate(value)}; it is a table, [{title}], of {', '.join(names)}")
     _check_names(f"{title}.", value, dict.fromkeys(names, True))
@@ -108,7 +108,10 @@ def _table(title: str, value: object, names: list[str]) -> dict[str, Any]:
 
 
 def _check_names(prefix: str, fields: Mapping[str, object], known: Mapping[str, bool]) -> None:
-    """Raise BoardError for an unknown or missing field. known: possible fields, and whether each is required."""
+    """Raise BoardError for an unknown or missing field.
+
+    prefix: text before the names in errors, as "dram.". known: possible fields, and whether each is required.
+    """
     for name in fields:
         if name not in known:
             hint = did_you_mean(name, known)

@@ -59,6 +59,7 @@ BOARDS = {
         ),
     )
 }  # fmt: skip
+"""Supported boards by name."""
 MEMORY_MODELS = {model.name: model for model in (ZYNQ_HP, IDEAL, *(board.memory for board in BOARDS.values()))}
 """Memory models that `--memory` takes by name: two generic ones, and one of each board."""
 
@@ -105,7 +106,7 @@ def memory_model(memory: MemoryModel | str) -> MemoryModel:
 def parse_memory_model(text: str) -> MemoryModel:
     """Return the memory model of a text: a name in MEMORY_MODELS, or the `str` of a model. ValueError for other texts.
 
-    Unlike `memory_model` it reads no file, so that a text from a file of somebody else is safe.
+    Unlike `memory_model` it reads no file, so that texts from untrusted files are safe.
 
     >>> model = BOARDS["ultra96"].memory
     >>> parse_memory_model("ultra96") == parse_memory_model(str(model)) == model

@@ -9,6 +9,7 @@ from celosia.hw.spec.blocks import Blocks, Dsp
 ZYNQ_7000, ULTRASCALE, ECP5 = "synth_xilinx -family xc7", "synth_xilinx -family xcup", "synth_ecp5"
 """The Yosys command that synthesises for each family of FPGAs."""
 _BLOCKS = {ZYNQ_7000: Blocks(Dsp.e1), ULTRASCALE: Blocks(Dsp.e2), ECP5: Blocks(Dsp.mult18)}
+"""DSP block of each family, by its Yosys command."""
 
 
 @dataclass(frozen=True)
@@ -46,3 +47,4 @@ FPGAS = {
         Device("lfe5u-85f", ECP5, 83_640, 83_640, 156, 208),  # Lattice FPGA-DS-02012
     )
 }
+"""FPGAs with known resources, by device."""

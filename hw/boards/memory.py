@@ -12,6 +12,7 @@ class MemoryModel:
 
     The defaults are those of high-performance ports of a Zynq-7000.
 
+    name : name on the command line and in reports.
     clock_mhz : the accelerator's clock.
     read_latency : cycles from the acceptance of a read's address to its first beat.
     write_latency : cycles from the last beat of a write to its response.

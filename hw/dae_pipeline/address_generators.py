@@ -16,10 +16,11 @@ from celosia.hw.spec.isa import X_BITS, YZ_BITS
 
 
 def block_layout(shift_bits: int) -> data.StructLayout:
-    """Block of DRAM that a LOAD or STORE moves: planes of rows of elements.
+    """Return the layout of a block of DRAM that a LOAD or STORE moves: planes of rows of elements.
 
-    shift: log2 of an element's bytes. cut: only one half of each element is moved (spread weights). stretch: an element
-    has more bytes than `shift` says, see `DramAddressGenerator`.
+    addr: byte offset of the first element. y_step, z_step: bytes from one row, or plane, to the next. x_size, y_size,
+    z_size: elements in a row, rows in a plane, planes. shift: log2 of an element's bytes. cut: only one half of each
+    element is moved (spread weights). stretch: an element has more bytes (packed weights), see `DramAddressGenerator`.
     """
     return data.StructLayout({
         "addr": OFFSET_BITS, "y_step": OFFSET_BITS, "z_step": OFFSET_BITS,
@@ -28,22 +29,25 @@ def block_layout(shift_bits: int) -> data.StructLayout:
 
 
 def listed_row_layout(bytes_bits: int, shift_bits: int) -> data.StructLayout:
-    """Row for the DMA engine, with `shift`, `cut` and `stretch` of its block. alone: the row has only one element."""
+    """Return the layout of a row for the DMA engine, with `shift`, `cut` and `stretch` of its block.
+
+    alone: the row has only one element.
+    """
     return data.StructLayout(row_layout(bytes_bits).members | {"shift": shift_bits, "cut": 1, "stretch": 1, "alone": 1})
 
 
 class DramAddressGenerator(wiring.Component):
-    """Lists the rows of blocks, one a cycle. Rows of a plane without gaps between them become one long row.
+    """Generate the rows of blocks, one a cycle. If the rows of a plane lie in DRAM without gaps, they become one row.
 
     Parameters
     ----------
     max_shift : int     log2 of the bytes of the largest element.
-    stretch : int       Elements of a block that is stretched have 1 + 2^stretch times as many bytes as `shift` says,
-                        and its rows stay as they are; None: no block is.
+    stretch : int       In blocks with bit `stretch`, an element has (1 + 2^stretch) * 2^shift bytes, and rows are never
+                        merged; None: no block has the bit.
 
     Members
     -------
-    block : In(stream)  Blocks to list.
+    block : In(stream)  Blocks, `block_layout`.
     row : Out(stream)   Their rows, `listed_row_layout`; `final` marks the last one of a block.
     """
 
@@ -61,13 +65,13 @@ class DramAddressGenerator(wiring.Component):
         busy = Signal()
         begin = Signal()
         ends = Signal()
-        waiting, block, plane_size, merged = self._wait(m, begin)
+        waiting, block, plane_size, merged = self._hold_next_block(m, begin)
         y_step, z_step, offset, plane = (
             Reg(OFFSET_BITS, name=name) for name in ("y_step", "z_step", "offset", "plane")
         )
         bytes_ = Reg(self.bytes_bits)
         rows, rows_left, planes_left = (Reg(YZ_BITS, name=name) for name in ("rows", "rows_left", "planes_left"))
-        # One row is left of the plane, one plane of the block, and planes have one row: known a step ahead.
+        # Known a step ahead: the row is the last one of its plane; the plane is the last one; planes have a single row.
         last_row = Reg()
         last_plane = Reg()
         single = Reg()
@@ -109,7 +113,7 @@ class DramAddressGenerator(wiring.Component):
                 z_step.eq(block.z_step),
                 offset.eq(block.addr),
                 plane.eq(block.addr),
-                bytes_.eq(self._stretched(block, Mux(merged, plane_size, block.x_size)) << block.shift),
+                bytes_.eq(self._stretch_row(block, Mux(merged, plane_size, block.x_size)) << block.shift),
                 rows.eq(count),
                 rows_left.eq(count),
                 last_row.eq(count == 1),
@@ -128,10 +132,10 @@ class DramAddressGenerator(wiring.Component):
         )  # fmt: skip
         return m
 
-    def _stretched(self, block: Any, elements: Value) -> Value:
-        """Return a row's bytes, in units of 2^shift bytes. They are its elements, or (1 + 2^stretch) times as many.
+    def _stretch_row(self, block: Any, elements: Value) -> Value:
+        """Return the length of a row in units of 2^shift bytes: `elements`, or (1 + 2^stretch) times as many.
 
-        The addition begins at bit `stretch`, as the bits below it stay.
+        The addition begins at bit `stretch`, as it does not change the bits below.
         """
         if self._stretch is None:
             return elements
@@ -140,26 +144,26 @@ class DramAddressGenerator(wiring.Component):
             elements[:low], (elements[low:high] + Mux(block.stretch, block.x_size, 0))[: high - low], elements[high:]
         )
 
-    def _wait(self, m: Module, begin: Signal) -> tuple[Signal, Any, Signal, Signal]:
-        """Hold a block in registers until it may `begin`; its plane size takes a cycle to multiply.
+    def _hold_next_block(self, m: Module, begin: Signal) -> tuple[Signal, Any, Signal, Signal]:
+        """Hold the next block in registers until it may `begin`, as the product of its plane size takes a cycle.
 
-        Returns whether a block waits, the block, the elements of a plane, and whether a plane's rows have no gaps, so
-        that they become one long row.
+        Returns whether a block waits, the block, the number of elements of a plane, and whether the rows of a plane are
+        merged into one, since they have no gaps.
         """
         block = Signal.like(self.block.payload, reset_less=True)
         new = self.block.payload
         waiting = Signal()
         merged = Reg()
-        touch = (new.x_size << new.shift) == new.y_step
+        rows_touch = (new.x_size << new.shift) == new.y_step
         plane_size = Reg(X_BITS + YZ_BITS)
-        # Not as soon as the one that waits begins: much depends on `ready`, and little on a cycle between two blocks.
+        # `ready` does not depend on `begin`: that keeps the path short, and costs only a cycle between two blocks.
         m.d.comb += self.block.ready.eq(~waiting)
         with m.If(~waiting):
             m.d.sync += [
                 waiting.eq(self.block.valid),
                 block.eq(self.block.payload),
                 plane_size.eq(self.block.payload.x_size * self.block.payload.y_size),
-                merged.eq(touch if self._stretch is None else touch & ~new.stretch),
+                merged.eq(rows_touch if self._stretch is None else rows_touch & ~new.stretch),
             ]
         with m.Elif(begin):
             m.d.sync += waiting.eq(0)
@@ -167,21 +171,21 @@ class DramAddressGenerator(wiring.Component):
 
 
 class ElementSplitter(wiring.Component):
-    """Cuts a row of elements into one row for each element's half; other rows stay as they are.
+    """Cut rows of spread weights: each element becomes a row of its own with one half of the element's bytes.
 
-    A half has half the bytes of an element, from where the row begins; it lies as far as an element from the one
-    before.
+    The first half begins where the row begins, the next ones an element's bytes further each. Rows without `cut` pass
+    unchanged.
 
     Parameters
     ----------
-    row : StructLayout  Layout of the rows, with all that `listed_row_layout` has.
+    row : StructLayout  Layout of the rows, with the fields of `listed_row_layout`.
     element : int       Bytes of an element, a power of two.
     bus : int           Bytes of a bus word, a power of two that divides the half.
 
     Members
     -------
-    row : In(stream)    Rows; those with `cut` are of whole elements.
-    half : Out(stream)  The rows, or halves of their elements; `final` marks the last half of a final row.
+    row : In(stream)    Rows; those with `cut` consist of whole elements.
+    half : Out(stream)  The rows, or the halves of their elements; `final` marks the last half of a final row.
     """
 
     def __init__(self, row: data.StructLayout, element: int, bus: int) -> None:
@@ -191,8 +195,8 @@ class ElementSplitter(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         row, half, shift, low = self.row.payload, self.half.payload, self._shift, self._low
-        # Of the next half, unless it is a row's first: where it begins, but for its place in a bus word, and whether it
-        # is the last.
+        # begin, last: offset of the next half in bus words, and whether it is the row's last. They are valid if
+        # `inside`, that is, if the next half is not the first one of its row.
         inside = Signal()
         last = Signal()
         begin = Signal(OFFSET_BITS - low)
@@ -220,13 +224,16 @@ class ElementSplitter(wiring.Component):
 
 
 class LoopIndex:
-    """One index of a `ScratchpadAddressGenerator`. It knows a step ahead whether it is the last one, and whether it
-    lies beyond the borders.
+    """One loop index of a `ScratchpadAddressGenerator`, which says a step ahead whether it is last or in the padding.
 
-    end: the last index. borders: the first index within them, and the one after the last, which is greater; None: there
-    are none.
+    Arguments: end: the last index. borders: the first index inside the padding, and the first one behind it; None: the
+    axis has no padding.
 
-    last, outside: of this index. next_last, next_outside: of the next step. moves: what the registers take with a step.
+    last, outside : whether the present index is the last one, and whether it lies in the padding: registers.
+    next_last, next_outside : the same for the next step.
+    moves : assignments to the registers, for each step.
+
+    In each cycle the caller calls one of `load`, `advance` and `restart` within `m.If`, or none: the index then stays.
     """
 
     def __init__(self, m: Module, name: str, end: Value, borders: tuple[Value, Value] | None) -> None:
@@ -242,11 +249,14 @@ class LoopIndex:
         ]  # fmt: skip
 
     def _set_next(self, following: Value | int, last: Value, outside: Value) -> None:
-        """Set the next step's state. following: index after the next one. last, outside: of the next index."""
+        """Set the state of the next step. following: the index after the next one. last, outside: of the next index."""
         self._m.d.comb += [self._next.eq(following), self.next_last.eq(last), self.next_outside.eq(outside)]
 
     def load(self, end: Value, first: Value | None) -> list[object]:
-        """Go to the first index of a new job. Returns assignments that keep the state of this index, for `restart`."""
+        """Go to the first index of a new job. Returns assignments that save the state of this index, for `restart`.
+
+        end: the job's last index. first: its first index inside the padding; None: the axis has no padding.
+        """
         outside = first != 0 if first is not None else Const(0)
         self._set_next(1, end == 0, outside)
         return [self._single.eq(end == 0), self._begins_outside.eq(outside)]
@@ -265,10 +275,11 @@ class LoopIndex:
 
 
 BORDERS = {"x": X_BITS + 1, "y": YZ_BITS + 1}
+"""Axes that may have padding, with the width of an index that includes the padding."""
 
 
 def job_layout(element_bits: int, step_bits: int, tag: ShapeLike, padded: bool = False) -> data.StructLayout:
-    """Block of elements in a scratchpad; for the parameters see `ScratchpadAddressGenerator`."""
+    """Return the layout of a block of elements in a scratchpad; see `ScratchpadAddressGenerator` for all names."""
     borders = {f"{axis}_{edge}": bits for axis, bits in BORDERS.items() for edge in ("first", "stop") if padded}
     return data.StructLayout({
         "base": element_bits, "x_step": element_bits, "y_step": element_bits, "z_step": element_bits,
@@ -277,27 +288,30 @@ def job_layout(element_bits: int, step_bits: int, tag: ShapeLike, padded: bool =
 
 
 def step_layout(element_bits: int, step_bits: int, tag: ShapeLike) -> data.StructLayout:
-    """One step within an element; for the parameters see `ScratchpadAddressGenerator`."""
+    """Return the layout of one step of a job; see `ScratchpadAddressGenerator`, also for arguments."""
     return data.StructLayout({"element": element_bits, "step": step_bits, "outside": 1, "last": 1, "tag": tag})
 
 
 class ScratchpadAddressGenerator(wiring.Component):
-    """Walks over the elements of blocks in a scratchpad, x innermost, and over the steps of each element.
+    """Generate the addresses of the elements of blocks in a scratchpad, x innermost, and the steps of each element.
+
+    An element that is wider than the bus is moved in several steps, one for each bus word.
 
     Parameters
     ----------
     element_bits : int  Width of an element's address.
     step_bits : int     Width of the number of a step within an element.
-    tag : ShapeLike     Shape of what comes along with each step of a job.
-    padded : bool       A job has borders: `x_first`, `x_stop`, `y_first` and `y_stop`, the first index within them and
-                        the one after the last.
+    tag : ShapeLike     Shape of the value that a job passes on to each of its steps.
+    padded : bool       Blocks have padding. `x_first`, `x_stop`, `y_first` and `y_stop` of a job are the first index
+                        inside the padding, and the first one behind it.
 
     Members
     -------
-    job : In(stream)    A block: `base` and the steps between elements in x, y and z; the last index in x, y and z; the
-                        last step of an element; and a `tag`. Accepted while the last step of the job before is taken.
-    step : Out(stream)  `element`, an address modulo its width; `step` within it; `outside` the borders, where an
-                        element has one step only; `last` of the job; its `tag`.
+    job : In(stream)    A block: address `base` and its strides in x, y and z; the last index in x, y and z; the number
+                        of the last step of an element; and a `tag`. Accepted while the last step of the previous job is
+                        taken.
+    step : Out(stream)  `element`, its address, which wraps; `step` within the element; `outside`: the element is
+                        padding, which takes one step only; `last` step of the job; `tag` of the job.
     """
 
     def __init__(self, element_bits: int, step_bits: int, tag: ShapeLike, padded: bool = False) -> None:
@@ -312,7 +326,7 @@ class ScratchpadAddressGenerator(wiring.Component):
         return self._padded and axis in BORDERS
 
     def _borders(self, axis: str, job: data.View[data.StructLayout]) -> tuple[Value, Value] | None:
-        """Return the first index inside the padding of an axis, and the one behind the last; None without padding."""
+        """Return the first index inside the padding of an axis, and the first one behind; None without padding."""
         return (job[f"{axis}_first"], job[f"{axis}_stop"]) if self._has_borders(axis) else None
 
     def elaborate(self, platform: object) -> Module:
@@ -324,7 +338,7 @@ class ScratchpadAddressGenerator(wiring.Component):
             ("step", self._step_bits), ("step_last", 1), ("single_step", 1),
         ))  # fmt: skip
         element, row, plane = (Reg(self._element_bits, name=name) for name in ("element", "row", "plane"))
-        # Of the step that is offered. They lead to all others, so they are registers, found a step ahead.
+        # State of the step that is offered. Many registers depend on it, so it is computed a step ahead, in registers.
         outside, last_step, last = (Reg(name=name) for name in ("outside", "last_step", "last"))
         out = self.step.payload
         m.d.comb += [
@@ -337,34 +351,34 @@ class ScratchpadAddressGenerator(wiring.Component):
             self.job.ready.eq(~busy | (self.step.ready & last)),
         ]
 
-        # What follows, whether this step is taken or not: only enables wait for that. Behind the last step it is what
-        # `job` offers, valid or not.
-        walked = (step, step_last, element, row, plane)
-        following = [Signal(each.shape(), name=f"next_{each.name}") for each in walked]
-        next_step, next_step_last, next_element, next_row, next_plane = following
+        # The next state is computed whether the step is taken or not, as only the enables depend on that. Behind the
+        # last step it is loaded from `job`, valid or not.
+        state = (step, step_last, element, row, plane)
+        next_state = [Signal(register.shape(), name=f"next_{register.name}") for register in state]
+        next_step, next_step_last, next_element, next_row, next_plane = next_state
         next_outside = x.next_outside | y.next_outside
         next_last_step = Signal()
-        m.d.comb += [next_.eq(each) for next_, each in zip(following, walked)]
+        m.d.comb += [next_.eq(register) for next_, register in zip(next_state, state)]
         m.d.comb += next_last_step.eq(next_outside | next_step_last)
-        kept: list[object] = []
+        loads: list[object] = []
         with m.If(~busy | last):
             new = self.job.payload
             single = new.step_end == 0
             m.d.comb += [next_step.eq(0), next_step_last.eq(single)]
             m.d.comb += [next_element.eq(new.base), next_row.eq(new.base), next_plane.eq(new.base)]
-            kept += [busy.eq(self.job.valid), job.eq(new), single_step.eq(single)]
+            loads += [busy.eq(self.job.valid), job.eq(new), single_step.eq(single)]
             for axis, index in zip("xyz", (x, y, z)):
-                kept += index.load(new[f"{axis}_end"], new[f"{axis}_first"] if self._has_borders(axis) else None)
+                loads += index.load(new[f"{axis}_end"], new[f"{axis}_first"] if self._has_borders(axis) else None)
         with m.Elif(~last_step):
             m.d.comb += [next_step.eq(step + 1), next_step_last.eq(step + 1 == job.step_end)]
         with m.Else():
             m.d.comb += [next_step.eq(0), next_step_last.eq(single_step)]
-            self._next_element(m, job, (x, y, z), (element, row, plane), (next_element, next_row, next_plane))
+            self._go_to_next_element(m, job, (x, y, z), (element, row, plane), (next_element, next_row, next_plane))
         with m.If(self.job.ready):
-            m.d.sync += kept
+            m.d.sync += loads
         with m.If(~busy | self.step.ready):
             m.d.sync += [next_ for index in (x, y, z) for next_ in index.moves]
-            m.d.sync += [each.eq(next_) for each, next_ in zip(walked, following)]
+            m.d.sync += [register.eq(next_) for register, next_ in zip(state, next_state)]
             m.d.sync += [
                 outside.eq(next_outside),
                 last_step.eq(next_last_step),
@@ -376,7 +390,7 @@ class ScratchpadAddressGenerator(wiring.Component):
         )  # fmt: skip
         return m
 
-    def _next_element(
+    def _go_to_next_element(
         self,
         m: Module,
         job: Any,

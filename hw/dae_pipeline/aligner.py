@@ -1,4 +1,4 @@
-"""Aligner between the beats of rows and chunks, which lie anywhere in the beats."""
+"""Aligner: cuts the beats of rows into chunks, which may begin at any byte of a beat."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from celosia.hw.spec.regs import Error
 
 
 def position_layout(bus_bytes: int) -> data.StructLayout:
-    """Position of a chunk in the bus words of its row.
+    """Return the layout of the position of a chunk within bus words.
 
-    first: the byte of its bus word at which it begins. stop: the one at which the next chunk begins. crosses: it
-    reaches into the next word. final: it ends at the byte of a word at which the row ends.
+    first: number of its first byte in its bus word. stop: number of the byte behind it, counted in the same word.
+    crosses: it reaches into the next word. final: its last byte has the same number in its word as the row's last byte,
+    so it ends the row if that word is the row's last.
     """
     word_bits = exact_log2(bus_bytes)
     return data.StructLayout({"first": word_bits, "stop": word_bits + 1, "crosses": 1, "final": 1})
 
 
 def aligned_row_layout(bus_bytes: int) -> data.StructLayout:
-    """Row to cut into chunks. chunk: position of its first chunk. last: byte of a bus word at which the row ends.
+    """Return the layout of a row that is to be cut into chunks.
 
-    shift: log2 of the bytes of a chunk, which is as many bytes as LOAD or STORE moves at once: a step of an element.
+    chunk: position of its first chunk. last: number of the row's last byte in its bus word. shift: log2 of the bytes of
+    a chunk, which one step of LOAD moves.
     """
     word_bits = exact_log2(bus_bytes)
     return data.StructLayout({
@@ -36,7 +38,7 @@ def aligned_row_layout(bus_bytes: int) -> data.StructLayout:
 
 
 def chunk_stop(bus_bytes: int, first: Value, shift: Value) -> Value:
-    """Return where a chunk of 2^shift bytes ends that begins at byte `first`."""
+    """Return `stop` of the position of a chunk of 2^shift bytes that begins at byte `first`."""
     word_bits = exact_log2(bus_bytes)
     return first[:word_bits] + (1 << shift)[: word_bits + 1]
 
@@ -49,9 +51,9 @@ def chunk_position(bus_bytes: int, first: Value, stop: Value, last: Value) -> Va
 
 
 class Aligner(wiring.Component):
-    """Cuts the beats of rows into chunks: the first bytes of a chunk may lie anywhere in a beat.
+    """Cut the beats of rows into chunks, which may begin at any byte of a beat and cross into the next one.
 
-    A beat with an error gives a chunk with it.
+    The error of a beat passes to a chunk of that beat.
 
     Parameters
     ----------
@@ -80,7 +82,7 @@ class Aligner(wiring.Component):
         held = Reg(beat_layout(bus_bytes))
         holds = Signal()
         inside = Signal()
-        following = Reg(position_layout(bus_bytes))  # found a chunk ahead
+        following = Reg(position_layout(bus_bytes))  # computed a chunk ahead
         present = Signal(position_layout(bus_bytes))
         next_beat = Signal()
         crosses = Signal()
@@ -88,8 +90,8 @@ class Aligner(wiring.Component):
         take = Signal()
         m.d.comb += [
             present.eq(Mux(inside, following, row.chunk)),
-            next_beat.eq(present.stop[word_bits]),  # the chunk reaches the end of the held beat,
-            crosses.eq(present.crosses),  # and beyond
+            next_beat.eq(present.stop[word_bits]),  # the chunk reaches the end of the held beat
+            crosses.eq(present.crosses),  # the chunk reaches into the next beat
             row_end.eq(present.final & Mux(crosses, beat.last, held.last)),
             self.chunk.valid.eq(self.row.valid & holds & (~crosses | self.beat.valid | (held.error != Error.NONE))),
             self.chunk.payload.data.eq(Cat(held.data, beat.data) >> (present.first << 3)),

@@ -1,8 +1,8 @@
-"""DMA engines: rows of DRAM bytes become AXI bursts, to read and to write.
+"""DMA engines: they read and write rows of DRAM bytes by AXI bursts.
 
 A row is `bytes` consecutive bytes from `offset`, relative to `dma_base`, which is a multiple of 4096. A row that ends
 beyond `dma_size` is refused as a whole: none of it reaches the bus, nor does any later row before `halt`. Beats are
-whole words of the bus: the first and the last beat of a row also hold bytes from around it.
+whole words of the bus, so the first and the last beat of a row may also hold bytes outside of the row.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from celosia.hw.spec.pipeline import BURST_BOUNDARY, MAX_BURST, MAX_OUTSTANDING_
 from celosia.hw.spec.regs import Error
 
 OFFSET_BITS = 32
+"""Width of a byte offset from the DMA base."""
 
 
 def row_layout(bytes_bits: int) -> data.StructLayout:
-    """A row of bytes to read or write, at least 1. final: the last row of an instruction."""
+    """Return the layout of a row of at least one byte to read or write. final: the last row of an instruction."""
     return data.StructLayout({"offset": OFFSET_BITS, "bytes": bytes_bits, "final": 1})
 
 
 split_layout = data.StructLayout({"burst": burst_layout, "row_end": 1, "final": 1, "refused": 1})
-"""A burst; row_end: the last one of its row; final: of the final row. refused: instead of the bursts of a row."""
+"""A burst of a row. row_end: the last one of its row. final: the last one of a final row. refused: it stands for all
+bursts of a refused row, and must not reach the bus."""
 
 
 class BurstSplitter(wiring.Component):
-    """Cuts rows into legal bursts, one a cycle.
+    """Cut rows into legal AXI bursts, one a cycle.
 
     Parameters
     ----------
@@ -42,9 +44,9 @@ class BurstSplitter(wiring.Component):
     Members
     -------
     row : In(stream)                Rows to cut.
-    split : Out(stream)             Their bursts, in order; one that is `refused` stands for a row beyond the limits.
-    dma_base, dma_size : In         Where DRAM begins, and how many bytes of it may be used.
-    halt : In(1)                    Takes no new row, and drops what is left of the present one.
+    split : Out(stream)             Their bursts, in order; `refused` for a row beyond `dma_size`.
+    dma_base, dma_size : In         Address at which DRAM begins, and how many bytes of it may be used.
+    halt : In(1)                    Accepts no new row, and drops the rest of the present one.
     """
 
     def __init__(self, bus_bytes: int, bytes_bits: int) -> None:
@@ -70,16 +72,19 @@ class BurstSplitter(wiring.Component):
         word = Reg(OFFSET_BITS - word_bits)  # number of the next beat's bus word
         left = Reg(OFFSET_BITS - word_bits)  # beats of the row after the next one
 
-        # Of the burst: beats less one, and whether it is the last one of its row. Known a burst ahead.
+        # Beats of the burst less one, and whether it is the last one of its row: computed a burst ahead.
         length = Reg(burst_bits)
         ends = Reg()
 
         def burst(word: Value, left: Value) -> list[object]:
-            """Find the burst that begins at `word`: up to the end of its page, of its row, or its greatest length."""
-            page = ~word[:page_bits]
-            most = Mux(page[burst_bits:].any(), MAX_BURST - 1, page[:burst_bits])
-            is_last = ~left[burst_bits:].any() & (left[:burst_bits] <= most)
-            return [length.eq(Mux(is_last, left[:burst_bits], most)), ends.eq(is_last)]
+            """Return assignments of the burst that begins at `word`: to the end of page or row, or MAX_BURST beats.
+
+            left: beats of the row from `word` on, less one.
+            """
+            beats_to_page_end = ~word[:page_bits]
+            longest = Mux(beats_to_page_end[burst_bits:].any(), MAX_BURST - 1, beats_to_page_end[:burst_bits])
+            is_last = ~left[burst_bits:].any() & (left[:burst_bits] <= longest)
+            return [length.eq(Mux(is_last, left[:burst_bits], longest)), ends.eq(is_last)]
 
         last = Signal()
         m.d.comb += [
@@ -101,7 +106,7 @@ class BurstSplitter(wiring.Component):
             m.d.sync += stuck.eq(0)
         with m.If(self.row.valid & self.row.ready):
             m.d.sync += valid.eq(1)
-        # Behind the last burst comes what `row` offers, valid or not: only enables wait for the handshakes.
+        # Behind the last burst, registers are loaded from `row`, valid or not: only their enables wait for handshakes.
         with m.If(~valid | last):
             m.d.comb += next_word.eq(row.offset >> word_bits)
             m.d.comb += next_left.eq((row.offset[:word_bits] + row.bytes - 1) >> word_bits)
@@ -118,7 +123,7 @@ class BurstSplitter(wiring.Component):
 
 
 def beat_layout(bus_bytes: int) -> data.StructLayout:
-    """A beat that was read. error: a code of `regs.Error`. last: the last beat of its row.
+    """Return the layout of a beat that was read. error: a code of `regs.Error`. last: the last beat of its row.
 
     A refused row gives one beat with the error ADDRESS.
     """
@@ -126,15 +131,15 @@ def beat_layout(bus_bytes: int) -> data.StructLayout:
 
 
 class ReadEngine(wiring.Component):
-    """Reads rows; their beats come in order, one a cycle once the first has arrived.
+    """Read rows; their beats come in order, one a cycle once the first has arrived.
 
-    A burst is asked for only when the engine has room for all of its beats, so the bus never waits for the user.
+    A burst is requested only when the engine has room for all of its beats, so that it never stalls the bus.
 
     Parameters
     ----------
     bus_bytes : int     Bytes of a beat.
     bytes_bits : int    Width of a row's count of bytes.
-    outstanding : int   Bursts under way at once.
+    outstanding : int   Largest number of bursts under way at once.
     room : int          Beats that the engine can hold.
 
     Members
@@ -180,7 +185,7 @@ class ReadEngine(wiring.Component):
         # Bursts under way, in order.
         order_layout = data.StructLayout({"row_end": 1, "refused": 1})
         m.submodules.order = order = StreamFifo(order_layout, self._outstanding)
-        free = Signal(range(self._room + 1), init=self._room)  # beats not held, and not asked for either
+        free = Signal(range(self._room + 1), init=self._room)  # beats of room that is neither in use nor reserved
         may_ask = Signal()
         m.d.comb += [
             may_ask.eq(split.valid & order.i.ready & (free > split.payload.burst.len)),
@@ -221,28 +226,31 @@ class ReadEngine(wiring.Component):
 
 
 def write_beat_layout(bus_bytes: int) -> data.StructLayout:
-    """A beat to write. strobe: the bytes that are written."""
+    """Return the layout of a beat to write. strobe: a bit for each byte that is written."""
     return data.StructLayout({"data": 8 * bus_bytes, "strobe": bus_bytes})
 
 
 answer_layout = data.StructLayout({"error": ERROR_BITS, "final": 1})
+"""Result of writes that `WriteEngine` reports. error: a code of `regs.Error`. final: all writes of an instruction, up
+to its final row, have ended."""
 
 
 class WriteEngine(wiring.Component):
-    """Writes rows of bytes to DRAM.
+    """Write rows of bytes to DRAM.
 
     Parameters
     ----------
     bus_bytes : int     Bytes of a beat.
     bytes_bits : int    Width of a row's count of bytes.
-    outstanding : int   Bursts under way at once.
+    outstanding : int   Largest number of bursts under way at once.
 
     Members
     -------
     row : In(stream)            Rows to write.
     beat : In(stream)           The beats of all rows, in order; strobes cut the first and the last one of a row.
-    answer : Out(Pulse)         One when the last response of a `final` row has come, after those of all rows before it;
-                                and one with an error for a burst that failed (WRITE) or a refused row (ADDRESS).
+    answer : Out(Pulse)         `answer_layout`: a pulse when the last response of a `final` row has come, and a pulse
+                                with an error for each burst that failed (WRITE) or refused row (ADDRESS). In the order
+                                of the bursts.
     axi : Out(Axi4Write)        The write channels.
     dma_base, dma_size : In     Where DRAM begins, and how many bytes of it may be written.
     halt : In(1)                Bursts whose address is out are filled up with beats that write nothing.
@@ -278,17 +286,17 @@ class WriteEngine(wiring.Component):
         m.submodules.lengths = lengths = StreamFifo(4, self._outstanding)
         m.submodules.order = order = StreamFifo(order_layout, self._outstanding)
         split, axi = splitter.split, self.axi
-        self._addresses(m, split, lengths, order)
-        self._data(m, lengths)
-        self._responses(m, order)
+        self._send_addresses(m, split, lengths, order)
+        self._send_data(m, lengths)
+        self._report_responses(m, order)
         m.d.comb += self.idle.eq(~Cat(split.valid, axi.awvalid, axi.wvalid, order.o.valid).any())
         probes(self, splitter=splitter, lengths=lengths, split=split, order=order)
         return m
 
-    def _addresses(self, m: Module, split: stream.Interface, lengths: StreamFifo, order: StreamFifo) -> None:
-        """Hand a burst to AW, to the queue of lengths for W and to that of responses for B, all at once.
+    def _send_addresses(self, m: Module, split: stream.Interface, lengths: StreamFifo, order: StreamFifo) -> None:
+        """Pass each burst to AW, to queue `lengths` for W and to queue `order` for B, in the same cycle.
 
-        W does not look at AW again, nor AW at W.
+        After that AW and W proceed independently of each other, as AXI demands.
         """
         axi = self.axi
         refused = split.payload.refused
@@ -314,8 +322,8 @@ class WriteEngine(wiring.Component):
             axi.awcache.eq(CACHE_NORMAL),
         ]
 
-    def _data(self, m: Module, lengths: StreamFifo) -> None:
-        """Send the beats of bursts of these lengths to W."""
+    def _send_data(self, m: Module, lengths: StreamFifo) -> None:
+        """Send beats to W, and mark the last one of each burst. lengths: beats of each burst, less one."""
         axi = self.axi
         count = Signal(4)
         w_free = Signal()
@@ -343,8 +351,8 @@ class WriteEngine(wiring.Component):
             ]
         probes(self, count=count, w_load=w_load)
 
-    def _responses(self, m: Module, order: StreamFifo) -> None:
-        """Report responses of B, and refused rows, in their order, through `answer`."""
+    def _report_responses(self, m: Module, order: StreamFifo) -> None:
+        """Report responses of B and refused rows through `answer`. order: the bursts that await a response."""
         axi = self.axi
         refused_now = order.o.valid & order.o.payload.refused
         answered = Signal()

@@ -1,4 +1,4 @@
-"""Reader of a run's instructions: it checks them and hands them to the units' queues."""
+"""Fetch: reads the instructions of a run, checks them, and passes them to the queues of the units."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from celosia.hw.spec.regs import Error
 
 
 class Fetch(wiring.Component):
-    """Fetches ahead in bursts of up to two instructions, only as far as its buffer has room for what comes back, so
-    that it never holds up the read channel. Checks each instruction by the rules of `legality.why_illegal` and puts it
-    into the queue of its unit.
+    """Fetch instructions, check each by the rules of `legality.rules`, and put it into the queue of its unit.
+
+    Instructions are prefetched in bursts of up to two. A burst is requested only if the buffer has room for all of its
+    beats, so that fetch never stalls the read channel.
 
     Parameters
     ----------
@@ -33,12 +34,13 @@ class Fetch(wiring.Component):
     Members
     -------
     run : In(1)             From 0 to 1: start; everything here has been reset before.
-    halt : In(1)            Read and hand out nothing more.
+    halt : In(1)            Requests and dispatches nothing more.
     instr_addr, instr_count, dma_base, dma_size : In     Stable while `run`. instr_addr: a multiple of an instruction's
                             bytes and of the bus' bytes.
     bus : Out(ReadBus)      The read channel.
     queues : Out(PerUnit)   Instructions of each unit, in program order, from its queue.
-    error : Out(Pulse)      ILLEGAL_INSTRUCTION, ADDRESS (instructions outside the limits) or READ; nothing follows it.
+    error : Out(Pulse)      ILLEGAL_INSTRUCTION, ADDRESS (instructions outside the limits) or READ. No instruction is
+                            dispatched after it.
     finished : Out(1)       Every instruction has left its queue.
     idle : Out(1)           Nothing is in flight on the bus.
     """
@@ -68,20 +70,19 @@ class Fetch(wiring.Component):
         word = stream.Signature(data.StructLayout({"data": 8 * word_bytes, "error": 1})).create(path=("word",))
         going = Signal()
         m.d.comb += going.eq(self._check_limits(m, word_bytes) & ~self.halt)
-        self._request(m, going, buffer, depth, word_bytes)
+        self._request_bursts(m, going, buffer, depth, word_bytes)
         if bus_bytes <= word_bytes:
-            self._join(m, buffer.o, word)
+            self._join_beats(m, buffer.o, word)
         else:
-            self._split(m, buffer.o, word)
+            self._split_beats(m, buffer.o, word)
         self._dispatch(m, going, word)
         probes(self, going=going, buffer=buffer, depth=depth)
         return m
 
     def _check_limits(self, m: Module, word_bytes: int) -> Value:
-        """Report ADDRESS once for instructions outside the DMA limits.
+        """Report error ADDRESS, once, if the run's instructions do not lie within the DMA limits.
 
-        Returns 1 where they are known to lie within, from the second cycle of `run` to the first one after it, in which
-        nothing is left to do.
+        Returns a register that is 1 during `run`, a cycle late, if they do. word_bytes: bytes of an instruction.
         """
         bad = Signal()
         checked = Signal()
@@ -89,11 +90,11 @@ class Fetch(wiring.Component):
         unaligned = self.instr_addr % max(word_bytes, self._cfg.bus_bytes) != 0
         fitting = Signal(32)  # instructions between the first one and the limit
         outside = Signal()
-        space = Mux(self.instr_addr < self.dma_size, (self.dma_size - self.instr_addr)[:32], 0)
-        ends = self.instr_addr + self.instr_count * word_bytes  # one sum, and no quotient before the comparison
+        bytes_to_limit = Mux(self.instr_addr < self.dma_size, (self.dma_size - self.instr_addr)[:32], 0)
+        end_offset = self.instr_addr + self.instr_count * word_bytes  # one sum, and no quotient before the comparison
         m.d.comb += [
-            fitting.eq(Mux(unaligned, 0, space // word_bytes)),
-            outside.eq((self.instr_count != 0) & (unaligned | (ends > self.dma_size))),
+            fitting.eq(Mux(unaligned, 0, bytes_to_limit // word_bytes)),
+            outside.eq((self.instr_count != 0) & (unaligned | (end_offset > self.dma_size))),
         ]
         m.d.sync += [bad.eq(outside), checked.eq(self.run), allowed.eq(self.run & ~outside)]
         with m.If(self.run & ~self.halt & checked & bad):
@@ -105,24 +106,25 @@ class Fetch(wiring.Component):
         probes(self, bad=bad, allowed=allowed, checked=checked)
         return allowed
 
-    def _request(self, m: Module, going: Value, buffer: StreamFifo, depth: int, word_bytes: int) -> None:
-        """Request bursts while the buffer has room for all beats that are under way.
+    def _request_bursts(self, m: Module, going: Value, buffer: StreamFifo, depth: int, word_bytes: int) -> None:
+        """Request bursts while the buffer has room for all their beats, and put the beats that return into it.
 
-        Bursts end at multiples of their longest length, which divides 4096 bytes, so that none crosses that boundary.
+        going: instructions may be fetched. depth: beats of the buffer. Bursts end at multiples of their greatest
+        length, which divides 4096 bytes, so that none crosses that boundary.
         """
         bus_bytes, request, response = self._cfg.bus_bytes, self.bus.request, self.bus.response
         longest = fetch_burst(self._cfg)
-        left = Reg(32 + 7)  # beats that have not been asked for
+        left = Reg(32 + 7)  # beats that have not been requested
         next_ = Reg(32)  # number of the next beat's bus word
-        position = next_[: (longest - 1).bit_length()]  # of that between multiples of `longest`
-        # Of the next burst, and whether there is one; a cycle late, but it is asked for in every other one at most, and
-        # `left` is set anew only where nothing is going.
+        position = next_[: (longest - 1).bit_length()]  # `next_` modulo `longest`
+        # Beats of the next burst, and whether there is one. They are a cycle late, which does no harm: at most every
+        # other cycle requests a burst, and `left` is loaded only while nothing is fetched.
         length = Signal(range(longest + 1))
         more = Signal()
         m.d.sync += [length.eq(Mux(left < longest - position, left, longest - position)), more.eq(going & (left != 0))]
         asks = Signal()
-        room = Signal(range(depth + 1), init=depth)  # of the buffer, not promised to a beat
-        pending = Signal(range(depth + 1))  # beats to come
+        room = Signal(range(depth + 1), init=depth)  # beats of room in the buffer that are neither in use nor reserved
+        pending = Signal(range(depth + 1))  # beats that have been requested and not arrived
         m.d.comb += asks.eq(going & ~request.valid & more & (room >= longest))
         with m.If(asks):
             m.d.sync += [
@@ -153,8 +155,8 @@ class Fetch(wiring.Component):
         ]
         probes(self, pending=pending, room=room, next_=next_, left=left, more=more, length=length)
 
-    def _join(self, m: Module, beats: stream.Interface, word: stream.Interface) -> None:
-        """Join beats to instruction words. The next word begins in the cycle in which the last one leaves."""
+    def _join_beats(self, m: Module, beats: stream.Interface, word: stream.Interface) -> None:
+        """Join beats to instruction words, for a bus narrower than an instruction, without a gap between words."""
         beat = beats.payload
         joined = Reg(len(word.payload.data))
         parts = len(joined) // len(beat.data)
@@ -173,8 +175,8 @@ class Fetch(wiring.Component):
         with m.Elif(word.ready & word.valid):
             m.d.sync += count.eq(0)
 
-    def _split(self, m: Module, beats: stream.Interface, word: stream.Interface) -> None:
-        """Split each beat into instruction words, the lowest bytes first."""
+    def _split_beats(self, m: Module, beats: stream.Interface, word: stream.Interface) -> None:
+        """Split beats into instruction words, lowest bytes first, for a bus wider than an instruction."""
         parts = len(beats.payload.data) // len(word.payload.data)
         part = Signal(range(parts))
         m.d.comb += [
@@ -187,10 +189,9 @@ class Fetch(wiring.Component):
             m.d.sync += part.eq(part + 1)
 
     def _dispatch(self, m: Module, going: Value, word: stream.Interface) -> None:
-        """Check that a word is legal and, a cycle later, put it into the queue of its unit; else report an error."""
-        # Of the word that waits for its queue: its number, and whether it is none of the program's any more.
-        index = Signal(32)
-        last = Signal()
+        """Check each word, and a cycle later put it into the queue of its unit, or report an error."""
+        index = Signal(32)  # number of the word that waits for its queue
+        last = Signal()  # `index` is behind the last instruction
         holds = Signal()
         instr = Reg(len(word.payload.data))
         error = Reg()
@@ -198,27 +199,27 @@ class Fetch(wiring.Component):
         goes = Signal()
         accepted = Signal()
         is_legal = Signal()
-        queues, belongs = [], []
+        queues, belongs_to_queue = [], []
         for number, (opcode, fmt) in enumerate(formats(self._cfg).items()):
             unit = UNIT_OF[opcode]
             queue = StreamFifo(instruction_layout(self._cfg, opcode), self._cfg.queue_depth, block_ram=True)
             m.submodules[f"queue_{UNITS[unit]}"] = queue
             wiring.connect(m, queue.o, wiring.flipped(self.queues.each[unit]))
             coming = data.View(layout(fmt), word.payload.data[: fmt.width])
-            is_mine, mine = coming.opcode == opcode, Reg(name=f"belongs_{number}")
-            with m.If(is_mine):
+            has_opcode, belongs_here = coming.opcode == opcode, Reg(name=f"belongs_{number}")
+            with m.If(has_opcode):
                 m.d.comb += is_legal.eq(~reduce(or_, (broken(coming) for broken in rules(self._cfg)[opcode].values())))
             with m.If(word.ready):
-                m.d.sync += mine.eq(is_mine)
+                m.d.sync += belongs_here.eq(has_opcode)
             m.d.comb += [
                 queue.i.payload.index.eq(index),
                 queue.i.payload.fields.eq(data.View(layout(fmt), instr[: fmt.width])),
-                queue.i.valid.eq(goes & mine),
+                queue.i.valid.eq(goes & belongs_here),
             ]
-            with m.If(mine):
+            with m.If(belongs_here):
                 m.d.comb += accepted.eq(queue.i.ready)
             queues.append(queue)
-            belongs.append(mine)
+            belongs_to_queue.append(belongs_here)
         check = going & holds & ~last
         m.d.comb += [
             goes.eq(check & legal & ~error & accepted),
@@ -241,6 +242,6 @@ class Fetch(wiring.Component):
                 self.error.payload.index.eq(index),
             ]
         probes(
-            self, holds=holds, error=error, index=index, instr=instr, goes=goes, legal=legal, belongs=belongs,
+            self, holds=holds, error=error, index=index, instr=instr, goes=goes, legal=legal, belongs=belongs_to_queue,
             last=last, queues=queues,
         )  # fmt: skip

@@ -12,30 +12,30 @@ from celosia.hw.lib.probes import probes
 from celosia.hw.lib.signals import Reg
 
 
-def _one_more(number: Value) -> Value:
-    """Return number + 1 for a few bits, as logic: a carry chain could not share look-up tables with other logic."""
+def _increment(number: Value) -> Value:
+    """Return number + 1, for a few bits, as logic: a carry chain could not share look-up tables with other logic."""
     return Cat(bit ^ number[:i].all() for i, bit in enumerate(number))
 
 
-def _one_less(number: Value) -> Value:
-    """Return number - 1, as logic for the same reason as `_one_more`."""
+def _decrement(number: Value) -> Value:
+    """Return number - 1, as logic for the same reason as `_increment`."""
     return Cat(bit ^ ~number[:i].any() for i, bit in enumerate(number))
 
 
 class StreamFifo(wiring.Component):
-    """A queue in a memory. A payload takes one cycle through it, or two with `block_ram`.
+    """FIFO in a memory, with a latency of one cycle, or two with `block_ram`.
 
     Parameters
     ----------
     shape : ShapeLike   Shape of a payload.
     depth : int         Payloads that it holds at most.
-    block_ram : bool    The memory is read a cycle ahead, as block RAM asks for, and `o` comes from a register.
+    block_ram : bool    The memory is read a cycle ahead, as block RAM demands, and `o` comes from a register.
 
     Members
     -------
     i : In(stream)      Payloads that enter.
     o : Out(stream)     The oldest payload.
-    empty : Out(1)      There is nothing inside.
+    empty : Out(1)      The queue holds no payload.
     """
 
     def __init__(self, shape: ShapeLike, depth: int, block_ram: bool = False) -> None:
@@ -47,7 +47,7 @@ class StreamFifo(wiring.Component):
         m = Module()
         kind = fifo.SyncFIFOBuffered if self._block_ram else fifo.SyncFIFO
         m.submodules.fifo = queue = kind(width=len(Value.cast(self.i.payload)), depth=self._depth)
-        # Many wait for `ready`: where the level is a register, and its highest bit says full, no logic is before it.
+        # Many depend on `ready`. If the level is a register whose highest bit says full, `ready` needs no logic.
         full_is_a_bit = not self._block_ram and self._depth & (self._depth - 1) == 0
         m.d.comb += [
             queue.w_data.eq(self.i.payload),
@@ -63,9 +63,9 @@ class StreamFifo(wiring.Component):
 
 
 class RegisteredFifo(wiring.Component):
-    """A queue whose oldest payload stands in a register, so that no path of its reader begins in a memory.
+    """FIFO whose oldest payload is in a register, so that no path of its reader begins in a memory.
 
-    A payload takes one cycle through it.
+    Its latency is one cycle.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class RegisteredFifo(wiring.Component):
 
     def __init__(self, shape: ShapeLike, depth: int) -> None:
         self._depth = depth
-        self._places = depth - 1  # of the ring, in which those behind the oldest one lie
+        self._places = depth - 1  # entries of the ring buffer, which holds all payloads but the oldest one
         super().__init__({"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape))})
 
     def elaborate(self, platform: object) -> Module:
@@ -93,7 +93,7 @@ class RegisteredFifo(wiring.Component):
         consume = Signal(range(self._places))
         push = Signal()
         pop = Signal()
-        # Many wait for `ready`: where the highest bit of the level says full, no logic is before it.
+        # Many depend on `ready`. If the highest bit of the level says full, `ready` needs no logic.
         full_is_a_bit = self._places & (self._places - 1) == 0
         m.submodules.ring = ring = Memory(shape=len(head), depth=self._places, init=[])
         to = ring.write_port()
@@ -103,7 +103,7 @@ class RegisteredFifo(wiring.Component):
             free.eq(~holds | self.o.ready),
             pop.eq(free & (level != 0)),
             push.eq(self.i.valid & self.i.ready & ~(free & (level == 0))),
-            # What is not pushed is written, too, and again: the enables of the ring need not wait for `free`.
+            # A payload that bypasses the ring is written, too, and overwritten later: `en` need not wait for `free`.
             to.en.eq(self.i.ready),
             to.addr.eq(produce),
             to.data.eq(self.i.payload),
@@ -111,10 +111,10 @@ class RegisteredFifo(wiring.Component):
             self.o.valid.eq(holds),
             Value.cast(self.o.payload).eq(head),
         ]
-        m.d.sync += level.eq(Mux(push == pop, level, Mux(push, _one_more(level), _one_less(level))))
+        m.d.sync += level.eq(Mux(push == pop, level, Mux(push, _increment(level), _decrement(level))))
         for pointer, moves in ((produce, push), (consume, pop)):
             with m.If(moves):
-                m.d.sync += pointer.eq(Mux(pointer == self._places - 1, 0, _one_more(pointer)))
+                m.d.sync += pointer.eq(Mux(pointer == self._places - 1, 0, _increment(pointer)))
         with m.If(free):
             m.d.sync += [holds.eq((level != 0) | self.i.valid), head.eq(Mux(level != 0, of.data, self.i.payload))]
         probes(self, produce=produce, consume=consume, level=level, ring=ring, holds=holds, head=head, of=of)

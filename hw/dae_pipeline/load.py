@@ -1,4 +1,4 @@
-"""LOAD: copies blocks of DRAM to the scratchpads."""
+"""LOAD: copies blocks from DRAM to the scratchpads, through one or two memory ports."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from celosia.hw.spec.scratchpads import scratchpads
 
 
 class LoadChannel(wiring.Component):
-    """Copies blocks of DRAM through one port to memory to the scratchpads of some buffers.
+    """Copy blocks from DRAM, through one memory port, to some of the scratchpads.
 
-    Asks for the rows of later instructions while data of earlier ones still arrives. Rows may begin at any byte.
-    `halt` comes from an error on, in whichever channel. Of spread weights, a channel fetches and writes one half.
+    Rows of later instructions are requested while data of earlier ones still arrives. Rows may begin at any byte. Of
+    spread weights, a channel reads and writes one half. `halt` is also 1 after an error in either channel.
 
     Parameters
     ----------
     cfg : Config
-    buffers : Sequence[Buffer]  Those that the channel fills.
-    outstanding : int           Bursts under way at once.
-    number : int                Number of the channel, and of its half of elements that are spread.
+    buffers : Sequence[Buffer]  Scratchpads that the channel fills.
+    outstanding : int           Largest number of bursts under way at once.
+    number : int                Number of the channel, and of the half that it moves of each element of spread weights.
 
     Members
     -------
     Those of `unit_members`, and:
     bus : Out(ReadBus)              The read channel.
-    dma_base, dma_size : In         Where DRAM begins, a multiple of 4096, and how many bytes may be read.
-    inp, wgt, acc, vin, par, lut, tap, exp : Out(WritePort)     The scratchpads of `buffers`, those that the Config has.
+    dma_base, dma_size : In         Address at which DRAM begins, a multiple of 4096, and how many bytes may be read.
+    inp, wgt, acc, vin, par, lut, tap, exp : Out(WritePort)     The scratchpads of `buffers`, if the Config has them.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class LoadChannel(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         cfg, sizes = self._cfg, self._sizes
-        # The parts that need not answer to the bus are reset on an error.
+        # All parts but the engine, which must complete its bursts, are reset by `halt`.
         max_shift = max(sizes.element_shift(buffer) for buffer in sizes.buffers)
         rows = DramAddressGenerator(max_shift, packing(cfg).stretch if sizes.expands else None)
         writer, aligner = ScratchpadWriter(cfg, sizes.buffers, sizes.number), Aligner(cfg.bus_bytes)
         jobs = RegisteredFifo(writer.job.payload.shape(), MAX_IN_FLIGHT)
-        positions = RegisteredFifo(aligner.row.payload.shape(), 2 * self._outstanding + 1)  # its ring is a power of two
-        # Queues that part the paths of the engine from those of `rows`, the aligner's from the engine's memory of beats
-        # and from the writer's.
+        positions = RegisteredFifo(aligner.row.payload.shape(), 2 * self._outstanding + 1)  # a ring of 2^n entries
+        # Queues that cut combinational paths: between `rows` and the engine, the engine's buffer and the aligner, the
+        # aligner and the writer.
         requests, chunks = (
             RegisteredFifo(row_layout(rows.bytes_bits), REQUEST_QUEUE_DEPTH),
             RegisteredFifo(aligner.chunk.payload.shape(), SKID_DEPTH),
@@ -112,12 +112,15 @@ class LoadChannel(wiring.Component):
         ]
         connect_pads(m, writer.pads, self.pads)
 
-        self._report(m, accept, writer, engine)
+        self._drive_status(m, accept, writer, engine)
         probes(self, **parts, engine=engine)
         return m
 
-    def _report(self, m: Module, accept: Value, writer: ScratchpadWriter, engine: ReadEngine) -> None:
-        """Count the instructions under way, and drive the outputs that every unit has (`unit_members`)."""
+    def _drive_status(self, m: Module, accept: Value, writer: ScratchpadWriter, engine: ReadEngine) -> None:
+        """Count the instructions in flight, and drive the outputs that every unit has (`unit_members`).
+
+        accept: an instruction is accepted in this cycle.
+        """
         in_flight = Signal(range(2 * MAX_IN_FLIGHT))
         with m.If(self.halt):
             m.d.sync += in_flight.eq(0)
@@ -134,9 +137,9 @@ class LoadChannel(wiring.Component):
         ]
 
     def _accept(self, m: Module, rows: DramAddressGenerator, jobs: RegisteredFifo) -> Value:
-        """Accept an instruction: `rows` generates its DRAM addresses, and `jobs` writes its data to the scratchpad.
+        """Accept an instruction: pass its block to `rows`, which generates DRAM addresses, and its job to the writer.
 
-        Returns a pulse in the cycle of acceptance.
+        jobs: the queue of the writer's jobs. Returns whether an instruction is accepted in this cycle.
         """
         f = self.instr.payload.fields
         cfg, sizes = self._cfg, self._sizes
@@ -144,13 +147,13 @@ class LoadChannel(wiring.Component):
         shift = sizes.by_buffer(f, sizes.element_shift)
         block, cut = rows.block.payload, f.spread if sizes.spreads else Const(0)
         expand = f.expand if sizes.expands else Const(0)
-        own_half = sizes.number * element_bytes(cfg, Buffer.WGT) // 2
+        half_offset = sizes.number * element_bytes(cfg, Buffer.WGT) // 2
         m.d.comb += [
             self.instr.ready.eq(rows.block.ready & jobs.i.ready & ~self.halt),
             accept.eq(self.instr.valid & self.instr.ready),
             rows.block.valid.eq(accept),
             jobs.i.valid.eq(accept),
-            block.addr.eq(f.dram_addr + Mux(cut, own_half, 0) if sizes.number else f.dram_addr),
+            block.addr.eq(f.dram_addr + Mux(cut, half_offset, 0) if sizes.number else f.dram_addr),
             block.y_step.eq(f.dram_y),
             block.z_step.eq(f.dram_z),
             block.x_size.eq(f.x_size),
@@ -167,12 +170,12 @@ class LoadChannel(wiring.Component):
     def _request_rows(
         self, m: Module, rows: stream.Interface, requests: RegisteredFifo, positions: RegisteredFifo
     ) -> None:
-        """Request a row from the read engine, and tell the aligner where the row lies within its bus words."""
+        """Pass each row to the read engine (`requests`), and its position in bus words to the aligner (`positions`)."""
         bus_bytes, word_bits = self._cfg.bus_bytes, exact_log2(self._cfg.bus_bytes)
         row, shift_bits = rows.payload, len(positions.i.payload.shift)
         shift = Mux(row.stretch, word_bits, row.shift) if self._sizes.expands else row.shift
-        # As wide as what computes them: cut to bits of the payload, on which other bits of it depend, they would look
-        # like a combinational loop.
+        # Signals as wide as their expressions. If these were computed in bits of the payload, on which other bits of
+        # the same payload depend, tools would report a combinational loop.
         chunk_shift = Signal(shift_bits)
         last = Signal.like(row.offset[:word_bits] + row.bytes[:word_bits] - 1)
         stop = Signal.like(chunk_stop(bus_bytes, row.offset, chunk_shift))
@@ -180,7 +183,7 @@ class LoadChannel(wiring.Component):
             requests.i.valid.eq(rows.valid & positions.i.ready & ~self.halt),
             *(requests.i.payload[name].eq(row[name]) for name, _ in requests.i.payload.shape()),
             positions.i.valid.eq(rows.valid & requests.i.ready & ~self.halt),
-            rows.ready.eq(positions.i.ready & requests.i.ready),  # whatever `halt` says, for it resets `rows`
+            rows.ready.eq(positions.i.ready & requests.i.ready),  # without `halt`, which resets `rows`
             chunk_shift.eq(Mux(shift > word_bits, Const(word_bits, shift_bits), shift[:shift_bits])),
             last.eq(row.offset[:word_bits] + row.bytes[:word_bits] - 1),
             stop.eq(chunk_stop(bus_bytes, row.offset, chunk_shift)),
@@ -191,24 +194,24 @@ class LoadChannel(wiring.Component):
 
 
 class Load(wiring.Component):
-    """Copies blocks from DRAM to the scratchpads, as `load` in `sim/functional/reference.py` says.
+    """Copy blocks from DRAM to the scratchpads, as `load` in `sim/functional/reference.py` defines it.
 
-    There is a `LoadChannel` for each port to memory. Each gets its instructions in program order; they work at the same
-    time.
+    Each memory port has a `LoadChannel`. A channel executes its instructions in program order, in parallel with the
+    other channel.
 
     Parameters
     ----------
     cfg : Config
-    outstanding : int   Bursts that each channel has under way at once.
+    outstanding : int   Largest number of bursts that each channel has under way at once.
 
     Members
     -------
     Those of `unit_members`, and:
-    active, stalled : Out(ports)    Those of a unit, with a bit for each channel.
+    active, stalled : Out(ports)    As in `unit_members`, but with a bit for each channel.
     buses : Out(ReadBus)            The read channel of each port to memory.
-    dma_base, dma_size : In         Where DRAM begins, a multiple of 4096, and how many bytes may be read.
-    inp, wgt, acc, vin, par, lut, tap, exp : Out(WritePort)     The scratchpads, those that the Config has.
-    near_wgt : Out(WritePort)       The lower halves of entries of wgt, where the first channel writes these.
+    dma_base, dma_size : In         Address at which DRAM begins, a multiple of 4096, and how many bytes may be read.
+    inp, wgt, acc, vin, par, lut, tap, exp : Out(WritePort)     The scratchpads that the Config has.
+    near_wgt : Out(WritePort)       Lower halves of entries of wgt, written by the first channel if weights are spread.
     """
 
     def __init__(self, cfg: Config, outstanding: int = MAX_OUTSTANDING_BURSTS) -> None:
@@ -228,10 +231,10 @@ class Load(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         channels = [
-            LoadChannel(self._cfg, own, self._outstanding, number)
-            for number, own in enumerate(load_channels(self._cfg))
+            LoadChannel(self._cfg, buffers_of_channel, self._outstanding, number)
+            for number, buffers_of_channel in enumerate(load_channels(self._cfg))
         ]
-        # From an error on, all stand still.
+        # After an error in one channel, all channels stop.
         failed = Signal()
         stop = Signal()
         errors = Cat(channel.error.valid for channel in channels)
@@ -260,18 +263,19 @@ class Load(wiring.Component):
         return m
 
     def _is_for_channel(self, instr: Value, buffer: Buffer, alone: bool) -> Value:
-        """Return whether an instruction fills `buffer` through the channel that asks.
+        """Return whether `instr` fills `buffer` through a certain channel.
 
-        alone: the channel fills this buffer unless the instruction is spread. A buffer of both channels needs the other
-        channel only for spread weights.
+        alone: the channel also fills `buffer` if the instruction is not spread. The other channel takes part in filling
+        a buffer of both channels only if it is.
         """
-        shared = all(buffer in own for own in load_channels(self._cfg))
+        shared = all(buffer in buffers_of_channel for buffers_of_channel in load_channels(self._cfg))
         return (instr.fields.buffer == buffer) & (1 if alone or not shared else instr.fields.spread)
 
     def _must_wait(self, m: Module, instr: Value, goes: Value, order: RetireQueue) -> Value:
-        """Return whether an instruction must wait: it spreads weights and the last LOAD of wgt did not, or vice versa.
+        """Return whether `instr` must wait: it spreads weights and the last LOAD of wgt did not, or vice versa.
 
-        Both may write the same entries through different channels. Without the wait, the earlier bytes might stay.
+        Both may write the same entries through different channels. Without the wait, the earlier instruction might
+        write last. goes: `instr` is dispatched in this cycle. order: the instructions that have not retired.
         """
         if not scratchpads(self._cfg)["wgt"].spread:
             return Const(0)
@@ -282,30 +286,34 @@ class Load(wiring.Component):
         return is_wgt & (instr.fields.spread != spread) & ~order.empty
 
     def _dispatch(self, m: Module, channels: list[LoadChannel], stop: Value) -> tuple[wiring.PureInterface, Value]:
-        """Pass each instruction to its channel, or to both. Returns `done`, in program order, and whether all have
-        retired."""
+        """Pass each instruction to its channel, or to both if it is spread.
+
+        stop: drops all instructions. Returns `done` in program order, and whether all instructions have retired.
+        """
         if len(channels) == 1:
             wiring.connect(m, wiring.flipped(self.instr), channels[0].instr)
             return channels[0].done, Const(1)
         order = RetireQueue(len(channels), MAX_UNRETIRED)
         m.submodules.order = ResetInserter(stop)(order)
         instr, handed = self.instr.payload, order.handed
-        to = Signal(len(channels))  # where it goes to
-        busy = to & ~Cat(channel.instr.ready for channel in channels)
-        may = handed.ready & ~self._must_wait(m, instr, self.instr.valid & self.instr.ready, order)
+        targets = Signal(len(channels))  # a bit for each channel that executes the instruction
+        busy = targets & ~Cat(channel.instr.ready for channel in channels)
+        may_go = handed.ready & ~self._must_wait(m, instr, self.instr.valid & self.instr.ready, order)
         m.d.comb += [
-            self.instr.ready.eq(~busy.any() & may),
+            self.instr.ready.eq(~busy.any() & may_go),
             handed.valid.eq(self.instr.valid & self.instr.ready),
-            handed.payload.channels.eq(to),
+            handed.payload.channels.eq(targets),
             handed.payload.done.post.eq(instr.fields.post),
             handed.payload.done.index.eq(instr.index),
             order.ended.eq(Cat(channel.done.valid for channel in channels)),
         ]
-        for number, (channel, own) in enumerate(zip(channels, load_channels(self._cfg))):
-            alone = number == len(channels) - 1  # fills what others fill only where it is spread
+        for number, (channel, buffers_of_channel) in enumerate(zip(channels, load_channels(self._cfg))):
+            alone = number == len(channels) - 1  # the first channel only helps with spread weights
             m.d.comb += [
-                to[number].eq(Cat(self._is_for_channel(instr, buffer, alone) for buffer in own).any()),
+                targets[number].eq(
+                    Cat(self._is_for_channel(instr, buffer, alone) for buffer in buffers_of_channel).any()
+                ),
                 channel.instr.payload.eq(instr),
-                channel.instr.valid.eq(self.instr.valid & may & to[number] & ~(busy & ~(1 << number)).any()),
+                channel.instr.valid.eq(self.instr.valid & may_go & targets[number] & ~(busy & ~(1 << number)).any()),
             ]
         return order.done, order.empty

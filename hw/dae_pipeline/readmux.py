@@ -13,20 +13,20 @@ from celosia.hw.lib.signals import Reg
 
 
 class ReadMux(wiring.Component):
-    """Shares an AXI read channel between `fetch` and `load`: their bursts go out, and beats go back to the right one.
+    """Arbitrate between `fetch` and `load` on an AXI read channel, and return each beat to the client of its burst.
 
-    fetch goes first, but after a burst of fetch a waiting load gets one.
+    fetch has priority, but after a burst of fetch a waiting load gets one.
 
     Parameters
     ----------
     bus_bytes : int         Bytes of a beat.
-    outstanding : int       Bursts under way at once.
+    outstanding : int       Largest number of bursts under way at once.
 
     Members
     -------
     fetch, load : In(ReadBus)   The two clients.
     axi : Out(Axi4Read)     The read channels.
-    read_beat : Out(1)      Pulses for each beat received (counter).
+    read_beat : Out(1)      A beat is received in this cycle (counter `read_beats`).
     idle : Out(1)           No burst is under way.
     """
 
@@ -45,7 +45,7 @@ class ReadMux(wiring.Component):
         axi, fetch, load = self.axi, self.fetch, self.load
         m.submodules.owners = owners = StreamFifo(1, self._outstanding)
 
-        # A chosen burst goes to a register, where it stays until AXI takes it.
+        # The selected burst is held in a register until AXI accepts it.
         load_next = Signal()
         pick_load = Signal()
         ask = Signal()

@@ -12,22 +12,22 @@ from celosia.hw.lib.probes import probes
 
 
 class RetireQueue(wiring.Component):
-    """Retires instructions of several channels of LOAD in program order, whichever channel ends first.
+    """Retire the instructions of LOAD in program order, whichever channel ends first.
 
-    An instruction may be handed to several channels, and has ended when all of them have ended it.
+    An instruction may be executed by several channels; it has ended when all of these have ended it.
 
     Parameters
     ----------
     channels : int  Number of channels; each ends its instructions in order.
-    depth : int     Instructions that have not retired, at most.
+    depth : int     Largest number of instructions that have not retired.
 
     Members
     -------
-    handed : In(stream)     An instruction goes to `channels`, a bit for each; `done` is its payload of `done` later.
-    ended : In(channels)       Pulses: the channel has ended the oldest of its instructions.
-    done : Out(Pulse)       One for each instruction, in the cycle in which it and all before it have ended; of several
-                            at once, in the cycles that follow.
-    empty : Out(1)          All instructions that were handed out have retired.
+    handed : In(stream)     An instruction is dispatched. channels: a bit for each channel that executes it. done: the
+                            payload of its `done`.
+    ended : In(channels)    Pulses: the channel has ended the oldest of its instructions.
+    done : Out(Pulse)       One for each instruction, when it and all earlier ones have ended; one a cycle.
+    empty : Out(1)          All dispatched instructions have retired.
     """
 
     def __init__(self, channels: int, depth: int) -> None:
@@ -45,7 +45,7 @@ class RetireQueue(wiring.Component):
         m.submodules.order = order = StreamFifo(self._layout, self._depth)
         wiring.connect(m, wiring.flipped(self.handed), order.i)
         oldest = order.o.payload
-        # For each channel: instructions that have ended and not retired.
+        # For each channel, the number of instructions that it has ended and that have not retired.
         counts = [Signal(range(self._depth + 1), name=f"ended{channel}") for channel in range(self._channels)]
         retires = Signal()
         has_ended = Cat(pulse | (count != 0) for pulse, count in zip(self.ended, counts))

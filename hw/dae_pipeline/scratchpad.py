@@ -1,4 +1,4 @@
-"""Scratchpads, and arbiters between those that write them."""
+"""Memories of the scratchpads, and arbiters between units that use the same port."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from celosia.hw.spec.scratchpads import scratchpads
 
 
 class Scratchpad(wiring.Component):
-    """A memory with one writer and one reader, both always ready. A read sees the writes of the cycles before it.
+    """Memory with one write port and one read port, both always ready. A read sees the writes of earlier cycles.
 
     Parameters
     ----------
     depth : entries, a power of two.
     width : bits of an entry.
-    grain : bits that can be written on their own.
+    grain : smallest number of bits that a write can change.
 
     Members
     -------
@@ -37,8 +37,8 @@ class Scratchpad(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        # Tokens keep a program from reading what is being written, and gemm does not use what it reads there: synthesis
-        # need not spend logic on it where memories do not define the result.
+        # `no_rw_check`: no logic defines the result of a read at the address that is written in the same cycle. Tokens
+        # prevent such reads, or GEMM forwards the written value instead.
         m.submodules.memory = memory = Memory(shape=self.width, depth=self.depth, init=[], attrs={"no_rw_check": 1})
         write = memory.write_port(granularity=self.grain)
         read = memory.read_port()
@@ -57,7 +57,9 @@ class Scratchpad(wiring.Component):
 
 
 class HalvedScratchpad(wiring.Component):
-    """A Scratchpad whose lower halves of entries a second writer may write while the first one writes upper halves.
+    """Scratchpad whose entries are two halves, so that two writers can write different halves in the same cycle.
+
+    It holds spread weights: the first channel of LOAD writes lower halves, the second one upper halves.
 
     Parameters
     ----------
@@ -65,9 +67,9 @@ class HalvedScratchpad(wiring.Component):
 
     Members
     -------
-    near : In(WritePort)    what it writes of upper halves is lost.
-    write : In(WritePort)
-    read : In(ReadPort)
+    near : In(WritePort)    Writes lower halves only; the rest of its data is ignored. It has priority there.
+    write : In(WritePort)   Writes whole entries, or upper halves while `near` writes.
+    read : In(ReadPort)     Reads whole entries.
     """
 
     def __init__(self, depth: int, width: int, grain: int) -> None:
@@ -102,19 +104,20 @@ class HalvedScratchpad(wiring.Component):
 
 
 class WindowScratchpad(wiring.Component):
-    """A Scratchpad whose reads give an entry and those that follow it, around the end of the memory as well.
+    """Scratchpad whose reads return several consecutive entries, wrapping at the end of the memory.
 
-    Entries lie in as many banks as the next power of two, by the lowest bits of their addresses.
+    Entries are interleaved over banks by the lowest bits of their addresses. The number of banks is `window`, rounded
+    up to a power of two.
 
     Parameters
     ----------
     depth, width, grain : as of Scratchpad.
-    window : entries of a read, from 1 to `depth`.
+    window : number of entries that a read returns, from 1 to `depth`.
 
     Members
     -------
     write : In(WritePort)
-    read : In(ReadPort)     of `window` entries, the one at the address in the lowest bits.
+    read : In(ReadPort)     Returns `window` entries, the one at the address in the lowest bits.
     """
 
     def __init__(self, depth: int, width: int, grain: int, window: int) -> None:
@@ -141,32 +144,32 @@ class WindowScratchpad(wiring.Component):
             m.d.sync += first.eq(read.addr)
         entries = data.View(data.ArrayLayout(self.width, len(banks)), Cat(bank.read.data for bank in banks))
         window = data.View(data.ArrayLayout(self.width, self.window), read.data)
-        m.d.comb += [window[place].eq(entries[(first + place)[:low_bits]]) for place in range(self.window)]
+        m.d.comb += [window[offset].eq(entries[(first + offset)[:low_bits]]) for offset in range(self.window)]
         m.d.comb += [write.ready.eq(1), read.ready.eq(1)]
         probes(self, banks=banks, first=first)
         return m
 
 
-def _int32(values: Value, count: int) -> Value:
-    """Extend `count` values, int8 or int32, to int32."""
+def _extend_to_int32(values: Value, count: int) -> Value:
+    """Return `count` int8 or int32 values, which `values` holds side by side, sign-extended to int32."""
     size = len(values) // count
     lanes = data.View(data.ArrayLayout(size, count), values)
-    each = (lanes[i] for i in range(count))
-    return Cat(Cat(value, value[-1].replicate(32 - size)) for value in each)
+    elements = (lanes[i] for i in range(count))
+    return Cat(Cat(value, value[-1].replicate(32 - size)) for value in elements)
 
 
 class WriteArbiter(wiring.Component):
-    """Arbitrates between VECTOR and LOAD at the write port of a scratchpad; VECTOR goes first.
+    """Arbitrate between VECTOR and LOAD at the write port of a scratchpad; VECTOR has priority.
 
     Parameters
     ----------
-    bits, width, grain : of the scratchpad's addresses, of its entries, of what can be written on its own.
-    parts : that VECTOR writes of an entry, one at a time; the lowest bits of its addresses say which.
+    bits, width, grain : width of the scratchpad's addresses, of its entries and of its grains, in bits.
+    parts : number of parts of an entry. VECTOR writes one at a time; the lowest bits of its addresses select it.
 
     Members
     -------
     vector, load : In(WritePort)
-    write : Out(WritePort)      the scratchpad's, which is always ready.
+    write : Out(WritePort)      To the scratchpad, which is always ready.
     """
 
     def __init__(self, bits: int, width: int, grain: int, parts: int = 1) -> None:
@@ -197,10 +200,10 @@ class WriteArbiter(wiring.Component):
 
 
 class AccScratchpad(wiring.Component):
-    """The accumulators: two banks by the top address bit, each with one write and one read port.
+    """The accumulators, in two banks selected by the top address bit, each with one write and one read port.
 
-    GEMM always has its turn, then VECTOR, then LOAD; parties in different banks do not meet. A read sees the writes of
-    the cycles before it.
+    At each port of a bank, GEMM has priority over VECTOR, and VECTOR over LOAD; units that use different banks do not
+    wait for each other. A read sees the writes of earlier cycles.
 
     Parameters
     ----------
@@ -208,10 +211,10 @@ class AccScratchpad(wiring.Component):
 
     Members
     -------
-    gemm_read, vector_read : In(ReadPort)       Their data stays for one cycle only.
+    gemm_read, vector_read : In(ReadPort)       Data is valid for one cycle only.
     gemm_write : In(WritePort)
-    load_write : In(WritePort)     Of int32 where the Config has `int32`, else of int8 that become int32.
-    vector_write : In(WritePort)   Where the Config has `int32`.
+    load_write : In(WritePort)     Writes int32 if the Config has `int32`, else int8 that are extended to int32.
+    vector_write : In(WritePort)   Only if the Config has `int32`.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -226,28 +229,31 @@ class AccScratchpad(wiring.Component):
         banks = [Scratchpad(pad.bank_depth, pad.width, pad.grain) for _ in range(pad.banks)]
         m.submodules.bank0, m.submodules.bank1 = banks
 
-        for side, units, of_banks in (
+        for side, units, bank_ports in (
             ("read", pad.readers, [bank.read for bank in banks]),
             ("write", pad.writers, [bank.write for bank in banks]),
         ):
             ports = [getattr(self, f"{unit}_{side}") for unit in units]
-            for number, to in enumerate(of_banks):
+            for number, bank_port in enumerate(bank_ports):
                 wants = Signal(len(ports), name=f"{side}{number}_wants")
                 m.d.comb += [wants[i].eq(port.en & (port.addr[-1] == number)) for i, port in enumerate(ports)]
-                m.d.comb += to.en.eq(wants.any())
+                m.d.comb += bank_port.en.eq(wants.any())
                 for i, port in enumerate(ports):
-                    # Where nobody comes the first port stands at the bank, so that nothing switches for nothing.
+                    # Without a request the bank's port shows the first unit's address: no multiplexer toggles in vain.
                     with m.If(wants[i] & ~wants[:i].any()) if i else nullcontext():
-                        m.d.comb += to.addr.eq(port.addr[:-1])
+                        m.d.comb += bank_port.addr.eq(port.addr[:-1])
                         if side == "write":
-                            m.d.comb += [to.mask.eq(port.mask), to.data.eq(_int32(port.data, len(port.mask)))]
+                            m.d.comb += [
+                                bank_port.mask.eq(port.mask),
+                                bank_port.data.eq(_extend_to_int32(port.data, len(port.mask))),
+                            ]
                     with m.If(port.addr[-1] == number):
                         m.d.comb += port.ready.eq(~wants[:i].any() if i else 1)
 
-        answers = [bank.read.data for bank in banks]
+        bank_data = [bank.read.data for bank in banks]
         for unit in pad.readers:
             port, bank = getattr(self, f"{unit}_read"), Signal(name=f"{unit}_bank")
             m.d.sync += bank.eq(port.addr[-1])
-            m.d.comb += port.data.eq(Mux(bank, answers[1], answers[0]))
+            m.d.comb += port.data.eq(Mux(bank, bank_data[1], bank_data[0]))
         probes(self, banks=banks)
         return m

@@ -1,4 +1,4 @@
-"""STORE: copies blocks of scratchpad out to DRAM."""
+"""STORE: copies blocks from scratchpad out to DRAM."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from celosia.hw.spec.scratchpads import scratchpads
 
 
 def packed_row_layout(bus_bytes: int, count_bits: int) -> data.StructLayout:
-    """A row for `BeatPacker`.
+    """Return the layout of a row for `BeatPacker`.
 
-    first: the byte of its bus word at which it begins. fills: its first chunk reaches the end of that word. chunks: how
-    many it has, less one. single: it has only one.
+    first: number of its first byte in its bus word. fills: its first chunk reaches the end of that word. chunks: number
+    of its chunks, less one. single: it has only one chunk.
     """
     return data.StructLayout({"first": exact_log2(bus_bytes), "fills": 1, "chunks": count_bits, "single": 1})
 
@@ -42,7 +42,7 @@ def fills_word(bus_bytes: int, chunk_bytes: int, first: Value) -> Value:
 
 
 class BeatPacker(wiring.Component):
-    """Joins chunks into the beats of rows: the inverse of `Aligner`, for chunks of one size.
+    """Join chunks into the beats of rows: the inverse of `Aligner`, for chunks of one size.
 
     Parameters
     ----------
@@ -69,8 +69,8 @@ class BeatPacker(wiring.Component):
         m = Module()
         bus, word_bits = self._bus_bytes, exact_log2(self._bus_bytes)
         row = self.row.payload
-        count = Signal.like(row.chunks, init=1)  # of its chunks with the next one
-        # Within a row: where its next chunk goes, whether that fills its word, and whether it is the last one.
+        count = Signal.like(row.chunks, init=1)  # number of the row's chunks so far, with the next one
+        # If `inside` a row: byte at which its next chunk begins, whether that fills its word, whether it is the last.
         inside = Signal()
         place = Signal(word_bits)
         next_fills = Signal()
@@ -121,7 +121,7 @@ class BeatPacker(wiring.Component):
 
 
 class ScratchpadReader(wiring.Component):
-    """Reads blocks of pieces from scratchpad out, in chunks of at most a bus word.
+    """Read blocks of pieces from scratchpad out, in chunks of at most a bus word.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ class ScratchpadReader(wiring.Component):
         step = walker.step.payload
         piece_shift = exact_log2(self._cfg.out_pieces)
 
-        # The scratchpad holds its data while nothing new is read, so `full` is all that a stall needs.
+        # The scratchpad holds its data until the next read, so that a stall needs no register but `full`.
         full = Signal()
         selected = Signal(max(1, piece_shift + self._step_shift))
         chunk_bits = 8 * self.chunk_bytes
@@ -176,23 +176,23 @@ class ScratchpadReader(wiring.Component):
 
 
 class Store(wiring.Component):
-    """Copies blocks of pieces from scratchpad out to DRAM, as `store` in `sim/functional/reference.py` says.
+    """Copy blocks of pieces from scratchpad out to DRAM, as `store` in `sim/functional/reference.py` defines it.
 
-    `done` of an instruction comes with the responses to its last burst; the next ones' data is sent meanwhile.
+    An instruction is done when the response to its last burst has come. Data of later instructions is sent meanwhile.
 
     Parameters
     ----------
     cfg : Config
-    outstanding : int               Bursts under way at once.
+    outstanding : int               Largest number of bursts under way at once.
 
     Members
     -------
     Those of `unit_members`, and:
     out : Out(ReadPort)             The scratchpad.
     axi : Out(Axi4Write)            The write channels.
-    dma_base, dma_size : In         Where DRAM begins, a multiple of 4096, and how many bytes may be written.
-    write_beat : Out(1)             Pulses for each beat sent (counter).
-    write_answer : Out(1)           Pulses for each response to a burst.
+    dma_base, dma_size : In         Address at which DRAM begins, a multiple of 4096, and how many bytes may be written.
+    write_beat : Out(1)             A beat is sent in this cycle (counter `write_beats`).
+    write_answer : Out(1)           A response to a burst arrives in this cycle.
     """
 
     def __init__(self, cfg: Config, outstanding: int = MAX_OUTSTANDING_BURSTS) -> None:
@@ -211,14 +211,14 @@ class Store(wiring.Component):
         m = Module()
         cfg = self._cfg
 
-        # From an error on, all stand still; the parts that need not answer to the bus are reset.
+        # After an error, all parts but the engine, which must complete its bursts, are reset.
         failed = Signal()
         stop = Signal()
         rows, reader = DramAddressGenerator(exact_log2(cfg.piece_bytes)), ScratchpadReader(cfg)
         packer = BeatPacker(cfg.bus_bytes, reader.chunk_bytes, rows.bytes_bits - exact_log2(reader.chunk_bytes))
         jobs = RegisteredFifo(reader.job.payload.shape(), MAX_IN_FLIGHT)
         positions = RegisteredFifo(packer.row.payload.shape(), 2 * self._outstanding)
-        # Queues that part the paths of the engine from those of `rows`, and the packer's from the reader's.
+        # Queues that cut combinational paths: between `rows` and the engine, the reader and the packer.
         requests, chunks = (
             RegisteredFifo(row_layout(rows.bytes_bits), REQUEST_QUEUE_DEPTH),
             RegisteredFifo(reader.chunk.payload.shape(), SKID_DEPTH),
@@ -252,7 +252,7 @@ class Store(wiring.Component):
             engine.dma_size.eq(self.dma_size),
             engine.halt.eq(stop),
         ]
-        self._complete(m, engine, waiting, stop)
+        self._report_completion(m, engine, waiting, stop)
         m.d.comb += [
             self.write_beat.eq(self.axi.wvalid & self.axi.wready),
             self.write_answer.eq(self.axi.bvalid & self.axi.bready),
@@ -272,9 +272,9 @@ class Store(wiring.Component):
         reader: ScratchpadReader,
         stop: Signal,
     ) -> None:
-        """Accept an instruction: `rows` generates its DRAM addresses, and `jobs` reads its data from the scratchpad.
+        """Accept an instruction: pass its block to `rows`, which generates DRAM addresses, and its job to the reader.
 
-        `waiting` keeps it until the responses to its writes have come.
+        jobs: the queue of the reader's jobs. waiting: the queue of instructions that await responses to their writes.
         """
         f = self.instr.payload.fields
         accept = Signal()
@@ -314,13 +314,13 @@ class Store(wiring.Component):
         packer: BeatPacker,
         stop: Signal,
     ) -> None:
-        """Request a row from the write engine, and tell the packer where the row lies within its bus words."""
+        """Pass each row to the write engine (`requests`), and its position in bus words to the packer (`positions`)."""
         row, chunk_shift = rows.row.payload, exact_log2(packer.chunk_bytes)
         m.d.comb += [
             requests.i.valid.eq(rows.row.valid & positions.i.ready & ~stop),
             *(requests.i.payload[name].eq(row[name]) for name, _ in requests.i.payload.shape()),
             positions.i.valid.eq(rows.row.valid & requests.i.ready & ~stop),
-            rows.row.ready.eq(positions.i.ready & requests.i.ready),  # whatever `stop` says, for it resets `rows`
+            rows.row.ready.eq(positions.i.ready & requests.i.ready),  # without `stop`, which resets `rows`
             positions.i.payload.first.eq(row.offset),
             positions.i.payload.fills.eq(fills_word(self._cfg.bus_bytes, packer.chunk_bytes, row.offset)),
             positions.i.payload.chunks.eq((row.bytes >> chunk_shift) - 1),
@@ -328,8 +328,8 @@ class Store(wiring.Component):
         ]
         probes(self, chunk_shift=chunk_shift)
 
-    def _complete(self, m: Module, engine: WriteEngine, waiting: RegisteredFifo, stop: Signal) -> None:
-        """Report `done` or an error of the oldest instruction once the engine has reported its last row."""
+    def _report_completion(self, m: Module, engine: WriteEngine, waiting: RegisteredFifo, stop: Signal) -> None:
+        """Report the oldest instruction as done, or its error, when the engine reports its final row or an error."""
         answer = engine.answer
         fails = answer.payload.error != Error.NONE
         m.d.comb += [

@@ -1,4 +1,4 @@
-"""Counting semaphores between the units, and the gate in front of each unit."""
+"""Tokens: counting semaphores between the units, and the gate that holds back instructions without tokens."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from celosia.hw.spec.isa import Unit
 
 
 class Semaphore(wiring.Component):
-    """Counts the tokens from one unit to another, of which at most 2^bits - 1 exist or are promised.
+    """Count the tokens from one unit to another. At most 2^bits - 1 tokens exist or are reserved.
 
+    A token is reserved when the instruction that will give it starts, so that there is room when the instruction ends.
     `reserve`, `release` and `acquire` may all come in the same cycle.
 
     Parameters
@@ -24,11 +25,11 @@ class Semaphore(wiring.Component):
 
     Members
     -------
-    reserve : In(1)     A token is promised; only while `has_room`.
-    release : In(1)     A promised token arrives.
-    acquire : In(1)     A token is used; only while `has_token`.
-    has_room : Out(1)   One more token may be promised.
-    has_token : Out(1)  There is a token.
+    reserve : In(1)     A token is reserved; only while `has_room`.
+    release : In(1)     A reserved token is given.
+    acquire : In(1)     A token is taken; only while `has_token`.
+    has_room : Out(1)   One more token may be reserved.
+    has_token : Out(1)  At least one token can be taken.
     """
 
     def __init__(self, bits: int) -> None:
@@ -41,27 +42,27 @@ class Semaphore(wiring.Component):
         m = Module()
         room = Signal(self._bits, init=(1 << self._bits) - 1)
         tokens = Signal(self._bits)
-        # Whether a count is not 0: registers, for an instruction's way through its gate begins here.
+        # Whether each count is not 0: registers, as the path of an instruction through its gate begins here.
         some_room = Signal(init=1)
         some_token = Signal()
         m.d.comb += [self.has_room.eq(some_room), self.has_token.eq(some_token)]
-        for count, some, up, down in (
+        for count, is_nonzero, up, down in (
             (room, some_room, self.acquire, self.reserve), (tokens, some_token, self.release, self.acquire),
         ):  # fmt: skip
             more, less = (count + 1)[: self._bits], (count - 1)[: self._bits]  # `acquire` comes late: it only selects
             m.d.sync += [
                 count.eq(Mux(up == down, count, Mux(up, more, less))),
-                some.eq(Mux(up == down, some, up | (count != 1))),
+                is_nonzero.eq(Mux(up == down, is_nonzero, up | (count != 1))),
             ]
         probes(self, tokens=tokens, room=room)
         return m
 
 
 class DependencyGate(wiring.Component):
-    """Lets an instruction pass to its unit once it has its tokens, and collects the tokens of `done`.
+    """Scoreboard: pass an instruction to its unit once it has its tokens, and give its tokens when it is done.
 
-    An instruction passes when each unit in `wait` has a token for it, and each unit in `post` has room for one from it;
-    the room is reserved at once, so that `done` never has to be held back. A gate adds no cycle.
+    An instruction passes when each unit in `wait` has given a token, which it takes, and when each semaphore to a unit
+    in `post` has room. The room is reserved at once, so that `done` needs no back-pressure. The gate adds no cycle.
 
     Parameters
     ----------
@@ -69,11 +70,11 @@ class DependencyGate(wiring.Component):
 
     Members
     -------
-    queues : In(PerUnit)    instructions in program order, from the queue of each unit.
-    passed : Out(PerUnit)   the same instructions, each with its tokens taken.
+    queues : In(PerUnit)    Instructions in program order, from the queue of each unit.
+    passed : Out(PerUnit)   The same instructions, after they have taken their tokens.
     done : In(PerUnit)      `done` of each unit.
-    wait_token : Out(4)     bit of each unit whose next instruction is held back.
-    oldest : Out            number of the oldest instruction that waits at a gate; where none waits, of the last one
+    wait_token : Out(4)     A bit for each unit whose next instruction waits for a token or for room.
+    oldest : Out            Number of the oldest instruction that waits here; if none waits, of the last one that
                             passed. It comes a few cycles late.
     """
 
@@ -116,32 +117,32 @@ class DependencyGate(wiring.Component):
                 ]
         m.d.comb += self.wait_token.eq(waiting)
 
-        # A watchdog has waited long before it asks: there is time for a register after each comparison.
+        # The oldest waiting instruction, for error reports: these can wait for a register after each comparison.
         last = Signal(INDEX_BITS)
         waiters = []
         for unit, queue in zip(Unit, self.queues.each):
             index = queue.payload.index
             with m.If(passes[unit]):
                 m.d.sync += last.eq(index)
-            waiters.append(self._register(m, f"waiter_{unit.name.lower()}", waiting[unit], index))
+            waiters.append(self._register_waiter(m, f"waiter_{unit.name.lower()}", waiting[unit], index))
         level = 0
         while len(waiters) > 1:
             pairs = enumerate(zip(waiters[::2], waiters[1::2]))
-            waiters = [self._older(m, f"waiter{level}_{number}", *pair) for number, pair in pairs]
+            waiters = [self._older_waiter(m, f"waiter{level}_{number}", *pair) for number, pair in pairs]
             level += 1
         m.d.sync += self.oldest.eq(Mux(waiters[0].waits, waiters[0].index, last))
         probes(self, semaphores=semaphores)
         return m
 
-    def _register(self, m: Module, name: str, waits: Value, index: Value) -> data.View[data.StructLayout]:
-        """Keep whether a unit waits, and the number of its instruction, in a register."""
+    def _register_waiter(self, m: Module, name: str, waits: Value, index: Value) -> data.View[data.StructLayout]:
+        """Return a register of a waiting instruction: whether there is one (`waits`), and its number (`index`)."""
         waiter = Reg(data.StructLayout({"waits": 1, "index": INDEX_BITS}), name=name)
         m.d.sync += [waiter.waits.eq(waits), waiter.index.eq(index)]
         return waiter
 
-    def _older(
+    def _older_waiter(
         self, m: Module, name: str, a: data.View[data.StructLayout], b: data.View[data.StructLayout]
     ) -> data.View[data.StructLayout]:
         """Return, a cycle later, the waiting instruction with the lower number of two: a node of a comparison tree."""
         older = Mux(b.waits & (~a.waits | (b.index < a.index)), b.index, a.index)
-        return self._register(m, name, a.waits | b.waits, older)
+        return self._register_waiter(m, name, a.waits | b.waits, older)

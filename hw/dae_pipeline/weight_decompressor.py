@@ -18,20 +18,21 @@ from celosia.hw.spec.regs import Error
 from celosia.hw.spec.scratchpads import scratchpads
 
 CHOICE_BITS = exact_log2(CODEBOOKS)
+"""Bits of the number of a codebook."""
 
 
 def chunk_layout(bus_bytes: int) -> data.StructLayout:
-    """Chunk that leaves the aligner: the bytes of one step of an element, at most a bus word."""
+    """Return the layout of a chunk from the aligner: the bytes of one step of an element, at most a bus word."""
     return data.StructLayout({"data": 8 * bus_bytes, "error": ERROR_BITS})
 
 
 def choices_layout(groups: int) -> data.ArrayLayout:
-    """Codebook numbers of a chunk of packed weights, one for each codebook block."""
+    """Return the layout of the codebook numbers for a chunk, one for each of its `groups` codebook blocks."""
     return data.ArrayLayout(CHOICE_BITS, groups)
 
 
 class PackHeaderParser(wiring.Component):
-    """Takes the head of each pack out of the chunks, and gives each chunk of weights the codebooks of its blocks.
+    """Remove the head of each pack from the chunks, and output the codebook numbers for each chunk of weights.
 
     Parameters
     ----------
@@ -39,9 +40,9 @@ class PackHeaderParser(wiring.Component):
 
     Members
     -------
-    chunk : In(stream)       All chunks.
-    packed : In(1)          The next chunk is of a pack; any other one passes as it is.
-    rest : Out(stream)      The chunks without those of heads. One with an error passes, so that it is reported.
+    chunk : In(stream)      All chunks.
+    packed : In(1)          The next chunk belongs to a pack; other chunks pass unchanged.
+    rest : Out(stream)      The chunks without those of heads. A chunk with an error passes, so that it is reported.
     choices : Out           The codebook number of each codebook block in the chunk that `rest` offers.
     """
 
@@ -53,35 +54,40 @@ class PackHeaderParser(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        ahead, behind = self._packing.chunk_counts
+        head_chunks, weight_chunks = self._packing.chunk_counts
         begins = Signal(init=1)  # a head comes next
-        word = Signal(range(max(2, ahead)))
-        number = Signal(range(max(2, behind)))
-        words = [Reg(len(self.chunk.payload.data), name=f"head{i}") for i in range(ahead)]
+        word = Signal(range(max(2, head_chunks)))
+        number = Signal(range(max(2, weight_chunks)))
+        words = [Reg(len(self.chunk.payload.data), name=f"head{i}") for i in range(head_chunks)]
         takes = self.packed & begins & (self.chunk.payload.error == Error.NONE)
-        own = max(
+        chunks_of_block = max(
             1, self._packing.run // (self._packing.expansion * self._packing.chunk_bytes)
-        )  # chunks of the same blocks
-        last = self._packing.blocks // self._packing.chunk_blocks * own
+        )  # consecutive chunks with the same codebooks
+        last = self._packing.blocks // self._packing.chunk_blocks * chunks_of_block
         choices = self.choices.shape()
-        heads = data.View(data.ArrayLayout(choices, ahead * len(self.chunk.payload.data) // choices.size), Cat(words))
+        heads = data.View(
+            data.ArrayLayout(choices, head_chunks * len(self.chunk.payload.data) // choices.size), Cat(words)
+        )
         m.d.comb += [
             self.rest.valid.eq(self.chunk.valid & ~takes),
             self.rest.payload.eq(self.chunk.payload),
             self.chunk.ready.eq(takes | self.rest.ready),
-            self.choices.eq(heads[(number % last) >> exact_log2(own)]),
+            self.choices.eq(heads[(number % last) >> exact_log2(chunks_of_block)]),
         ]
         with m.If(self.chunk.valid & takes):
-            m.d.sync += [word.eq(Mux(word == ahead - 1, 0, word + 1)), begins.eq(word != ahead - 1)]
+            m.d.sync += [word.eq(Mux(word == head_chunks - 1, 0, word + 1)), begins.eq(word != head_chunks - 1)]
             m.d.sync += [held.eq(Mux(word == i, self.chunk.payload.data, held)) for i, held in enumerate(words)]
         with m.Elif(self.rest.valid & self.rest.ready & self.packed):
-            m.d.sync += [number.eq(Mux(number == behind - 1, 0, number + 1)), begins.eq(number == behind - 1)]
+            m.d.sync += [
+                number.eq(Mux(number == weight_chunks - 1, 0, number + 1)),
+                begins.eq(number == weight_chunks - 1),
+            ]
         probes(self, begins=begins, word=word, number=number, words=words)
         return m
 
 
 class WeightDecompressor(wiring.Component):
-    """Writes a chunk to wgt, three cycles later: as it is, or what its halves of bytes stand for in their codebooks.
+    """Write chunks to wgt, EXPAND_STAGES cycles later: unchanged, or with each nibble looked up in its codebook.
 
     Parameters
     ----------
@@ -89,11 +95,11 @@ class WeightDecompressor(wiring.Component):
 
     Members
     -------
-    write : In(WritePort)   One chunk for wgt; where it is to `expand`, the mask has a bit for each that it becomes.
+    write : In(WritePort)   A chunk for wgt. With `expand`, the mask has a bit for each grain that the chunk becomes.
     expand : In(1)          The data of `write` are packed weights.
     choices : In            The codebook numbers of their codebook blocks.
-    book : In(WritePort)    Entries of codebooks, for each `write` that follows; never in the same cycle as one.
-    wgt : Out(WritePort)    The scratchpad.
+    book : In(WritePort)    Writes entries of codebooks, for later look-ups; never in the same cycle as `write`.
+    wgt : Out(WritePort)    To the scratchpad.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -118,7 +124,7 @@ class WeightDecompressor(wiring.Component):
             m.d.sync += [enable.eq(write.en), addr.eq(write.addr), mask.eq(write.mask)]
             write = WritePort(len(addr), len(wgt.data), self._grain).create(path=(f"write{stage}",))
             m.d.comb += [write.en.eq(enable), write.addr.eq(addr), write.mask.eq(mask)]
-        # What is looked up, or written; what is found, beside what passes as it is; one of the two.
+        # Three stages: addresses of the codebooks, or plain data; data from the codebooks, or plain data; the result.
         expand = Reg()
         expanded = Reg()
         plain = Reg(self._grain)
@@ -126,8 +132,10 @@ class WeightDecompressor(wiring.Component):
         m.d.sync += [expand.eq(self.expand), expanded.eq(expand), plain.eq(data_), passed.eq(plain)]
         nibbles = len(data_) // NIBBLE_BITS
         packed = data.View(data.ArrayLayout(NIBBLE_BITS, nibbles), data_)
-        groups = self._packing.chunk_blocks
-        decoded = self._look_up(m, [Cat(packed[i], self.choices[i * groups // nibbles]) for i in range(nibbles)])
+        blocks_of_chunk = self._packing.chunk_blocks
+        decoded = self._look_up(
+            m, [Cat(packed[i], self.choices[i * blocks_of_chunk // nibbles]) for i in range(nibbles)]
+        )
         result = Reg(len(decoded))
         m.d.sync += result.eq(Mux(expanded, decoded, passed.replicate(len(decoded) // len(passed))))
         m.d.comb += [
@@ -137,29 +145,29 @@ class WeightDecompressor(wiring.Component):
         return m
 
     def _look_up(self, m: Module, entries: list[Cat]) -> Cat:
-        """Look up `entries` (codebook number above a nibble) in the codebooks. The words follow two cycles later.
+        """Look up `entries` (a codebook number above a nibble) in the codebooks. Returns the words, two cycles later.
 
-        Each block RAM looks up two entries, one of them through the port that writes it: it needs no third port, since
-        codebooks are not loaded in the cycle of a look-up.
+        Each block RAM looks up two entries, one of them through the port that also writes it. That needs no third port,
+        since codebooks are never written in the cycle of a look-up.
         """
         fills = Signal()
         word = Reg(len(self.book.data))
         size = self._book.address_bits
         m.d.comb += self.book.ready.eq(1)
         m.d.sync += [fills.eq(self.book.en & self.book.mask[0]), word.eq(self.book.data)]
-        attrs = {"ram_style": "block", "no_rw_check": 1}  # what is read of a place while it is written does not count
+        attrs = {"ram_style": "block", "no_rw_check": 1}  # data read at an address that is being written is not used
         memories = [Memory(shape=len(word), depth=self._book.depth, init=[], attrs=attrs) for _ in entries[::2]]
         places = [Reg(size, name=f"place{number}") for number in range(len(entries))]
         words = []
         for number, (place, entry) in enumerate(zip(places, entries)):
-            memory, first = memories[number // 2], number % 2 == 0
-            m.d.sync += place.eq(Mux(self.book.en, self.book.addr, entry) if first else entry)
-            if first:
+            memory, shares_write_port = memories[number // 2], number % 2 == 0
+            m.d.sync += place.eq(Mux(self.book.en, self.book.addr, entry) if shares_write_port else entry)
+            if shares_write_port:
                 m.submodules[f"book{number // 2}"] = memory
-                to = memory.write_port()
-                m.d.comb += [to.en.eq(fills), to.addr.eq(place), to.data.eq(word)]
-            of = memory.read_port()
-            m.d.comb += [of.en.eq(1), of.addr.eq(place)]
-            words.append(of.data)
+                ram_write = memory.write_port()
+                m.d.comb += [ram_write.en.eq(fills), ram_write.addr.eq(place), ram_write.data.eq(word)]
+            ram_read = memory.read_port()
+            m.d.comb += [ram_read.en.eq(1), ram_read.addr.eq(place)]
+            words.append(ram_read.data)
         probes(self, fills=fills, places=places, word=word, memories=memories)
         return Cat(words)

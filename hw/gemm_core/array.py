@@ -1,4 +1,4 @@
-"""The array of multiply-accumulate cells: pairs of products (pair.py), trees of adders, and running sums."""
+"""The array of multiply-accumulate cells: pairs of products (pair.py), adder trees, and running sums."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from celosia.hw.spec.pipeline import PAIR_STAGES, array_stages
 from celosia.hw.spec.scratchpads import scratchpads
 
 MODEL = "celosia_array_model"
-"""Name of the module that computes on the platform `SimulationPlatform`."""
+"""Name of the Verilog module that replaces the array's arithmetic on platform `SimulationPlatform`."""
 
 
 class SimulationPlatform:
-    """A platform with a module that computes the array's sums: a simulator that runs long (sim/rtl/array_model.py)."""
+    """Amaranth platform on which module MODEL computes the array's sums, in C++ for speed (sim/rtl/array_model.py)."""
 
 
 class Array(wiring.Component):
-    """Multiplies [batch, block_in] int8 by [block_out, block_in] int8 transposed, each cycle, and sums over the cycles.
+    """Multiply int8 [batch, block_in] by int8 [block_out, block_in] transposed in each cycle, and sum over cycles.
 
-    Inputs, products, every level of the adder trees and the running sums are registers. Each stage moves only with
-    valid data in it.
+    Inputs, products, every level of the adder trees and the running sums are registers. The registers of a stage are
+    enabled only for valid data.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Array(wiring.Component):
     Members
     -------
     valid : In(1)      `inp` and `wgt` hold operands.
-    first : In(1)      They begin a new sum.
+    first : In(1)      The operands begin a new sum; else they are added to the present one.
     inp : In(int8[block_in/group][batch][group])        An entry of scratchpad inp.
     wgt : In(int8[block_out][block_in])                 An entry of wgt.
     total : Out(int32[block_out/group][batch][group])   The sum up to the operands of `latency` cycles ago, wrapping: an
@@ -62,7 +62,7 @@ class Array(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        # Bit i: of stage i. The stages are those of pairs, the tree's, and the last one, of the sums.
+        # Bit i belongs to stage i. The stages are those of the pairs, those of the tree, and at last that of the sums.
         valid = Signal(self.latency - 1)
         first = Signal(self.latency - 1)
         m.d.sync += [valid.eq((valid << 1) | self.valid), first.eq((first << 1) | self.first)]
@@ -81,47 +81,53 @@ class Array(wiring.Component):
             m.d.comb += self._pump.moves.eq(valid)
         for b in range(cfg.batch):
             row = [self.inp[i // group][b][i % group] for i in range(cfg.block_in)]
-            for output, term in enumerate(self._products(m, valid, row, f"{b}")):
+            for output, term in enumerate(self._build_products(m, valid, row, f"{b}")):
                 total = Reg(signed(32), name=f"total_{b}_{output}")
                 m.d.comb += self.total[output // group][b][output % group].eq(total)
                 with m.If(valid[-1]):
                     m.d.sync += total.eq(Mux(first[-1], 0, total) + term)
         return m
 
-    def _products(self, m: Module, valid: Signal, row: list[Value], name: str) -> list[Value]:
-        """Return, for each output, the sum of the products of `row` with its weights.
+    def _build_products(self, m: Module, valid: Signal, row: list[Value], name: str) -> list[Value]:
+        """Build the products of one batch row with all weights. Returns, for each output, their sum in this step.
 
-        Packed, one multiplication makes the products of two neighbouring outputs.
+        valid: a bit for each stage. row: int8[block_in]. name: suffix of the names of signals. With `packed`, one
+        multiplication makes the products of two neighbouring outputs.
         """
         cfg = self.cfg
         weights = [[self.wgt[o][i] for i in range(cfg.block_in)] for o in range(cfg.block_out)]
         if not cfg.packed:
             return [
-                self._tree(m, valid, self._pairs(m, valid, row, each, [], f"{name}_{o}"), f"{name}_{o}")
-                for o, each in enumerate(weights)
+                self._build_tree(
+                    m, valid, self._build_pairs(m, valid, row, weights_of_output, [], f"{name}_{o}"), f"{name}_{o}"
+                )
+                for o, weights_of_output in enumerate(weights)
             ]
         terms: list[Value] = []
-        factors = self._factors(m, row, name)
+        factors = self._add_factors(m, row, name)
         for o in range(0, cfg.block_out, 2):
-            both = [packed_weights(high, low) for low, high in zip(weights[o], weights[o + 1])]
-            pairs = self._pairs(m, valid, row, both, factors, f"{name}_{o}")
-            even = self._tree(m, valid, [pair[:SPACING] for pair in pairs], f"{name}_{o}")
-            terms.append(Cat(even[:-1], ~even[-1]).as_signed())  # each pair's 2^16 are the top bit's worth together
-            terms.append(self._tree(m, valid, [pair[SPACING:].as_signed() for pair in pairs], f"{name}_{o + 1}"))
+            packed_pairs = [packed_weights(high, low) for low, high in zip(weights[o], weights[o + 1])]
+            pairs = self._build_pairs(m, valid, row, packed_pairs, factors, f"{name}_{o}")
+            even = self._build_tree(m, valid, [pair[:SPACING] for pair in pairs], f"{name}_{o}")
+            terms.append(Cat(even[:-1], ~even[-1]).as_signed())  # inverted, the top bit subtracts the 2^16 of all pairs
+            terms.append(self._build_tree(m, valid, [pair[SPACING:].as_signed() for pair in pairs], f"{name}_{o + 1}"))
         return terms
 
-    def _factors(self, m: Module, row: list[Value], name: str) -> list[Value]:
-        """Return factor0 + factor1 for each pair of neighbours in a row; packed pairs subtract it (see `Pair`)."""
+    def _add_factors(self, m: Module, row: list[Value], name: str) -> list[Value]:
+        """Return the sum of each two neighbouring inputs of `row`, a cycle later: port `factors` of packed pairs."""
         inp = Reg(data.ArrayLayout(signed(8), len(row)), name=f"inp_{name}")
         with m.If(self.valid):
             m.d.sync += inp.eq(Cat(row))
-        each = [inp[i] for i in range(len(row))]
-        return [(low + high)[:FACTORS_BITS].as_signed() for low, high in zip(each[::2], each[1::2])]
+        inputs = [inp[i] for i in range(len(row))]
+        return [(low + high)[:FACTORS_BITS].as_signed() for low, high in zip(inputs[::2], inputs[1::2])]
 
-    def _pairs(
+    def _build_pairs(
         self, m: Module, valid: Signal, row: list[Value], weights: list[Value], factors: list[Value], name: str
     ) -> list[Value]:
-        """Build a `Pair` for each two neighbours of `row`, and return their sums of two products."""
+        """Build a `Pair` for each two neighbours of `row` and their weights. Returns the pairs' sums.
+
+        factors: for packed pairs, see `_add_factors`; else empty.
+        """
         sums = []
         for i in range(0, len(row), 2):
             m.submodules[f"pair_{name}_{i}"] = pair = Pair(self.cfg.packed, self.cfg.pump)
@@ -137,8 +143,8 @@ class Array(wiring.Component):
             sums.append(pair.sum)
         return sums
 
-    def _tree(self, m: Module, valid: Signal, terms: Sequence[Value], name: str) -> Value:
-        """Return the sum of `terms`, from a tree of adders with a register behind each level."""
+    def _build_tree(self, m: Module, valid: Signal, terms: Sequence[Value], name: str) -> Value:
+        """Build an adder tree with a register behind each level. Returns the sum of `terms`."""
         stage = PAIR_STAGES
         while len(terms) > 1:
             sums = [a + b for a, b in zip(terms[::2], terms[1::2])]

@@ -1,4 +1,4 @@
-"""The unit GEMM: loops, array and accumulators."""
+"""The unit GEMM: it walks loops, feeds the array, and adds the array's sums to accumulators."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from celosia.hw.spec.pipeline import claim_lead
 from celosia.hw.spec.scratchpads import scratchpads
 
 _FROM_READ = 5
-"""Cycles from the read of an accumulator to its write, both of them included."""
+"""Pipeline stages from the read of an accumulator to its write, both included."""
 
 
 class Gemm(wiring.Component):
-    """Executes GEMM: acc[d] (=|+=) sum of inp[s] . wgt[w] transposed, one tile operation a cycle.
+    """Execute GEMM: acc[d] (=|+=) sum of inp[s] . wgt[w] transposed, one iteration of its loops a cycle.
 
-    A pipeline without stalls: it is held only before the read of the operands. Running sums stay in the array; an
-    accumulator is written once for each output, four cycles after its old value, if it is wanted, has been read. The
-    four writes that such a read misses are forwarded.
+    The pipeline stalls only before the read of operands. Running sums stay in the array, and an accumulator is written
+    once for each output. An instruction that accumulates reads its old value four cycles before that write. The writes
+    of those four cycles come too late for the read, and are forwarded.
 
     Parameters
     ----------
@@ -38,13 +38,12 @@ class Gemm(wiring.Component):
     -------
     Those of `unit_members`, and:
     inp, wgt : Out(ReadPort)    Operands.
-    acc_read : Out(ReadPort)    Old values, for instructions that accumulate. Must be ready; data is used in the cycle
-                                after the read alone.
+    acc_read : Out(ReadPort)    Old values, for instructions that accumulate. Must be ready; data is used only in the
+                                cycle after the read.
     acc_write : Out(WritePort)  Whole entries. Must be ready.
-    claims : Out(claim_layout)  The ports of acc that these two take: of writes a cycle ahead, of reads as far as VECTOR
-                                looks.
+    claims : Out(claim_layout)  Banks of acc that `acc_read` and `acc_write` will use, so that VECTOR avoids them.
 
-    A GEMM never raises `error`. On `halt`, what has been read already is still finished.
+    GEMM never raises `error`. On `halt`, iterations whose operands have been read are still completed.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -63,21 +62,21 @@ class Gemm(wiring.Component):
         m = Module()
         cfg = self.cfg
         fields = self.instr.payload.fields
-        of = {"acc": OUTER_LOOPS, "inp": GEMM_LOOPS, "wgt": GEMM_LOOPS}
-        operands = {name: (len(fields[f"{name}_base"]), loops) for name, loops in of.items()}
+        loops_of = {"acc": OUTER_LOOPS, "inp": GEMM_LOOPS, "wgt": GEMM_LOOPS}
+        operands = {name: (len(fields[f"{name}_base"]), loops) for name, loops in loops_of.items()}
         m.submodules.loops = loops = Loops(GEMM_LOOPS, operands, reduction=("k", "r", "s"))
         m.submodules.array = array = Array(cfg)
-        first = self._read(m, loops)
+        first_stage = self._read_operands(m, loops)
 
-        # Cycle 1: operands enter the array. What belongs to them goes along, to the cycle in which it is written.
-        pipe = [first]
+        # In cycle 1 operands enter the array. The other values of their iteration are carried along until the write.
+        pipe = [first_stage]
         for cycle in range(1, array.latency + 3):
             before, valid = Value.cast(pipe[-1]), Signal(name=f"valid{cycle}")
-            facts = Reg(len(before) - 1, name=f"cycle{cycle}")
+            carried = Reg(len(before) - 1, name=f"cycle{cycle}")
             m.d.sync += valid.eq(before[0])
             with m.If(before[0]):
-                m.d.sync += facts.eq(before[1:])
-            pipe.append(data.View(first.shape(), Cat(valid, facts)))
+                m.d.sync += carried.eq(before[1:])
+            pipe.append(data.View(first_stage.shape(), Cat(valid, carried)))
         m.d.comb += [
             array.valid.eq(pipe[1].valid),
             array.first.eq(pipe[1].first),
@@ -85,9 +84,9 @@ class Gemm(wiring.Component):
             array.wgt.eq(self.wgt.data),
         ]
         self._accumulate(m, pipe, array)
-        self._claim(m, loops, pipe)
+        self._claim_ports(m, loops, pipe)
 
-        # The cycle after: the write is committed.
+        # The write is committed in the cycle after the last stage.
         write = pipe[-1]
         m.d.sync += [
             self.done.valid.eq(write.valid & write.end),
@@ -100,12 +99,15 @@ class Gemm(wiring.Component):
         probes(self, pipe=pipe, array=array)
         return m
 
-    def _read(self, m: Module, loops: Loops) -> data.View[data.StructLayout]:
-        """Take instructions, and read the operands of each iteration. Returns its fields for the pipeline."""
-        # The instruction whose iterations are being read.
+    def _read_operands(self, m: Module, loops: Loops) -> data.View[data.StructLayout]:
+        """Accept instructions, walk their loops, and read the operands of each iteration.
+
+        Returns the values that the pipeline carries along with an iteration: `valid`; `first` and `last` of its
+        reduction; `end` of the instruction; `accumulate`; its address in acc; `post` and `index` of the instruction.
+        """
         fields = self.instr.payload.fields
-        kept = {"accumulate": 1, "post": 4, "index": INDEX_BITS}
-        accumulate, post, index = (Reg(bits, name=name) for name, bits in kept.items())
+        widths = {"accumulate": 1, "post": 4, "index": INDEX_BITS}
+        accumulate, post, index = (Reg(bits, name=name) for name, bits in widths.items())
         m.d.comb += [
             *loops.load(fields),
             loops.instr.valid.eq(self.instr.valid),
@@ -126,27 +128,27 @@ class Gemm(wiring.Component):
             self.stalled.eq(loops.step.valid & ~loops.step.ready),
         ]
 
-        travel = data.StructLayout({
+        stage_layout = data.StructLayout({
             "valid": 1, "last": 1, "end": 1, "first": 1, "accumulate": 1, "acc": len(step.acc), "post": 4,
             "index": INDEX_BITS,
         })  # fmt: skip
-        belongs = Cat(self.active, step.last, step.end, step.first, accumulate, step.acc, post, index)
-        return data.View(travel, belongs)
+        values = Cat(self.active, step.last, step.end, step.first, accumulate, step.acc, post, index)
+        return data.View(stage_layout, values)
 
     def _accumulate(self, m: Module, pipe: Sequence[Any], array: Array) -> None:
-        """Add the array's sums to accumulators, in five stages (`pipe[-_FROM_READ:]`).
+        """Add the array's sums to accumulators, in the last five stages of `pipe`.
 
-        reading: the accumulator is read, three cycles before its sum is there. answer: its data is kept, since memories
-        answer late in a cycle. ahead: writes that the read came too early for replace it. now: the sum is added. write:
-        the total is written.
+        reading: the accumulator is read, three cycles before its sum is complete. answer: the data read is registered,
+        since memories answer late in a cycle. ahead: it is replaced if a write came too late for the read. now: the sum
+        is added. write: the total is written.
         """
         reading, answer, ahead, now, write = stages = pipe[-_FROM_READ:]
-        writes = Signal()  # a register, for LOAD waits for it within the cycle
+        writes = Signal()  # a register, as LOAD's `ready` depends on it in the same cycle
         m.d.sync += writes.eq(now.valid & now.last)
         lanes = data.ArrayLayout(signed(32), self.cfg.lanes)
         kept, old, written, committed = (Reg(lanes, name=name) for name in ("kept", "old", "written", "committed"))
         total = data.View(lanes, Value.cast(array.total))
-        # missed[d]: the output d cycles before is the same one, and the read came too early for it.
+        # missed[d]: the iteration d cycles earlier writes the same accumulator, too late for the read.
         missed = {d: Signal(name=f"missed_{d}") for d in (1, 2, 3, 4)}
         for d, stage in ((4, 0), (3, 1), (2, 1), (1, 2)):  # compared a cycle before it is needed
             this, before = stages[stage], stages[stage + d]
@@ -171,11 +173,11 @@ class Gemm(wiring.Component):
             m.d.sync += committed.eq(written)
         probes(self, stages=stages)
 
-    def _claim(self, m: Module, loops: Loops, pipe: Sequence[Any]) -> None:
-        """Announce claims: the ports of acc that GEMM takes, so that VECTOR keeps off them.
+    def _claim_ports(self, m: Module, loops: Loops, pipe: Sequence[Any]) -> None:
+        """Claim the ports of acc that GEMM is going to use, so that VECTOR does not use them in the same cycle.
 
         Writes are claimed one cycle ahead, reads `claim_lead` cycles. A small array has so few stages that its reads of
-        acc are claimed before the operands are read.
+        acc are claimed before its operands are read: from `loops.ahead`.
         """
         now = pipe[-2]
         stage = len(pipe) - _FROM_READ - claim_lead(self.cfg)

@@ -1,4 +1,4 @@
-"""Nested affine loops: one address per operand and cycle, from incremental adders alone."""
+"""Nested affine loops: one address per operand and cycle, computed by incremental adders without multipliers."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.isa import EXTENT_BITS
 
 
-def _selected(one_hot: Signal, values: Sequence[Value]) -> Value:
-    """Return the value whose bit in `one_hot` is set, by AND and OR."""
+def _select_one_hot(one_hot: Signal, values: Sequence[Value]) -> Value:
+    """Return the value whose bit in `one_hot` is set; 0 if none is. It takes one AND and an OR."""
     return reduce(or_, (Mux(chosen, value, 0) for chosen, value in zip(one_hot, values)))
 
 
 class Loops(wiring.Component):
-    """Walks nested loops and gives the address base + sum of index * stride of every operand, one iteration a cycle.
+    """Walk nested loops, one iteration a cycle; each operand's address is base + sum of index * stride.
 
         loops = Loops(GEMM_LOOPS, {"acc": (acc_bits, OUTER_LOOPS), "inp": (inp_bits, GEMM_LOOPS)},
                       reduction=("k", "r", "s"))
         m.d.comb += [*loops.load(instr.payload.fields), loops.instr.valid.eq(instr.valid), ...]
 
-    The next instruction is accepted in the cycle in which the last iteration of the one before is taken, so there is
-    no gap between them. Fields of the instruction that belong to each iteration are the unit's to keep: copy them
-    where `instr.valid & instr.ready`, and they are there from the first iteration to the last.
+    The next instruction is accepted in the cycle in which the last iteration of the previous one is taken, without a
+    gap. Other fields of an instruction are not kept here. A unit that needs them copies them into registers when
+    `instr.valid & instr.ready`; the copy then holds from the first iteration to the last.
 
     Parameters
     ----------
     names : loops from the outermost to the innermost.
-    operands : for each operand the bits of its address (it wraps) and the loops that move it: the outermost, and any
-        others in their order.
-    reduction : the innermost of `names`, which combine into one output. May be empty.
+    operands : for each operand the bits of its address, which wraps, and the loops in which it has a stride: the
+        outermost one, and any others in their order.
+    reduction : the innermost loops, whose iterations are combined into one output. May be empty.
 
     Members
     -------
     instr : In(stream)    `extent_<loop>` (at least 1), `<operand>_base` and `<operand>_<loop>`, named as in `isa.py`.
     step : Out(stream)    One iteration: the address of each operand, by its name; `first` and `last` iteration of the
                           reduction, `end`: the last iteration of the instruction. Comes from registers.
-    ahead : Out           What `step` will offer in the next cycle, if nothing halts: `valid`, `last` and addresses.
-    halt : In(1)          Drops the instruction that runs and accepts none.
+    ahead : Out           `valid`, `last` and addresses that `step` will have in the next cycle, unless `halt` comes.
+    halt : In(1)          Drops the present instruction and accepts none.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class Loops(wiring.Component):
         first = Reg()
         held = Reg(self.fields)
         at_last = Reg(depth)
-        # rise[i]: every loop inside loop i is at its last index, so that loop i goes on to its next index or
-        # starts anew. goes_on[i]: it goes on. As enables and selects of hundreds of registers they are registers
-        # themselves, made a step ahead, like all_done.
+        # rise[i]: every loop inside loop i is at its last index, so the index of loop i changes with the next step.
+        # goes_on[i]: it then increases; else it returns to 0. Hundreds of registers depend on both and on all_done, so
+        # these are registers, computed a step ahead.
         rise = Reg(depth)
         goes_on = Reg(depth)
         reduction_done = Signal()
@@ -117,13 +117,13 @@ class Loops(wiring.Component):
         with m.If(self.halt):
             m.d.sync += busy.eq(0)
 
-        # Where no iteration follows, registers take what `instr` offers, whether it is valid or not: what they hold
-        # while not `busy` means nothing, and the enables of hundreds of registers need not wait for the handshake.
+        # If no iteration follows, registers are loaded from `instr` whether it is valid or not. Their content does not
+        # count while not `busy`, and so the enables of hundreds of registers need not wait for the handshake.
         advance = Signal(depth)
         m.d.comb += advance.eq(rise & self.step.ready.replicate(depth))
         with m.If(renew):
             m.d.sync += held.eq(new)
-        coming = self._last_indices(m, held, renew, rise, at_last, advance)
+        coming = self._track_last_indices(m, held, renew, rise, at_last, advance)
         with m.If(renew | self.step.ready):
             m.d.sync += [
                 at_last.eq(coming),
@@ -135,11 +135,11 @@ class Loops(wiring.Component):
             self.ahead.valid.eq(~self.halt & Mux(renew, self.instr.valid, busy)),
             self.ahead.last.eq(Mux(renew | self.step.ready, coming[outer:].all(), reduction_done)),
         ]
-        self._addresses(m, held, renew, goes_on, advance)
+        self._compute_addresses(m, held, renew, goes_on, advance)
         probes(self, busy=busy, held=held, at_last=at_last, rise=rise, goes_on=goes_on)
         return m
 
-    def _last_indices(
+    def _track_last_indices(
         self,
         m: Module,
         held: data.View[data.StructLayout],
@@ -155,7 +155,7 @@ class Loops(wiring.Component):
         """
         new = self.instr.payload
         left = [Reg(EXTENT_BITS, name=f"left_{loop}") for loop in self.names]
-        # An extent of 1, and the last index but one.
+        # single: the loop's extent is 1. near: its index is the last but one.
         single, near = ([Reg(name=f"{name}_{loop}") for loop in self.names] for name in ("single", "near"))
         coming = Signal(len(self.names))
         for i, loop in enumerate(self.names):
@@ -173,35 +173,41 @@ class Loops(wiring.Component):
         probes(self, left=left, single=single, near=near)
         return coming
 
-    def _addresses(
+    def _compute_addresses(
         self, m: Module, held: data.View[data.StructLayout], renew: Signal, goes_on: Signal, advance: Signal
     ) -> None:
         """Compute the address of each operand.
 
-        held: the instruction whose loops run. renew: `instr` replaces it. goes_on: the bit of the loop that goes to its
-        next index. advance: that loop and all inside it, in the cycle of the step.
+        held: the instruction whose loops run. renew: `instr` replaces it. goes_on: one-hot, the loop whose index
+        increases with the next step. advance: that loop and all loops inside it, in the cycle of the step.
         """
         new, step = self.instr.payload, self.step.payload
-        # begin[operand, loop] is the address at which the present index of the loop began; a rise goes on from there. A
-        # loop that does not move the operand begins where the one around it does.
+        # begin[operand, loop] is the address at the first iteration with the present index of the loop; the address for
+        # the next index is that plus the stride. A loop without a stride begins where the loop around it does.
         begin = {
             (operand, loop): Reg(bits, name=f"{operand}_begin_{loop}")
             for operand, (bits, loops) in self.operands.items()
             for loop in loops
         }
         for operand, (bits, loops) in self.operands.items():
-            origin, stride, following = (Signal(bits, name=f"{operand}_{n}") for n in ("origin", "stride", "following"))
+            origin, stride, following = (
+                Signal(bits, name=f"{operand}_{suffix}") for suffix in ("origin", "stride", "following")
+            )
             m.d.comb += following.eq(origin + stride)
             m.d.comb += step[operand].eq(begin[operand, loops[-1]])
-            moving = self.names[: self.names.index(loops[-1]) + 1]
-            around = [
-                begin[operand, [outer for outer in loops if outer in moving[: i + 1]][-1]] for i in range(len(moving))
+            outer_loops = self.names[: self.names.index(loops[-1]) + 1]
+            begin_of_loop = [
+                begin[operand, [outer for outer in loops if outer in outer_loops[: i + 1]][-1]]
+                for i in range(len(outer_loops))
             ]
-            strides = [held[f"{operand}_{loop}"] if loop in loops else Const(0) for loop in moving]
-            m.d.comb += [origin.eq(_selected(goes_on, around)), stride.eq(_selected(goes_on, strides))]
+            strides = [held[f"{operand}_{loop}"] if loop in loops else Const(0) for loop in outer_loops]
+            m.d.comb += [
+                origin.eq(_select_one_hot(goes_on, begin_of_loop)),
+                stride.eq(_select_one_hot(goes_on, strides)),
+            ]
             innermost, base = begin[operand, loops[-1]], new[f"{operand}_base"]
-            moves = advance[self.names.index(loops[-1])]
-            m.d.comb += self.ahead[operand].eq(Mux(renew, base, Mux(moves, following, innermost)))
+            innermost_advances = advance[self.names.index(loops[-1])]
+            m.d.comb += self.ahead[operand].eq(Mux(renew, base, Mux(innermost_advances, following, innermost)))
             for loop in loops:
                 with m.If(renew):
                     m.d.sync += begin[operand, loop].eq(base)

@@ -1,4 +1,4 @@
-"""The multiplier of an ECP5 by name: MULT18X18D, 18 x 18 bits (Lattice FPGA-TN-02205)."""
+"""Instantiate the multiplier of an ECP5: MULT18X18D, 18 x 18 bits (Lattice FPGA-TN-02205)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _REGISTERS = {"INPUTA": 0, "INPUTB": 0, "PIPELINE": 1, "OUTPUT": 2}
 def mult18x18(left: Value, right: Value, moves: Sequence[Value], product: Signal) -> Instance:
     """Instantiate a block that multiplies, with registers at its operands, inside and at its product.
 
-    left, right: signed, up to 18 bits. moves: three enables, of the registers in the order of the data. product: 36
-    bits, three cycles after the operands.
+    left, right: the factors, signed, up to 18 bits. moves: the enables of the three registers in the order of the data.
+    product: driven with the product, 36 bits, three cycles after the factors.
     """
     parameters: dict[str, Any] = {"p_GSR": "DISABLED", "p_RESETMODE": "SYNC"}
     for register, enable in _REGISTERS.items():

@@ -1,7 +1,7 @@
 """Sum of two products: the cell of the array.
 
-Where the Config says `packed`, two products with a common factor share one multiplication, as in Xilinx' white paper
-WP486, so that a DSP48E1 with its 25 x 18 bits counts twice:
+With `packed` in the Config, two products with a common factor share one multiplication, as in Xilinx' white paper
+WP486, so that a DSP48E1 with its 25 x 18 bits makes two products:
 
     (a * 2^17 + b + 128) * c  =  a*c * 2^17  +  b*c + 128*c        a, b, c: int8
 
@@ -25,11 +25,11 @@ from celosia.hw.spec.blocks import Blocks, Dsp
 from celosia.hw.spec.pipeline import PAIR_STAGES
 
 SPACING = 17
-"""Bits between two products in one multiplication: a sum of two products of int8 takes them all."""
+"""Distance in bits between two products in one multiplication: the width of a sum of two products of int8."""
 FACTORS_BITS = 9
-"""Bits of the sum of two factors."""
+"""Width of the sum of two int8 factors."""
 _LOW_BITS = 7
-"""Bits below the correction, which is a multiple of 128 (see `packed_weights`)."""
+"""Low bits that are 0 in the correction, a multiple of 128 (see `packed_weights`)."""
 
 
 def weight_bits(packed: bool) -> int:
@@ -47,28 +47,28 @@ def packed_weights(high: Value, low: Value) -> Value:
 
 
 class Pair(wiring.Component):
-    """The sum of two products of weights and factors, which is there PAIR_STAGES cycles after them; a new one in each
-    cycle.
+    """Sum of two products, weights0 * factor0 + weights1 * factor1, one in each cycle, PAIR_STAGES cycles later.
 
-    On the platform `Blocks` it is two DSP blocks. Those of Xilinx are a cascade: the second adds the first one's sum to
-    its product, within their column, so that its operands go through a register more. Else it has the same registers.
+    On platform `Blocks` it is two DSP blocks. Those of Xilinx form a cascade: the second block adds the first one's sum
+    to its product. So its operands pass one register more. On other platforms it is made of registers and `*`, with the
+    same latency.
 
-    Pumped, it is one block of Xilinx in clock domain `fast`, with the same sums in the same cycles, if each stage moves
-    with its data. All between the clocks goes from a register to a register, through a multiplexer at most.
+    With `pump` = 2 it is one block of Xilinx in clock domain `fast`, with the same sums in the same cycles. Paths
+    between the two clocks go from register to register, through one multiplexer at most.
 
     Parameters
     ----------
-    packed : bool      Two products share a multiplication.
-    pump : int         2: a DSP block makes both products, on platforms that have such (`pump.pumps`).
+    packed : bool      Each multiplication makes two products, those of two weights with one factor.
+    pump : int         2: one DSP block makes both multiplications, on platforms that can (`pump.pumps`).
 
     Members
     -------
-    moves : In         Bit i: the registers of stage i take what comes: operands; first product; its sum with the
-                       correction and second product; sum of both.
+    moves : In         Bit i enables the registers of stage i: operands; first product; its sum with the correction,
+                       and the second product; the sum of both.
     weights0, weights1 : In    int8, or `packed_weights`.
     factor0, factor1 : In      int8.
-    factors : In       factor0 + factor1, a cycle after them. Read if packed.
-    halves, late : In  From a `Pump`. There where `pump` is 2, and read where it pumps.
+    factors : In       factor0 + factor1, a cycle after them. Used if packed.
+    halves, late : In  From a `DoublePumpedClock`, only with `pump` = 2.
     sum : Out          Packed, bits below SPACING are the sum of the lower products and 2^16, the bits above, signed,
                        that of the higher ones.
     """
@@ -88,30 +88,32 @@ class Pair(wiring.Component):
         m = Module()
         dsp = platform.dsp if isinstance(platform, Blocks) else None
         if (pumped := pumps(platform, self._pump)) is not None:
-            self._pumped(m, pumped)
+            self._build_pumped(m, pumped)
         elif dsp is None or (dsp is Dsp.mult18 and len(self.weights0) > WIDTH):
-            self._registers(m)
+            self._build_from_registers(m)
         elif dsp is Dsp.mult18:
-            self._multipliers(m)
+            self._build_from_multipliers(m)
         else:
-            self._cascade(m, dsp)
+            self._build_cascade(m, dsp)
         return m
 
-    def _multipliers(self, m: Module) -> None:
+    def _build_from_multipliers(self, m: Module) -> None:
         """Build the pair from two blocks without a cascade: both multiply in the same cycle, and logic adds."""
-        *inside, both = self.moves
+        *block_moves, both = self.moves
         products = Signal(signed(2 * WIDTH), name="product0"), Signal(signed(2 * WIDTH), name="product1")
-        m.submodules.first = mult18x18(self.weights0, self.factor0, inside, products[0])
-        m.submodules.second = mult18x18(self.weights1, self.factor1, inside, products[1])
+        m.submodules.first = mult18x18(self.weights0, self.factor0, block_moves, products[0])
+        m.submodules.second = mult18x18(self.weights1, self.factor1, block_moves, products[1])
         total = Signal.like(self.sum, name="total", reset_less=True)
         with m.If(both):
             m.d.sync += total.eq(products[0] + products[1])
         m.d.comb += self.sum.eq(total)
 
-    def _cascade(self, m: Module, dsp: Dsp) -> None:
+    def _build_cascade(self, m: Module, dsp: Dsp) -> None:
         """Build the pair from two blocks with a cascade: the second block adds its product to the first one's sum."""
         enter, first, second, both = self.moves
-        cascade, total, corrected, beyond = (Signal(48, name=n) for n in ("cascade", "total", "corrected", "beyond"))
+        cascade, total, corrected, beyond = (
+            Signal(48, name=name) for name in ("cascade", "total", "corrected", "beyond")
+        )
         # The correction, 128 * factors - 2^16, has the bits of the factors' sum, its sign inverted, and a sign of 1.
         correction = Cat(Const(0, _LOW_BITS), self.factors, ~self.factors[-1], Const(1, 1)) if self._packed else None
         m.submodules.first = dsp48(
@@ -124,31 +126,32 @@ class Pair(wiring.Component):
         )  # fmt: skip
         m.d.comb += self.sum.eq(total)
 
-    def _pumped(self, m: Module, dsp: Dsp) -> None:
+    def _build_pumped(self, m: Module, dsp: Dsp) -> None:
         """Build the pair from one block at twice the clock, which makes both products one after the other.
 
-        At the edges of `fast`, the first one of which is that at which operands are kept:
-        1, 2: weights in the block, factors in their register.  2, 3: each at the multiplier.  3, 4: products.
-        4: the first one and the correction.  5: both.  6, which is one of `sync` again: the sum.
+        Edges of `fast` at which registers take values, counted from the edge after which the operands are held:
+        1, 2: weights in the block, one factor after the other in `factor`.  2, 3: operands of the multiplier.
+        3, 4: products.  4: first product + correction.  5: sum of both.  6, also an edge of `sync`: `total`.
         """
         enter, first, second, both = self.moves
         operands = self.weights0, self.weights1, self.factor0, self.factor1
-        kept = [Reg(each.shape(), name=f"kept{number}") for number, each in enumerate(operands)]
+        held = [Reg(operand.shape(), name=f"kept{number}") for number, operand in enumerate(operands)]
         with m.If(enter):
-            m.d.sync += [register.eq(each) for register, each in zip(kept, operands)]
+            m.d.sync += [register.eq(operand) for register, operand in zip(held, operands)]
         factor = Reg(signed(8))
         with m.If(first):
-            m.d.fast += factor.eq(Mux(self.halves[1], kept[3], kept[2]))
+            m.d.fast += factor.eq(Mux(self.halves[1], held[3], held[2]))
         correction = None
         if self._packed:
-            # 2^16 - 128 * factors, less the two carries: -x is not x and 1, and 128 is 126 and two.
+            # The correction, 2^16 - 128 * factors, minus the block's two carries. As -x is ~x + 1, its upper bits are
+            # ~factors, and its lower bits 128 - 2.
             above = Reg(FACTORS_BITS + 1)
             with m.If(first):
                 m.d.sync += above.eq(Cat(~self.factors, self.factors[-1]))
             correction = Cat(Const((1 << _LOW_BITS) - 2, _LOW_BITS), above, Const(0, 1))
         result = Signal(48)
         m.submodules.block = pumped_dsp48(
-            dsp, (kept[0], kept[1]), factor, correction, int(self._packed), self.halves,
+            dsp, (held[0], held[1]), factor, correction, int(self._packed), self.halves,
             (first, self.late[0], second, self.late[1]), result,
         )  # fmt: skip
         total = Signal.like(self.sum, name="total", reset_less=True)
@@ -156,29 +159,29 @@ class Pair(wiring.Component):
             m.d.sync += total.eq(result)
         m.d.comb += self.sum.eq(total)
 
-    def _registers(self, m: Module) -> None:
-        """Build the pair from registers and `*`, for platforms without DSP blocks of their own and for simulation."""
+    def _build_from_registers(self, m: Module) -> None:
+        """Build the pair from registers and `*`, for simulation and for platforms without a supported DSP block."""
 
-        def after(stage: int, value: ValueCastable | Value, name: str) -> Signal:
-            """Return a register of `stage`, which takes `value` when data move to that stage."""
+        def registered(stage: int, value: ValueCastable | Value, name: str) -> Signal:
+            """Return a register of `stage` that takes `value` when that stage is enabled."""
             register = Reg(Value.cast(value).shape(), name=name)
             with m.If(self.moves[stage]):
                 m.d.sync += register.eq(value)
             return register
 
         operands = [
-            after(0, value, name)
+            registered(0, value, name)
             for name, value in (
                 ("weights0_0", self.weights0), ("factor0_0", self.factor0),
                 ("weights1_0", self.weights1), ("factor1_0", self.factor1),
             )
         ]  # fmt: skip
-        product0 = after(1, operands[0] * operands[1], "product0")
-        skewed = after(1, operands[2], "weights1_1"), after(1, operands[3], "factor1_1")
+        product0 = registered(1, operands[0] * operands[1], "product0")
+        skewed = registered(1, operands[2], "weights1_1"), registered(1, operands[3], "factor1_1")
         start = product0
         if self._packed:
-            factors = after(1, self.factors, "factors_1")
+            factors = registered(1, self.factors, "factors_1")
             start = (product0 + (1 << (SPACING - 1)) - (factors << _LOW_BITS))[: len(self.sum)].as_signed()
-        corrected = after(2, start, "corrected")
-        product1 = after(2, skewed[0] * skewed[1], "product1")
-        m.d.comb += self.sum.eq(after(3, (corrected + product1)[: len(self.sum)].as_signed(), "total"))
+        corrected = registered(2, start, "corrected")
+        product1 = registered(2, skewed[0] * skewed[1], "product1")
+        m.d.comb += self.sum.eq(registered(3, (corrected + product1)[: len(self.sum)].as_signed(), "total"))

@@ -1,4 +1,4 @@
-"""Clock of twice the rate for DSP blocks: which half of a cycle it is, without a reset that both clocks know."""
+"""Double pumping: DSP blocks with a clock of twice the rate, and the phase of that clock."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.blocks import Blocks, Dsp
 
 FAST = "fast"
-"""The clock domain: twice the clock of `sync`, from the same source, so that each edge of `sync` is one of its own."""
+"""Name of the clock domain with twice the clock of `sync`. Each edge of `sync` is also one of `fast`."""
 
 
 def pumps(platform: object, pump: int) -> Dsp | None:
-    """Return the DSP block that makes two products in a cycle of `sync`; None if the Config or the platform has none.
+    """Return the DSP block that makes two products in a cycle of `sync`; None if `pump` is 1 or the platform has none.
 
-    None also means that there is no clock domain `fast`.
+    None also means that the hardware has no clock domain `fast`.
     """
     dsp = platform.dsp if isinstance(platform, Blocks) else None
     return dsp if pump == 2 and dsp in (Dsp.e1, Dsp.e2) else None
 
 
 class DoublePumpedClock(wiring.Component):
-    """Phase of the fast clock within a cycle of `sync`, for the pairs of products.
+    """Tell pairs of products which half of a cycle of `sync` the fast clock is in.
 
-    A register of `sync` changes in each of its cycles. What has changed since the last edge of `fast` has done so in
-    the first half of a cycle. So it is right a cycle after the clocks have begun, whatever registers held before.
+    A register of `sync` toggles in each cycle. If it has changed since the last edge of `fast`, the cycle has just
+    begun. So the phase is right after one cycle, without a reset, whatever the registers held before.
 
     Members
     -------
     moves : In(2)       Enables of the second and the third stage of pairs.
-    halves : Out(2)     Bit 0: 1 in the first half of each cycle of `sync`; bit 1: in the second. Registers of `fast`.
-    late : Out(2)       `moves`, half a cycle later, likewise.
+    halves : Out(2)     Bit 0 is 1 in the first half of each cycle of `sync`, bit 1 in the second. Registers of `fast`.
+    late : Out(2)       `moves`, half a cycle later. Registers of `fast`.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""AXI4 and AXI4-Lite ports, and the streams behind which the core hides AXI4's read channel.
+"""AXI4 and AXI4-Lite ports, and the streams through which fetch and LOAD share AXI4's read channel.
 
 A member `m_axi: Out(Axi4(...))` of the top becomes Verilog ports `m_axi__awaddr`, ...: the names that
 `AxiBus.from_prefix(dut, "m_axi_")` of cocotbext-axi looks for; likewise `s_axil: In(AxiLite(...))`.
@@ -14,12 +14,16 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 ADDR_BITS = 40
+"""Width of a byte address on the memory ports."""
 ID_BITS = 1
+"""Width of AXI's transaction IDs, all of which are 0."""
 
 CACHE_NORMAL = 0b0011
 """Value of awcache and arcache: bufferable, and may be merged with other accesses on its way."""
 BURST_INCR = 0b01
+"""Value of awburst and arburst: each beat has the next address."""
 RESP_OKAY = 0b00
+"""Value of rresp and bresp for an access without an error."""
 
 
 def _address_members(prefix: str, addr_bits: int) -> dict[str, wiring.Member]:
@@ -60,13 +64,13 @@ class Axi4Write(wiring.Signature):
 
 
 class Axi4(wiring.Signature):
-    """The manager's side of AXI4: its channels to read and those to write, which parts connect on their own."""
+    """The manager's side of AXI4. Its read and write channels are members of their own, as different parts use them."""
 
     def __init__(self, bus_bytes: int, addr_bits: int = ADDR_BITS) -> None:
         super().__init__({"write": Out(Axi4Write(bus_bytes, addr_bits)), "read": Out(Axi4Read(bus_bytes, addr_bits))})
 
     def flatten(self, obj: Any) -> Iterator[tuple[tuple[str | int, ...], wiring.Member, Any]]:
-        """Leave `read` and `write` out of the names of Verilog ports, which are AXI's own."""
+        """Yield the members without `read` and `write` in their paths, so that Verilog ports have AXI's names."""
         for path, member, port in super().flatten(obj):
             yield path[1:], member, port
 
@@ -84,14 +88,17 @@ class AxiLite(wiring.Signature):
         })  # fmt: skip
 
 
-# Behind the AXI port -----------------------------------------------------------------------------------------
+# From the AXI read channel to its clients ----------------------------------------------------------------
 
 burst_layout = data.StructLayout({"addr": ADDR_BITS, "len": 4})
-"""A legal burst: `len + 1` beats from absolute address `addr`, a multiple of the bus' bytes."""
+"""A legal AXI burst: `len + 1` beats from absolute byte address `addr`, a multiple of the bus' bytes."""
 
 
 def response_layout(bus_bytes: int) -> data.StructLayout:
-    """A beat of read data. error: the memory answered SLVERR or DECERR. last: the last beat of its burst."""
+    """Return the layout of a beat of read data.
+
+    error: the memory answered SLVERR or DECERR. last: it is the last beat of its burst.
+    """
     return data.StructLayout({"data": 8 * bus_bytes, "error": 1, "last": 1})
 
 

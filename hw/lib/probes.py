@@ -1,4 +1,4 @@
-"""Names for signals inside a component, which proofs and tests read whatever the code calls them."""
+"""Declare names for signals inside a component, by which proofs and tests read them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 
 def probes(component: Any, **signals: Any) -> None:
-    """Declare signals, memories and submodules inside `component` that proofs read, under the names given here.
+    """Declare signals, memories and submodules inside `component` for proofs, by the names of the arguments.
 
-    A proof reads them as `inside["name"]`. The names stay when variables of the code are renamed. Declarations are no
-    part of the hardware: they do not change its digest (`sources.py`).
+    A proof reads them as `inside["name"]`, so that a local variable of the code may be renamed without a change of the
+    proof. Declarations do not change the hardware, nor its digest (`sources.py`).
     """
     vars(component).setdefault("probes", {}).update(signals)

@@ -1,4 +1,4 @@
-"""Kinds of signals that many parts have."""
+"""Kinds of signals that many parts of the hardware have."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from functools import partial
 from amaranth import Signal
 
 Reg = partial(Signal, reset_less=True)
-"""A register of data, without a reset: it means nothing before another signal says that it is valid."""
+"""A data register without a reset, which saves routing: its value counts only when a `valid` signal says so."""

@@ -22,12 +22,14 @@ the Config. LUTs and flip-flops are estimates ([bitstreams.md](bitstreams.md) sa
 `celosia bitstream report`. Printed from `hw/spec/config.py` by
 `python -m celosia.hw.spec.config_doc`; do not edit.
 """
+"""Text before the table of fields."""
 
 RULES = """\
 Together: `block_in` and `block_out` differ by a factor of 8 at most; `forward` needs `block_in` ≥ `block_out`;
 `residual_cycles` is at most batch · block_out. A Config that breaks a rule is refused with the field, its value, and
 what is possible.
 """
+"""Text after the table of fields."""
 
 
 def config_markdown() -> str:
@@ -39,12 +41,12 @@ def commented_toml(cfg: Config) -> str:
     """Return a TOML text that `Config.load` reads; a comment behind each field tells its meaning and limits."""
     lines = cfg.to_toml().splitlines()
     width = max(map(len, lines))
-    notes = {name: f"  # {spec.meaning}: {describe_limits(name)}" for name, spec in field_specs().items()}
-    return "".join(f"{line:<{width}}{notes.get(line.split()[0], '')}".rstrip() + "\n" for line in lines)
+    comments = {name: f"  # {spec.meaning}: {describe_limits(name)}" for name, spec in field_specs().items()}
+    return "".join(f"{line:<{width}}{comments.get(line.split()[0], '')}".rstrip() + "\n" for line in lines)
 
 
 def _field_table() -> Iterator[str]:
-    """Lines of the table of fields: meaning, default, limits and cost of each."""
+    """Yield the lines of the table of fields: meaning, default, limits and cost of each."""
     yield "| field | meaning | default | limits | cost and benefit |"
     yield "|---|---|---|---|---|"
     for field in dataclasses.fields(Config):
@@ -55,7 +57,7 @@ def _field_table() -> Iterator[str]:
 
 
 def _preset_table() -> Iterator[str]:
-    """Lines of the table of presets: fields, multiplications a cycle and sizes of scratchpads, a column a preset."""
+    """Yield the lines of the table of presets, one column for each: fields, multiplications, sizes of scratchpads."""
     names = list(field_specs())
     yield f"| | {' | '.join(f'`{name}`' for name in PRESETS)} |"
     yield f"|---{'|---' * len(PRESETS)}|"

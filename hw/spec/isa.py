@@ -219,7 +219,7 @@ def _header_fields() -> tuple[Field, ...]:
 
 
 def _extent_fields(loops: tuple[str, ...]) -> tuple[Field, ...]:
-    """Declare the extent of each loop."""
+    """Declare a field for the extent (number of iterations) of each of `loops`."""
     return tuple(Field(f"extent_{loop}", EXTENT_BITS, f"Iterations of loop {loop}, at least 1.") for loop in loops)
 
 
@@ -234,14 +234,14 @@ Pads = Mapping[str, Scratchpad]
 
 
 def _formats(cfg: Config, limit: int | None) -> dict[Opcode, Format]:
-    """Declare the four formats of `cfg`, by opcode. limit: bits of an instruction; None: not yet known."""
+    """Declare the four formats of `cfg`, by opcode. limit: see `Format.limit_bits`."""
     declarations = (_load_format, _gemm_format, _vector_format, _store_format)
     return {fmt.opcode: fmt for fmt in (declare(cfg, scratchpads(cfg), limit) for declare in declarations)}
 
 
 def _load_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
-    """Declare LOAD. The widths of its scratchpad addresses follow the scratchpad that needs most bits."""
-    sram = max(pads[buffer.name.lower()].piece_bits for buffer in buffers(cfg))
+    """Declare the format of LOAD. All its scratchpad addresses are as wide as the largest scratchpad needs."""
+    address_bits = max(pads[buffer.name.lower()].piece_bits for buffer in buffers(cfg))
     spread = [Field("spread", 1, "WGT only: each read port brings half of each element.")] * pads["wgt"].spread
     expand = [
         Field(
@@ -251,13 +251,13 @@ def _load_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
         )
     ]
     destinations = [buffer.name for buffer in Buffer if buffer in buffers(cfg) or buffer <= Buffer.EXP]
-    named = f"Destination: {', '.join(destinations[:-1])} or {destinations[-1]}."
+    buffer_doc = f"Destination: {', '.join(destinations[:-1])} or {destinations[-1]}."
     return Format(
         Opcode.LOAD,
         "Copies a block of up to three dimensions from DRAM to a scratchpad, with padding around its rows and columns.",
         (
             *_header_fields(),
-            Field("buffer", max(Buffer.EXP, *buffers(cfg)).bit_length(), named),
+            Field("buffer", max(Buffer.EXP, *buffers(cfg)).bit_length(), buffer_doc),
             Field("widen", 1, "ACC only: the elements are int8 in DRAM, and become int32."),
             *spread,
             *expand * (cfg.weight_bits < 8),
@@ -267,10 +267,10 @@ def _load_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
             Field("x_size", X_BITS, "Elements in a row, consecutive in DRAM, at least 1."),
             Field("y_size", YZ_BITS, "Rows in a plane, at least 1."),
             Field("z_size", YZ_BITS, "Planes, at least 1."),
-            Field("sram_base", sram, "First element written (of the padded block)."),
-            Field("sram_x", sram, "Step between elements of a row."),
-            Field("sram_y", sram, "Step between rows."),
-            Field("sram_z", sram, "Step between planes."),
+            Field("sram_base", address_bits, "First element written (of the padded block)."),
+            Field("sram_x", address_bits, "Step between elements of a row."),
+            Field("sram_y", address_bits, "Step between rows."),
+            Field("sram_z", address_bits, "Step between planes."),
             Field("pad_top", PAD_BITS, "Rows of padding before the first row of each plane."),
             Field("pad_bottom", PAD_BITS, "Rows of padding after the last row."),
             Field("pad_left", PAD_BITS, "Elements of padding before each row."),
@@ -282,7 +282,7 @@ def _load_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
 
 
 def _gemm_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
-    """Declare GEMM."""
+    """Declare the format of GEMM."""
     return Format(
         Opcode.GEMM,
         "acc[d] (=|+=) sum of inp[s] . wgt[w] transposed, over loops k, r, s, for every n, y, x.",
@@ -299,7 +299,7 @@ def _gemm_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
 
 
 def _vector_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
-    """Declare VECTOR. Some fields exist only in Configs with softmax, norm or taps."""
+    """Declare the format of VECTOR. Some fields exist only in Configs with softmax, norm or taps."""
     bits = {name: pad.address_bits for name, pad in pads.items()}
     a_bits, dst_bits = max(bits["acc"], bits["vin"]), max(bits["acc"], bits["out"])
     softmax, norm = cfg.softmax > 0, cfg.norm > 0
@@ -382,8 +382,8 @@ def _vector_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
 
 
 def _store_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
-    """Declare STORE."""
-    out = pads["out"].piece_bits
+    """Declare the format of STORE."""
+    address_bits = pads["out"].piece_bits
     return Format(
         Opcode.STORE,
         "Copies a block of up to three dimensions of pieces from out to DRAM.",
@@ -395,10 +395,10 @@ def _store_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
             Field("x_size", X_BITS, "Pieces in a row, consecutive in DRAM, at least 1."),
             Field("y_size", YZ_BITS, "Rows in a plane, at least 1."),
             Field("z_size", YZ_BITS, "Planes, at least 1."),
-            Field("sram_base", out, "First piece read."),
-            Field("sram_x", out, "Step between pieces of a row."),
-            Field("sram_y", out, "Step between rows."),
-            Field("sram_z", out, "Step between planes."),
+            Field("sram_base", address_bits, "First piece read."),
+            Field("sram_x", address_bits, "Step between pieces of a row."),
+            Field("sram_y", address_bits, "Step between rows."),
+            Field("sram_z", address_bits, "Step between planes."),
         ),
         limit,
     )
@@ -426,8 +426,8 @@ def is_supported(cfg: Config, value: IntEnum) -> bool:
     >>> is_supported(Config(alu=False), BinaryOp.MUL), is_supported(Config(alu=False), BinaryOp.SHR)
     (True, False)
     """
-    need = REQUIRED_SWITCH[type(value)].get(value)
-    return need is None or bool(getattr(cfg, need))
+    required_field = REQUIRED_SWITCH[type(value)].get(value)
+    return required_field is None or bool(getattr(cfg, required_field))
 
 
 def load_channels(cfg: Config) -> tuple[tuple[Buffer, ...], ...]:
@@ -450,7 +450,7 @@ def instruction_bytes(cfg: Config) -> int:
 
 @cache
 def formats(cfg: Config) -> dict[Opcode, Format]:
-    """Return the format of each instruction of `cfg`, by opcode."""
+    """Return the formats of the instructions of `cfg`, by opcode; they are checked to fit `instruction_bytes`."""
     return _formats(cfg, 8 * instruction_bytes(cfg))
 
 

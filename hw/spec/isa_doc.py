@@ -28,10 +28,11 @@ from celosia.hw.spec.legality import rules
 from celosia.hw.spec.regs import ERROR_TEXT, REGISTERS, Error
 
 _ENUMS = (Opcode, Unit, Buffer, ASource, BSource, ReduceOp, BinaryOp, Destination)
+"""Enumerations of field values that the document lists."""
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Iterator[str]:
-    """Lines of a Markdown table, and an empty line."""
+    """Yield the lines of a Markdown table, and an empty line."""
     yield f"| {' | '.join(head)} |"
     yield f"|{'---|' * len(head)}"
     for row in rows:
@@ -40,13 +41,13 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Iterato
 
 
 def _bits(fmt: Format, field: Field) -> str:
-    """Spell the position of a field, as "12:5" or "3"."""
+    """Return the bit positions of `field` as text: "12:5", or "3" for a single bit."""
     low = fmt.offsets[field.name]
     return str(low) if field.width == 1 else f"{low + field.width - 1}:{low}"
 
 
 def _instruction_section(cfg: Config, fmt: Format) -> Iterator[str]:
-    """Lines of the section on one instruction: its fields, and the rules that make it illegal."""
+    """Yield the lines of the section on one instruction: its fields, and the rules that make it illegal."""
     yield f"## {fmt.opcode.name}"
     yield ""
     yield f"{fmt.doc} {fmt.width} bits."
@@ -62,10 +63,11 @@ def _instruction_section(cfg: Config, fmt: Format) -> Iterator[str]:
 
 
 def _enum_line(enum: type[IntEnum]) -> Iterator[str]:
-    """List item with the members of an enumeration and their numbers."""
-    needs = REQUIRED_SWITCH.get(enum, {})
+    """Yield a list item: the members of `enum` with their numbers, and the Config field that each needs."""
+    required_fields = REQUIRED_SWITCH.get(enum, {})
     values = ", ".join(
-        f"{member.name} {member.value}" + (f" (`{needs[member]}`)" if member in needs else "") for member in enum
+        f"{member.name} {member.value}" + (f" (`{required_fields[member]}`)" if member in required_fields else "")
+        for member in enum
     )
     yield f"- {enum.__name__}: {values}"
 

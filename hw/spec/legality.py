@@ -55,7 +55,7 @@ decoder, so that one expression serves simulators and RTL.
 
 
 def _names_itself(unit: Unit) -> RuleTest:
-    """Return a test whether an instruction of `unit` waits for tokens of its own unit, or posts tokens to it."""
+    """Return a test whether an instruction of `unit` takes tokens from its own unit, or gives tokens to it."""
     return lambda f: ((f["wait"] | f["post"]) & (1 << unit)) != 0
 
 
@@ -81,9 +81,11 @@ def rules(cfg: Config) -> dict[Opcode, dict[str, RuleTest]]:
 
 def _config_rules(cfg: Config) -> dict[Opcode, dict[str, RuleTest]]:
     """Return the rules that depend on which scratchpads and operations the hardware of `cfg` has."""
-    numbers = 1 << next(field.width for field in formats(cfg)[Opcode.LOAD].fields if field.name == "buffer")
-    missing = [buffer for buffer in range(numbers) if buffer not in buffers(cfg)]
-    load: dict[str, RuleTest] = {"the buffer does not exist": _is_one_of("buffer", missing)} if missing else {}
+    buffer_numbers = 1 << next(field.width for field in formats(cfg)[Opcode.LOAD].fields if field.name == "buffer")
+    missing_buffers = [buffer for buffer in range(buffer_numbers) if buffer not in buffers(cfg)]
+    load: dict[str, RuleTest] = (
+        {"the buffer does not exist": _is_one_of("buffer", missing_buffers)} if missing_buffers else {}
+    )
     if not cfg.int32:
         load["int32 for ACC needs a Config with int32 = true"] = lambda f: (
             (f["buffer"] == Buffer.ACC) & (f["widen"] == 0)
@@ -94,28 +96,28 @@ def _config_rules(cfg: Config) -> dict[Opcode, dict[str, RuleTest]]:
         load |= _expansion_rules(cfg)
     vector: dict[str, RuleTest] = {"the Config has no taps": lambda f: f["taps"] > int(cfg.taps > 0)}
     for kind, field in ((ReduceOp, "reduce_op"), (BinaryOp, "binary_op"), (Destination, "destination")):
-        for need in dict.fromkeys(REQUIRED_SWITCH[kind].values()):
-            lacking = [
+        for required_field in dict.fromkeys(REQUIRED_SWITCH[kind].values()):
+            unsupported = [
                 value
-                for value, needed in REQUIRED_SWITCH[kind].items()
-                if needed == need and not is_supported(cfg, value)
+                for value, required_by_value in REQUIRED_SWITCH[kind].items()
+                if required_by_value == required_field and not is_supported(cfg, value)
             ]
-            if lacking:
-                names = ", ".join(value.name for value in lacking)
-                vector[f"{field} {names} needs a Config with {need} = true"] = _is_one_of(field, lacking)
+            if unsupported:
+                names = ", ".join(value.name for value in unsupported)
+                vector[f"{field} {names} needs a Config with {required_field} = true"] = _is_one_of(field, unsupported)
     if cfg.softmax:
         vector |= _SOFTMAX
-        vector["softmax leaves out imm values, fewer than an entry has"] = _with("softmax", _leaves_out_too_many(cfg))
+        vector["softmax leaves out imm values, fewer than an entry has"] = _if_set("softmax", _leaves_out_too_many(cfg))
         if softmax_span(cfg) > 1:
-            vector["softmax reads pairs of neighbouring entries, a_n = 1"] = _with("softmax", lambda f: f["a_n"] != 1)
+            vector["softmax reads pairs of neighbouring entries, a_n = 1"] = _if_set("softmax", lambda f: f["a_n"] != 1)
     if cfg.norm:
         vector |= _NORM
-        vector["norm leaves out imm values, fewer than an entry has"] = _with("norm", _leaves_out_too_many(cfg))
-        vector[f"rows of norm have at most {MAX_NORM_ELEMENTS:,} values"] = _with(
+        vector["norm leaves out imm values, fewer than an entry has"] = _if_set("norm", _leaves_out_too_many(cfg))
+        vector[f"rows of norm have at most {MAX_NORM_ELEMENTS:,} values"] = _if_set(
             "norm", lambda f: f["extent_n"] > MAX_NORM_ELEMENTS // cfg.block_out
         )
     if cfg.softmax and cfg.norm:
-        vector["softmax excludes norm"] = _with("softmax", lambda f: f["norm"] == 1)
+        vector["softmax excludes norm"] = _if_set("softmax", lambda f: f["norm"] == 1)
     return {Opcode.LOAD: load, Opcode.VECTOR: vector}
 
 
@@ -133,13 +135,13 @@ def _expansion_rules(cfg: Config) -> dict[str, RuleTest]:
     return load
 
 
-def _with(field: str, *tests: RuleTest) -> RuleTest:
+def _if_set(field: str, *tests: RuleTest) -> RuleTest:
     """Return a test whether bit `field` is set and any of `tests` holds."""
     return lambda f: (f[field] == 1) & reduce(or_, (test(f) for test in tests))
 
 
 def _leaves_out_too_many(cfg: Config) -> RuleTest:
-    """Return a test whether imm, the unused values of a row's last entry, is not below the values of an entry."""
+    """Return a test whether imm, the number of unused values in a row's last entry, is negative or a whole entry."""
     return lambda f: (f["imm"] < 0) | (f["imm"] >= cfg.block_out)
 
 
@@ -155,25 +157,25 @@ def _loops_beyond_n_and_x(f: Any) -> Any:
 
 
 _SOFTMAX: dict[str, RuleTest] = {
-    "softmax reads VIN, without another operand": _with("softmax", _has_other_operand),
-    "softmax writes OUT or INP, without requantise, lookup or rescale_add": _with(
+    "softmax reads VIN, without another operand": _if_set("softmax", _has_other_operand),
+    "softmax writes OUT or INP, without requantise, lookup or rescale_add": _if_set(
         "softmax",
         lambda f: (f["destination"] == Destination.ACC) | (f["destination"] == Destination.VIN),
         lambda f: (f["requantise"] == 1) | (f["lookup"] == 1) | (f["rescale_add"] == 1),
     ),
-    "softmax iterates over n and x only": _with("softmax", _loops_beyond_n_and_x),
+    "softmax iterates over n and x only": _if_set("softmax", _loops_beyond_n_and_x),
 }
 """Rules for VECTOR with softmax, in Configs that have it."""
 
 _NORM: dict[str, RuleTest] = {
-    "norm reads VIN, without another operand": _with("norm", _has_other_operand),
-    f"norm iterates over n and x only, over at most {MAX_NORM_ROWS} rows x": _with(
+    "norm reads VIN, without another operand": _if_set("norm", _has_other_operand),
+    f"norm iterates over n and x only, over at most {MAX_NORM_ROWS} rows x": _if_set(
         "norm", _loops_beyond_n_and_x, lambda f: f["extent_x"] > MAX_NORM_ROWS
     ),
-    f"norm takes an a_offset from {-MAX_NORM_OFFSET} to {MAX_NORM_OFFSET}": _with(
+    f"norm takes an a_offset from {-MAX_NORM_OFFSET} to {MAX_NORM_OFFSET}": _if_set(
         "norm", lambda f: (f["a_offset"] < -MAX_NORM_OFFSET) | (f["a_offset"] > MAX_NORM_OFFSET)
     ),
-    "norm takes no negative scale_c": _with("norm", lambda f: f["scale_c"] < 0),
+    "norm takes no negative scale_c": _if_set("norm", lambda f: f["scale_c"] < 0),
 }
 """Rules for VECTOR with norm, in Configs that have it."""
 

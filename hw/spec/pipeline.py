@@ -20,7 +20,7 @@ MAX_OUTSTANDING_BURSTS = 8
 READ_BUFFER_BEATS = MAX_OUTSTANDING_BURSTS * MAX_BURST
 """Beats that the buffer of a read engine holds. A burst is requested only where its beats have room."""
 FETCH_BURSTS = 4
-"""Longest bursts of fetch that fit into its buffer."""
+"""Size of fetch's buffer, in bursts of the greatest length (`fetch_burst`)."""
 
 
 def fetch_burst(cfg: Config) -> int:
@@ -33,9 +33,9 @@ def fetch_burst(cfg: Config) -> int:
 SKID_DEPTH = 2
 """Entries of a skid buffer, which cuts a combinational path."""
 ISSUE_DEPTH = SKID_DEPTH
-"""Instructions that a unit's queue holds behind the scoreboard of tokens."""
+"""Instructions that have passed the dependency gate and wait in front of their unit."""
 ROW_FIFO_DEPTH = 2 * MAX_OUTSTANDING_BURSTS
-"""Rows that LOAD, or STORE, has listed and whose bytes have not all passed."""
+"""Rows of LOAD, or of STORE, that may be in flight: their addresses are generated, not all of their bytes are moved."""
 REQUEST_QUEUE_DEPTH = SKID_DEPTH
 """Rows that wait to be split into bursts, in LOAD and in STORE."""
 PREFETCH_ROWS = REQUEST_QUEUE_DEPTH + 1
@@ -78,7 +78,7 @@ _FROM_ACC = {
     "acc": 1, "offset": 1, "reduce": 1, "binary": 1, "requantise": REQUANTISE_STAGES, "clip": 1, "select": 1,
     "add": ADD_STAGES, "write": 1,
 }  # fmt: skip
-"""Registers of each operation of VECTOR from the read of the accumulator on, in order."""
+"""Pipeline registers of each operation of VECTOR from the read of the accumulator on, in order."""
 VECTOR_STAGES = sum(_FROM_ACC.values()) - 1
 """Registers from the read of an accumulator to the write of the entry."""
 SOFTMAX_SUMS = 4
@@ -86,10 +86,10 @@ SOFTMAX_SUMS = 4
 QUOTIENT_BITS = 10
 """Bits of a quotient in softmax, one of them behind the binary point; the division takes a step for each."""
 PART_STAGES, LOOK_STAGES, DIVIDE_STAGES = 3, 3, QUOTIENT_BITS + 6
-"""Registers of softmax: from a step to the bytes of its entry in use; from a stored byte to its power, by table
-lookup; from a share to its quotient."""
+"""Pipeline registers of softmax. PART: from a step to the use of the bytes that it reads. LOOK: from a stored byte to
+its power, by table lookup. DIVIDE: from a share (a power divided by the scale of the result) to its quotient."""
 SHARE_STAGES = PART_STAGES + LOOK_STAGES - 1
-"""Registers of softmax from a step to the share of a byte, which is not stored in between."""
+"""Pipeline registers of softmax from a step to the shares of its bytes, which are not stored in between."""
 
 
 OVERLAP_FREE_FIELDS = ("extent_x", "a_base", "dst_base")
@@ -99,12 +99,13 @@ the second tuple are equal; those of the first may differ."""
 FILL_TURN, DIVIDE_TURN, FIND_TURN = range(3)
 """Cycle of a round in which each of the three address generators of softmax reads vin.
 
-A round is the cycles in which each of them reads once, and in which the lanes process what it has read.
+`find` reads to search the largest byte of each row, `fill` to add up powers, `divide` to divide shares by sums. In a
+round each of them reads once, and the lanes process the data read.
 """
 MIN_ROUND_CYCLES = 4
 """Cycles of the shortest round: a power of two with one cycle for each address generator."""
 SOFTMAX_OFFER_CYCLES = 2
-"""Cycles for which a softmax is offered to the engine before the engine knows whether it may overlap."""
+"""Cycles for which a softmax must be offered before it is known whether it may overlap with the one under way."""
 
 
 def tile_rows(cfg: Config) -> int:
@@ -135,12 +136,12 @@ MIN_NORM_ROW_CYCLES = 32
 """Smallest number of cycles from one row of a norm to the next. Each step of the computation from a row's sums to its
 factor takes as many."""
 EPSILON_SHIFT, ROOT_BITS, FACTOR_BITS, NORM_FRACTION = 20, 26, 24, 25
-"""Bits in the arithmetic of norm, see `sim/functional/norm.py`: of the variance behind the binary point, of its inverse
-root, of a row's factor, and of results behind the binary point."""
+"""Bits in the arithmetic of norm, see `sim/functional/norm.py`: fraction bits of the variance; width of its inverse
+square root; width of a row's factor; fraction bits of results."""
 
 
 def norm_parts(cfg: Config) -> int:
-    """Return the parts of an entry of vin that norm adds up one a cycle."""
+    """Return the number of parts of an entry of vin; norm adds up one part of `cfg.norm` elements a cycle."""
     return cfg.block_out // cfg.norm
 
 

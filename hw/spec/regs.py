@@ -47,6 +47,7 @@ ERROR_TEXT = {
     Error.ABORTED: "the host has ended the run",
     Error.LEASE: "the host has not renewed its lease in time",
 }
+"""Meaning of each error code, a noun phrase or clause for messages."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ TRACE_PREFIX = "trace_"
 
 
 _Rows = tuple[tuple[str, Access, str], ...]
+"""Declarations of registers: name, access and meaning of each."""
 
 _RUN: _Rows = (
     ("magic", Access.READ, 'Always 0x43454C4F ("CELO").'),

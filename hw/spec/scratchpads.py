@@ -202,14 +202,14 @@ def _scratchpad(
     cfg: Config, name: str, depth: int, shape: tuple[int, ...], writers: str, readers: str, element: str = "int8",
     grain: int = 0, in_pieces: bool = False, **more: Any,
 ) -> Scratchpad:  # fmt: skip
-    """Declare a scratchpad. writers, readers: names of units, separated by spaces. grain: 0 for that of LOAD.
+    """Declare a scratchpad; arguments as the fields of `Scratchpad`, with names of units separated by spaces.
 
-    LOAD writes a beat of the bus at once, or a piece if that is smaller.
+    grain: 0 for that of LOAD, which writes a beat of the bus at a time, or a piece (else an entry) if that is smaller.
     """
-    step = prod(shape[in_pieces:]) * _BITS[element]
-    grain = grain or min(8 * cfg.bus_bytes, step)
-    units = tuple(writers.split()), tuple(readers.split())
-    return Scratchpad(name, depth, shape, element, grain, *units, in_pieces, **more)
+    address_bits = prod(shape[in_pieces:]) * _BITS[element]
+    grain = grain or min(8 * cfg.bus_bytes, address_bits)
+    writer_and_reader_names = tuple(writers.split()), tuple(readers.split())
+    return Scratchpad(name, depth, shape, element, grain, *writer_and_reader_names, in_pieces, **more)
 
 
 def total_bytes(cfg: Config) -> int:

@@ -1,4 +1,4 @@
-"""Reductions over windows, and the binary operation of A and B."""
+"""Reductions of operand A over windows, and the binary operation of A and B."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from celosia.hw.vector_unit.norm.moments import VALUE_BITS
 
 
 class Combine(wiring.Component):
-    """One lane of the stages `offset`, `reduce` and `binary`: a reduction of A + a_offset, combined with B + b_offset.
+    """One lane of stages `offset`, `reduce` and `binary`: reduce A + a_offset, and combine it with B + b_offset.
 
     All values wrap at 32 bits.
 
     Parameters
     ----------
-    cfg : Config, which says what reductions and operations there are.
+    cfg : Config, which says which reductions and operations the hardware has.
     vin : shape of a lane of vin.
 
     Members
     -------
-    acc, vin : In         The words that the scratchpads gave: A is one of them, or A is acc and B is vin.
-    enable : In(3)        Bit i lets the i-th of the stages take an item.
-    last : In(2)          In `offset` and `reduce`: the item ends its reduction, so that its B is there.
-    a_vin : In(1)         In `offset`: A comes from vin;
-    a_offset : In         this is added to A.
-    first : In(1)         In `reduce`: the item begins its reduction;
-    reduce_op : In        how it is reduced;
-    b_vin : In(1)         B comes from vin;
-    b_offset : In         this is added to B from vin;
-    b_constant : In       else this is B: imm + b_offset.
-    binary_op : In        In `binary`: how A and B are combined.
-    twice : In(1)         With `norm`, in `offset`: the word of vin counts twice.
-    norm, pairs : In      With `norm`, in `reduce`: the value is shifted up by so many pairs of bits, as 16 bits.
-    times, rest : In      With `norm`, in `binary`: MUL takes 24 bits of B instead of 16, none of them a sign, adds
-                          `rest`, and leaves out the lowest SPARE_BITS of the result.
-    residual : Out        B of the item in `reduce`, without offset.
-    v : Out               The value in stage `requantise`.
+    acc, vin : In         The lane's values from the scratchpads: A is one of them, or A is acc and B is vin.
+    enable : In(3)        Bit i enables the registers of the i-th stage.
+    last : In(2)          In `offset` and `reduce`: the item ends its reduction, so that its B is read with it.
+    a_vin : In(1)         In `offset`: A comes from vin, else from acc.
+    a_offset : In         In `offset`: added to A.
+    first : In(1)         In `reduce`: the item begins its reduction.
+    reduce_op : In        In `reduce`: the reduction.
+    b_vin : In(1)         In `reduce`: B comes from vin, else it is `b_constant`.
+    b_offset : In         In `reduce`: added to B from vin.
+    b_constant : In       In `reduce`: imm + b_offset.
+    binary_op : In        In `binary`: the operation that combines A and B.
+    twice : In(1)         With `norm`, in `offset`: the value from vin is doubled.
+    norm, pairs : In      With `norm`, in `reduce`: the low 16 bits are shifted up by 2 * `pairs`.
+    times, rest : In      With `norm`, in `binary`: MUL multiplies by 24 unsigned bits of B instead of 16 signed ones,
+                          adds `rest`, and drops the lowest SPARE_BITS of the result.
+    residual : Out        In `reduce`: B from vin, without offset.
+    v : Out               The result, in stage `requantise`.
     """
 
     def __init__(self, cfg: Config, vin: Shape) -> None:
@@ -88,7 +88,7 @@ class Combine(wiring.Component):
             BinaryOp.ADD: reduced + b,
             BinaryOp.MAX: Mux(reduced < b, b, reduced),
             BinaryOp.MIN: Mux(reduced < b, reduced, b),
-            BinaryOp.MUL: self._product(reduced, b),
+            BinaryOp.MUL: self._multiply(reduced, b),
             BinaryOp.SHR: reduced >> b[:5],
             BinaryOp.BYTE: reduced.word_select(b[:2], 8).as_signed(),
         }
@@ -101,11 +101,11 @@ class Combine(wiring.Component):
                             m.d.sync += v.eq(result)
         return m
 
-    def _product(self, reduced: Value, b: Value) -> Value:
-        """Return a * b of the low 16 bits of both, signed.
+    def _multiply(self, reduced: Value, b: Value) -> Value:
+        """Return the signed product of the low 16 bits of `reduced` and `b`.
 
         With norms, the same DSP block also multiplies 16 by 24 bits (a factor of the norm) and adds `rest`. Other
-        products then have SPARE_BITS zeros behind them, which are dropped at the end.
+        products are then shifted up by SPARE_BITS, which are dropped again at the end.
         """
         a, times = reduced[:16].as_signed(), b[:16].as_signed()
         if not self._cfg.norm:
@@ -114,5 +114,5 @@ class Combine(wiring.Component):
         return (a * wide + self.rest) >> SPARE_BITS
 
     def _is_min(self) -> Value:
-        """Return whether the reduction is a minimum; 0 if no VECTOR of this Config can reduce by it."""
+        """Return whether the reduction is a minimum; always 0 if the Config does not support it."""
         return self.reduce_op == ReduceOp.MIN if is_supported(self._cfg, ReduceOp.MIN) else Const(0)

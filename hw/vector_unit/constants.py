@@ -1,4 +1,4 @@
-"""The constants of a VECTOR: what the stages need of it, the same for all of its items."""
+"""The constants of a VECTOR: values that its stages need and that are the same for all of its items."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import ASource, BinaryOp, BSource, Destination, Opcode, formats, is_supported
 from celosia.hw.vector_unit.residual import BIAS
 
-# Fields that hold during an instruction and are used as they are.
 _COPIED = (
     "post", "reduce_op", "binary_op", "requantise", "lookup", "table", "rescale_add", "a_offset", "b_offset",
     "clip_hi", "scale_v", "scale_b", "scale_shift", "add_hi",
 )  # fmt: skip
+"""Fields of the instruction that are constants without a change."""
 
 
 def constants_layout(cfg: Config) -> data.StructLayout:
-    """Layout of the constants of a VECTOR: what is the same for all of its items.
+    """Return the layout of the constants of a VECTOR: fields of the instruction, and values computed from several.
 
-    index: number of the instruction within the run. a_vin, b_vin: A or B comes from vin. weigh: taps count. to: where
-    results go, a bit for each destination. raw: results have 32 bits. norm: it is a norm.
+    index: number of the instruction within the run. a_vin, b_vin: A or B comes from vin. weigh: A is a sum of taps. to:
+    destination of results, one-hot. raw: results are int32. norm: the instruction is a norm. b_constant: imm +
+    b_offset. scale_c: that of the instruction minus BIAS. zero_point: 0 unless results are requantised or of a softmax.
+    clip_lo, add_lo: at most clip_hi and add_hi.
     """
     shapes = {field.name: field for field in formats(cfg)[Opcode.VECTOR].fields}
-    destinations = 1 + max(to for to in Destination if is_supported(cfg, to))
+    destinations = 1 + max(destination for destination in Destination if is_supported(cfg, destination))
     return data.StructLayout(
         {name: (signed if shapes[name].signed else unsigned)(shapes[name].width) for name in _COPIED}
         | {"index": INDEX_BITS, "a_vin": 1, "b_vin": 1, "weigh": 1, "to": destinations}
@@ -43,9 +45,9 @@ def constants_layout(cfg: Config) -> data.StructLayout:
 def assign_constants(
     cfg: Config, instr: data.View[data.StructLayout], constants: data.View[data.StructLayout]
 ) -> list[object]:
-    """Return the assignments of the constants of an instruction from its fields.
+    """Return the assignments to `constants` from instruction `instr`.
 
-    What many stages would compute from several fields in every cycle is computed here, once an instruction.
+    Values that stages would else compute from several fields in every cycle are computed here, once an instruction.
     """
     fields = instr.fields
     softmax: Value = fields.softmax if cfg.softmax else Const(0)

@@ -1,4 +1,4 @@
-"""A queue for values that skip stages of the pipeline."""
+"""Queue for values that skip stages of the pipeline."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from celosia.hw.spec.pipeline import ring_places
 
 
 class DelayQueue(wiring.Component):
-    """Queue for a value of an item that skips stages of the pipeline: pushed where it leaves, popped where it returns.
+    """Hold a value of each item while it skips stages of the pipeline, instead of a register in each of them.
 
     Parameters
     ----------
-    shape : of a value.
-    stages : that it skips, two at least; the queue has a place for an item in each.
+    shape : shape of a value.
+    stages : number of stages that it skips, at least two. The queue has an entry for an item in each stage.
 
     Members
     -------
     clear : In(1)           Empties the queue.
-    push : In(1), i : In    A value enters.
-    pop : In(1)             The oldest value leaves.
-    o : Out                 The oldest value, a register: it is there two cycles behind its push.
+    push : In(1), i : In    Value `i` enters: its item leaves the stage that computes it.
+    pop : In(1)             The oldest value is removed: its item leaves the stage that uses it.
+    o : Out                 The oldest value, a register; valid two cycles after its push.
     """
 
     def __init__(self, shape: ShapeLike, stages: int) -> None:

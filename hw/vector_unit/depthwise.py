@@ -1,4 +1,4 @@
-"""The sum of products of a depthwise convolution."""
+"""Sum of the products of a depthwise convolution."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from celosia.hw.vector_unit.multiply import logic_product
 
 
 class DepthwiseSum(wiring.Component):
-    """One lane of the stages from `tap` to `acc`: the sum of entries of vin, each times its tap; or the first entry.
+    """One lane of stages `tap`, `product` and `acc`: sum of products of entries of vin and taps; or the first entry.
 
     Parameters
     ----------
-    taps : number of entries, and of taps.
-    lane : number of the lane. Every second multiplier is a DSP block, for a device has few of them beside the array's.
+    taps : number of entries that are multiplied by taps and added in a cycle.
+    lane : number of the lane. Multipliers alternate between DSP blocks and LUTs, as the array needs most DSP blocks.
 
     Members
     -------
-    entries, taps : In(array)       A byte of each. Stage `tap`.
-    weigh : In(1)                   Stage `tap`: whether the taps count.
-    enable : In(3)                  Bit i lets the i-th of the stages take an item.
-    sum : Out(signed)               The sum in stage `offset`.
+    entries, taps : In(array)       Stage `tap`: the lane's byte of each entry of vin, and the weight for it.
+    weigh : In(1)                   Stage `tap`: multiply by the weights; else the result is the first entry.
+    enable : In(3)                  Bit i enables the registers of the i-th stage.
+    sum : Out(signed)               Stage `offset`: the result.
     """
 
     def __init__(self, taps: int, lane: int) -> None:
@@ -42,7 +42,7 @@ class DepthwiseSum(wiring.Component):
         products = []
         for number in range(self._taps):
             entry, tap = (Reg(signed(8), name=f"{name}{number}") for name in ("entry", "tap"))
-            # A product from LUTs stays out of a DSP block, whose operand has 48 bits, most of them the sign.
+            # `keep`: synthesis must not move a product of LUTs into a DSP block that adds, whose operand has 48 bits.
             in_logic = (self._lane + number) % 2 != 0
             product = Reg(signed(16), name=f"product{number}", attrs={"keep": 1} if in_logic else {})
             times = logic_product if in_logic else operator.mul
@@ -60,5 +60,5 @@ class DepthwiseSum(wiring.Component):
 
 
 def depthwise_shape(taps: int) -> Shape:
-    """The shape of the sum; without taps that of a byte of vin."""
+    """Return the shape of a sum of `taps` products; with 0 taps that of a byte of vin."""
     return signed(16 + (taps - 1).bit_length() if taps else 8)

@@ -1,4 +1,4 @@
-"""How instructions enter the vector unit, and steps its pipeline."""
+"""Issue of the vector unit: which instructions start, and when the steps of their loops enter the pipeline."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def vector_operands(cfg: Config) -> dict[str, tuple[int, Sequence[str]]]:
 
 
 def step_layout(cfg: Config) -> data.StructLayout:
-    """Step of a VECTOR's loops: the address of each operand, and three marks.
+    """Return the layout of a step of a VECTOR's loops: the address of each operand, and three flags.
 
     first, last: the step is the first or last one of its reduction. end: it is the instruction's last step.
     """
@@ -50,9 +50,9 @@ def step_layout(cfg: Config) -> data.StructLayout:
 class IssueStage(wiring.Component):
     """Accept instructions, issue the steps of their loops, and retire them.
 
-    An instruction may start while the one before it is still in the pipeline, so the constants of two are kept. A step
-    is issued only where nothing will stand in its way (`SlotScheduler`); once issued, it goes on to its end. Softmaxes
-    have no steps here: they start, and an engine of their own executes them (`SoftmaxTracker`).
+    An instruction may start while the previous one is still in the pipeline, so the constants of two are kept. A step
+    is issued only in a cycle from which its item meets no structural hazard (`SlotScheduler`), so that the pipeline
+    never stalls. Softmaxes have no steps here: an engine of their own executes them (`SoftmaxTracker`).
 
     Parameters
     ----------
@@ -65,19 +65,19 @@ class IssueStage(wiring.Component):
     idle : Out(1)                   No instruction is under way; one may be reported as done in this cycle.
     claimed : In(2)                 Banks of acc that GEMM reads `claim_lead` cycles later.
     step : Out(step_layout), valid : Out(1)      The step that the loops offer.
-    fire : Out(1)                   It is issued.
+    fire : Out(1)                   The step is issued in this cycle.
     sets : Out(constants).array(2)  Constants of the two instructions with steps that may be under way.
-    current : Out(1)                The set of the last one that was accepted.
+    current : Out(1)                Number of the set of the last accepted instruction.
     now : Out(constants)            Constants of the instruction whose loops run.
     ends : In(1), ended : In        See `RetireStage`.
     lands : In(1)                   An entry is written to acc.
-    starts_norm : Out(1)            A norm starts: with `norm`, as the two that follow.
-    norm_busy : In(1)               The factors of its rows are not there yet,
-    norm_ends : In(1)               but will be in the next cycle.
+    starts_norm : Out(1)            A norm starts. This and the next two only matter in Configs with `norm`.
+    norm_busy : In(1)               The norm's factors are still being computed, so no step of it may be issued.
+    norm_ends : In(1)               `norm_busy` ends with this cycle.
     starts_softmax : Out(1)         A softmax starts.
-    softmax : In(SoftmaxProgress)
-    softmax_under_way : Out(1)      At least one softmax is under way,
-    oldest_softmax : Out            the oldest of which has these constants.
+    softmax : In(SoftmaxProgress)   State of the softmax engine.
+    softmax_under_way : Out(1)      At least one softmax is under way.
+    oldest_softmax : Out            Constants of the oldest softmax under way.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -115,12 +115,12 @@ class IssueStage(wiring.Component):
         blocks_start: Value = Const(0)
         blocks_step: Value = Const(0)
         if cfg.softmax:
-            softmaxes = self._softmaxes(m, loops, offered, output)
+            softmaxes = self._build_softmax_tracker(m, loops, offered, output)
             blocks_start, blocks_step = softmaxes.blocks_start, softmaxes.blocks_step
         under_way = self._admit(m, loops, offered, blocks_start, retire.retires)
         self._keep_constants(m, loops, offered, under_way)
-        self._schedule(m, loops, slots, output, blocks_step)
-        self._retire(m, retire, self._set(self.current ^ under_way[1]))
+        self._connect_scheduler(m, loops, slots, output, blocks_step)
+        self._connect_retirement(m, retire, self._constants_of_set(self.current ^ under_way[1]))
         m.d.comb += self.idle.eq((under_way == 0) & ~self.softmax_under_way)
         probes(self, loops=loops, slots=slots, retire=retire, under_way=under_way)
         return m
@@ -128,10 +128,13 @@ class IssueStage(wiring.Component):
     def _admit(
         self, m: Module, loops: Loops, offered: data.View[data.StructLayout], blocks: Value, retires: Value
     ) -> Signal:
-        """Accept instructions. Returns how many with steps are under way, two at most.
+        """Accept instructions. Returns the number of instructions with steps under way, at most two.
 
-        An instruction waits for the one before it where that writes what it reads. Behind one that writes acc every
-        other waits, for its entries may wait for GEMM. Softmaxes and norms start when no other has steps under way.
+        An instruction waits for the previous one if that writes acc, as its entries may wait for GEMM in a queue, or if
+        that writes vin and the instruction reads vin. Softmaxes and norms wait until no steps are under way.
+
+        offered: constants of the instruction offered. blocks: it must wait for a softmax. retires: the oldest
+        instruction with steps retires.
         """
         fields, is_offered = self.instr.payload.fields, self.instr.valid
         is_softmax: Value = fields.softmax if self._cfg.softmax else Const(0)
@@ -141,8 +144,8 @@ class IssueStage(wiring.Component):
         may_start = Signal()
         accept = Signal()
         waits = Signal()
-        to_vin = fields.destination == Destination.VIN
-        to_acc = fields.destination == Destination.ACC if self._cfg.int32 else Const(0)
+        writes_vin = fields.destination == Destination.VIN
+        writes_acc = fields.destination == Destination.ACC if self._cfg.int32 else Const(0)
         reads_vin = (fields.a_source == ASource.VIN) | (fields.b_source == BSource.VIN)
         if self._cfg.norm:
             starts_alone |= fields.norm
@@ -155,11 +158,11 @@ class IssueStage(wiring.Component):
             loops.halt.eq(self.halt),
             self.instr.ready.eq(loops.instr.ready & may_start),
             accept.eq(is_offered & self.instr.ready & ~is_softmax),
-            # The loops are ready, for nothing has steps under way.
+            # The loops are always ready then, as no steps are under way.
             self.starts_softmax.eq(is_offered & may_start & is_softmax),
         ]
         with m.If(accept):
-            m.d.sync += [self.current.eq(~self.current), feeds.eq(Cat(to_acc, to_vin))]
+            m.d.sync += [self.current.eq(~self.current), feeds.eq(Cat(writes_acc, writes_vin))]
         with m.If(accept != retires):
             m.d.sync += under_way.eq(under_way + accept - retires)
         with m.If(self.halt):
@@ -170,9 +173,9 @@ class IssueStage(wiring.Component):
     def _keep_constants(
         self, m: Module, loops: Loops, offered: data.View[data.StructLayout], under_way: Signal
     ) -> None:
-        """Keep the constants of two instructions, and of the one whose loops run.
+        """Keep the constants of two instructions in `sets`, and those of the instruction whose loops run in `now`.
 
-        A set that nobody uses takes what `instr` offers, valid or not: its enable need not wait for the handshake.
+        A set in no use is loaded with `offered` in every cycle, so that its enable need not wait for the handshake.
         """
         now = Reg(offered.shape())
         m.d.comb += self.now.eq(now)
@@ -184,13 +187,16 @@ class IssueStage(wiring.Component):
             with m.If(~under_way[1] & (self.current != number)):
                 m.d.sync += constants.eq(offered)
 
-    def _set(self, number: Value) -> data.View[data.StructLayout]:
+    def _constants_of_set(self, number: Value) -> data.View[data.StructLayout]:
         """Return the constants of set `number`, one of the two instructions that may be under way."""
         even, odd = self.sets
         return data.View(self.now.shape(), Mux(number, Value.cast(odd), Value.cast(even)))
 
-    def _schedule(self, m: Module, loops: Loops, slots: SlotScheduler, output: Signal, blocks: Value) -> None:
-        """Tell `slots` about the step that the loops will offer in the next cycle."""
+    def _connect_scheduler(self, m: Module, loops: Loops, slots: SlotScheduler, output: Signal, blocks: Value) -> None:
+        """Connect `slots`, which decides whether the step that the loops offer in the next cycle may be issued.
+
+        output: a step that completes an entry is issued. blocks: a softmax forbids the next step.
+        """
         fields, now = self.instr.payload.fields, self.now
         a_vin = Mux(loops.instr.ready, fields.a_source == ASource.VIN, now.a_vin)
         m.d.comb += [
@@ -202,8 +208,8 @@ class IssueStage(wiring.Component):
             blocks |= Mux(loops.instr.ready, fields.norm, self.norm_busy & ~self.norm_ends)
         m.d.comb += slots.blocked.eq(blocks)
 
-    def _retire(self, m: Module, retire: RetireStage, oldest: data.View[data.StructLayout]) -> None:
-        """Report instructions as done. oldest: constants of the oldest one with steps."""
+    def _connect_retirement(self, m: Module, retire: RetireStage, oldest: data.View[data.StructLayout]) -> None:
+        """Connect `retire`, which reports instructions as done. oldest: constants of the oldest one with steps."""
         m.d.comb += [
             retire.ends.eq(self.ends), retire.ended.eq(self.ended), retire.halt.eq(self.halt),
             retire.softmax_ends.eq(self.softmax.finish), retire.softmax_under_way.eq(self.softmax_under_way),
@@ -212,15 +218,18 @@ class IssueStage(wiring.Component):
             m.d.comb += [retire.oldest[name].eq(oldest[name]), retire.softmax[name].eq(self.oldest_softmax[name])]
         wiring.connect(m, retire.done, wiring.flipped(self.done))
 
-    def _softmaxes(
+    def _build_softmax_tracker(
         self, m: Module, loops: Loops, offered: data.View[data.StructLayout], output: Signal
     ) -> SoftmaxTracker:
-        """Build the tracker of softmaxes, which are executed by an engine of their own, and connect it."""
+        """Build and connect the tracker of softmaxes, which says what may overlap with them.
+
+        offered: constants of the instruction offered. output: a step that completes an entry is issued.
+        """
         m.submodules.softmaxes = softmaxes = SoftmaxTracker(self._cfg)
         wiring.connect(m, wiring.flipped(self.softmax), softmaxes.engine)
         m.d.comb += [
             softmaxes.instr.eq(self.instr.payload), softmaxes.offered.eq(self.instr.valid),
-            softmaxes.constants.eq(offered), softmaxes.spare.eq(self._set(~self.current)),
+            softmaxes.constants.eq(offered), softmaxes.spare.eq(self._constants_of_set(~self.current)),
             softmaxes.waits.eq(self.instr.valid & ~self.instr.ready), softmaxes.starts.eq(self.starts_softmax),
             softmaxes.loads.eq(loops.instr.ready), softmaxes.accept.eq(loops.instr.valid & loops.instr.ready),
             softmaxes.writes.eq(output), softmaxes.halt.eq(self.halt),

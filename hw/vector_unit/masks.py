@@ -1,4 +1,4 @@
-"""Masks with a given number of ones, made of logic: a comparison or a difference would be a carry chain each."""
+"""Masks with a given number of ones, from look-up tables instead of the carry chains of comparisons."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from amaranth import Cat, Value
 
 
 def ones(number: Value) -> Value:
-    """Return a mask of `number` ones, from the lowest bit on: bit i is set if `number` is more than i.
+    """Return a mask whose lowest `number` bits are 1: bit i is set if `number` is greater than i.
 
     number: unsigned, of a few bits.
     """
     end = 1 << len(number)
-    return Cat(Cat(number == value for value in range(first, end)).any() for first in range(1, end))
+    return Cat(Cat(number == value for value in range(position, end)).any() for position in range(1, end))

@@ -1,11 +1,11 @@
-"""Multiplication where a plain `*` would take more DSP blocks than there are."""
+"""Multiplication in look-up tables, for products that would take too many DSP blocks."""
 
 from __future__ import annotations
 
 from amaranth import Cat, Const, Mux, Value
 
 LOW_BITS = 7
-"""Bits of the wide operand that `wide_product` leaves to look-up tables; a DSP48E1 takes 25 x 18 of the others."""
+"""Low bits of a wide factor that are multiplied in look-up tables, so that the others fit a DSP48E1 of 25 x 18 bits."""
 
 
 def logic_product(a: Value, b: Value) -> Value:
@@ -15,7 +15,8 @@ def logic_product(a: Value, b: Value) -> Value:
     """
     a = a if a.shape().signed else Cat(a, 0).as_signed()
     bits = Cat(0, b, 0)
-    # A term is its weight and a value: `a` times a digit out of -2..2, whose negation is completed in the next term.
+    # A term is (weight, value): value * 2^weight is `a` times a digit from -2 to 2. A negative one is inverted here;
+    # the 1 that completes its negation is the carry of the next term.
     terms: list[tuple[int, Value]] = []
     carry: Value | None = None
     for i in range(0, len(b), 2):
@@ -34,7 +35,7 @@ def logic_product(a: Value, b: Value) -> Value:
 
 
 def _join(low: tuple[int, Value], high: tuple[int, Value]) -> tuple[int, Value]:
-    """Add two terms (weight, value). The bits of the first one below the second one need no adder."""
+    """Return the sum of two terms (weight, value). The bits of `low` below the weight of `high` need no adder."""
     (weight, a), shift = low, high[0] - low[0]
     upper = a[shift:].as_signed() + high[1]
     return weight, Cat(a[:shift], upper).as_signed()

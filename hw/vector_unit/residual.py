@@ -1,4 +1,4 @@
-"""The addition of a rescaled residual to the int8 result."""
+"""rescale_add: the addition of a rescaled residual to the int8 result."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from celosia.hw.vector_unit.masks import ones
 from celosia.hw.vector_unit.multiply import LOW_BITS, logic_product
 
 _LOW = LOW_BITS + 8
-"""Bits of a product with the low bits of a scale."""
+"""Width of the product of an int8 and the low LOW_BITS of a scale."""
 BIAS = 1 << _LOW
-"""Added to the sum of two such products, so that it has no sign: adders of 48 bits need not extend one."""
+"""Added to the sum of two such products, which makes it unsigned, so that no sign must be extended to 48 bits. The
+constant `scale_c` is reduced by it."""
 _NEAR = 9
-"""Bits of a result in front of its clipping."""
+"""Width of a result before it is rounded and clipped."""
 
 
 class RescaleAdd(wiring.Component):
-    """One lane of rescale_add: (v * scale_v + residual * scale_b + scale_c) / 2^shift, ties to even, clipped; or v.
+    """One lane of rescale_add: (v * scale_v + residual * scale_b + scale_c) / 2^shift, ties to even, clipped.
+
+    Items without a residual pass unchanged.
 
     Members
     -------
     v, residual : In      Stage 0, which is `add`: the int8 result, and the residual.
-    enable : In           Bit i lets stage i take an item.
-    add : In              Bit i: a residual is added to the item that stage i takes.
+    enable : In           Bit i enables the registers of stage i.
+    add : In              Bit i: the item that enters stage i has a residual.
     passed : In           Stage 5: the result of an item without a residual.
     scale_v, scale_b : In Stage 0: the factors.
     scale_c : In          Stage 2: the constant, less BIAS.
@@ -45,7 +48,7 @@ class RescaleAdd(wiring.Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        # The sum is below 2^47 + 2 * 2^38 in magnitude. One more bit, so that there is a half behind the point.
+        # The sum is below 2^47 + 2 * 2^38 in magnitude. One more bit behind the point stands for a half.
         of_v = Reg(signed(33))
         of_b = Reg(signed(33))
         low_v = Reg(_LOW)
@@ -64,8 +67,8 @@ class RescaleAdd(wiring.Component):
             m.d.sync += [
                 of_v.eq(self.v * self.scale_v[LOW_BITS:].as_signed()),
                 of_b.eq(self.residual * self.scale_b[LOW_BITS:].as_signed()),
-                low_v.eq(_biased(logic_product(self.v, self.scale_v[:LOW_BITS]))),
-                low_b.eq(_biased(logic_product(self.residual, self.scale_b[:LOW_BITS]))),
+                low_v.eq(_add_half_bias(logic_product(self.v, self.scale_v[:LOW_BITS]))),
+                low_b.eq(_add_half_bias(logic_product(self.residual, self.scale_b[:LOW_BITS]))),
             ]
         m.d.comb += by_low.eq(low_v + low_b)
         with m.If(self.enable[1] & self.add[1]):
@@ -73,27 +76,27 @@ class RescaleAdd(wiring.Component):
         with m.If(self.enable[2] & self.add[2]):
             m.d.sync += total.eq((scaled + self.scale_c) << 1)
 
-        # Moved by bytes, it is its lowest bits, of which a result is made, whichever bits are to go; its sign; whether
-        # bits between them are not the sign; and whether any below them was 1.
+        # The sum shifted by bytes. moved: its lowest bits, enough for a result after the shift by bits. negative: its
+        # sign. wide: it has bits above `moved` that differ from the sign. lost: a bit that was shifted out was 1.
         moved = Reg(_NEAR + 8)
         negative = Reg()
         wide = Reg()
         lost = Reg()
         sign = total[-1]
-        differ = [(total[low : low + 8] ^ sign.replicate(8)).any() for low in range(len(moved), 49, 8)]
-        lowest = [total[low : low + 8].any() for low in range(0, 50, 8)]
+        differs_from_sign = [(total[low : low + 8] ^ sign.replicate(8)).any() for low in range(len(moved), 49, 8)]
+        byte_is_nonzero = [total[low : low + 8].any() for low in range(0, 50, 8)]
         with m.If(self.enable[3] & self.add[3]):
             m.d.sync += [
                 moved.eq(total >> (self.bytes << 3)),
                 negative.eq(sign),
-                wide.eq((Cat(differ) & ~ones(self.bytes)).any()),
-                lost.eq((Cat(lowest) & ones(self.bytes)).any()),
+                wide.eq((Cat(differs_from_sign) & ~ones(self.bytes)).any()),
+                lost.eq((Cat(byte_is_nonzero) & ones(self.bytes)).any()),
             ]
 
         shifted = Signal(_NEAR + 1)
         below = ones(self.bits)
-        others = moved[_NEAR:] ^ negative.replicate(8)  # what is not the sign, of those that may be in front of `near`
-        beyond = wide | (others & Cat(~below, 1)).any()
+        above_near = moved[_NEAR:] ^ negative.replicate(8)  # bits that may lie above `near` and differ from the sign
+        beyond = wide | (above_near & Cat(~below, 1)).any()
         m.d.comb += shifted.eq(moved >> self.bits)
         with m.If(self.enable[4] & self.add[4]):
             m.d.sync += [
@@ -114,6 +117,6 @@ class RescaleAdd(wiring.Component):
         return m
 
 
-def _biased(product: Value) -> Value:
-    """`product` plus half of BIAS: its sign is inverted."""
+def _add_half_bias(product: Value) -> Value:
+    """Return `product` plus half of BIAS, which inverts its sign bit."""
     return Cat(product[: _LOW - 1], ~product[_LOW - 1])

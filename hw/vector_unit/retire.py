@@ -1,4 +1,4 @@
-"""The end of instructions: they are reported as done in program order."""
+"""Retire the instructions of the vector unit in program order."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from celosia.hw.lib.probes import probes
 
 
 class RetireStage(wiring.Component):
-    """Report instructions as done in program order.
+    """Report instructions as done, in program order.
 
-    Instructions with steps end in program order. Some may start behind a softmax and end before it: these retire when
-    all softmaxes have.
+    Instructions with steps end in program order. Those that overlap with an earlier softmax may end before it. They
+    retire when no softmax is under way.
 
     Parameters
     ----------
-    softmax : whether there are softmaxes. Without, the members with `softmax` in their names mean nothing.
+    softmax : whether the Config has softmax. If not, the members with `softmax` in their names are unused.
 
     Members
     -------
-    ends : In(1)                    The oldest instruction with steps that has not ended ends.
-    ended : In(done_layout)         Which one that is, while nothing waits to retire.
-    oldest : In(done_layout)        The oldest instruction with steps that has not retired.
+    ends : In(1)                    An instruction with steps ends, the oldest one that has not ended.
+    ended : In(done_layout)         Payload of `done` for that instruction; used only if none waits to retire.
+    oldest : In(done_layout)        The same for the oldest instruction with steps that has not retired.
     softmax_ends : In(1)            The oldest softmax ends, and retires.
-    softmax : In(done_layout)       Which one that is.
+    softmax : In(done_layout)       Payload of `done` for that softmax.
     softmax_under_way : In(1)       A softmax is under way.
     halt : In(1)                    Drops all instructions.
     retires : Out(1)                The oldest instruction with steps retires.

@@ -1,4 +1,4 @@
-"""The softmaxes under way, and the instructions that may overlap with them."""
+"""Track the softmaxes under way, and decide which instructions may overlap with them."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from celosia.hw.vector_unit.constants import constants_layout
 from celosia.hw.vector_unit.war_hazard import WarHazardTracker
 
 _RESULTS = ("to", "zero_point", "clip_lo", "clip_hi")
-"""Constants that a softmax needs for its results."""
+"""Constants that two overlapping softmaxes must have in common, as the engine uses them for the results of both."""
 
 
 class SoftmaxProgress(wiring.Signature):
-    """How far the softmax engine is.
+    """State of the softmax engine, for `SoftmaxTracker`.
 
     Members
     -------
-    room : Out(1)       The softmax that is offered may overlap with the one under way, if it was offered in the cycle
-                        before, too, and if their constants are alike.
+    room : Out(1)       The engine can accept a second softmax, and the VECTOR offered in the cycle before has the same
+                        row length and strides as the one under way.
     finish : Out(1)     The oldest softmax writes its last entry.
-    walked : Out(1)     All rows have been looked at once, none of which goes beyond the end of vin.
-    over : Out(1)       A row has been read for the last time,
-    entries : Out       which has so many entries.
-    comes : Out(1)      The rows that follow are those of the next softmax.
+    walked : Out(1)     All rows have been searched for their largest bytes, and no row wraps at the end of vin.
+    over : Out(1)       A row has been read for the last time.
+    entries : Out       Number of entries of each row.
+    comes : Out(1)      The rows that are read for the last time from now on are those of the next softmax.
     """
 
     def __init__(self) -> None:
@@ -41,10 +41,11 @@ class SoftmaxProgress(wiring.Signature):
 
 
 class SoftmaxTracker(wiring.Component):
-    """Keep the constants of the softmaxes under way, two at most, and say what may overlap with them.
+    """Keep the constants of the softmaxes under way, at most two, and decide which instructions may overlap with them.
 
-    Beside a single softmax may start: another one with rows and constants that are alike; an instruction that reads acc
-    and writes OUT, if the softmax does not; and one that overwrites the softmax's rows (`WarHazardTracker`).
+    While a single softmax is under way, these may start: a second softmax with equal strides, row lengths and constants
+    of results; an instruction that reads acc and writes OUT, if the softmax does not write OUT; and an instruction that
+    overwrites the softmax's rows in place (`WarHazardTracker`).
 
     Parameters
     ----------
@@ -52,16 +53,16 @@ class SoftmaxTracker(wiring.Component):
 
     Members
     -------
-    instr : In, offered : In(1)     The instruction that is offered, and whether it is valid.
-    constants : In                  Its constants.
-    spare : In                      Constants of a set in no use, which follow `constants` a cycle later.
-    waits : In(1)                   It is offered, and not accepted.
-    starts : In(1)                  It is a softmax, and starts.
-    engine : In(SoftmaxProgress)
+    instr : In, offered : In(1)     The instruction that is offered to the vector unit, and whether it is valid.
+    constants : In                  Constants of that instruction.
+    spare : In                      The set of constants in no use, which holds `constants` of the cycle before.
+    waits : In(1)                   That instruction is offered, and not accepted.
+    starts : In(1)                  That instruction is a softmax, and starts.
+    engine : In(SoftmaxProgress)    State of the softmax engine.
     loads, accept, writes : In(1)   See `WarHazardTracker`.
     halt : In(1)                    Drops all softmaxes.
     under_way : Out(1)              At least one softmax is under way.
-    oldest : Out                    Constants of the oldest one.
+    oldest : Out                    Constants of the oldest softmax.
     blocks_start : Out(1)           The instruction offered must wait for a softmax.
     blocks_step : Out(1)            No step may be issued in the next cycle.
     """
@@ -89,7 +90,7 @@ class SoftmaxTracker(wiring.Component):
         with m.If(self.halt):
             m.d.sync += [count.eq(0), self.under_way.eq(0)]
 
-        oldest = self._keep(m, count)
+        oldest = self._keep_constants(m, count)
         follows: Value = Const(0)
         if self._cfg.forward:
             m.submodules.war_hazard = war_hazard = WarHazardTracker(self._cfg)
@@ -112,8 +113,11 @@ class SoftmaxTracker(wiring.Component):
         probes(self, count=count)
         return m
 
-    def _keep(self, m: Module, count: Signal) -> Signal:
-        """Keep the constants of the oldest softmax. A second one may differ only in `post` and `index`, kept apart."""
+    def _keep_constants(self, m: Module, count: Signal) -> Signal:
+        """Keep and return the constants of the oldest softmax.
+
+        count: number of softmaxes under way. A second one differs only in `post` and `index`, which have own registers.
+        """
         oldest = Reg(self.oldest.shape())
         second = {name: Reg(oldest[name].shape(), name=f"second_{name}") for name in ("post", "index")}
         m.d.comb += self.oldest.eq(oldest)
@@ -126,9 +130,10 @@ class SoftmaxTracker(wiring.Component):
         return oldest
 
     def _second_may_start(self, m: Module, single: Value, oldest: Signal) -> Value:
-        """Return whether the softmax that is offered may overlap the single one under way.
+        """Return whether the softmax that is offered may overlap with the single one under way.
 
-        It must have been offered for SOFTMAX_OFFER_CYCLES cycles: `spare` takes its constants, which are then compared.
+        It must have been offered for SOFTMAX_OFFER_CYCLES cycles: one to copy its constants to `spare`, and one to
+        compare them.
         """
         is_offered = Signal()
         alike = Reg()

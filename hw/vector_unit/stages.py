@@ -1,4 +1,4 @@
-"""The stages of the vector unit's pipeline: what each one holds of its item."""
+"""The stages of the vector unit's pipeline, and the values that each one has of its item."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from celosia.hw.vector_unit.constants import constants_layout
 class StageFields:
     """Names of the values that a stage has of its item.
 
-    constants: of its instruction, see `constants_layout`. carried: from stage to stage, see `carried_layout`.
+    constants : values of the item's instruction, see `constants_layout`.
+    carried : values that are passed from stage to stage, see `carried_layout`.
     """
 
     constants: tuple[str, ...] = ()
@@ -33,10 +34,10 @@ class StageFields:
 
 
 def carried_layout(cfg: Config) -> data.StructLayout:
-    """Values of an item that travel with it, each as far as the last stage that uses it.
+    """Return the layout of the values that are passed from stage to stage with an item, as far as they are used.
 
-    first, last: the step is the first or last one of its reduction. vin_addr, acc_addr, par_addr: where it reads.
-    row: number of its row in a norm.
+    first, last: the step is the first or last one of its reduction. vin_addr, acc_addr, par_addr: addresses that it
+    reads. row: number of its row in a norm.
     """
     pads = scratchpads(cfg)
     par_bits = next(field.width for field in formats(cfg)[Opcode.VECTOR].fields if field.name == "par_base")
@@ -45,18 +46,18 @@ def carried_layout(cfg: Config) -> data.StructLayout:
 
 
 def stage_names(cfg: Config, first: str, end: str) -> list[str]:
-    """Return the names of the stages from `first` to the one in front of `end`."""
+    """Return the names of the stages from `first` on, up to but without `end`."""
     names = list(vector_stages(cfg))
     return names[names.index(first) : names.index(end)]
 
 
 def vin_stage(cfg: Config) -> str:
-    """Return the stage that reads vin: earlier with taps, since the sum of taps takes the stages up to `offset`."""
+    """Return the stage that reads vin. With taps it is an earlier one, as the sum of taps takes three stages."""
     return "read" if cfg.taps else "acc"
 
 
 def stage_fields(cfg: Config) -> dict[str, StageFields]:
-    """Return, by stage, the values that the stage needs of its item: constants, and values that are carried along."""
+    """Return, for each stage by name, which constants and which carried values it needs."""
     fields = {name: StageFields() for name in vector_stages(cfg)}
 
     def use(constants: Iterable[str], *stages: str) -> None:
@@ -106,20 +107,20 @@ def stage_fields(cfg: Config) -> dict[str, StageFields]:
 
 
 class StageSignature(wiring.Signature):
-    """The item of a stage.
+    """The item in a stage, as other stages and the lanes see it.
 
     Parameters
     ----------
-    constants, carried : StructLayout, of those of its values that the stage has.
+    constants, carried : StructLayout, of the values that the stage has of its item.
 
     Members
     -------
     valid : Out(1)      The stage holds an item.
-    int8 : Out(1)       It does, and the item's result has 8 bits.
-    fire : Out(1)       The item goes to the next stage.
-    stall : Out(1)      The item is here in the next cycle as well. It may fire all the same: a part of it then goes on.
-    whole : Out(1)      The item is an entry, or the last part of one.
-    which : Out(1)      The set of constants that belongs to the item's instruction.
+    int8 : Out(1)       The stage holds an item whose result is int8.
+    fire : Out(1)       The item, or a part of it, moves to the next stage.
+    stall : Out(1)      The item stays here for another cycle, in which a further part of it moves on.
+    whole : Out(1)      The item is a whole entry, or the last part of one.
+    which : Out(1)      Number of the set of constants of the item's instruction.
     constants : Out     Constants of the instruction.
     carried : Out       Values of the item.
     """
@@ -130,31 +131,31 @@ class StageSignature(wiring.Signature):
 
 
 def stage_signature(cfg: Config, fields: StageFields) -> StageSignature:
-    """Return the signature of a stage with these fields."""
+    """Return the signature of a stage with the values `fields`."""
 
-    def some(layout: data.StructLayout, names: Iterable[str]) -> data.StructLayout:
-        """Return the layout of only those fields."""
+    def select(layout: data.StructLayout, names: Iterable[str]) -> data.StructLayout:
+        """Return a layout of only the fields `names` of `layout`."""
         return data.StructLayout({name: layout[name].shape for name in names})
 
-    return StageSignature(some(constants_layout(cfg), fields.constants), some(carried_layout(cfg), fields.carried))
+    return StageSignature(select(constants_layout(cfg), fields.constants), select(carried_layout(cfg), fields.carried))
 
 
 class Stage(wiring.Component):
-    """A stage of the pipeline: takes the item of the stage before, and what it needs of that and of its instruction.
+    """Registers of one pipeline stage: the item of the previous stage, and the constants that this stage needs.
 
     Parameters
     ----------
-    before, own : signatures of the stage before and of this one, which may carry less.
-    in_parts : whether items may be parts of an entry; without, all are whole.
+    before, own : signatures of the previous stage and of this one, which may have fewer values.
+    in_parts : whether items may be parts of an entry; else all are whole.
 
     Members
     -------
-    before : In(StageSignature)     The stage before.
-    sets : In(constants).array(2)   The constants that this stage has, of the instructions under way.
-    passes : In(1)                  An item here fires.
-    stalls : In(1)                  An item here stays.
-    halt : In(1)                    Drops the item that comes.
-    item : Out(StageSignature)      This stage.
+    before : In(StageSignature)     The item of the previous stage.
+    sets : In(constants).array(2)   The constants of this stage, for both instructions under way.
+    passes : In(1)                  An item in this stage fires.
+    stalls : In(1)                  An item in this stage stays for another cycle.
+    halt : In(1)                    Drops the item that enters.
+    item : Out(StageSignature)      The item of this stage.
     """
 
     def __init__(self, before: StageSignature, own: StageSignature, in_parts: bool = False) -> None:
@@ -194,10 +195,10 @@ class Stage(wiring.Component):
 
 
 class PipelineTracker(wiring.Component):
-    """The items under way in the stages of the vector unit.
+    """All stages of the vector unit's pipeline, with the items under way.
 
-    No item waits. One with a residual is in stage `add` for as many cycles as the Config says, in each of which a part
-    of it goes on; issue leaves as many cycles behind it.
+    No item waits. An item with a residual stays in stage `add` for `residual_cycles` cycles, in each of which a part of
+    its lanes moves on. Issue leaves that many cycles between it and the next item.
 
     Parameters
     ----------
@@ -206,13 +207,13 @@ class PipelineTracker(wiring.Component):
     Members
     -------
     read : In(StageSignature)       The first stage: the step that issue offers.
-    tap ... write : Out(StageSignature)     The others, by the names of `vector_stages`.
-    sets : In(constants).array(2)   Constants of the instructions under way.
+    tap ... write : Out(StageSignature)     The other stages, by the names of `vector_stages`.
+    sets : In(constants).array(2)   Constants of the two instructions under way.
     halt : In(1)                    Drops all items.
-    part : Out                      Number of the part of a residual that stage `add` passes on.
-    added : Out(1)                  Stage `add` passes on the last part of an item with a residual.
-    complete : Out(1)               The last stage has an entry, or the last part of one.
-    writes : Out                    Where that is written, a bit for each destination: registers.
+    part : Out                      Number of the part that moves on from stage `add`.
+    added : Out(1)                  The last part of an item with a residual moves on from stage `add`.
+    complete : Out(1)               The last stage has a whole entry, or the last part of one.
+    writes : Out                    Destinations to which that entry is written, a bit for each: registers.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -227,7 +228,7 @@ class PipelineTracker(wiring.Component):
         """All stages, in their order."""
 
     def between(self, first: str, end: str) -> list[Any]:
-        """Return the stages from `first` to the one in front of `end`."""
+        """Return the stages from `first` on, up to but without `end`."""
         return [getattr(self, name) for name in stage_names(self._cfg, first, end)]
 
     def elaborate(self, platform: object) -> Module:
@@ -249,7 +250,7 @@ class PipelineTracker(wiring.Component):
                 ),
                 stage.halt.eq(self.halt),
                 stage.passes.eq(stage.item.carried.last if name == "reduce" else 1),
-                stage.stalls.eq(self._add(m) if name == "add" else 0),
+                stage.stalls.eq(self._count_parts(m) if name == "add" else 0),
             ]
         *_, last, _ = self.stages
         m.d.comb += self.complete.eq(self.write.valid & self.write.whole)
@@ -260,8 +261,8 @@ class PipelineTracker(wiring.Component):
         probes(self, stages=self.stages)
         return m
 
-    def _add(self, m: Module) -> Any:
-        """Count the parts of a residual. Returns whether the item in stage `add` has others behind this one."""
+    def _count_parts(self, m: Module) -> Any:
+        """Drive `part` and `added`. Returns whether the item in stage `add` stays, as further parts follow."""
         adds = self.add.valid & self.add.constants.rescale_add
         last_part = self.part == self._cfg.residual_cycles - 1
         m.d.comb += self.added.eq(adds & last_part)

@@ -1,4 +1,4 @@
-"""The look-up tables: 256 bytes each, read by every lane of the vector unit in every cycle."""
+"""Look-up tables of 256 bytes, which every lane of the vector unit can read in every cycle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celosia.hw.spec.scratchpads import scratchpads
 
 
 class Tables(wiring.Component):
-    """A copy of all tables for each lane, since each lane reads a place of its own.
+    """Memories of the look-up tables: each lane has a copy of all tables, as each reads another address.
 
     Parameters
     ----------
@@ -22,12 +22,12 @@ class Tables(wiring.Component):
 
     Members
     -------
-    load : In(WritePort)      Writes tables; an entry is one table. `mask` has one grain, or all, which are written one
-                              a cycle; `ready` comes with the last one.
-    enable : In(1)            Reads; `value` holds what was read until the next read.
-    table : In                Which table, the same for all lanes.
-    index : In(array)         Place in the table, a byte for each lane.
-    value : Out(array)        A byte for each lane, one cycle after `enable`.
+    load : In(WritePort)      LOAD writes tables; an entry is one table. `mask` selects one grain or, for padding, all
+                              grains, which are written one a cycle; `ready` then comes with the last one.
+    enable : In(1)            Reads; `value` stays until the next read.
+    table : In                Number of the table, the same for all lanes.
+    index : In(array)         Index in the table, a byte for each lane.
+    value : Out(array)        The byte read for each lane, one cycle after `enable`.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -44,17 +44,18 @@ class Tables(wiring.Component):
         grain, rows, tables = self._pad.grain, self._pad.width // self._pad.grain, self._pad.depth
         row_bits, byte_bits = (rows - 1).bit_length(), (grain // 8 - 1).bit_length()
 
-        # The rest of the last write's mask is written from its lowest grain on; `many`: it had all, and is taken
-        # when it is `over`, if it has been `held` until then (an error resets the writer, but not what has begun).
+        # left: grains of the last write that are still to be written, lowest first. many: that write has all grains.
+        # over: it is complete, and is accepted if `held`, that is, if the writer has offered it all the time. An error
+        # resets the writer, but not a write that has begun.
         left = Signal(rows)
         many = Signal()
         over = Signal()
         held = Signal()
-        whole = load.mask[0] & load.mask[1] if rows > 1 else Const(0)  # neighbours: LOAD's steps say so at once
+        whole = load.mask[0] & load.mask[1] if rows > 1 else Const(0)  # no mask but that of padding has two neighbours
         entry = Signal.like(load.addr, name="entry", reset_less=True)
         rows_of_entry = Signal(data.ArrayLayout(grain, rows), reset_less=True)
         row = Signal(row_bits)
-        # Of one grain, or of all from one on: the lowest is the one without another below it.
+        # `left` is one grain, or all grains from some grain on: the lowest one has no neighbour below it.
         rest = (left & (left << 1))[:rows]
         lowest = left & ~rest
         m.d.comb += [
@@ -74,7 +75,7 @@ class Tables(wiring.Component):
             m.d.sync += [entry.eq(load.addr), rows_of_entry.eq(load.data)]
 
         def address(table_row: Signal, table: Signal) -> Cat:
-            """Return the place of a table's row in each lane's memory."""
+            """Return the address of row `table_row` of table number `table` in each lane's memory."""
             return Cat(table_row, table) if tables > 1 else Cat(table_row)
 
         enable = Signal()

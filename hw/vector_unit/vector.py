@@ -1,23 +1,22 @@
 """The vector unit: window reductions, element-wise operations, requantisation, tables and residual additions.
 
-    read          a step of the loops. With taps: read vin and tap
-    tap, product  only with taps: registers behind the memories; products
-    acc           with taps: their sum. Read A and, with the last step of a reduction, B
-    offset        A + a_offset
-    reduce        reduce, in a register over the loops r and s
-    binary        binary operation; read par
-    requantise    eight stages (without: only saturate)
-    clip          + zero_point, clip; read the table
-    select        the table's value, or without
+    read          takes a step of the loops; with taps, reads vin and tap
+    tap, product  only with taps: register the data read; multiply
+    acc           with taps, adds the products; reads A and, in the last step of a reduction, B
+    offset        adds a_offset to A
+    reduce        accumulates over the loops r and s, in a register
+    binary        does the binary operation of A and B; reads par
+    requantise    eight stages; items without requantisation only saturate
+    clip          adds zero_point and clips; reads the table
+    select        takes the table's value, or the clipped one
     add           six stages of rescale_add
-    write
+    write         writes the entry
 
-An item is an entry of A on its way to an output entry. No stage waits: `IssueStage` issues a step only in a cycle from
-which its item meets nothing in its way. That could be GEMM reading the same bank of acc, which it announces early
-enough, or an item with a residual, which stays in front of rescale_add for `residual_cycles`. Results for acc wait
-behind the pipeline, in `WritebackQueue`, until GEMM leaves the port; that they find room there is part of the same
-decision. The decision is made a cycle ahead, and a stage receives its constants a cycle ahead: both are registers, for
-they lead to many.
+An item is an entry of A on its way to an output entry. No stage stalls: `IssueStage` issues a step only in a cycle from
+which its item meets no structural hazard. A hazard is GEMM reading the same bank of acc, which it claims early enough,
+or an item with a residual, which occupies stage `add` for `residual_cycles`, or a full `WritebackQueue`, in which
+results for acc wait until GEMM leaves the port. The decision and the constants of each stage are computed a cycle
+ahead, in registers, because of their fan-out.
 """
 
 from __future__ import annotations
@@ -52,9 +51,13 @@ from celosia.hw.vector_unit.writeback import WritebackQueue
 
 @dataclass(frozen=True)
 class NormValues:
-    """The values that the lanes need of an item's row in a norm; for other items, their replacements.
+    """Inputs of all lanes (`Combine`) in Configs with `norm`: for items of a norm from the factors of their row.
 
-    a_offset, twice: in stage `offset`. pairs, b_constant: in stage `reduce`. rest: in stage `binary`.
+    a_offset, twice : in stage `offset`.
+    pairs, b_constant : in stage `reduce`.
+    rest : in stage `binary`.
+
+    For other items a_offset and b_constant are those of the instruction, twice and rest 0, and pairs is unused.
     """
 
     a_offset: Value
@@ -64,17 +67,17 @@ class NormValues:
     rest: Value
 
 
-def _bytes(lanes: int, entries: int = 0) -> data.ArrayLayout:
-    """Layout of the bytes of an entry, or of several entries."""
+def _bytes_layout(lanes: int, entries: int = 0) -> data.ArrayLayout:
+    """Return the layout of the bytes of an entry with `lanes` lanes, or of `entries` such entries if that is not 0."""
     entry = data.ArrayLayout(signed(8), lanes)
     return data.ArrayLayout(entry, entries) if entries else entry
 
 
 class Vector(wiring.Component):
-    """Execute VECTOR: one entry of A a cycle, across instructions as well.
+    """Execute VECTOR: one entry of A a cycle, without a gap between instructions.
 
-    The constants of two instructions are kept, so that one can start while the one before is still in the pipeline. An
-    instruction waits for one before it that writes ACC, or that writes VIN if it reads VIN itself.
+    Two instructions may be in the pipeline at once. An instruction waits for an earlier one that writes ACC, or that
+    writes VIN if it reads VIN itself.
 
     Parameters
     ----------
@@ -82,17 +85,21 @@ class Vector(wiring.Component):
 
     Members
     -------
-    instr, done, error, active, stalled, idle, halt    See `unit_members`; there are no errors.
-    acc_read : Out(ReadPort)        Must be ready unless claimed. Of all ports data is used in the cycle after the read.
-    vin, par : Out(ReadPort)        Must be ready. With taps a read of vin gives as many entries.
+    instr, done, error, active, stalled, idle, halt    See `unit_members`; VECTOR never raises `error`.
+    acc_read : Out(ReadPort)        Must be ready unless claimed. Data of all ports is used in the cycle after the read.
+    vin, par : Out(ReadPort)        Must be ready. With taps, a read of vin returns `taps` entries.
     out : Out(WritePort)            Must be ready.
     acc_write : Out(WritePort)      With `int32`; must be ready unless claimed.
-    claims : In(claim_layout)       The ports of acc that GEMM takes.
+    claims : In(claim_layout)       Ports of acc that GEMM is going to use.
     lut : In(WritePort)             LOAD writes the tables.
     tap : Out(ReadPort)             With `taps`; must be ready.
     exp : In(WritePort)             With `softmax`: LOAD writes powers.
-    inp_write, vin_write : Out(WritePort)   With `forward`; must be ready. Addresses of inp count parts of the size of
-                                    an entry of vin.
+    inp_write, vin_write : Out(WritePort)   With `forward`; must be ready. Addresses of inp count parts as large as an
+                                    entry of vin.
+
+    Attributes
+    ----------
+    reads, writes : the read ports of scratchpads but acc, and the write ports of inp and vin, by scratchpad.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -122,7 +129,7 @@ class Vector(wiring.Component):
         self._targets |= {Destination[name.upper()]: port for name, port in self.writes.items()}
 
     def elaborate(self, platform: object) -> Module:
-        """Connect issue to the stages, the stages to the scratchpads, and tell issue what has ended.
+        """Build issue, the pipeline's stages and the lanes, and connect them to each other and to the scratchpads.
 
         `issue.ends` pulses when the last item of an instruction is written, `issue.lands` when an item is in acc.
         """
@@ -137,38 +144,38 @@ class Vector(wiring.Component):
             *(constants.eq(kept) for constants, kept in zip(items.sets, issue.sets, strict=True)),
             self.active.eq(issue.active), self.stalled.eq(issue.stalled), self.idle.eq(issue.idle & ~self.done.valid),
         ]  # fmt: skip
-        self._offer(m, items, issue)
-        self._read(m, items, issue.step)
+        self._drive_first_stage(m, items, issue)
+        self._drive_reads(m, items, issue.step)
 
-        norm = self._norm(m, items, issue) if cfg.norm else None
-        combined = self._combine(m, items, norm)
-        selected = self._look_up(m, items, self._requantise(m, items, combined))
+        norm = self._build_norm(m, items, issue) if cfg.norm else None
+        combined = self._build_combine(m, items, norm)
+        selected = self._build_clip_and_tables(m, items, self._build_requantisers(m, items, combined))
 
-        # Values that skip stages: the residual; whether an item is the last of its instruction, and where it is
-        # written.
-        residual = self._skip(
+        # Values that skip stages: the residual; whether an item is the last one of its instruction, and the address to
+        # which it is written.
+        residual = self._skip_stages(
             m, items, "residuals", "reduce", "add", Cat(unit.residual for unit in combined),
             items.reduce.fire & items.reduce.constants.rescale_add, items.added,
         )  # fmt: skip
-        ends_and_dst = self._skip(
+        ends_and_dst = self._skip_stages(
             m, items, "places", "read", "write", Cat(issue.step.end, issue.step.dst),
             issue.fire & issue.step.last, items.complete,
         )  # fmt: skip
         is_end, dst = ends_and_dst[0], ends_and_dst[1:]
-        result = self._add(m, items, selected, residual)
-        softmax = self._softmax(m, issue) if cfg.softmax else None
-        self._write(m, items, issue, result, dst, softmax)
+        result = self._build_rescale_add(m, items, selected, residual)
+        softmax = self._build_softmax(m, issue) if cfg.softmax else None
+        self._drive_writes(m, items, issue, result, dst, softmax)
         write, ends = items.write.constants, items.complete & is_end
         if cfg.int32:
-            queue = self._write_back(m, items, combined, result, is_end, dst)
+            queue = self._build_writeback(m, items, combined, result, is_end, dst)
             ends = (ends & ~write.to[Destination.ACC]) | queue.last
             m.d.comb += issue.lands.eq(queue.write.en)
         m.d.comb += [issue.ends.eq(ends), issue.ended.post.eq(write.post), issue.ended.index.eq(write.index)]
         probes(self, items=items, issue=issue, is_end=is_end, dst=dst)
         return m
 
-    def _offer(self, m: Module, items: PipelineTracker, issue: IssueStage) -> None:
-        """Make the step that issue offers the item of the first stage."""
+    def _drive_first_stage(self, m: Module, items: PipelineTracker, issue: IssueStage) -> None:
+        """Drive the first stage with the step that issue offers."""
         read, step, now = items.read, issue.step, issue.now
         vin_addr = Mux(now.a_vin, step.a, step.b)
         addresses = {"vin_addr": vin_addr, "acc_addr": step.a, "par_addr": step.par}
@@ -179,8 +186,8 @@ class Vector(wiring.Component):
             *(read.carried[name].eq(value) for name, value in values.items()),
         ]  # fmt: skip
 
-    def _read(self, m: Module, items: PipelineTracker, step: data.View[data.StructLayout]) -> None:
-        """Read A, B, taps and the requantisation parameters, each in the stage before the one that uses it."""
+    def _drive_reads(self, m: Module, items: PipelineTracker, step: data.View[data.StructLayout]) -> None:
+        """Drive the read ports: A, B, taps and requantisation parameters, each a stage before the one that uses it."""
         reads, acc, binary = getattr(items, vin_stage(self._cfg)), items.acc, items.binary
         m.d.comb += [
             self.vin.en.eq(reads.fire & (reads.constants.a_vin | (reads.constants.b_vin & reads.carried.last))),
@@ -193,18 +200,18 @@ class Vector(wiring.Component):
         if self._cfg.taps:
             m.d.comb += [self.tap.en.eq(reads.fire & reads.constants.weigh), self.tap.addr.eq(step.tap)]
 
-    def _channel(self, lane: int) -> int:
-        """Return the output channel of a lane; lanes are ordered by piece, batch and channel of the group."""
+    def _channel_of_lane(self, lane: int) -> int:
+        """Return the output channel of a lane within its entry. Lanes are ordered by piece, batch and channel."""
         piece, place = divmod(lane, self._cfg.piece_bytes)
         return piece * self._cfg.group + place % self._cfg.group
 
-    def _from_vin(self, m: Module, items: PipelineTracker) -> list[Value]:
-        """Return each lane's value from vin in stage `offset`: a byte of the entry, or a sum of taps."""
+    def _values_from_vin(self, m: Module, items: PipelineTracker) -> list[Value]:
+        """Return each lane's value from vin in stage `offset`: its byte of the entry, or its sum of taps."""
         cfg = self._cfg
-        entries = data.View(_bytes(cfg.lanes, max(1, cfg.taps)), self.vin.data)
+        entries = data.View(_bytes_layout(cfg.lanes, max(1, cfg.taps)), self.vin.data)
         if not cfg.taps:
             return [entries[0][lane] for lane in range(cfg.lanes)]
-        layout = _bytes(cfg.block_out, cfg.taps)
+        layout = _bytes_layout(cfg.block_out, cfg.taps)
         tap_bytes = data.View(layout, self.tap.data[: layout.size])
         sums = []
         for lane in range(cfg.lanes):
@@ -212,7 +219,7 @@ class Vector(wiring.Component):
             for number in range(cfg.taps):
                 m.d.comb += [
                     taps.entries[number].eq(entries[number][lane]),
-                    taps.taps[number].eq(tap_bytes[number][self._channel(lane)]),
+                    taps.taps[number].eq(tap_bytes[number][self._channel_of_lane(lane)]),
                 ]
             m.d.comb += [
                 taps.weigh.eq(items.tap.constants.weigh),
@@ -221,12 +228,15 @@ class Vector(wiring.Component):
             sums.append(taps.sum)
         return sums
 
-    def _combine(self, m: Module, items: PipelineTracker, norm: NormValues | None) -> list[Combine]:
-        """Build the part of each lane that reduces A and applies the binary operation, stages `offset` to `binary`."""
+    def _build_combine(self, m: Module, items: PipelineTracker, norm: NormValues | None) -> list[Combine]:
+        """Build stages `offset` to `binary` of each lane, which reduce A and combine it with B.
+
+        norm: inputs of the lanes in Configs with `norm`; else None.
+        """
         offset, reduce, binary = items.offset, items.reduce, items.binary
         acc = data.View(data.ArrayLayout(signed(32), self._cfg.lanes), self.acc_read.data)
         combined = []
-        for lane, vin in enumerate(self._from_vin(m, items)):
+        for lane, vin in enumerate(self._values_from_vin(m, items)):
             m.submodules[f"combine{lane}"] = unit = Combine(self._cfg, depthwise_shape(self._cfg.taps))
             m.d.comb += [
                 unit.acc.eq(acc[lane]),
@@ -253,8 +263,8 @@ class Vector(wiring.Component):
             combined.append(unit)
         return combined
 
-    def _requantise(self, m: Module, items: PipelineTracker, combined: list[Combine]) -> list[Value]:
-        """Build the requantisation of each lane. Returns the lanes' results, which stage `clip` uses."""
+    def _build_requantisers(self, m: Module, items: PipelineTracker, combined: list[Combine]) -> list[Value]:
+        """Build the requantiser of each lane. Returns the lanes' results in stage `clip`."""
         params = data.View(data.ArrayLayout(param_layout, self._cfg.block_out), self.par.data)
         results = []
         for lane, unit in enumerate(combined):
@@ -263,13 +273,13 @@ class Vector(wiring.Component):
                 requantise.enable.eq(Cat(stage.int8 for stage in items.between("requantise", "clip"))),
                 requantise.bypass.eq(~items.requantise.constants.requantise),
                 requantise.v.eq(unit.v),
-                requantise.param.eq(params[self._channel(lane)]),
+                requantise.param.eq(params[self._channel_of_lane(lane)]),
             ]
             results.append(requantise.result)
         return results
 
-    def _look_up(self, m: Module, items: PipelineTracker, results: list[Value]) -> Signal:
-        """Add the zero point, clip, and look up in a table. Returns a byte for each lane, the input of rescale_add."""
+    def _build_clip_and_tables(self, m: Module, items: PipelineTracker, results: list[Value]) -> Signal:
+        """Build stages `clip` and `select`: zero point, clipping, tables. Returns each lane's byte in stage `add`."""
         clip, select = items.clip, items.select
         low, high = clip.constants.clip_lo, clip.constants.clip_hi
         m.submodules.tables = tables = Tables(self._cfg)
@@ -280,23 +290,24 @@ class Vector(wiring.Component):
         ]
         selected = Reg(data.ArrayLayout(8, len(results)))
         for lane, result in enumerate(results):
-            moved, kept = Signal(signed(RESULT_BITS + 1), name=f"moved{lane}"), Reg(8, name=f"kept{lane}")
+            shifted, unmapped = Signal(signed(RESULT_BITS + 1), name=f"moved{lane}"), Reg(8, name=f"kept{lane}")
             clipped = Signal(signed(8), name=f"clipped{lane}")
             m.d.comb += [
-                moved.eq(result + clip.constants.zero_point),
-                clipped.eq(Mux(moved > high, high, Mux(moved < low, low, moved))),
+                shifted.eq(result + clip.constants.zero_point),
+                clipped.eq(Mux(shifted > high, high, Mux(shifted < low, low, shifted))),
                 tables.index[lane].eq(Cat(clipped[:7], ~clipped[7])),
             ]
             with m.If(clip.int8):
-                m.d.sync += kept.eq(clipped)
+                m.d.sync += unmapped.eq(clipped)
             with m.If(select.int8):
-                m.d.sync += selected[lane].eq(Mux(select.constants.lookup, tables.value[lane], kept))
+                m.d.sync += selected[lane].eq(Mux(select.constants.lookup, tables.value[lane], unmapped))
         return selected
 
-    def _add(self, m: Module, items: PipelineTracker, v: Value, residual: Value) -> Value:
-        """Build rescale-add, which takes `residual_cycles` cycles for an entry, the lowest lanes first.
+    def _build_rescale_add(self, m: Module, items: PipelineTracker, v: Value, residual: Value) -> Value:
+        """Build rescale_add, which takes `residual_cycles` cycles for an entry with a residual, lowest lanes first.
 
-        Returns the bytes of all lanes in stage `write`. Items without a residual pass unchanged, in one cycle.
+        v, residual: bytes of all lanes in stage `add`. Returns the bytes of all lanes in stage `write`. Items without a
+        residual pass unchanged, in one cycle.
         """
         cfg, stages, write = self._cfg, items.between("add", "write"), items.write
         units = cfg.lanes // cfg.residual_cycles
@@ -329,7 +340,7 @@ class Vector(wiring.Component):
             ]
             results.append(unit.result)
 
-        # The lanes of the parts before the last one wait here for it.
+        # Results of an entry's earlier parts wait here for the last part.
         waiting = Reg(8 * (cfg.lanes - units))
         with m.If(write.valid & ~write.whole):
             m.d.sync += waiting.eq(Cat(waiting, *results)[8 * units :])
@@ -337,8 +348,8 @@ class Vector(wiring.Component):
             m.d.sync += waiting.eq(passed[-1])
         return Cat(waiting, *results)
 
-    def _softmax(self, m: Module, issue: IssueStage) -> SoftmaxEngine:
-        """Build the engine that executes softmaxes, and connect it. It uses the read port of vin meanwhile."""
+    def _build_softmax(self, m: Module, issue: IssueStage) -> SoftmaxEngine:
+        """Build and connect the engine that executes softmaxes. While one is under way, it has the read port of vin."""
         m.submodules.softmax = engine = SoftmaxEngine(self._cfg)
         wiring.connect(m, wiring.flipped(self.exp), engine.exp)
         constants, entry = issue.oldest_softmax, len(engine.vin.data)
@@ -357,10 +368,10 @@ class Vector(wiring.Component):
             m.d.comb += [self.vin.en.eq(engine.vin.en), self.vin.addr.eq(engine.vin.addr)]
         return engine
 
-    def _norm(self, m: Module, items: PipelineTracker, issue: IssueStage) -> NormValues:
-        """Build the engine that computes the factors of a norm's rows; it uses the read port of vin meanwhile.
+    def _build_norm(self, m: Module, items: PipelineTracker, issue: IssueStage) -> NormValues:
+        """Build the engine that computes the factors of a norm's rows. While it does, it has the read port of vin.
 
-        Returns, for the item in each stage, the values of its row that the stage needs.
+        Returns the inputs of the lanes, selected for the item in each stage.
         """
         m.submodules.norm = engine = NormEngine(self._cfg)
         acc, offset, reduce = items.acc, items.offset, items.reduce
@@ -397,7 +408,7 @@ class Vector(wiring.Component):
             m.d.sync += for_binary.rest.eq(Mux(reduce.constants.norm, for_reduce.rest, 0))
         return NormValues(a_offset, for_offset.twice, for_reduce.pairs, b_constant, for_binary.rest)
 
-    def _write(
+    def _drive_writes(
         self,
         m: Module,
         items: PipelineTracker,
@@ -406,7 +417,10 @@ class Vector(wiring.Component):
         address: Value,
         softmax: SoftmaxEngine | None,
     ) -> None:
-        """Write results, and those of a softmax while one is under way."""
+        """Drive the write ports of all destinations but acc: results of items, or of a softmax that writes there.
+
+        result, address: bytes of all lanes in stage `write`, and the entry's address. softmax: its engine, if any.
+        """
         for destination, port in self._targets.items():
             if destination != Destination.ACC:
                 m.d.comb += [
@@ -425,22 +439,24 @@ class Vector(wiring.Component):
                         if softmax_span(self._cfg) > 1:
                             m.d.comb += port.mask.eq((~softmax.spare).replicate(len(port.mask)))
 
-    def _write_back(
+    def _build_writeback(
         self, m: Module, items: PipelineTracker, combined: list[Combine], result: Value, is_end: Value, dst: Value
     ) -> WritebackQueue:
-        """Write results to acc: v as soon as it is there, where it is written as it is, else the int8, with its sign.
+        """Build the queue of results for acc: int32 results from stage `requantise`, int8 ones from stage `write`.
 
-        Entries of two instructions are never under way there.
+        int8 results are sign-extended. Results of both kinds cannot mix, as the next instruction waits for one that
+        writes acc. result, is_end, dst: bytes of all lanes in stage `write`, whether the entry is its instruction's
+        last one, and its address.
         """
-        requantise, write, arrives = items.requantise, items.write, items.writes[Destination.ACC]
+        requantise, write, writes_acc = items.requantise, items.write, items.writes[Destination.ACC]
         raw = requantise.valid & requantise.constants.raw
-        lanes = data.View(_bytes(self._cfg.lanes), result)
+        lanes = data.View(_bytes_layout(self._cfg.lanes), result)
         m.submodules.writeback = queue = WritebackQueue(self._cfg)
         for lane, unit in enumerate(combined):
             m.d.comb += queue.data[lane].eq(Mux(raw, unit.v, lanes[lane]))
         m.d.comb += [
-            queue.put.eq(raw | (arrives & ~write.constants.raw)),
-            queue.arrive.eq(arrives),
+            queue.put.eq(raw | (writes_acc & ~write.constants.raw)),
+            queue.arrive.eq(writes_acc),
             queue.end.eq(is_end),
             queue.addr.eq(dst),
             queue.claims.eq(self.claims.write),
@@ -450,7 +466,7 @@ class Vector(wiring.Component):
         probes(self, writeback=queue, raw=raw)
         return queue
 
-    def _skip(
+    def _skip_stages(
         self,
         m: Module,
         items: PipelineTracker,
@@ -461,9 +477,10 @@ class Vector(wiring.Component):
         push: Value,
         pop: Value,
     ) -> Value:
-        """Return `value`, taken in stage `leaves`, when its item has reached stage `returns`.
+        """Return `value` of stage `leaves`, delayed until its item is in stage `returns`.
 
-        A queue keeps it, so that the stages between need no registers for it. push, pop: the item leaves either stage.
+        A queue, submodule `name`, holds the values, so that the stages between need no registers for them. push, pop:
+        an item leaves stage `leaves`, or stage `returns`.
         """
         m.submodules[name] = queue = DelayQueue(len(value), len(items.between(leaves, returns)))
         m.d.comb += [queue.clear.eq(self.halt), queue.push.eq(push), queue.i.eq(value), queue.pop.eq(pop)]

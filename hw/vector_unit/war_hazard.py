@@ -1,4 +1,4 @@
-"""Writes to vin beside a softmax: they must not overwrite rows that the softmax still has to read."""
+"""Write-after-read hazards: writes to vin must not overwrite rows that a softmax still has to read."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from celosia.hw.spec.scratchpads import scratchpads
 class WarHazardTracker(wiring.Component):
     """Let an instruction overwrite the rows of a softmax in place, each row when the softmax has finished reading it.
 
-    Such an instruction reads acc and writes consecutive entries of vin. Its first entry is the first one of the
-    softmax's rows, or lies in front of them; the rows are consecutive entries, too. It may start beside the only
-    softmax under way once that has looked at all of its rows. Its steps then stall until the softmax has read the row
-    that the next entry lies in for the last time.
+    Such an instruction reads acc and writes consecutive entries of vin, from the softmax's first entry or an earlier
+    one on. The softmax's rows must be consecutive entries, too. The instruction may start while one softmax is under
+    way that has searched all of its rows for their largest bytes. A step then stalls while the entry that it writes
+    belongs to a row that the softmax has not read for the last time.
 
     Parameters
     ----------
@@ -29,16 +29,14 @@ class WarHazardTracker(wiring.Component):
     Members
     -------
     fields : In                     Fields of the instruction that is offered, valid or not.
-    starts : In(1)                  It is a softmax, and starts.
-    waits : In(1)                   It waits, and one softmax is under way.
-    loads : In(1), accept : In(1)   The loops take the next instruction, if there is one: `accept`.
-    writes : In(1)                  The step of an entry is issued.
+    starts : In(1)                  That instruction is a softmax, and starts.
+    waits : In(1)                   That instruction waits, and exactly one softmax is under way.
+    loads : In(1), accept : In(1)   loads: the loops can accept an instruction. accept: they do.
+    writes : In(1)                  A step that writes an entry is issued.
     under_way : In(1)               A softmax is under way.
-    walked : In(1)                  All rows have been looked at, and none goes beyond the end of vin.
-    over : In(1), entries : In      A row of so many entries has been read for the last time.
-    comes : In(1)                   The rows that follow are those of the next softmax.
+    walked, over, entries, comes : In       See `SoftmaxProgress`.
     halt : In(1)                    No instruction starts.
-    follows : Out(1)                The instruction offered, if it was offered in the cycle before, may start.
+    follows : Out(1)                The instruction offered in the cycle before may start in spite of the softmax.
     blocks : Out(1)                 No step may be issued in the next cycle.
     """
 
@@ -54,14 +52,14 @@ class WarHazardTracker(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         fields, bits = self.fields, self._address_bits
-        # Of the softmax: its first entry, and whether its entries are consecutive.
+        # First entry of the softmax, and whether its entries are consecutive.
         base = Reg(bits)
         consecutive = Reg()
         with m.If(self.starts):
             rows_consecutive = (fields.a_n == 1) & (fields.a_x == fields.extent_n)
             m.d.sync += [base.eq(fields.a_base), consecutive.eq(rows_consecutive)]
 
-        # Of the instruction offered: entries between its first one and the softmax's.
+        # Number of entries from the first one of the instruction offered to the first one of the softmax.
         in_front = Reg(bits + 1)
         acc_to_vin = (fields.destination == Destination.VIN) & (fields.a_source == ASource.ACC)
         acc_to_vin &= fields.b_source != BSource.VIN
@@ -72,23 +70,23 @@ class WarHazardTracker(wiring.Component):
             in_front.eq(base - fields.dst_base[:bits]),
         ]
 
-        # released: entries of the softmax that have been read for the last time; gap: entries that the instruction
-        # whose loops run may still write, where it started beside the softmax: `overwrites`.
+        # released: entries of the softmax that have been read for the last time. overwrites: the instruction whose
+        # loops run started during the softmax. gap: entries that it may write before the softmax reads more.
         overwrites = Signal()
         released = Signal(bits + 1)
         next_released = Signal(bits + 1)
         gap = Signal(bits + 1)
-        more = Mux(self.over, self.entries, 0)
-        m.d.comb += next_released.eq(Mux(self.comes, 0, released + more))
+        newly_released = Mux(self.over, self.entries, 0)
+        m.d.comb += next_released.eq(Mux(self.comes, 0, released + newly_released))
         m.d.sync += released.eq(next_released)
         with m.If(self.loads):
             m.d.sync += [overwrites.eq(self.accept & self.follows), gap.eq(in_front + next_released)]
         with m.Else():
-            m.d.sync += gap.eq(gap + more - self.writes)
+            m.d.sync += gap.eq(gap + newly_released - self.writes)
 
-        # In the first cycle of an instruction, in which its gap is counted, no step is issued.
-        none = ~self.over & ((gap == 0) | ((gap == 1) & self.writes))
-        m.d.comb += self.blocks.eq(Mux(self.loads, self.follows, overwrites & self.under_way & none))
+        # No step is issued in the first cycle of an instruction, in which its gap is computed.
+        none_left = ~self.over & ((gap == 0) | ((gap == 1) & self.writes))
+        m.d.comb += self.blocks.eq(Mux(self.loads, self.follows, overwrites & self.under_way & none_left))
         probes(
             self, base=base, consecutive=consecutive, in_front=in_front, overwrites=overwrites, released=released,
             gap=gap,

@@ -1,4 +1,4 @@
-"""The queue in which results for acc wait for GEMM, so that nothing in front of it has to wait."""
+"""Queue in which results for acc wait while GEMM uses the write port, so that the pipeline need not stall."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from celosia.hw.spec.scratchpads import scratchpads
 
 
 class WritebackQueue(wiring.Component):
-    """Write entries to acc in the order in which they come, when GEMM leaves the port.
+    """Write entries to acc in order, in cycles in which GEMM does not use the port of their bank.
 
-    There is room for WRITEBACK_DEPTH entries. The words of an entry may come long before its address. Both come in the
-    same order.
+    The queue holds WRITEBACK_DEPTH entries. The words of an entry may come many cycles before its address; words and
+    addresses come in the same order.
 
     Parameters
     ----------
@@ -28,11 +28,11 @@ class WritebackQueue(wiring.Component):
     Members
     -------
     put : In(1), data : In(array)   The words of the next entry come.
-    arrive : In(1), addr : In       The address of the next entry comes,
-    end : In(1)                     and whether it is its instruction's last one.
-    claims : In(2)                  The banks whose write ports GEMM takes in the next cycle.
-    write : Out(WritePort)          Must be ready unless claimed. `en` and `addr` are registers, for LOAD waits for a
-                                    bank of acc within the cycle.
+    arrive : In(1), addr : In       The address of the next entry comes.
+    end : In(1)                     With `arrive`: the entry is its instruction's last one.
+    claims : In(2)                  The banks whose write ports GEMM uses in the next cycle.
+    write : Out(WritePort)          Must be ready unless claimed. `en` and `addr` are registers, as LOAD's `ready`
+                                    depends on them in the same cycle.
     last : Out(1)                   The last entry of its instruction is written.
     clear : In(1)                   Empties the queue.
     """

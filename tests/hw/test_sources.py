@@ -152,6 +152,7 @@ def test_what_others_see_counts(one: str, other: str) -> None:
             "def f(a):\n    try: g()\n    except E as c: g(c)",
         ),
         ("x: int = 1", "x: str = 1"),
+        ("", "'Text.'"),
         ("class A:\n    'Text.'\n    def f(self): pass", "class A:\n    def f(self) -> int: pass"),
         (
             "def f(a):\n    b = a",

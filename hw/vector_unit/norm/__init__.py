@@ -1,0 +1,11 @@
+"""LayerNorm and RMSNorm: the engine that computes the factors by which the lanes normalise the rows of a VECTOR.
+
+    engine.py     connects the parts, each of which works on another row; keeps the factors of all rows
+    addresses.py  which entries of vin are read, and when a row begins
+    moments.py    sums of a row's values and of their squares
+    variance.py   mean and variance from the sums
+    root.py       inverse square root of the variance
+    factors.py    what the lanes need: offset, shift and factor
+
+`sim/functional/norm.py` defines the arithmetic.
+"""

@@ -1,4 +1,4 @@
-"""The addresses of the entries of vin that a norm reads."""
+"""Addresses of the entries of vin that a norm reads to compute the factors of its rows."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ WALKED = ("extent_n", "extent_x", "a_base", "a_n", "a_x")
 
 
 def norm_fields(cfg: Config, *names: str) -> data.StructLayout:
-    """The fields of a VECTOR with these names."""
+    """Return the layout of the fields `names` of a VECTOR."""
     widths = {field.name: field.width for field in formats(cfg)[Opcode.VECTOR].fields}
     return data.StructLayout({name: widths[name] for name in names})
 
 
 class NormAddressGenerator(wiring.Component):
-    """Generate the addresses of a norm's entries, row by row: a part of an entry in a cycle.
+    """Generate the addresses of a norm's entries, row by row, one part of `cfg.norm` elements a cycle.
 
-    A row begins MIN_NORM_ROW_CYCLES cycles behind the one before it at least.
+    A row begins at least MIN_NORM_ROW_CYCLES cycles after the previous one, as later parts of the engine take so long.
 
     Parameters
     ----------
@@ -34,13 +34,13 @@ class NormAddressGenerator(wiring.Component):
 
     Members
     -------
-    fields : In, start : In(1)      Pulse: the rows with these fields begin in the next cycle.
-    active : Out(1)                 There is a part:
-    number : Out                    number of the part in its entry;
-    addr : Out                      address of the entry;
-    first, last : Out(1)            the part is the first or last one of its row;
-    ends : Out(1)                   the entry is the last one of its row;
-    read : Out(1)                   the part is the first one of its entry.
+    fields : In, start : In(1)      Pulse: the rows that `fields` describe begin in the next cycle.
+    active : Out(1)                 The other outputs describe a part.
+    number : Out                    Number of the part in its entry.
+    addr : Out                      Address of the entry.
+    first, last : Out(1)            The part is the first or last one of its row.
+    ends : Out(1)                   The entry is the last one of its row.
+    read : Out(1)                   The part is the first one of its entry, which is to be read.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -58,7 +58,7 @@ class NormAddressGenerator(wiring.Component):
         begins = Signal()
         over = Signal()
         whole: Value = number.all() if self._parts > 1 else Const(1)
-        first = Reg()  # of the entry
+        first = Reg()  # the entry is the first one of its row
         m.d.comb += [
             self.read.eq(self.active & ~number.any()), self.first.eq(first & ~number.any()),
             self.last.eq(self.ends & whole), over.eq(self.active & self.last),
@@ -66,7 +66,7 @@ class NormAddressGenerator(wiring.Component):
         if self._parts > 1:
             with m.If(self.active):
                 m.d.sync += number.eq(number + 1)
-        self._rows(m, held, over, begins)
+        self._pace_rows(m, held, over, begins)
         line = Reg(len(self.addr))
         entries = Reg(len(fields.extent_n))
         next_line = (line + held.a_x)[: len(line)]
@@ -83,8 +83,11 @@ class NormAddressGenerator(wiring.Component):
             m.d.sync += [entries.eq(entries - 1), first.eq(0), self.ends.eq(entries == 2)]
         return m
 
-    def _rows(self, m: Module, held: data.View[data.StructLayout], over: Signal, begins: Signal) -> None:
-        """Begin the next row behind the one that is over, but not before its time."""
+    def _pace_rows(self, m: Module, held: data.View[data.StructLayout], over: Signal, begins: Signal) -> None:
+        """Drive `active`, and pulse `begins` when the next row begins: after the present one, but not too early.
+
+        over: the last part of a row is processed in this cycle.
+        """
         left = Reg(len(self.fields.extent_x))
         cycles = Reg(range(MIN_NORM_ROW_CYCLES))
         waits = Signal()

@@ -1,4 +1,4 @@
-"""The factors of the rows of a norm: computed before its first step is issued, and kept for its steps."""
+"""Engine that computes the factors of a norm's rows before the norm's first step is issued, and keeps them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from celosia.hw.vector_unit.norm.root import InverseRoot
 from celosia.hw.vector_unit.norm.variance import NormVariance
 
 _KEPT = ("imm", "a_offset", "centre", "scale_c")
+"""Fields of a VECTOR with `norm` that the engine needs besides WALKED: number of unused values in a row's last entry,
+offset, whether the mean is subtracted, epsilon."""
 
 
 class NormEngine(wiring.Component):
     """Compute for each row of a norm its sums, its variance, the inverse root of that, and the factors of its lanes.
 
-    Each of these parts works on a row while the part before it works on the next one. All rows take `norm_cycles`.
+    These four steps are pipelined: each works on a row while the previous step works on the next row. All rows together
+    take `norm_cycles` (`sim/timing/engine_cycles.py`).
 
     Parameters
     ----------
@@ -35,13 +38,13 @@ class NormEngine(wiring.Component):
     Members
     -------
     fields : In                 Fields of a VECTOR with `norm`.
-    start : In(1)               Pulse: it begins; while not `busy`.
-    vin : Out(ReadPort)         Must be ready. While `busy` nothing else reads.
-    busy : Out(1)               Some rows are not done;
-    ends : Out(1)               from the next cycle on all are.
-    takes : In(1)               A step of the VECTOR is issued; the innermost of its loops is that of the rows.
-    number : Out                Number of the step's row.
-    wanted : In, row : Out(row_layout)      The factors of the row with this number.
+    start : In(1)               Pulse: the VECTOR starts; only while not `busy`.
+    vin : Out(ReadPort)         Must be ready. While `busy`, no other reader may use the port.
+    busy : Out(1)               The factors of some rows are not computed yet.
+    ends : Out(1)               `busy` ends with this cycle.
+    takes : In(1)               A step of the VECTOR is issued; the loop over rows is its innermost one.
+    number : Out                Number of the row of that step.
+    wanted : In, row : Out(row_layout)      row: the factors of row number `wanted`.
     halt : In(1)                Drops everything.
     """
 
@@ -62,7 +65,7 @@ class NormEngine(wiring.Component):
         )
         m.submodules.variance, m.submodules.root = variance, root = NormVariance(), InverseRoot()
         m.submodules.factors = factors = NormFactors()
-        # That a VECTOR starts is known late in its cycle: but for `busy`, all begins in the next one.
+        # `start` comes late in its cycle, so that all but `busy` begins in the next cycle, with `accepted`.
         fields = Reg(self.fields.shape())
         accepted = Signal()
         m.d.sync += accepted.eq(self.start)
@@ -72,7 +75,7 @@ class NormEngine(wiring.Component):
             walk.start.eq(accepted), *(walk.fields[name].eq(fields[name]) for name in WALKED),
             self.vin.en.eq(walk.read), self.vin.addr.eq(walk.addr),
         ]  # fmt: skip
-        self._add_up(m, fields, walk, moments)
+        self._connect_moments(m, fields, walk, moments)
         m.d.comb += [
             variance.take.eq(moments.done), variance.sum.eq(Mux(fields.centre, moments.sum, 0)),
             variance.squares.eq(moments.squares), variance.epsilon.eq(fields.scale_c),
@@ -85,14 +88,17 @@ class NormEngine(wiring.Component):
             with m.If(variance.done):
                 m.d.sync += held.eq(value)
             m.d.comb += getattr(factors, name).eq(held)
-        self._count(m, fields, accepted, variance, factors)
-        self._keep(m, fields, accepted, factors)
+        self._count_values(m, fields, accepted, variance, factors)
+        self._keep_factors(m, fields, accepted, factors)
         return ResetInserter(self.halt)(m)
 
-    def _add_up(
+    def _connect_moments(
         self, m: Module, fields: data.View[data.StructLayout], walk: NormAddressGenerator, moments: NormMoments
     ) -> None:
-        """Pass an entry to the sums part by part, two cycles after its step. Only its first part reads vin."""
+        """Pass the parts that `walk` generates to `moments`, two cycles later, after the read of vin.
+
+        Values behind the end of a row, in its last entry, do not count.
+        """
         valid = Signal(name="part_valid")
         lanes = self._cfg.norm
         imm = fields.imm[: exact_log2(self._cfg.block_out)]
@@ -110,7 +116,7 @@ class NormEngine(wiring.Component):
         ]  # fmt: skip
         m.d.comb += moments.offset.eq(fields.a_offset)
 
-    def _count(
+    def _count_values(
         self,
         m: Module,
         fields: data.View[data.StructLayout],
@@ -118,7 +124,11 @@ class NormEngine(wiring.Component):
         variance: NormVariance,
         factors: NormFactors,
     ) -> None:
-        """Compute the number of lanes of a row, and normalise it: shift it up until its highest bit is 1."""
+        """Compute the number of values in a row for `variance`, and the same number normalised for `factors`.
+
+        It is normalised by shifting it up until its highest bit is 1.
+        accepted: the VECTOR has started in the cycle before.
+        """
         count = Reg(len(variance.count))
         high = Reg(len(factors.count))
         spare = Reg(len(factors.spare))
@@ -132,8 +142,10 @@ class NormEngine(wiring.Component):
         with m.Elif(~high[-1]):
             m.d.sync += [high.eq(high << 1), spare.eq(spare + 1)]
 
-    def _keep(self, m: Module, fields: data.View[data.StructLayout], accepted: Signal, factors: NormFactors) -> None:
-        """Keep the factors of all rows in a memory, from which each item reads those of its row."""
+    def _keep_factors(
+        self, m: Module, fields: data.View[data.StructLayout], accepted: Signal, factors: NormFactors
+    ) -> None:
+        """Keep the factors of all rows in a memory for the items, and drive `busy`, `ends` and `number`."""
         m.submodules.rows = rows = Memory(shape=row_layout, depth=MAX_NORM_ROWS, init=[])
         put = rows.write_port()
         get = rows.read_port(domain="comb")

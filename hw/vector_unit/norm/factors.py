@@ -1,4 +1,4 @@
-"""The factors of a row: its mean, and the number by which the lanes multiply."""
+"""Factors of a row of a norm: what the lanes add, by how much they shift, and by what they multiply."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ from celosia.hw.vector_unit.norm.moments import VALUE_BITS
 from celosia.hw.vector_unit.norm.variance import COUNT_BITS, PLACES_BITS, REST_BITS
 
 SPARE_BITS = 32 - NORM_FRACTION
-"""Bits of a product behind those of a result."""
+"""Low bits of a lane's product that are not part of the result."""
 MOST_PLACES = 29
-"""The most places of a variance that is not 0."""
+"""Largest `places` (see `NormVariance`) of a variance that is not 0."""
 _LIFT = 16
-"""Bits by which a product is lifted so that it is to go down, whichever its places."""
+"""Bits by which a product is shifted up in advance, so that the shift by its places is always a shift down."""
 _WIDE_BITS = COUNT_BITS + ROOT_BITS
+"""Width of the product of a count and a root."""
 _SHIFTS = 10
-"""Steps that suffice to shift by any number of places, four or one at a time."""
+"""Largest number of steps to shift down by up to MOST_PLACES bits, four or one a step."""
 
 row_layout = data.StructLayout({
     "offset": signed(VALUE_BITS + 2), "twice": 1, "pairs": 3, "factor": FACTOR_BITS, "rest": signed(35),
 })  # fmt: skip
-"""The factors of a row.
+"""Factors of a row. The lanes compute ((value << twice) + offset << 2 * pairs) * factor + rest.
 
-A result is ((value << twice) + offset << 2 * pairs) * factor + rest, without its lowest SPARE_BITS bits.
+The result is that number without its lowest SPARE_BITS bits.
 """
 
 
 class NormFactors(wiring.Component):
-    """Multiply the inverse root by the number of lanes and by the rest of the mean, a bit of these in a step.
+    """Multiply the inverse root by the number of values and by the rest of the mean, one bit of these a cycle.
 
     Members
     -------
-    take : In(1)            A row comes; the one before came NORM_STEPS cycles ago, or more.
+    take : In(1)            A row comes; at least MIN_NORM_ROW_CYCLES cycles after the previous one.
     root : In               See `InverseRoot`.
     mean, rest, places : In See `NormVariance`.
-    count, spare : In       Number of lanes of a row, shifted up by `spare` bits so that its highest bit is 1; constant.
-    offset : In             Added to each lane; constant.
-    done : Out(1)           Pulse: the factors are there, NORM_STEPS - 1 cycles behind `take` at most:
-    row : Out(row_layout)   these, in this cycle.
+    count, spare : In       Number of values in a row, shifted up by `spare` bits until its highest bit is 1; constant.
+    offset : In             Added to each value; constant.
+    done : Out(1)           Pulse: `row` is valid, less than MIN_NORM_ROW_CYCLES cycles after `take`.
+    row : Out(row_layout)   The factors; valid in the cycle of `done`.
     """
 
     def __init__(self) -> None:
@@ -69,15 +70,18 @@ class NormFactors(wiring.Component):
             m.d.sync += [mean.eq(self.mean), places.eq(self.places)]
         with m.Elif(multiplies):
             m.d.sync += [of_count.eq(of_count << 1), wide.eq((wide << 1) + Mux(of_count[-1], root, 0))]
-        rest = self._rest(m, step, root, multiplies)
+        rest = self._compute_rest(m, step, root, multiplies)
         with m.If(step == end):
             m.d.sync += self.row.rest.eq((1 << SPARE_BITS - 1) - rest)
-            self._row(m, wide, mean, places)
+            self._compute_row(m, wide, mean, places)
         return m
 
-    def _rest(self, m: Module, step: Signal, root: Signal, multiplies: Value) -> Signal:
-        """Compute rest * root bit by bit, and shift it to the position of the lanes' products, from which it is
-        subtracted ("less" in sim/functional/norm.py)."""
+    def _compute_rest(self, m: Module, step: Signal, root: Signal, multiplies: Value) -> Signal:
+        """Compute rest * root bit by bit, shifted to the binary point of the lanes' products.
+
+        The lanes subtract it ("less" in sim/functional/norm.py), since the mean is rounded. step: number of the cycle
+        since `take`. multiplies: the multiplication is under way.
+        """
         bits = Reg(REST_BITS)
         down = Reg(PLACES_BITS)
         lifted = Reg(signed(_WIDE_BITS + _LIFT))
@@ -95,12 +99,13 @@ class NormFactors(wiring.Component):
             m.d.sync += [lifted.eq(lifted >> 1), down.eq(down - 1)]
         return lifted
 
-    def _row(self, m: Module, wide: Signal, mean: Signal, places: Signal) -> None:
-        """Compute what the lanes need of a row: its factor, the shift of their values, and the offset.
+    def _compute_row(self, m: Module, wide: Signal, mean: Signal, places: Signal) -> None:
+        """Drive the fields of `row` but `rest`: the factor, the shift of the values, and the offset.
 
-        The factor is rounded to nearest; one that would take another bit becomes the largest number.
+        wide: root * count, from which the factor is rounded to nearest; a factor that would need another bit becomes
+        the largest number. mean, places: those of the row.
         """
-        low = _WIDE_BITS - 2 - FACTOR_BITS  # the highest bit that is rounded off, where the one above all is 0
+        low = _WIDE_BITS - 2 - FACTOR_BITS  # position of the highest bit that is rounded off, if the top bit is 0
         over = wide[-1]
         cut = Signal(FACTOR_BITS + 1)
         nearest = Signal(FACTOR_BITS + 2)

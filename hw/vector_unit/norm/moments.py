@@ -1,4 +1,4 @@
-"""Sums of a row's bytes, and of their squares."""
+"""Moments of a row of a norm: the sum of its values, and the sum of their squares."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from celosia.hw.spec.pipeline import MAX_NORM_ELEMENTS
 from celosia.hw.vector_unit.multiply import logic_product
 
 VALUE_BITS = 9
-"""Bits of a byte with its offset."""
+"""Width of a value: a byte plus the offset."""
 SUM_BITS, SQUARES_BITS = 20, 28
-"""Bits of the sum of MAX_NORM_ELEMENTS values from -256 to 255, and of the sum of their squares."""
+"""Width of the sum of MAX_NORM_ELEMENTS values from -256 to 255, and of the sum of their squares."""
 assert 1 << SUM_BITS == 2 * 256 * MAX_NORM_ELEMENTS and 1 << SQUARES_BITS == 2 * 256**2 * MAX_NORM_ELEMENTS
 
 
 class NormMoments(wiring.Component):
-    """Add up the bytes of a row, and their squares: some neighbouring bytes in a cycle.
+    """Add up the values of a row, and their squares, several neighbouring bytes a cycle.
 
     Parameters
     ----------
-    lanes : bytes of a cycle, a power of two.
+    lanes : bytes in a cycle, a power of two.
 
     Members
     -------
     valid : In(1)               Bytes come, all of one row.
     first, last : In(1)         They are the row's first or last ones.
     values : In(array)          The bytes.
-    inside : In(lanes)          Which of them count.
-    offset : In(signed)         Added to each; constant.
-    done : Out(1)               Pulse: the sums of a row are there: 3 cycles and one for each level of a tree of adders
-                                behind its last bytes.
-    sum, squares : Out          The sums of that row, in this cycle.
+    inside : In(lanes)          A bit for each byte that counts.
+    offset : In(signed)         Added to each byte; constant.
+    done : Out(1)               Pulse: the sums of a row are complete. It comes 3 cycles after the row's last bytes,
+                                and one more for each level of the adder tree.
+    sum, squares : Out          The sums of that row; valid in the cycle of `done`.
     """
 
     def __init__(self, lanes: int) -> None:
@@ -50,19 +50,21 @@ class NormMoments(wiring.Component):
         values = [Reg(signed(VALUE_BITS), name=f"value{lane}") for lane in range(self._lanes)]
         for lane, value in enumerate(values):
             m.d.sync += value.eq(Mux(self.inside[lane], self.values[lane] + self.offset, 0))
-        marks = self._later(m, Cat(self.valid, self.first, self.last), 0)
+        flags = self._delay_flags(m, Cat(self.valid, self.first, self.last), 0)
         terms: list[tuple[Value, Value]] = [(value, self._square(value)) for value in values]
         level = 0
         while True:
             level += 1
-            kept = [[Reg(part.shape(), name=f"{name}{level}_{number}") for name, part in zip(("sum", "squares"), term)]
-                    for number, term in enumerate(terms)]  # fmt: skip
-            m.d.sync += [to.eq(part) for pair, term in zip(kept, terms) for to, part in zip(pair, term)]
-            marks = self._later(m, marks, level)
-            if len(kept) == 1:
+            registers = [
+                [Reg(part.shape(), name=f"{name}{level}_{number}") for name, part in zip(("sum", "squares"), term)]
+                for number, term in enumerate(terms)
+            ]
+            m.d.sync += [to.eq(part) for pair, term in zip(registers, terms) for to, part in zip(pair, term)]
+            flags = self._delay_flags(m, flags, level)
+            if len(registers) == 1:
                 break
-            terms = [(a + c, b + d) for (a, b), (c, d) in zip(kept[::2], kept[1::2])]
-        (total, squares), (valid, first, last) = kept[0], marks
+            terms = [(a + c, b + d) for (a, b), (c, d) in zip(registers[::2], registers[1::2])]
+        (total, squares), (valid, first, last) = registers[0], flags
         with m.If(valid):
             m.d.sync += [
                 self.sum.eq(Mux(first, 0, self.sum) + total),
@@ -71,13 +73,13 @@ class NormMoments(wiring.Component):
         m.d.sync += self.done.eq(valid & last)
         return m
 
-    def _later(self, m: Module, marks: Value, stage: int) -> Signal:
-        """Return the marks of a stage, delayed to the next stage."""
+    def _delay_flags(self, m: Module, marks: Value, stage: int) -> Signal:
+        """Return the flags valid, first and last (`marks`) of a stage, delayed by a cycle."""
         after = Signal(len(marks), name=f"marks{stage}")
         m.d.sync += after.eq(marks)
         return after
 
     def _square(self, value: Signal) -> Value:
-        """Return the square of a value, without its sign bit, which is always 0."""
+        """Return the square of a value, unsigned; the product's sign bit, always 0, is left out."""
         wide = Cat(value, value[-1]).as_signed()
         return logic_product(value, wide)[: 2 * VALUE_BITS - 1].as_unsigned()

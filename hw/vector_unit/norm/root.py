@@ -1,4 +1,4 @@
-"""The inverse square root, a bit in a cycle."""
+"""Inverse square root, one bit a cycle."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from celosia.hw.spec.pipeline import ROOT_BITS
 from celosia.hw.vector_unit.norm.variance import WORD_BITS
 
 _LEFT_BITS = 60
-"""Bits of `left`, which is scaled by four in each step."""
+"""Width of `left`, which is multiplied by four in each step."""
 
 
 class InverseRoot(wiring.Component):
-    """Find the largest root of ROOT_BITS with root^2 * word <= 2^82, from its highest bit on.
+    """Compute the largest `root` of ROOT_BITS bits with root^2 * word <= 2^82, one bit a cycle, highest bit first.
 
-    `left` is 2^82 - root^2 * word for the bits found so far, scaled by four in each step. The next bit is 1 where
-    `left` is at least `part`, that is, (4 root + 1) * word. In the next step `part` is twice as much, and three times
-    the word more behind a 1, or once the word less behind a 0.
+    `left` is 2^82 - root^2 * word for the bits computed so far, multiplied by four in each step. The next bit is 1 if
+    `left` is at least `part` = (4 * root + 1) * word. The next `part` is twice that, plus 3 * word after a 1, or minus
+    `word` after a 0.
 
     Members
     -------
-    take : In(1), word : In         A word comes; the one before is done.
-    done : Out(1), root : Out       Pulse: the root is there, ROOT_BITS + 1 cycles behind `take`.
+    take : In(1), word : In         A word comes; only when the previous root is done.
+    done : Out(1), root : Out       Pulse: `root` is valid, ROOT_BITS + 1 cycles after `take`.
     """
 
     def __init__(self) -> None:

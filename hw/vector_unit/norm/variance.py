@@ -1,4 +1,4 @@
-"""The mean and the variance of a row, from its sums."""
+"""Mean and variance of a row of a norm, from its sums."""
 
 from __future__ import annotations
 
@@ -12,30 +12,34 @@ from celosia.hw.spec.pipeline import EPSILON_SHIFT, MAX_NORM_ELEMENTS, MIN_NORM_
 from celosia.hw.vector_unit.norm.moments import SQUARES_BITS, SUM_BITS, VALUE_BITS
 
 COUNT_BITS = MAX_NORM_ELEMENTS.bit_length()
+"""Width of the number of values in a row."""
 REST_BITS = COUNT_BITS
-"""Bits of sum - count * mean: half a row's lanes at most, and a sign."""
+"""Width of sum - count * mean: at most half of the number of values, and a sign."""
 EPSILON_BITS = 47
+"""Width of epsilon, the constant that is added to the variance: `scale_c` without its sign."""
 WORD_BITS = 32
-"""Bits of the variance that the root uses."""
+"""Number of highest bits of the variance that the root uses."""
 PLACES_BITS = 6
+"""Width of the number of bit pairs by which the variance is shifted up."""
 _VARIANCE_BITS = 60
+"""Width of count * squares - sum^2 + epsilon, with EPSILON_SHIFT fraction bits."""
 _TO_VARIANCE, _TO_MEAN = SUM_BITS + 1, 2
-"""Steps after which both products are complete, and after which the dividend is."""
+"""Cycles after which count * squares - sum^2 is complete, and after which the division for the mean begins."""
 
 
 class NormVariance(wiring.Component):
-    """Compute count * squares - sum^2 + epsilon and sum / count, a bit of count, sum and quotient in a step.
+    """Compute count * squares - sum^2 + epsilon, and sum / count; one bit of factors and quotient a cycle.
 
     Members
     -------
-    take : In(1)                A row comes; the one before came NORM_STEPS cycles ago, or more.
-    sum, squares : In           Its sums; sum is 0 where the mean is not to be subtracted.
-    count, epsilon : In         Number of lanes of a row, and the constant added; constant.
-    done : Out(1)               Pulse: the results are there, NORM_STEPS cycles behind `take`:
-    mean : Out(signed)          the mean, rounded to nearest,
-    rest : Out(signed)          sum - count * mean,
-    word : Out(WORD_BITS)       the highest bits of the variance, shifted up by pairs of bits,
-    places : Out                and the number of these pairs.
+    take : In(1)                A row comes; at least MIN_NORM_ROW_CYCLES cycles after the previous one.
+    sum, squares : In           Sums of the row; sum is 0 if the mean is not subtracted (RMSNorm).
+    count, epsilon : In         Number of values in a row, and the constant that is added; constant.
+    done : Out(1)               Pulse: the results are valid, MIN_NORM_ROW_CYCLES cycles after `take`.
+    mean : Out(signed)          The mean, rounded to nearest.
+    rest : Out(signed)          sum - count * mean.
+    word : Out(WORD_BITS)       The highest bits of the variance, which is shifted up by pairs of bits until one is 1.
+    places : Out                Number of these pairs.
     """
 
     def __init__(self) -> None:
@@ -56,12 +60,15 @@ class NormVariance(wiring.Component):
         with m.Else():
             m.d.sync += step.eq(step + (step != 0))
         self._divide(m, step)
-        self._shift(m, step, self._products(m, step))
+        self._normalise(m, step, self._compute_products(m, step))
         probes(self, step=step)
         return m
 
-    def _products(self, m: Module, step: Signal) -> Signal:
-        """Compute count * S2 - S1^2 (sim/functional/norm.py) bit by bit, from the highest bits of count and S1 on."""
+    def _compute_products(self, m: Module, step: Signal) -> Signal:
+        """Compute count * squares - sum^2 bit by bit, from the highest bits of count and sum on.
+
+        step: number of the cycle since `take`.
+        """
         total = Reg(signed(_VARIANCE_BITS - EPSILON_SHIFT))
         magnitude = Reg(SUM_BITS)
         squares = Reg(SQUARES_BITS)
@@ -81,9 +88,10 @@ class NormVariance(wiring.Component):
         return total
 
     def _divide(self, m: Module, step: Signal) -> None:
-        """Divide (2 sum + count) by (2 count), rounded down: the mean, rounded to nearest. One quotient bit a cycle.
+        """Divide 2 * sum + count by 2 * count, rounded down, one quotient bit a cycle: the mean, rounded to nearest.
 
-        2^8 is first added to the quotient, so that the dividend is positive; inverting its top bit subtracts it again.
+        The divisor times 2^8 is first added to the dividend, which makes it positive; inverting the top bit of the
+        quotient subtracts 2^8 again. step: number of the cycle since `take`.
         """
         rest = Reg(SUM_BITS + 3)
         divisor = Reg(COUNT_BITS + VALUE_BITS)
@@ -103,10 +111,11 @@ class NormVariance(wiring.Component):
                 m.d.sync += rest.eq(less)
         probes(self, rest=rest, divisor=divisor, quotient=quotient, less=less)
 
-    def _shift(self, m: Module, step: Signal, total: Signal) -> None:
-        """Normalise the variance: shift it up by 8 bits a cycle while these are 0, then by 2 bits a cycle.
+    def _normalise(self, m: Module, step: Signal, total: Signal) -> None:
+        """Add epsilon, and normalise the variance: shift it up by 8 bits a cycle while these are 0, then by 2 bits.
 
-        `places` counts the pairs of bits, as the root needs an even shift.
+        `places` counts pairs of bits, as the root needs an even shift. step: number of the cycle since `take`. total:
+        count * squares - sum^2.
         """
         value = Reg(_VARIANCE_BITS)
         m.d.comb += self.word.eq(value[-WORD_BITS:])

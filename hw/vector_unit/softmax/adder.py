@@ -1,4 +1,4 @@
-"""Sums of positive float32: four additions are under way, each of another sum."""
+"""Pipelined adder of positive float32, with four sums in turn."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from celosia.hw.spec.scratchpads import FLOAT_FIELDS
 from celosia.hw.vector_unit.masks import ones
 
 MANTISSA, EXPONENT = FLOAT_FIELDS["fraction"].width + 1, FLOAT_FIELDS["exponent"].width
+"""Width of a mantissa with its leading one, and of an exponent."""
 
 pair_layout = data.StructLayout({"m": MANTISSA, "e": EXPONENT})
-"""A positive float32, m * 2^(e - 150). m includes the leading one. A subnormal number has e = 1 and no leading one."""
+"""A positive float32 as a pair of mantissa and exponent: m * 2^(e - 150). m includes the leading one; a subnormal has
+e = 1 and no leading one."""
 
 
 def pair_of(word: Value) -> Value:
@@ -25,16 +27,16 @@ def pair_of(word: Value) -> Value:
 
 
 class PairAdder(wiring.Component):
-    """Add to SUMS sums in turn, which go around a ring: each cycle `addend` is added to the sum at `total`.
+    """Add up SOFTMAX_SUMS sums in turn. They circulate through the adder's stages; in each cycle one is at `total`.
 
     Sums are rounded to nearest, ties to even, with gradual underflow. An exponent that is too large wraps.
 
     Members
     -------
-    first : In(1)       The new sum is `addend` alone.
-    nothing : In(1)     The sum stays as it is.
-    addend : In(pair)   The number that is added.
-    total : Out(pair)   The sum whose turn it is. The new one is here SUMS cycles later.
+    first : In(1)       The sum at `total` is replaced by `addend`.
+    nothing : In(1)     The sum at `total` does not change.
+    addend : In(pair)   Else it is added to the sum at `total`.
+    total : Out(pair)   A sum. Its new value is here SOFTMAX_SUMS cycles later.
     """
 
     def __init__(self) -> None:
@@ -53,10 +55,10 @@ class PairAdder(wiring.Component):
         return m
 
     def _order(self, m: Module) -> tuple[Signal, ...]:
-        """Order the two numbers by their exponents.
+        """Build stage 1: order the two numbers by their exponents.
 
-        Returns the mantissa with the larger exponent, the other one, the difference of the exponents, whether that is
-        more than 31, and the larger exponent.
+        Returns the mantissa with the larger exponent, the other mantissa, the difference of the exponents (5 bits),
+        whether the other number does not count (`far`), as the difference is larger, and the larger exponent.
         """
         total, addend = self.total, self.addend
         down = Signal(EXPONENT + 1)
@@ -76,7 +78,7 @@ class PairAdder(wiring.Component):
             large.eq(Mux(less, addend.m, total.m)),
             small.eq(Mux(less, total.m, addend.m)),
             shift.eq(by),
-            far.eq(by[len(shift) :].any() | self.first | self.nothing),  # what is that far away makes no difference
+            far.eq(by[len(shift) :].any() | self.first | self.nothing),  # too small to change the sum
             e.eq(Mux(less, addend.e, total.e)),
         ]
         return large, small, shift, far, e
@@ -84,9 +86,10 @@ class PairAdder(wiring.Component):
     def _shift(
         self, m: Module, large: Signal, small: Signal, shift: Signal, far: Signal, e: Signal
     ) -> tuple[Signal, ...]:
-        """Shift the smaller number down by the low 4 bits of the exponents' difference, with one more fraction bit.
+        """Build stage 2: shift the smaller number down by the low 4 bits of `shift`, keeping one bit below.
 
-        Also returns whether any bit of it is lost in the end, that is, after the shift by 16 in the next stage.
+        Returns `large`, the shifted number, whether it must be shifted by 16 more, `far`, whether any bit of it that is
+        1 is lost by both shifts, and the exponent.
         """
         same = Reg(MANTISSA)
         shifted = Reg(MANTISSA + 1)
@@ -108,7 +111,10 @@ class PairAdder(wiring.Component):
     def _add(
         self, m: Module, large: Signal, shifted: Signal, by_16: Signal, far: Signal, lost: Signal, e: Signal
     ) -> tuple[Signal, ...]:
-        """Shift the smaller number by 16 if necessary, and add. The shift fits into the adder's look-up tables."""
+        """Build stage 3: shift the smaller number by 16 if necessary, in the adder's look-up tables, and add.
+
+        Returns the sum, whether any bit that is 1 was lost, and the exponent.
+        """
         total = Reg(MANTISSA + 2)
         still_lost = Reg()
         same_e = Reg(EXPONENT, name="sum_e")
@@ -117,7 +123,10 @@ class PairAdder(wiring.Component):
         return total, still_lost, same_e
 
     def _round(self, m: Module, total: Signal, lost: Signal, e: Signal) -> tuple[Signal, ...]:
-        """Shift the sum down by one bit if it has one more, and round it to nearest, ties to even."""
+        """Build stage 4: shift the sum down by one bit if it has a carry, and round it to nearest, ties to even.
+
+        Returns mantissa and exponent.
+        """
         carry = total[-1]
         kept = Signal(MANTISSA)
         rounded = Signal(MANTISSA + 1)
@@ -126,7 +135,7 @@ class PairAdder(wiring.Component):
         half, below = Mux(carry, total[1], total[0]), lost | (carry & total[0])
         m.d.comb += [
             kept.eq(Mux(carry, total[2:], total[1:])),
-            # One more is a carry into a lowest bit in front, which is no adder of its own.
+            # Rounding up adds 1 through a carry into an additional lowest bit, which takes no adder of its own.
             rounded.eq(((half & (kept[0] | below)) + Cat(1, kept))[1:]),
         ]
         m.d.sync += [

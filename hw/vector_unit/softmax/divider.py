@@ -1,4 +1,4 @@
-"""Quotients of positive float32, rounded to integers."""
+"""Pipelined divider of positive float32, with quotients rounded to integers."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from celosia.hw.spec.pipeline import DIVIDE_STAGES, QUOTIENT_BITS
 from celosia.hw.vector_unit.softmax.adder import EXPONENT, MANTISSA, pair_layout
 
 TO_DIVISION = 3
-"""Stages in front of the first step of the division, the first stage that needs the divisor's mantissa."""
+"""Stages before the first step of the division, which is the first stage that needs the divisor's mantissa."""
 _REST = MANTISSA + 1
-"""Bits of a remainder, with its sign."""
+"""Width of a remainder, with its sign."""
 _WHOLE = QUOTIENT_BITS - 1
-"""Bits of a quotient in front of its point."""
+"""Integer bits of a quotient."""
 
 
 class PairDivider(wiring.Component):
-    """Divide share by divisor as float32, round to an integer, add the zero point and clip.
+    """Divide a share by a divisor as float32, round to an integer, add the zero point and clip.
 
-    Both the quotient and the integer are rounded to nearest, ties to even. A quotient whose exponents say that it is
-    2^8 or more becomes the upper limit, whatever the zero point.
+    Both the quotient and the integer are rounded to nearest, ties to even. A quotient of 2^8 or more, by its exponents,
+    becomes the upper limit, whatever the zero point.
 
     Members
     -------
-    take : In(1)            Stage 0: a share comes. Without one, stage 0 keeps its registers.
+    take : In(1)            Stage 0: a share comes. Without one, the registers of stage 0 do not change.
     share : In(pair)        Stage 0: the dividend.
     e : In                  Stage 0: the divisor's exponent.
-    beyond : In(1)          Stage 0: the result is that of a share of 0.
-    divisors : In           The divisor's mantissa in each step of the division, the first step first.
-    zero_point, low, high : In      Constant while anything is under way; `low` is at most `high`.
+    beyond : In(1)          Stage 0: the share counts as 0, as its element lies behind the end of its row.
+    divisors : In           The divisor's mantissa for each step of the division, the first step first.
+    zero_point, low, high : In      Constant while a division is under way; `low` is at most `high`.
     result : Out(8)         The result, DIVIDE_STAGES cycles after `take`.
     """
 
@@ -51,18 +51,21 @@ class PairDivider(wiring.Component):
             rest, digits = self._step(m, step, rests[-1], words[-1])
             rests.append(rest)
             words.append(digits)
-        slack = self._slack(m, ~Cat(rests[-2][-1], words[-2][: _WHOLE - 1]))
+        slack = self._compute_slack(m, ~Cat(rests[-2][-1], words[-2][: _WHOLE - 1]))
         for stage in range(1, TO_DIVISION + QUOTIENT_BITS):
             flags, (nothing, large) = (nothing, large), (Reg(name=f"{name}{stage}") for name in ("nothing", "large"))
             m.d.sync += Cat(nothing, large).eq(Cat(flags))
-        self._result(m, *self._tie(m, rest, digits, slack, nothing, large))
+        self._round(m, *self._detect_tie(m, rest, digits, slack, nothing, large))
         assert DIVIDE_STAGES == TO_DIVISION + QUOTIENT_BITS + 3
         probes(self, rests=rests, words=words, rest=rest, digits=digits, nothing=nothing, large=large)
         return m
 
     def _compare(self, m: Module) -> tuple[Signal, ...]:
-        """Compare exponents. Returns the share's mantissa, by how much its exponent is larger (-1 to 8), whether the
-        quotient is nearly 0, and whether it is too large."""
+        """Build stage 0: compare the exponents of share and divisor.
+
+        Returns the share's mantissa, by how much its exponent is larger (used from -1 to 8), whether the quotient
+        rounds to 0, and whether it is too large for an int8.
+        """
         ahead = Signal(signed(EXPONENT + 1))
         word = Reg(MANTISSA)
         by = Reg(4)
@@ -78,8 +81,11 @@ class PairDivider(wiring.Component):
         return word, by, nothing, large
 
     def _align(self, m: Module, word: Signal, by: Signal) -> tuple[Value, Value]:
-        """Shift the share's mantissa by the difference `by` of the exponents, -1 to 8, so that a division of integers
-        gives twice the quotient. Returns the dividend's upper bits, the first remainder, and the other bits."""
+        """Build stages 1 and 2: shift the mantissa `word` by the difference `by` of the exponents, -1 to 8.
+
+        A division of integers then gives twice the quotient. Returns the dividend's upper bits, which are the first
+        remainder, and its other bits.
+        """
         some = Reg(MANTISSA + 3)
         by_fours = Reg(2)
         dividend = Reg(MANTISSA + QUOTIENT_BITS)
@@ -91,10 +97,10 @@ class PairDivider(wiring.Component):
         return Cat(dividend[QUOTIENT_BITS:], 0), dividend[:QUOTIENT_BITS]
 
     def _step(self, m: Module, step: int, rest: Value, digits: Value) -> tuple[Signal, Signal]:
-        """Do one step of a non-restoring division: double the remainder, and subtract the divisor (add it if the
-        remainder is negative).
+        """Build one step of a non-restoring division. Returns the next remainder and the next `digits`.
 
-        `digits` shifts out a bit of the dividend, and shifts in a bit of the quotient, inverted, a step later.
+        The remainder `rest` is doubled, and the divisor is subtracted, or added if the remainder is negative. digits:
+        the bits of the dividend that are left, above the bits of the quotient so far, which are inverted.
         """
         negative, divisor = rest[-1], self.divisors[step]
         total = Signal(_REST + 1, name=f"total{step}")
@@ -107,10 +113,11 @@ class PairDivider(wiring.Component):
         m.d.sync += [next_rest.eq(total[1:]), next_digits.eq(Cat(negative, digits[:-1]))]
         return next_rest, next_digits
 
-    def _slack(self, m: Module, whole: Value) -> Signal:
+    def _compute_slack(self, m: Module, whole: Value) -> Signal:
         """Return half a unit in the last place of the quotient as a float32, in units of the last remainder.
 
-        These are the upper bits of the divisor, as many as the quotient has in front of its point.
+        That is the number in the upper bits of the divisor, as many bits as `whole`, the integer part, has up to its
+        leading one.
         """
         divisor = self.divisors[QUOTIENT_BITS - 1]
         slack = Reg(_WHOLE)
@@ -124,12 +131,13 @@ class PairDivider(wiring.Component):
         m.d.sync += slack.eq(either)
         return slack
 
-    def _tie(
+    def _detect_tie(
         self, m: Module, rest: Signal, digits: Signal, slack: Signal, nothing: Signal, large: Signal
     ) -> tuple[Signal, ...]:
-        """Find out whether float32 rounds the quotient to an integer and a half: the remainder is at most `slack`.
+        """Build a stage that detects ties, quotients that float32 rounds to an integer and a half.
 
-        Returns that, whether the fraction is a half or more, and the quotient without it, inverted.
+        They are those whose remainder `rest` is at most `slack`. nothing, large: the quotient rounds to 0, or is too
+        large. Returns whether it is a tie, whether the fraction is a half or more, and the integer part, inverted.
         """
         up = Signal(_REST)
         total = Signal(_WHOLE + 2)
@@ -148,8 +156,8 @@ class PairDivider(wiring.Component):
             m.d.sync += [tie.eq(0), half.eq(0), whole.eq(-1)]
         return tie, half, whole
 
-    def _result(self, m: Module, tie: Signal, half: Signal, whole: Signal) -> None:
-        """Round the quotient to the nearest integer, add zero_point, and clip."""
+    def _round(self, m: Module, tie: Signal, half: Signal, whole: Signal) -> None:
+        """Build the last two stages: round the quotient to the nearest integer, add the zero point, and clip."""
         moved = Reg(signed(_WHOLE + 2))
         result = Reg(signed(8))
         total = Signal(_WHOLE + 3)

@@ -1,4 +1,4 @@
-"""Softmax of rows of int8, bit for bit as onnxruntime's QLinearSoftmax computes it."""
+"""Engine that executes softmaxes of rows of int8, bit for bit as onnxruntime's QLinearSoftmax computes them."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ from celosia.hw.vector_unit.softmax.steps import Step, delay, divide_layout, fil
 from celosia.hw.vector_unit.softmax.sum_addresses import SumAddressGenerator
 
 VIN_STAGES = 2
-"""Registers between a step and the entry that it reads."""
+"""Pipeline registers from a step to the entry that it reads."""
 
 
 @dataclass(frozen=True)
 class DivideSteps:
-    """The steps of the division in the stages of its pipeline that need them.
+    """The steps of generator `divide` in the stages of its pipeline, and names for the stages that use them.
 
-    entry: the data that vin has returned for the step in `select`.
+    stages : the step n cycles after it was generated, by n.
+    entry : the data that vin has returned for the step in `select`, in parts.
     """
 
     stages: list[Step]
@@ -82,16 +83,15 @@ class DivideSteps:
 
 
 class SoftmaxEngine(wiring.Component):
-    """Execute VECTORs with `softmax`, three tiles of rows at once, which may belong to two VECTORs with rows alike.
+    """Execute VECTORs with `softmax`. Three tiles of rows are under way at once, of one VECTOR or of two.
 
-    Three address generators read vin: an entry at once, or two neighbours where a beat would be too short for all
-    otherwise. Each keeps what it has read for a beat: as many cycles as that has parts of `softmax` bytes. Within a
-    beat they read in different cycles.
+    Three address generators read vin, each an entry at a time, or two neighbouring ones (`softmax_span`). In each round
+    of `softmax_parts` cycles each of them reads once, in a cycle of its own. The data read is processed during a round,
+    one part of `softmax` bytes a cycle. The generators work on three successive tiles:
 
-        find        by row      the largest byte of each row of the last tile
-        fill        by entry    parts of the tile before that, to the lanes of their rows, where they are added up
-        divide      by row      parts of the first tile: each lane looks up the share of a byte and divides it by the
-                                row's sum
+        find    by row      the newest tile: the largest byte of each row is searched
+        fill    by entry    the tile before: its parts go to the lanes of their rows, where their powers are added up
+        divide  by row      the oldest tile: each lane looks up the share of a byte and divides it by the row's sum
 
     Parameters
     ----------
@@ -99,16 +99,16 @@ class SoftmaxEngine(wiring.Component):
 
     Members
     -------
-    fields : In(fields_layout)      The VECTOR that is offered, valid or not.
-    start : In(1)                   It is accepted: while not `busy`, or where there is `room`.
+    fields : In(fields_layout)      Fields of the VECTOR that is offered, valid or not.
+    start : In(1)                   That VECTOR is accepted; only while not `busy`, or with `room`.
     room, finish, walked, over, entries, comes : Out        See `SoftmaxProgress`.
-    zero_point, low, high : In      Of the results, while `busy`; `low` is at most `high`.
-    vin : Out(ReadPort)             Of so many entries; must be ready.
-    exp : In(WritePort)             Through which LOAD writes powers.
-    write : Out(1), addr, data      A result, an entry.
-    spare : Out(1)                  Where entries are read in pairs: it lies behind a row of an odd number of entries,
-                                    and is not to be written.
-    busy : Out(1)                   One is under way.
+    zero_point, low, high : In      Zero point and limits of results, constant while `busy`; `low` is at most `high`.
+    vin : Out(ReadPort)             Reads `softmax_span` entries; must be ready.
+    exp : In(WritePort)             LOAD writes powers and shares.
+    write : Out(1), addr, data      An entry of results is written.
+    spare : Out(1)                  If entries are read in pairs: this entry lies behind a row with an odd number of
+                                    entries, and must not be written.
+    busy : Out(1)                   A softmax is under way.
     halt : In(1)                    Drops everything.
     """
 
@@ -145,12 +145,12 @@ class SoftmaxEngine(wiring.Component):
 
         last_entry = fields.extent_n - 1
         last_key = Cat(~fields.imm, last_entry)
-        # Bytes of a row's last entry that count.
+        # A bit for each byte that the last step of a row reads: the byte belongs to the row.
         inside = Cat(1, ones(Cat(~fields.imm, last_entry[: exact_log2(self._span)])))
         row_max = self._find_largest(m, find, inside)
-        self._keep_parts(m, fill, beat, lanes)
+        self._store_parts(m, fill, beat, lanes)
         self._add_up(m, fill, beat, sums, last_key, lanes)
-        steps = self._divide_steps(m, divide, beat)
+        steps = self._delay_divide_steps(m, divide, beat)
         self._keep_largest(m, row_max, steps, lanes)
         self._divide(m, steps, inside, lanes)
         self._write(m, fields, accepted, steps, lanes)
@@ -160,7 +160,7 @@ class SoftmaxEngine(wiring.Component):
     def _accept(self, m: Module, idle: Value) -> tuple[Any, Signal]:
         """Accept VECTORs. Returns the fields of the last one, and whether it was accepted in the cycle before.
 
-        idle: no VECTOR waits for the search of the largest bytes, or is in it.
+        idle: generator `find` has no VECTOR left.
         """
         fields = Reg(self.fields.shape())
         accepted = Signal()
@@ -176,7 +176,7 @@ class SoftmaxEngine(wiring.Component):
             m.d.sync += [self.busy.eq(1), second.eq(self.busy)]
         with m.Elif(self.finish):
             m.d.sync += [self.busy.eq(second), second.eq(0)]
-        # An address generator has a copy of what is an instruction's own; there is room when all have come to the last.
+        # OVERLAP_FREE_FIELDS may change once the generators have copied them, the others only while not `busy`.
         with m.If(~self.busy):
             m.d.sync += [fields[name].eq(self.fields[name]) for name in OVERLAP_EQUAL_FIELDS]
         with m.If(~self.busy | free):
@@ -188,7 +188,10 @@ class SoftmaxEngine(wiring.Component):
         self, m: Module, find: TileAddressGenerator, fill: TileAddressGenerator, divide: TileAddressGenerator,
         summed: Value,
     ) -> Value:  # fmt: skip
-        """Let three address generators read vin in turns. Returns the number of the cycle within a round."""
+        """Connect the scheduler, by which the address generators read vin in turn.
+
+        summed: the sums of a tile are complete. Returns the number of the cycle in its round.
+        """
         m.submodules.scheduler = scheduler = ReadScheduler(self._cfg)
         beat = scheduler.beat
         for walk, turn in ((find, scheduler.find), (fill, scheduler.fill), (divide, scheduler.divide)):
@@ -205,8 +208,11 @@ class SoftmaxEngine(wiring.Component):
                 m.d.comb += [self.vin.en.eq(walk.active), self.vin.addr.eq(walk.addr)]
         return beat
 
-    def _entry(self, m: Module, read: Value, name: str) -> Any:
-        """Return the last entry that was read in this turn, in parts. It is there VIN_STAGES cycles after `read`."""
+    def _register_entry(self, m: Module, read: Value, name: str) -> Any:
+        """Return a register of the last entry that a generator has read, in parts.
+
+        read: the generator reads in this cycle; the entry is valid VIN_STAGES cycles later. name: prefix of signals.
+        """
         came = Signal(name=f"{name}_came")
         entry = Reg(data.ArrayLayout(data.ArrayLayout(8, self._cfg.softmax), self._parts), name=f"{name}_entry")
         m.d.sync += came.eq(read)
@@ -215,21 +221,27 @@ class SoftmaxEngine(wiring.Component):
         return entry
 
     def _find_largest(self, m: Module, find: TileAddressGenerator, inside: Value) -> RowMax:
-        """Search entries for the largest byte of each row."""
+        """Build the search for the largest byte of each row, and pass it the entries that `find` reads.
+
+        inside: a bit for each byte of a row's last step that belongs to the row.
+        """
         m.submodules.row_max = row_max = RowMax(self._span * self._cfg.block_out, len(find.row))
         step = Signal(find_layout(self._cfg))
         m.d.comb += [step.row.eq(find.row), step.first.eq(find.first), step.last.eq(find.last)]
         read = delay(m, "find", Step(find.on, step), VIN_STAGES)[-1]
         m.d.comb += [
-            row_max.valid.eq(read.valid), row_max.entry.eq(Value.cast(self._entry(m, find.on, "find"))),
+            row_max.valid.eq(read.valid), row_max.entry.eq(Value.cast(self._register_entry(m, find.on, "find"))),
             row_max.row.eq(read.payload.row), row_max.first.eq(read.payload.first),
             row_max.last.eq(read.payload.last),
             row_max.inside.eq(inside | (~read.payload.last).replicate(len(inside))),
         ]  # fmt: skip
         return row_max
 
-    def _keep_parts(self, m: Module, fill: TileAddressGenerator, beat: Value, lanes: list[SoftmaxLane]) -> None:
-        """Pass each part of an entry to the lane of its row, which keeps it in one buffer and adds up the other."""
+    def _store_parts(self, m: Module, fill: TileAddressGenerator, beat: Value, lanes: list[SoftmaxLane]) -> None:
+        """Pass each part that `fill` reads to the lane of its row, which stores it in one of two buffers.
+
+        beat: number of the cycle in its round, which is also the part's number. The lanes add up the other buffer.
+        """
         buffer = Signal()
         of_lane = exact_log2(len(lanes))
         m.d.sync += buffer.eq(buffer ^ (fill.on & fill.last_row))
@@ -237,7 +249,7 @@ class SoftmaxEngine(wiring.Component):
         m.d.comb += [step.row.eq(fill.row), step.part.eq(beat), step.buffer.eq(buffer)]
         stages = delay(m, "fill", Step(fill.active, step), PART_STAGES)
         select, keep = stages[PART_STAGES - 1], stages[PART_STAGES]
-        entry = self._entry(m, fill.active & (beat == FILL_TURN), "fill")
+        entry = self._register_entry(m, fill.active & (beat == FILL_TURN), "fill")
         part = Reg(data.ArrayLayout(8, len(lanes)), name="fill_part")
         m.d.sync += part.eq(entry[select.payload.part])
         for number, lane in enumerate(lanes):
@@ -250,7 +262,10 @@ class SoftmaxEngine(wiring.Component):
         self, m: Module, fill: TileAddressGenerator, beat: Value, sums: SumAddressGenerator, last_key: Value,
         lanes: list[SoftmaxLane],
     ) -> None:  # fmt: skip
-        """Pass elements to the adders, as soon as the first entry of a tile's last row is on its way."""
+        """Drive the addition of powers in the lanes, which starts when the first entry of a tile's last row is read.
+
+        beat: number of the cycle in its round. last_key: number of a row's last element.
+        """
         element = Signal(data.StructLayout({"first": 1, "nothing": 1}))
         slot = Signal(data.StructLayout({"slot": len(sums.slot)}))
         m.d.comb += [
@@ -266,20 +281,26 @@ class SoftmaxEngine(wiring.Component):
                 lane.sum.eq(complete.payload.slot),
             ]  # fmt: skip
 
-    def _divide_steps(self, m: Module, divide: TileAddressGenerator, beat: Value) -> DivideSteps:
-        """Return the parts that are divided, in each stage of the pipeline."""
+    def _delay_divide_steps(self, m: Module, divide: TileAddressGenerator, beat: Value) -> DivideSteps:
+        """Return the steps of `divide`, a part of an entry each, in all stages of the pipeline.
+
+        beat: number of the cycle in its round.
+        """
         step = Signal(divide_layout(self._cfg))
-        each = self._parts // self._span
+        count = self._parts // self._span
         m.d.comb += [
             step.row.eq(divide.row), step.part.eq(beat - DIVIDE_TURN), step.first.eq(divide.first),
-            step.last.eq(divide.last), step.whole.eq(beat[: exact_log2(each)] == (DIVIDE_TURN - 1) % each),
+            step.last.eq(divide.last), step.whole.eq(beat[: exact_log2(count)] == (DIVIDE_TURN - 1) % count),
             step.end.eq((beat == DIVIDE_TURN - 1) & divide.ends & ~divide.more),
         ]  # fmt: skip
-        entry = self._entry(m, divide.active & (beat == DIVIDE_TURN), "divide")
+        entry = self._register_entry(m, divide.active & (beat == DIVIDE_TURN), "divide")
         return DivideSteps(delay(m, "divide", Step(divide.active, step), SHARE_STAGES + DIVIDE_STAGES), entry)
 
     def _keep_largest(self, m: Module, row_max: RowMax, steps: DivideSteps, lanes: list[SoftmaxLane]) -> None:
-        """Pass the largest byte of each row to the lane that adds it up, and to all lanes that divide its parts."""
+        """Pass the largest byte of each row to the lane that adds up its powers, and store it for the division.
+
+        All lanes need it inverted (`less`) when they divide parts of the row.
+        """
         m.submodules.largest_bytes = memory = Memory(shape=8, depth=1 << len(row_max.number), init=[])
         put = memory.write_port()
         of_row = memory.read_port(domain="comb")
@@ -296,7 +317,10 @@ class SoftmaxEngine(wiring.Component):
             ]  # fmt: skip
 
     def _divide(self, m: Module, steps: DivideSteps, inside: Value, lanes: list[SoftmaxLane]) -> None:
-        """Divide shares by the sum of their row, which goes through the stages beside them."""
+        """Drive the divisions in the lanes: bytes of the part, the row's sum as divisor, and which bytes count.
+
+        The divisor's mantissa is delayed to every step of the division. inside: see `_find_largest`.
+        """
         part = Reg(data.ArrayLayout(8, len(lanes)), name="divide_part")
         m.d.sync += part.eq(steps.entry[steps.select.payload.part])
         of_lane = exact_log2(len(lanes))
@@ -322,7 +346,10 @@ class SoftmaxEngine(wiring.Component):
             ]  # fmt: skip
 
     def _write(self, m: Module, fields: Any, accepted: Value, steps: DivideSteps, lanes: list[SoftmaxLane]) -> None:
-        """Write results, as soon as an entry is complete."""
+        """Build the writer, which collects results of the lanes and writes complete entries.
+
+        fields, accepted: see `_accept`.
+        """
         m.submodules.writer = writer = ResultWriter(self._cfg)
         m.d.comb += [
             writer.fields.eq(fields), writer.accepted.eq(accepted), writer.valid.eq(steps.result.valid),

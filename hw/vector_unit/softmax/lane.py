@@ -1,4 +1,4 @@
-"""One lane of a softmax: the sums of its rows, and every `softmax`-th quotient of all rows."""
+"""One lane of the softmax engine: it adds up the powers of some rows, and divides some elements of all rows."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from celosia.hw.vector_unit.softmax.divider import PairDivider
 
 
 class SoftmaxLane(wiring.Component):
-    """Add up the powers of SUMS rows of each tile, and divide one element of each part.
+    """Add up the powers of SOFTMAX_SUMS rows of each tile, and divide one element of each part.
 
-    The rows of lane n are number n of the tile and every `softmax`-th row behind it. The elements are number n of each
-    part, whatever its row.
+    Lane n adds up row n of the tile and every `softmax`-th row after it. It divides element n of each part of any row.
 
     Parameters
     ----------
@@ -31,18 +30,18 @@ class SoftmaxLane(wiring.Component):
 
     Members
     -------
-    load : In(WritePort)        LOAD writes powers, and behind them shares.
+    load : In(WritePort)        LOAD writes powers to the lower half of the table, shares to the upper half.
     part : In(array)            Neighbouring bytes of a row.
-    keep : In(1)                They are of one of the lane's rows, and are kept
-    kept_at : In                in this place: that of a buffer, a part and a sum.
-    put_largest : In(1)         Pulse: the largest byte of a row is known,
-    number, largest : In        of the row with this number.
-    look_at, byte : In          An element is added up: this byte of this place,
-    tile, slot : In             to this sum of this tile.
+    keep : In(1)                They belong to one of the lane's rows, and are stored.
+    kept_at : In                Address at which they are stored: buffer, part and sum.
+    put_largest : In(1)         Pulse: the largest byte of a row is known.
+    number, largest : In        Number of that row, and its largest byte.
+    look_at, byte : In          The element to add up: address of its part, and number of its byte there.
+    tile, slot : In             Number of its tile modulo TILES, and of its sum in the lane.
     first, nothing : In         See `PairAdder`, for the element of LOOK_STAGES cycles ago.
-    complete : In(1), sum : In  The sum at the adder's output is complete: that of this slot.
-    wanted : In, total : Out    The complete sum of a slot.
-    element : In                An element that is divided.
+    complete : In(1), sum : In  The sum at the adder's output is complete; `sum` is its number in the lane.
+    wanted : In, total : Out    total: the complete sum number `wanted`.
+    element : In                The element to divide.
     less : In                   The largest byte of its row, inverted.
     take, e, beyond, divisors : In      See `PairDivider`, for the element of LOOK_STAGES cycles ago.
     zero_point, low, high : In, result : Out    See `PairDivider`.
@@ -71,7 +70,7 @@ class SoftmaxLane(wiring.Component):
         m.submodules.totals = totals = Memory(shape=pair_layout, depth=SOFTMAX_SUMS, init=[])
         put = totals.write_port()
         total = totals.read_port(domain="comb")
-        power = self._look_up(m, "powers", 0, self._distance(m))
+        power = self._look_up(m, "powers", 0, self._build_buffers(m))
         share = self._look_up(m, "shares", 1, self.element + self.less)
         m.d.comb += [
             adder.first.eq(self.first), adder.nothing.eq(self.nothing), adder.addend.eq(power),
@@ -84,13 +83,13 @@ class SoftmaxLane(wiring.Component):
         ]  # fmt: skip
         return m
 
-    def _distance(self, m: Module) -> Value:
-        """Return the index into the table of powers of the element that is added up next.
+    def _build_buffers(self, m: Module) -> Value:
+        """Build the buffers of parts and of largest bytes. Returns the index of the next power to add in its table.
 
-        It is 255 minus the distance of the element from the largest one of its row.
+        The index is 255 minus the distance of the element from the largest byte of its row.
         """
         parts = Memory(shape=self.part.shape(), depth=1 << self._place, init=[])
-        # The largest bytes, with every bit inverted: what is to be added.
+        # The largest bytes are stored inverted, so that an addition gives the index.
         largest = Memory(shape=8, depth=SOFTMAX_SUMS * TILES, init=[])
         m.submodules.parts, m.submodules.largest_bytes = parts, largest
         keep = parts.write_port()
@@ -109,7 +108,10 @@ class SoftmaxLane(wiring.Component):
         return element + less
 
     def _look_up(self, m: Module, name: str, half: int, distance: Value) -> Signal:
-        """Look up this distance in one half of the table: powers, or shares. The number follows two cycles later."""
+        """Build one half of the table, 0 for powers or 1 for shares. Returns the entry at index `distance`.
+
+        The entry comes two cycles later, as a pair. name: name of the memory.
+        """
         m.submodules[name] = table = Memory(shape=32, depth=scratchpads(self._cfg)["exp"].depth // 2, init=[])
         to = table.write_port()
         of = table.read_port()

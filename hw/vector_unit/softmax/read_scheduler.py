@@ -1,4 +1,4 @@
-"""The turns in which the three address generators of a softmax read vin."""
+"""Schedule in which the three address generators of the softmax engine read vin, and begin tiles."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class TurnSignature(wiring.Signature):
 
     Members
     -------
-    active : In(1)      There is a step.
-    ends : In(1)        It is the last one of its tile.
-    on : Out(1)         The step is over in this cycle.
-    begin : Out(1)      The next tile begins in the next cycle, if there is one.
+    active : In(1)      The generator has a step.
+    ends : In(1)        The step is the last one of its tile.
+    on : Out(1)         The step ends with this cycle.
+    begin : Out(1)      The generator's next tile, if there is one, begins in the next cycle.
     """
 
     def __init__(self) -> None:
@@ -30,8 +30,8 @@ class TurnSignature(wiring.Signature):
 class ReadScheduler(wiring.Component):
     """Share the read port of vin among three address generators, each with a cycle of its own in every round.
 
-    While a tile is added up (`fill`), the largest bytes of the next tile are searched (`find`). Those of the first tile
-    are searched before anything else begins, so that `find` then has every cycle.
+    While a tile is added up (`fill`), the largest bytes of the next tile are searched (`find`). Nothing else can be
+    done before those of the first tile are known, so `find` then reads in every cycle.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class ReadScheduler(wiring.Component):
 
     Members
     -------
-    find, fill, divide : Out(TurnSignature)     The generators.
+    find, fill, divide : Out(TurnSignature)     The three address generators, see `SoftmaxEngine`.
     summed : In(1)      The sums of a tile are complete.
     busy : In(1)        A softmax is under way.
     beat : Out          Number of the cycle within its round.
@@ -56,8 +56,8 @@ class ReadScheduler(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         find, fill, divide, beat = self.find, self.fill, self.divide, self.beat
-        first_tile = Signal()  # the largest bytes of the first tile are being found
-        ready = Signal()  # those of the next tile have been
+        first_tile = Signal()  # the largest bytes of the first tile are being searched
+        ready = Signal()  # the largest bytes of the next tile are known
         begin = Signal()
         finds = find.on & find.ends
         filled = (beat == self._parts - 1) & (fill.ends | ~fill.active)

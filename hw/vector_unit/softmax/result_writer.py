@@ -1,4 +1,4 @@
-"""The way of a softmax's results to their entries."""
+"""Write the results of a softmax, entry by entry."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class ResultWriter(wiring.Component):
 
     Members
     -------
-    fields : In(fields_layout)      Of the VECTOR: where its results go.
+    fields : In(fields_layout)      Fields of the last VECTOR that was accepted: where its results are written.
     accepted : In(1)                A VECTOR has been accepted in the cycle before.
-    valid : In(1), step : In(divide_layout)     The results of a part are there:
-    results : In(array)             a byte of each lane.
+    valid : In(1), step : In(divide_layout)     The results of a part are valid; `step` describes the part.
+    results : In(array)             Those results, a byte of each lane.
     write : Out(1), addr, data : Out            An entry is written.
-    spare : Out(1)                  It lies behind a row of an odd number of entries, and is not to be written.
-    finish : Out(1)                 It is the last one of its VECTOR.
+    spare : Out(1)                  The entry lies behind a row with an odd number of entries, and must not be written.
+    finish : Out(1)                 The entry is the last one of its VECTOR.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -66,7 +66,7 @@ class ResultWriter(wiring.Component):
             waits.eq((self.accepted | waits) & ~begins), under_way.eq(begins | (under_way & ~self.finish)),
         ]  # fmt: skip
 
-        line = Reg(len(fields.dst_x))  # where the row begins
+        line = Reg(len(fields.dst_x))  # address of the row's first entry
         next_addr = Signal.like(line)
         m.d.comb += next_addr.eq(Mux(row_ends, line, self.addr) + Mux(row_ends, fields.dst_x, fields.dst_n))
         with m.If(begins):

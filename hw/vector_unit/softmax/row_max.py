@@ -1,4 +1,4 @@
-"""The largest byte of each row."""
+"""Search for the largest byte of each row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from celosia.hw.lib.signals import Reg
 
 
 class RowMax(wiring.Component):
-    """Find the largest byte of each row, an entry a cycle.
+    """Find the largest byte of each row, one entry a cycle, by a tree of comparators.
 
     Parameters
     ----------
@@ -21,12 +21,12 @@ class RowMax(wiring.Component):
     -------
     valid : In(1)       An entry of a row comes.
     entry : In(array)   The entry's bytes.
-    inside : In(lanes)  The bytes that count: the first one and those next to it.
-    first, last : In(1) The entry is its row's first, or last.
+    inside : In(lanes)  A bit for each byte that counts: the first byte and some next to it.
+    first, last : In(1) The entry is its row's first or last one.
     row : In            The row's number.
-    done : Out(1)       Pulse: the search of a row is over,
-    largest : Out       this is its largest byte,
-    number : Out        and this its number.
+    done : Out(1)       Pulse: the search of a row is complete.
+    largest : Out       Largest byte of that row.
+    number : Out        Number of that row.
     """
 
     def __init__(self, lanes: int, row_bits: int) -> None:
@@ -40,19 +40,19 @@ class RowMax(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         m = Module()
         values: list[Value] = [self.entry[lane] for lane in range(self._lanes)]
-        inside, facts, valid = list(self.inside), Cat(self.first, self.last, self.row), self.valid
+        inside, row_info, valid = list(self.inside), Cat(self.first, self.last, self.row), self.valid
         level = 0
         while len(values) > 1:
             level += 1
-            kept = Reg(len(inside) // 2 + len(facts), name=f"kept{level}")
+            carried = Reg(len(inside) // 2 + len(row_info), name=f"kept{level}")
             now_valid = Signal(name=f"valid{level}")
             m.d.sync += now_valid.eq(valid)
             with m.If(valid):
                 pairs = enumerate(zip(values[::2], values[1::2], inside[1::2]))
                 values = [self._larger(m, f"level{level}_{number}", *pair) for number, pair in pairs]
-                m.d.sync += kept.eq(Cat(*inside[::2], facts))
-            inside, facts, valid = list(kept[: len(inside) // 2]), kept[len(inside) // 2 :], now_valid
-        first, last, row = facts[0], facts[1], facts[2:]
+                m.d.sync += carried.eq(Cat(*inside[::2], row_info))
+            inside, row_info, valid = list(carried[: len(inside) // 2]), carried[len(inside) // 2 :], now_valid
+        first, last, row = row_info[0], row_info[1], row_info[2:]
         with m.If(valid):
             m.d.sync += [
                 self.largest.eq(Mux(first | (values[0] > self.largest), values[0], self.largest)),
@@ -62,7 +62,7 @@ class RowMax(wiring.Component):
         return m
 
     def _larger(self, m: Module, name: str, low: Value, high: Value, counts: Value) -> Signal:
-        """Return the larger one of two bytes, a cycle later. counts: `high` is inside the row; else `low` is taken."""
+        """Return the larger of two bytes, a cycle later. counts: `high` belongs to the row; else `low` is returned."""
         larger = Reg(signed(8), name=name)
         m.d.sync += larger.eq(Mux(counts & (high > low), high, low))
         return larger

@@ -1,4 +1,4 @@
-"""Steps on their way through the stages of a softmax."""
+"""Steps of the softmax engine's pipelines: their layouts, and their pipeline registers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from celosia.hw.vector_unit.softmax.addresses import BUFFERS, row_bits, row_numb
 
 @dataclass(frozen=True)
 class Step:
-    """Step of a pipeline in one stage: whether there is one, and its data."""
+    """Content of a pipeline stage. valid: the stage holds a step. payload: the step's data."""
 
     valid: Value
     payload: Any
 
 
 def delay(m: Module, name: str, step: Step, cycles: int) -> list[Step]:
-    """Delay a step by 0 to `cycles` cycles. Entry n of the result is `step` n cycles ago. Only `valid` has a reset."""
+    """Build pipeline registers for a step. Returns a list of stages: element n is `step` of n cycles ago.
+
+    name: prefix of signals. cycles: number of stages behind `step`. Only `valid` has a reset.
+    """
     stages = [step]
     for cycle in range(1, cycles + 1):
         before = stages[-1]
@@ -35,21 +38,21 @@ def delay(m: Module, name: str, step: Step, cycles: int) -> list[Step]:
 
 
 def find_layout(cfg: Config) -> data.StructLayout:
-    """Entry whose largest byte is searched: the number of its row, and whether it is the first or last one there."""
+    """Return the layout of a step of `find`: the number of its row, and whether it is the row's first or last one."""
     return data.StructLayout({"row": row_number_bits(cfg), "first": 1, "last": 1})
 
 
 def fill_layout(cfg: Config) -> data.StructLayout:
-    """A part on its way to the adders: its row in the tile, its number in the entry, and its buffer."""
+    """Return the layout of a step of `fill`, a part of an entry: its row in the tile, its number, and its buffer."""
     part_bits, buffer_bits = exact_log2(softmax_parts(cfg)), exact_log2(BUFFERS)
     return data.StructLayout({"row": row_bits(cfg), "part": part_bits, "buffer": buffer_bits})
 
 
 def divide_layout(cfg: Config) -> data.StructLayout:
-    """Part of an entry on its way through table, dividers and output.
+    """Return the layout of a step of `divide`, a part of an entry.
 
-    row: its row's number, see `row_number_bits`. part: its number in what is read at once. first, last: it belongs to
-    the first or last entry of its row. whole: it is the last part of an entry. end: it is the instruction's last part.
+    row: its row's number, see `row_number_bits`. part: its number in the entries read at once. first, last: it belongs
+    to the first or last read of its row. whole: it is the last part of an entry. end: it is the VECTOR's last part.
     """
     return data.StructLayout({
         "row": row_number_bits(cfg), "part": exact_log2(softmax_parts(cfg)), "first": 1, "last": 1,

@@ -1,4 +1,4 @@
-"""The addresses of the elements that a softmax adds up."""
+"""Addresses of the elements whose powers a softmax adds up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celosia.hw.vector_unit.softmax.addresses import BUFFERS, TILES
 
 
 class SumAddressGenerator(wiring.Component):
-    """Generate the addresses of the elements that a lane adds up: SOFTMAX_SUMS rows in turn, all bytes of each entry.
+    """Generate the addresses of the elements that every lane adds up: each byte of SOFTMAX_SUMS rows in turn.
 
     Parameters
     ----------
@@ -23,13 +23,13 @@ class SumAddressGenerator(wiring.Component):
     Members
     -------
     last_key : In                   Number of a row's last element; constant while sums are under way.
-    start : In(1)                   A tile's sums begin in the next cycle: those of the one before are complete then.
-    look : Out(1)                   An element is looked up:
-    place, byte : Out               this byte of this place in the lanes' buffers,
-    tile, slot : Out                for this sum of the tile with this number modulo TILES.
-    first, last : Out(1)            It is the first or the last one of a row.
-    nothing : Out(1)                It lies behind the row's last one, and does not count.
-    done : Out(1)                   It is the tile's last one.
+    start : In(1)                   The sums of a tile begin in the next cycle; those of the previous tile are complete.
+    look : Out(1)                   An element is looked up; the other outputs describe it.
+    place, byte : Out               Address of its part in the lanes' buffers, and number of its byte there.
+    tile, slot : Out                Number of its tile modulo TILES, and of its sum in the lane.
+    first, last : Out(1)            It is the first or the last element of a row that is looked up.
+    nothing : Out(1)                It lies behind the row's last element, and does not count.
+    done : Out(1)                   It is the last element of the tile.
     """
 
     def __init__(self, cfg: Config) -> None:

@@ -809,7 +809,9 @@ WRITES = (  # the first where a Config has int32: else the scratchpad widens
     Mutant(WRITE, "to.widen.eq(out.widen | out.outside)", "to.widen.eq(out.widen)"),
     Mutant(WRITE, "out.pad_value.replicate(cfg.bus_bytes)", "out.pad_value"),
     Mutant(
-        WRITE, "mask = _one_of(write.step, steps) | self._padded(write, steps)", "mask = _one_of(write.step, steps)"
+        WRITE,
+        "mask = _one_hot(write.step, steps) | self._padding_mask(write, steps)",
+        "mask = _one_hot(write.step, steps)",
     ),
 )
 READS = (Mutant(STORE, "full.eq(walker.step.valid & self.out.ready)", "full.eq(walker.step.valid)"),)
