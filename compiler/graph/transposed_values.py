@@ -18,7 +18,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.operands import data_operands, joins_parts, multiplies_matrices, operand
-from celosia.compiler.graph.select.matrices import MOVES, multiplies, shared_operand
+from celosia.compiler.graph.select.matrices import MOVES, can_multiply_activations, shared_operand
 from celosia.compiler.graph.select.placement import CACHE, cache_of
 from celosia.compiler.graph.values import constant, derived_name, is_op, shape
 from celosia.compiler.ops import VIEWS, op_spec
@@ -31,7 +31,7 @@ REPEATING = (*VIEWS, "Expand")
 def transpose_attention_values(model: ir.Model, cfg: Config) -> None:
     """Put I · Vᵀ in front of each product by V of a softmax of a product, where `cfg` computes all of that; and copies
     of K and V to whole blocks of rows, where they are none."""
-    if not cfg.softmax or not multiplies(cfg):
+    if not cfg.softmax or not can_multiply_activations(cfg):
         return
     for node in list(model.graph):
         scores = _scores(node.inputs[0]) if is_op(node, "QLinearMatMul") else None

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable
-from celosia.compiler.graph.select.matrices import form_of_matrices, multiplies
+from celosia.compiler.graph.select.matrices import can_multiply_activations, form_of_matrices
 from celosia.compiler.language.attention_kernels import AttentionKernel, HeadsKernel
 from celosia.compiler.language.block_reader import ON_CPU
 from celosia.compiler.language.heads import AttentionLayers, HeadLayers, SoftmaxLayers
@@ -178,7 +178,7 @@ def lowered(
     w = found.w
     if w is None or not (w.quantised or w in varying):
         return KernelLayer(cfg, name, found, at)
-    if multiplies(cfg) and len(found.y.shape) == len(w.shape) == 2 and w is not found.x:
+    if can_multiply_activations(cfg) and len(found.y.shape) == len(w.shape) == 2 and w is not found.x:
         return ProductLayer(cfg, name, found, w, at)
     if w in varying or w.zero_point:
         fail(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable
-from celosia.compiler.graph.select.matrices import form_of_matrices, multiplies
+from celosia.compiler.graph.select.matrices import can_multiply_activations, form_of_matrices
 from celosia.compiler.language.attention_kernels import AttentionKernel, HeadProduct, Heads, HeadsKernel
 from celosia.compiler.language.lowered import Arrays, LoweredKernel, epilogue_of, requantise_of
 from celosia.compiler.language.rows import SoftmaxKernel, SoftmaxOfRows
@@ -73,7 +73,7 @@ class HeadLayers(LoweredKernel):
         super().__init__(cfg, name, found.y, found.tile, at)
         self.out, self.x = found.out, found.x
         products = [found.product] if isinstance(found, HeadsKernel) else [found.scores, found.mixed]
-        if not multiplies(cfg):
+        if not can_multiply_activations(cfg):
             self.refuse(
                 "a product of two activations on the accelerator takes a Config with batch = 1 and "
                 'block_in = block_out; target="cpu" runs it'

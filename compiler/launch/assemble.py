@@ -369,8 +369,8 @@ class _Assembler:
                 choice.layer.name, choice.layer.kind, tuple(node.name or "" for node in choice.nodes),
                 choice.layer.macs, loaded, stored, choice.note,
                 tuple(info for part in parts for info in self._parts(part)),
-                choice.layer.intermediate_bytes(self.cfg), round(choice.alone),
-                round(choice.together),
+                choice.layer.intermediate_bytes(self.cfg), round(choice.separate_cycles),
+                round(choice.block_cycles),
                 describe(choice.layer, _folded(choice.reads)) + ", packed weights" * _packed(parts),
             )
             for choice, loaded, stored, parts in zip(

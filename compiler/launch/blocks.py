@@ -399,7 +399,7 @@ def _again(layers: Sequence[Layer], planner: Planner) -> list[Layer]:
 
 
 def _note_cycles(block: LayerAssignment, together: float, alone: float) -> LayerAssignment:
-    block.together, block.alone = (cycles if isfinite(cycles) else 0 for cycles in (together, alone))
+    block.block_cycles, block.separate_cycles = (cycles if isfinite(cycles) else 0 for cycles in (together, alone))
     return block
 
 
