@@ -166,5 +166,5 @@ def lower_prepared(
         schedules=TuningDecisions(options.tuned, records), say=options.say,
     )  # fmt: skip
     if isinstance(file, ScheduleFile):
-        file.check_all_taken()
+        file.require_all_used()
     return lowered

@@ -35,7 +35,7 @@ from celosia.compiler.layer import (
 )
 from celosia.compiler.program.activation_packing import pack_activation, unpack_activation
 from celosia.compiler.tensorize.roofline import estimate
-from celosia.compiler.tensorize.space import CUT, Tiling, Workload, parts, point
+from celosia.compiler.tensorize.space import CUT_ORDERS, Tiling, Workload, parts, point
 from celosia.hw.spec.config import Config
 
 TIMEOUT = 1 << 40
@@ -131,7 +131,7 @@ class KernelLayer(LoweredKernel):
         fitting = self.fitting(p, [
             point(cfg, p, n, y, x, k, order)
             for order in (("weights", "input", "split", "pieces") if p.in_blocks else ("rows",))
-            for k in (parts(p.in_blocks)[1:] if order in CUT else [max(p.in_blocks, 1)])
+            for k in (parts(p.in_blocks)[1:] if order in CUT_ORDERS else [max(p.in_blocks, 1)])
         ])  # fmt: skip
         return min(fitting, key=lambda d: estimate(cfg, p, d)) if p.in_blocks else fitting[0]
 

@@ -384,7 +384,7 @@ class _Assembler:
         number = self.loops.setdefault(id(part.loops), len(self.loops))
         if number == len(self.printed):
             self.printed.append(part.loops)
-        return [PartInfo(workload.text, tiling.to_json(), number) for workload, tiling in part.decided]
+        return [PartInfo(workload.text, tiling.to_json(), number) for workload, tiling in part.tilings]
 
     def _placements(self) -> list[dict[str, str]]:
         """List where each operator of the graph runs, and why."""
@@ -406,7 +406,7 @@ class _Assembler:
 
 def _packed(parts: list[LayerPart]) -> bool:
     """Whether some of a layer's weights lie packed in DRAM."""
-    asked = [workload for part in parts for workload, _ in part.decided]
+    asked = [workload for part in parts for workload, _ in part.tilings]
     layers = [each for workload in asked for each in (workload.layers if isinstance(workload, Group) else (workload,))]
     return any(layer.packed for layer in layers)
 

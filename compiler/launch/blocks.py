@@ -120,7 +120,7 @@ def _fuse_attention(
 def _reads_all_inputs(cfg: Config, layer: Layer) -> bool:
     """Whether the layer is a convolution whose output blocks read all input blocks."""
     gemm = layer.gemm
-    return gemm is not None and gemm.groups == 1 and len(pack.runs(cfg, gemm)) == 1
+    return gemm is not None and gemm.groups == 1 and len(pack.weight_runs(cfg, gemm)) == 1
 
 
 def behind(layer: Layer, y: Activation) -> Layer | None:
@@ -395,7 +395,7 @@ def _again(layers: Sequence[Layer], planner: Planner) -> list[Layer]:
             others[act.storage] = Storage(act.storage.name, act.storage.groups)
         return replace(act, storage=others[act.storage])
 
-    return [planner.known(layer.map_activations(placed), layer, others) for layer in layers]
+    return [planner.share_computations(layer.map_activations(placed), layer, others) for layer in layers]
 
 
 def _note_cycles(block: LayerAssignment, together: float, alone: float) -> LayerAssignment:
