@@ -130,7 +130,7 @@ class _InstructionBuilder:
         if not intrinsic.reduces and any(
             not steps[target] and var not in window for var, steps in self._loop_steps(accesses)
         ):
-            raise NotOneInstruction("it writes the same chip_access again")
+            raise NotOneInstruction("it writes the same place again")
         static, slot_of = self._assign_loops(rule, data, sums)
         bases = tuple(
             self._address_field(name, load.tensor, accesses[name], units[name]) for name, load in loads.items()
@@ -189,7 +189,7 @@ class _InstructionBuilder:
         if any(access.steps) and name == "table":
             raise NotOneInstruction("one instruction looks up in one table")
         places = prod(tile_shape(self.cfg, self.scopes[tensor])) // unit
-        return "table" if name == "table" else f"{name}_address_field", tensor, access.begin, places
+        return "table" if name == "table" else f"{name}_base", tensor, access.begin, places
 
     def _reduction_starts(self, first: Expr) -> tuple[Var, ...] | None:
         """Return the loops outside that are at 0 when the reduction begins; None if it never begins here.

@@ -410,7 +410,7 @@ class PlacedPlan:
             slots.update((resident.tensor, resident.place[0]) for resident in residents if resident.place is not None)
             return True
 
-        self.stream.when(is_ready)
+        self.stream.compute_when(is_ready)
         return number
 
     def _place_handed_on(self, node: Pipelined) -> dict[Tensor, int]:

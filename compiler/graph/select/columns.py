@@ -101,7 +101,7 @@ def place_column_slice(p: Placement, node: ir.Node) -> None:
 
 
 def _is_only_joined(value: ir.Value) -> bool:
-    """Whether only concatenations read `value`, directly or transposing a table."""
+    """Whether only concatenations read `value`, directly or after a table."""
     readers = [use.node for use in value.uses()]
     return bool(readers) and all(
         joins_parts(node) or (is_op(node, "Table") and _is_only_joined(node.outputs[0])) for node in readers
