@@ -72,6 +72,7 @@ def _prepare(source: Source, options: Options, declared: bool) -> PreparedModel:
     macs: list[int] = []
 
     def observe(name: str, model: ir.Model) -> None:
+        """Record the imported graph and its MACs, and pass each graph on to `watch`."""
         if name == "import" and options.check:
             originals.append(Original(model))
         if name == "fold":  # shapes are known

@@ -83,6 +83,7 @@ def pricing(
     last: list[tuple[onnx.ModelProto, Program]] = []  # the last `before`, compiled
 
     def measure_gain(before: onnx.ModelProto, after: onnx.ModelProto) -> float:
+        """Return how much faster `after` is; `before` is compiled once for consecutive calls."""
         if not last or last[0][0] is not before:
             last[:] = [(before, compile_for_cpu(before))]
         return gain(last[0][1], compile_for_cpu(after), large)

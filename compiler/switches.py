@@ -18,6 +18,7 @@ PARTS = {
 """Name of a part -> what is different without it."""
 
 _left_out: ContextVar[Collection[str]] = ContextVar("left_out", default=())
+"""Names of the parts that the current compilation leaves out."""
 
 
 def is_on(part: str) -> bool:

@@ -170,6 +170,7 @@ def _cache_bytes() -> int:
 
 
 _current: ContextVar[Target | None] = ContextVar("target", default=None)
+"""The target set by `compiling_for`; None for this machine's processor."""
 
 
 def target() -> Target:

@@ -283,9 +283,9 @@ def _estimate_levels(cfg: Config, p: Group, d: Tiling, levels: Levels) -> float:
     """Estimate the cycles of a group: those of the busiest unit in each slice, plus what no other work hides."""
     first, last = levels[0], levels[-1]
     tiles = -(-p.rows // d.y) * -(-p.columns // d.x) * p.last.images
-    share = (p.rows * p.columns * p.last.images) / (tiles * d.y * d.x)
+    fill_of_tiles = (p.rows * p.columns * p.last.images) / (tiles * d.y * d.x)
     slices = -(-p.last.in_blocks // d.k) if p.last.in_blocks else -(-p.last.out_blocks // d.n)
-    fullness = (p.last.in_blocks / d.k if p.last.in_blocks else p.last.out_blocks / d.n) / slices
+    fill_of_slices = (p.last.in_blocks / d.k if p.last.in_blocks else p.last.out_blocks / d.n) / slices
     entry_beats = max(1, cfg.lanes // cfg.bus_bytes)
     inp_beats = scratchpads(cfg)["inp"].beats(cfg.bus_bytes)
 
@@ -300,35 +300,37 @@ def _estimate_levels(cfg: Config, p: Group, d: Tiling, levels: Levels) -> float:
     vector += _bank_stalls(cfg, levels, d)
     if not p.last.in_blocks:
         vector += d.n * d.y * d.x * last.steps
-    wgt = sum(_weight_entries(d, level, last) for level in levels)
+    weight_entries = sum(_weight_entries(d, level, last) for level in levels)
     constants = sum(_weight_entries(d, level, last) * level.workload.weight_beats(cfg) for level in levels)
     constants += sum(level.blocks * (2 * cfg.block_out * 4 // cfg.bus_bytes) for level in levels[:-1])
     room = depths(cfg)
     # Weights of all slices stay if they take half of the rings; the other half is for the next layer's.
-    weights_stay = 2 * wgt * slices <= room["wgt"]
+    weights_stay = 2 * weight_entries * slices <= room["wgt"]
     weights_stay = weights_stay and 2 * sum(level.blocks for level in levels[:-1]) * slices <= room["par"]
-    loaded = (
+    input_beats = (
         0
         if p.resident
         else first.in_blocks * first.input_pixels * (inp_beats if first.workload.in_blocks else entry_beats)
     )
-    final = p.last.out_blocks * d.y * d.x if p.last.in_blocks else 0
+    last_pass = p.last.out_blocks * d.y * d.x if p.last.in_blocks else 0
     store = p.last.out_blocks * d.y * d.x * entry_beats if p.following is None else 0
     instructions = (6 + 4 * len(levels)) * max(1, instruction_bytes(cfg) // cfg.bus_bytes)
-    load = loaded / slices + constants / (tiles if weights_stay else 1) + (store / slices if p.last.residual else 0)
-    load = load * REFRESH_FACTOR + instructions
-    slice_cycles = max(gemm, vector + final / slices, load, store / slices) * fullness
+    load_cycles = (
+        input_beats / slices + constants / (tiles if weights_stay else 1) + (store / slices if p.last.residual else 0)
+    )
+    load_cycles = load_cycles * REFRESH_FACTOR + instructions
+    slice_cycles = max(gemm, vector + last_pass / slices, load_cycles, store / slices) * fill_of_slices
     acc = next(entries for scope, entries, _ in _needs(cfg, p, d, levels) if scope == "acc")
     exposed = (
-        0.0 if acc + last.blocks * d.y * d.x <= room["acc"] or tiles == 1 else final + VECTOR_TURNAROUND + gemm / 2
+        0.0 if acc + last.blocks * d.y * d.x <= room["acc"] or tiles == 1 else last_pass + VECTOR_TURNAROUND + gemm / 2
     )
     exposed += WAITING_SHARE * min(gemm, vector)
     if p.resident:  # with several tiles, the first ones overlap with the last ones of the group before
         start = gemm + vector if tiles < 3 else 0.0
     else:
-        start = loaded + constants + LOAD_LATENCY + gemm + vector
-    drain = final + store / 2 + STORE_LATENCY if p.following is None else 0
-    return tiles * share * (slices * slice_cycles + exposed) + start / 2 + drain
+        start = input_beats + constants + LOAD_LATENCY + gemm + vector
+    drain = last_pass + store / 2 + STORE_LATENCY if p.following is None else 0
+    return tiles * fill_of_tiles * (slices * slice_cycles + exposed) + start / 2 + drain
 
 
 def _bank_stalls(cfg: Config, levels: list[_Level], d: Tiling) -> float:

@@ -134,6 +134,7 @@ class TensorIntrinsic(TileOperation):
         assert body is not None
 
         def locate(tile: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
+            """Return the tensor that a tile lies in, and the number of its element at `index` in the tile."""
             start = tiles[tile]
             base: Expr = flatten(start.tensor.shape, start.index) if start.index else Const(0, INDEX)
             return start.tensor, (base + flatten(tile.shape, index),)
@@ -142,6 +143,7 @@ class TensorIntrinsic(TileOperation):
             return Load(*locate(e.tensor, e.index)) if isinstance(e, Load) and e.tensor in tiles else None
 
         def nest(axes: Sequence[Var], statement: Stmt) -> Stmt:
+            """Return `statement` inside loops over `axes`."""
             for axis in reversed(axes):
                 statement = For(axis, getattr(axis, "extent", 1), statement)
             return statement

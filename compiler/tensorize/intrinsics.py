@@ -244,6 +244,7 @@ def vector(cfg: Config, p: VectorOp) -> TensorIntrinsic:
     taps = (reduce_axis(cfg.taps, "t"),) if p.taps else ()
 
     def element(piece: Expr, b: Expr, g: Expr) -> Expr:
+        """Return the result in one lane, or the padding where `inside` does not hold."""
         channel = piece * cfg.group + g
         index: dict[str, tuple[Value, ...]] = {
             "a": (*taps, piece, b, g), "tap": (*taps, channel), "par": (channel,), "table": (0,),

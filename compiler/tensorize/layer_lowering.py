@@ -162,6 +162,7 @@ class LayerLowering:
         last = x.shape[1] - 1
 
         def read(image: Expr, block: Expr, row: Expr, column: Expr, piece: Expr, b: Expr, k: Expr) -> Expr:
+            """Return the element of x at this place of the padded input, or the padding."""
             group = block * entry[0] + piece
             if blocks * entry[0] > last + 1:
                 group = minimum(group, last)  # channels that no weight reads
@@ -198,6 +199,7 @@ class LayerLowering:
         source = self.add_activation(grid, "b", exist, self.first * entry[0])
 
         def read(i: Expr, n: Expr, y: Expr, x: Expr, piece: Expr, b: Expr, g: Expr) -> Expr:
+            """Return the element of `act`; channels beyond its last group repeat that group."""
             group = n * entry[0] + piece
             if self.blocks * entry[0] > exist:
                 group = minimum(group, exist - 1)
@@ -234,6 +236,8 @@ class LayerLowering:
             values |= {**scales, "unit": 2.0**-residual.shift, "add_lo": residual.lo, "add_hi": residual.hi}
 
         def element(*index: Expr, byte: Expr | None = None) -> Expr:
+            """Return the element at `index`; byte: the number of the byte that a pass takes of a sum."""
+
             def parameter(name: str) -> Expr:
                 return self.add_scalar(name, PARAMETERS[name], values[name]) if byte is None else byte
 
@@ -287,6 +291,7 @@ class LayerLowering:
         pieces = tile_shape(self.cfg, to.scope)[0] // tile_shape(self.cfg, "out")[0]
 
         def next_input(i: Expr, n: Expr, row: Expr, column: Expr, piece: Expr, image: Expr, g: Expr) -> Expr:
+            """Return the element of this layer's result at this place of the padded input, or the padding."""
             if pieces > 1:
                 n, piece = n * pieces + piece, Const(0, INDEX)
                 if to.input_blocks * pieces > self.blocks:
@@ -402,6 +407,7 @@ class LayerLowering:
         w = self.add_activation(grid, "w", w_act.storage_groups - w_act.group_offset)
 
         def read(n: Expr, k: Expr, r: Expr, s: Expr, m: Expr, c: Expr) -> Expr:
+            """Return the pad of w in the first terms, then the element for output channel m and input channel c."""
             row = r - before
             value = w[0, k, row, n * cfg.block_out + m, 0, c]
             return select(row >= 0, value, self.add_scalar("w_pad", "int8", product.w_pads[0])) if before else value

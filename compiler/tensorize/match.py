@@ -229,6 +229,7 @@ def _check_loops(
     names = [tile.name for tile in pairs]
 
     def describe(rows: Sequence[tuple[int, ...]]) -> str:
+        """Return loops and their steps in words, for the message."""
         texts = (
             f"{row[0]} with steps " + ", ".join(f"{step} in {n}" for step, n in zip(row[1:], names) if step)
             for row in rows

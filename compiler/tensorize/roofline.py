@@ -67,6 +67,7 @@ EXPOSED_SHARE = 0.5
 """Share of a layer's first load and last drain that counts if gemm is the busiest unit: neighbouring layers hide the
 rest."""
 Cycles = NDArray[np.float64]
+"""Cycles for each of several points."""
 
 
 def _row_cost(beats: NDArray[np.int64]) -> Cycles:
@@ -224,6 +225,7 @@ def _rank_depthwise(cfg: Config, p: Workload) -> Iterator[Tiling]:
     beats = max(1, cfg.lanes // cfg.bus_bytes)
 
     def cycles(d: Tiling) -> float:
+        """Estimate all tiles by the busiest unit in each, plus the first load and the last store."""
         tiles = -(-p.out_blocks // d.n) * -(-p.rows // d.y) * -(-p.columns // d.x) * p.images
         load, out = d.n * p.input_rows(d.y) * p.input_columns(d.x) * beats, d.n * d.y * d.x
         tile_cycles = max(load * REFRESH_FACTOR, out * p.sums, out * beats) + INSTRUCTIONS_PER_TILE
@@ -242,6 +244,7 @@ def _rank_softmax(cfg: Config, p: Workload) -> Iterator[Tiling]:
     """
 
     def tiles(d: Tiling) -> tuple[int, int]:
+        """Return the tiles of the softmax engine, and the number of instructions."""
         count, rest = divmod(p.columns, d.x)
         instruction_rows = [d.y * x for x in [d.x] * count + [rest] * (rest > 0)]
         tiles_of_columns = sum(-(-rows // tile_rows(cfg)) for rows in instruction_rows)
@@ -261,6 +264,7 @@ def attention_cycles(cfg: Config, p: Workload, d: Tiling) -> float:
     keys, channels = p.attends
 
     def tile_cycles(heads: int, queries: int) -> float:
+        """Estimate the cycles of one tile of attention."""
         if not heads or not queries:
             return 0
         softmax = _tile_softmax_cycles(cfg, heads, queries, keys)

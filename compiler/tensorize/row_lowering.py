@@ -117,6 +117,7 @@ class RowLowering(LayerLowering):
         last = x.shape[1] - 1
 
         def read(image: Expr, row: Expr, column: Expr, channel: Expr) -> Expr:
+            """Return the element of x; channels beyond its last group repeat that group."""
             group = channel // cfg.group
             if lanes > (last + 1) * cfg.group:
                 group = minimum(group, last)

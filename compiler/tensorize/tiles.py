@@ -141,6 +141,7 @@ class Pipelined:
 
 
 Node = SerialLoop | Branch | Region | Pipelined | ComputeInstruction | MoveInstruction
+"""A part of a TilePlan."""
 
 
 @dataclass
@@ -364,6 +365,7 @@ class PlacedPlan:
         number = self._wait_for_inputs(node, env, residents, slots) if residents else 0
 
         def run_last_phase() -> None:
+            """Take entries of out, emit the last phase, and release what the tile held."""
             first = stream.rings["out"].take(sum(fill.entries for fill in outs)) if outs else 0
             for fill in outs:  # one behind the other, in entries taken together
                 slots[fill.tensor] = first
@@ -375,6 +377,7 @@ class PlacedPlan:
                 resident.finish(1)
 
         def emit(nodes: list[ComputeInstruction | MoveInstruction]) -> None:
+            """Emit the late loads, if they are still to come, and these instructions."""
             while late_loads:
                 late_loads.pop(0)()
             for instruction in nodes:
@@ -405,6 +408,7 @@ class PlacedPlan:
                 resident.pending_writes[number] = touched[True]
 
         def is_ready() -> bool:
+            """Return whether all residents have places and the entries that the tile reads are complete."""
             if not all(resident.is_written(entries) and resident.take_place() for resident, entries in reads):
                 return False
             slots.update((resident.tensor, resident.place[0]) for resident in residents if resident.place is not None)

@@ -21,9 +21,11 @@ from celosia.sim.functional.access import DramRows, Range, all_ranges, all_rows,
 NEVER = -1
 """In place of an instruction's number: no instruction."""
 UNITS = range(len(Unit))
+"""Numbers of the units."""
 UNIT_NUMBER = {opcode: int(unit) for opcode, unit in UNIT_OF.items()}  # plain ints, since comparing an IntEnum is slow
 LOAD, STORE = int(Unit.LOAD), int(Unit.STORE)
 COMPUTE = int(Unit.GEMM), int(Unit.VECTOR)
+"""Numbers of the units that compute."""
 
 
 class _Log:

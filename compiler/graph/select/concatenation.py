@@ -202,6 +202,7 @@ def resolve_regions(p: Placement) -> None:
     """Rewrite all activations whose storages became parts of others (`Placement.enclosing`), nested ones too."""
 
     def resolve(act: Activation) -> Activation:
+        """Return `act` in the outermost storage that its storage has become a part of."""
         while act.storage in p.enclosing:
             act = act.rebased(p.enclosing[act.storage])
         return act

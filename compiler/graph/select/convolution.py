@@ -108,6 +108,7 @@ def choose_fold(
         options.append((folded_windows, weights.reshape(out, -1, 1, 1), Window((1, 1))))
 
     def cycles(option: tuple[ActivationLayout, NDArray[np.int8], Window]) -> float:
+        """Estimate the cycles of the convolution with this form; infinite if no tiling fits."""
         _, folded_weights, folded_window = option
         blocks = (pack.blocks(out, p.cfg.block_out), pack.blocks(folded_weights.shape[1], p.cfg.block_in))
         images = -(-form.dims[0] // p.cfg.batch)
@@ -142,7 +143,7 @@ def place_transposed_conv(p: Placement, node: ir.Node) -> None:
         raise NotOffloadable(
             f"it makes {len(phases[0]) * len(phases[1])} convolutions, more than {MAX_PHASES}; give it a smaller stride"
         )
-    kernels = (
+    kernels = (  # from [in, out / groups, ...] to [out, in / groups, ...], as Conv has them
         weights.reshape(groups, -1, *weights.shape[1:])
         .swapaxes(1, 2)
         .reshape(-1, len(weights) // groups, *spread.kernel)
@@ -205,9 +206,9 @@ def _phases_along(spread: TransposedWindows, axis: int) -> list[_Phase]:
     step, phases = dilation // math.gcd(stride, dilation), []
     for first in range(min(stride, out)):
         taps = [k for k in range(spread.kernel[axis]) if (first + pad - k * dilation) % stride == 0][::-1]
-        met = [(first + pad - k * dilation) // stride for k in taps]
+        offsets = [(first + pad - k * dilation) // stride for k in taps]  # row of x that each meets for row `first`
         rows = range(-(-(out - first) // stride))
-        for exists, run in groupby(rows, lambda row: any(0 <= row + k < size for k in met)):  # noqa: B023
+        for exists, run in groupby(rows, lambda row: any(0 <= row + offset < size for offset in offsets)):  # noqa: B023
             run_rows = list(run)
             if not exists:  # the bias alone; zero weights read any rows of x
                 phases += [
@@ -215,7 +216,10 @@ def _phases_along(spread: TransposedWindows, axis: int) -> list[_Phase]:
                     for k in range(0, len(run_rows), size)
                 ]
                 continue
-            start, end = run_rows[0] + met[0], run_rows[-1] + met[-1] + 1  # rows of x; padding may lie among them
+            start, end = (
+                run_rows[0] + offsets[0],
+                run_rows[-1] + offsets[-1] + 1,
+            )  # rows of x; padding may lie among them
             before, after, skipped = max(0, -start), max(0, end - size), max(0, start)
             phases.append(_Phase(first + stride * run_rows[0], len(run_rows), taps, step, before, after, skipped))
     return phases

@@ -43,12 +43,12 @@ def place_resize(p: Placement, node: ir.Node) -> None:
         raise NotOffloadable("it repeats images or channels; repeat rows and columns alone")
     copies = [
         (
-            (0, StridedView(*form.dims[2:], y.start, x.start, y.step, x.step)),
-            (0, StridedView(*y_form.dims[2:], i, j, m, n)),
+            (0, StridedView(*form.dims[2:], x_rows.start, x_columns.start, x_rows.step, x_columns.step)),
+            (0, StridedView(*y_form.dims[2:], top, left, down, across)),
         )
-        for (i, m, y), (j, n, x) in product(rows, columns)
+        for (top, down, x_rows), (left, across, x_columns) in product(rows, columns)
     ]
-    dims = [(len(y), len(x)) for (_, _, y), (_, _, x) in product(rows, columns)]
+    dims = [(len(x_rows), len(x_columns)) for (_, _, x_rows), (_, _, x_columns) in product(rows, columns)]
     _place_copies(p, node, form, y_form, copies, lambda number: (*form.dims[:2], *dims[number]))
 
 
@@ -193,22 +193,22 @@ def place_transpose(p: Placement, node: ir.Node) -> None:
 
 def place_depth_to_space(p: Placement, node: ir.Node) -> None:
     """Place a DepthToSpace: one copy for each pixel of a block. Raises NotOffloadable."""
-    form, y_form, b, groups = _block_geometry(p, node, node.inputs[0], node.outputs[0])
+    form, y_form, size, groups = _block_geometry(p, node, node.inputs[0], node.outputs[0])
     whole = StridedView(*form.dims[2:])
     copies = [
-        (((i * b + j) * groups, whole), (0, StridedView(*y_form.dims[2:], i, j, b, b)))
-        for i, j in product(range(b), repeat=2)
+        (((row * size + column) * groups, whole), (0, StridedView(*y_form.dims[2:], row, column, size, size)))
+        for row, column in product(range(size), repeat=2)
     ]  # fmt: skip
     _place_copies(p, node, form, y_form, copies, lambda _: (*y_form.dims[:2], *form.dims[2:]))
 
 
 def place_space_to_depth(p: Placement, node: ir.Node) -> None:
     """Place a SpaceToDepth: one copy for each pixel of a block. Raises NotOffloadable."""
-    y_form, form, b, groups = _block_geometry(p, node, node.outputs[0], node.inputs[0])
+    y_form, form, size, groups = _block_geometry(p, node, node.outputs[0], node.inputs[0])
     whole = StridedView(*y_form.dims[2:])
     copies = [
-        ((0, StridedView(*form.dims[2:], i, j, b, b)), ((i * b + j) * groups, whole))
-        for i, j in product(range(b), repeat=2)
+        ((0, StridedView(*form.dims[2:], row, column, size, size)), ((row * size + column) * groups, whole))
+        for row, column in product(range(size), repeat=2)
     ]  # fmt: skip
     _place_copies(p, node, form, y_form, copies, lambda _: (*form.dims[:2], *y_form.dims[2:]))
 
@@ -222,7 +222,7 @@ def _block_geometry(
     Raises NotOffloadable for other orders of channels, channels that are not whole groups, and large blocks.
     """
     assert deep is not None and wide is not None
-    forms, b = (natural_form(deep), natural_form(wide)), attribute(node, "blocksize")
+    forms, size = (natural_form(deep), natural_form(wide)), attribute(node, "blocksize")
     if attribute(node, "mode", "DCR") != "DCR":
         raise NotOffloadable(
             "its blocks are the inner axis of its channels (mode CRD); "
@@ -231,9 +231,9 @@ def _block_geometry(
     channels = forms[1].dims[1]
     if channels % p.cfg.group:
         raise NotOffloadable(f"{channels} channels are not whole groups of {p.cfg.group}; make them a multiple of that")
-    if b * b > MAX_COPIES:
-        raise NotOffloadable(f"blocks of {b} x {b} take more than {MAX_COPIES} layers; use smaller blocks")
-    return (*forms, b, channels // p.cfg.group)
+    if size * size > MAX_COPIES:
+        raise NotOffloadable(f"blocks of {size} x {size} take more than {MAX_COPIES} layers; use smaller blocks")
+    return (*forms, size, channels // p.cfg.group)
 
 
 def _place_copies(

@@ -39,6 +39,7 @@ BY_BLOCKS = {
     "QuantizeBlocks": "each block of each row has a scale of its own, which is known when it runs; quantise statically",
     "ScaleSums": "each block of sums has a scale of its own, and their sum is one of floats; quantise without blocks",
 }
+"""Operator of block-quantised products (graph/block_sums.py) -> its reason."""
 WHOLE_IMAGE = "write it as MaxPool with a kernel of all rows and columns, and quantise its input and result alike"
 INSTEAD = {"GlobalMaxPool": WHOLE_IMAGE, "ReduceMax": f"over rows and columns, {WHOLE_IMAGE}"}
 """Operator that the accelerator lacks -> how to write the same computation with operators that it has."""
@@ -48,6 +49,7 @@ TILING = "give the Config deeper scratchpads or other units, or the layer fewer 
 """Advice for an operator whose layer has no tiling."""
 BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)
+"""Element types of bytes, and of floats."""
 
 
 def is_float(graph: ir.Graph) -> bool:
