@@ -94,7 +94,7 @@ def compile(source: Source, options: Options) -> Program:
     if kernel_records := str(kernels):
         options.say(kernel_records)
     _add_model_facts(program, prepared, source, options, processor)
-    program.schedules, program.derivation = "; ".join(filter(None, (lowered.decisions, kernel_records))), derivation
+    program.schedules, program.derivation = "; ".join(filter(None, (lowered.notes, kernel_records))), derivation
     program.compile_seconds = time.perf_counter() - started
     if failure is not None:
         failure.program = program

@@ -40,7 +40,7 @@ class Lowered:
     """A lowered graph.
 
     partition: where each operator runs. steps: CPU operators and launches in order. network: the layers of all
-    launches, with the planner that schedules them. image: the DRAM image of the accelerator's part. decisions:
+    launches, with the planner that schedules them. image: the DRAM image of the accelerator's part. notes:
     sentences on tilings that records decided, and on launches that were compared with the CPU.
     """
 
@@ -48,7 +48,7 @@ class Lowered:
     steps: list[Step]
     network: Network
     image: Image
-    decisions: str
+    notes: str
 
     @property
     def launches(self) -> list[LaunchPlan]:

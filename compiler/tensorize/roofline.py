@@ -104,8 +104,12 @@ def terms(cfg: Config, p: Workload, points: Sequence[Sizes], cold: bool = False)
 class _TileCosts:
     """The tiles of each point: their number, the scratchpad entries that one takes, and how often these are loaded.
 
-    All attributes are arrays [points]. ..._inp and ..._wgt count entries; ..._beats are cycles of the memory port.
-    by_blocks: whether the outer loop is over output blocks, not over pixels (spatial tiles).
+    Attributes are arrays [points]. weights: whether the order is "weights" or "pieces". cut: whether the reduction is
+    cut. n_tiles, spatial, pieces: numbers of tiles along output blocks, along pixels and images, and along the
+    reduction; tiles: their product. by_blocks: whether the outer loop is over output blocks, not over pixels. gemm,
+    store: cycles of these units. tile_inp, all_inp: entries of inp that a tile reads, and all tiles; inp_stays: whether
+    all stay on chip; inp_loads: entries that are loaded; ..._wgt: the same of weights. inp_beats, wgt_beats,
+    entry_beats: cycles of the memory port for an entry of inp, wgt and out.
     """
 
     def __init__(self, cfg: Config, p: Workload, points: Sequence[Sizes]) -> None:

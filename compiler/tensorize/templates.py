@@ -102,8 +102,10 @@ class _Template:
     def _tensorize_pass(
         self, on_chip: Stage, tile: Sequence[Axis], layer_stage: BlockStage, following: BlockStage
     ) -> None:
-        """Replace the pass of `layer_stage` that makes `on_chip` by its intrinsic. tile: axes block, row, column, and
-        entry's."""
+        """Replace the pass of `layer_stage` that makes `on_chip` by its intrinsic.
+
+        tile: the axes of a tile: block, row, column, and those of an entry.
+        """
         on_chip.set_scope("vin" if following.b is on_chip.tensor else following.scope)
         block, row, column, piece, b, *rest = tile
         if piece.extent > self.cfg.out_pieces:  # entries of inp are larger than those of the vector unit

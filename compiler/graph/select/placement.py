@@ -185,7 +185,7 @@ class Placement:
         del self.producers[choice.value], self.selection.forms[choice.value], self.selection.written[choice.value]
 
     def new_activation(self, value: ir.Value, form: ActivationLayout) -> Activation:
-        """Create an activation for `value` in a new storage of its own."""
+        """Create an activation for `value` in a new storage of its own; a cache's storage is lasting."""
         return Activation.alone(self.cfg, value.name or "", *form.dims, lasting=cache_of(value) is not None)
 
     def common_form(self, *values: ir.Value) -> ActivationLayout:
