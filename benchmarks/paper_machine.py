@@ -24,7 +24,7 @@ from celosia.compiler.graph.pipeline import NEEDED, PASSES
 from celosia.compiler.program import LaunchStep, Program
 from celosia.compiler.switches import PARTS
 from celosia.compiler.target import TARGETS
-from celosia.compiler.tensorize.tilings_file import decisions_of
+from celosia.compiler.tensorize.tilings_file import collect_tilings
 from celosia.compiler.tune.kernels.kernel_trial import time_alternating
 from celosia.driver.pages.run_figures import ROOFS
 from celosia.driver.pages.run_page import roofs_of
@@ -40,7 +40,7 @@ LEAST_HIDING = 1.2
 
 def without_hiding(program: Program) -> dict[str, Any]:
     """The tiling under which a tile loads once all before it has computed; tiles and orders are those of `program`."""
-    decisions = decisions_of(program)
+    decisions = collect_tilings(program)
     for layer in decisions["layers"]:
         for part in layer["parts"]:
             part["ahead"] = 0

@@ -1,4 +1,16 @@
-"""The compiler: ONNX in, Program out."""
+"""The compiler: an ONNX model in, a Program out. `compile.py` calls the stages.
+
+compile          the stages of a compilation, one after the other; options: its arguments; switches: parts to leave out
+frontend         imports the model and runs the passes over its graph (graph/)
+lowering         tries to lower the graph until it fits: which operators become layers, launches and instructions
+placing          which operators stay on the CPU because the user wants it or a launch would be slower
+layer            types: what the accelerator executes (Layer, Activation, ...); strided_view: parts of images
+target           types: the CPU that kernels are compiled for
+checking         the self-check of the result (selfcheck/)
+pricing          what a model costs, for the search of equal models (superoptimise/)
+graph/ launch/ tensorize/ vthread/ ops/ cpu/ expr/ program/ selfcheck/ numerics/ tune/ superoptimise/ language/
+                 the stages themselves; each has a map in its `__init__.py`
+"""
 
 from __future__ import annotations
 
@@ -9,8 +21,8 @@ from importlib.util import LazyLoader
 from types import ModuleType
 
 
-class _Later:
-    """Finds some modules as Python does, once, and lets them wait until something in them is used."""
+class _LazyFinder:
+    """Import finder that loads some modules only when an attribute of them is first used."""
 
     def __init__(self, *names: str) -> None:
         self._names = set(names)
@@ -27,5 +39,5 @@ class _Later:
         return spec
 
 
-# onnx-ir imports both for sums of symbolic sizes, which no pass computes: they take a third of all imports' time.
-sys.meta_path.insert(0, _Later("sympy", "onnx_ir._symbolic_shapes"))
+# onnx-ir imports both for sums of symbolic sizes, which no pass computes; they take a third of the time of all imports.
+sys.meta_path.insert(0, _LazyFinder("sympy", "onnx_ir._symbolic_shapes"))

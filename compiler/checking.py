@@ -1,4 +1,4 @@
-"""Check a compiled model: the self-check's three comparisons, one after the other."""
+"""Self-check a compiled model: compare its launches with the graph, and the graph with the imported model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def check_program(
 ) -> CheckFailed | None:
     """Compare a Program with the graph that it was made from, and that graph with the imported model.
 
-    import_again: imports the model once more. If the graph is wrong, its passes run again, to name the one that is.
+    import_again: imports the model once more. If the graph is wrong, the passes run again on that, to name the wrong
+    one.
 
-    Raises SelfCheckError where two of them differ. Returns an error of the check itself, which says nothing about the
-    Program.
+    Raises SelfCheckError if two of them differ. Returns CheckFailed if the check itself ends in an error, which says
+    nothing about the Program; None if all is equal.
     """
     assert prepared.original is not None
     graph, original = prepared.graph.graph, prepared.original

@@ -1,4 +1,4 @@
-"""The compiler on one page: an ONNX model to a Program, stage by stage."""
+"""The compiler on one page: compile an ONNX model to a Program, stage by stage."""
 
 from __future__ import annotations
 
@@ -42,32 +42,32 @@ def compile(source: Source, options: Options) -> Program:
     caches: inputs [..., rows, columns] of which few rows differ from run to run. The accelerator's memory keeps the
         other rows (`ProgramRuntime.run_on`).
     check: compare the Program with the model on random inputs, layer by layer (compiler/selfcheck).
-    decisions: schedules of some layers, as a file or its contents (tensorize/tilings_file.py).
+    decisions: tilings of some layers, as a file or its contents (tensorize/tilings_file.py).
     fast_math: the search of `optimise` treats floats as real numbers.
     keep: names of tensors inside the model, or "all". A run returns them in `Result.tensors`. They are written to
         memory, so layers are not joined across them: outputs stay the same, cycles do not.
     optimise: how long to search for a model that computes the same bytes in fewer cycles first, as "60s" or seconds
         (compiler/superoptimise).
-    oracle: opens a model in the runtime with which `optimise` compares; `celosia.compile` hands in onnxruntime.
+    oracle: opens a model in the runtime with which `optimise` compares; `celosia.compile` passes onnxruntime.
     place: where operators run, by name: {"conv1": "cpu"}, or "accelerator", an error if that cannot be. {"*": "cpu"}
         places all others; {"*": "cost"} moves launches to the CPU that are slower than CPU kernels
         (compiler/placing.py).
     progress: called with the name of each stage.
     records: file of measurements by `celosia tune`, to which those for the presets are added. They schedule layers and
         kernels of this CPU, if the whole then takes fewer cycles; the Program's `schedules` says what they did. "none":
-        the compiler decides alone.
+        the compiler uses its own estimates.
     rounding: "correct" computes normalisations, sums and averages between bytes in integers that round the real result.
         By default they are onnxruntime's floats, byte for byte (graph/quantized/rounded.py, sums.py, averages.py).
     shapes: of inputs by name, if the model leaves sizes open: {"input": (1, 80, 400)}. None or -1 leaves a size open,
         if graph/importing/specialise.py can.
     target: a board, its .toml file, or a processor of target.py for which kernels are compiled and linked; by default
         this machine. Kernels for a Target itself stay objects.
-    tuned: decisions by workload, as a search tries them on `network_of`. They go before records.
+    tuned: tilings by workload, as a search tries them on `network_of`. They go before records.
     watch: called with the name and the graph after each pass.
-    without: names of passes and parts to leave out (graph/pipeline.py, compiler/switches.py), to see what each is good
-        for. The bytes stay the same, unless a pass of the import is left out.
+    without: names of passes and parts to leave out (graph/pipeline.py, compiler/switches.py), to see what each gains.
+        The bytes stay the same, unless a pass of the import is left out.
 
-    Raises ModelError for a model, ConfigError for a Config, DecisionsError for decisions that a layer cannot follow,
+    Raises ModelError for a model, ConfigError for a Config, DecisionsError for tilings that a layer cannot follow,
     RecordsError for a file of records, TargetError and BoardError for a target, LinkError if the linker for another
     processor is missing, BudgetError for a time, MissingLibrary if onnxruntime is missing, OracleError for a model that
     it does not run, SelfCheckError if the check finds a fault of Celosia, and CheckFailed, which holds the Program, if
@@ -76,10 +76,10 @@ def compile(source: Source, options: Options) -> Program:
     started = time.perf_counter()
     processor = find_target(options.target) if isinstance(options.target, str) else options.target
     records = asked_for(options.records)
-    model, derivation = _optimised(source, options)
+    model, derivation = _optimise(source, options)
     with (
         compiling_for(processor), naming_shapes(options.shapes), raised_gc_threshold(), leaving_out(options.left_out),
-        _recorded_kernels(records, processor) as kernels,
+        _using_recorded_kernels(records, processor) as kernels,
     ):  # fmt: skip
         prepared = prepare(model, options)
         lowered = lower_prepared(prepared, planner_for(prepared, options, records), options, records)
@@ -93,8 +93,8 @@ def compile(source: Source, options: Options) -> Program:
             failure = check_program(program, prepared, lowered, lambda: import_again(model, options, prepared))
     if kernel_records := str(kernels):
         options.say(kernel_records)
-    _complete(program, prepared, source, options, processor)
-    program.schedules, program.derivation = "; ".join(filter(None, (lowered.decisions, kernel_records))), derivation
+    _add_model_facts(program, prepared, source, options, processor)
+    program.schedules, program.derivation = "; ".join(filter(None, (lowered.notes, kernel_records))), derivation
     program.compile_seconds = time.perf_counter() - started
     if failure is not None:
         failure.program = program
@@ -114,19 +114,24 @@ def network_of(source: Source, options: Options) -> Network:
         return lower_prepared(prepared, planner_for(prepared, options, asked_for(options.records)), options).network
 
 
-def _optimised(source: Source, options: Options) -> tuple[Source, str]:
-    """Search for a model that takes less time, if the options ask for it. Returns the model, and how it came to be."""
+def _optimise(source: Source, options: Options) -> tuple[Source, str]:
+    """Search for an equal model that takes less time, if the options ask for it.
+
+    Returns the model, and a text on how it was derived; `source` and "" without a search.
+    """
     if options.optimise is None and not options.fast_math:
         return source, ""
-    from celosia.compiler.pricing import optimise_source  # whoever does not ask for it imports no search
+    from celosia.compiler.pricing import optimise_source  # so that other compilations do not import the search
 
     return optimise_source(source, options, compile)
 
 
 @contextmanager
-def _recorded_kernels(records: Records | None, processor: Target | None) -> Iterator[KernelSchedules | str]:
-    """Schedule the CPU's kernels as records say, if they were measured on this processor. Yields what prints as a
-    sentence on them."""
+def _using_recorded_kernels(records: Records | None, processor: Target | None) -> Iterator[KernelSchedules | str]:
+    """Schedule CPU kernels inside the context as records say, if they were measured on this processor.
+
+    Yields an object whose text is a sentence on what the records did; "" without such records.
+    """
     if not (records and records.trials and processor is None):
         yield ""
         return
@@ -138,7 +143,7 @@ def _recorded_kernels(records: Records | None, processor: Target | None) -> Iter
 
 
 def _verify(prepared: PreparedModel, lowered: Lowered) -> None:
-    """Prove that the instructions compute the layers. Raises ProvenanceError where they do not."""
+    """Prove that the instructions compute the layers. Raises VerifyError or ProvenanceError if they do not."""
     image, network = lowered.image, lowered.network
     runs = [
         Run(image.code(launch), layers, launch.layer_of, packed, unpacked)
@@ -149,10 +154,10 @@ def _verify(prepared: PreparedModel, lowered: Lowered) -> None:
     verify_provenance(prepared.cfg, runs, image.addresses, image.constants_address, image.constants, image.size)
 
 
-def _complete(
+def _add_model_facts(
     program: Program, prepared: PreparedModel, source: Source, options: Options, processor: Target | None
 ) -> None:
-    """Add to an assembled Program what is known of the model as a whole, and link its kernels for another machine."""
+    """Add the facts about the whole model to an assembled Program, and link its kernels for another machine."""
     program.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
     program.outputs, program.kept = program.outputs[: prepared.outputs], program.outputs[prepared.outputs :]
     program.batched, program.macs_total = prepared.batched, prepared.macs

@@ -30,10 +30,10 @@ from celosia.hw.spec.config import Config, did_you_mean
 class PreparedModel:
     """A graph after all passes.
 
-    batched: inputs whose first axis counts samples. outputs: the model's own outputs come first, this many; tensors
-    that the caller keeps follow. macs: of the model's own operators. infos: what each pass did. original: the graph as
-    imported, with which the self-check compares; None without a check. pipeline: the passes behind the import.
-    declared: whether shapes that the model declares of inner tensors counted.
+    batched: inputs whose first axis counts samples. outputs: number of the model's own outputs, which come first; the
+    tensors of `keep` follow. macs: multiplications of the model's own operators. infos: what each pass did. original:
+    the graph as imported, with which the self-check compares; None without a check. pipeline: the passes after the
+    import. declared: whether the shapes that the model declares for its inner tensors were used.
     """
 
     cfg: Config
@@ -50,7 +50,7 @@ class PreparedModel:
 def prepare(source: Source, options: Options) -> PreparedModel:
     """Import a model and run all passes.
 
-    Shapes that the model declares of inner tensors and that its operators do not make are left out, with a warning.
+    If the model declares wrong shapes for inner tensors, all these are ignored, with a warning.
     Raises ModelError for a model, ConfigError for a Config.
     """
     try:
@@ -62,12 +62,17 @@ def prepare(source: Source, options: Options) -> PreparedModel:
 
 
 def _prepare(source: Source, options: Options, declared: bool) -> PreparedModel:
+    """Import a model and run all passes. declared: whether shapes that it declares for inner tensors are used.
+
+    Raises Disagreement if one of these is wrong.
+    """
     cfg = Config.load(options.config)
     require_known(options.left_out)
     originals: list[Original] = []
     macs: list[int] = []
 
     def observe(name: str, model: ir.Model) -> None:
+        """Record the imported graph and its MACs, and pass each graph on to `watch`."""
         if name == "import" and options.check:
             originals.append(Original(model))
         if name == "fold":  # shapes are known
@@ -94,12 +99,15 @@ def _prepare(source: Source, options: Options, declared: bool) -> PreparedModel:
 
 
 def import_again(source: Source, options: Options, prepared: PreparedModel) -> ir.Model:
-    """Import the model once more, as `prepare` did, without its passes."""
+    """Import the model once more, as `prepare` did, but run no passes; the self-check repeats these one by one."""
     return specialise(source, options.shapes, prepared.cfg.batch, prepared.declared, options.left_out).graph
 
 
 def _mark_caches(model: ir.Model, names: Sequence[str]) -> None:
-    """Mark the inputs that the accelerator's memory keeps from run to run. Raises ModelError for a name of no input."""
+    """Mark the inputs `names` as caches, which the accelerator's memory keeps from run to run.
+
+    Raises ModelError for a name of no input.
+    """
     inputs = {value.name: value for value in model.graph.inputs}
     for name in names:
         if name not in inputs:
@@ -109,7 +117,7 @@ def _mark_caches(model: ir.Model, names: Sequence[str]) -> None:
 
 @contextmanager
 def naming_shapes(shapes: Shapes | None) -> Iterator[None]:
-    """Name the shapes that the caller gave in every ModelError."""
+    """Add the shapes that the caller gave to the message of every ModelError raised inside the context."""
     try:
         yield
     except ModelError as error:

@@ -1,8 +1,8 @@
 """Activations in the accelerator's layout, and layers over them.
 
-A `Layer` is what the accelerator computes in one go: activations that it reads and writes, an optional matrix product
-on the GEMM unit, and the operations of the vector unit that follow, in the order of its pipeline. Everything here is
-integers; the numbers that make it exact (multipliers, shifts, tables) were derived and proved before.
+A `Layer` is what the accelerator computes together: activations that it reads and writes, an optional matrix product on
+the GEMM unit, and the operations of the vector unit that follow, in the order of its pipeline. All values are integers;
+the numbers that make them exact (multipliers, shifts, tables) are derived in numerics/.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ Int8 = NDArray[np.int8]
 
 
 class TilingError(ValueError):
-    """No tiling of a layer fits the scratchpads or an instruction's fields; the message says which limit is too low."""
+    """Raised if no tiling of a layer fits the scratchpads or an instruction's fields; the message says which limit is
+    too low."""
 
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """Memory of activations, with `groups` channel groups for each image.
+    """A piece of DRAM that holds activations, with `groups` channel groups for each image.
 
-    The object is its identity; `name` is for messages, and need not be unique. lasting: whether the content stays from
-    run to run.
+    Two storages are equal only if they are the same object; `name` is for messages and need not be unique. lasting:
+    whether the content stays from run to run, as a cache's does.
     """
 
     name: str
@@ -41,10 +42,9 @@ class Storage:
 class Activation:
     """An int8 tensor in DRAM, [images/batch][channels/group][height][width][batch][group].
 
-    Several activations share a storage where a tensor is a part of another: this one begins `group_offset` channel
-    groups into it, and `strided_view` selects its pixels, where these are not all. The rows of a matrix are images, its
-    columns channels. Two activations of the same place and dimensions are equal: the name, for messages, does not
-    count.
+    Several activations share a storage if a tensor is a part of another: this one begins `group_offset` channel groups
+    into it, and `strided_view` selects its pixels; None if it has all. A matrix has its rows as images and its columns
+    as channels. Two activations of the same place and dimensions are equal: `name` is for messages and does not count.
     """
 
     name: str = field(compare=False)
@@ -80,23 +80,28 @@ class Activation:
         return self.strided_view or StridedView(self.height, self.width)
 
     def cut(self, cfg: Config) -> tuple[slice, slice, slice]:
-        """Slices of the storage's channel groups, rows and columns that are this activation."""
+        """Return the slices of the storage's channel groups, rows and columns that are this activation."""
         groups = slice(self.group_offset, self.group_offset + self.groups(cfg))
         return groups, *self.pixels.cut(self.height, self.width)
 
     def region(self, dims: tuple[int, int, int, int], group: int, strided_view: StridedView) -> Activation:
-        """A part of this activation: of size `dims`, from its channel group `group` on, of the pixels that
-        `strided_view` selects."""
+        """Return a part of this activation.
+
+        dims: its [images, channels, height, width]. group: its first channel group in this activation. strided_view:
+        selects its pixels from those of this activation.
+        """
         images, channels, height, width = dims
         pixels = strided_view.within(self.pixels)
-        is_all = pixels == StridedView(height, width)
+        has_all_pixels = pixels == StridedView(height, width)
         offset = self.group_offset + group
-        return Activation(self.name, images, channels, height, width, self.storage, offset, None if is_all else pixels)
+        return Activation(
+            self.name, images, channels, height, width, self.storage, offset, None if has_all_pixels else pixels
+        )
 
     def rebased(self, whole: Activation) -> Activation:
-        """Return this activation as a part of the storage of `whole`, of which its own storage has become a part.
+        """Return this activation moved to the storage of `whole`: its own storage becomes that region.
 
-        A concatenation does so with the parts that layers have written: they then write into its storage.
+        Concatenations do so: layers that make their parts then write into the storage of the result.
         """
         pixels = self.pixels  # of its storage, which may have all rows and columns of `whole`, or some columns
         if (pixels.rows, pixels.columns) == (whole.height, whole.width):
@@ -106,29 +111,29 @@ class Activation:
         return replace(self, storage=whole.storage, group_offset=offset, strided_view=pixels)
 
     def overlaps(self, cfg: Config, other: Activation) -> bool:
-        """Whether the two activations share pieces of a storage."""
+        """Whether the two activations have pieces of a storage in common."""
         if self.storage is not other.storage:
             return False
         sides = list(zip(self.cut(cfg), other.cut(cfg), strict=True))
         if (self.pixels.rows, self.pixels.columns) != (other.pixels.rows, other.pixels.columns):
             sides = sides[:1]  # their rows and columns are not comparable
-        return all(_meet(range(a.stop)[a], range(b.stop)[b]) for a, b in sides)
+        return all(_intersect(range(a.stop)[a], range(b.stop)[b]) for a, b in sides)
 
     def batches(self, cfg: Config) -> int:
-        """Count of batches of `cfg.batch` images, the last perhaps not full."""
+        """Return the number of batches of `cfg.batch` images; the last one may not be full."""
         return -(-self.images // cfg.batch)
 
     def groups(self, cfg: Config) -> int:
-        """Count of channel groups that hold channels of this activation."""
+        """Return the number of channel groups that hold channels of this activation."""
         return whole_groups(cfg, self.channels) // cfg.group
 
     def size(self, cfg: Config) -> int:
-        """Bytes of the whole storage."""
+        """Return the size in bytes of the whole storage."""
         pixels = self.pixels.rows * self.pixels.columns
         return self.batches(cfg) * self.storage_groups * pixels * cfg.piece_bytes
 
 
-def _meet(a: range, b: range) -> bool:
+def _intersect(a: range, b: range) -> bool:
     """Whether two ranges have a number in common."""
     short, long = sorted((a, b), key=len)
     return any(number in long for number in short)
@@ -140,14 +145,17 @@ def whole_groups(cfg: Config, channels: int) -> int:
 
 
 def padded_groups(cfg: Config, channels: int) -> int:
-    """Count of channel groups of a storage: whole blocks of the array, both as its input and as its output."""
+    """Return the number of channel groups of a storage: whole blocks of the array, as its input and as its output."""
     block = max(cfg.block_in, cfg.block_out)
     return -(-channels // block) * block // cfg.group
 
 
 @dataclass(frozen=True)
 class Requantise:
-    """Per-channel scaling of int32 sums: bias int32, multiplier (24 bit), shift (0..63), each of shape [channels]."""
+    """Per-channel scaling of int32 sums to int8: round((sum + bias) * multiplier / 2^shift) + zero_point.
+
+    bias: int32. multiplier: 24 bits. shift: 0 to 63. Each has the shape [channels].
+    """
 
     bias: NDArray[np.int32]
     multiplier: NDArray[np.uint32]
@@ -157,7 +165,8 @@ class Requantise:
 
 @dataclass(frozen=True)
 class Residual:
-    """y = clip(round((v * scale_v + b * scale_b + scale_c) / 2^shift), lo, hi), b the int8 of activation `operand`."""
+    """Addition y = clip(round((v * scale_v + b * scale_b + scale_c) / 2^shift), lo, hi), b the int8 of activation
+    `operand`."""
 
     operand: Activation
     scale_v: int
@@ -179,7 +188,7 @@ class Epilogue:
 
 @dataclass(frozen=True)
 class Window:
-    """Geometry of a convolution or pooling, (vertical, horizontal); pads are (top, left, bottom, right)."""
+    """Geometry of a convolution or pooling; fields are (vertical, horizontal), pads (top, left, bottom, right)."""
 
     kernel: tuple[int, int]
     strides: tuple[int, int] = (1, 1)
@@ -188,11 +197,11 @@ class Window:
 
     @property
     def pointwise(self) -> bool:
-        """Whether each output position reads the same position of the input alone."""
+        """Whether each output position reads only the same position of the input."""
         return self.kernel == (1, 1) and self.strides == (1, 1) and not any(self.pads)
 
     def reach(self, axis: int) -> int:
-        """Input positions along an axis that the kernel of one output position spans."""
+        """Return the number of input positions along an axis that the kernel of one output position spans."""
         return (self.kernel[axis] - 1) * self.dilations[axis] + 1
 
 
@@ -200,10 +209,12 @@ class Window:
 class Gemm:
     """Sums of products of the window with constant `weights`, [out, in/groups, kernel_h, kernel_w] int8.
 
-    Matrix multiplication is a 1x1 window over images of one pixel. spare: columns at the end of y that its tensor has
-    not, made of padding. filling: weights that only fill up blocks and are no multiplication of the model. sum_bytes:
-    where not 0, y holds that many bytes of each sum in place of a scaled one, the lowest bytes of all output channels
-    first; the output channels are whole blocks then, and the layer has no `requantise`.
+    A matrix multiplication is a 1x1 window over images of one pixel.
+
+    spare: columns at the end of y that do not belong to its tensor and are made of padding. filling: number of weights
+    that only fill up blocks and are no multiplications of the model. sum_bytes: if not 0, y holds that many bytes of
+    each sum instead of a requantised one, the lowest bytes of all output channels first; the output channels are whole
+    blocks then, and the layer has no `requantise`.
     """
 
     weights: Int8
@@ -215,11 +226,11 @@ class Gemm:
 
 @dataclass(frozen=True)
 class ActivationGemm:
-    """Sums over channels of (x + x_offset) * (w + w_offset), where w is an activation, too.
+    """Product of two activations: sums over channels of (x + x_offset) * (w + w_offset).
 
-    x [1, channels, 1, rows], w [1, channels, 1, columns], y [1, columns, 1, rows]: pixels of w are the channels of y,
-    in whole blocks of the array; pixels beyond the channels of y make none that anything reads. Channels beyond the
-    last of either are loaded, too: in one of them they are minus the offset, and so add nothing. transposes: x is the
+    x is [1, channels, 1, rows], w [1, channels, 1, columns], y [1, columns, 1, rows]. Pixels of w are the channels of
+    y, in whole blocks of the array; nothing reads what those beyond the channels of y make. Channels beyond the last of
+    x and w are loaded, too: in one of both they hold minus its offset, and so add nothing. transposes: whether x is the
     identity matrix, so that the layer transposes w and multiplies nothing of the model.
     """
 
@@ -230,19 +241,20 @@ class ActivationGemm:
 
     @property
     def x_pads(self) -> list[int]:
-        """Rows of padding below x, which add up to its offset; all are alike."""
+        """Values of rows of padding below x that add up to its offset; all are equal."""
         return summands(self.x_offset)
 
     @property
     def w_pads(self) -> list[int]:
-        """Pads of w, which add up to its offset."""
+        """Values of rows of padding above w that add up to its offset; all are equal."""
         return summands(self.w_offset)
 
     @property
     def window(self) -> Window:
-        """The terms of each product as positions of a kernel: x times the padding of w, x times w, and the padding of
-        x times w. x is repeated for the first ones, and w for the last. `Layer.parameters` adds the product of the
-        offsets."""
+        """The terms of each product as rows of a kernel: x by the padding of w, x by w, the padding of x by w.
+
+        x is repeated for the first of these, and w for the last. `Layer.parameters` adds the product of the offsets.
+        """
         return Window((len(self.w_pads) + 1 + len(self.x_pads), 1), pads=(0, 0, len(self.x_pads), 0))
 
     @property
@@ -252,7 +264,7 @@ class ActivationGemm:
 
 
 def summands(offset: int) -> list[int]:
-    """Equal bytes that add up to `offset`, at most 128: as few as can be.
+    """Return equal bytes that add up to `offset`, at most 128, as few as possible.
 
     >>> summands(-5), summands(128), summands(0)
     ([-5], [64, 64], [])
@@ -264,7 +276,7 @@ def summands(offset: int) -> list[int]:
 class Multiplication:
     """Product by another activation, element by element: (x + x_offset) * (b + b_offset).
 
-    b has the shape of x, or one pixel for all of x's.
+    b has the shape of x, or one pixel that all of x's are multiplied by.
     """
 
     b: Activation
@@ -276,7 +288,7 @@ class Multiplication:
 class Softmax:
     """Softmax of each pixel's channels, as QLinearSoftmax computes it.
 
-    powers: [512] float32, as `numerics.softmax_powers` makes them. Channels beyond the last get the zero point.
+    powers: [512] float32 from `numerics.softmax_powers`. Channels beyond the last get the zero point.
     """
 
     powers: NDArray[np.float32]
@@ -285,10 +297,10 @@ class Softmax:
 
 @dataclass(frozen=True)
 class Norm:
-    """Normalisation: each pixel's channels over their deviation, see sim/functional/norm.py; requantised from
-    NORM_FRACTION bits behind the point.
+    """Normalisation: divide each pixel's channels by their deviation (sim/functional/norm.py).
 
-    offset: added to x. centre: whether the mean is subtracted. epsilon: added to variances.
+    The result has NORM_FRACTION bits behind the point and is then requantised. offset: added to x. centre: whether the
+    mean is subtracted. epsilon: added to variances.
     """
 
     offset: int
@@ -300,16 +312,17 @@ class Norm:
 class Layer:
     """One step of the accelerator: read x, optionally multiply matrices, run the vector unit's pipeline, write y.
 
-    The fields after `pad_value` stand in the order in which they are applied, as in the hardware; what is None or empty
-    is left out. At most one of gemm, product, reduce, multiply, softmax and norm is there; with none of them the layer
-    is its epilogue alone.
+    The fields after `pad_value` are applied in their order, as in the hardware; None or "" leaves an operation out. At
+    most one of gemm, product, reduce, multiply, softmax and norm is set; with none of them the layer is its epilogue.
 
-    gemm: product with constant weights; of one channel each, the vector unit may compute it, see `is_depthwise`.
-    product: product with an activation. window, pad_value: of gemm or reduce. reduce: combine the window of x by "max"
-    or "sum". multiply: by another activation. softmax, norm: over the channels of each pixel. heads: equal shares of
-    the channels, whole groups, that are products or rows of their own. requantise: scale int32 results to int8.
+    window, pad_value: of gemm or reduce. gemm: product with constant weights; the vector unit computes depthwise ones,
+    see `is_depthwise`. product: product with an activation. reduce: combine the window of x by "max" or "sum".
+    multiply: by another activation. softmax, norm: over the channels of each pixel. requantise: scale int32 results to
+    int8. epilogue: clip, table and residual. heads: number of equal shares of the channels, whole groups each, that are
+    products or rows of their own.
 
-    A *block* is layers that run as one, each on what the one before it has left in a scratchpad; see `Layer.block`.
+    A *block* is layers that run as one, each on what the one before has left in a scratchpad. layers: those of a block,
+    else (). cuts: see `Layer.block`.
     """
 
     name: str
@@ -331,15 +344,15 @@ class Layer:
 
     @staticmethod
     def block(layers: tuple[Layer, ...], cuts: tuple[int, ...] = ()) -> Layer:
-        """Layers that run as one.
+        """Create a block: layers that run as one.
 
-        The y of each but the last is read by the next and by nothing else, as its x, or as the operand of its residual
-        where it is a map; its storage lies nowhere in DRAM. Either only the last has a residual, and none is a map, or
-        all are maps but the first, which has a `gemm`. Or they are attention: a product of two activations, the softmax
-        of its rows, and the product of these by another activation.
+        Only the next layer reads the y of each but the last: as its x, or, if it is a map, as the operand of its
+        residual. That y is not in DRAM. A block has one of three forms. In a chain none is a map, and only the last may
+        have a residual. A convolution with maps has maps only after the first layer, which has a `gemm`. Attention is a
+        product of two activations, the softmax of its rows, and the product of these by another activation.
 
-        cuts: numbers of layers that begin only when all of their input lies in a scratchpad, whole images. The layers
-        between two cuts run tile by tile together.
+        cuts: numbers of layers that start only when all of their input, whole images, lies in a scratchpad. The layers
+        between two cuts are a group, and run tile by tile together.
         """
         groups = [layers[a:b] for a, b in pairwise((0, *cuts, len(layers)))]
         name = BETWEEN_GROUPS.join(f"{g[0].name} .. {g[-1].name}" if len(g) > 1 else g[0].name for g in groups)
@@ -367,18 +380,17 @@ class Layer:
 
     @property
     def works_on_rows(self) -> bool:
-        """Whether all channels of a pixel are needed for each of its results."""
+        """Whether each result needs all channels of its pixel: a softmax or normalisation."""
         return self.softmax is not None or self.norm is not None
 
     @property
     def row_length(self) -> int:
-        """Channels of x in a row of a softmax or norm, or in a head of a product."""
+        """Number of channels of x in a row of a softmax or norm, or in a head of a product."""
         return self.x.channels // self.heads
 
     @property
     def macs(self) -> int:
-        """Multiplications of the model. Those of padding, of offsets, and of channels that fill up a group of y do not
-        count."""
+        """Multiplications of the model. Those by padding and offsets, and those that fill up blocks, do not count."""
         if self.is_block:
             return sum(layer.macs for layer in self.layers)
         if self.gemm is not None:
@@ -390,7 +402,7 @@ class Layer:
         return len(self.requantise.bias) * self.y.width * self.x.channels
 
     def is_depthwise(self, cfg: Config) -> bool:
-        """Whether the vector unit multiplies: each channel is made of one of its own."""
+        """Whether it is a depthwise convolution on the vector unit: each output channel reads one input channel."""
         if self.gemm is None or not cfg.taps or self.epilogue.residual is not None:
             return False
         return 1 < self.gemm.groups == self.x.channels == self.y.channels
@@ -400,7 +412,10 @@ class Layer:
         return self.gemm is not None and not self.is_depthwise(cfg)
 
     def parameters(self, cfg: Config) -> Requantise | None:
-        """The requantisation of sums. For a product, its bias includes what the offsets alone add over all channels."""
+        """Return the requantisation of sums; None if there is none.
+
+        For a product its bias includes the product of the offsets, summed over all channels.
+        """
         if self.product is None or self.requantise is None:
             return self.requantise
         channels = -(-self.row_length // cfg.group) * cfg.group
@@ -409,14 +424,14 @@ class Layer:
         return replace(self.requantise, bias=bias)
 
     def intermediate_bytes(self, cfg: Config) -> int:
-        """Bytes of the activations between the layers of a block, which never reach DRAM."""
+        """Return the bytes of the activations between the layers of a block, which never reach DRAM."""
         return sum(layer.y.size(cfg) for layer in self.layers[:-1])
 
     def inputs(self) -> list[Activation]:
-        """The activations that are read in DRAM: x, then the second operand, then that of the residual."""
+        """Return the activations that are read from DRAM: x, then the second operand, then that of the residual."""
         if self.is_block:
-            inside = {layer.y for layer in self.layers[:-1]}
-            return [act for layer in self.layers for act in layer.inputs() if act not in inside]
+            intermediate = {layer.y for layer in self.layers[:-1]}
+            return [act for layer in self.layers for act in layer.inputs() if act not in intermediate]
         read = [self.x]
         if self.multiply is not None:
             read.append(self.multiply.b)
@@ -427,7 +442,7 @@ class Layer:
         return read
 
     def map_activations(self, change: Callable[[Activation], Activation]) -> Layer:
-        """Return this layer on other activations: `change` gives the new one for each."""
+        """Return this layer with each activation that it reads or writes replaced by `change` of it."""
         if self.is_block:
             return Layer.block(tuple(layer.map_activations(change) for layer in self.layers), self.cuts)
         product, multiply, epilogue = self.product, self.multiply, self.epilogue
@@ -443,9 +458,9 @@ class Layer:
 
 
 BETWEEN_GROUPS = " | "
-"""In the name of a block, between the layers of one group and those of the next."""
+"""Separates the names of groups in the name of a block."""
 
 
 def group_names(block_name: str) -> list[str]:
-    """Names of the groups of the block called `block_name`."""
+    """Return the names of the groups of the block called `block_name`."""
     return block_name.split(BETWEEN_GROUPS)

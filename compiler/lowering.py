@@ -1,8 +1,8 @@
-"""Lower a graph to layers, instructions and CPU operators: the compiler's only part that starts over.
+"""Lower a graph to layers, instructions and CPU operators, with several attempts if necessary.
 
 Each attempt places operators (`select`), forms blocks, orders launches, overlaps layers with convolutions, chooses
-schedules and generates instructions. An attempt that fails returns Constraints, which say what to do otherwise, and
-`settle` tries again under them.
+tilings and generates instructions. An attempt that fails returns Constraints, which say what to do differently, and
+`retry` tries again under them.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from celosia.hw.spec.config import Config
 
 Result = TypeVar("Result")
 ANYWHERE, COMPILER_DECIDES = PlacementRequest(), TuningDecisions()
+"""Defaults of `lower`: the user asks for no placement; no tuning decides tilings."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,15 @@ class Lowered:
     """A lowered graph.
 
     partition: where each operator runs. steps: CPU operators and launches in order. network: the layers of all
-    launches, with the planner that schedules them. image: the DRAM image of the accelerator's part. decisions:
-    sentences on the schedules that records decided, and on launches that were compared with the CPU.
+    launches, with the planner that schedules them. image: the DRAM image of the accelerator's part. notes:
+    sentences on tilings that records decided, and on launches that were compared with the CPU.
     """
 
     partition: Partition
     steps: list[Step]
     network: Network
     image: Image
-    decisions: str
+    notes: str
 
     @property
     def launches(self) -> list[LaunchPlan]:
@@ -55,10 +56,10 @@ class Lowered:
         return [step for step in self.steps if isinstance(step, LaunchPlan)]
 
 
-def settle(attempt: Callable[[Constraints], Result | Constraints], constraints: Constraints = UNCONSTRAINED) -> Result:
+def retry(attempt: Callable[[Constraints], Result | Constraints], constraints: Constraints = UNCONSTRAINED) -> Result:
     """Repeat `attempt` under the constraints that it returns, until it returns a result.
 
-    It ends, since each attempt adds constraints on operators or tensors of a graph that does not change.
+    It ends, since each attempt adds constraints on operators or tensors, and the graph does not change.
     """
     result = attempt(constraints)
     while isinstance(result, Constraints):
@@ -67,8 +68,8 @@ def settle(attempt: Callable[[Constraints], Result | Constraints], constraints: 
 
 
 def place(model: ir.Model, cfg: Config) -> Partition:
-    """Choose the operators that run on the accelerator, without a look at whether their layers have a tiling."""
-    return settle(partial(select, model, cfg))
+    """Choose the operators that run on the accelerator; whether their layers have a tiling is not considered."""
+    return retry(partial(select, model, cfg))
 
 
 def lower(
@@ -79,22 +80,22 @@ def lower(
     """Lower `model`, which passes have prepared (graph/pipeline.py). The graph does not change.
 
     An operator whose layer has no tiling goes to the CPU. request: placement that the caller asks for. decided: names
-    of layers and blocks that must stay as they are, since a file of schedules names them. schedules: decisions from
-    outside of the compiler. say: called with the name of each stage.
+    of layers and blocks that must be formed, since a file of tilings names them. schedules: tilings from tuning. say:
+    called with the name of each stage.
 
-    Raises ModelError where `request` cannot be met.
+    Raises ModelError if `request` cannot be met.
     """
-    attempt = partial(_attempt, cfg, model, planner, request, frozenset(decided), schedules, say)
-    lowered = settle(attempt, Constraints(request.refused(model.graph)))
+    attempt = partial(_try_to_lower, cfg, model, planner, request, frozenset(decided), schedules, say)
+    lowered = retry(attempt, Constraints(request.refused(model.graph)))
     request.require(model.graph, lowered.partition)
     return lowered
 
 
-def _attempt(
+def _try_to_lower(
     cfg: Config, model: ir.Model, planner: Planner, request: PlacementRequest, decided: frozenset[str],
     schedules: TuningDecisions, say: Callable[[str], None], constraints: Constraints,
 ) -> Lowered | Constraints:  # fmt: skip
-    """Lower the graph once under `constraints`. Returns further constraints where that fails."""
+    """Lower the graph once under `constraints`. Returns further constraints if that fails."""
     partition = select(model, cfg, constraints)
     if isinstance(partition, Constraints):
         return partition
@@ -108,18 +109,18 @@ def _attempt(
     try:
         image, sentence = schedules.build(network)
     except LayerErrors as errors:
-        return _constraints_of(errors, launches, constraints)
+        return _constraints_from(errors, launches, constraints)
     if sentence:
         say(sentence)
-    costs = request.compare(cfg, launches, image)
+    costs = request.launch_costs(cfg, launches, image)
     compared = list(dict.fromkeys((*constraints.compared, *map(str, costs))))
-    if slower := request.slower(costs):
+    if slower := request.refused_by_cost(costs):
         return constraints.refuse(slower, compared=compared)
     return Lowered(partition, steps, network, image, "; ".join(filter(None, (sentence, *compared))))
 
 
 def _order_launches(cfg: Config, launches: list[LaunchPlan], planner: Planner) -> Planner:
-    """Order the layers of each launch so that they overlap. Returns the planner that overlaps them."""
+    """Order the layers of each launch, in place, so that they overlap. Returns a planner that knows which overlap."""
     overlapped = set[str]()
     for launch in launches:
         order, names = order_layers(cfg, planner, [choice.layer for choice in launch.choices])
@@ -128,8 +129,9 @@ def _order_launches(cfg: Config, launches: list[LaunchPlan], planner: Planner) -
     return planner.with_policy(replace(planner.policy, overlapped=frozenset(overlapped))) if overlapped else planner
 
 
-def _constraints_of(errors: LayerErrors, launches: list[LaunchPlan], constraints: Constraints) -> Constraints:
-    """Take apart the blocks that have no tiling, and put the operators of other layers that have none on the CPU."""
+def _constraints_from(errors: LayerErrors, launches: list[LaunchPlan], constraints: Constraints) -> Constraints:
+    """Return constraints for layers without a tiling: blocks are taken apart, operators of other layers go to the
+    CPU."""
     refused: dict[ir.Node, str] = {}
     unblocked: set[ir.Node] = set()
     for (number, layer), reason in errors.reasons.items():
@@ -144,12 +146,12 @@ def _constraints_of(errors: LayerErrors, launches: list[LaunchPlan], constraints
 def planner_for(prepared: PreparedModel, options: Options, records: Records | None) -> Planner:
     """Return the planner of layers under the options of `compile`.
 
-    It has the caller's file of schedules. Without one it has the cycles of chains of layers that records hold.
-    Raises DecisionsError for a file that is none.
+    It uses the caller's file of tilings. Without one it knows the cycles of chains of layers that records hold. Raises
+    DecisionsError for a file that is none.
     """
-    given = None if options.decisions is None else ScheduleFile.load(options.decisions, prepared.cfg)
-    planner = Planner(prepared.cfg, given)
-    if records is not None and given is None:
+    file = None if options.decisions is None else ScheduleFile.load(options.decisions, prepared.cfg)
+    planner = Planner(prepared.cfg, file)
+    if records is not None and file is None:
         planner.timed |= known_chains(prepared.cfg, shipped(prepared.cfg))
     return planner
 
@@ -157,7 +159,7 @@ def planner_for(prepared: PreparedModel, options: Options, records: Records | No
 def lower_prepared(
     prepared: PreparedModel, planner: Planner, options: Options, records: Records | None = None
 ) -> Lowered:
-    """Lower a prepared model under the options of `compile`. records: decide schedules that `tuned` does not."""
+    """Lower a prepared model under the options of `compile`. records: decide tilings that `tuned` does not."""
     options.say("placing operators")
     file = planner.policy.given
     lowered = lower(
@@ -166,5 +168,5 @@ def lower_prepared(
         schedules=TuningDecisions(options.tuned, records), say=options.say,
     )  # fmt: skip
     if isinstance(file, ScheduleFile):
-        file.check_all_taken()
+        file.require_all_used()
     return lowered

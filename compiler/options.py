@@ -1,5 +1,7 @@
-"""The arguments of `celosia.compile` beside the model, once: their names, types and defaults. Its text says what they
-mean."""
+"""The arguments of `celosia.compile` apart from the model: their names, types and defaults.
+
+The docstring of compile.compile says what they mean.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,19 @@ from celosia.compiler.tune.shipped import SHIPPED
 from celosia.hw.spec.config import Config
 
 Source: TypeAlias = str | Path | onnx.ModelProto
+"""A model: its path, or its contents."""
 Progress = Callable[[str], None]
+"""Called with the name of each stage."""
 Run = Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
-"""The outputs of a model by name, of its inputs by name."""
+"""Runs a model: inputs by name -> outputs by name."""
 Oracle = Callable[[onnx.ModelProto], Run]
-"""What opens a model in the runtime whose bytes are right. Both raise ValueError, in a sentence, for one that does not
-run there."""
+"""Opens a model in the runtime whose bytes count as right. It and the `Run` raise ValueError, with a sentence, for a
+model that does not run there."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """See compile.compile."""
+    """The arguments of compile.compile, where each is explained."""
 
     config: str | Path | Config = "pynq"
     progress: Progress | None = None
@@ -55,35 +59,40 @@ class Options:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """The names in `without`."""
+        """The names in `without`, as a tuple."""
         return (self.without,) if isinstance(self.without, str) else tuple(self.without)
 
     def say(self, stage: str) -> None:
-        """Tell `progress`, if there is one."""
+        """Report the name of a stage to `progress`, if there is one."""
         if self.progress is not None:
             self.progress(stage)
 
 
 P = ParamSpec("P")
-Made = TypeVar("Made", covariant=True)
+Result = TypeVar("Result", covariant=True)
 
 
-class OfModel(Protocol[P, Made]):
-    """A function of a model and of what options are made of."""
+class ModelFunction(Protocol[P, Result]):
+    """A function of a model and of the fields of Options as arguments."""
 
-    def __call__(self, source: Source, *given: P.args, **named: P.kwargs) -> Made: ...
+    def __call__(self, source: Source, *args: P.args, **kwargs: P.kwargs) -> Result: ...
 
 
-def expand_options(options: Callable[P, Options]) -> Callable[[Callable[[Source, Options], Made]], OfModel[P, Made]]:
-    """A function of a model and Options as one that takes the options as its own arguments."""
+def expand_options(
+    options: Callable[P, Options],
+) -> Callable[[Callable[[Source, Options], Result]], ModelFunction[P, Result]]:
+    """Return a decorator: a function of (model, Options) becomes one that takes the fields of Options as arguments.
 
-    def made(function: Callable[[Source, Options], Made]) -> OfModel[P, Made]:
-        def called(source: Source, *given: P.args, **named: P.kwargs) -> Made:
-            return function(source, options(*given, **named))
+    options: the class Options, which declares these arguments once for `compile`, `network_of` and `price`.
+    """
 
-        update_wrapper(called, function)
-        own, others = inspect.signature(function), inspect.signature(options).parameters.values()
-        vars(called)["__signature__"] = own.replace(parameters=[own.parameters["source"], *others])
-        return called
+    def decorate(function: Callable[[Source, Options], Result]) -> ModelFunction[P, Result]:
+        def call(source: Source, *args: P.args, **kwargs: P.kwargs) -> Result:
+            return function(source, options(*args, **kwargs))
 
-    return made
+        update_wrapper(call, function)
+        signature, others = inspect.signature(function), inspect.signature(options).parameters.values()
+        vars(call)["__signature__"] = signature.replace(parameters=[signature.parameters["source"], *others])
+        return call
+
+    return decorate

@@ -17,15 +17,16 @@ from celosia.hw.spec.config import Config, did_you_mean
 from celosia.sim.timing import predict
 
 CPU, ACCELERATOR, COST = "cpu", "accelerator", "cost"
+"""Places that a user can ask for; COST: wherever an operator takes less time."""
 ALL = "*"
-"""In place of an operator's name: all operators that are not named."""
+"""Stands for the names of all operators that have no place of their own."""
 LAUNCH_CYCLES = 2_000
-"""Cycles of the host around a launch, roughly: registers that it writes and reads, 20 us at 100 MHz."""
+"""Cycles of the host for each launch, roughly: registers that it writes and reads, 20 us at 100 MHz."""
 
 
 @dataclass(frozen=True)
 class LaunchCost:
-    """Cycles of a launch on the accelerator, transfers included, and of its operators on the CPU, estimated."""
+    """Estimated cycles of a launch (transfers included) and of its operators `nodes` as CPU kernels instead."""
 
     nodes: tuple[ir.Node, ...]
     accelerator: int
@@ -33,7 +34,7 @@ class LaunchCost:
 
     @property
     def reason(self) -> str:
-        """Both costs, as the reason of a placement."""
+        """Both costs in words, as the reason of a placement."""
         return f"{self.cpu:,} cycles on the CPU, roughly, and {self.accelerator:,} on the accelerator with transfers"
 
     def __str__(self) -> str:
@@ -43,9 +44,9 @@ class LaunchCost:
 
 @dataclass(frozen=True)
 class PlacementRequest:
-    """Placement that a caller asks for.
+    """The placement of operators that a caller asks for.
 
-    places: CPU or ACCELERATOR by operators' names; for ALL also COST. accelerator: False puts every operator on the
+    places: name of an operator -> CPU or ACCELERATOR; for ALL also COST. accelerator: False puts every operator on the
     CPU. Raises ModelError for another place.
     """
 
@@ -72,10 +73,11 @@ class PlacementRequest:
         return {node: "placed on the CPU" for node in graph if self._place_of(node) == CPU}
 
     def _place_of(self, node: ir.Node) -> str | None:
+        """Return the place asked for `node`, by its name or by ALL; None if there is none."""
         return self.places.get(node.name or "", self.places.get(ALL))
 
     def require(self, graph: ir.Graph, partition: Partition) -> None:
-        """Raise ModelError where an operator is not on the side that was asked for by its name."""
+        """Raise ModelError if an operator is not in the place that was asked for by its name."""
         for node in graph:
             place = self.places.get(node.name or "")
             if place == ACCELERATOR and node in partition.cpu:
@@ -88,10 +90,10 @@ class PlacementRequest:
                     "its operand is"
                 )
 
-    def compare(self, cfg: Config, launches: Sequence[LaunchPlan], image: Image) -> list[LaunchCost]:
-        """Return the cost of each launch on both sides, if COST is asked for; else nothing.
+    def launch_costs(self, cfg: Config, launches: Sequence[LaunchPlan], image: Image) -> list[LaunchCost]:
+        """Return the cost of each launch on the accelerator and on the CPU if COST is asked for; else [].
 
-        A launch takes its cycles by the timing model, its transfers and LAUNCH_CYCLES; the CPU what `host_cycles` says.
+        A launch costs its cycles by the timing model, its transfers and LAUNCH_CYCLES; the CPU what `host_cycles` says.
         """
         if self.places.get(ALL) != COST:
             return []
@@ -103,8 +105,8 @@ class PlacementRequest:
             costs.append(LaunchCost(nodes, cycles, round(sum(host_cycles(node, nodes) for node in nodes))))
         return costs
 
-    def slower(self, costs: Sequence[LaunchCost]) -> dict[ir.Node, str]:
-        """Return the operators of launches that the CPU would be done with sooner, with the reason.
+    def refused_by_cost(self, costs: Sequence[LaunchCost]) -> dict[ir.Node, str]:
+        """Return the operators of launches that take less time on the CPU, with the reason.
 
         A launch with an operator that the caller put on the accelerator stays there.
         """

@@ -1,4 +1,4 @@
-"""Price models, and search for one that computes the same bytes for less (compiler/superoptimise)."""
+"""Price models, and search for one that computes the same bytes in less time (compiler/superoptimise)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from celosia.garbage import raised_gc_threshold
 from celosia.hw.spec.config import Config
 
 MAX_TIMED_CHAINS = 20_000
-"""Chains of layers of a Config whose cycles are kept."""
+"""Limit of the chains of layers of a Config whose cycles are remembered."""
 
 
 @lru_cache(maxsize=8)
 def _timed_chains(cfg: Config) -> dict[str, float]:
-    """Return the cycles of chains of layers (Planner.timed) that models priced on one of the last Configs share."""
+    """Return the cycles of chains of layers (Planner.timed) on `cfg`, which all models that are priced on it share."""
     return {}
 
 
@@ -35,7 +35,7 @@ def _timed_chains(cfg: Config) -> dict[str, float]:
 def price(source: Source, options: Options) -> Price:
     """Return the cost of a model under the same options as `compile`: cycles of launches, and an estimate for the CPU.
 
-    INFEASIBLE where layers do not fit. Raises what `compile` does; nothing is checked.
+    INFEASIBLE if layers do not fit the accelerator. Raises what `compile` does; nothing is self-checked.
     """
     options = replace(options, check=False)
     with naming_shapes(options.shapes), raised_gc_threshold():
@@ -55,7 +55,7 @@ def price(source: Source, options: Options) -> Price:
 
 
 Compile = Callable[..., Program]
-"""`compile.compile`, which uses this module itself."""
+"""Type of `compile.compile`, which is passed in, since compile.py imports this module."""
 
 
 def pricing(
@@ -64,8 +64,8 @@ def pricing(
 ) -> Pricing:  # fmt: skip
     """Return the functions that price models which a search makes of `source`.
 
-    on_cpu: prices models by the time that this processor takes for them, once `on_cpu` has compiled them; None by the
-    cycles of the accelerator and an estimate for the CPU.
+    on_cpu: `compile`, to price models by the time that this processor takes for them; None to price them by cycles of
+    the accelerator and an estimate for the CPU.
     """
     if on_cpu is None:
         cfg = Config.load(config)
@@ -74,26 +74,27 @@ def pricing(
 
     large = is_large((source if isinstance(source, onnx.ModelProto) else read(Path(source))).ByteSize())
 
-    def compiled(model: onnx.ModelProto) -> Program:
+    def compile_for_cpu(model: onnx.ModelProto) -> Program:
         return on_cpu(model, config, accelerator=False, check=False, records=records)
 
-    def measured(model: onnx.ModelProto) -> Price:
-        return Price(0, nanoseconds(compiled(model), large), True)
+    def measure(model: onnx.ModelProto) -> Price:
+        return Price(0, nanoseconds(compile_for_cpu(model), large), True)
 
-    last: list[tuple[onnx.ModelProto, Program]] = []  # the model that the last gains were measured against
+    last: list[tuple[onnx.ModelProto, Program]] = []  # the last `before`, compiled
 
-    def measured_gain(before: onnx.ModelProto, after: onnx.ModelProto) -> float:
+    def measure_gain(before: onnx.ModelProto, after: onnx.ModelProto) -> float:
+        """Return how much faster `after` is; `before` is compiled once for consecutive calls."""
         if not last or last[0][0] is not before:
-            last[:] = [(before, compiled(before))]
-        return gain(last[0][1], compiled(after), large)
+            last[:] = [(before, compile_for_cpu(before))]
+        return gain(last[0][1], compile_for_cpu(after), large)
 
-    return Pricing(measured, measured, measured_gain)
+    return Pricing(measure, measure, measure_gain)
 
 
 def optimise_source(source: Source, options: Options, compile: Compile) -> tuple[Source, str]:
     """Search for a model that takes less time, for as long as `options.optimise` says.
 
-    Returns it with a text on how it came to be (superoptimise/derivation.py); `source` and "" where none was found.
+    Returns it with a text on how it was derived (superoptimise/derivation.py); `source` and "" if none was found.
     Raises BudgetError without a time or an oracle.
     """
 

@@ -1,4 +1,4 @@
-"""Strided views: regular selections of the pixels of an image."""
+"""Strided views: regular selections of the pixels of an image, such as every second row and column."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ class StridedView:
     across: int = 1
 
     def cut(self, height: int, width: int) -> tuple[slice, slice]:
-        """Slices of the image's rows and columns that are the view's first `height` x `width` pixels."""
+        """Return the slices of the image's rows and columns that are the view's first `height` x `width` pixels."""
         return (
             slice(self.top, self.top + (height - 1) * self.down + 1, self.down),
             slice(self.left, self.left + (width - 1) * self.across + 1, self.across),
         )
 
     def within(self, outer: StridedView) -> StridedView:
-        """Compose two strided views: `self` selects from what `outer` selects."""
+        """Compose two views: return the view that selects with `self` from the pixels that `outer` selects."""
         top, left = outer.top + self.top * outer.down, outer.left + self.left * outer.across
         return StridedView(outer.rows, outer.columns, top, left, self.down * outer.down, self.across * outer.across)
 
     def column_within(self, outer: StridedView, width: int) -> StridedView:
         """Compose with `outer` for a view that is one column of pixels.
 
-        `self` numbers the pixels of images `width` wide as one row; the result does so with those of `outer`'s images.
+        `self` selects from images of `width` columns whose pixels are numbered as one row; the result selects in the
+        same way from the images of `outer`.
         """
         row, column = divmod(self.left, width)
         left = (outer.top + row * outer.down) * outer.columns + outer.left + column * outer.across

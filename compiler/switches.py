@@ -1,6 +1,6 @@
-"""Parts of the compiler that can be left out, to see what each is good for: `without` in the arguments of `compile`.
+"""Parts of the compiler that `compile(without=...)` can leave out, to see what each gains.
 
-Passes over the graph are left out by their own names (graph/pipeline.py), and these parts by theirs.
+The same argument leaves out passes over the graph, by their own names (graph/pipeline.py).
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ PARTS = {
     "blocks": "no results stay on chip from one layer to the next",
     "beside": "what leaves gemm idle comes behind convolutions that it does not need, not beside them",
 }
-"""By name, what it is like without it."""
+"""Name of a part -> what is different without it."""
 
 _left_out: ContextVar[Collection[str]] = ContextVar("left_out", default=())
+"""Names of the parts that the current compilation leaves out."""
 
 
 def is_on(part: str) -> bool:
-    """Whether what is compiled now has this part."""
+    """Whether the current compilation has this part of PARTS."""
     assert part in PARTS, part
     return part not in _left_out.get()
 
 
 @contextmanager
 def leaving_out(parts: Collection[str]) -> Iterator[None]:
-    """Compile without `parts`."""
+    """Compile without `parts` inside the context; names of passes among them are ignored here."""
     token = _left_out.set(frozenset(parts))
     try:
         yield

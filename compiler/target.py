@@ -21,7 +21,7 @@ from celosia.plain import Sentence
 
 
 class TargetError(Sentence, ValueError):
-    """An unknown target; the message names those that exist."""
+    """Raised for an unknown target; the message names those that exist."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,10 @@ class Target:
     """A processor that kernels are compiled for.
 
     vector_bytes: size of a vector register. registers: number of vector registers. features: in LLVM's names.
-    interleave: vectors that an element-wise loop computes at once, to hide latency on in-order processors.
-
-    cache_bytes: share of the second-level cache that one core may fill. triple, cpu, relocation: LLVM's; zig: options
-    of the linker; machine: its name in `platform.machine()`. These four are "" for this machine's processor.
-
-    interleave: vectors that element-wise loops compute side by side, for a processor that waits for each result.
-
-    cache_bytes: of the second-level cache, as far as one core may fill it.
-
-    triple, cpu: LLVM's, and zig: the linker's, of a processor that is not this one, with `machine` what
-    `platform.machine()` calls it; "" for this one. relocation: LLVM's, of its objects.
+    machine: its name in `platform.machine()`. triple, cpu: in LLVM's names. zig: options of the linker. These four are
+    "" or () for the processor of this machine.
+    cache_bytes: share of the second-level cache that one core may fill. interleave: vectors that an element-wise loop
+    computes at once, to hide latency on in-order processors. relocation: LLVM's relocation model of object files.
     """
 
     vector_bytes: int
@@ -54,12 +47,12 @@ class Target:
     relocation: str = "pic"
 
     def lanes(self, dtype: str) -> int:
-        """Number of elements in a vector."""
+        """Return the number of elements of this type in a vector register."""
         return self.vector_bytes // itemsize(dtype)
 
     @property
     def half_vectors(self) -> int:
-        """Number of half-size vectors that one register holds."""
+        """Number of vectors of half the size that one register holds: 2 on a 32-bit ARM, else 1."""
         return 2 if "neon" in self.features and "fp-armv8" not in self.features else 1
 
     @property
@@ -69,11 +62,14 @@ class Target:
 
 
 AMX_FEATURES = frozenset(("amx-tile", "amx-int8"))
-"""Features of Intel's AMX."""
+"""Features of processors with Intel's AMX, in LLVM's names."""
 
 
 def dot_instructions(features: frozenset[str]) -> tuple[str, tuple[int, ...]]:
-    """Return (how dot4 is computed, see llvm/dot.py; lanes that one instruction can take, widest first)."""
+    """Return how dot4, a sum of four products of bytes, is computed (llvm/dot.py), and the lanes of its instructions.
+
+    The lanes that one instruction can have are in order, the most first; () if there is no such instruction.
+    """
     if "avx512vnni" in features:
         return "vnni", (16, 8, 4) if "avx512vl" in features else (16,)
     if "avxvnni" in features:
@@ -86,6 +82,7 @@ def dot_instructions(features: frozenset[str]) -> tuple[str, tuple[int, ...]]:
 
 
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+"""Linux: number of the system call, its code ARCH_REQ_XCOMP_PERM, and the component of AMX's tile registers."""
 
 
 @functools.cache
@@ -97,7 +94,8 @@ def request_amx() -> bool:
 
 
 TILE_ROWS, TILE_STEPS, TILE_COLUMNS = range(8, 17), 16, 6
-"""AMX tiles: numbers of rows that pay off, reduction steps (of four bytes) in a tile, limit of accumulator tiles."""
+"""AMX tiles: numbers of rows for which they are used, reduction steps (of four bytes) in a tile, limit of accumulator
+tiles."""
 MAX_STREAMS = 8
 """Limit of the columns of a tile with one row: each column is a memory stream of its own."""
 MIN_GLIBC = "2.28"
@@ -113,6 +111,7 @@ TARGETS = {
         ("-target", f"aarch64-linux-gnu.{MIN_GLIBC}", "-mcpu=cortex_a53"), interleave=2,
     ),
 }  # fmt: skip
+"""Targets by the names that users give."""
 
 
 def find_target(name: str) -> Target:
@@ -129,7 +128,7 @@ def find_target(name: str) -> Target:
             "or none for this machine"
         )
     machine = find_board(name).machine
-    return next(target_ for target_ in TARGETS.values() if target_.machine == machine)
+    return next(candidate for candidate in TARGETS.values() if candidate.machine == machine)
 
 
 SIMULATED_TARGET = Target(
@@ -139,7 +138,7 @@ SIMULATED_TARGET = Target(
 
 
 def target_for(machine: str) -> Target | None:
-    """Return the target for processors with this `platform.machine()`, or None."""
+    """Return the target for processors with this `platform.machine()`; None if there is none."""
     return next(
         (candidate for candidate in (*TARGETS.values(), SIMULATED_TARGET) if candidate.machine == machine), None
     )
@@ -162,7 +161,7 @@ def this_processor() -> Target:
 
 
 def _cache_bytes() -> int:
-    """Read the size of this processor's second-level cache; 0 where Linux does not tell."""
+    """Return the size in bytes of this processor's second-level cache; 0 if Linux does not tell."""
     try:
         text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text(encoding="ascii").strip()
         return int(text.removesuffix("K")) << 10
@@ -171,16 +170,17 @@ def _cache_bytes() -> int:
 
 
 _current: ContextVar[Target | None] = ContextVar("target", default=None)
+"""The target set by `compiling_for`; None for this machine's processor."""
 
 
 def target() -> Target:
-    """Return the processor that is compiled for: this one, unless inside `compiling_for`."""
+    """Return the processor that kernels are compiled for: this one, unless inside `compiling_for`."""
     return _current.get() or this_processor()
 
 
 @contextmanager
 def compiling_for(processor: Target | None) -> Iterator[None]:
-    """Compile for `processor` what is compiled inside; None for this processor."""
+    """Compile kernels inside the context for `processor`; None for this machine's."""
     token = _current.set(processor)
     try:
         yield

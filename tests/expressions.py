@@ -27,7 +27,7 @@ def parameters(cfg: Config, channels: int) -> NDArray[np.uint64]:
     bias = RNG.integers(-3000, 3000, channels).astype(np.int32)
     multiplier = RNG.integers(1 << 23, 1 << 24, channels).astype(np.uint32)
     shift = RNG.integers(29, 33, channels).astype(np.uint8)
-    data = pack.parameters(cfg, Requantise(bias, multiplier, shift, 0))
+    data = pack.arrange_parameters(cfg, Requantise(bias, multiplier, shift, 0))
     return data.view(np.uint64).reshape(-1, cfg.block_out)
 
 

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.operands import data_operands, joins_parts, multiplies_matrices, operand
-from celosia.compiler.graph.select.matrices import MOVES, multiplies, shared_operand
+from celosia.compiler.graph.select.matrices import MOVES, can_multiply_activations, shared_operand
 from celosia.compiler.graph.select.placement import CACHE, cache_of
 from celosia.compiler.graph.values import constant, derived_name, is_op, shape
 from celosia.compiler.ops import VIEWS, op_spec
@@ -32,7 +32,7 @@ def transpose_attention_values(model: ir.Model, cfg: Config) -> None:
 
     K and V whose rows are no whole blocks of the accelerator are copied, so that they become such blocks.
     """
-    if not cfg.softmax or not multiplies(cfg):
+    if not cfg.softmax or not can_multiply_activations(cfg):
         return
     for node in list(model.graph):
         score_product = _find_score_product(node.inputs[0]) if is_op(node, "QLinearMatMul") else None

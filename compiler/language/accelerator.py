@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable
-from celosia.compiler.graph.select.matrices import form_of_matrices, multiplies
+from celosia.compiler.graph.select.matrices import can_multiply_activations, form_of_matrices
 from celosia.compiler.language.attention_kernels import AttentionKernel, HeadsKernel
 from celosia.compiler.language.block_reader import ON_CPU
 from celosia.compiler.language.head_layers import AttentionLayers, HeadLayers, SoftmaxLayers
@@ -41,7 +41,7 @@ from celosia.compiler.layer import (
 )
 from celosia.compiler.program.activation_packing import pack_activation, unpack_activation
 from celosia.compiler.tensorize.roofline import estimate
-from celosia.compiler.tensorize.space import CUT, Tiling, Workload, parts, point
+from celosia.compiler.tensorize.space import CUT_ORDERS, Tiling, Workload, parts, point
 from celosia.hw.spec.config import Config
 
 TIMEOUT = 1 << 40
@@ -142,7 +142,7 @@ class KernelLayer(LoweredKernel):
         fitting = self.fitting_tilings(p, [
             point(cfg, p, n, y, x, k, order)
             for order in (("weights", "input", "split", "pieces") if p.in_blocks else ("rows",))
-            for k in (parts(p.in_blocks)[1:] if order in CUT else [max(p.in_blocks, 1)])
+            for k in (parts(p.in_blocks)[1:] if order in CUT_ORDERS else [max(p.in_blocks, 1)])
         ])  # fmt: skip
         return min(fitting, key=lambda d: estimate(cfg, p, d)) if p.in_blocks else fitting[0]
 
@@ -189,7 +189,7 @@ def lower_to_layers(
     w = kernel.w
     if w is None or not (w.quantised or w in varying):
         return KernelLayer(cfg, name, kernel, at)
-    if multiplies(cfg) and len(kernel.y.shape) == len(w.shape) == 2 and w is not kernel.x:
+    if can_multiply_activations(cfg) and len(kernel.y.shape) == len(w.shape) == 2 and w is not kernel.x:
         return ProductLayer(cfg, name, kernel, w, at)
     if w in varying or w.zero_point:
         fail(

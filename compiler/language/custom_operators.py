@@ -107,7 +107,7 @@ class _Operator:
             if number is not None:
                 kernel.acts[array] = p.read(node.inputs[number], form, reads)
             elif array is kernel.y and arrays[array] is outputs[0]:
-                kernel.acts[array] = p.activation(node.outputs[0], form)
+                kernel.acts[array] = p.new_activation(node.outputs[0], form)
             else:
                 raise NotOffloadable(
                     f"{array.name} of its kernel is no input or output of the operator; pass it as one"
@@ -122,9 +122,9 @@ class _Operator:
             )
         (first, *others), y, form = layers, kernel.acts[kernel.y], kernel.form(kernel.y)
         if others or first.is_block:
-            p.assemble(node, layers, reads, y, form)
+            p.add_parts(node, layers, reads, y, form)
         else:
-            p.add(node, replace(first, y=y), reads, form)
+            p.add_layer(node, replace(first, y=y), reads, form)
 
     def _placeholder(self, value: ir.Value | None) -> Values:
         """Return an array that stands for an input: its values where it is constant, else zeros of its shape.

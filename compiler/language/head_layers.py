@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable
-from celosia.compiler.graph.select.matrices import form_of_matrices, multiplies
+from celosia.compiler.graph.select.matrices import can_multiply_activations, form_of_matrices
 from celosia.compiler.language.attention_kernels import AttentionKernel, HeadProduct, Heads, HeadsKernel
 from celosia.compiler.language.lowered_kernel import Arrays, LoweredKernel, build_epilogue, unpack_requantise
 from celosia.compiler.language.softmax_of_rows import SoftmaxKernel, SoftmaxOfRows
@@ -79,7 +79,7 @@ class HeadLayers(LoweredKernel):
         super().__init__(cfg, name, kernel.y, kernel.tile, at)
         self.out, self.x = kernel.out, kernel.x
         products = [kernel.product] if isinstance(kernel, HeadsKernel) else [kernel.scores, kernel.mixed]
-        if not multiplies(cfg):
+        if not can_multiply_activations(cfg):
             self.refuse(
                 "a product of two activations on the accelerator takes a Config with batch = 1 and "
                 'block_in = block_out; target="cpu" runs it'

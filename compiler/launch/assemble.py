@@ -390,8 +390,8 @@ class _Assembler:
                 choice.layer.name, choice.layer.kind, tuple(node.name or "" for node in choice.nodes),
                 choice.layer.macs, loaded, stored, choice.note,
                 tuple(info for part in parts for info in self._describe_parts(part)),
-                choice.layer.intermediate_bytes(self.cfg), round(choice.alone),
-                round(choice.together),
+                choice.layer.intermediate_bytes(self.cfg), round(choice.separate_cycles),
+                round(choice.block_cycles),
                 describe(choice.layer, _folded_layout(choice.reads)) + ", packed weights" * _has_packed_weights(parts),
             )
             for choice, loaded, stored, parts in zip(
@@ -405,7 +405,7 @@ class _Assembler:
         number = self.loops.setdefault(id(part.loops), len(self.loops))
         if number == len(self.printed):
             self.printed.append(part.loops)
-        return [PartInfo(workload.text, tiling.to_json(), number) for workload, tiling in part.decided]
+        return [PartInfo(workload.text, tiling.to_json(), number) for workload, tiling in part.tilings]
 
     def _placements(self) -> list[dict[str, str]]:
         """Return where each operator of the graph runs, and why: rows of name, op, place and reason."""
@@ -427,7 +427,7 @@ class _Assembler:
 
 def _has_packed_weights(parts: list[LayerPart]) -> bool:
     """Return whether some of a layer's weights are packed in device memory."""
-    workloads = [workload for part in parts for workload, _ in part.decided]
+    workloads = [workload for part in parts for workload, _ in part.tilings]
     layers = [
         layer for workload in workloads for layer in (workload.layers if isinstance(workload, Group) else (workload,))
     ]

@@ -130,7 +130,7 @@ def _fuse_attention(
 def _reads_all_inputs(cfg: Config, layer: Layer) -> bool:
     """Return whether the layer is a convolution whose output blocks each read all input blocks."""
     gemm = layer.gemm
-    return gemm is not None and gemm.groups == 1 and len(pack.runs(cfg, gemm)) == 1
+    return gemm is not None and gemm.groups == 1 and len(pack.weight_runs(cfg, gemm)) == 1
 
 
 def rewrite_to_follow(layer: Layer, y: Activation) -> Layer | None:
@@ -445,12 +445,12 @@ def _repeat_layers(layers: Sequence[Layer], planner: Planner) -> list[Layer]:
             storage_of[act.storage] = Storage(act.storage.name, act.storage.groups)
         return replace(act, storage=storage_of[act.storage])
 
-    return [planner.known(layer.map_activations(move), layer, storage_of) for layer in layers]
+    return [planner.share_computations(layer.map_activations(move), layer, storage_of) for layer in layers]
 
 
 def _note_cycles(block: LayerAssignment, together: float, alone: float) -> LayerAssignment:
     """Set the cycles of a block and of its layers alone, for reports; 0 stands for layers that do not fit."""
-    block.together, block.alone = (cycles if isfinite(cycles) else 0 for cycles in (together, alone))
+    block.block_cycles, block.separate_cycles = (cycles if isfinite(cycles) else 0 for cycles in (together, alone))
     return block
 
 

@@ -26,7 +26,7 @@ from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.pack import Constants
 from celosia.compiler.tensorize.plan import LayerPart, Planner
-from celosia.compiler.tensorize.space import CUT, CompletionOrder
+from celosia.compiler.tensorize.space import CUT_ORDERS, CompletionOrder
 from celosia.compiler.tensorize.tiles import PlacedPlan
 from celosia.compiler.vthread.encode import encode
 from celosia.compiler.vthread.load_passes import load_codebooks, reorder_first_loads, spread_weights
@@ -174,7 +174,7 @@ class _Emitter:
             guests = [self.layers[guest] for guest in self.overlap.waiting.get(number, ())]
             if guests and all(takes_acc(self.cfg, guest) for guest in guests):
                 planned.ahead = min(planned.ahead, HOST_TILES_AHEAD)
-            planned.keeps_sums = any(part.tiling.order in CUT for part in parts)
+            planned.keeps_sums = any(part.tiling.order in CUT_ORDERS for part in parts)
             if readers:
                 is_held = planned.keeps_sums and any(takes_acc(self.cfg, reader) for reader in readers)
                 planned.done = rows_done(tiles, is_held, self._completion_axis(number))

@@ -1,15 +1,26 @@
-"""Layers of the accelerator to loops of tiles, whose bodies are its instructions.
+"""Lower layers of the accelerator to loops over tiles, whose bodies are its instructions.
 
 In the order in which a layer passes them:
 
-lowering, layer_lowering, row_lowering, attention_lowering    which expressions a layer is; computation: their types
-space, block_space         which tilings a layer or a block has, and what limits them (orders of loops: `space.ORDERS`)
-roofline                   how many cycles a tiling takes, by an estimate
-schedule_policy            which tiling is used: a user's file (tilings_file), records, search of blocks, estimate
-templates                  by which primitives a tiling becomes loops
-intrinsic, intrinsics, transfer, softmax, norm, requantised    which operations the accelerator has
-match                      whether loops compute what an intrinsic is declared to do
-instruction, instruction_builder, render      which instruction an intrinsic is, and which fields loops change
-plan, tiles                a layer as tiles with places in scratchpads
-pack, codebooks            how weights, parameters and tables lie in DRAM
+plan               the Planner: lowers one layer by all that follows, and remembers the results
+lowering           which computations a layer or block is; the tensors of each:
+  layer_lowering     convolutions, products, poolings and maps
+  row_lowering       softmax and normalisations
+  attention_lowering attention as one block
+computation        types: a layer as tensor expressions, and where its tensors lie
+space, block_space which tilings a layer or a block has, and what limits them (orders of loops: `space.ORDERS`)
+roofline           how many cycles a tiling of one layer takes, by an estimate (of a block: block_space)
+schedule_policy    which tiling is used: a user's file (tilings_file), records, search of blocks, estimate
+tilings_file       the file of tilings that users read and change (`--decisions`)
+templates          by which scheduling primitives a tiling becomes loops
+intrinsic          what an intrinsic is; which the accelerator has:
+  intrinsics         GEMM, LOAD, STORE and the passes of VECTOR; requantised: the arithmetic that passes share
+  softmax, norm      operations on rows
+match              whether a loop nest computes what an intrinsic is declared to compute
+render             compiles loops around intrinsics to nodes: tiles, regions of scratchpads, instructions
+instruction_builder which instruction an intrinsic and its loops are
+instruction        which fields of an instruction change with the loops outside of it
+transfer           how the dimensions of a LOAD or STORE are merged
+tiles              runs the nodes: gives tensors entries of scratchpads, and emits the instructions of each tile
+pack, codebooks    how weights, parameters and tables lie in DRAM; in which codebooks packed weights find their values
 """

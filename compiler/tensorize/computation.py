@@ -1,4 +1,4 @@
-"""A layer as tensor expressions, and where its tensors lie."""
+"""LayerComputation: a layer as tensor expressions, and where its tensors lie."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ Blob = NDArray[np.uint8]
 class ActivationGrid:
     """An activation as images x groups x rows x columns of pieces.
 
-    Where every image is one pixel (a matrix), the images become the columns of a single row, so that a tile can hold
-    many of them; `matrix` must then hold for all sides of a layer.
+    If every image is one pixel (a matrix), the images become the columns of a single row, so that a tile can hold many
+    of them; this must then be so for input, output and operands of the layer. images: batches of images. strides: bytes
+    from one image, group, row and column to the next. offset: byte in its storage where it begins.
     """
 
     act: Activation
@@ -39,7 +40,7 @@ class ActivationGrid:
 
     @staticmethod
     def of(cfg: Config, act: Activation, matrix: bool) -> ActivationGrid:
-        """Grid of the activation; matrix: its batches lie along columns."""
+        """Return the grid of an activation. matrix: whether its batches become columns."""
         pixels, piece = act.pixels, cfg.piece_bytes
         row, plane = pixels.columns * piece, pixels.rows * pixels.columns * piece
         image = act.storage_groups * plane
@@ -50,11 +51,12 @@ class ActivationGrid:
         return ActivationGrid(act, act.batches(cfg), act.height, act.width, strides, offset)
 
     def repeated(self, times: int) -> ActivationGrid:
-        """Images whose only row is there as often, at the same place."""
+        """Return the grid with its only row repeated `times` times, all at the same place in DRAM."""
         return replace(self, rows=times, strides=(*self.strides[:2], 0, self.strides[3]))
 
     def tensor(self, cfg: Config, name: str, groups: int, first: int = 0) -> tuple[Tensor, DramPlace]:
-        """[images, groups, rows, columns, batch, group] from group `first` on."""
+        """Return the tensor [images, groups, rows, columns, batch, group] from group `first` on, and its place in
+        DRAM."""
         shape = (self.images, groups, self.rows, self.columns, cfg.batch, cfg.group)
         strides = (*self.strides, cfg.group, 1)
         offset = self.offset + first * self.strides[1]
@@ -65,11 +67,11 @@ class ActivationGrid:
 class BlockStage:
     """One layer of a computation: a pass of the vector unit over `acc`, the sums of GEMM, or over `on_chip` itself.
 
-    on_chip [images, blocks, rows, columns, *entry]: its input, padded, in scratchpad `scope`; the tensor is called
-    "near" in printed loops. acc [images, blocks, rows, columns,
-    *entry]. weights, taps, par, table: constants in DRAM; taps are those of a depthwise sum of the vector unit. weights
-    of a product of two activations are computed from one of them. b: operand B of the pass, in vin: what the pass of
-    the stage before makes, or an activation.
+    vector: the operations of the pass. on_chip: the padded input in scratchpad `scope`, [images, blocks, rows, columns,
+    *entry]; printed loops call it "near". acc: sums of GEMM, [images, blocks, rows, columns, *entry]. weights, taps,
+    par, table: constants in DRAM; taps are the weights of a depthwise convolution on the vector unit. The weights of a
+    product of two activations are a tensor computed from one of them. b: operand B of the pass, in vin: the result of
+    the stage before, or an activation.
     """
 
     vector: VectorOp
@@ -85,10 +87,10 @@ class BlockStage:
 
 @dataclass(frozen=True)
 class Rows:
-    """Operation on rows of `count` elements by the intrinsic `name`.
+    """A softmax or normalisation of rows of `count` elements, computed by the intrinsic `name`.
 
-    within: sums or maxima of each row, [images, rows, columns], by the names of their intrinsics, the last one first.
-    powers: of a softmax, [1, 512] float32 in DRAM.
+    within: name of an intrinsic -> sum or maximum of each row that the instruction computes itself, [images, rows,
+    columns]; the last one computed is first. powers: of a softmax, [1, 512] float32 in DRAM.
     """
 
     name: str
@@ -101,11 +103,11 @@ class Rows:
 class LayerComputation:
     """A layer, a part of one, or a block of layers, as tensor expressions.
 
-    stages: its layers in order; `on_chip` or `b` of each but the first is the result of the one before. out [images,
-    blocks, rows, columns, *entry]: what the last pass makes. y [images, groups, rows, columns, batch, group]: in DRAM,
-    `groups` of it exist. inputs: what lies in DRAM; places says where. scalars: numbers
-    by name, of which no loop depends. rows: of a softmax or norm, whose on_chip and out are [images, rows, columns,
-    channels].
+    stages: its layers in order; `on_chip` or `b` of each but the first is the result of the stage before. out: the
+    result of the last pass, [images, blocks, rows, columns, *entry]. y: the same in DRAM, [images, groups, rows,
+    columns, batch, group], without groups that hold no channels. inputs: tensors in DRAM that it reads. places: where
+    inputs and y lie. scalars: numbers by name; loops do not depend on them. rows: for a softmax or norm, whose on_chip
+    and out are [images, rows, columns, channels].
     """
 
     workload: Workload | BlockWorkload
@@ -132,9 +134,11 @@ class LayerComputation:
 
     @cached_property
     def signature(self) -> Hashable:
-        """Equal for computations whose loops are the same, wherever their arrays lie and whatever their scalars are."""
+        """Key that is equal for computations with the same loops; addresses, data and scalars do not count."""
         arrays = (*self.inputs, self.y)
-        passes = tuple((stage.vector, str(stage.on_chip.body)) for stage in self.stages)  # with the padding that it has
+        passes = tuple(
+            (stage.vector, str(stage.on_chip.body)) for stage in self.stages
+        )  # the body says whether it is padded
         rows: tuple[Hashable, ...] = () if self.rows is None else (self.rows.count,)
         if self.rows is not None and self.rows.powers is None:
             rows = *rows, self.rows.name
@@ -142,22 +146,25 @@ class LayerComputation:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the signature, the same wherever it is asked for."""
+        """Digest of the signature, the same in all processes."""
         return hashlib.sha256(repr(self.signature).encode()).hexdigest()
 
 
 def window_of(layer: Layer) -> Window:
-    """Window over x of the sums of `layer`: that of a product of activations has rows for their offsets."""
+    """Return the window over x of the sums of `layer`; that of a product of activations has rows for zero points."""
     return layer.window if layer.product is None else layer.product.window
 
 
 def zero_point(layer: Layer) -> dict[str, float]:
-    """The scalar of VECTOR that holds the zero point of y; {} without requantisation."""
+    """Return the scalar of VECTOR that holds the zero point of y, by its name; {} without requantisation."""
     return {} if layer.requantise is None else {"zero_point": layer.requantise.zero_point}
 
 
-def within(index: Expr, size: int, count: int, step: int, before: int) -> list[Expr]:
-    """Tests that `index`, i * step - before for i < count, is one of `size`; only those that can fail."""
+def range_conditions(index: Expr, size: int, count: int, step: int, before: int) -> list[Expr]:
+    """Return the conditions for 0 <= `index` < `size` that can fail.
+
+    index: i * step - before, for some i from 0 to count - 1.
+    """
     tests = [index >= 0] if before > 0 else []
     if (count - 1) * step - before >= size:
         tests.append(index < size)

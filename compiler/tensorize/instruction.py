@@ -1,8 +1,8 @@
-"""Instructions whose addresses depend on the loops around them: the fields that stay, and those that change.
+"""Instructions whose addresses depend on the loops around them: fields that stay constant, and fields that change.
 
-instruction_builder.py makes one of an intrinsic and its loops, once. `fields` then gives the instruction for values of
-the loops outside, with additions only: addresses are sums over these loops, and padding is how far a block reaches over
-the borders of its tensor.
+instruction_builder.py builds one from an intrinsic and its loops, once. `fields` then gives the instruction for values
+of the loops outside, by additions only: addresses are linear in these loops, and padding is how far a block reaches
+beyond the borders of its tensor.
 """
 
 from __future__ import annotations
@@ -22,32 +22,35 @@ from celosia.compiler.tensorize.transfer import PAD_MAX, X_MAX, YZ_MAX, Dim, coa
 from celosia.hw.spec.isa import OUTER_LOOPS, Opcode
 
 Env = dict[Var, int]
+"""Value of each loop variable."""
 Fields = dict[str, int]
-
+"""Value of each field of an instruction."""
 
 BY_BLOCK = ("wgt", "par", "tap")
-"""Operands with one entry for all pixels of an output block."""
+"""Operands of which all pixels of an output block use the same entry."""
 
 
 class RenderError(ValueError):
-    """Loops that the accelerator cannot run; the message says why."""
+    """Raised for loops that the accelerator cannot run; the message says why."""
 
 
 class NotOneInstruction(Exception):
-    """Loops that are not one instruction; the message says why."""
+    """Raised for loops that are not a single instruction, so that the outermost is unrolled; the message says why."""
 
 
 @dataclass(frozen=True)
-class Sum:
-    """An index as base + sum of variable * step over the loops outside. others: expressions of these loops that are no
-    variables, and their steps."""
+class LinearForm:
+    """An index or address: base + sum of variable * step over the loops outside the instruction.
+
+    terms: (variable, step). others: (expression of these loops that is no variable, step).
+    """
 
     base: int
     terms: tuple[tuple[Var, int], ...] = ()
     others: tuple[tuple[Expr, int], ...] = ()
 
     def at(self, env: Mapping[Var, int]) -> int:
-        """Evaluate the sum for values of the variables."""
+        """Return the value for these values of the variables."""
         total = self.base
         for var, step in self.terms:
             total += env[var] * step
@@ -55,31 +58,32 @@ class Sum:
             total += int(evaluate(other, env)) * step
         return total
 
-    def plus(self, base: int) -> Sum:
-        """Add a constant."""
-        return Sum(self.base + base, self.terms, self.others)
+    def plus(self, base: int) -> LinearForm:
+        """Return the sum with a constant."""
+        return LinearForm(self.base + base, self.terms, self.others)
 
-    def scaled(self, by: int) -> Sum:
-        """Multiply by a constant."""
-        return Sum(self.base * by, _times(self.terms, by), _times(self.others, by))
+    def scaled(self, by: int) -> LinearForm:
+        """Return the product with a constant."""
+        return LinearForm(self.base * by, _scale_steps(self.terms, by), _scale_steps(self.others, by))
 
-    def divided(self, by: int) -> Sum | None:
-        """Divide by a constant; None where a step is no multiple of it."""
+    def divided(self, by: int) -> LinearForm | None:
+        """Return the quotient by a constant; None if the base or a step is no multiple of it."""
         parts = (*self.terms, *self.others)
         if self.base % by or any(step % by for _, step in parts):
             return None
-        return Sum(self.base // by, _over(self.terms, by), _over(self.others, by))
+        return LinearForm(self.base // by, _divide_steps(self.terms, by), _divide_steps(self.others, by))
 
 
 @dataclass(frozen=True)
 class TileAccess:
-    """The begin of a tile as an element of its tensor, and the step by which each loop of the instruction moves it."""
+    """Where a tile begins in its tensor, in elements, and the step by which each loop of the instruction moves it."""
 
-    begin: Sum
+    begin: LinearForm
     steps: tuple[int, ...]
 
     def in_units(self, size: int, what: object) -> TileAccess:
-        """Convert to units of `size` elements. NotOneInstruction, naming `what`, where these are no whole numbers."""
+        """Convert to units of `size` elements. Raises NotOneInstruction, naming `what`, if these are no whole
+        numbers."""
         begin = self.begin.divided(size)
         if begin is None or any(step % size for step in self.steps):
             raise NotOneInstruction(f"{what} begins or moves by other than multiples of {size} elements")
@@ -88,33 +92,36 @@ class TileAccess:
 
 @dataclass(frozen=True)
 class Limit:
-    """Bound of loop `number`: its iterations i exist with low + i * step >= 0 where `lower`, else with
-    i * step < low."""
+    """A bound of loop `number` of the instruction.
+
+    Iterations i exist for which low + i * step >= 0 if it is a `lower` bound, else those for which i * step < low.
+    """
 
     number: int
-    low: Sum
+    low: LinearForm
     step: int
     lower: bool
 
     def at(self, env: Mapping[Var, int]) -> int:
-        """The first iteration that exists where `lower`, else the end of those that do."""
+        """Return the first iteration that exists, of a `lower` bound; else the end of those that exist."""
         value = self.low.at(env)
         return -(value // self.step) if self.lower else -(-value // self.step)
 
 
 @dataclass(frozen=True)
 class ComputeInstruction:
-    """GEMM or VECTOR with open addresses.
+    """GEMM or VECTOR whose addresses are not known yet.
 
-    bases: fields that hold addresses, each with its scratchpad tensor, the place within it, and places of an entry.
-    bounds: limits of the instruction's loops; iterations outside give the number `pad`.
+    static: fields that are always the same. bases: fields that hold addresses: (field, scratchpad tensor, address
+    within it, addresses of one entry). begins: for GEMM, the loops outside that must be at 0 for it to overwrite acc;
+    None if it always accumulates. parameters: of the rule's fields. bounds: (loop's letter, limit); iterations outside
+    of the limits write the number `pad`.
     """
 
     opcode: Opcode
     static: Fields
-    bases: tuple[tuple[str, Tensor, Sum, int], ...]
+    bases: tuple[tuple[str, Tensor, LinearForm, int], ...]
     begins: tuple[Var, ...] | None
-    """GEMM: loops outside that must be at 0 for it to overwrite; None where it always accumulates."""
     parameters: Mapping[str, Expr]
     rule: rules.Compute
     bounds: tuple[tuple[str, Limit], ...] = ()
@@ -125,8 +132,9 @@ class ComputeInstruction:
         """Scratchpad tensors that the instruction reads or writes."""
         return [tensor for _, tensor, _, _ in self.bases]
 
-    def touched(self, env: Env, of: Tensor, constants: Fields, written: bool, taps: int) -> set[int]:
-        """Entries of the tensor `of`, counted from its first, that are `written`, or else read. taps: of the Config."""
+    def touched_entries(self, env: Env, of: Tensor, constants: Fields, written: bool, taps: int) -> set[int]:
+        """Return the entries of tensor `of` that are written (if `written`) or read, counted from its first. taps:
+        Config's."""
         touched: set[int] = set()
         for name, tensor, _, places in self.bases:
             if tensor is not of or written != (name == "dst_base"):
@@ -142,13 +150,16 @@ class ComputeInstruction:
         return touched
 
     def constants(self, scalars: Mapping[str, Any]) -> Fields:
-        """The fields that no loop outside changes."""
+        """Return the fields that no loop outside changes. scalars: values of the function's scalars."""
         values = {name: _scalar(e, scalars) for name, e in self.parameters.items()}
         fields = self.static | self.rule.fields(**values) if values else self.static
         return fields if self.pad is None else fields | {PAD: int(_scalar(self.pad, scalars))}
 
     def instructions(self, env: Env, slots: Mapping[Tensor, int], constants: Fields) -> Iterator[Fields]:
-        """Generate the fields of the instruction for iterations that exist, and of those that fill the others."""
+        """Yield the fields of the instruction for the iterations that exist, then of instructions that fill the others.
+
+        slots: first entries of the tensors. constants: from the method `constants`.
+        """
         fields = self.fields(env, slots, constants)
         pad = fields.pop(PAD, 0)
         if not self.bounds:
@@ -157,23 +168,23 @@ class ComputeInstruction:
         ranges: dict[str, tuple[int, int]] = {}
         for loop, bound in self.bounds:
             first, end = ranges.get(loop, (0, fields[f"extent_{loop}"]))
-            at = bound.at(env)
-            ranges[loop] = (max(first, at), end) if bound.lower else (first, min(end, at))
+            limit = bound.at(env)
+            ranges[loop] = (max(first, limit), end) if bound.lower else (first, min(end, limit))
         if any(first >= end for first, end in ranges.values()):
             raise TilingError("a tile that lies in the padding alone")
-        inside = _restricted(fields, ranges)
+        inside = _restrict(fields, ranges)
         yield inside
-        # What is filled reads an entry that is there, and clips it to the one number.
-        filled = {name: value for name, value in fields.items() if name in _FILLING}
+        # An instruction that fills reads an entry that exists, and clips it to the number.
+        filled = {name: value for name, value in fields.items() if name in _FILL_FIELDS}
         filled |= {"a_base": inside["a_base"], "extent_r": 1, "extent_s": 1, "clip_lo": pad, "clip_hi": pad}
         for loop, (first, end) in ranges.items():
             for part in ((0, first), (end, filled[f"extent_{loop}"])):
                 if part[0] < part[1]:
-                    yield _restricted(filled, {loop: part})
-            filled = _restricted(filled, {loop: (first, end)})
+                    yield _restrict(filled, {loop: part})
+            filled = _restrict(filled, {loop: (first, end)})
 
     def fields(self, env: Env, slots: Mapping[Tensor, int], constants: Fields) -> Fields:
-        """All fields, for values of the loops outside. constants: from the method `constants`."""
+        """Return all fields for values of the loops outside. slots, constants: see `instructions`."""
         fields = dict(constants)
         for name, tensor, place, places in self.bases:
             fields[name] = slots[tensor] * places + place.at(env)
@@ -183,14 +194,15 @@ class ComputeInstruction:
 
 
 PAD = "pad"
-"""Key among an instruction's constants: the number that fills places without a result."""
-_FILLING = {"a_source", "destination", "dst_base", "extent_r", "extent_s"} | {
+"""Key among an instruction's constants: the number that fills entries without a result."""
+_FILL_FIELDS = {"a_source", "destination", "dst_base", "extent_r", "extent_s"} | {
     f"{name}_{loop}" for name in ("extent", "dst") for loop in OUTER_LOOPS
 }
+"""Fields that an instruction which only fills takes over."""
 
 
-def _restricted(fields: Fields, ranges: Mapping[str, tuple[int, int]]) -> Fields:
-    """Restrict an instruction to iterations [first, end) of some of its loops."""
+def _restrict(fields: Fields, ranges: Mapping[str, tuple[int, int]]) -> Fields:
+    """Return the fields of an instruction restricted to iterations [first, end) of some of its loops."""
     fields = dict(fields)
     for loop, (first, end) in ranges.items():
         fields[f"extent_{loop}"] = end - first
@@ -199,9 +211,12 @@ def _restricted(fields: Fields, ranges: Mapping[str, tuple[int, int]]) -> Fields
     return fields
 
 
-class _Part(NamedTuple):
-    """A block of which only some iterations exist: its fields, and the bytes of DRAM and places of the scratchpad by
-    which it begins later than the whole block."""
+class _PartialMove(NamedTuple):
+    """A LOAD or STORE of which only some iterations exist.
+
+    fields: without addresses. address, place: bytes of DRAM and pieces of the scratchpad by which it begins later than
+    the whole block.
+    """
 
     fields: Fields
     address: int
@@ -212,9 +227,11 @@ class _Part(NamedTuple):
 class MoveInstruction:
     """LOAD or STORE of a block of up to three dimensions.
 
-    on_chip, tensor: tensors in the scratchpad and in DRAM. pieces: elements of an entry. address: bytes from the begin
-    of `tensor`. dims: of the loops, from the outermost. bounds: limits of the loops; iterations outside are padding of
-    a LOAD, and left out of a STORE.
+    static: fields that are always the same. on_chip, tensor: tensors in the scratchpad and in DRAM. pieces: pieces of
+    an entry. place: pieces from the begin of `on_chip`. address: bytes from the begin of `tensor`. dims: of the loops,
+    from the outermost. whole: fields if all iterations exist. bounds: limits of the loops; a LOAD fills iterations
+    outside with padding, a STORE leaves them out. pad: value of padding. index: for each dimension of `tensor`, the
+    index where the block begins, and how far the block reaches beyond it.
     """
 
     opcode: Opcode
@@ -222,17 +239,18 @@ class MoveInstruction:
     on_chip: Tensor
     tensor: Tensor
     pieces: int
-    place: Sum
-    address: Sum
+    place: LinearForm
+    address: LinearForm
     dims: tuple[Dim, ...]
     whole: Fields
     bounds: tuple[Limit, ...]
     pad: Expr | None
     piece_bytes: int
-    index: tuple[tuple[Sum, int], ...]
-    """For each dimension of `tensor`: the index at the begin, and how far the block reaches beyond it."""
-    _parts: dict[Hashable, _Part | None] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """By the iterations that exist: most tiles of a loop have one of a few."""
+    index: tuple[tuple[LinearForm, int], ...]
+    _partial_moves: dict[Hashable, _PartialMove | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Cache by the iterations that exist; the tiles of a loop have few different ones."""
 
     @property
     def loads(self) -> bool:
@@ -244,27 +262,27 @@ class MoveInstruction:
         """The tensor in the scratchpad."""
         return [self.on_chip]
 
-    def moved(self, fields: Fields, first: int) -> Fields:
-        """Move the scratchpad tensor of `fields` from entry 0 to entry `first`."""
+    def at_entry(self, fields: Fields, first: int) -> Fields:
+        """Change `fields`, computed for entry 0 of the scratchpad, to begin at entry `first`, and return them."""
         fields["sram_base"] += first * self.pieces
         return fields
 
     def constants(self, scalars: Mapping[str, Any]) -> Fields:
-        """The fields that no loop outside changes, of a block that exists as a whole; and the value of padding."""
+        """Return the fields of a block of which all iterations exist, with the value of padding."""
         return self.whole if self.pad is None else self.whole | {"pad_value": int(_scalar(self.pad, scalars))}
 
     def fields(self, env: Env, first: int, begin: int, constants: Fields) -> Fields | None:
-        """All fields, for values of the loops outside; None where nothing is to be moved.
+        """Return all fields for values of the loops outside; None if there is nothing to move.
 
         first: entry of the scratchpad tensor. begin: byte of the tensor in DRAM. constants: from the method
-        `constants`. TilingError for padding alone, or where the block is no single transfer.
+        `constants`. Raises TilingError if it is padding only, or no single transfer.
         """
         address, place = begin + self.address.at(env), first * self.pieces + self.place.at(env)
         ranges = self._ranges(env)
         if ranges is None:
             fields = dict(constants)
         else:
-            part = self._part(ranges)
+            part = self._partial_move(ranges)
             if part is None:
                 return None
             fields, address, place = dict(part.fields), address + part.address, place + part.place
@@ -274,47 +292,48 @@ class MoveInstruction:
         return fields
 
     def _ranges(self, env: Env) -> dict[int, tuple[int, int]] | None:
-        """The iterations [first, end) of each bounded loop that exist; None where all do."""
+        """Return the iterations [first, end) of each loop of which not all exist; None if all exist."""
         ranges: dict[int, tuple[int, int]] = {}
         for bound in self.bounds:
             extent = self.dims[bound.number].count
             first, end = ranges.get(bound.number, (0, extent))
-            at = bound.at(env)
-            first, end = (max(first, at), end) if bound.lower else (first, min(end, at))
+            limit = bound.at(env)
+            first, end = (max(first, limit), end) if bound.lower else (first, min(end, limit))
             if (first, end) != (0, extent):
                 ranges[bound.number] = first, end
         return ranges or None
 
-    def _part(self, ranges: dict[int, tuple[int, int]]) -> _Part | None:
-        """The block of these iterations, remembered; None where nothing is to be moved. TilingError as in `fields`."""
+    def _partial_move(self, ranges: dict[int, tuple[int, int]]) -> _PartialMove | None:
+        """Return the transfer of these iterations, computed once; None if there is nothing to move. Raises
+        TilingError."""
         key = tuple(ranges.items())
-        if key not in self._parts:
-            self._parts[key] = self._partly(ranges)
-        return self._parts[key]
+        if key not in self._partial_moves:
+            self._partial_moves[key] = self._make_partial_move(ranges)
+        return self._partial_moves[key]
 
-    def _partly(self, ranges: dict[int, tuple[int, int]]) -> _Part | None:
-        """Compute the block of these iterations; see `_part`."""
+    def _make_partial_move(self, ranges: dict[int, tuple[int, int]]) -> _PartialMove | None:
+        """Compute the transfer of these iterations; see `_partial_move`."""
         if any(first >= end for first, end in ranges.values()):
             if not self.loads:
                 return None
             raise TilingError("a tile that lies in the padding alone")
         try:
-            return self._padded(ranges) if self.loads else self._cut(ranges)
+            return self._pad_load(ranges) if self.loads else self._cut_store(ranges)
         except NotOneInstruction as refused:
             raise TilingError(str(refused)) from None
 
-    def _cut(self, ranges: dict[int, tuple[int, int]]) -> _Part:
-        """The STORE of these ranges of its dimensions alone."""
+    def _cut_store(self, ranges: dict[int, tuple[int, int]]) -> _PartialMove:
+        """Return the STORE of these ranges of its dimensions only."""
         dims = list(self.dims)
         address = place = 0
         for number, (first, end) in ranges.items():
             dim = dims[number]
             address, place = address + first * dim.dram, place + first * dim.sram
             dims[number] = replace(dim, count=end - first)
-        return _Part({**self.static, **block_fields(dims, self.piece_bytes)}, address, place)
+        return _PartialMove({**self.static, **block_fields(dims, self.piece_bytes)}, address, place)
 
-    def _padded(self, ranges: dict[int, tuple[int, int]]) -> _Part:
-        """The LOAD of these ranges of its dimensions, with padding around them."""
+    def _pad_load(self, ranges: dict[int, tuple[int, int]]) -> _PartialMove:
+        """Return the LOAD of these ranges of its dimensions, with padding for the other iterations."""
         z, y, x = as_planes(self.dims, self.piece_bytes, frozenset(ranges))
         pads: dict[str, int] = {}
         sizes = []
@@ -331,27 +350,27 @@ class MoveInstruction:
             "dram_y": y[1].dram, "dram_z": z[1].dram, "x_size": sizes[2], "y_size": sizes[1], "z_size": sizes[0],
             "sram_x": x[1].sram, "sram_y": y[1].sram, "sram_z": z[1].sram,
         }  # fmt: skip
-        return _Part({**self.static, **pads, **fields}, address, 0)
+        return _PartialMove({**self.static, **pads, **fields}, address, 0)
 
     def check(self, env: Env) -> None:
-        """Raise the TilingError of `fields`, if there is one."""
+        """Raise TilingError if `fields` would for these values of the loops outside."""
         if ranges := self._ranges(env):
-            self._part(ranges)
+            self._partial_move(ranges)
 
     def span(self, dimension: int, env: Env) -> tuple[int, int]:
-        """Indices [first, end) of one dimension of `tensor` that are moved, without padding."""
+        """Return the indices [first, end) of one dimension of `tensor` that are moved, without padding."""
         first, reach = self.index[dimension]
         begin = first.at(env)
         return max(begin, 0), min(begin + reach + 1, self.tensor.shape[dimension])
 
     def moved_pieces(self, env: Env) -> int:
-        """Elements that are moved, without padding."""
+        """Return the number of pieces that are moved, without padding."""
         ranges = self._ranges(env) or {}
         return prod(ranges[n][1] - ranges[n][0] if n in ranges else dim.count for n, dim in enumerate(self.dims))
 
 
 def _scalar(e: Expr, scalars: Mapping[str, Any]) -> Any:
-    """The value of a parameter: a constant, or a scalar of the function."""
+    """Return the value of a parameter: a constant or one of `scalars`. Raises RenderError for another expression."""
     if isinstance(e, Const):
         return e.value
     if isinstance(e, Var) and e.name in scalars:
@@ -360,18 +379,24 @@ def _scalar(e: Expr, scalars: Mapping[str, Any]) -> Any:
 
 
 LARGE = 1 << 40
+"""A number of iterations beyond all loops, see `Limit`."""
 
 
-def _times(parts: tuple[tuple[Any, int], ...], by: int) -> tuple[tuple[Any, int], ...]:
+def _scale_steps(parts: tuple[tuple[Any, int], ...], by: int) -> tuple[tuple[Any, int], ...]:
+    """Return `parts` with all steps multiplied."""
     return tuple((part, step * by) for part, step in parts)
 
 
-def _over(parts: tuple[tuple[Any, int], ...], by: int) -> tuple[tuple[Any, int], ...]:
+def _divide_steps(parts: tuple[tuple[Any, int], ...], by: int) -> tuple[tuple[Any, int], ...]:
+    """Return `parts` with all steps divided."""
     return tuple((part, step // by) for part, step in parts)
 
 
 def block_fields(dims: Sequence[Dim], piece: int) -> Fields:
-    """Fields of the sizes and steps of a LOAD without padding, or of a STORE."""
+    """Return the size and stride fields of a STORE, or of a LOAD without padding. Raises NotOneInstruction.
+
+    piece: bytes of a piece in DRAM.
+    """
     try:
         x, y, z = coalesce(list(dims), piece)
     except TilingError as error:
@@ -383,18 +408,19 @@ def block_fields(dims: Sequence[Dim], piece: int) -> Fields:
 
 
 Numbered = tuple[int, Dim]
+"""Number of a loop and its dimension."""
 
 
 @cache
 def as_planes(dims: tuple[Dim, ...], piece: int, bounded: frozenset[int]) -> tuple[Numbered, Numbered, Numbered]:
-    """Arrange dimensions as planes, rows and elements of a padded LOAD, each with the number of its loop.
+    """Arrange dimensions as (planes, rows, elements) of a padded LOAD, each with the number of its loop.
 
-    Bounded loops are rows and elements of their own, others are planes or are joined with each other.
-    NotOneInstruction where that is impossible.
+    Only rows and elements can have padding, so bounded loops must become these; other loops may be joined. Raises
+    NotOneInstruction if that is impossible.
     """
-    some = [(number, dim) for number, dim in enumerate(dims) if dim.count > 1 or number in bounded]
+    candidates = [(number, dim) for number, dim in enumerate(dims) if dim.count > 1 or number in bounded]
     reason = "a padded block has at most planes, rows and elements"
-    for planes, rows, elements in product((None, *some), repeat=3):
+    for planes, rows, elements in product((None, *candidates), repeat=3):
         chosen = [part for part in (planes, rows, elements) if part is not None]
         numbers = [number for number, _ in chosen]
         if len(set(numbers)) != len(chosen) or (planes is not None and planes[0] in bounded):
@@ -403,25 +429,25 @@ def as_planes(dims: tuple[Dim, ...], piece: int, bounded: frozenset[int]) -> tup
             continue
         if not bounded <= set(numbers):
             continue
-        rest = [dim for number, dim in some if number not in numbers]
-        if rest:
+        if any(number not in numbers for number, _ in candidates):
             continue
-        nothing = (-1, Dim(1, 0, 0))
-        z, y, x = planes or nothing, rows or nothing, elements or (-1, Dim(1, piece, 1))
+        no_loop = (-1, Dim(1, 0, 0))
+        z, y, x = planes or no_loop, rows or no_loop, elements or (-1, Dim(1, piece, 1))
         if x[1].count <= X_MAX and max(y[1].count, z[1].count) <= YZ_MAX:
             return z, y, x
-    joined = _joined(dims, bounded)
-    if joined is not None:
-        return as_planes(joined, piece, bounded)
+    fewer_dims = _join_even_loops(dims, bounded)
+    if fewer_dims is not None:
+        return as_planes(fewer_dims, piece, bounded)
     raise NotOneInstruction(reason)
 
 
-def _joined(dims: tuple[Dim, ...], bounded: frozenset[int]) -> tuple[Dim, ...] | None:
-    """Join two loops that are not bounded and step evenly, so that the block has one less. None where none do."""
+def _join_even_loops(dims: tuple[Dim, ...], bounded: frozenset[int]) -> tuple[Dim, ...] | None:
+    """Join two unbounded loops of which one continues the other, so that the block has one loop less; None if none
+    do."""
     for a, outer in enumerate(dims):
         for b, inner in enumerate(dims):
-            free = a != b and a not in bounded and b not in bounded and outer.count > 1 and inner.count > 1
-            if free and (outer.dram, outer.sram) == (inner.count * inner.dram, inner.count * inner.sram):
+            can_join = a != b and a not in bounded and b not in bounded and outer.count > 1 and inner.count > 1
+            if can_join and (outer.dram, outer.sram) == (inner.count * inner.dram, inner.count * inner.sram):
                 changed = list(dims)
                 changed[a], changed[b] = Dim(1, 0, 0), Dim(outer.count * inner.count, inner.dram, inner.sram)
                 return tuple(changed)
@@ -429,4 +455,4 @@ def _joined(dims: tuple[Dim, ...], bounded: frozenset[int]) -> tuple[Dim, ...] |
 
 
 Dims = list[tuple[int, dict[str, int], int | None]]
-"""Loops: extent, step of each operand, and the loop's number where only some of its iterations exist."""
+"""Loops: (extent, step of each operand, number of the loop if only some of its iterations exist, else None)."""

@@ -1,7 +1,7 @@
-"""Intrinsics of the accelerator.
+"""What an intrinsic of the accelerator is; intrinsics.py, norm.py and softmax.py declare them.
 
-An intrinsic is declared by its behaviour, a tensor expression over tiles whose sizes come from the Config, and by its
-lowering rule, which says of which instruction the tiles are operands. The loops around an intrinsic become loops of the
+An intrinsic has a behaviour, a tensor expression over tiles whose sizes come from the Config, and a lowering rule,
+which names the instruction and which of its operands each tile is. The loops around an intrinsic become loops of the
 instruction, as many as it has (see render.py).
 """
 
@@ -19,37 +19,39 @@ from celosia.compiler.tensorize.match import TileOperation, match
 from celosia.hw.spec.isa import Opcode
 
 Args = tuple[Expr | Tensor | int, ...]
+"""Arguments of an intrinsic in a loop: the begin of each tile, the value of each parameter, whether a reduction
+begins."""
 
 
 @dataclass(frozen=True)
 class Compute:
     """Lowering to GEMM or VECTOR.
 
-    operands: the operand of the instruction that each tile is, by their names. fields: other fields of the instruction,
-    from the values of the behaviour's parameters. alone: whether it keeps its unit for long.
+    operands: name of a tile -> name of the instruction's operand. fields: other fields of the instruction, computed
+    from the values of the behaviour's parameters. slots: the instruction's loops over results that loops around the
+    intrinsic can become. alone: whether it keeps its unit busy for long, so that no other tile should interleave.
     """
 
     opcode: Opcode
     operands: Mapping[str, str]
     fields: Callable[..., dict[str, int]] = lambda: {}
     slots: str = "nyx"
-    """The instruction's loops over results that loops around the intrinsic can become."""
     alone: bool = False
 
 
 ROW, POWERS = "row", "exp"
-"""Scopes of tiles that are no operands: numbers of a row that an instruction computes for itself, and the scratchpad of
+"""Scopes of tiles that are no operands: a row's numbers that the instruction computes itself, and the scratchpad of
 powers, which it reads as a whole."""
 
 
 @dataclass(frozen=True)
 class ImplicitOperand:
-    """Lowering to no instruction: the one that reads the result, in scope `ROW`, computes it itself."""
+    """Lowering to no instruction: the instruction that reads the result, in scope `ROW`, computes it itself."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """Lowering to LOAD or STORE, whose elements the tiles are.
+    """Lowering to LOAD or STORE; a tile is one element that it moves.
 
     The behaviour may have the parameters `inside`, whether a tile is read or padding, and `pad`, the value of padding.
     fields: other fields of the instruction.
@@ -63,7 +65,7 @@ class Move:
 class TensorIntrinsic(TileOperation):
     """A tile operation of the accelerator, and the instruction that it becomes.
 
-    units: elements whose multiples a tile may begin at, by its name, where that is not its size.
+    units: name of a tile -> number of elements at whose multiples it may begin, if that is not its size.
     """
 
     rule: Compute | Move | ImplicitOperand
@@ -73,25 +75,28 @@ class TensorIntrinsic(TileOperation):
         for tile in self.tiles:
             if tile.name not in self.scopes:
                 raise ValueError(f"{self.name}: the memory of {tile.name} is not said")
-            inner = self.scopes[tile.name] in (ROW, POWERS)
-            if isinstance(self.rule, Compute) and not inner and tile.name not in self.rule.operands:
+            is_implicit = self.scopes[tile.name] in (ROW, POWERS)
+            if isinstance(self.rule, Compute) and not is_implicit and tile.name not in self.rule.operands:
                 raise ValueError(f"{self.name}: {tile.name} is no operand of {self.rule.opcode.name}")
 
     def unit(self, tile: Tensor) -> int:
         return self.units.get(tile.name, tile.size)
 
     def match(self, nest: For, first: Expr, scope: Callable[[Tensor], str]) -> Intrinsic:
-        """The intrinsic in the place of `nest`; see loops.Declared. Raises Mismatch."""
+        """Return the intrinsic statement that replaces the loops `nest`; see loops.Declared. Raises TileMismatch."""
         return Intrinsic(self.name, match(self, nest, first, scope), self)
 
     def window(self, args: Args) -> tuple[Axis, ...]:
-        """The loops over which tiles are combined before anything else; they occur in the index of a tile's begin."""
+        """Return the axes of the window over which tiles are reduced first; they occur in the index of a tile's
+        begin."""
         reductions = sorted((arg.axes for arg in args if isinstance(arg, Reduce)), key=len, reverse=True)
         return tuple(dict.fromkeys(axis for axes in reductions for axis in axes))
 
     def split_args(self, args: Args) -> tuple[dict[Tensor, Load], dict[Var, Expr], Expr]:
         """Split arguments into the begins of tiles, the values of parameters, and whether a reduction begins.
-        ValueError where they are others."""
+
+        Raises ValueError if they do not fit the intrinsic.
+        """
         wanted = len(self.tiles) + len(self.parameters) + self.reduces
         if len(args) != wanted:
             raise ValueError(f"{self.name} has {wanted} arguments, not {len(args)}")
@@ -112,7 +117,7 @@ class TensorIntrinsic(TileOperation):
         return tiles, values, first
 
     def argument_error(self, args: Args, scope: Callable[[Tensor], str]) -> str | None:
-        """Why it cannot have these arguments, whose memories `scope` tells; None where it can."""
+        """Return why it cannot have these arguments; None if it can. scope: gives the memory of a tensor."""
         try:
             tiles, _, _ = self.split_args(args)
         except ValueError as error:
@@ -123,34 +128,36 @@ class TensorIntrinsic(TileOperation):
         return None
 
     def meaning(self, args: Args) -> Stmt:
-        """The loops that the intrinsic stands for."""
+        """Return the loops that the intrinsic stands for, to be interpreted or compiled for the CPU."""
         tiles, values, first = self.split_args(args)
         behaviour, body = self.behaviour, self.behaviour.body
         assert body is not None
 
-        def at(tile: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
+        def locate(tile: Tensor, index: tuple[Expr, ...]) -> tuple[Tensor, tuple[Expr, ...]]:
+            """Return the tensor that a tile lies in, and the number of its element at `index` in the tile."""
             start = tiles[tile]
             base: Expr = flatten(start.tensor.shape, start.index) if start.index else Const(0, INDEX)
             return start.tensor, (base + flatten(tile.shape, index),)
 
-        def actual(e: Expr) -> Expr | None:
-            return Load(*at(e.tensor, e.index)) if isinstance(e, Load) and e.tensor in tiles else None
+        def replace_tile(e: Expr) -> Expr | None:
+            return Load(*locate(e.tensor, e.index)) if isinstance(e, Load) and e.tensor in tiles else None
 
-        def loops(axes: Sequence[Var], inner: Stmt) -> Stmt:
+        def nest(axes: Sequence[Var], statement: Stmt) -> Stmt:
+            """Return `statement` inside loops over `axes`."""
             for axis in reversed(axes):
-                inner = For(axis, getattr(axis, "extent", 1), inner)
-            return inner
+                statement = For(axis, getattr(axis, "extent", 1), statement)
+            return statement
 
-        value = substitute(rewrite(body.value if isinstance(body, Reduce) else body, actual), values)
-        target, index = at(behaviour, behaviour.axes)
-        inner = next((node for node in walk(value) if isinstance(node, Reduce)), None)
-        if inner is not None:
-            sum_ = Tensor("window", (), inner.dtype)
+        value = substitute(rewrite(body.value if isinstance(body, Reduce) else body, replace_tile), values)
+        target, index = locate(behaviour, behaviour.axes)
+        reduction = next((node for node in walk(value) if isinstance(node, Reduce)), None)
+        if reduction is not None:
+            sum_ = Tensor("window", (), reduction.dtype)
             after = rewrite(value, lambda e: Load(sum_, ()) if isinstance(e, Reduce) else None)
-            begin = Store(sum_, (), reduction_identity(inner.kind, inner.dtype))
-            step = loops((*self.window(args), *inner.axes), Update(inner.kind, sum_, (), inner.value))
-            return loops(behaviour.axes, Alloc(sum_, block(begin, step, Store(target, index, after)), "local"))
+            begin = Store(sum_, (), reduction_identity(reduction.kind, reduction.dtype))
+            step = nest((*self.window(args), *reduction.axes), Update(reduction.kind, sum_, (), reduction.value))
+            return nest(behaviour.axes, Alloc(sum_, block(begin, step, Store(target, index, after)), "local"))
         if not isinstance(body, Reduce):
-            return loops(behaviour.axes, Store(target, index, value))
+            return nest(behaviour.axes, Store(target, index, value))
         reset = If(first, Store(target, index, reduction_identity(body.kind, behaviour.dtype)))
-        return loops(behaviour.axes, block(reset, loops(body.axes, Update(body.kind, target, index, value))))
+        return nest(behaviour.axes, block(reset, nest(body.axes, Update(body.kind, target, index, value))))

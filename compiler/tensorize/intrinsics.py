@@ -1,4 +1,6 @@
-"""The accelerator's operations, as intrinsics for Stage.tensorize. intrinsic.py says what an intrinsic is.
+"""The intrinsics of a Config, for Stage.tensorize: GEMM, LOAD, STORE and the passes of VECTOR.
+
+intrinsic.py says what an intrinsic is; those of rows are in softmax.py and norm.py.
 
 >>> from celosia.hw.spec.config import Config
 >>> print(gemm(Config.load("tiny")).behaviour.body)
@@ -34,26 +36,27 @@ __all__ = [
 ]  # fmt: skip
 
 BUFFERS = {b.name.lower(): b for b in Buffer}
-"""Scratchpads that LOAD writes, by their scope."""
+"""Scope -> the scratchpad that LOAD writes."""
 
 
 def tile_shape(cfg: Config, scope: str) -> tuple[int, ...]:
-    """Shape of an entry of a scratchpad, which GEMM and the vector unit work on."""
+    """Return the shape of an entry of scratchpad `scope`, on which GEMM and the vector unit work."""
     return scratchpads(cfg)[scope].shape
 
 
 def element_shape(cfg: Config, scope: str) -> tuple[int, ...]:
-    """Shape of an element, which one step of LOAD or STORE moves."""
+    """Return the shape of an element of scratchpad `scope`, which one step of LOAD or STORE moves."""
     return scratchpads(cfg)[scope].piece_shape
 
 
 def element_type(cfg: Config, scope: str) -> str:
-    """Element type of scratchpad `scope`."""
+    """Return the element type of scratchpad `scope`."""
     return scratchpads(cfg)[scope].element
 
 
 def gemm(cfg: Config) -> TensorIntrinsic:
-    """acc += inp . wgt transposed, for one entry of each; the first step overwrites acc."""
+    """Declare GEMM: acc += inp . wgt transposed, for one entry of each; the first step of a reduction overwrites
+    acc."""
     inp = placeholder(tile_shape(cfg, "inp"), "int8", "inp")
     wgt = placeholder(tile_shape(cfg, "wgt"), "int8", "wgt")
     q, k = reduce_axis(cfg.inp_pieces, "q"), reduce_axis(cfg.group, "k")
@@ -68,14 +71,14 @@ def gemm(cfg: Config) -> TensorIntrinsic:
 
 
 def load(cfg: Config, scope: str) -> TensorIntrinsic:
-    """A copy of one element from DRAM to a scratchpad."""
+    """Declare LOAD: copy one element from DRAM to scratchpad `scope`."""
     src = placeholder(element_shape(cfg, scope), element_type(cfg, scope), "src")
     dst = compute(src.shape, lambda *i: src[i], "dst")
     return TensorIntrinsic(f"load_{scope}", dst, {"src": "dram", "dst": scope}, Move(Opcode.LOAD))
 
 
 def padded_load(cfg: Config, scope: str) -> TensorIntrinsic:
-    """Load where `inside` holds, else make an element full of `pad`."""
+    """Declare a LOAD with padding: copy an element if `inside` holds, else fill it with `pad`."""
     src = placeholder(element_shape(cfg, scope), element_type(cfg, scope), "src")
     inside, pad = Var("inside", "bool"), Var("pad", element_type(cfg, scope))
     dst = compute(src.shape, lambda *i: select(inside, src[i], pad), "dst")
@@ -83,14 +86,14 @@ def padded_load(cfg: Config, scope: str) -> TensorIntrinsic:
 
 
 def store(cfg: Config) -> TensorIntrinsic:
-    """A copy of one element from out to DRAM."""
+    """Declare STORE: copy one element from out to DRAM."""
     src = placeholder(element_shape(cfg, "out"), "int8", "src")
     dst = compute(src.shape, lambda *i: src[i], "dst")
     return TensorIntrinsic("store", dst, {"src": "out", "dst": "dram"}, Move(Opcode.STORE))
 
 
 def widening_load(cfg: Config) -> TensorIntrinsic:
-    """A copy of one int8 element from DRAM to acc, as int32."""
+    """Declare the LOAD that copies one int8 element from DRAM to acc as int32."""
     src = placeholder(element_shape(cfg, "acc"), "int8", "src")
     dst = compute(src.shape, lambda *i: src[i].astype("int32"), "dst")
     fields = lambda: {"widen": 1}  # noqa: E731
@@ -98,7 +101,7 @@ def widening_load(cfg: Config) -> TensorIntrinsic:
 
 
 def requantise(cfg: Config) -> TensorIntrinsic:
-    """out = requantised(acc, par), for one entry of each."""
+    """Declare the VECTOR that requantises one entry of acc to out (for user schedules; layers use `vector`)."""
     acc = placeholder(tile_shape(cfg, "acc"), "int32", "acc")
     par = placeholder(tile_shape(cfg, "par"), "uint64", "par")
     zero_point, lo, hi = (Var(name, "float32") for name in ("zero_point", "lo", "hi"))
@@ -117,7 +120,7 @@ def requantise(cfg: Config) -> TensorIntrinsic:
 
 
 def window_max(cfg: Config) -> TensorIntrinsic:
-    """out = the largest of vin over the loops around, which must be a reduction: max-pooling."""
+    """Declare the VECTOR that takes the maximum of vin over the reduction loops around it (for user schedules)."""
     vin = placeholder(tile_shape(cfg, "vin"), "int8", "vin")
     out = compute(vin.shape, lambda p, b, g: max_over(vin[p, b, g], ()), "out", axes=("p", "b", "g"))
 
@@ -130,9 +133,9 @@ def window_max(cfg: Config) -> TensorIntrinsic:
 
 
 def rescaled(v: Expr, b: Expr, scale_v: Value, scale_b: Value, scale_c: Value, unit: Value) -> Expr:
-    """round((v * scale_v + b * scale_b + scale_c) * unit) of two int8, ties to even, as float64.
+    """Return round((v * scale_v + b * scale_b + scale_c) * unit) of two int8, ties to even, as float64.
 
-    Where the scales are integers of 32 and 48 bits and unit a power of two, float64 is exact.
+    If the scales are integers of 32 and 48 bits and unit a power of two, float64 is exact.
     """
     total = v.astype("float64") * scale_v + b.astype("float64") * scale_b + scale_c
     return call("round_even", total * unit)
@@ -140,11 +143,13 @@ def rescaled(v: Expr, b: Expr, scale_v: Value, scale_b: Value, scale_c: Value, u
 
 @dataclass(frozen=True)
 class VectorOp:
-    """Operations of one VECTOR instruction on operand A, of `source` "acc" or "vin", in this order.
+    """The operations of one VECTOR instruction (a pass) on operand A; `name` is that of its intrinsic.
 
-    reduce: combine the window of A by "sum" or "max". taps: A is a sum of products with weights of tap. multiply: by
-    operand B, from vin. requantise: with an entry of par. lookup: in a table. residual: add operand B, from vin.
-    to: the scratchpad that is written. padded: places without a result get a number. byte: take one byte of A, alone.
+    source: the scratchpad of A, "acc" or "vin". The operations, in order: taps: multiply A by weights of tap before the
+    sum. reduce: combine the window of A by "sum" or "max". multiply: by operand B, from vin. requantise: with an entry
+    of par. lookup: in a table. residual: add operand B, from vin. byte: take one byte of A, and do nothing else.
+
+    to: the scratchpad that is written. padded: whether places outside the image are filled with a number.
     """
 
     source: str
@@ -163,7 +168,7 @@ class VectorOp:
 
     @staticmethod
     def of(layer: Layer, source: str) -> VectorOp:
-        """The vector operations of `layer`, with operand A from `source`."""
+        """Return the vector operations of `layer`, with operand A from `source`."""
         return VectorOp(
             source, layer.reduce, layer.multiply is not None, layer.requantise is not None,
             layer.epilogue.table is not None, layer.epilogue.residual is not None,
@@ -173,23 +178,25 @@ class VectorOp:
     @property
     def name(self) -> str:
         """Name of the intrinsic."""
-        steps = [
-            step for step in ("taps", "multiply", "byte", "requantise", "lookup", "residual") if getattr(self, step)
+        operations = [
+            operation
+            for operation in ("taps", "multiply", "byte", "requantise", "lookup", "residual")
+            if getattr(self, operation)
         ]
-        ways = [] if self.to == "out" else ["to", self.to, *(["padded"] if self.padded else [])]
-        return "_".join(["vector", self.source, *filter(None, [self.reduce]), *steps, *ways])
+        target = [] if self.to == "out" else ["to", self.to, *(["padded"] if self.padded else [])]
+        return "_".join(["vector", self.source, *filter(None, [self.reduce]), *operations, *target])
 
 
 Get = Callable[[str], Expr]
+"""Function that gives an operand or parameter by its name."""
 
 
 def vector_value(p: VectorOp, operand: Get, parameter: Get, window: tuple[Axis, ...] = ()) -> Expr:
-    """The int8 that a pass makes of one lane.
+    """Return the int8 that a pass computes in one lane, as an expression.
 
-    operand: "a" (int32 of acc or int8 of vin), "tap" and "b" (int8), "par" (uint64), or "table" of an index (see
-    `lookup`).
-    parameter: a_offset, b_offset (int32), byte (int64), zero_point, lo, hi (float32; int32 where it does not
-    requantise), scale_v, scale_b, scale_c, unit, add_lo, add_hi (float64).
+    operand: gives "a" (int32 of acc or int8 of vin), "tap" and "b" (int8), "par" (uint64), and "table" (its first
+    entry). parameter: gives a_offset, b_offset (int32), byte (int64), zero_point, lo, hi (float32), clip_lo, clip_hi
+    (int32, without requantisation), scale_v, scale_b, scale_c, unit, add_lo, add_hi (float64).
     """
     v = operand("a").astype("int32")
     if p.byte:
@@ -219,11 +226,11 @@ PARAMETERS = {
     "clip_lo": "int32", "clip_hi": "int32", "scale_v": "float64", "scale_b": "float64", "scale_c": "float64",
     "unit": "float64", "add_lo": "float64", "add_hi": "float64", "pad": "int8", "byte": INDEX,
 }  # fmt: skip
-"""Parameters of a pass, and their types."""
+"""Parameter of a pass -> its type."""
 
 
 def vector(cfg: Config, p: VectorOp) -> TensorIntrinsic:
-    """out = what the pass `p` makes of an entry of acc or vin."""
+    """Declare the VECTOR of pass `p`: one entry of `p.to` from an entry of acc or vin."""
     shape = tile_shape(cfg, "out")
     tiles = {
         "a": placeholder((cfg.taps, *shape) if p.taps else shape, element_type(cfg, p.source), "a"),
@@ -237,6 +244,7 @@ def vector(cfg: Config, p: VectorOp) -> TensorIntrinsic:
     taps = (reduce_axis(cfg.taps, "t"),) if p.taps else ()
 
     def element(piece: Expr, b: Expr, g: Expr) -> Expr:
+        """Return the result in one lane, or the padding where `inside` does not hold."""
         channel = piece * cfg.group + g
         index: dict[str, tuple[Value, ...]] = {
             "a": (*taps, piece, b, g), "tap": (*taps, channel), "par": (channel,), "table": (0,),
@@ -257,7 +265,7 @@ def _vector_fields(
     clip_lo: int = 0, clip_hi: int = 0, scale_v: float = 0, scale_b: float = 0, scale_c: float = 0, unit: float = 1,
     add_lo: float = 0, add_hi: float = 0, pad: int = 0, byte: int = 0,
 ) -> dict[str, int]:  # fmt: skip
-    """The fields of VECTOR for the operations of a pass and the values of its parameters."""
+    """Return the fields of VECTOR for the operations of pass `p` and the values of its parameters."""
     fields: dict[str, int] = {
         "destination": Destination[p.to.upper()], "a_source": ASource.ACC if p.source == "acc" else ASource.VIN,
         "clip_lo": int(lo) if p.requantise else clip_lo, "clip_hi": int(hi) if p.requantise else clip_hi,
@@ -283,7 +291,7 @@ def _vector_fields(
 
 
 def vector_ops(cfg: Config) -> Iterator[VectorOp]:
-    """Generate every vector operation of this Config for which an intrinsic is declared.
+    """Yield every pass of this Config for which an intrinsic is declared.
 
     A layer with another combination has no tiling. The fields are those of `VectorOp`, in its order.
     """
@@ -301,7 +309,7 @@ def vector_ops(cfg: Config) -> Iterator[VectorOp]:
             yield VectorOp("vin", "sum", False, True, lookup, taps=True)
         if not cfg.forward:
             continue
-        yield VectorOp("acc", "", False, True, lookup, True, to="vin")  # what a map in the same tile reads
+        yield VectorOp("acc", "", False, True, lookup, True, to="vin")  # for a map that reads it in the same tile
         yield VectorOp("vin", "", False, False, lookup, to="vin")
         yield VectorOp("acc", "", False, False, lookup, True, to="vin")
         for to, padded in product(("inp", "vin"), (False, True)):
@@ -313,14 +321,14 @@ def vector_ops(cfg: Config) -> Iterator[VectorOp]:
 
 
 class _Intrinsics(Mapping[str, Declared]):
-    """Intrinsics by name. Those of rows, which have a count of elements in their names, are made on demand."""
+    """Intrinsics by name. Those of rows, whose names end in the number of elements, are declared on demand."""
 
-    def __init__(self, cfg: Config, known: Mapping[str, Declared]) -> None:
-        self._cfg, self._known = cfg, known
+    def __init__(self, cfg: Config, declared_intrinsics: Mapping[str, Declared]) -> None:
+        self._cfg, self._declared = cfg, declared_intrinsics
 
     def __getitem__(self, name: str) -> Declared:
-        if name in self._known:
-            return self._known[name]
+        if name in self._declared:
+            return self._declared[name]
         kind, _, count = name.rpartition("_")
         if count.isdecimal() and int(count) >= 1:
             if self._cfg.softmax and kind in softmax.NAMES:
@@ -330,16 +338,16 @@ class _Intrinsics(Mapping[str, Declared]):
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
+        return iter(self._declared)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._declared)
 
 
 @cache
 def declared(cfg: Config) -> Mapping[str, Declared]:
-    """The intrinsics of a Config by name, for `expr.parse` and for traces of schedules."""
-    loads = [make(cfg, scope) for make in (load, padded_load) for scope in BUFFERS if scope in scratchpads(cfg)]
+    """Return the intrinsics of a Config by name, for templates, `expr.parse` and traces of schedules."""
+    loads = [declare(cfg, scope) for declare in (load, padded_load) for scope in BUFFERS if scope in scratchpads(cfg)]
     vectors = [vector(cfg, p) for p in vector_ops(cfg)]
     others = gemm(cfg), *loads, widening_load(cfg), requantise(cfg), window_max(cfg), store(cfg), *vectors
     return _Intrinsics(cfg, {i.name: i for i in others})

@@ -1,8 +1,9 @@
-"""Lower one layer to tensors in DRAM and in scratchpads.
+"""Lower one layer to tensor expressions: its tensors in DRAM and in scratchpads.
 
     x in DRAM → near (padded, in a scratchpad) → acc (sums of GEMM) → out (a pass of the vector unit) → y in DRAM
 
-`LayerLowering` holds all kinds of layers, as they share most of these tensors.
+`LayerLowering` holds all kinds of layers but those of rows (row_lowering.py), as they share most of these tensors.
+`add_...` adds an input or scalar to the computation, `make_...` a tensor or stage; `lower_...` returns a computation.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from celosia.compiler.tensorize.computation import (
     Blob,
     BlockStage,
     LayerComputation,
+    range_conditions,
     window_of,
-    within,
     zero_point,
 )
 from celosia.compiler.tensorize.intrinsics import PARAMETERS, VectorOp, tile_shape, vector_value
@@ -38,14 +39,15 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Buffer, element_bytes
 
 PLACES = ("image", "block", "row", "column", "piece", "b", "g")
-"""The axes of tensors that the vector unit reads and writes."""
+"""Names of the axes of tensors that the vector unit reads and writes."""
 
 
 class LayerLowering:
     """Make the tensors of one layer, for `blocks` output blocks from `first` on.
 
-    matrix: whether images are pixels of one row, see ActivationGrid. suffix: of the names of tensors and scalars, in a
-    computation of several layers. before: the lowering of the layer before, in the same computation.
+    matrix: whether images are pixels of one row, see ActivationGrid. suffix: end of the names of tensors and scalars,
+    to tell layers of one computation apart. before: the lowering of the layer before in the same computation; both
+    share their inputs, places and scalars.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class LayerLowering:
 
     @property
     def sum_bytes(self) -> int:
-        """Bytes of each sum that are stored unscaled; 0 where sums are scaled."""
+        """Bytes of each sum that are stored unscaled; 0 if sums are requantised."""
         return 0 if self.layer.gemm is None else self.layer.gemm.sum_bytes
 
     @property
@@ -76,46 +78,50 @@ class LayerLowering:
         return pack.blocks(self.layer.x.channels, self.cfg.block_out if self.scope == "vin" else self.cfg.block_in)
 
     @property
-    def skip(self) -> int:
-        """Rows of x from one row in the scratchpad to the next. A kernel of one row skips those between strides."""
+    def row_step(self) -> int:
+        """Distance in x of two neighbouring rows in the scratchpad; a kernel of one row skips the rows between
+        strides."""
         return self.window.strides[0] if self.window.kernel[0] == 1 else 1
 
     @property
     def input_size(self) -> tuple[int, int]:
-        """Rows and columns in the scratchpad."""
+        """Rows and columns of the padded input in the scratchpad."""
         w = self.window
         rows = self.y.rows if w.kernel[0] == 1 else (self.y.rows - 1) * w.strides[0] + w.reach(0)
-        return rows, (self.y.columns - 1) * w.strides[1] + w.reach(1) + self.beyond
+        return rows, (self.y.columns - 1) * w.strides[1] + w.reach(1) + self.extra_columns
 
     @property
-    def beyond(self) -> int:
-        """Columns beyond its windows that a depthwise sum reads, with weights of zero."""
+    def extra_columns(self) -> int:
+        """Columns right of its windows that a depthwise sum reads and multiplies by zero, to fill the taps of a
+        step."""
         if self.layer.gemm is None or self.scope == "inp":
             return 0
         steps, step = pack.tap_steps(self.cfg, self.window)
         return (steps - 1) * step + self.cfg.taps - self.window.reach(1)
 
-    def inside(self, y: Expr, x: Expr) -> list[Expr]:
-        """Conditions under which row `y` and column `x` of the scratchpad's input are no padding."""
+    def inside_conditions(self, y: Expr, x: Expr) -> list[Expr]:
+        """Return the conditions under which row `y` and column `x` of the padded input lie in x, not in the padding."""
         rows, columns = self.input_size
         top, left, _, _ = self.window.pads
-        return within(y, self.x.rows, rows, self.skip, top) + within(x, self.x.columns, columns, 1, left)
+        return range_conditions(y, self.x.rows, rows, self.row_step, top) + range_conditions(
+            x, self.x.columns, columns, 1, left
+        )
 
     @property
-    def pads(self) -> bool:
-        """Whether windows reach beyond x."""
-        return bool(self.inside(Var("y", INDEX), Var("x", INDEX)))
+    def has_padding(self) -> bool:
+        """Whether windows reach beyond x, so that the input needs padding."""
+        return bool(self.inside_conditions(Var("y", INDEX), Var("x", INDEX)))
 
     # Tensors in DRAM ------------------------------------------------------------------------------------------
 
-    def activation(self, grid: ActivationGrid, name: str, groups: int, first: int = 0) -> Tensor:
-        """Add an activation in DRAM to the inputs, see `ActivationGrid.tensor`."""
+    def add_activation(self, grid: ActivationGrid, name: str, groups: int, first: int = 0) -> Tensor:
+        """Add an activation in DRAM to the inputs, from channel group `first` on; see `ActivationGrid.tensor`."""
         tensor, place = grid.tensor(self.cfg, name + self.suffix, groups, first)
         self.places[tensor] = place
         self.inputs.append(tensor)
         return tensor
 
-    def constant(self, blob: Blob, shape: tuple[int, ...], dtype: str, name: str, offset: int = 0) -> Tensor:
+    def add_constant(self, blob: Blob, shape: tuple[int, ...], dtype: str, name: str, offset: int = 0) -> Tensor:
         """Add a constant to the inputs: `blob` in DRAM, from byte `offset` on."""
         tensor = placeholder(shape, dtype, name + self.suffix)
         size = tensor.nbytes // max(tensor.size, 1)
@@ -124,25 +130,26 @@ class LayerLowering:
         self.inputs.append(tensor)
         return tensor
 
-    def _parameters(self) -> Tensor | None:
-        """Multipliers, shifts and biases of the output channels, where the layer requantises."""
+    def _add_parameters(self) -> Tensor | None:
+        """Add bias, multiplier and shift of the output channels, [blocks, block_out]; None if the layer does not
+        requantise."""
         requantise = self.layer.parameters(self.cfg)
         if requantise is None:
             return None
-        blob = pack.parameters(self.cfg, requantise)
+        blob = pack.arrange_parameters(self.cfg, requantise)
         shape = (self.blocks, self.cfg.block_out)
-        return self.constant(blob, shape, "uint64", "par", self.first * self.cfg.block_out * 8)
+        return self.add_constant(blob, shape, "uint64", "par", self.first * self.cfg.block_out * 8)
 
-    def _table(self) -> Tensor | None:
-        """The table of the epilogue, where it has one."""
+    def _add_table(self) -> Tensor | None:
+        """Add the table of the epilogue, [1, 256]; None if it has none."""
         table = self.layer.epilogue.table
         if table is None:
             return None
-        return self.constant(table.astype(np.int8).view(np.uint8), (1, len(table)), "int8", "table")
+        return self.add_constant(table.astype(np.int8).view(np.uint8), (1, len(table)), "int8", "table")
 
     # Tensors in scratchpads -----------------------------------------------------------------------------------
 
-    def input_on_chip(self, scope: str, blocks: int, pad_value: int, first: int = 0) -> Tensor:
+    def make_input(self, scope: str, blocks: int, pad_value: int, first: int = 0) -> Tensor:
         """Make the input in scratchpad `scope`, [images, blocks, rows, columns, *entry], from group `first` on.
 
         Padding that the window reads has `pad_value`. With a kernel of one row, rows between strides are left out.
@@ -151,43 +158,48 @@ class LayerLowering:
         top, left, _, _ = self.window.pads
         rows, columns = self.input_size
         exist = self.layer.x.storage_groups - self.layer.x.group_offset
-        x = self.activation(self.x, "x", exist - first, first)
+        x = self.add_activation(self.x, "x", exist - first, first)
         last = x.shape[1] - 1
 
         def read(image: Expr, block: Expr, row: Expr, column: Expr, piece: Expr, b: Expr, k: Expr) -> Expr:
+            """Return the element of x at this place of the padded input, or the padding."""
             group = block * entry[0] + piece
             if blocks * entry[0] > last + 1:
                 group = minimum(group, last)  # channels that no weight reads
-            y, c = row * self.skip - top, column - left
+            y, c = row * self.row_step - top, column - left
             value = x[image, group, y, c, b, k]
             value = value.astype("int32") if scope == "acc" else value
-            inside = self.inside(y, c)
-            return select(reduce_and(inside), value, self.scalar("pad", value.dtype, pad_value)) if inside else value
+            inside = self.inside_conditions(y, c)
+            return (
+                select(reduce_and(inside), value, self.add_scalar("pad", value.dtype, pad_value)) if inside else value
+            )
 
         names = ("image", "block", "row", "column", "piece", "b", "k")
         return compute((self.x.images, blocks, rows, columns, *entry), read, f"near{self.suffix}", axes=names)
 
-    def scalar(self, name: str, dtype: str, value: float) -> Var:
-        """Add a scalar, a number on which the loops do not depend."""
+    def add_scalar(self, name: str, dtype: str, value: float) -> Var:
+        """Add a scalar and return its variable; loops do not depend on its value, so that layers can share them."""
         name += self.suffix
         self.scalars[name] = float(value) if is_float(dtype) else int(value)
         return self.variables.setdefault(name, Var(name, dtype))
 
-    def _operand(self) -> Tensor | None:
-        """Operand B, of a multiplication or of the residual, in vin; None where the layer has none."""
+    def _make_operand(self) -> Tensor | None:
+        """Make operand B in vin, of the multiplication or of the residual; None if the layer has neither."""
         multiply, residual, x = self.layer.multiply, self.layer.epilogue.residual, self.layer.x
         if multiply is not None:
             one_pixel = multiply.b.height * multiply.b.width == 1 and x.height * x.width > 1
-            return self.other(multiply.b, self.matrix and not one_pixel)
-        return None if residual is None else self.other(residual.operand, self.matrix)
+            return self.make_operand_of(multiply.b, self.matrix and not one_pixel)
+        return None if residual is None else self.make_operand_of(residual.operand, self.matrix)
 
-    def other(self, act: Activation, matrix: bool) -> Tensor:
-        """Make operand B in vin, [images, blocks, rows, columns, *entry]; of one pixel, where `act` has no more."""
+    def make_operand_of(self, act: Activation, matrix: bool) -> Tensor:
+        """Make operand B in vin from `act`, [images, blocks, rows, columns, *entry]; rows and columns of `act`, perhaps
+        1 x 1."""
         grid, entry = ActivationGrid.of(self.cfg, act, matrix), tile_shape(self.cfg, "vin")
         exist = act.storage_groups - act.group_offset - self.first * entry[0]
-        source = self.activation(grid, "b", exist, self.first * entry[0])
+        source = self.add_activation(grid, "b", exist, self.first * entry[0])
 
         def read(i: Expr, n: Expr, y: Expr, x: Expr, piece: Expr, b: Expr, g: Expr) -> Expr:
+            """Return the element of `act`; channels beyond its last group repeat that group."""
             group = n * entry[0] + piece
             if self.blocks * entry[0] > exist:
                 group = minimum(group, exist - 1)
@@ -197,21 +209,24 @@ class LayerLowering:
             (grid.images, self.blocks, grid.rows, grid.columns, *entry), read, f"operand{self.suffix}", axes=PLACES
         )
 
-    def vector(self, stage: BlockStage, to: LayerLowering | None = None) -> Tensor:
-        """Make the result of a stage's pass: out [images, blocks, rows, columns, *entry], or the padded input of the
-        next layer, `to`."""
-        element = self.passed(stage)
+    def make_pass_result(self, stage: BlockStage, to: LayerLowering | None = None) -> Tensor:
+        """Make the result of a stage's vector pass: [images, blocks, rows, columns, *entry] in out.
+
+        to: the lowering of the next layer, if the result is its padded input instead.
+        """
+        element = self.pass_element(stage)
         if to is not None:
-            return self._handed(element, to)
+            return self._make_next_input(element, to)
         shape = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(self.cfg, "out"))
         if stage.vector.byte:
-            every = (self.sum_bytes, *shape)
-            return compute(every, lambda byte, *i: element(*i, byte=byte), "out", axes=("byte", *PLACES))
+            all_bytes = (self.sum_bytes, *shape)
+            return compute(all_bytes, lambda byte, *i: element(*i, byte=byte), "out", axes=("byte", *PLACES))
         return compute(shape, element, "out", axes=PLACES)
 
-    def passed(self, stage: BlockStage) -> Callable[..., Expr]:
-        """The element of the result of a stage's pass, by [image, block, row, column, *entry]."""
-        window, epilogue, multiply = self._reduced(stage.vector), self.layer.epilogue, self.layer.multiply
+    def pass_element(self, stage: BlockStage) -> Callable[..., Expr]:
+        """Return the function that gives an element of the result of a stage's pass, by [image, block, row, column,
+        *entry]."""
+        window, epilogue, multiply = self._window_axes(stage.vector), self.layer.epilogue, self.layer.multiply
         low, high = epilogue.clip
         values = {"lo": low, "hi": high, "clip_lo": low, "clip_hi": high} | zero_point(self.layer)
         if multiply is not None:
@@ -221,27 +236,31 @@ class LayerLowering:
             values |= {**scales, "unit": 2.0**-residual.shift, "add_lo": residual.lo, "add_hi": residual.hi}
 
         def element(*index: Expr, byte: Expr | None = None) -> Expr:
-            def parameter(name: str) -> Expr:
-                return self.scalar(name, PARAMETERS[name], values[name]) if byte is None else byte
+            """Return the element at `index`; byte: the number of the byte that a pass takes of a sum."""
 
-            return vector_value(stage.vector, lambda name: self._read(stage, name, window, index), parameter, window)
+            def parameter(name: str) -> Expr:
+                return self.add_scalar(name, PARAMETERS[name], values[name]) if byte is None else byte
+
+            return vector_value(
+                stage.vector, lambda name: self._operand_element(stage, name, window, index), parameter, window
+            )
 
         return element
 
-    def _reduced(self, p: VectorOp) -> tuple[Axis, ...]:
-        """The axes over which a pass reduces its operand A."""
+    def _window_axes(self, p: VectorOp) -> tuple[Axis, ...]:
+        """Return the axes of the window over which a pass reduces its operand A; () if it does not."""
         kernel = self.window.kernel
         if p.taps:
             steps, _ = pack.tap_steps(self.cfg, self.window)
             return reduce_axis(kernel[0], "r"), reduce_axis(steps, "s"), reduce_axis(self.cfg.taps, "t")
         return (reduce_axis(kernel[0], "r"), reduce_axis(kernel[1], "s")) if p.reduce else ()
 
-    def _read(self, stage: BlockStage, name: str, window: tuple[Axis, ...], index: tuple[Expr, ...]) -> Expr:
-        """The element of operand `name` of a pass for element `index` of its result."""
+    def _operand_element(self, stage: BlockStage, name: str, window: tuple[Axis, ...], index: tuple[Expr, ...]) -> Expr:
+        """Return the element of operand `name` that a pass reads for element `index` of its result."""
         i, n, y, x, piece, image, g = index
         if name == "a":
             a = stage.on_chip if stage.acc is None else stage.acc
-            return a[i, n, *self._under(window, y, x), piece, image, g]
+            return a[i, n, *self._input_position(window, y, x), piece, image, g]
         channel = piece * self.cfg.group + g
         tile = {"par": stage.par, "table": stage.table, "tap": stage.taps, "b": stage.b}[name]
         assert tile is not None
@@ -255,8 +274,8 @@ class LayerLowering:
         pixel = (y, x) if tile.shape[2:4] == (self.y.rows, self.y.columns) else (0, 0)
         return tile[i, n, *pixel, piece, image, g]
 
-    def _under(self, window: tuple[Axis, ...], y: Expr, x: Expr) -> tuple[Expr, Expr]:
-        """Row and column of the input under a position of the window whose result is at y, x."""
+    def _input_position(self, window: tuple[Axis, ...], y: Expr, x: Expr) -> tuple[Expr, Expr]:
+        """Return row and column of the input at position `window` of the window whose result is at row y, column x."""
         if not window:
             return y, x
         w = self.window
@@ -265,37 +284,40 @@ class LayerLowering:
             return rows, x * w.strides[1] + window[1] * w.dilations[1]
         return rows, x * w.strides[1] + (window[1] * pack.tap_steps(self.cfg, w)[1] + window[2])
 
-    def _handed(self, element: Callable[..., Expr], to: LayerLowering) -> Tensor:
-        """Make the padded input of the next layer, `to`, from the elements of this layer's result."""
+    def _make_next_input(self, element: Callable[..., Expr], to: LayerLowering) -> Tensor:
+        """Make the padded input of the next layer, `to`, in its scratchpad, from the elements of this layer's
+        result."""
         top, left, _, _ = to.window.pads
         pieces = tile_shape(self.cfg, to.scope)[0] // tile_shape(self.cfg, "out")[0]
 
-        def handed(i: Expr, n: Expr, row: Expr, column: Expr, piece: Expr, image: Expr, g: Expr) -> Expr:
+        def next_input(i: Expr, n: Expr, row: Expr, column: Expr, piece: Expr, image: Expr, g: Expr) -> Expr:
+            """Return the element of this layer's result at this place of the padded input, or the padding."""
             if pieces > 1:
                 n, piece = n * pieces + piece, Const(0, INDEX)
                 if to.input_blocks * pieces > self.blocks:
                     n = minimum(n, self.blocks - 1)  # channels that no weight reads
-            y, x = row * to.skip - top, column - left
-            value, inside = element(i, n, y, x, piece, image, g), to.inside(y, x)
+            y, x = row * to.row_step - top, column - left
+            value, inside = element(i, n, y, x, piece, image, g), to.inside_conditions(y, x)
             if not inside:
                 return value
-            return select(reduce_and(inside), value, to.scalar("pad", "int8", to.layer.pad_value))
+            return select(reduce_and(inside), value, to.add_scalar("pad", "int8", to.layer.pad_value))
 
         shape = (self.y.images, to.input_blocks, *to.input_size, *tile_shape(self.cfg, to.scope))
-        return compute(shape, handed, f"near{to.suffix}", axes=PLACES)
+        return compute(shape, next_input, f"near{to.suffix}", axes=PLACES)
 
-    def result(self, out: Tensor) -> Tensor:
-        """Make y, [images, groups, rows, columns, batch, group], of the groups that hold channels."""
-        cfg, p, several = self.cfg, self.cfg.out_pieces, self.sum_bytes
-        of_byte = self.layer.y.groups(cfg) // max(several, 1)
-        groups = min(self.blocks * p, of_byte - self.first * p)
+    def make_output(self, out: Tensor) -> Tensor:
+        """Make y in DRAM from `out`: [images, groups, rows, columns, batch, group], of the groups that hold
+        channels."""
+        cfg, p, sum_bytes = self.cfg, self.cfg.out_pieces, self.sum_bytes
+        groups_of_byte = self.layer.y.groups(cfg) // max(sum_bytes, 1)
+        groups = min(self.blocks * p, groups_of_byte - self.first * p)
         shape = (self.y.images, groups, self.y.rows, self.y.columns, cfg.batch, cfg.group)
         names = ("image", "group", "row", "column", "b", "g")
         _, place = self.y.tensor(cfg, "y", groups, self.first * p)
-        if several:
-            every = lambda byte, i, n, r, c, b, g: out[byte, i, n // p, r, c, n % p, b, g]  # noqa: E731
-            y = compute((several, *shape), every, "y", axes=("byte", *names))
-            place = replace(place, strides=(of_byte * self.y.strides[1], *place.strides))
+        if sum_bytes:
+            element = lambda byte, i, n, r, c, b, g: out[byte, i, n // p, r, c, n % p, b, g]  # noqa: E731
+            y = compute((sum_bytes, *shape), element, "y", axes=("byte", *names))
+            place = replace(place, strides=(groups_of_byte * self.y.strides[1], *place.strides))
         else:
             y = compute(shape, lambda i, n, r, c, b, g: out[i, n // p, r, c, n % p, b, g], "y", axes=names)
         self.places[y] = place
@@ -303,90 +325,101 @@ class LayerLowering:
 
     # Layers ---------------------------------------------------------------------------------------------------
 
-    def convolution(self, run: pack.WeightRun, stored: pack.StoredWeights) -> LayerComputation:
-        """Lower one run of output blocks of a product with constant weights."""
+    def lower_convolution(self, run: pack.WeightRun, stored: pack.StoredWeights) -> LayerComputation:
+        """Lower one run of output blocks of a product with constant weights. stored: all weights of the layer."""
         blocks = run.step * ((run.blocks - 1) // run.share) + run.inputs
-        on_chip = self.input_on_chip("inp", blocks, self.layer.pad_value, run.input * self.cfg.inp_pieces)
-        return self.computation(*self.products(on_chip, run, stored))
+        on_chip = self.make_input("inp", blocks, self.layer.pad_value, run.input * self.cfg.inp_pieces)
+        return self.finish_computation(*self.make_gemm_stage(on_chip, run, stored))
 
-    def product(self, product: ActivationGemm) -> LayerComputation:
-        """Lower a product of two activations. TilingError where a block of outputs is no entry of wgt as it lies in
+    def lower_product(self, product: ActivationGemm) -> LayerComputation:
+        """Lower a product of two activations. Raises TilingError if a block of one is no entry of wgt as it lies in
         DRAM."""
         cfg = self.cfg
         if (cfg.batch, cfg.block_in) != (1, cfg.block_out):
             raise TilingError("a product of two activations needs batch = 1 and block_in = block_out")
         self.x = self.x.repeated(len(product.w_pads) + 1)
-        on_chip = self.input_on_chip("inp", self.input_blocks, product.pad_value)
+        on_chip = self.make_input("inp", self.input_blocks, product.pad_value)
         run = pack.WeightRun(0, self.blocks, 0, self.input_blocks, 0, self.blocks, 0)
-        return self.computation(*self._gemm(on_chip, run, self._activation_weights(product)))
+        return self.finish_computation(*self._make_product_stage(on_chip, run, self._make_activation_weights(product)))
 
-    def vector_layer(self) -> LayerComputation:
-        """Lower a depthwise convolution, a pooling, or a layer that works element by element. TilingError where two
-        operands need vin."""
+    def lower_vector_layer(self) -> LayerComputation:
+        """Lower a depthwise convolution, a pooling, or a layer that works element by element.
+
+        Raises TilingError if two operands need vin.
+        """
         layer = self.layer
         if layer.epilogue.residual is not None and layer.reduce:
             raise TilingError("a pooling and its residual both need vin")
         if layer.epilogue.residual is not None and layer.multiply is not None:
             raise TilingError("a multiplication and its residual both need vin")
         if layer.gemm is not None:
-            return self.computation(*self.sums(self.input_on_chip("vin", self.blocks, layer.pad_value)))
+            return self.finish_computation(
+                *self.make_depthwise_stage(self.make_input("vin", self.blocks, layer.pad_value))
+            )
         scope = "vin" if layer.multiply is None and layer.epilogue.residual is None else "acc"
-        stage = self.vector_stage(self.input_on_chip(scope, self.blocks, layer.pad_value), scope)
-        return self.computation(stage, self.workload(scope, stage.b is not None))
+        stage = self.make_vector_stage(self.make_input(scope, self.blocks, layer.pad_value), scope)
+        return self.finish_computation(stage, self.vector_workload(scope, stage.b is not None))
 
-    def computation(self, stage: BlockStage, workload: Workload) -> LayerComputation:
-        """Finish the computation of a layer that is no block: its result, and y."""
-        out = self.vector(stage)
-        y = self.result(out)
+    def finish_computation(self, stage: BlockStage, workload: Workload) -> LayerComputation:
+        """Return the computation of a layer that is no block, made of its stage: add out and y."""
+        out = self.make_pass_result(stage)
+        y = self.make_output(out)
         return LayerComputation(workload, (stage,), out, y, tuple(self.inputs), self.places, self.scalars)
 
     # Stages ---------------------------------------------------------------------------------------------------
 
-    def stage(self, on_chip: Tensor) -> tuple[BlockStage, Workload]:
-        """Make the stage of a layer of a block on the input `on_chip`: a convolution of one run, a depthwise one, or a
-        pooling."""
+    def make_stage(self, on_chip: Tensor) -> tuple[BlockStage, Workload]:
+        """Make the stage of a layer inside a block, whose input is `on_chip`.
+
+        It is a convolution without groups, a depthwise one, or a pooling.
+        """
         gemm, kernel = self.layer.gemm, self.window.kernel
         if gemm is None:
-            return self.vector_stage(on_chip, "vin"), self.workload("vin", False, kernel[0] * kernel[1])
+            return self.make_vector_stage(on_chip, "vin"), self.vector_workload("vin", False, kernel[0] * kernel[1])
         if self.scope == "vin":
-            return self.sums(on_chip)
-        (run, *_), stored = pack.runs(self.cfg, gemm), pack.stored_weights(self.cfg, gemm)
-        return self.products(on_chip, run, stored)
+            return self.make_depthwise_stage(on_chip)
+        (run, *_), stored = pack.weight_runs(self.cfg, gemm), pack.stored_weights(self.cfg, gemm)
+        return self.make_gemm_stage(on_chip, run, stored)
 
-    def products(self, on_chip: Tensor, run: pack.WeightRun, stored: pack.StoredWeights) -> tuple[BlockStage, Workload]:
-        """Make the stage of a product with constant weights on GEMM."""
+    def make_gemm_stage(
+        self, on_chip: Tensor, run: pack.WeightRun, stored: pack.StoredWeights
+    ) -> tuple[BlockStage, Workload]:
+        """Make the stage of a product with constant weights on GEMM, for one run of output blocks."""
         cfg, kernel = self.cfg, self.window.kernel
         shape = (run.blocks, run.inputs, *kernel, cfg.block_out, cfg.block_in)
         entry = element_bytes(cfg, Buffer.WGT, expand=stored.packed)
         first = stored.first + run.weights * kernel[0] * kernel[1] * entry
-        weights = self.constant(stored.data, shape, "int8", "weights", first)
-        if stored.packed:  # a value has no bytes of its own
+        weights = self.add_constant(stored.data, shape, "int8", "weights", first)
+        if stored.packed:  # several values share a byte
             place, entries = self.places[weights], shape[1:4]
             strides = (*(int(np.prod(entries[d:])) * entry for d in range(4)), 0, 0)
             self.places[weights] = replace(place, strides=strides, book_bytes=stored.book_bytes)
-        stage, workload = self._gemm(on_chip, run, weights)
+        stage, workload = self._make_product_stage(on_chip, run, weights)
         return stage, replace(workload, packed=stored.packed)
 
-    def _activation_weights(self, product: ActivationGemm) -> Tensor:
+    def _make_activation_weights(self, product: ActivationGemm) -> Tensor:
         """Make the weights of a product of two activations, [blocks, input blocks, terms, 1, block_out, block_in].
 
         Entries of wgt are neighbouring pixels of w; those of the first terms are padding, see `ActivationGemm.window`.
         """
         cfg, before, w_act = self.cfg, len(product.w_pads), product.w
         grid = ActivationGrid.of(cfg, w_act, False).repeated(len(product.x_pads) + 1)
-        w = self.activation(grid, "w", w_act.storage_groups - w_act.group_offset)
+        w = self.add_activation(grid, "w", w_act.storage_groups - w_act.group_offset)
 
         def read(n: Expr, k: Expr, r: Expr, s: Expr, m: Expr, c: Expr) -> Expr:
+            """Return the pad of w in the first terms, then the element for output channel m and input channel c."""
             row = r - before
             value = w[0, k, row, n * cfg.block_out + m, 0, c]
-            return select(row >= 0, value, self.scalar("w_pad", "int8", product.w_pads[0])) if before else value
+            return select(row >= 0, value, self.add_scalar("w_pad", "int8", product.w_pads[0])) if before else value
 
         shape = (self.blocks, self.input_blocks, *self.window.kernel, cfg.block_out, cfg.block_in)
         return compute(shape, read, f"weights{self.suffix}", axes=("n", "k", "r", "s", "m", "c"))
 
-    def _gemm(self, on_chip: Tensor, run: pack.WeightRun, weights: Tensor) -> tuple[BlockStage, Workload]:
-        """Make the stage of a product on GEMM, of `on_chip` and `weights` [blocks, input blocks, *kernel, block_out,
-        block_in]."""
+    def _make_product_stage(self, on_chip: Tensor, run: pack.WeightRun, weights: Tensor) -> tuple[BlockStage, Workload]:
+        """Make the stage of a product on GEMM of `on_chip` and any weights.
+
+        weights: [blocks, input blocks, *kernel, block_out, block_in].
+        """
         cfg, w = self.cfg, self.window
         q, g = cfg.inp_pieces, cfg.group
         k, r, s = reduce_axis(run.inputs, "k"), reduce_axis(w.kernel[0], "r"), reduce_axis(w.kernel[1], "s")
@@ -398,45 +431,63 @@ class LayerLowering:
                 i, n // run.share * run.step + k, row, x * w.strides[1] + s * w.dilations[1], e, b, c
             ].astype("int32")
             weight = weights[n, k, r, s, piece * g + m, e * g + c].astype("int32")
-            return sum(weight * value, (k, r, s, e, c))  # weights first: they are loaded in this order
+            return sum(weight * value, (k, r, s, e, c))  # weights first, since loads are emitted in this order
 
         names = ("image", "block", "row", "column", "piece", "b", "m")
         shape_y = (self.y.images, self.blocks, self.y.rows, self.y.columns, *tile_shape(cfg, "acc"))
         acc = compute(shape_y, product, f"acc{self.suffix}", axes=names)
         operation = VectorOp.of(self.layer, "acc")
-        par, table = self._parameters(), self._table()
+        par, table = self._add_parameters(), self._add_table()
         workload = Workload(
             w, self.y.images, self.y.rows, self.y.columns, self.blocks, run.inputs, operation.residual,
             run.step, run.share if run.step else 1, apart=self.matrix and self.y.columns > 1, sum_bytes=self.sum_bytes,
         )  # fmt: skip
-        return BlockStage(operation, on_chip, "inp", acc, weights, par=par, table=table, b=self._operand()), workload
+        return BlockStage(
+            operation, on_chip, "inp", acc, weights, par=par, table=table, b=self._make_operand()
+        ), workload
 
-    def sums(self, on_chip: Tensor) -> tuple[BlockStage, Workload]:
+    def make_depthwise_stage(self, on_chip: Tensor) -> tuple[BlockStage, Workload]:
         """Make the stage of a depthwise convolution on the vector unit: each channel has weights of its own."""
         assert self.layer.gemm is not None
         steps, _ = pack.tap_steps(self.cfg, self.window)
         shape = (self.blocks, self.window.kernel[0], steps, *tile_shape(self.cfg, "tap"))
-        taps = self.constant(pack.taps(self.cfg, self.layer.gemm.weights, self.window), shape, "int8", "taps")
+        taps = self.add_constant(
+            pack.arrange_taps(self.cfg, self.layer.gemm.weights, self.window), shape, "int8", "taps"
+        )
         operation = replace(VectorOp.of(self.layer, "vin"), reduce="sum", taps=True)
-        stage = BlockStage(operation, on_chip, "vin", taps=taps, par=self._parameters(), table=self._table())
-        return stage, self.workload("vin", False, shape[1] * shape[2])
+        stage = BlockStage(operation, on_chip, "vin", taps=taps, par=self._add_parameters(), table=self._add_table())
+        return stage, self.vector_workload("vin", False, shape[1] * shape[2])
 
-    def vector_stage(self, on_chip: Tensor, scope: str) -> BlockStage:
+    def make_vector_stage(self, on_chip: Tensor, scope: str) -> BlockStage:
         """Make the stage of a pooling, a map or a multiplication over `on_chip`, in `scope`."""
-        par, b = self._parameters(), self._operand()
-        return BlockStage(VectorOp.of(self.layer, scope), on_chip, scope, par=par, b=b, table=self._table())
+        par, b = self._add_parameters(), self._make_operand()
+        return BlockStage(VectorOp.of(self.layer, scope), on_chip, scope, par=par, b=b, table=self._add_table())
 
-    def behind(self, handed: Tensor) -> BlockStage:
-        """Make the stage of a map that follows another pass in the same tile, whose result is `handed`, in vin: x of
-        the map, or operand B."""
+    def make_following_stage(self, earlier_result: Tensor) -> BlockStage:
+        """Make the stage of a map that follows another pass in the same tile.
+
+        earlier_result: the result of that pass, in vin. It is x of the map, or operand B if the map adds x to it.
+        """
         if self.layer.epilogue.residual is None:
-            return self.vector_stage(handed, "vin")
-        on_chip = self.input_on_chip("acc", self.blocks, 0)
-        return BlockStage(VectorOp.of(self.layer, "acc"), on_chip, "acc", table=self._table(), b=handed)
+            return self.make_vector_stage(earlier_result, "vin")
+        on_chip = self.make_input("acc", self.blocks, 0)
+        return BlockStage(VectorOp.of(self.layer, "acc"), on_chip, "acc", table=self._add_table(), b=earlier_result)
 
-    def workload(self, scope: str, two: bool, sums: int = 0) -> Workload:
-        """The workload of a layer without gemm. two: it has an operand B."""
+    def vector_workload(self, scope: str, has_b: bool, sums: int = 0) -> Workload:
+        """Return the workload of a layer without GEMM. has_b: whether it has an operand B. sums: see `Workload`."""
         y, weighted = self.y, self.layer.gemm is not None
         return Workload(
-            self.window, y.images, y.rows, y.columns, self.blocks, 0, two, 1, 1, scope, self.beyond, sums, weighted
+            self.window,
+            y.images,
+            y.rows,
+            y.columns,
+            self.blocks,
+            0,
+            has_b,
+            1,
+            1,
+            scope,
+            self.extra_columns,
+            sums,
+            weighted,
         )

@@ -1,8 +1,8 @@
-"""Whether loops do what an intrinsic is declared to do.
+"""Match loops with intrinsics: check that a loop nest computes what an intrinsic is declared to compute.
 
-The value that the loops write is laid over the behaviour of the intrinsic: operations must be the same, tiles and
-parameters of the behaviour stand for what is found in their place. Then every loop of the nest must walk through all
-operands as one axis of the behaviour does, so that each operand is a dense tile.
+The expression that the loops write is unified with the behaviour of the intrinsic: operations must be the same; tiles
+and parameters of the behaviour are bound to the expressions in their place. Then every loop of the nest must step
+through all operands as one axis of the behaviour does, so that each operand is a dense tile.
 """
 
 from __future__ import annotations
@@ -18,27 +18,32 @@ from celosia.compiler.expr.regions import divisor, simplify_index, structure
 from celosia.compiler.expr.walk import substitute, walk
 
 COMMUTATIVE = ("add", "mul", "min", "max", "and", "or", "xor", "eq", "ne")
+"""Binary operations whose operands may change places."""
 
 Bindings = Mapping[Tensor | Var, tuple[Load, Load] | Expr]
-"""For each tile its access in the behaviour and in the loops, for each parameter its value."""
+"""Tile -> its access in the behaviour and in the loops; parameter or axis -> the expression that it stands for."""
 
 
 class TileMismatch(ValueError):
-    """Loops that do something else than the intrinsic; the message says what."""
+    """Raised for loops that do not compute what the intrinsic does; the message says what differs."""
 
 
 def match(intrinsic: TileOperation, nest: For, first: Expr, scope: Callable[[Tensor], str]) -> tuple[Expr, ...]:
-    """Match an intrinsic with the loops `nest`, and return its arguments; see loops.Declared. TileMismatch where it
-    computes something else."""
-    loops, statement = _unrolled(intrinsic.name, nest)
+    """Match an intrinsic with the loops `nest`, and return its arguments; see loops.Declared.
+
+    first: the condition under which a reduction begins. scope: gives the memory of a tensor. Raises TileMismatch if the
+    loops compute something else.
+    """
+    loops, statement = _split_nest(intrinsic.name, nest)
     behaviour, body = intrinsic.behaviour, intrinsic.behaviour.body
     assert body is not None
     inside = frozenset(loops)
     kind, value = (body.kind, body.value) if isinstance(body, Reduce) else (None, body)
-    found_kind = statement.kind if isinstance(statement, Update) else None
-    if kind != found_kind:
+    actual_kind = statement.kind if isinstance(statement, Update) else None
+    if kind != actual_kind:
         raise TileMismatch(
-            f"{intrinsic.name} is {_kind(kind)}, but {statement.tensor.name} is computed by {_kind(found_kind)}"
+            f"{intrinsic.name} is {_describe_reduction(kind)}, but {statement.tensor.name} is computed by "
+            f"{_describe_reduction(actual_kind)}"
         )
     unifier = _Unifier(intrinsic, inside, scope)
     bindings = unifier.unify(value, statement.value, {})
@@ -52,7 +57,7 @@ def match(intrinsic: TileOperation, nest: For, first: Expr, scope: Callable[[Ten
         pairs[tile] = pair
     _check_scopes(intrinsic, {tile: actual.tensor for tile, (_, actual) in pairs.items()}, scope)
     axes = (*behaviour.axes, *(body.axes if isinstance(body, Reduce) else unifier.wanted_axes))
-    loops += unifier.own_axes
+    loops += unifier.actual_axes
     _check_loops(intrinsic.name, axes, loops, pairs)
 
     zero: dict[Var, Expr] = {loop: Const(0, INDEX) for loop in loops}
@@ -75,12 +80,13 @@ def match(intrinsic: TileOperation, nest: For, first: Expr, scope: Callable[[Ten
     return tuple(args)
 
 
-def _kind(kind: str | None) -> str:
+def _describe_reduction(kind: str | None) -> str:
+    """Return a reduction's kind as words of a message."""
     return "no reduction" if kind is None else f"a reduction by {kind}"
 
 
-def _unrolled(name: str, nest: For) -> tuple[list[Axis], Store | Update]:
-    """The loops of a perfect nest and the statement in them."""
+def _split_nest(name: str, nest: For) -> tuple[list[Axis], Store | Update]:
+    """Return the loops of a perfect nest and the statement in them. Raises TileMismatch for other nests."""
     loops: list[Axis] = []
     stmt: Stmt = nest
     while isinstance(stmt, For):
@@ -93,25 +99,29 @@ def _unrolled(name: str, nest: For) -> tuple[list[Axis], Store | Update]:
 
 
 class _Unifier:
-    """Lays expressions over each other. `inside`: loops of the tile, on which no parameter may depend."""
+    """Unifies the expression of an intrinsic (wanted) with that of the loops (actual).
+
+    inside: loops of the tile, on which no parameter may depend. kind, window: the reduction inside the expression, and
+    those of its loops that are around the tiles. wanted_axes, actual_axes: its loops within the tiles, in the behaviour
+    and in the loops.
+    """
 
     def __init__(self, intrinsic: TileOperation, inside: frozenset[Var], scope: Callable[[Tensor], str]) -> None:
         self.name, self.inside = intrinsic.name, inside
         self.intrinsic, self.scope = intrinsic, scope
         self.kind, self.window = "", tuple[Axis, ...]()
-        """The reduction in the midst of the expression, and its loops around the tiles."""
-        self.wanted_axes, self.own_axes = tuple[Axis, ...](), tuple[Axis, ...]()
-        """Its loops within the tiles, in the behaviour and in its place."""
+        self.wanted_axes, self.actual_axes = tuple[Axis, ...](), tuple[Axis, ...]()
 
     def fail(self, wanted: Expr, actual: Expr) -> TileMismatch:
+        """Return the error for two expressions that differ."""
         return TileMismatch(f"{self.name} computes {wanted}, the loops compute {actual}")
 
     def unify(self, wanted: Expr, actual: Expr, bindings: Bindings) -> Bindings:
-        """Match two expressions; returns `bindings` with the axes, tiles and parameters that they add. TileMismatch."""
+        """Unify two expressions. Returns `bindings` with the new ones added. Raises TileMismatch if they differ."""
         if isinstance(wanted, Var) and not isinstance(wanted, Axis):
-            return self._parameter(wanted, actual, bindings)
+            return self._bind_parameter(wanted, actual, bindings)
         if isinstance(wanted, Load) and isinstance(actual, Load):
-            return self._tile(wanted, actual, bindings)
+            return self._bind_tile(wanted, actual, bindings)
         if isinstance(wanted, Axis) and isinstance(actual, Axis):
             if wanted.extent != actual.extent or bindings.get(wanted, actual) is not actual:
                 raise self.fail(wanted, actual)
@@ -123,26 +133,27 @@ class _Unifier:
             if around < 0:
                 raise self.fail(wanted, actual)
             self.kind, self.window = actual.kind, actual.axes[:around]
-            self.wanted_axes, self.own_axes = wanted.axes, actual.axes[around:]
+            self.wanted_axes, self.actual_axes = wanted.axes, actual.axes[around:]
             self.inside |= frozenset(actual.axes)
         if isinstance(wanted, Binary) and isinstance(actual, Binary) and wanted.op in COMMUTATIVE:
             try:
-                return self._all((wanted.a, wanted.b), (actual.a, actual.b), bindings)
+                return self._unify_all((wanted.a, wanted.b), (actual.a, actual.b), bindings)
             except TileMismatch as reason:
                 try:
-                    return self._all((wanted.a, wanted.b), (actual.b, actual.a), bindings)
+                    return self._unify_all((wanted.a, wanted.b), (actual.b, actual.a), bindings)
                 except TileMismatch:
                     raise reason from None
-        return self._all(wanted.children(), actual.children(), bindings)
+        return self._unify_all(wanted.children(), actual.children(), bindings)
 
-    def _all(self, wanted: Sequence[Expr], actual: Sequence[Expr], bindings: Bindings) -> Bindings:
-        """Match pairs of expressions one after the other."""
+    def _unify_all(self, wanted: Sequence[Expr], actual: Sequence[Expr], bindings: Bindings) -> Bindings:
+        """Unify pairs of expressions one after the other."""
         for one, other in zip(wanted, actual, strict=True):
             bindings = self.unify(one, other, bindings)
         return bindings
 
-    def _parameter(self, wanted: Var, actual: Expr, bindings: Bindings) -> Bindings:
-        """Bind a parameter of the behaviour to an expression without tensors, equal for the whole tile."""
+    def _bind_parameter(self, wanted: Var, actual: Expr, bindings: Bindings) -> Bindings:
+        """Bind a parameter of the behaviour to an expression that reads no tensor and is the same for the whole
+        tile."""
         known = bindings.get(wanted)
         if any(node in self.inside for node in walk(actual) if isinstance(node, Var)):
             raise TileMismatch(f"{self.name}: {wanted.name} is the same for the whole tile, but {actual} is not")
@@ -152,7 +163,7 @@ class _Unifier:
             raise self.fail(wanted, actual)
         return {**bindings, wanted: actual}
 
-    def _tile(self, wanted: Load, actual: Load, bindings: Bindings) -> Bindings:
+    def _bind_tile(self, wanted: Load, actual: Load, bindings: Bindings) -> Bindings:
         """Bind a tile of the behaviour to an access of the loops."""
         if wanted.dtype != actual.dtype:
             raise self.fail(wanted, actual)
@@ -169,7 +180,7 @@ class _Unifier:
 
 
 def _same_node(wanted: Expr, actual: Expr) -> bool:
-    """Whether two nodes of one class are the same but for their children."""
+    """Whether two nodes of one class are equal apart from their children."""
     match wanted, actual:
         case Const(a), Const(b):
             return a == b
@@ -185,7 +196,7 @@ def _same_node(wanted: Expr, actual: Expr) -> bool:
 
 
 def _check_scopes(intrinsic: TileOperation, tensors: dict[Tensor, Tensor], scope: Callable[[Tensor], str]) -> None:
-    """TileMismatch where a tensor lies in another memory than its tile."""
+    """Raise TileMismatch if a tensor lies in another memory than its tile."""
     for tile, tensor in tensors.items():
         wanted, actual = intrinsic.scopes[tile.name], scope(tensor)
         if wanted != actual:
@@ -195,55 +206,56 @@ def _check_scopes(intrinsic: TileOperation, tensors: dict[Tensor, Tensor], scope
 def _check_loops(
     name: str, axes: Sequence[Axis], loops: Sequence[Axis], pairs: dict[Tensor, tuple[Load, Load]]
 ) -> None:
-    """TileMismatch where the loops do not walk through the tiles as the axes of the behaviour do."""
-
-    sums = [
+    """Raise TileMismatch if the loops do not step through the tiles as the axes of the behaviour do."""
+    offsets = [
         [linear(flatten(load.tensor.shape, load.index)) if load.index else {} for load in pair]
         for pair in pairs.values()
     ]
 
-    def steps(axis: Axis, of: int) -> tuple[int, ...]:
-        own_steps = []
-        for pair, terms in zip(pairs.values(), sums):
-            step = coefficient(terms[of], axis)
+    def steps(axis: Axis, side: int) -> tuple[int, ...]:
+        """Return the extent of an axis and its step in each tile; side: 0 for the behaviour, 1 for the loops."""
+        tile_steps = []
+        for pair, terms in zip(pairs.values(), offsets):
+            step = coefficient(terms[side], axis)
             if step is None:
-                raise TileMismatch(f"{name}: {pair[of]} is not affine in {axis.name}")
-            own_steps.append(step)
-        return (axis.extent, *own_steps)
+                raise TileMismatch(f"{name}: {pair[side]} is not affine in {axis.name}")
+            tile_steps.append(step)
+        return (axis.extent, *tile_steps)
 
-    wanted = _merged([steps(axis, 0) for axis in axes if axis.extent > 1])
-    actual = _merged([steps(axis, 1) for axis in loops if axis.extent > 1])
+    wanted = _merge_loops([steps(axis, 0) for axis in axes if axis.extent > 1])
+    actual = _merge_loops([steps(axis, 1) for axis in loops if axis.extent > 1])
     if wanted == actual:
         return
     names = [tile.name for tile in pairs]
 
-    def said(rows: Sequence[tuple[int, ...]]) -> str:
+    def describe(rows: Sequence[tuple[int, ...]]) -> str:
+        """Return loops and their steps in words, for the message."""
         texts = (
             f"{row[0]} with steps " + ", ".join(f"{step} in {n}" for step, n in zip(row[1:], names) if step)
             for row in rows
         )
         return "; ".join(texts) or "none"
 
-    raise TileMismatch(f"{name} has loops of {said(wanted)}; found {said(actual)}")
+    raise TileMismatch(f"{name} has loops of {describe(wanted)}; found {describe(actual)}")
 
 
-def _merged(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Loops (extent, steps) in order, where two that walk evenly through all operands are one."""
+def _merge_loops(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Sort loops (extent, *steps), and merge each two that step evenly through all operands to one."""
     rows = sorted(rows)
     for outer in rows:
         for inner in rows:
             if outer is not inner and all(a == inner[0] * b for a, b in zip(outer[1:], inner[1:])):
                 rest = [row for row in rows if row is not outer and row is not inner]
-                return _merged([*rest, (outer[0] * inner[0], *inner[1:])])
+                return _merge_loops([*rest, (outer[0] * inner[0], *inner[1:])])
     return rows
 
 
 @dataclass(frozen=True, eq=False)
 class TileOperation:
-    """An operation on tiles.
+    """An operation on tiles, which loops can be matched with.
 
     behaviour: a tensor computed from placeholders (tiles) and variables (parameters: the same for the whole tile).
-    scopes: the memory of each tile, by its name; "dram" is that of the caller.
+    scopes: name of a tile -> its memory; "dram" is that of the caller.
     """
 
     name: str
@@ -252,7 +264,7 @@ class TileOperation:
 
     @cached_property
     def tiles(self) -> tuple[Tensor, ...]:
-        """The tile that is written, then those that are read, in the order of the expression."""
+        """The tile that is written, then those that are read, in the order in which the expression reads them."""
         assert self.behaviour.body is not None
         read = (node.tensor for node in walk(self.behaviour.body) if isinstance(node, Load))
         return self.behaviour, *dict.fromkeys(read)
@@ -266,7 +278,7 @@ class TileOperation:
         return tuple(dict.fromkeys(free))
 
     def unit(self, tile: Tensor) -> int:
-        """Number of elements whose multiples `tile` may begin at."""
+        """Return the number of elements at whose multiples `tile` may begin."""
         return tile.size
 
     @property
@@ -276,5 +288,5 @@ class TileOperation:
 
     @property
     def reduces(self) -> bool:
-        """Whether it combines elements."""
+        """Whether the behaviour is a reduction, which may begin in one call and continue in the next."""
         return isinstance(self.behaviour.body, Reduce)

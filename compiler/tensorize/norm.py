@@ -1,7 +1,7 @@
-"""LayerNorm and RMSNorm of rows as intrinsics: one instruction, which also sums up a row and its squares.
+"""LayerNorm and RMSNorm of a row as intrinsics: one instruction, which also computes the sums of the row and its
+squares.
 
-A row is the channels of a pixel, whose entries lie one behind the other in vin; what its last lanes hold, where they
-are none of it, nobody reads.
+A row is the channels of a pixel, whose entries lie in sequence in vin; lanes beyond its last element do not count.
 
 >>> from celosia.hw.spec.config import PRESETS
 >>> print(intrinsic(PRESETS["tiny"], "row_squares", 7).behaviour.body)
@@ -21,31 +21,33 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import ASource, Destination, Opcode
 
 SUMS = ("row_total", "row_squares")
+"""Names of the intrinsics of the sums, which the instruction computes itself."""
 NAMES = (*SUMS, "layer_norm", "rms_norm")
-"""Names of the intrinsics, in front of the number of elements of a row."""
+"""Names of the intrinsics; `_` and the number of elements of a row follow."""
 
 
 def results(
     element: OfRow, par: OfRow, within: tuple[OfRow, OfRow], epsilon: Expr, count: int, centre: bool,
     limits: tuple[Value, Value, Value],
 ) -> OfRow:  # fmt: skip
-    """The result of a norm, int8, as a function of a row's indices and the position in it.
+    """Return the int8 result of a norm as a function of a row's indices and the position in the row.
 
-    element: int64, by the same indices. par: parameters, uint64, by the position. within: the sum of a row, and of its
-    squares, by the row's indices. limits: zero point, lowest and highest result.
+    element: int64, by the same indices. par: uint64, by the position. within: sum of a row and sum of its squares, by
+    the row's indices. count: elements of a row. centre: whether the mean is subtracted. limits: zero point, lowest and
+    highest result.
     """
     row = norm_row(*within, epsilon, count, centre, lambda name, number: number)
     return lambda *i: requantised(row.element(element(*i), *i[:-1]), par(i[-1]), *limits)
 
 
 def shifted(value: Expr, offset: Value) -> Expr:
-    """An element of a row as it enters the sums: int64, with the offset added."""
+    """Return an element of a row as it enters the sums: int64, plus `offset`."""
     return value.astype(INT) + offset
 
 
 @cache
 def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
-    """The intrinsic with one of NAMES, for rows of `count` elements."""
+    """Declare the intrinsic with this one of NAMES, for rows of `count` elements."""
     lanes = -(-count // cfg.lanes) * cfg.lanes
     a, par = placeholder((lanes,), "int8", "a"), placeholder((lanes,), "uint64", "par")
     within = tuple(placeholder((), INT, sum_name) for sum_name in SUMS)
@@ -68,7 +70,7 @@ def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
 def _fields(
     centre: int, entries: int, spare: int, *, offset: int, epsilon: int, zero_point: float, lo: float, hi: float
 ) -> dict[str, int]:
-    """The fields of a norm's VECTOR."""
+    """Return the fields of a norm's VECTOR. entries: of a row. spare: lanes beyond its last element."""
     return {
         "norm": 1, "centre": centre, "a_source": ASource.VIN, "destination": Destination.OUT, "requantise": 1,
         "extent_n": entries, "a_n": 1, "dst_n": 1, "par_n": 1, "imm": spare, "a_offset": offset, "scale_c": epsilon,

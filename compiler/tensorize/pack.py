@@ -1,4 +1,4 @@
-"""Constants in the order in which the accelerator reads them."""
+"""How constants lie in DRAM: weights, taps and parameters in the order in which the accelerator reads them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from celosia.compiler.layer import Gemm, Requantise, Window
-from celosia.compiler.tensorize.codebooks import coded, entries
+from celosia.compiler.tensorize.codebooks import code_groups, codebook_entries
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.packing import NIBBLE_BITS, packing
 from celosia.hw.spec.scratchpads import PAR_FIELDS, scratchpads
 
 ALIGN = 64
-"""Bytes; addresses of blobs are multiples of it."""
+"""Bytes; the address of each blob of constants is a multiple of it."""
 
 
 @dataclass
 class Constants:
-    """The constant part of DRAM under construction, from address `base`; equal blobs are stored once."""
+    """The part of DRAM that holds constants, under construction; equal blobs are stored once.
+
+    base: its first address. parts: padded blobs in order. size: bytes so far. known: blob -> its address.
+    """
 
     base: int
     parts: list[NDArray[np.uint8]] = field(default_factory=list)
@@ -29,7 +32,7 @@ class Constants:
     known: dict[bytes, int] = field(default_factory=dict)
 
     def place(self, blob: NDArray[np.uint8]) -> int:
-        """DRAM address of `blob`, a multiple of ALIGN."""
+        """Add `blob` unless an equal one is there, and return its DRAM address, a multiple of ALIGN."""
         key = blob.tobytes()
         if key not in self.known:
             self.known[key] = self.base + self.size
@@ -40,7 +43,7 @@ class Constants:
         return self.known[key]
 
     def data(self) -> NDArray[np.uint8]:
-        """All bytes, from `base` on."""
+        """Return all bytes, from address `base` on."""
         return np.concatenate([*self.parts, np.zeros(0, np.uint8)])
 
 
@@ -48,12 +51,13 @@ Bytes = NDArray[np.uint8]
 
 
 def blocks(channels: int, block: int) -> int:
-    """Blocks of `block` channels, the last perhaps not full."""
+    """Return how many blocks of `block` channels hold `channels`; the last may not be full."""
     return -(-channels // block)
 
 
 def input_ranges(cfg: Config, gemm: Gemm) -> list[tuple[int, int]]:
-    """For each output block, the input blocks [first, last) whose channels its groups read."""
+    """Return for each output block the input blocks [first, last) that it reads; all of them unless there are
+    groups."""
     out_channels, group_in = gemm.weights.shape[:2]
     group_out = out_channels // gemm.groups
     ranges = []
@@ -65,9 +69,13 @@ def input_ranges(cfg: Config, gemm: Gemm) -> list[tuple[int, int]]:
 
 
 class WeightRun(NamedTuple):
-    """Output blocks from `first` on, whose input blocks advance evenly: each `share` of them read the same `inputs`
-    blocks, the first ones from block `input` on, the next ones `step` further. weights: input blocks of all output
-    blocks before."""
+    """A run of `blocks` output blocks from `first` on whose input blocks advance evenly, so that one loop expresses
+    them.
+
+    Each `share` output blocks read the same `inputs` input blocks: the first ones from block `input` on, the next ones
+    `step` blocks further. weights: the number of (output block, input block) pairs before the run, which is where its
+    weights begin.
+    """
 
     first: int
     blocks: int
@@ -78,8 +86,11 @@ class WeightRun(NamedTuple):
     weights: int
 
 
-def runs(cfg: Config, gemm: Gemm) -> list[WeightRun]:
-    """The output blocks of `gemm`, cut where the input blocks do not advance evenly."""
+def weight_runs(cfg: Config, gemm: Gemm) -> list[WeightRun]:
+    """Cut the output blocks of `gemm` into runs, wherever their input blocks do not advance evenly.
+
+    Without groups it is one run; each run becomes a computation of its own (lowering.py).
+    """
     ranges = input_ranges(cfg, gemm)
     result: list[WeightRun] = []
     n = before = 0
@@ -99,8 +110,8 @@ def runs(cfg: Config, gemm: Gemm) -> list[WeightRun]:
     return result
 
 
-def weights(cfg: Config, gemm: Gemm) -> Bytes:
-    """Tiles [block_out][block_in] in the order [output block][input block of its range][kernel row][kernel column].
+def arrange_weights(cfg: Config, gemm: Gemm) -> Bytes:
+    """Arrange weights as entries [block_out][block_in], in order [output block][input block it reads][row][column].
 
     Channels that a group does not read, and channels beyond the last, have weights of zero.
     """
@@ -124,45 +135,48 @@ def weights(cfg: Config, gemm: Gemm) -> Bytes:
 
 
 class StoredWeights(NamedTuple):
-    """Weights as they lie in DRAM. book_bytes: where they are packed, bytes of the codebooks in front of them."""
+    """Weights as they lie in DRAM. book_bytes: size of the codebooks in front of packed weights; 0 if not packed."""
 
     data: Bytes
     book_bytes: int = 0
 
     @property
     def packed(self) -> bool:
-        """Whether LOAD is to expand them."""
+        """Whether they are packed, so that LOAD expands them."""
         return self.book_bytes > 0
 
     @property
     def first(self) -> int:
-        """Offset of the weights, a multiple of ALIGN bytes."""
+        """Offset in bytes of the weights behind the codebooks, a multiple of ALIGN."""
         return -(-self.book_bytes // ALIGN) * ALIGN
 
 
 def stored_weights(cfg: Config, gemm: Gemm) -> StoredWeights:
-    """Arrange the weights of `gemm` for DRAM: packed where `cfg` can expand them, the input blocks of each output block
-    are whole packs, and a few codebooks hold the values of all groups of weights."""
-    whole = weights(cfg, gemm)
+    """Arrange the weights of `gemm` for DRAM, packed if that is possible.
+
+    It is if `cfg` has weights of few bits, the weights that each output block reads are whole packs, and CODEBOOKS
+    codebooks hold the values of all codebook blocks.
+    """
+    entries = arrange_weights(cfg, gemm)
     places = gemm.weights.shape[2] * gemm.weights.shape[3]
-    if cfg.weight_bits == 8 or any(run.inputs * places % packing(cfg).entries for run in runs(cfg, gemm)):
-        return StoredWeights(whole)
-    return packed_weights(cfg, whole) or StoredWeights(whole)
+    if cfg.weight_bits == 8 or any(run.inputs * places % packing(cfg).entries for run in weight_runs(cfg, gemm)):
+        return StoredWeights(entries)
+    return pack_weights(cfg, entries) or StoredWeights(entries)
 
 
-def packed_weights(cfg: Config, whole: Bytes) -> StoredWeights | None:
-    """Entries of wgt as codebooks and packs, see `hw/spec/packing.py`; None where there are not enough codebooks.
+def pack_weights(cfg: Config, weights: Bytes) -> StoredWeights | None:
+    """Pack entries of wgt as codebooks and packs (`hw/spec/packing.py`); None if there are not enough codebooks.
 
-    whole: uint8, of whole packs.
+    weights: the bytes of the entries, whole packs.
     """
     p = packing(cfg)
-    groups = whole.reshape(-1, p.entries, p.blocks, p.run).swapaxes(1, 2).reshape(-1, p.entries * p.run)
-    code = coded(groups, p.bits)
+    groups = weights.reshape(-1, p.entries, p.blocks, p.run).swapaxes(1, 2).reshape(-1, p.entries * p.run)
+    code = code_groups(groups, p.bits)
     if code is None:
         return None
-    book = entries(code.books, p.bits).ravel()
+    book = codebook_entries(code.books, p.bits).ravel()
     stored = StoredWeights(np.zeros(0, np.uint8), len(book))
-    data = np.zeros(stored.first + len(whole) // p.weights * p.pack_bytes, np.uint8)
+    data = np.zeros(stored.first + len(weights) // p.weights * p.pack_bytes, np.uint8)
     data[: len(book)] = book
     packs = data[stored.first :].reshape(-1, p.pack_bytes)
     packs[:, : p.blocks // 2] = _pack_numbers(code.choices.reshape(-1, p.blocks), NIBBLE_BITS)
@@ -172,20 +186,23 @@ def packed_weights(cfg: Config, whole: Bytes) -> StoredWeights | None:
 
 
 def _pack_numbers(numbers: Bytes, bits: int) -> Bytes:
-    """Pack numbers of so many bits, [..., 8 / bits * bytes], into bytes, the first one in a byte's lowest bits."""
+    """Pack numbers of `bits` bits, [..., 8 / bits * bytes], into bytes, the first number in a byte's lowest bits."""
     parts = numbers.reshape(*numbers.shape[:-1], -1, 8 // bits) << np.arange(0, 8, bits).astype(np.uint8)
     return np.bitwise_or.reduce(parts, axis=-1)  # type: ignore[no-any-return]
 
 
 def tap_steps(cfg: Config, window: Window) -> tuple[int, int]:
-    """Steps in which the vector unit reads a row of a depthwise kernel, and columns from one step to the next. Taps are
-    neighbouring columns."""
+    """Return the steps in which the vector unit reads a row of a depthwise kernel, and the columns between two steps.
+
+    One step adds `cfg.taps` neighbouring columns, or a single one if the kernel is dilated.
+    """
     width = window.kernel[1]
     return (-(-width // cfg.taps), cfg.taps) if window.dilations[1] == 1 else (width, window.dilations[1])
 
 
-def taps(cfg: Config, weights: NDArray[np.int8], window: Window) -> Bytes:
-    """Weights of a depthwise convolution [block][kernel row][step], an entry of tap each, zeros beyond them."""
+def arrange_taps(cfg: Config, weights: NDArray[np.int8], window: Window) -> Bytes:
+    """Arrange the weights of a depthwise convolution as entries of tap, [block][kernel row][step], filled with
+    zeros."""
     channels, _, height, width = weights.shape
     steps, _ = tap_steps(cfg, window)
     used = cfg.taps if window.dilations[1] == 1 else 1
@@ -197,8 +214,8 @@ def taps(cfg: Config, weights: NDArray[np.int8], window: Window) -> Bytes:
     return entries.view(np.uint8).reshape(-1)
 
 
-def parameters(cfg: Config, requantise: Requantise) -> Bytes:
-    """Entries of par, see `PAR_FIELDS`; channels beyond the last are zero."""
+def arrange_parameters(cfg: Config, requantise: Requantise) -> Bytes:
+    """Arrange bias, multiplier and shift of each channel as entries of par (`PAR_FIELDS`), filled with zeros."""
     channels = len(requantise.bias)
     entries = np.zeros(blocks(channels, cfg.block_out) * cfg.block_out, np.uint64)
     entries[:channels] = pack_parameters(requantise.bias, requantise.multiplier, requantise.shift)
@@ -206,7 +223,7 @@ def parameters(cfg: Config, requantise: Requantise) -> Bytes:
 
 
 def pack_parameters(bias: ArrayLike, multiplier: ArrayLike, shift: ArrayLike) -> NDArray[np.uint64]:
-    """Entries of par: see `parameters`.
+    """Return the 64-bit number that par holds for each channel.
 
     >>> [int(part) for (part,) in unpack_parameters(pack_parameters([-5], [1 << 23], [30]))]
     [-5, 8388608, 30]
@@ -217,6 +234,6 @@ def pack_parameters(bias: ArrayLike, multiplier: ArrayLike, shift: ArrayLike) ->
 
 
 def unpack_parameters(entries: NDArray[np.uint64]) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-    """Bias, multiplier and shift."""
+    """Return bias, multiplier and shift of 64-bit numbers of par; the reverse of `pack_parameters`."""
     bias, multiplier, shift = (part.of(entries) for part in PAR_FIELDS.values())
     return bias.astype(np.uint32).view(np.int32), multiplier.astype(np.int64), shift.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Lower one layer: its computations under their tilings, to loops and to instructions without addresses."""
+"""The Planner: lower one layer to computations, choose their tilings, and compile these to loops and instructions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ from celosia.compiler.tensorize.transfer import DramPlace
 from celosia.hw.spec.config import Config
 
 REMEMBERED = 1024
-"""Scheduled loops that a process keeps, some 60 KB each."""
+"""Limit of the scheduled loops that a process keeps in memory, about 60 KB each."""
 
 
 @dataclass(frozen=True)
 class ScheduledLoops:
-    """The loops and instructions of a computation under a tiling. Layers of one geometry share them, in all models that
-    a process compiles."""
+    """The loops and instructions of a computation under a tiling, without addresses.
+
+    Layers of one geometry share them, in all models that a process compiles. function: the loops. trace: the schedule
+    that made them. plan: the instructions of their tiles.
+    """
 
     function: Function
     trace: Trace
@@ -38,76 +41,88 @@ class ScheduledLoops:
         return f"{self.function}\n\n{self.trace}\n"
 
 
-_known: OrderedDict[Hashable, ScheduledLoops] = OrderedDict()
-"""Scheduled loops by Config, signature and tiling, the latest used last. They hold no arrays of a model."""
+_loops_cache: OrderedDict[Hashable, ScheduledLoops] = OrderedDict()
+"""(Config, signature of the computation, tiling) -> loops; the latest used is last. They hold no arrays of a model."""
 
 
 @dataclass(frozen=True)
 class LayerPart:
-    """A computation of a layer, its tiling, and its loops."""
+    """One computation of a layer, its tiling, and its loops. A grouped convolution may have several."""
 
     computation: LayerComputation
     tiling: Tiling
     loops: ScheduledLoops
 
     @property
-    def decided(self) -> list[tuple[Workload | Group, Tiling]]:
-        """The tiling of each workload: of the only one, or of each group of a block."""
+    def tilings(self) -> list[tuple[Workload | Group, Tiling]]:
+        """Each workload with its tiling: the only one, or that of each group of a block."""
         return list(zip(workloads(self.computation), self.tiling.groups))
 
 
 class Planner:
-    """Lower layers under a policy, and remember their computations."""
+    """Lowers layers under a policy that chooses tilings, and remembers their computations.
+
+    timed: cycles of chains of layers by the timing model, by `chains.chain_name`; launch/blocks.py fills it.
+    """
 
     def __init__(self, cfg: Config, given: ScheduleSource | None = None) -> None:
-        """given: schedules that a user has decided, by the names of layers."""
+        """given: schedules from the user, by the names of layers."""
         self.cfg, self.policy = cfg, SchedulePolicy(cfg, given)
         self.timed: dict[str, float] = {}
-        """Cycles of chains of layers by the timing model, by `chains.chain_name`."""
         self._computed: dict[Hashable, tuple[Layer, list[LayerComputation]]] = {}
 
     def with_policy(self, policy: SchedulePolicy) -> Planner:
-        """A planner with another policy that shares what this one remembers."""
+        """Return a planner with another policy that shares what this one remembers."""
         other = Planner(self.cfg)
         other.policy, other.timed = policy, self.timed
         other._computed = self._computed
         return other
 
     def computations(self, layer: Layer) -> list[LayerComputation]:
-        """The computations of `layer`. TilingError where the accelerator has none."""
+        """Return the computations of `layer`, lowered once. Raises TilingError if the accelerator cannot compute it."""
         key = _key(layer)
         if key not in self._computed:
             self._computed[key] = layer, lower_layer(self.cfg, layer)  # with the layer, so that its id stays unique
         return self._computed[key][1]
 
-    def known(self, layer: Layer, other: Layer, storages: Mapping[Storage, Storage]) -> Layer:
-        """Remember that `layer` is `other` on other `storages`, so that it is not lowered anew; returns it."""
-        self._computed[_key(layer)] = layer, [_on(computation, storages) for computation in self.computations(other)]
+    def share_computations(self, layer: Layer, other: Layer, storages: Mapping[Storage, Storage]) -> Layer:
+        """Remember for `layer` the computations of `other`, moved to other storages, and return `layer`.
+
+        It must be the same layer but for its storages; it is then not lowered anew.
+        """
+        self._computed[_key(layer)] = (
+            layer,
+            [_move_to_storages(computation, storages) for computation in self.computations(other)],
+        )
         return layer
 
     def layer(self, layer: Layer, first: CompletionOrder = CompletionOrder.ANY, cold: bool = False) -> list[LayerPart]:
-        """Lower `layer` to its parts. TilingError where it does not fit the scratchpads.
+        """Lower `layer` to its parts, with tilings by the policy. Raises TilingError if it does not fit the
+        scratchpads.
 
         first, cold: see `SchedulePolicy.choose`.
         """
         computations = self.computations(layer)
-        chosen = self.policy.choose(layer.name, computations, first, cold)
-        return [LayerPart(d, tiling, self.loops(d, tiling)) for d, tiling in zip(computations, chosen)]
+        tilings = self.policy.choose(layer.name, computations, first, cold)
+        return [LayerPart(d, tiling, self.loops(d, tiling)) for d, tiling in zip(computations, tilings)]
 
     def loops(self, d: LayerComputation, tiling: Tiling) -> ScheduledLoops:
-        """The loops of `d` under a tiling, remembered. TilingError where an instruction's fields cannot express it."""
+        """Return the loops of `d` under a tiling, compiled once.
+
+        Raises TilingError if instructions cannot express them.
+        """
         key = self.cfg, d.signature, tiling
-        loops = _known.pop(key, None)
+        loops = _loops_cache.pop(key, None)
         if loops is None:
-            loops = _lowered(self.cfg, d, tiling)
-        _known[key] = loops  # at the end, as the latest used
-        if len(_known) > REMEMBERED:
-            _known.popitem(last=False)
+            loops = _lower_loops(self.cfg, d, tiling)
+        _loops_cache[key] = loops  # at the end, as the latest used
+        if len(_loops_cache) > REMEMBERED:
+            _loops_cache.popitem(last=False)
         return loops
 
 
-def _lowered(cfg: Config, d: LayerComputation, tiling: Tiling) -> ScheduledLoops:
-    """Schedule a computation and compile its loops. TilingError where a statement is no instruction."""
+def _lower_loops(cfg: Config, d: LayerComputation, tiling: Tiling) -> ScheduledLoops:
+    """Schedule a computation and compile its loops. Raises TilingError if a statement is no instruction."""
     s = schedule(cfg, d, tiling)
     function = lower(s, d.inputs, "layer", d.variables)
     try:
@@ -118,15 +133,15 @@ def _lowered(cfg: Config, d: LayerComputation, tiling: Tiling) -> ScheduledLoops
 
 
 def _key(layer: Layer) -> Hashable:
-    """Key of `layer` among the computations that a planner remembers: its identity, or those of a block's layers."""
+    """Return the key under which a planner remembers `layer`: its id, or the ids of a block's layers and its cuts."""
     return (*map(id, layer.layers), layer.cuts) if layer.is_block else id(layer)
 
 
-def _on(computation: LayerComputation, storages: Mapping[Storage, Storage]) -> LayerComputation:
-    """Move the activations of a computation to other storages."""
+def _move_to_storages(computation: LayerComputation, storages: Mapping[Storage, Storage]) -> LayerComputation:
+    """Return `computation` with its activations in other storages; constants stay."""
 
-    def relocated(place: DramPlace) -> DramPlace:
+    def relocate(place: DramPlace) -> DramPlace:
         home = place.home
         return replace(place, home=storages[home]) if isinstance(home, Storage) else place
 
-    return replace(computation, places={tensor: relocated(place) for tensor, place in computation.places.items()})
+    return replace(computation, places={tensor: relocate(place) for tensor, place in computation.places.items()})

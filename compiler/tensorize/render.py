@@ -1,4 +1,4 @@
-"""Loops whose bodies are intrinsics to the accelerator's instructions.
+"""Render loops whose bodies are intrinsics as the accelerator's instructions.
 
 The innermost loops around an intrinsic become loops of its instruction, as many as it has, base and strides taken from
 the affine indices; the loops around those are run here, and emit instructions, as is every loop marked `unroll`.
@@ -7,10 +7,10 @@ the affine indices; the loops around those are run here, and emit instructions, 
       for k in 4:                            ->
         gemm(acc[y, 0], inp[y, k, 0], wgt[k, 0, 0], (k == 0))
 
-What an instruction has in common in all iterations is worked out once (instruction.py). The iterations of a pipelined
-loop become tiles, whose loads go ahead of their compute (vthread.pipeline); elsewhere, tensors in a scratchpad lie
-there from their allocation to its end. Which instruction must wait for which is found by vthread.tokens, and proved by
-vthread.verify.
+The fields of an instruction that are the same in all iterations are computed once (instruction.py). The iterations of a
+pipelined loop become tiles, whose loads go ahead of their compute (vthread.pipeline); elsewhere, tensors in a
+scratchpad lie there from their allocation to its end. Which instruction must wait for which is found by vthread.tokens,
+and proved by vthread.verify.
 """
 
 from __future__ import annotations
@@ -49,14 +49,17 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import depths
 
 PAGE = 4096
+"""Bytes; what is only read begins at a multiple of it, since a device may protect pages against writes."""
 ALIGN = 64
+"""Bytes; each array begins at a multiple of it."""
 
 
 @dataclass(frozen=True)
 class AcceleratorKernel:
     """Instructions for one function, and where its arrays lie in DRAM: [written][read only][instructions].
 
-    addresses: byte offset of each input and output; constants: what else has to be there, by address.
+    addresses: byte offset of each input and output. constants: arrays that must lie in DRAM, by address. code: one row
+    of bytes for each instruction. size: bytes of all.
     """
 
     name: str
@@ -75,7 +78,7 @@ class AcceleratorKernel:
 
 
 def render(cfg: Config, function: Function) -> AcceleratorKernel:
-    """The instructions that compute `function`, verified. RenderError where it holds what is no instruction.
+    """Render a user's function: return the instructions that compute it, verified. Raises RenderError for other loops.
 
     Arrays in DRAM are row-major, as the function declares them.
     """
@@ -89,13 +92,13 @@ def render(cfg: Config, function: Function) -> AcceleratorKernel:
     end = 0
     plan = compile_loops(cfg, body)
     for tensor in written:
-        addresses[tensor], end = end, _aligned(end + tensor.nbytes, ALIGN)
-    writable = end = _aligned(end, PAGE)
+        addresses[tensor], end = end, _align(end + tensor.nbytes, ALIGN)
+    writable = end = _align(end, PAGE)
     for tensor in (*function.inputs, *(t for t in plan.tensors if t.value is not None)):
         if tensor not in addresses:
-            addresses[tensor], end = end, _aligned(end + tensor.nbytes, ALIGN)
-    if lost := [t.name for t in plan.tensors if t not in addresses]:
-        raise RenderError(f"{lost[0]} is not in DRAM")
+            addresses[tensor], end = end, _align(end + tensor.nbytes, ALIGN)
+    if missing := [t.name for t in plan.tensors if t not in addresses]:
+        raise RenderError(f"{missing[0]} is not in DRAM")
     stream = Stream(cfg)
     bound = plan.bind(stream, addresses)
     for tile in bound.tiles():
@@ -105,7 +108,7 @@ def render(cfg: Config, function: Function) -> AcceleratorKernel:
                 assert phase is not None
                 phase()
             for ring in stream.rings.values():
-                ring.live.clear()  # it may have overwritten what was kept
+                ring.live.clear()  # the instruction may have overwritten their content
             continue
         loaded = {move.tensor for move in tile.moves(loads=True)}
         for node in {id(waiting.writes): waiting.writes for waiting in stream.waiting}.values():
@@ -125,7 +128,8 @@ def render(cfg: Config, function: Function) -> AcceleratorKernel:
     return kernel
 
 
-def _aligned(size: int, alignment: int) -> int:
+def _align(size: int, alignment: int) -> int:
+    """Round `size` up to a multiple of `alignment`."""
     return -(-size // alignment) * alignment
 
 
@@ -133,64 +137,69 @@ def _aligned(size: int, alignment: int) -> int:
 
 
 class _Compiler:
-    """Compile loops to nodes of a TilePlan."""
+    """Compiles loops to nodes of a TilePlan.
+
+    places: see `compile_loops`. tensors: those in DRAM -> whether the loops only read them. scopes: tensors in
+    scratchpads -> scratchpad. used: entries of each scratchpad that regions around the current loops take.
+    """
 
     def __init__(self, cfg: Config, places: Mapping[Tensor, tuple[int, ...]]) -> None:
         self.cfg, self.places = cfg, places
         self.depths = depths(cfg)
         self.tensors: dict[Tensor, bool] = {}
-        """Tensors in DRAM, and whether the loops only read them."""
         self.scopes: dict[Tensor, str] = {}
         self.used: dict[str, int] = {}
-        """Entries of each scratchpad that regions around the current loops take."""
 
-    def nodes(self, s: Stmt, fixed: Env) -> list[Node]:
-        """Compile a statement to nodes. fixed: values of the loops that are unrolled around it."""
+    def compile(self, s: Stmt, fixed: Env) -> list[Node]:
+        """Compile a statement to nodes. fixed: values of the unrolled loops around it. Raises RenderError."""
         match s:
             case Block(body):
-                return [node for statement in body for node in self.nodes(statement, fixed)]
+                return [node for statement in body for node in self.compile(statement, fixed)]
             case Alloc(scope=scope) if scope == ROW:
-                return self.nodes(s.body, fixed)
+                return self.compile(s.body, fixed)
             case Alloc():
-                return [self._region(s, fixed)]
+                return [self._compile_region(s, fixed)]
             case Let(var, value, body):
-                return self.nodes(body, fixed | {var: int(evaluate(value, fixed))})
-            case If(body=body, orelse=orelse) if not isinstance(_inner(body), Intrinsic):
-                other = [] if orelse is None else self.nodes(orelse, fixed)
-                return [Branch(s, self.nodes(body, fixed), other)]
+                return self.compile(body, fixed | {var: int(evaluate(value, fixed))})
+            case If(body=body, orelse=orelse) if not isinstance(_innermost(body), Intrinsic):
+                else_nodes = [] if orelse is None else self.compile(orelse, fixed)
+                return [Branch(s, self.compile(body, fixed), else_nodes)]
             case For(kind="pipelined"):
-                return [self._pipelined(s, fixed)]
+                return [self._compile_pipelined(s, fixed)]
             case For() | Intrinsic() | If():
-                loops, tests, leaf = _nest(s)
+                loops, tests, leaf = _split_nest(s)
                 if isinstance(leaf, Intrinsic):
-                    return self._leaves(loops, tests, leaf, fixed)
+                    return self._compile_intrinsic(loops, tests, leaf, fixed)
                 assert isinstance(s, For)
                 if s.kind not in ("serial", "unrolled"):
                     raise RenderError(f"the accelerator cannot run the {s.kind} loop {s.var.name}")
-                return [SerialLoop(s.var, s.extent, self.nodes(s.body, fixed))]
+                return [SerialLoop(s.var, s.extent, self.compile(s.body, fixed))]
         raise RenderError(f"no instruction does `{s}`; tensorize it")
 
-    def _region(self, s: Alloc, fixed: Env) -> Region:
-        """Compile an allocation: entries of a scratchpad while its body runs. RenderError where there are too few."""
+    def _compile_region(self, s: Alloc, fixed: Env) -> Region:
+        """Compile an allocation: entries of a scratchpad while its body runs. Raises RenderError if there are too
+        few."""
         tensor, scope = s.tensor, s.scope
         if scope not in self.depths:
             raise RenderError(f"{tensor.name} is in {scope} memory inside loops, which the accelerator has not")
         self.scopes[tensor] = scope
         entries = -(-tensor.size // prod(tile_shape(self.cfg, scope)))
-        resident = _resident(scope, s.body)
-        before, depth = 0 if resident else self.used.get(scope, 0), self.depths[scope]
+        is_resident = _is_resident(scope, s.body)
+        before, depth = 0 if is_resident else self.used.get(scope, 0), self.depths[scope]
         if before + entries > depth:
             raise RenderError(f"{tensor.name} needs {entries} entries of {scope}, which has {depth}, {before} in use")
-        if resident:  # its place comes and goes with the tiles that use it
-            return Region(tensor, scope, entries, s.kept, self.nodes(s.body, fixed))
+        if is_resident:  # tiles that use it take and release its place
+            return Region(tensor, scope, entries, s.kept, self.compile(s.body, fixed))
         self.used[scope] = before + entries
-        region = Region(tensor, scope, entries, s.kept, self.nodes(s.body, fixed))
+        region = Region(tensor, scope, entries, s.kept, self.compile(s.body, fixed))
         self.used[scope] = before
         return region
 
-    def _leaves(self, loops: list[For], tests: list[If], leaf: Intrinsic, fixed: Env) -> list[Node]:
-        """Compile an intrinsic and its loops to one instruction if possible, else to those of each iteration of the
-        outermost loop."""
+    def _compile_intrinsic(self, loops: list[For], tests: list[If], leaf: Intrinsic, fixed: Env) -> list[Node]:
+        """Compile an intrinsic and its loops to one instruction if possible, else unroll the outermost loop.
+
+        tests: conditions between the loops. Raises RenderError if no loop is left to unroll.
+        """
         if not isinstance(leaf.declared, TensorIntrinsic):
             raise RenderError(f"{leaf.name} is no intrinsic of the accelerator")
         if isinstance(leaf.declared.rule, ImplicitOperand):
@@ -207,18 +216,23 @@ class _Compiler:
                 reason = str(refused)
         if not loops:
             raise RenderError(f"{leaf}: {reason}")
-        outer, *inner = loops
+        outer, *inner_loops = loops
         if outer.kind not in ("serial", "unrolled"):
             raise RenderError(f"the accelerator cannot run the {outer.kind} loop {outer.var.name}")
-        return [n for i in range(outer.extent) for n in self._leaves(inner, tests, leaf, fixed | {outer.var: i})]
+        return [
+            n
+            for i in range(outer.extent)
+            for n in self._compile_intrinsic(inner_loops, tests, leaf, fixed | {outer.var: i})
+        ]
 
-    def _pipelined(self, s: For, fixed: Env) -> Pipelined:
-        """Compile a pipelined loop to tiles: LOADs that go ahead, and instructions that compute. RenderError."""
+    def _compile_pipelined(self, s: For, fixed: Env) -> Pipelined:
+        """Compile a pipelined loop to tiles: LOADs, which go ahead, and instructions that compute. Raises
+        RenderError."""
         fills: list[Fill] = []
         computes: list[ComputeInstruction | MoveInstruction] = []
-        self._tile(self.nodes(s.body, fixed), fills, computes, s.var)
+        self._collect_tile(self.compile(s.body, fixed), fills, computes, s.var)
         for scope, depth in self.depths.items():
-            entries = sum(fill.entries for fill in fills if fill.scope == scope)  # at least: see `handed`
+            entries = sum(fill.entries for fill in fills if fill.scope == scope)  # at least: see Pipelined.handed_on
             if entries > depth:
                 name = s.var.name
                 raise RenderError(
@@ -228,20 +242,20 @@ class _Compiler:
         used = {tensor: None for compute in computes for tensor in compute.scratchpads}
         outer = [tensor for tensor in used if tensor not in inside]
         tile = Pipelined(s.var, s.extent, fills, computes, outer, self.depths)
-        if tile.attends:  # values: what the next tile's scores are made of is needed before them
+        if tile.attends:  # values load late, since the next tile's queries and keys are needed earlier
             first = {tensor for node in tile.phases[0] for tensor in node.scratchpads}
             for fill in fills:
                 fill.late = fill.scope == "wgt" and fill.tensor not in first
         return tile
 
-    def _tile(
+    def _collect_tile(
         self, nodes: list[Node], fills: list[Fill], computes: list[ComputeInstruction | MoveInstruction], var: Var
     ) -> None:
-        """Collect the fills and computes of a tile from the nodes of its loop's body. RenderError."""
+        """Append the fills and computes of a tile, from the nodes of its loop's body. Raises RenderError."""
         for node in nodes:
             if isinstance(node, Region):
                 fills.append(Fill(node.tensor, node.scope, node.entries, node.kept, []))
-                self._tile(node.body, fills, computes, var)
+                self._collect_tile(node.body, fills, computes, var)
             elif isinstance(node, SerialLoop | Branch | Pipelined):
                 raise RenderError(f"the pipelined loop {var.name} holds loops that are no instruction")
             elif isinstance(node, MoveInstruction) and node.loads:
@@ -258,26 +272,27 @@ class _Compiler:
 
 
 def compile_loops(cfg: Config, body: Stmt, places: Mapping[Tensor, tuple[int, ...]] | None = None) -> TilePlan:
-    """Compile loops to instructions whose addresses are open. RenderError where a statement is no instruction.
+    """Compile loops to instructions without addresses. Raises RenderError if a statement is no instruction.
 
-    places: bytes from one index to the next, for tensors in DRAM that are not row-major.
+    places: strides in bytes of tensors in DRAM that are not row-major.
     """
     compiler = _Compiler(cfg, places or {})
-    nodes = compiler.nodes(body, {})
+    nodes = compiler.compile(body, {})
     return TilePlan(cfg, nodes, compiler.tensors)
 
 
-def _resident(scope: str, s: Stmt) -> bool:
-    """Whether a tensor of `scope` around `s` is made by tiles and read by other tiles."""
-    loops = (inner for inner in statements(s) if isinstance(inner, For))
+def _is_resident(scope: str, s: Stmt) -> bool:
+    """Whether a tensor in `scope`, allocated around `s`, is written by tiles and read by later ones."""
+    loops = (statement for statement in statements(s) if isinstance(statement, For))
     return scope in ("inp", "vin") and any(loop.kind == "pipelined" for loop in loops)
 
 
-def _inner(s: Stmt) -> Stmt:
-    return _nest(s)[2]
+def _innermost(s: Stmt) -> Stmt:
+    """Return the statement inside all loops and conditions of `s`."""
+    return _split_nest(s)[2]
 
 
-def _nest(s: Stmt) -> tuple[list[For], list[If], Stmt]:
+def _split_nest(s: Stmt) -> tuple[list[For], list[If], Stmt]:
     """Split off the loops and conditions around a statement: the loops, the conditions, the statement inside."""
     loops: list[For] = []
     tests: list[If] = []

@@ -1,4 +1,4 @@
-"""The vector unit's requantiser as an expression."""
+"""The requantiser of the vector unit as an expression, which passes and normalisations share."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from celosia.hw.spec.scratchpads import PAR_FIELDS
 
 
 def requantised(acc: Expr, par: Expr, zero_point: Value = 0.0, lo: Value = -128.0, hi: Value = 127.0) -> Expr:
-    """int8 of the int32 `acc`: clip(round((acc + bias) * multiplier * 2^-shift) + zero_point, lo, hi), the product in
-    float32, with bias, multiplier and shift of the par entry `par` (uint64, see tensorize.pack.parameters).
+    """Return the int8 clip(round((acc + bias) * multiplier * 2^-shift) + zero_point, lo, hi), the product in float32.
+
+    acc: int32. par: bias, multiplier and shift as one uint64 (see tensorize.pack.pack_parameters).
     """
     bias = par.astype("int32")
     multiplier = PAR_FIELDS["multiplier"].of(par).astype("int32").astype("float32")

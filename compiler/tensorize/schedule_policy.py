@@ -1,6 +1,6 @@
-"""Choose the schedule of each layer. Priority: user, tuning records, block search, cost model.
+"""Choose the tiling of each layer. Priority: user, tuning records, block search, estimate (roofline, block_space).
 
-A SchedulePolicy is immutable; a search that knows more makes another one of it.
+A SchedulePolicy is immutable; a search that has found better tilings makes another policy.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from celosia.hw.spec.config import Config
 
 
 class ScheduleSource(Protocol):
-    """Schedules that a user has decided; see tensorize/tilings_file.py."""
+    """Where tilings come from that go before all others: a user's file (tilings_file.py), or a trial of a search."""
 
     def tilings_of(self, layer: str, workloads: Sequence[Workload | Group]) -> list[Tiling] | None:
-        """Tilings for each workload of the layer of this name, None where the user says nothing. DecisionsError."""
+        """Return a tiling for each workload of the layer of this name; None if it has none. Raises DecisionsError."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class FixedSchedule:
     tilings: list[Tiling]
 
     def tilings_of(self, layer: str, workloads: Sequence[Workload | Group]) -> list[Tiling]:
-        """Return the fixed tilings for any layer. Raises TilingError if it has another count of workloads."""
+        """Return the fixed tilings for any layer. Raises TilingError if it has another number of workloads."""
         if len(workloads) != len(self.tilings):
             raise TilingError(f"the layer has {len(workloads)} workloads, decisions are for {len(self.tilings)}")
         return self.tilings
@@ -42,11 +42,11 @@ class FixedSchedule:
 
 @dataclass(frozen=True)
 class SchedulePolicy:
-    """Priority of the sources that decide the tilings of layers.
+    """The sources of tilings, in the order of their priority, and the layers that overlap.
 
-    given: the user, by the names of layers. recorded: tuning records, for each workload of a layer, by
-    `workload_text`. searched: the search of blocks. overlapped: names of layers whose tiles are emitted between those
-    of the convolution that they stand behind (launch/order.py).
+    given: the user's tilings, by name of layer. recorded: tilings in tuning records, by `workload_text` of a layer.
+    searched: tilings that the search of blocks found (launch/blocks.py). overlapped: names of guests, whose tiles are
+    emitted between those of the convolution before them (launch/order.py).
     """
 
     cfg: Config
@@ -62,37 +62,40 @@ class SchedulePolicy:
         first: CompletionOrder = CompletionOrder.ANY,
         cold: bool = False,
     ) -> list[Tiling]:
-        """Choose a tiling for each computation of the layer of that name. TilingError where none fits.
+        """Choose a tiling for each computation of the layer of that name. Raises TilingError if none fits.
 
-        first: part of the output to complete before the rest, if it costs next to nothing. cold: whether GEMM idles
-        while this layer's first loads come, as no layer before keeps it busy.
+        first: the part of the output to complete before the rest, if that costs at most 2% more cycles. cold: whether
+        no layer before keeps GEMM busy while this layer's first loads come.
         """
-        own_workloads = [workloads(computation) for computation in computations]
-        decided: Sequence[Tiling] | None = None
+        by_computation = [workloads(computation) for computation in computations]
+        tilings: Sequence[Tiling] | None = None
         if self.given is not None:
-            decided = self.given.tilings_of(layer, [workload for own in own_workloads for workload in own])
-        if decided is None and self.recorded:
-            decided = self.recorded.get(workload_text(computations))
-        if decided is None:
-            return [self._usual(computation.workload, first, cold) for computation in computations]
-        tilings = iter(decided)
-        return [Tiling.of_groups(list(islice(tilings, len(own)))) for own in own_workloads]
+            tilings = self.given.tilings_of(layer, [workload for group in by_computation for workload in group])
+        if tilings is None and self.recorded:
+            tilings = self.recorded.get(workload_text(computations))
+        if tilings is None:
+            return [self._search_or_estimate(computation.workload, first, cold) for computation in computations]
+        remaining = iter(tilings)
+        return [Tiling.of_groups(list(islice(remaining, len(group)))) for group in by_computation]
 
-    def _usual(self, workload: Workload | BlockWorkload, first: CompletionOrder, cold: bool) -> Tiling:
-        """The tiling of the block search, or else the best by the estimate."""
+    def _search_or_estimate(self, workload: Workload | BlockWorkload, first: CompletionOrder, cold: bool) -> Tiling:
+        """Return the tiling that the block search found, or else the best by the estimate."""
         if isinstance(workload, BlockWorkload):
             return self.searched.get(workload) or block_space.choose(self.cfg, workload)
         return choose(self.cfg, workload, first, cold)
 
 
 def workloads(d: LayerComputation) -> Sequence[Workload | Group]:
-    """The workloads of a computation, each of which gets a tiling: one, or one for each group of a block."""
+    """Return the workloads of a computation, each of which gets a tiling: one, or one for each group of a block."""
     return d.workload.groups if isinstance(d.workload, BlockWorkload) else [d.workload]
 
 
 def workload_text(computations: Sequence[LayerComputation]) -> str:
-    """One line that names a layer in tuning records: its workloads, and a digest of all on which its loops depend.
-    Weights and scalars do not count."""
+    """Return the line that names a layer in tuning records: its workloads, and a digest of all that its loops depend
+    on.
+
+    Loops do not depend on weights and scalars.
+    """
     text = " + ".join(workload.text for computation in computations for workload in workloads(computation))
     signatures = repr(tuple(computation.signature for computation in computations))
     return f"{text} #{hashlib.sha256(signatures.encode()).hexdigest()[:12]}"

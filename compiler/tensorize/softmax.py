@@ -1,6 +1,6 @@
-"""Softmax of rows as intrinsics: one instruction, which also computes the largest element and the sum of a row.
+"""Softmax of a row as intrinsics: one instruction, which also computes the row's largest element and sum of powers.
 
-A row is the channels of a pixel, whose entries lie one behind the other in vin; its last lanes may be none of it.
+A row is the channels of a pixel, whose entries lie in sequence in vin; lanes beyond its last element do not count.
 
 >>> from celosia.hw.spec.config import PRESETS
 >>> for name in ("largest", "total"):
@@ -23,18 +23,18 @@ from celosia.hw.spec.isa import ASource, Destination, Opcode
 from celosia.hw.spec.scratchpads import EXP_ENTRIES as PLACES
 
 NAMES = ("largest", "total", "softmax", "softmax_to_inp")
-"""Names of the intrinsics, in front of the number of elements of a row."""
+"""Names of the intrinsics; `_` and the number of elements of a row follow."""
 Element = Callable[[Value], Expr]
-"""Element of a row, by its position."""
+"""Function that gives the element of a row at a position."""
 
 
 def largest(a: Element, axis: Axis) -> Expr:
-    """The largest element, int8."""
+    """Return the largest element of a row, int8."""
     return max_over(a(axis), axis)
 
 
 def total(a: Element, powers: Tensor, peak: Expr, axis: Axis) -> Expr:
-    """The sum of the powers of all elements, float32, added from the first one on."""
+    """Return the sum of the powers of all elements, float32, added in order from the first one on."""
     return ordered_sum(powers[0, _distance(a(axis), peak) + (PLACES // 2 - 1)], axis)
 
 
@@ -42,7 +42,7 @@ def share(
     a: Element, powers: Tensor, peak: Expr, row_total: Expr, position: Expr, count: int, zero_point: Value, low: Value,
     high: Value,
 ) -> Expr:  # fmt: skip
-    """The result for the element at `position`, int8; beyond the row's `count` elements, the result of 0."""
+    """Return the int8 probability of the element at `position`; beyond the row's `count` elements, that of 0."""
     steps = call("round_even", powers[0, _distance(a(position), peak) + (PLACES - 1)] / row_total)
     result = clip(steps + zero_point, low, high).astype("int8")
     if isinstance(position, Axis) and position.extent == count:
@@ -51,12 +51,13 @@ def share(
 
 
 def _distance(element: Expr, peak: Expr) -> Expr:
+    """Return element - peak, 0 or negative, as an index into the powers."""
     return (element.astype("int32") - peak.astype("int32")).astype(INDEX)
 
 
 @cache
 def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
-    """The intrinsic with one of NAMES, for rows of `count` elements."""
+    """Declare the intrinsic with this one of NAMES, for rows of `count` elements."""
     lanes = cfg.lanes
     entries = -(-count // lanes)
     a = placeholder((entries * lanes,), "int8", "a")
@@ -91,7 +92,7 @@ def intrinsic(cfg: Config, name: str, count: int) -> TensorIntrinsic:
 
 
 def _fields(to: Destination, entries: int, spare: int, *, zero_point: float, lo: float, hi: float) -> dict[str, int]:
-    """The fields of a softmax's VECTOR."""
+    """Return the fields of a softmax's VECTOR. entries: of a row. spare: lanes beyond its last element."""
     return {
         "softmax": 1, "a_source": ASource.VIN, "destination": to, "extent_n": entries, "a_n": 1, "dst_n": 1,
         "imm": spare, "zero_point": int(zero_point), "clip_lo": int(lo), "clip_hi": int(hi),

@@ -1,7 +1,7 @@
-"""Tiles: the iterations of pipelined loops, with their places in scratchpads, as instructions in a stream.
+"""Tiles: run the loops of a compiled layer, give tensors entries of scratchpads, and emit instructions into a stream.
 
-render.py compiles a function to a `TilePlan`. It is run here: loops one iteration after the other, and tensors in
-scratchpads, around and inside of tiles, get their entries from the rings of vthread.pipeline.
+render.py compiles a function to a `TilePlan`. A PlacedPlan runs it at compile time: each iteration of a pipelined loop
+is a tile. Tensors in scratchpads, around and inside of tiles, get their entries from the rings of vthread/pipeline.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from celosia.hw.spec.isa import Opcode
 
 @dataclass
 class SerialLoop:
-    """A loop that is run at compile time, one iteration after the other."""
+    """A loop outside of tiles, which is run at compile time."""
 
     var: Var
     extent: int
@@ -35,7 +35,7 @@ class SerialLoop:
 
 @dataclass
 class Branch:
-    """A condition that is evaluated at compile time."""
+    """A condition outside of tiles, which is evaluated at compile time."""
 
     statement: If
     body: list[Node]
@@ -44,7 +44,8 @@ class Branch:
 
 @dataclass
 class Region:
-    """Entries of a scratchpad for `tensor`, while `body` runs."""
+    """Entries of scratchpad `scope` that hold `tensor` while `body` runs. kept: whether later readers may reuse
+    them."""
 
     tensor: Tensor
     scope: str
@@ -55,8 +56,11 @@ class Region:
 
 @dataclass
 class Fill:
-    """Entries for `tensor` inside a tile, with the LOADs that fill them, if any. late: whether to load when the first
-    phase begins, not with the tile."""
+    """Entries of scratchpad `scope` for `tensor` inside a tile, with the LOADs that fill them.
+
+    loads: none for a tensor that the tile computes. kept: whether a later tile that loads the same may reuse them.
+    late: whether to load when the first phase of the tile starts, not when the tile is loaded.
+    """
 
     tensor: Tensor
     scope: str
@@ -68,21 +72,25 @@ class Fill:
 
 @dataclass
 class Pipelined:
-    """A loop whose iterations are tiles: each first loads its `fills`, and later runs its `computes`."""
+    """A loop whose iterations are tiles: each first loads its `fills`, and later runs its `computes`.
+
+    computes: GEMMs, VECTORs and STOREs in order. outer: tensors that lie in scratchpads around the tiles. depths:
+    entries of each scratchpad.
+    """
 
     var: Var
     extent: int
     fills: list[Fill]
     computes: list[ComputeInstruction | MoveInstruction]
     outer: list[Tensor]
-    """Tensors that lie in scratchpads around the tiles."""
     depths: Mapping[str, int]
-    """Entries of the scratchpads."""
 
     @cached_property
     def phases(self) -> list[list[ComputeInstruction | MoveInstruction]]:
-        """The computes, cut wherever GEMM waits for the vector unit or the other way round. Instructions behind the
-        last GEMM belong to its phase."""
+        """The computes, cut wherever GEMM waits for the vector unit or the vector unit for GEMM.
+
+        Phases of two virtual threads alternate. Instructions after the last GEMM belong to its phase.
+        """
         runs = [list(nodes) for _, nodes in groupby(self.computes, lambda node: node.opcode == Opcode.GEMM)]
         if self.attends:
             return [before + behind for before, behind in zip(runs[::2], runs[1::2], strict=True)]
@@ -90,33 +98,41 @@ class Pipelined:
         return [*runs[:-2], last] if len(runs) > 1 and runs[-1][0].opcode != Opcode.GEMM else runs
 
     @cached_property
-    def handed(self) -> dict[Tensor, int]:
-        """Results that tiles of a block hand on to a later layer inside the tile, each with the count of places that it
-        takes in turns. One place is enough where its writer also reads it, since a unit works in order."""
+    def handed_on(self) -> dict[Tensor, int]:
+        """Results that a tile of a block hands on to a later layer in the same tile -> number of places for them.
+
+        Tiles use the places in turn. One place is enough if its writer also reads it, since a unit works in order.
+        """
         results = {fill.tensor for fill in self.fills if not fill.loads and fill.scope != "out"}
         if not any(fill.scope in ("inp", "vin") for fill in self.fills if fill.tensor in results):
             return {}
         units = {tensor: {n.opcode for n in self.computes if tensor in n.scratchpads} for tensor in results}
         places = {tensor: min(len(opcodes), 2) for tensor, opcodes in units.items()}
-        return places if not self.attends else places | dict(self._sum_places(results))
+        return places if not self.attends else places | dict(self._attention_sum_places(results))
 
-    def _sum_places(self, results: set[Tensor]) -> Iterator[tuple[Tensor, int]]:
-        """For attention, places of sums in acc, which are read in the phase that makes them: one, and a second where
-        there is room, first for the last phase. Then its products need not wait for the tile before."""
+    def _attention_sum_places(self, results: set[Tensor]) -> Iterator[tuple[Tensor, int]]:
+        """Yield the number of places of each sum of attention in acc: a second one if there is room, the last sum
+        first.
+
+        A sum is read in the phase that makes it; with two places its products need not wait for the tile before.
+        """
         sums = [fill for fill in self.fills if fill.tensor in results and fill.scope == "acc"]
         room = self.depths["acc"] - sum(fill.entries for fill in sums)
         ends = [max(n for n, node in enumerate(self.computes) if fill.tensor in node.scratchpads) for fill in sums]
         for _, fill in sorted(zip(ends, sums), key=lambda pair: -pair[0]):
-            second = fill.entries <= room
-            room -= fill.entries * second
-            yield fill.tensor, 1 + second
+            has_second = fill.entries <= room
+            room -= fill.entries * has_second
+            yield fill.tensor, 1 + has_second
 
     @property
     def attends(self) -> bool:
-        """Whether a tile is attention: a softmax of sums of GEMM. The softmax takes the vector unit as long as GEMM
-        takes for the next tile's scores, so that these need no second place."""
-        softmax = any(isinstance(node, ComputeInstruction) and node.rule.alone for node in self.computes)
-        return softmax and any(node.opcode == Opcode.GEMM for node in self.computes)
+        """Whether a tile is attention: a softmax of sums of GEMM.
+
+        Its softmax keeps the vector unit busy while GEMM computes the scores of the next tile, so that scores need no
+        second place.
+        """
+        has_softmax = any(isinstance(node, ComputeInstruction) and node.rule.alone for node in self.computes)
+        return has_softmax and any(node.opcode == Opcode.GEMM for node in self.computes)
 
     @property
     def stored(self) -> set[Tensor]:
@@ -125,11 +141,13 @@ class Pipelined:
 
 
 Node = SerialLoop | Branch | Region | Pipelined | ComputeInstruction | MoveInstruction
+"""A part of a TilePlan."""
 
 
 @dataclass
 class TilePlan:
-    """A compiled function. tensors: those in DRAM, and whether the function only reads them."""
+    """A function compiled to nodes without addresses. tensors: those in DRAM -> whether the function only reads
+    them."""
 
     cfg: Config
     nodes: list[Node]
@@ -138,7 +156,7 @@ class TilePlan:
     def bind(
         self, stream: Stream, addresses: Mapping[Any, int], scalars: Mapping[str, Any] | None = None
     ) -> PlacedPlan:
-        """Bind the function to arrays that begin at `addresses` (by tensor), and to values of its scalars."""
+        """Return the plan bound to the DRAM addresses of its tensors, to values of its scalars, and to a stream."""
         return PlacedPlan(self, stream, addresses, scalars or {})
 
 
@@ -149,7 +167,7 @@ class TilePlan:
 class PipelineTile:
     """One iteration of a pipelined loop, or an instruction outside of them, whose node is None.
 
-    load: emits the loads, and returns the phases that emit the rest.
+    env: values of the loop variables. load: emits the LOADs, and returns the phases, which emit the rest.
     """
 
     env: Env
@@ -157,12 +175,12 @@ class PipelineTile:
     node: Pipelined | None
 
     def check(self) -> None:
-        """Raise TilingError where a LOAD or STORE of the tile does not fit an instruction."""
+        """Raise TilingError if a LOAD or STORE of the tile does not fit an instruction."""
         for move in (*self.moves(True), *self.moves(False)):
             move.check(self.env)
 
     def moves(self, loads: bool) -> Iterator[MoveInstruction]:
-        """The LOADs of the tile, or its STOREs."""
+        """Yield the LOADs of the tile if `loads`, else its STOREs."""
         if self.node is not None and loads:
             yield from (load for fill in self.node.fills for load in fill.loads)
         elif self.node is not None:
@@ -170,8 +188,8 @@ class PipelineTile:
 
 
 @dataclass
-class _Held:
-    """A region around tiles, with its first entry once the first of them has loaded."""
+class _HeldRegion:
+    """A region around tiles in a scratchpad. first: its first entry; None until the first of the tiles has loaded."""
 
     scope: str
     entries: int
@@ -180,10 +198,11 @@ class _Held:
 
 @dataclass
 class _Resident:
-    """A tensor in inp or vin that some tiles make and later ones read. It has a place from the first tile's compute to
-    the last one's.
+    """A tensor in inp or vin that some tiles write and later ones read, as a whole image between groups of a block.
 
-    making: entries that each tile will write which has not computed, by the tile's number.
+    It has a place from the first tile's compute to the last one's. place: first entry and end. claimed: whether the
+    ring is claimed for the plan. closed: whether all tiles that use it were generated. users: tiles that use it and
+    have not computed. pending_writes: by number of a tile that has not computed, the entries that it will write.
     """
 
     tensor: Tensor
@@ -192,88 +211,91 @@ class _Resident:
     place: tuple[int, int] | None = None
     claimed: bool = False
     closed: bool = False
-    """Whether all tiles that use it have been generated."""
     users: int = 0
-    making: dict[int, set[int]] = field(default_factory=dict)
+    pending_writes: dict[int, set[int]] = field(default_factory=dict)
 
     def claim(self, owner: object) -> None:
-        """Claim the ring for `owner`. RenderError where others never release it."""
+        """Claim the ring for `owner`. Raises RenderError if others hold entries that they never release."""
         if not self.claimed and not self.ring.claim(owner):
             raise RenderError(f"{self.tensor.name} needs a scratchpad that others do not give back")
         self.claimed = True
 
-    def placed(self) -> bool:
-        """Whether the tensor has a place; takes one if there is room."""
+    def take_place(self) -> bool:
+        """Take a place if the tensor has none and there is room. Returns whether it has one."""
         self.place = self.place or self.ring.place(self.entries)
         return self.place is not None
 
-    def made(self, entries: set[int]) -> bool:
-        """Whether no pending tile will write these entries."""
-        return all(entries.isdisjoint(others) for others in self.making.values())
+    def is_written(self, entries: set[int]) -> bool:
+        """Whether these entries are complete: no tile that has still to compute will write them."""
+        return all(entries.isdisjoint(others) for others in self.pending_writes.values())
 
-    def end(self, users: int = 0) -> None:
-        """Count off tiles that used the tensor; behind the last one its place is released."""
+    def finish(self, users: int = 0) -> None:
+        """Subtract tiles that have computed from the users; after the last one, release the place."""
         self.users -= users
         if self.closed and not self.users and self.place is not None:
             self.ring.release(self.place)
 
 
-Slot = int | _Held | _Resident
-"""First entry of a tensor in its scratchpad, or the region that will have one."""
+Slot = int | _HeldRegion | _Resident
+"""First entry of a tensor in its scratchpad, or a region that gets one when tiles load or compute."""
 
 
 @dataclass
 class PlacedPlan:
-    """A TilePlan with addresses, whose tiles emit into `stream`."""
+    """A TilePlan bound to addresses, whose tiles emit instructions into `stream`.
+
+    changing: tensors whose content changes between runs of the plan, as activations do; what was loaded of them is not
+    reused by other plans. before_load: called before each LOAD with the tensor that it reads.
+
+    State: used: entries taken in each scratchpad by instructions outside of tiles. depth: the most phases of a tile;
+    readers of its results must come after them. reserved: places of results handed on, (scratchpad, first entry, end,
+    number of places) by name and size, while tiles that use them have not computed. begun: tiles with such results so
+    far. under_way: by name of a result, the tiles that hand it on and have not computed. awaited: tiles so far that
+    wait for residents. version: key of loads of changing tensors. constants: fields of instructions, by id of the node.
+    """
 
     plan: TilePlan
     stream: Stream
     addresses: Mapping[Any, int]
     scalars: Mapping[str, Any]
     changing: frozenset[Tensor] = frozenset()
-    """Tensors whose content changes, as that of activations does."""
     before_load: Callable[[Tensor], None] = lambda tensor: None
-    """Called before each LOAD with the tensor that it reads."""
 
     def __post_init__(self) -> None:
         self.used: dict[str, int] = {}
-        self.depth = max(_depths(self.plan.nodes), default=1)
-        """Most phases of a tile; readers of its results come after them."""
-        self.handed: dict[tuple[str, int], tuple[str, int, int, int]] = {}
-        """Scratchpad, first entry, end and count of places of results handed on, by name and size, while tiles that use
-        them have not computed."""
+        self.depth = max(_phase_counts(self.plan.nodes), default=1)
+        self.reserved: dict[tuple[str, int], tuple[str, int, int, int]] = {}
         self.begun = 0
         self.under_way: Counter[str] = Counter()
-        """Tiles that hand on a tensor and have not computed, by its name."""
         self.awaited = 0
-        self.version = object()  # what is loaded of changing tensors is there for these tiles only
+        self.version = object()
         self.constants: dict[int, dict[str, int]] = {}
 
     def tiles(self) -> Iterator[PipelineTile]:
-        """Generate all iterations of pipelined loops in order; an instruction outside of them is a tile of its own."""
+        """Yield all iterations of pipelined loops in order; an instruction outside of them is a tile of its own."""
         for node in self.plan.nodes:
             yield from self._run(node, {}, {})
 
     def _run(self, node: Node, env: Env, slots: dict[Tensor, Slot]) -> Iterator[PipelineTile]:
-        """Generate the tiles of a node. env: values of the loops around; slots: places of tensors around."""
+        """Yield the tiles of a node. env: values of the loops around it. slots: places of the tensors around it."""
         match node:
             case SerialLoop(var, extent, body):
                 for i in range(extent):
-                    for inner in body:
-                        yield from self._run(inner, env | {var: i}, slots)
+                    for child in body:
+                        yield from self._run(child, env | {var: i}, slots)
             case Branch(If(cond=cond), body, orelse):
-                for inner in body if evaluate(cond, env) else orelse:
-                    yield from self._run(inner, env, slots)
+                for child in body if evaluate(cond, env) else orelse:
+                    yield from self._run(child, env, slots)
             case Region(body=body):
                 yield from self._region(node, env, slots)
             case Pipelined(var, extent):
                 for i in range(extent):
-                    here = env | {var: i}
+                    tile_env = env | {var: i}
                     for tensor in node.outer:
                         slot = slots[tensor]
                         if isinstance(slot, _Resident):
                             slot.users += 1
-                    yield PipelineTile(here, lambda here=here: self._load(node, here, slots), node)  # type: ignore[misc]
+                    yield PipelineTile(tile_env, lambda tile_env=tile_env: self._load_tile(node, tile_env, slots), node)  # type: ignore[misc]
             case ComputeInstruction() | MoveInstruction():
                 if any(not isinstance(slot, int) for slot in slots.values()):
                     raise RenderError("an instruction lies beside a pipelined loop that uses the same scratchpad")
@@ -281,30 +303,30 @@ class PlacedPlan:
                 yield PipelineTile(env, lambda: [lambda: self._emit(node, env, first)], None)
 
     def _region(self, node: Region, env: Env, slots: dict[Tensor, Slot]) -> Iterator[PipelineTile]:
-        """Generate the tiles of a region's body, with a place for its tensor."""
+        """Yield the tiles of a region's body, with a place for its tensor."""
         first = self.used.get(node.scope, 0)
         slot: Slot = first
         if _has_tiles(node.body):
-            resident = node.scope in ("inp", "vin")
+            is_resident = node.scope in ("inp", "vin")
             ring = self.stream.rings[node.scope]
-            slot = _Resident(node.tensor, ring, node.entries) if resident else _Held(node.scope, node.entries)
+            slot = _Resident(node.tensor, ring, node.entries) if is_resident else _HeldRegion(node.scope, node.entries)
         else:
             self.used[node.scope] = first + node.entries
-        for inner in node.body:
-            yield from self._run(inner, env, slots | {node.tensor: slot})
+        for child in node.body:
+            yield from self._run(child, env, slots | {node.tensor: slot})
         self.used[node.scope] = first
         if isinstance(slot, _Resident):
             slot.closed = True
-            slot.end()
+            slot.finish()
 
     def _constants(self, node: ComputeInstruction | MoveInstruction) -> dict[str, int]:
-        """The fields of an instruction that no loop changes, remembered."""
+        """Return the fields of an instruction that no loop changes, computed once."""
         if id(node) not in self.constants:
             self.constants[id(node)] = node.constants(self.scalars)
         return self.constants[id(node)]
 
     def _emit(self, node: ComputeInstruction | MoveInstruction, env: Env, slots: Mapping[Tensor, int]) -> None:
-        """Emit an instruction for values of the loops, with its tensors at these entries."""
+        """Emit the instruction `node` for the values `env` of the loops. slots: first entries of its tensors."""
         constants = self._constants(node)
         if isinstance(node, ComputeInstruction):
             for instruction_fields in node.instructions(env, slots, constants):
@@ -316,54 +338,61 @@ class PlacedPlan:
         if fields is not None:
             self.stream.add(node.opcode, fields)
 
-    def _load(self, node: Pipelined, env: Env, around: Mapping[Tensor, Slot]) -> list[Phase | None]:
-        """Load a tile: take places in the scratchpads, and emit LOADs of what is not there. Returns its phases."""
+    def _load_tile(self, node: Pipelined, env: Env, around: Mapping[Tensor, Slot]) -> list[Phase | None]:
+        """Load a tile: take entries in the scratchpads, and emit LOADs of what is not there yet.
+
+        around: places of tensors around the loop. Returns the phases of the tile; None is a phase that emits nothing.
+        """
         stream = self.stream
         residents = [region for tensor in node.outer if isinstance(region := around[tensor], _Resident)]
         for resident in residents:
             resident.claim(self)
-        slots = self._handed(node)
-        outs, awaited = [fill for fill in node.fills if fill.scope == "out"], list[Callable[[], None]]()
+        slots = self._place_handed_on(node)
+        outs, late_loads = [fill for fill in node.fills if fill.scope == "out"], list[Callable[[], None]]()
         for tensor in node.outer:
             region = around[tensor]
             if isinstance(region, _Resident):
                 continue
-            assert isinstance(region, _Held)
+            assert isinstance(region, _HeldRegion)
             if region.first is None:
-                region.first = self._take(region.scope, region.entries, tensor)
+                region.first = self._take_entries(region.scope, region.entries, tensor)
             else:
                 stream.hold(stream.rings[region.scope], region.first, region.entries)
             slots[tensor] = region.first
         for fill in node.fills:
             if fill.scope != "out" and fill.tensor not in slots:
-                slots[fill.tensor] = self._fill(fill, env, awaited)
-        number = self._await(node, env, residents, slots) if residents else 0
+                slots[fill.tensor] = self._fill_entries(fill, env, late_loads)
+        number = self._wait_for_inputs(node, env, residents, slots) if residents else 0
 
-        def last() -> None:
+        def run_last_phase() -> None:
+            """Take entries of out, emit the last phase, and release what the tile held."""
             first = stream.rings["out"].take(sum(fill.entries for fill in outs)) if outs else 0
-            for fill in outs:  # in a row, so that none lies over another
+            for fill in outs:  # one behind the other, in entries taken together
                 slots[fill.tensor] = first
                 first += fill.entries
             emit(node.phases[-1])
-            self._release_handed(node)
+            self._release_handed_on(node)
             for resident in residents:
-                resident.making.pop(number, None)
-                resident.end(1)
+                resident.pending_writes.pop(number, None)
+                resident.finish(1)
 
         def emit(nodes: list[ComputeInstruction | MoveInstruction]) -> None:
-            while awaited:
-                awaited.pop(0)()
+            """Emit the late loads, if they are still to come, and these instructions."""
+            while late_loads:
+                late_loads.pop(0)()
             for instruction in nodes:
                 self._emit(instruction, env, slots)
 
         phases: list[Phase | None] = [partial(emit, nodes) for nodes in node.phases[:-1]]
-        # A reader of results of several phases comes after them, and after the first phases of the next tile.
+        # A reader of a tile with several phases runs after these, and after the first phases of the next tile.
         before = [None] * self.depth if not phases and self.depth > 1 else []
-        return [*before, *phases, last]
+        return [*before, *phases, run_last_phase]
 
-    def _await(self, node: Pipelined, env: Env, residents: list[_Resident], slots: dict[Tensor, int]) -> int:
-        """Let a tile compute only once its inputs among `residents` are complete, and all have places. Returns the
-        tile's number."""
+    def _wait_for_inputs(self, node: Pipelined, env: Env, residents: list[_Resident], slots: dict[Tensor, int]) -> int:
+        """Let the tile compute only when all `residents` have places and those that it reads are complete.
+
+        Adds their first entries to `slots` then. Returns the number of the tile, under which its writes are pending.
+        """
         number, self.awaited = self.awaited, self.awaited + 1
         reads: list[tuple[_Resident, set[int]]] = []
         for resident in residents:
@@ -371,76 +400,84 @@ class PlacedPlan:
             for compute in node.computes:
                 if isinstance(compute, ComputeInstruction) and tensor in compute.scratchpads:
                     for written, entries in touched.items():
-                        entries |= compute.touched(env, tensor, self._constants(compute), written, self.plan.cfg.taps)
+                        entries |= compute.touched_entries(
+                            env, tensor, self._constants(compute), written, self.plan.cfg.taps
+                        )
             reads.append((resident, touched[False]))
             if touched[True]:
-                resident.making[number] = touched[True]
+                resident.pending_writes[number] = touched[True]
 
-        def ready() -> bool:
-            if not all(resident.made(entries) and resident.placed() for resident, entries in reads):
+        def is_ready() -> bool:
+            """Return whether all residents have places and the entries that the tile reads are complete."""
+            if not all(resident.is_written(entries) and resident.take_place() for resident, entries in reads):
                 return False
             slots.update((resident.tensor, resident.place[0]) for resident in residents if resident.place is not None)
             return True
 
-        self.stream.when(ready)
+        self.stream.compute_when(is_ready)
         return number
 
-    def _handed(self, node: Pipelined) -> dict[Tensor, int]:
-        """Give a tile its places of results handed on, in turns. The first tile reserves them."""
-        if not node.handed:
+    def _place_handed_on(self, node: Pipelined) -> dict[Tensor, int]:
+        """Return the first entries of the results that a tile hands on. The first tile reserves places; tiles take
+        turns."""
+        if not node.handed_on:
             return {}
         number, self.begun = self.begun, self.begun + 1
-        self.under_way.update(tensor.name for tensor in node.handed)
+        self.under_way.update(tensor.name for tensor in node.handed_on)
         slots: dict[Tensor, int] = {}
         for fill in node.fills:
-            if fill.tensor in node.handed:
-                _, first, end, places = self._reserve(fill, node.handed[fill.tensor])
+            if fill.tensor in node.handed_on:
+                _, first, end, places = self._reserve(fill, node.handed_on[fill.tensor])
                 slots[fill.tensor] = first + number % places * ((end - first) // places)
         return slots
 
     def _reserve(self, fill: Fill, places: int) -> tuple[str, int, int, int]:
-        """Reserve places for a result that is handed on, or share those of a larger tile of the same loops. RenderError
-        where there is no room."""
+        """Reserve places for a result that is handed on, or return those of a larger tile of the same loops.
+
+        Raises RenderError if there is no room.
+        """
         name = fill.tensor.name
-        for (other, size), known in self.handed.items():
+        for (other, size), reservation in self.reserved.items():
             if other == name and size >= fill.entries:
-                return known
+                return reservation
         place = self.stream.rings[fill.scope].reserve(places * fill.entries, self)
         if place is None:
             raise RenderError(f"{name} needs {places * fill.entries} entries of {fill.scope} in a row")
-        self.handed[name, fill.entries] = fill.scope, place[0], place[1], places
-        return self.handed[name, fill.entries]
+        self.reserved[name, fill.entries] = fill.scope, place[0], place[1], places
+        return self.reserved[name, fill.entries]
 
-    def _release_handed(self, node: Pipelined) -> None:
-        """Count off a tile that has computed; behind the last one the places of results handed on are released."""
-        self.under_way.subtract(tensor.name for tensor in node.handed)
-        for key in [key for key in self.handed if not self.under_way[key[0]]]:
-            scope, first, end, _ = self.handed.pop(key)
+    def _release_handed_on(self, node: Pipelined) -> None:
+        """Record that a tile has computed; after the last one, release the places of the results handed on."""
+        self.under_way.subtract(tensor.name for tensor in node.handed_on)
+        for key in [key for key in self.reserved if not self.under_way[key[0]]]:
+            scope, first, end, _ = self.reserved.pop(key)
             self.stream.rings[scope].release((first, end))
 
-    def _fill(self, fill: Fill, env: Env, awaited: list[Callable[[], None]]) -> int:
-        """Take entries for a tensor, and load them unless they are kept from before; late ones in the first phase.
-        Returns the first entry."""
+    def _fill_entries(self, fill: Fill, env: Env, late_loads: list[Callable[[], None]]) -> int:
+        """Take entries for a tensor and load them, unless an earlier tile's entries with the same content remain.
+
+        Late loads are appended to `late_loads`, for the first phase. Returns the first entry.
+        """
         ring, stream = self.stream.rings[fill.scope], self.stream
         fields = [load.fields(env, 0, self.addresses[load.tensor], self._constants(load)) or {} for load in fill.loads]
         key = None
         if fill.kept and fields:
-            constant = not any(load.tensor in self.changing for load in fill.loads)
-            key = (None if constant else self.version, fill.entries, *(tuple(f.values()) for f in fields))
+            is_constant = not any(load.tensor in self.changing for load in fill.loads)
+            key = (None if is_constant else self.version, fill.entries, *(tuple(f.values()) for f in fields))
             slot = stream.find(ring, key)
             if slot is not None:
                 return slot
-        first = self._take(fill.scope, fill.entries, fill.tensor, key)
+        first = self._take_entries(fill.scope, fill.entries, fill.tensor, key)
         for load, f in zip(fill.loads, fields):
             self.before_load(load.tensor)
             if fill.late:
-                awaited.append(partial(stream.add, load.opcode, load.moved(f, first)))
+                late_loads.append(partial(stream.add, load.opcode, load.at_entry(f, first)))
             else:
-                stream.add(load.opcode, load.moved(f, first))
+                stream.add(load.opcode, load.at_entry(f, first))
         return first
 
-    def _take(self, scope: str, entries: int, tensor: Tensor, key: Hashable = None) -> int:
-        """Take fresh entries for `tensor`. RenderError where entries that the same tile holds leave no room."""
+    def _take_entries(self, scope: str, entries: int, tensor: Tensor, key: Hashable = None) -> int:
+        """Take new entries for `tensor`. Raises RenderError if the entries that the same tile holds leave no room."""
         ring = self.stream.rings[scope]
         first = self.stream.take(ring, entries, key)
         if first + entries > ring.end or any(a < first + entries and first < b for a, b in ring.pins[:-1]):
@@ -448,17 +485,17 @@ class PlacedPlan:
         return first
 
 
-def _depths(nodes: list[Node]) -> Iterator[int]:
-    """For each pipelined loop, count the phases of its tiles."""
+def _phase_counts(nodes: list[Node]) -> Iterator[int]:
+    """Yield the number of phases of the tiles of each pipelined loop."""
     for node in nodes:
         if isinstance(node, Pipelined):
             yield len(node.phases)
         elif isinstance(node, SerialLoop | Region | Branch):
-            yield from _depths(node.body)
+            yield from _phase_counts(node.body)
 
 
 def _has_tiles(nodes: list[Node]) -> bool:
-    """Whether some node is a pipelined loop, or holds one."""
+    """Whether one of `nodes` is a pipelined loop or contains one."""
     return any(
         isinstance(node, Pipelined) or (isinstance(node, SerialLoop | Region | Branch) and _has_tiles(node.body))
         for node in nodes

@@ -1,10 +1,11 @@
-"""Tilings as a file: what was chosen for each layer, for people to read, change and give back.
+"""The file of tilings (CLI option `--decisions`): the tiling of each layer, to be read, changed and compiled with.
 
     {"format": "celosia-decisions", "version": 1, "config": "pynq", "config_digest": "...",
      "layers": [{"layer": "conv1", "parts": [{"workload": "...", "n": 4, "y": 8, "x": 56, "k": 4, "order": "input",
                                               "ahead": 8, "part": 2}]}]}
 
-The compiler decides layers that the file leaves out. Tilings for another Config, layer or workload are refused.
+The compiler chooses the tilings of layers that the file leaves out. Tilings for another Config, layer or workload are
+refused. The public name of the format is "decisions"; inside the compiler these are tilings.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from celosia.hw.spec.config import Config
 from celosia.plain import Sentence, from_json
 
 FORMAT, VERSION = "celosia-decisions", 1
+"""Values of the fields "format" and "version" of a file."""
 
 
 class DecisionsError(Sentence, ValueError):
-    """Tilings that cannot be followed; the message names the layer and the way out."""
+    """Raised for a file of tilings that cannot be followed; the message names the layer and what to do."""
 
 
-def decisions_of(program: Contents) -> dict[str, Any]:
-    """Collect the tilings of a Program in the form in which they are written to a file."""
+def collect_tilings(program: Contents) -> dict[str, Any]:
+    """Collect the tilings of a compiled Program as the contents of a file of tilings."""
     layers = [
         {"layer": info.name, "parts": [{"workload": part.workload, **part.decisions} for part in info.parts]}
         for launch in program.launches for info in launch.layers
@@ -43,16 +45,19 @@ def decisions_of(program: Contents) -> dict[str, Any]:
 
 @dataclass
 class ScheduleFile:
-    """Schedules that a user has decided, by layer: workload and tiling of each part."""
+    """The tilings in a user's file, a source of SchedulePolicy.
+
+    layers: by layer's name, the text of the workload and the tiling of each part. used: layers whose tilings were asked
+    for, so that those of no layer are found.
+    """
 
     cfg: Config
     layers: dict[str, list[tuple[str, Tiling]]]
     used: set[str] = field(default_factory=set)
-    """Layers whose tilings have been asked for."""
 
     @staticmethod
     def load(source: str | Path | Mapping[str, Any], cfg: Config) -> ScheduleFile:
-        """Read a file, or take its content. DecisionsError, also for decisions that were made for another Config."""
+        """Read a file, or take its contents. Raises DecisionsError for other formats and other Configs."""
         if not isinstance(source, Mapping):
             with reading(source, DecisionsError, "holds no decisions"):
                 source = from_json(Path(source).read_text(encoding="utf-8"))
@@ -67,44 +72,45 @@ class ScheduleFile:
                 f"the decisions were made for another Config, which was called {source.get('config')!r}, not for this "
                 f"{cfg.name}; compile with that one, or write new ones with `celosia inspect --decisions`"
             )
-        return ScheduleFile(cfg, _layers(source.get("layers")))
+        return ScheduleFile(cfg, _parse_layers(source.get("layers")))
 
     def tilings_of(self, layer: str, workloads: Sequence[Workload | Group]) -> list[Tiling] | None:
-        """The tilings of the parts of a layer, or None. DecisionsError where they do not fit its workloads."""
+        """Return a tiling for each workload of `layer`; None if the file leaves it out. Raises DecisionsError if they
+        do not fit."""
         if layer not in self.layers:
             return None
-        given = self.layers[layer]
+        tilings = self.layers[layer]
         self.used.add(layer)
-        if len(given) != len(workloads):
-            raise DecisionsError(f"layer {layer!r} has {len(workloads)} parts, decisions are given for {len(given)}")
-        for number, ((text, tiling), workload) in enumerate(zip(given, workloads)):
+        if len(tilings) != len(workloads):
+            raise DecisionsError(f"layer {layer!r} has {len(workloads)} parts, decisions are given for {len(tilings)}")
+        for number, ((text, tiling), workload) in enumerate(zip(tilings, workloads)):
             where = f"layer {layer!r}" + (f", part {number}" if len(workloads) > 1 else "")
             if text != workload.text:
                 raise DecisionsError(f"{where} is `{workload.text}`, its decisions are for `{text}`; write new ones")
-            if reason := why_not_any(self.cfg, workload, tiling):
+            if reason := why_not_tiling(self.cfg, workload, tiling):
                 raise DecisionsError(f"{where} cannot be tiled so: {reason}")
-        return [tiling for _, tiling in given]
+        return [tiling for _, tiling in tilings]
 
-    def check_all_taken(self) -> None:
-        """DecisionsError where a layer is decided that the model has not on the accelerator."""
-        if left := [layer for layer in self.layers if layer not in self.used]:
+    def require_all_used(self) -> None:
+        """Raise DecisionsError if the file has a layer that this model does not have on the accelerator."""
+        if unknown := [layer for layer in self.layers if layer not in self.used]:
             raise DecisionsError(
-                f"decisions are given for {left[0]!r}, which is no layer of this model on the accelerator; "
+                f"decisions are given for {unknown[0]!r}, which is no layer of this model on the accelerator; "
                 "`celosia inspect --layers` lists them"
             )
 
 
-def why_not_any(cfg: Config, workload: Workload | Group, tiling: Tiling) -> str | None:
-    """The reason why a tiling is not in the space of a layer, or of a group of a block; None where it is."""
+def why_not_tiling(cfg: Config, workload: Workload | Group, tiling: Tiling) -> str | None:
+    """Return why `tiling` is not in the space of `workload`, of a layer or a group of a block; None if it is."""
     if isinstance(workload, Group):
         return block_space.why_not(cfg, workload, tiling)
     return why_not(cfg, workload, tiling)
 
 
-def _layers(rows: Any) -> dict[str, list[tuple[str, Tiling]]]:
+def _parse_layers(rows: Any) -> dict[str, list[tuple[str, Tiling]]]:
+    """Parse the "layers" of a file. Raises DecisionsError if they are no tilings by layer."""
     if not isinstance(rows, list):
         raise DecisionsError('decisions hold a list of "layers"')
-    """Parse the "layers" of a file. DecisionsError where they are no tilings by layer."""
     layers: dict[str, list[tuple[str, Tiling]]] = {}
     for row in rows:
         name = row.get("layer") if isinstance(row, dict) else None

@@ -1,4 +1,4 @@
-"""Transfers: blocks as LOAD and STORE move them, coalesced into long rows of DRAM."""
+"""Transfers: merge the dimensions of a block, so that one LOAD or STORE moves it in long rows of DRAM."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from celosia.compiler.layer import Storage, TilingError
 from celosia.hw.spec.isa import PAD_BITS, X_BITS, YZ_BITS
 
 X_MAX, YZ_MAX, PAD_MAX = (1 << X_BITS) - 1, (1 << YZ_BITS) - 1, (1 << PAD_BITS) - 1
+"""Largest values of an instruction's fields: pieces of a row, rows or planes, and padding on one side."""
 
 
 @dataclass(frozen=True)
 class Dim:
-    """One dimension of a block: count of steps, bytes of a step in DRAM, pieces of a step in the scratchpad."""
+    """One dimension of a block: number of steps, bytes of a step in DRAM, pieces of a step in the scratchpad."""
 
     count: int
     dram: int
@@ -27,7 +28,7 @@ class DramPlace:
     """The place of a tensor in DRAM: `offset` bytes after the begin of `home`, a storage of activations or constants.
 
     strides: bytes from one index to the next in each dimension; 0 for values within an entry of packed weights.
-    book_bytes: of the codebooks at the begin of `home` by which packed weights are expanded.
+    book_bytes: size of the codebooks at the begin of `home` that expand packed weights; 0 for other tensors.
     """
 
     home: Storage | NDArray[np.uint8]
@@ -37,8 +38,10 @@ class DramPlace:
 
 
 def coalesce(dims: list[Dim], piece: int) -> list[Dim]:
-    """Merge dimensions into at most three [x, y, z] that visit the same pieces, x contiguous in DRAM. TilingError where
-    more are left."""
+    """Merge dimensions into [x, y, z], the three that an instruction has, which visit the same pieces; x is contiguous.
+
+    piece: bytes of a piece. Raises TilingError if more than three are left, or one is too long for its field.
+    """
     dims = [dim for dim in dims if dim.count > 1]
     dims.sort(key=lambda dim: (dim.dram == 0, dim.dram))
     merged: list[Dim] = []

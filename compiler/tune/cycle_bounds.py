@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from celosia.compiler.layer import Activation, Layer, Window
 from celosia.compiler.tensorize.block_space import Group
 from celosia.compiler.tensorize.roofline import LOAD_LATENCY, MEMORY, STORE_LATENCY
-from celosia.compiler.tensorize.space import CUT, Tiling, Workload
+from celosia.compiler.tensorize.space import CUT_ORDERS, Tiling, Workload
 from celosia.hw.boards.boards import memory_model
 from celosia.hw.boards.memory import MemoryModel
 from celosia.hw.spec.config import Config
@@ -117,7 +117,7 @@ def _product_bounds(cfg: Config, p: Workload, points: Sequence[Tiling], copies: 
     """Bound the cycles of a convolution or a matrix product for each point."""
     n, y, x, k = (np.array([getattr(d, name) for d in points]) for name in ("n", "y", "x", "k"))
     order = np.array([d.order for d in points])
-    is_split, weights_outside = np.isin(order, CUT), np.isin(order, ["weights", "pieces"])
+    is_split, weights_outside = np.isin(order, CUT_ORDERS), np.isin(order, ["weights", "pieces"])
     n_tiles, spatial = -(-p.out_blocks // n), -(-p.rows // y) * -(-p.columns // x) * p.images
     blocks = p.in_blocks - 1 + 1 / cfg.inp_pieces  # the last one may have channels for one piece only
     room = depths(cfg)

@@ -17,7 +17,7 @@ from celosia.compiler.launch.overlap import OverlapGroups
 from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.schedule_policy import workload_text, workloads
-from celosia.compiler.tensorize.tilings_file import DecisionsError, why_not_any
+from celosia.compiler.tensorize.tilings_file import DecisionsError, why_not_tiling
 from celosia.compiler.tune.layer_trial import TIMED, CostSource, Status, TrialResult
 from celosia.compiler.tune.records import Key, Records, schedule_of
 from celosia.compiler.tune.search_space import Point
@@ -246,7 +246,7 @@ def _legality_error(network: Network, layer: Layer, point: Point) -> str | None:
     if len(layer_workloads) != len(point):
         return f"it has {len(layer_workloads)} workloads, decisions are for {len(point)}"
     return next(
-        filter(None, (why_not_any(network.cfg, workload, d) for workload, d in zip(layer_workloads, point))), None
+        filter(None, (why_not_tiling(network.cfg, workload, d) for workload, d in zip(layer_workloads, point))), None
     )
 
 

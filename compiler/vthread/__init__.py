@@ -1,12 +1,12 @@
-"""Virtual threads to one instruction stream with explicit tokens.
+"""Merge the tiles of a launch into one instruction stream with explicit tokens, and prove it.
 
 In the order in which tiles pass the files:
 
-interleave       how the tiles of virtual threads alternate
-pipeline         which places in scratchpads tiles get, and which loads run ahead of their use
+interleave       how the statements of virtual threads in a user's schedule alternate (layers use pipeline instead)
+pipeline         in which order tiles load and compute, and which entries of scratchpads they get
 load_passes      in which order the first loads of a launch come, where codebooks are loaded, and which weights come
                  through both ports
-tokens           which instruction waits for which, by as few tokens as possible
+tokens           which instruction waits for which, with as few tokens as possible
 encode           the bytes of instructions, and their text
-verify/          whether a stream computes its layers, without a race: an independent proof
+verify/          proves that a stream computes its layers without a race, independently of the files above
 """

@@ -1,4 +1,4 @@
-"""Instructions to the bytes that fetch reads."""
+"""Encode instructions as the bytes that the fetch unit reads, and print them as text."""
 
 from __future__ import annotations
 
@@ -27,19 +27,18 @@ from celosia.sim.functional.access import tabulate
 
 
 def encode(cfg: Config, instructions: list[StreamInstruction]) -> NDArray[np.uint8]:
-    """Encode instructions, a row of `instruction_bytes` each, [count, bytes] uint8. ValueError where a value does not
-    fit its field."""
+    """Encode instructions as [count, instruction_bytes] uint8. Raises ValueError if a value does not fit its field."""
     words = np.zeros((len(instructions), instruction_bytes(cfg) // 8), np.uint64)
     opcodes = np.array([i.opcode for i in instructions], np.int64)
     for opcode, form in formats(cfg).items():
         rows = np.flatnonzero(opcodes == opcode)
         if len(rows):
-            words[rows] = _words(form, [instructions[row].fields for row in rows], words.shape[1])
+            words[rows] = _encode_format(form, [instructions[row].fields for row in rows], words.shape[1])
     return words.view(np.uint8)
 
 
-def _words(form: Format, fields: list[dict[str, int]], size: int) -> NDArray[np.uint64]:
-    """Encode instructions of one format as words, [count, size]."""
+def _encode_format(form: Format, fields: list[dict[str, int]], size: int) -> NDArray[np.uint64]:
+    """Encode instructions of one format as [count, size] 64-bit words. fields: of each instruction."""
     used = set[str]().union(*fields)
     if unknown := used - set(form.offsets):
         raise ValueError(f"{form.opcode.name} has no field {', '.join(sorted(unknown))}")
@@ -47,7 +46,7 @@ def _words(form: Format, fields: list[dict[str, int]], size: int) -> NDArray[np.
     columns = tabulate(fields, dict.fromkeys(form.offsets, 0) | {"opcode": int(form.opcode)})
     for field in form.fields:
         if field.name not in used and field.name != "opcode":
-            continue  # 0
+            continue  # it is 0 in all of them
         values = columns[field.name]
         for extreme in (values.min(), values.max()):
             field.check(int(extreme), form.opcode.name)
@@ -63,24 +62,24 @@ _NAMES: dict[str, type[IntEnum]] = {
     "buffer": Buffer, "reduce_op": ReduceOp, "binary_op": BinaryOp, "a_source": ASource, "b_source": BSource,
     "destination": Destination,
 }  # fmt: skip
-"""Fields whose values have names."""
+"""Field -> the names of its values."""
 
 
-def units(mask: int) -> str:
-    """The units of a wait or post mask.
+def unit_names(mask: int) -> str:
+    """Return the names of the units in a wait or post mask.
 
-    >>> units(0b1010)
+    >>> unit_names(0b1010)
     'GEMM+STORE'
     """
     return "+".join(unit.name for unit in Unit if mask >> unit & 1) or "-"
 
 
-def text(cfg: Config, word: int) -> str:
-    """Print one instruction: its opcode, the tokens it takes and gives, and its fields that are not 0.
+def instruction_text(cfg: Config, word: int) -> str:
+    """Return one instruction as text: opcode, tokens that it takes and gives, and fields that are not 0.
 
     >>> from celosia.hw.spec.isa import Opcode, encode
     >>> cfg = Config.load("tiny")
-    >>> text(cfg, encode(cfg, Opcode.LOAD, wait=2, buffer=1, dram_addr=64, x_size=9, y_size=1, z_size=1))
+    >>> instruction_text(cfg, encode(cfg, Opcode.LOAD, wait=2, buffer=1, dram_addr=64, x_size=9, y_size=1, z_size=1))
     'LOAD    wait GEMM  post -  buffer=WGT dram_addr=0x40 x_size=9 y_size=1 z_size=1'
     """
     opcode = opcode_of(word)
@@ -88,15 +87,15 @@ def text(cfg: Config, word: int) -> str:
         return f"?       {word:#x}"
     fields = formats(cfg)[opcode].decode(word)
     shown = [
-        f"{name}={_value(name, value)}"
+        f"{name}={_value_text(name, value)}"
         for name, value in fields.items()
         if name not in ("opcode", "wait", "post") and (value or name in _NAMES or name == "dram_addr")
     ]
-    return f"{opcode.name:<7} wait {units(fields['wait'])}  post {units(fields['post'])}  {' '.join(shown)}"
+    return f"{opcode.name:<7} wait {unit_names(fields['wait'])}  post {unit_names(fields['post'])}  {' '.join(shown)}"
 
 
-def _value(name: str, value: int) -> str:
-    """Print the value of a field: by name, in hexadecimal for addresses, else as a number."""
+def _value_text(name: str, value: int) -> str:
+    """Return the value of a field as text: its name, a hexadecimal address, or a number."""
     if name == "dram_addr":
         return hex(value)
     if name in _NAMES and value in list(_NAMES[name]):
@@ -105,6 +104,6 @@ def _value(name: str, value: int) -> str:
 
 
 def listing(cfg: Config, words: Iterable[int]) -> Iterator[str]:
-    """Lines of a program: number and text of each instruction."""
+    """Yield the lines of a program: number and text of each instruction. words: encoded instructions."""
     for number, word in enumerate(words):
-        yield f"{number:>6}  {text(cfg, word)}"
+        yield f"{number:>6}  {instruction_text(cfg, word)}"

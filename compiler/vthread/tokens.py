@@ -1,10 +1,10 @@
-"""Turn dependences between units into wait and post bits.
+"""Insert tokens: turn dependences between units into wait and post bits.
 
-For each instruction the addresses tell the latest instruction of every other unit that it must come after (reads after
+The addresses of an instruction determine the latest instruction of every other unit that it must wait for (reads after
 writes, writes after reads, writes after writes, in scratchpads and in DRAM). It takes a token from that unit only if it
-does not already know, directly or through others, that the instruction has ended. An instruction that is `alone` also
-comes after the latest of GEMM and VECTOR. The program order satisfies every dependence and never has more tokens
-under way than a semaphore holds, so that nothing can deadlock.
+does not already know, directly or through others, that this instruction has ended. An instruction with
+`waits_for_compute` also waits for the latest of GEMM and VECTOR. The program order satisfies every dependence and never
+has more tokens under way than a semaphore holds, so that nothing can deadlock.
 """
 
 from __future__ import annotations
@@ -19,34 +19,41 @@ from celosia.hw.spec.scratchpads import depths
 from celosia.sim.functional.access import DramRows, Range, all_ranges, all_rows, columns
 
 NEVER = -1
+"""In place of an instruction's number: no instruction."""
 UNITS = range(len(Unit))
-UNIT_NUMBER = {opcode: int(unit) for opcode, unit in UNIT_OF.items()}  # an IntEnum takes its time to compare
+"""Numbers of the units."""
+UNIT_NUMBER = {opcode: int(unit) for opcode, unit in UNIT_OF.items()}  # plain ints, since comparing an IntEnum is slow
 LOAD, STORE = int(Unit.LOAD), int(Unit.STORE)
 COMPUTE = int(Unit.GEMM), int(Unit.VECTOR)
+"""Numbers of the units that compute."""
 
 
 class _Log:
-    """For each entry of one memory, the last instruction of `unit` that read it, or that wrote it."""
+    """For each entry of one memory, the last instruction of `unit` that read it, or the last that wrote it.
+
+    latest: the last instruction in all of it.
+    """
 
     def __init__(self, unit: int, size: int) -> None:
         self.unit = unit
         self.entries = np.full(size, NEVER, np.int64)
         self.latest = NEVER
-        """Latest write of all entries."""
 
 
 class _History:
-    """Reads and writes of one memory so far, by unit. Units without any are left out."""
+    """Reads and writes of one scratchpad so far.
+
+    logs: by unit and whether they are writes; only those that exist. rivals: for reads (False) or writes (True) of a
+    unit, the logs of other units that these must wait for.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.logs: dict[tuple[int, bool], _Log] = {}
-        """Logs by unit, and whether of writes."""
         self.rivals: dict[tuple[int, bool], list[_Log]] = {}
-        """For reads or writes of a unit, the logs of other units that these must come after."""
 
-    def before(self, access: Range, unit: int, needed: list[int]) -> None:
-        """Raise `needed` to the last instruction of every other unit that `access` of `unit` must come after."""
+    def raise_needed(self, access: Range, unit: int, needed: list[int]) -> None:
+        """Raise each `needed[other unit]` to the last of its instructions that `access` by `unit` must wait for."""
         _, first, end, write = access
         for log in self.rivals.get((unit, write), ()):
             if log.latest > needed[log.unit]:
@@ -54,15 +61,15 @@ class _History:
                 if last > needed[log.unit]:
                     needed[log.unit] = last
 
-    def note(self, access: Range, unit: int, index: int) -> None:
+    def log_access(self, access: Range, unit: int, index: int) -> None:
         """Log an access by instruction `index` of `unit`."""
         _, first, end, write = access
-        log = self.logs.get((unit, write)) or self._begin(unit, write)
+        log = self.logs.get((unit, write)) or self._start_log(unit, write)
         log.entries[first:end] = index
         log.latest = index
 
-    def _begin(self, unit: int, write: bool) -> _Log:
-        """Start the log of a unit's reads or writes, as a rival of the accesses that must wait for them."""
+    def _start_log(self, unit: int, write: bool) -> _Log:
+        """Create the log of a unit's reads or writes, and add it to the rivals of accesses that must wait for these."""
         log = self.logs[unit, write] = _Log(unit, self.size)
         for other in UNITS:
             for writes in (False, True):
@@ -72,7 +79,10 @@ class _History:
 
 
 class _Dram:
-    """Dependences through DRAM, in granules of one piece; only LOAD reads and only STORE writes."""
+    """Reads and writes of DRAM so far, in granules of one piece. Only LOAD reads and only STORE writes.
+
+    read, write: the last instruction that read or wrote each granule.
+    """
 
     def __init__(self, cfg: Config, size: int) -> None:
         self.granule = cfg.piece_bytes
@@ -80,52 +90,54 @@ class _Dram:
         self.read = np.full(-(-size // self.granule) + 1, NEVER, np.int64)
         self.write = np.full(-(-size // self.granule) + 1, NEVER, np.int64)
 
-    def at(self, rows: DramRows, written: bool) -> NDArray[np.int64]:
-        """The last reads, or writes, of the granules of `rows`."""
+    def log_of(self, rows: DramRows, written: bool) -> NDArray[np.int64]:
+        """Return a view of the last reads, or writes, of the granules of `rows`."""
         return rows.view(self.write if written else self.read, self.granule)
 
 
-def _touched(cfg: Config, instructions: list[StreamInstruction]) -> list[tuple[list[Range], DramRows | None]]:
-    """List the scratchpad ranges and DRAM rows that each instruction touches."""
+def _list_accesses(cfg: Config, instructions: list[StreamInstruction]) -> list[tuple[list[Range], DramRows | None]]:
+    """Return the scratchpad ranges and DRAM rows that each instruction reads or writes, in order of the stream."""
     numbers: dict[Opcode, list[int]] = {}
     for number, instruction in enumerate(instructions):
         numbers.setdefault(instruction.opcode, []).append(number)
-    touched: dict[int, tuple[list[Range], DramRows | None]] = {}
-    for opcode, own in numbers.items():
-        fields = columns(cfg, opcode, [instructions[number].fields for number in own])
-        touched.update(zip(own, zip(all_ranges(cfg, opcode, fields), all_rows(cfg, opcode, fields))))
-    return [touched[number] for number in range(len(instructions))]
+    accesses: dict[int, tuple[list[Range], DramRows | None]] = {}
+    for opcode, of_opcode in numbers.items():
+        fields = columns(cfg, opcode, [instructions[number].fields for number in of_opcode])
+        accesses.update(zip(of_opcode, zip(all_ranges(cfg, opcode, fields), all_rows(cfg, opcode, fields))))
+    return [accesses[number] for number in range(len(instructions))]
 
 
 def insert_tokens(cfg: Config, instructions: list[StreamInstruction], tracked_bytes: int) -> None:
-    """Set `wait` and `post` of each instruction. DRAM from `tracked_bytes` on is never written."""
+    """Set `wait` and `post` of each instruction, in place. tracked_bytes: DRAM from there on is never written."""
     histories = {name: _History(depth) for name, depth in depths(cfg).items()}
     dram = _Dram(cfg, tracked_bytes)
     known = [[NEVER] * len(UNITS) for _ in UNITS]  # known[v][u]: last instruction of u that v knows to have ended
-    at_start: list[list[int]] = []
-    tokens: dict[tuple[int, int], list[tuple[int, int]]] = {(u, v): [] for u in UNITS for v in UNITS}  # (giver, taker)
+    at_start: list[list[int]] = []  # at_start[i]: what unit of instruction i knew when it started
+    tokens: dict[tuple[int, int], list[tuple[int, int]]] = {
+        (u, v): [] for u in UNITS for v in UNITS
+    }  # (giver, taker) -> pairs of instructions (that posts, that waits)
     capacity = (1 << cfg.token_bits) - 1
     latest = [NEVER] * len(UNITS)
 
-    for index, (instruction, (accesses, moved)) in enumerate(zip(instructions, _touched(cfg, instructions))):
+    for index, (instruction, (accesses, moved)) in enumerate(zip(instructions, _list_accesses(cfg, instructions))):
         unit = UNIT_NUMBER[instruction.opcode]
         needed = list(known[unit])
-        if instruction.alone:
+        if instruction.waits_for_compute:
             for other in COMPUTE:
                 needed[other] = max(needed[other], latest[other])
         for access in accesses:
-            histories[access.memory].before(access, unit, needed)
+            histories[access.memory].raise_needed(access, unit, needed)
         if moved is not None and moved.address < tracked_bytes:
             rival = LOAD if moved.write else STORE
-            needed[rival] = max(needed[rival], int(np.maximum.reduce(dram.at(moved, not moved.write), axis=None)))
+            needed[rival] = max(needed[rival], int(np.maximum.reduce(dram.log_of(moved, not moved.write), axis=None)))
 
         wait = 0
-        # The latest first: the instructions that it has waited for may make the other tokens unnecessary.
+        # The latest first: its token may imply the others.
         for other in sorted([u for u in UNITS if needed[u] > known[unit][u]], key=needed.__getitem__, reverse=True):
             if needed[other] > known[unit][other]:
                 producer, pairs = needed[other], tokens[other, unit]
                 if len(pairs) >= capacity and pairs[-capacity][1] > producer:
-                    # No room for one more. The token before, taken later than `producer`, can be posted by it instead.
+                    # The semaphore is full. The token before is taken later than `producer`, which can post it instead.
                     earlier, taker = pairs.pop()
                     instructions[earlier].fields["post"] ^= 1 << unit
                 else:
@@ -140,6 +152,6 @@ def insert_tokens(cfg: Config, instructions: list[StreamInstruction], tracked_by
         at_start.append(list(known[unit]))
 
         for access in accesses:
-            histories[access.memory].note(access, unit, index)
+            histories[access.memory].log_access(access, unit, index)
         if moved is not None and moved.address < tracked_bytes:
-            dram.at(moved, moved.write)[...] = index
+            dram.log_of(moved, moved.write)[...] = index

@@ -190,9 +190,9 @@ def inspect(
     from celosia.driver.show import run_summary as show_run
 
     if decisions is not None:
-        from celosia.compiler.tensorize.tilings_file import decisions_of
+        from celosia.compiler.tensorize.tilings_file import collect_tilings
 
-        common.write_json(decisions, decisions_of(program))
+        common.write_json(decisions, collect_tilings(program))
     if loops is not None:
         _print_lines(show.layer_loops(program, loops))
     elif decisions is None:

@@ -228,7 +228,7 @@ class DepthwiseByHand(Hand):
         vin, out = self.take("vin", blocks * entries), self.take("out", blocks * plane)
         tap, par = (
             self.load_taps(layer.gemm.weights),
-            self.load_constants("par", pack.parameters(cfg, layer.requantise)),
+            self.load_constants("par", pack.arrange_parameters(cfg, layer.requantise)),
         )
         self.load_tables(layer)
         for n in range(blocks):
@@ -297,9 +297,9 @@ class BlockByHand(Hand):
             self.slots["deep"][1] = self.slots["deep"][0]
         first, middle, last = (layer.gemm for layer in self.block.layers)
         assert first is not None and middle is not None and last is not None
-        self.wgt = [self.load_constants("wgt", pack.weights(cfg, gemm)) for gemm in (first, last)]
+        self.wgt = [self.load_constants("wgt", pack.arrange_weights(cfg, gemm)) for gemm in (first, last)]
         scales = [layer.requantise for layer in self.block.layers if layer.requantise is not None]
-        self.par = [self.load_constants("par", pack.parameters(cfg, scale)) for scale in scales]
+        self.par = [self.load_constants("par", pack.arrange_parameters(cfg, scale)) for scale in scales]
         self.tap = self.load_taps(middle.weights)
         self.load_tables(*self.block.layers)
         tiles = [(b, r) for b in range(y.batches(cfg)) for r in range(0, y.height, rows)]

@@ -15,7 +15,7 @@ from benchmarks.gain import cycles
 import celosia
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import Program
-from celosia.compiler.tensorize.tilings_file import DecisionsError, decisions_of
+from celosia.compiler.tensorize.tilings_file import DecisionsError, collect_tilings
 from celosia.driver.runtime import Runtime
 from celosia.hw.boards.memory import ZYNQ_HP
 from celosia.models import demo_images, demo_model_path
@@ -38,19 +38,19 @@ def logits(program: Program) -> np.ndarray:
 def test_decisions_and_loops_survive_the_file(program: Program, tmp_path: Path) -> None:
     program.save(tmp_path / "demo.celosia")
     loaded = Program.load(tmp_path / "demo.celosia")
-    assert decisions_of(loaded) == decisions_of(program)
+    assert collect_tilings(loaded) == collect_tilings(program)
     assert loaded.loops == [str(loops) for loops in program.loops]
     assert loaded.to_bytes() == program.to_bytes()
 
 
 def test_the_same_decisions_make_the_same_program(program: Program, tmp_path: Path) -> None:
-    (tmp_path / "decisions.json").write_text(json.dumps(decisions_of(program)))
+    (tmp_path / "decisions.json").write_text(json.dumps(collect_tilings(program)))
     again = celosia.compile(MODEL, "tiny", check=False, decisions=tmp_path / "decisions.json")
     assert again.image.tobytes() == program.image.tobytes()
 
 
 def test_other_decisions_make_another_program_of_the_same_result(program: Program) -> None:
-    decisions = decisions_of(program)
+    decisions = collect_tilings(program)
     changed = {"block1.first": dict(n=2, y=3, x=5, order="input", ahead=3), "block2.second": dict(k=3, order="split")}
     for row in decisions["layers"]:
         row["parts"][0].update(changed.get(row["layer"], {}))
@@ -60,7 +60,7 @@ def test_other_decisions_make_another_program_of_the_same_result(program: Progra
 
 
 def test_without_look_ahead_every_tile_waits_for_the_one_before(program: Program) -> None:
-    decisions = decisions_of(program)
+    decisions = collect_tilings(program)
     for row in decisions["layers"]:
         row["parts"][0]["ahead"] = 0
     other = celosia.compile(MODEL, "tiny", decisions=decisions)  # checked, too
@@ -83,7 +83,7 @@ def test_what_cannot_be_left_out_is_refused() -> None:
 
 
 def test_layers_that_are_left_out_are_decided_by_the_compiler(program: Program) -> None:
-    decisions = decisions_of(program)
+    decisions = collect_tilings(program)
     del decisions["layers"][2:]
     again = celosia.compile(MODEL, "tiny", check=False, decisions=decisions)
     assert again.image.tobytes() == program.image.tobytes()
@@ -115,7 +115,7 @@ WRONG: list[tuple[Callable[[Json], object], str]] = [
 
 @pytest.mark.parametrize(("spoil", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_decisions_that_do_not_fit_are_refused(program: Program, spoil: Callable[[Json], object], message: str) -> None:
-    decisions = copy.deepcopy(decisions_of(program))
+    decisions = copy.deepcopy(collect_tilings(program))
     spoil(decisions)
     with pytest.raises(DecisionsError) as error:
         celosia.compile(MODEL, "tiny", check=False, decisions=decisions)

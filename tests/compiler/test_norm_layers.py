@@ -111,7 +111,7 @@ def test_what_the_intrinsics_declare(cfg: Config, channels: int) -> None:
     whole[:, :channels] = x
     tiles = whole.reshape(1, -1, cfg.group, 1, 3).transpose(0, 1, 3, 4, 2)[..., None, :]
     assert layer.requantise is not None
-    par = pack.parameters(cfg, layer.requantise).view(np.uint64)
+    par = pack.arrange_parameters(cfg, layer.requantise).view(np.uint64)
     (y,) = interpret(function, tiles, par, scalars=dict(computation.scalars))
     found = y[..., 0, :].transpose(0, 1, 4, 2, 3).reshape(1, groups * cfg.group, 1, 3)
     np.testing.assert_array_equal(found[:, :channels], meaning(layer, {layer.x: x}))

@@ -63,7 +63,7 @@ def test_what_is_packed_expands_to_the_same(cfg: Config) -> None:
     apart = apart.reshape(-1, 1 << p.bits)[:CODEBOOKS]
     for books in (multiples(p.bits).view(np.int8), apart[:1], apart):
         entries = drawn(cfg, books, 7, rng)
-        found = pack.packed_weights(cfg, entries)
+        found = pack.pack_weights(cfg, entries)
         assert found is not None and len(found.data) == found.first + 7 * p.pack_bytes
         assert 0 < found.book_bytes <= len(books) * CODEBOOK_ENTRIES * nibble_weights(cfg) and found.packed
         np.testing.assert_array_equal(expanded(cfg, found), entries)
@@ -78,18 +78,18 @@ def test_too_many_values(bits: int) -> None:
     entries = grouped(
         cfg, rng.permutation(256).astype(np.uint8).view(np.int8)[np.zeros((1, p.blocks, CODEBOOK_BLOCK), int)]
     )
-    assert pack.packed_weights(cfg, entries) is not None
+    assert pack.pack_weights(cfg, entries) is not None
     entries[: (1 << bits) + 1] = range((1 << bits) + 1)
-    assert pack.packed_weights(cfg, entries) is None
+    assert pack.pack_weights(cfg, entries) is None
     pairs = rng.permutation(256).astype(np.uint8).view(np.int8).reshape(-1, 1 << bits)
     groups = np.repeat(pairs[:, None], CODEBOOK_BLOCK >> bits, axis=1).reshape(len(pairs), CODEBOOK_BLOCK)
     enough = np.resize(groups[:CODEBOOKS], (1, p.blocks, CODEBOOK_BLOCK))
-    found = pack.packed_weights(cfg, grouped(cfg, enough))
+    found = pack.pack_weights(cfg, grouped(cfg, enough))
     assert found is not None
     np.testing.assert_array_equal(expanded(cfg, found), grouped(cfg, enough))
     if len(pairs) > CODEBOOKS:
         assert (
-            pack.packed_weights(cfg, grouped(cfg, np.resize(groups[: CODEBOOKS + 1], (2, p.blocks, CODEBOOK_BLOCK))))
+            pack.pack_weights(cfg, grouped(cfg, np.resize(groups[: CODEBOOKS + 1], (2, p.blocks, CODEBOOK_BLOCK))))
             is None
         )
 

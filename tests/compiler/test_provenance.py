@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from thorough import paired, tries
 
-from celosia.compiler.graph.select.matrices import multiplies
+from celosia.compiler.graph.select.matrices import can_multiply_activations
 from celosia.compiler.launch import image as image_module
 from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.launch.memory_plan import Lifetime
@@ -606,8 +606,8 @@ def programs(draw: st.DrawFn) -> Program:
     number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
     images, height, width = number(1, 3), number(2, 6), number(2, 6)
     x = b.given(images, number(1, 20), height, width, number(0, 1), number(0, 1))
-    kind = number(0, 6 if b.cfg.softmax or b.cfg.norm else 5 if multiplies(b.cfg) else 4)
-    kind = 4 if kind == 5 and not multiplies(b.cfg) else kind
+    kind = number(0, 6 if b.cfg.softmax or b.cfg.norm else 5 if can_multiply_activations(b.cfg) else 4)
+    kind = 4 if kind == 5 and not can_multiply_activations(b.cfg) else kind
     if kind == 0:
         window = draw(windows(3))
         top, left, bottom, right = window.pads

@@ -86,7 +86,7 @@ def test_no_reason_is_empty_or_the_old_one() -> None:
 
 # All reasons ----------------------------------------------------------------------------------------------------
 
-SAYS_ITSELF = ("with_change(", "why_on_cpu(", "_unequal(", "str(error)")
+SAYS_ITSELF = ("with_change(", "why_on_cpu(", "_broadcast_reason(", "str(error)")
 """What makes reasons that other tests, or the next one, look at."""
 
 

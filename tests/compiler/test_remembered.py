@@ -69,7 +69,7 @@ class Careless(Known):
 def known(monkeypatch: pytest.MonkeyPatch) -> Known:
     """What this process remembers: nothing yet."""
     found: Known = OrderedDict()
-    monkeypatch.setattr(plan, "_known", found)
+    monkeypatch.setattr(plan, "_loops_cache", found)
     return found
 
 
@@ -92,7 +92,7 @@ def text(loops: ScheduledLoops) -> str:
 
 def mixed() -> int:
     """How many loops are not those that are made anew."""
-    return sum(text(p.loops(d, c)) != text(plan._lowered(p.cfg, d, c)) for p, d, c in asked())
+    return sum(text(p.loops(d, c)) != text(plan._lower_loops(p.cfg, d, c)) for p, d, c in asked())
 
 
 def test_loops_are_those_that_are_made_anew() -> None:
@@ -104,7 +104,7 @@ def test_loops_are_those_that_are_made_anew() -> None:
 def test_a_key_without_one_of_its_parts_is_noticed(left_out: int, monkeypatch: pytest.MonkeyPatch) -> None:
     careless = Careless()
     careless.left_out = left_out
-    monkeypatch.setattr(plan, "_known", careless)
+    monkeypatch.setattr(plan, "_loops_cache", careless)
     assert mixed()
 
 

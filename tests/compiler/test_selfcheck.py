@@ -387,9 +387,9 @@ def test_a_block_is_compared_with_all_of_its_operators(
 COMPILER: dict[str, tuple[ModuleType, str, Callable[[Any], Any]]] = {
     "bias": (convolution, "requantisation", lambda r: replace(r, bias=r.bias + 40)),
     "zero point": (convolution, "requantisation", lambda r: replace(r, zero_point=r.zero_point ^ 1)),
-    "weights": (convolution, "symmetric", lambda w: w[::-1].copy()),
+    "weights": (convolution, "require_symmetric", lambda w: w[::-1].copy()),
     "pads": (convolution, "window_of", lambda w: replace(w, pads=(w.pads[2], w.pads[3], w.pads[0], w.pads[1]))),
-    "average": (pooling, "uniform", lambda r: replace(r, multiplier=r.multiplier + (r.multiplier >> 5))),
+    "average": (pooling, "requantise_alike", lambda r: replace(r, multiplier=r.multiplier + (r.multiplier >> 5))),
 }
 """Where layers are made: a function that is called there, and what is done to its result."""
 

@@ -19,9 +19,9 @@ from celosia.compiler.tensorize import roofline
 from celosia.compiler.tensorize.computation import LayerComputation
 from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.roofline import choose, estimate, ranked
+from celosia.compiler.tensorize.roofline import choose, estimate, rank_tilings
 from celosia.compiler.tensorize.space import (
-    CUT,
+    CUT_ORDERS,
     ORDERS,
     CompletionOrder,
     Tiling,
@@ -82,7 +82,7 @@ def test_candidates_are_the_space(cfg: Config, p: Workload, data: st.DataObject)
             why = why_not(cfg, p, outside)
             if why is not None:
                 assert "\n" not in why and outside not in points
-    assert choose(cfg, p) in points and ranked(cfg, p)[0] == choose(cfg, p)
+    assert choose(cfg, p) in points and rank_tilings(cfg, p)[0] == choose(cfg, p)
 
 
 def beside(p: Workload, d: Tiling) -> Iterator[Tiling]:
@@ -111,7 +111,7 @@ def test_points_just_outside_say_why(cfg: Config, p: Workload, data: st.DataObje
     wrong = "rows" if p.in_blocks else data.draw(st.sampled_from(["weights", "input", "split", "pieces", "columns"]))
     why = why_not(cfg, p, replace(d, order=wrong))
     assert why is not None and why.startswith("order must be one of ") and why.endswith(f"not {wrong}")
-    if p.in_blocks > 1 and d.order not in CUT:
+    if p.in_blocks > 1 and d.order not in CUT_ORDERS:
         assert why_not(cfg, p, replace(d, k=d.k - 1)) == f"k must be {p.in_blocks} where the order is {d.order}"
     if p.grouped and p.in_blocks:
         assert why_not(cfg, p, replace(d, order="split")) == "the reduction of a grouped convolution is not split"
@@ -171,7 +171,7 @@ def test_the_estimate_of_one_is_that_of_many(cfg: Config, p: Workload) -> None:
     many = roofline.terms(cfg, p, [(d.n, d.y, d.x, d.k, d.order) for d in points])["cycles"]
     np.testing.assert_array_equal(many, [estimate(cfg, p, d) for d in points])
     assert (many > 0).all()
-    best = ranked(cfg, p, count=len(points))
+    best = rank_tilings(cfg, p, count=len(points))
     assert set(best) == set(points)
     costs = [estimate(cfg, p, d) for d in best]
     assert costs == sorted(costs) and costs[0] == many.min()

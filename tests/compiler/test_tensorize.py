@@ -17,7 +17,7 @@ from celosia.compiler.expr.nodes import Const, Tensor
 from celosia.compiler.launch.image import LayerErrors
 from celosia.compiler.layer import Activation, ActivationGemm, Layer, TilingError, Window
 from celosia.compiler.tensorize import schedule_policy
-from celosia.compiler.tensorize.instruction import Limit, MoveInstruction, Sum
+from celosia.compiler.tensorize.instruction import Limit, LinearForm, MoveInstruction
 from celosia.compiler.tensorize.space import Tiling, Workload, candidates, why_not
 from celosia.compiler.tensorize.transfer import Dim, coalesce
 from celosia.hw.spec.config import Config
@@ -271,9 +271,21 @@ def test_a_part_of_a_block_that_is_no_transfer_refuses_the_tile(opcode: Opcode) 
     """Three iterations of four exist, in a block whose dimensions do not merge: known only where the tile lies."""
     dims = (Dim(2, 900, 27), Dim(4, 200, 9), Dim(2, 40, 3), Dim(2, 8, 1))
     near, far = Tensor("near", (99,), "int8"), Tensor("far", (9000,), "int8")
-    bound = Limit(1, Sum(3), 1, lower=False)
+    bound = Limit(1, LinearForm(3), 1, lower=False)
     move = MoveInstruction(
-        opcode, {}, near, far, 1, Sum(0), Sum(0), dims, {}, (bound,), Const(0, "int8"), 8, ((Sum(0), 8999),)
+        opcode,
+        {},
+        near,
+        far,
+        1,
+        LinearForm(0),
+        LinearForm(0),
+        dims,
+        {},
+        (bound,),
+        Const(0, "int8"),
+        8,
+        ((LinearForm(0), 8999),),
     )
     with pytest.raises(TilingError):
         move.check({})

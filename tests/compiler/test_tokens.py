@@ -177,7 +177,7 @@ def test_what_runs_alone_waits_for_all_that_computes() -> None:
         load inp 4 4
     """
     stream = [parse(line) for line in text.strip().splitlines()]
-    stream[-1].alone = True
+    stream[-1].waits_for_compute = True
     insert_tokens(CFG, stream, ARENA)
     assert _tokens(stream[-1]) == "wait VECTOR"  # which has waited for gemm
     assert with_tokens(text).splitlines()[-1].endswith("->")

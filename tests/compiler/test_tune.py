@@ -19,7 +19,7 @@ from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.schedule_policy import workload_text, workloads
 from celosia.compiler.tensorize.space import Tiling
-from celosia.compiler.tensorize.tilings_file import why_not_any
+from celosia.compiler.tensorize.tilings_file import why_not_tiling
 from celosia.compiler.tune import layer_trial as measuring
 from celosia.compiler.tune.cost_model import CostModel, ridge, trees
 from celosia.compiler.tune.layer_reference import meaning
@@ -104,7 +104,7 @@ def test_a_space_is_of_legal_points_and_neighbours_are_points_beside(net: Networ
     drawn = space.sample(5, rng)
     assert len(set(drawn)) == len(drawn) == min(5, len(space))
     for number in drawn:
-        assert all(why_not_any(cfg, p, d) is None for p, d in zip(asked, space.points[number], strict=True))
+        assert all(why_not_tiling(cfg, p, d) is None for p, d in zip(asked, space.points[number], strict=True))
         here = space.knobs(space.points[number])
         near = space.neighbours(number)
         assert number not in near and len(set(near)) == len(near)

@@ -173,7 +173,7 @@ def test_averages_take_a_step_for_each_row(monkeypatch: pytest.MonkeyPatch) -> N
     """Of three pixels, in the vector unit: an addition to them does not bring them to the array."""
     found = check(averages(), FunctionalDevice(PRESETS["pynq"]))
     busy = vector_cycles(found)
-    monkeypatch.setattr(pooling, "_by_taps", lambda cfg, pool: pool)
+    monkeypatch.setattr(pooling, "_as_depthwise", lambda cfg, pool: pool)
     one_by_one = celosia.compile(averages().model(), "pynq", check=False, rounding="correct")
     assert vector_cycles(one_by_one) - busy == (9 - 3) * 20 * 20 * 2
 

@@ -31,7 +31,7 @@ from celosia.compiler.tensorize.block_space import BlockWorkload, Group
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.schedule_policy import SchedulePolicy
 from celosia.compiler.tensorize.space import Tiling, parts
-from celosia.compiler.tensorize.tilings_file import DecisionsError, decisions_of
+from celosia.compiler.tensorize.tilings_file import DecisionsError, collect_tilings
 from celosia.compiler.vthread.pipeline import Ring
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.spec.config import PRESETS, Config
@@ -445,7 +445,7 @@ def test_groups_on_rtl(groups: Callable[..., None]) -> None:
 
 def test_a_tile_that_does_not_wait_is_found(groups: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     groups(lambda length: tuple(range(2, length, 2)))
-    monkeypatch.setattr(tiles._Resident, "made", lambda self, entries: True)
+    monkeypatch.setattr(tiles._Resident, "is_written", lambda self, entries: True)
     with pytest.raises(VerifyError, match="reads vin entry"):
         celosia.compile(long_model("spotter").model(), PRESETS["pynq"])
 
@@ -454,7 +454,7 @@ def test_the_compiler_keeps_small_images_on_chip() -> None:
     program = compiled(long_model("spotter"), PRESETS["pynq"])
     [block] = block_layers(program)
     assert len(block.parts) > 1 and block.name.count(" | ") == len(block.parts) - 1
-    decisions = json.loads(json.dumps(decisions_of(program)))
+    decisions = json.loads(json.dumps(collect_tilings(program)))
     again = celosia.compile(long_model("spotter").model(), "pynq", decisions=decisions)
     assert [b.name for b in block_layers(again)] == [block.name] and np.array_equal(again.image, program.image)
 
@@ -483,7 +483,7 @@ def test_decisions_hold_blocks(cut: Callable[..., None], monkeypatch: pytest.Mon
         patch.setattr(blocks._ChainPartitioner, "cut", lambda self, chain: [blocks._Segment(tuple(chain))])
         whole = celosia.compile(made, "tiny")
     [block] = block_layers(whole)
-    decisions = json.loads(json.dumps(decisions_of(whole)))
+    decisions = json.loads(json.dumps(collect_tilings(whole)))
     again = celosia.compile(made, "tiny", decisions=decisions)
     assert [b.name for b in block_layers(again)] == [block.name] and np.array_equal(again.image, whole.image)
     with monkeypatch.context() as patch:
@@ -492,7 +492,7 @@ def test_decisions_hold_blocks(cut: Callable[..., None], monkeypatch: pytest.Mon
         )
         apart = celosia.compile(made, "tiny")
     assert not block_layers(apart)
-    assert not block_layers(celosia.compile(made, "tiny", decisions=decisions_of(apart)))
+    assert not block_layers(celosia.compile(made, "tiny", decisions=collect_tilings(apart)))
     for part in decisions["layers"][-1]["parts"]:
         part["y"] = 4000
     with pytest.raises(DecisionsError, match=r"cannot be tiled so: y must be between"):

@@ -1,8 +1,22 @@
-"""Choose the operators that run on the accelerator, and their layers.
+"""Choose the operators that run on the accelerator, and make their layers.
 
-Every integer operator is tried; what stays on the CPU does so with a reason. Operators that only change the shape are
-free where the accelerator's layout stays the same. A table or a residual addition joins the layer that produces its
-operand, and parts of a concatenation are written where they belong.
+`select` visits the nodes in order and tries to make layers of every integer operator. An operator that stays on the CPU
+does so with a reason. A function that makes layers is called `place_...`; it raises NotOffloadable with that reason.
+
+placement        the state of the placement: layers so far, and where each tensor lies
+forms            in which layout the accelerator can hold a tensor, and the error NotOffloadable
+parameters       which scales, zero points, weights and windows of a node the accelerator can take
+views            which operators cost nothing: they change the shape only or take a part of a tensor (Split, Slice)
+convolution      layers of convolutions, and of products by constant matrices
+matrices         layers of products of two activations, their views, key-value caches, and sums of blocks
+columns          layers that take or join columns of several matrices, such as heads
+rows             layers of softmax and normalisation
+pooling          layers of max and average pooling
+elementwise      layers of additions, products and tables of bytes
+joining          when an operator is fused into the epilogue of the layer before it
+movement         layers that copy: Resize, Gather, Transpose, DepthToSpace, SpaceToDepth, Pad
+concatenation    layers of Concat: its parts are written where they belong in the result
+reasons          why a float operator stays on the CPU, and what the user can do about it
 """
 
 from __future__ import annotations
@@ -15,97 +29,111 @@ from celosia.compiler.graph.constraints import UNCONSTRAINED, Constraints
 from celosia.compiler.graph.custom import custom
 from celosia.compiler.graph.operands import data_operands
 from celosia.compiler.graph.quantized.commute import CHOOSING_OPS
-from celosia.compiler.graph.select.concatenation import concat, place_parts
-from celosia.compiler.graph.select.convolution import conv, conv_transpose, gemm
-from celosia.compiler.graph.select.elementwise import addition, product, table_lookup
+from celosia.compiler.graph.select.concatenation import place_concat, resolve_regions
+from celosia.compiler.graph.select.convolution import place_conv, place_matmul, place_transposed_conv
+from celosia.compiler.graph.select.elementwise import place_addition, place_multiplication, place_table
 from celosia.compiler.graph.select.forms import NO_WAY, ActivationLayout, NotOffloadable, natural_form
-from celosia.compiler.graph.select.matrices import block_sums, is_repeated
-from celosia.compiler.graph.select.movement import depth_to_space, gather, pad, resize, space_to_depth, transpose
-from celosia.compiler.graph.select.placement import LayerAssignment, Partition, Placement, out_of_reach
-from celosia.compiler.graph.select.pooling import average, max_pool
+from celosia.compiler.graph.select.matrices import place_block_sums, skip_repeat
+from celosia.compiler.graph.select.movement import (
+    place_depth_to_space,
+    place_gather,
+    place_pad,
+    place_resize,
+    place_space_to_depth,
+    place_transpose,
+)
+from celosia.compiler.graph.select.placement import LayerAssignment, Partition, Placement, unreachable_tensors
+from celosia.compiler.graph.select.pooling import place_average, place_max_pool
 from celosia.compiler.graph.select.reasons import EXPORT, TILING, is_float, why_on_cpu, with_change
-from celosia.compiler.graph.select.rows import norm, softmax
-from celosia.compiler.graph.select.views import SAME_BYTES, is_view, take_parts
+from celosia.compiler.graph.select.rows import place_norm, place_softmax
+from celosia.compiler.graph.select.views import SAME_BYTES, place_split_or_slice, take_as_view
 from celosia.compiler.graph.values import attribute, is_op
 from celosia.compiler.program.host.window_geometry import WindowError
 from celosia.hw.spec.config import Config
 
 __all__ = ["ActivationLayout", "LayerAssignment", "NotOffloadable", "Partition", "natural_form", "select"]
 
-BUILDERS: dict[str, Callable[[Placement, ir.Node], None]] = {
-    "QLinearConv": conv,
-    "QLinearConvTranspose": conv_transpose,
-    "QGemm": gemm,
-    "QLinearMatMul": gemm,
-    "QLinearAdd": addition,
-    "QLinearMul": product,
-    "QLinearGlobalAveragePool": average,
-    "QLinearAveragePool": average,
-    "QLinearMean": average,
-    "QLinearConcat": concat,
-    "Concat": concat,
-    "Split": take_parts,
-    "Slice": take_parts,
-    "Resize": resize,
-    "Upsample": resize,
-    "Pad": pad,
-    "DepthToSpace": depth_to_space,
-    "SpaceToDepth": space_to_depth,
-    "Gather": gather,
-    "Transpose": transpose,
-    "MaxPool": max_pool,
-    "QLinearSoftmax": softmax,
-    "QLinearNorm": norm,
-    "Table": table_lookup,
-    "Clip": table_lookup,
-    "BlockSums": block_sums,
+LAYER_BUILDERS: dict[str, Callable[[Placement, ir.Node], None]] = {
+    "QLinearConv": place_conv,
+    "QLinearConvTranspose": place_transposed_conv,
+    "QGemm": place_matmul,
+    "QLinearMatMul": place_matmul,
+    "QLinearAdd": place_addition,
+    "QLinearMul": place_multiplication,
+    "QLinearGlobalAveragePool": place_average,
+    "QLinearAveragePool": place_average,
+    "QLinearMean": place_average,
+    "QLinearConcat": place_concat,
+    "Concat": place_concat,
+    "Split": place_split_or_slice,
+    "Slice": place_split_or_slice,
+    "Resize": place_resize,
+    "Upsample": place_resize,
+    "Pad": place_pad,
+    "DepthToSpace": place_depth_to_space,
+    "SpaceToDepth": place_space_to_depth,
+    "Gather": place_gather,
+    "Transpose": place_transpose,
+    "MaxPool": place_max_pool,
+    "QLinearSoftmax": place_softmax,
+    "QLinearNorm": place_norm,
+    "Table": place_table,
+    "Clip": place_table,
+    "BlockSums": place_block_sums,
 }
-"""Functions that make a layer of an operator, by its name. They raise NotOffloadable where they cannot."""
+"""Operator's name -> function that makes its layers. It raises NotOffloadable where the accelerator cannot run it."""
 
 
 def select(model: ir.Model, cfg: Config, constraints: Constraints = UNCONSTRAINED) -> Partition | Constraints:
-    """Place every node of `model` under `constraints`.
+    """Place every node of `model` on the accelerator or on the CPU, under `constraints`.
 
-    Returns further constraints where the host needs a tensor that it could not read from where layers write it.
+    Returns further constraints if the host needs a tensor that layers would write where the host cannot read it; the
+    caller then tries again with these (compiler/lowering.py).
     """
     placement = Placement(cfg, constraints.unmoved, constraints.unpadded)
-    partition = _select(model, placement, constraints.on_cpu)
-    unreachable, misread = out_of_reach(model.graph, partition), set(_misread(placement))
+    partition = _place_nodes(model, placement, constraints.on_cpu)
+    unreachable, misread = unreachable_tensors(model.graph, partition), set(_misread_concatenations(placement))
     if unreachable <= constraints.unmoved and not misread:
         return partition
     return constraints.separate(unreachable, misread)
 
 
-def _misread(placement: Placement) -> Iterator[ir.Node]:
-    """Padded concatenations that a CPU operator reads; they must be rebuilt without padding."""
-    for value in placement.gaps:
+def _misread_concatenations(placement: Placement) -> Iterator[ir.Node]:
+    """Yield the padded concatenations that a CPU operator reads; the next attempt builds them without padding."""
+    for value in placement.channel_positions:
         producer = value.producer()
         if producer is not None and any(use.node in placement.selection.cpu for use in value.uses()):
             yield producer
 
 
-def _select(model: ir.Model, placement: Placement, refused: Mapping[ir.Node, str]) -> Partition:
+def _place_nodes(model: ir.Model, placement: Placement, refused: Mapping[ir.Node, str]) -> Partition:
+    """Place every node once, in the order of the graph. refused: nodes that must stay on the CPU, with the reason."""
     opset = model.graph.opset_imports.get("", 21)
     in_floats = is_float(model.graph)
     for node in model.graph:
         try:
-            _place(placement, node, refused, opset, in_floats)
+            _place_node(placement, node, refused, opset, in_floats)
         except (NotOffloadable, WindowError) as reason:
             change = EXPORT if isinstance(reason, WindowError) else NO_WAY
             placement.selection.cpu[node] = with_change(str(reason), change)
-    place_parts(placement)
+    resolve_regions(placement)
     return placement.selection
 
 
-def _place(p: Placement, node: ir.Node, refused: Mapping[ir.Node, str], opset: int, in_floats: bool) -> None:
-    if is_repeated(p, node) or (is_op(node, *SAME_BYTES) and is_view(p, node)):
+def _place_node(p: Placement, node: ir.Node, refused: Mapping[ir.Node, str], opset: int, in_floats: bool) -> None:
+    """Make `node` a view, a user's own operator, or layers. Raises NotOffloadable with the reason where none is
+    possible.
+
+    opset, in_floats: the opset of the model, and whether it has no quantised tensor; both change the reason's text.
+    """
+    if skip_repeat(p, node) or (is_op(node, *SAME_BYTES) and take_as_view(p, node)):
         return
-    if (own := custom(node)) is not None:
+    if (custom_op := custom(node)) is not None:
         if node in refused:
             raise NotOffloadable(with_change(refused[node], TILING))
-        own.place(p, node)
+        custom_op.place(p, node)
         return
-    if not is_op(node, *BUILDERS):
+    if not is_op(node, *LAYER_BUILDERS):
         view = "a view on the host; it moves no bytes, and nothing needs to change"
         raise NotOffloadable(view if node.op_type in SAME_BYTES else why_on_cpu(node, opset, in_floats))
     if node in refused:
@@ -113,10 +141,10 @@ def _place(p: Placement, node: ir.Node, refused: Mapping[ir.Node, str], opset: i
     x = data_operands(node)[0]
     if x is None or not {x.dtype, node.outputs[0].dtype} <= {ir.DataType.INT8, ir.DataType.UINT8}:
         in_any_type = is_op(node, "Concat", "Clip", *CHOOSING_OPS)
-        other = "not an 8-bit operator; quantise its operands and result to int8 or uint8"
-        raise NotOffloadable(why_on_cpu(node, opset, in_floats) if in_any_type else other)
+        not_bytes = "not an 8-bit operator; quantise its operands and result to int8 or uint8"
+        raise NotOffloadable(why_on_cpu(node, opset, in_floats) if in_any_type else not_bytes)
     if node.op_type != "Split" and any(list(out.uses()) or out.is_graph_output() for out in node.outputs[1:]):
         raise NotOffloadable(f"its indices output is used; {NO_WAY}")
     if attribute(node, "channels_last", 0):
         raise NotOffloadable("channels last; export it as NCHW")
-    BUILDERS[node.op_type](p, node)
+    LAYER_BUILDERS[node.op_type](p, node)

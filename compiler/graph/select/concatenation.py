@@ -1,7 +1,7 @@
-"""Concatenations: their parts are written where they belong.
+"""Concatenations: the layers that make the parts write them where they belong in the result.
 
-Channels of a part begin on a group. Where another part ends within one, weights of zeros stand for the channels that
-are left, if convolutions are all that reads the result.
+A part along channels must begin on a channel group. If the part before it ends inside a group, the rest of that group
+is padding; convolutions that read the result multiply it by weights of zero. Other readers cannot take padding.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.operands import convolves_bytes, joins_parts, operand, operand_groups
-from celosia.compiler.graph.select.columns import join_columns, join_turned
+from celosia.compiler.graph.select.columns import join_columns, join_transposed_rows
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form
-from celosia.compiler.graph.select.joining import joins
+from celosia.compiler.graph.select.joining import can_fuse_reader
 from celosia.compiler.graph.select.matrices import append_to_cache
 from celosia.compiler.graph.select.parameters import array_of, image_axes, scalar_of
 from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads
@@ -30,7 +30,11 @@ from celosia.compiler.tensorize import pack
 
 @dataclass(frozen=True)
 class _Part:
-    """An operand: its form, the table that changes its scale, and which part of the result it is."""
+    """An operand of a concatenation.
+
+    number: its position. form: its form. table: changes its scale to that of the result; None if both are the same.
+    place: the region of the result that it becomes.
+    """
 
     number: int
     value: ir.Value
@@ -39,12 +43,12 @@ class _Part:
     place: Activation
 
 
-def concat(p: Placement, node: ir.Node) -> None:
-    """Places a concatenation of channels, rows or columns. NotOffloadable."""
+def place_concat(p: Placement, node: ir.Node) -> None:
+    """Place a concatenation along channels, rows or columns. Raises NotOffloadable."""
     y = node.outputs[0]
-    operands = _operands(node)
-    values, changed = [value for value, _ in operands], any(table is not None for _, table in operands)
-    if not changed and any(place(p, node, values) for place in (join_turned, append_to_cache, join_columns)):
+    operands = _parts_with_tables(node)
+    values, rescales = [value for value, _ in operands], any(table is not None for _, table in operands)
+    if not rescales and any(join(p, node, values) for join in (join_transposed_rows, append_to_cache, join_columns)):
         return
     y_form = natural_form(y)
     axes = image_axes(len(y.shape or ()))
@@ -55,56 +59,60 @@ def concat(p: Placement, node: ir.Node) -> None:
         raise NotOffloadable("a part is a constant; add it where its readers do, or leave it out")
     forms = [natural_form(value) for value, _ in operands]
     if axis == 1 and any(form.dims[1] % p.cfg.group for form in forms[:-1]):
-        y_form = _with_gaps(p, node, y_form, [form.dims[1] for form in forms])
-    whole, offset, parts = p.activation(y, y_form), 0, []
+        y_form = _pad_between_parts(p, node, y_form, [form.dims[1] for form in forms])
+    whole, offset, parts = p.new_activation(y, y_form), 0, []
     for number, ((value, table), form) in enumerate(zip(operands, forms)):
-        place = _part_of(p, whole, form, axis, offset)
+        place = _region_at(p, whole, form, axis, offset)
         parts.append(_Part(number, value, form, table, place))
         offset += whole_groups(p.cfg, form.dims[1]) if axis == 1 else form.dims[axis]
-    joined: set[int] = set()
-    for first, storage in _runs(p, parts) if axis == 1 else ():
-        p.inside[storage] = parts[first].place
-        joined.update(
+    in_place: set[int] = set()  # parts that lie side by side already, as all of one tensor
+    for first, storage in _complete_tensors(p, parts) if axis == 1 else ():
+        p.enclosing[storage] = parts[first].place
+        in_place.update(
             n for n, part in enumerate(parts) if p.selection.written.get(part.value, whole).storage is storage
         )
-    laid = [_lay(p, node, part) for part in parts if part.number not in joined]
-    if not any(laid):
+    covered = [_place_part(p, node, part) for part in parts if part.number not in in_place]
+    if not any(covered):
         p.selection.views[node] = "free: its parts are written where they belong"
     p.selection.forms[y], p.selection.written[y] = y_form, whole
 
 
-def _with_gaps(p: Placement, node: ir.Node, form: ActivationLayout, sizes: list[int]) -> ActivationLayout:
-    """The form of a concatenation whose parts, of `sizes` channels, begin on groups. NotOffloadable where it has
-    readers that do not know of channels between them, or where they multiply more zeros than the host would move
-    bytes."""
+def _pad_between_parts(p: Placement, node: ir.Node, form: ActivationLayout, sizes: list[int]) -> ActivationLayout:
+    """Return the form of a concatenation with padding between its parts, of `sizes` channels, so that each begins a
+    group.
+
+    Records in `channel_positions` where its channels lie. Raises NotOffloadable if a reader cannot take padding, or if
+    multiplying by zeros costs more cycles a pixel than the host needs to move the channels.
+    """
     y = node.outputs[0]
-    begins = np.cumsum([0, *(whole_groups(p.cfg, size) for size in sizes)])
-    lanes = np.concatenate([begin + np.arange(size) for begin, size in zip(begins, sizes)])
+    starts = np.cumsum([0, *(whole_groups(p.cfg, size) for size in sizes)])
+    positions = np.concatenate([start + np.arange(size) for start, size in zip(starts, sizes)])
     readers = [use.node for use in y.uses()]
-    if node in p.unpadded or y.is_graph_output() or not all(_knows_gaps(reader, y) for reader in readers):
+    if node in p.unpadded or y.is_graph_output() or not all(_accepts_gaps(reader, y) for reader in readers):
         raise NotOffloadable(
             f"a part does not end on a group of {p.cfg.group} channels; make its channels a multiple of that"
         )
-    more = pack.blocks(int(begins[-1]), p.cfg.block_in) - pack.blocks(len(lanes), p.cfg.block_in)
+    more_blocks = pack.blocks(int(starts[-1]), p.cfg.block_in) - pack.blocks(len(positions), p.cfg.block_in)
     kernels = [array_of(operand(reader, "w")).shape for reader in readers]
-    zeros = sum(more * pack.blocks(out, p.cfg.block_out) * prod(taps) for out, _, *taps in kernels)
-    if zeros > len(lanes):
+    zeros = sum(more_blocks * pack.blocks(out, p.cfg.block_out) * prod(taps) for out, _, *taps in kernels)
+    if zeros > len(positions):
         raise NotOffloadable(
             f"a part does not end on a group of {p.cfg.group} channels, and {zeros} cycles a pixel fill them up; "
             "make its channels a multiple of that"
         )
-    p.gaps[y] = lanes
-    return replace(form, dims=(form.dims[0], int(begins[-1]), *form.dims[2:]))
+    p.channel_positions[y] = positions
+    return replace(form, dims=(form.dims[0], int(starts[-1]), *form.dims[2:]))
 
 
-def _knows_gaps(reader: ir.Node, y: ir.Value) -> bool:
-    """Whether a node is a convolution that reads `y` as its input alone, with constant weights of all channels."""
-    takes = convolves_bytes(reader) and [value for value in reader.inputs if value is y] == [reader.inputs[0]]
-    return takes and attribute(reader, "group", 1) == 1 and constant(operand(reader, "w")) is not None
+def _accepts_gaps(reader: ir.Node, y: ir.Value) -> bool:
+    """Whether `reader` can take padding in `y`: it is a convolution of one group with constant weights, and `y` its
+    input."""
+    is_input = convolves_bytes(reader) and [value for value in reader.inputs if value is y] == [reader.inputs[0]]
+    return is_input and attribute(reader, "group", 1) == 1 and constant(operand(reader, "w")) is not None
 
 
-def _operands(node: ir.Node) -> list[tuple[ir.Value, NDArray[np.int8] | None]]:
-    """The parts, and the table of each that changes its scale."""
+def _parts_with_tables(node: ir.Node) -> list[tuple[ir.Value, NDArray[np.int8] | None]]:
+    """Return the operands, each with the table that changes its scale to that of the result; None if it is the same."""
     if joins_parts(node):
         return [(value, None) for value in node.inputs if value is not None]
     sy, zy = scalar_of(operand(node, "y_scale")), scalar_of(operand(node, "y_zero_point"))
@@ -118,7 +126,7 @@ def _operands(node: ir.Node) -> list[tuple[ir.Value, NDArray[np.int8] | None]]:
     return result
 
 
-def _part_of(p: Placement, whole: Activation, form: ActivationLayout, axis: int, offset: int) -> Activation:
+def _region_at(p: Placement, whole: Activation, form: ActivationLayout, axis: int, offset: int) -> Activation:
     """Return the part of `whole` that begins at `offset` of its axis."""
     if axis == 1:
         return whole.region(form.dims, offset // p.cfg.group, whole.pixels)
@@ -126,9 +134,13 @@ def _part_of(p: Placement, whole: Activation, form: ActivationLayout, axis: int,
     return whole.region(form.dims, 0, StridedView(whole.height, whole.width, top, left))
 
 
-def _runs(p: Placement, parts: list[_Part]) -> Iterator[tuple[int, Storage]]:
-    """Parts that follow each other as they do in a tensor of which they are all: the first part, and its storage."""
-    wholes = {act.storage: act for value, act in p.selection.written.items() if p.owned(value)}
+def _complete_tensors(p: Placement, parts: list[_Part]) -> Iterator[tuple[int, Storage]]:
+    """Find operands that are, in order, all parts of one tensor, as a Split makes them: its storage can move as a
+    whole.
+
+    Yields the number of the first of these operands and the storage of the tensor.
+    """
+    wholes = {act.storage: act for value, act in p.selection.written.items() if p.has_own_storage(value)}
     for first, part in enumerate(parts):
         act = p.selection.written.get(part.value)
         source = wholes.get(act.storage) if act is not None else None
@@ -146,47 +158,56 @@ def _runs(p: Placement, parts: list[_Part]) -> Iterator[tuple[int, Storage]]:
                 break
 
 
-def _lay(p: Placement, node: ir.Node, part: _Part) -> bool:
-    """Have a part written where it belongs; whether a layer now counts as one of `node`."""
-    value, choice = part.value, p.made.get(part.value)
-    movable = p.owned(value) and p.held(value) == part.form
-    mine = choice is not None and choice.value is value and movable
+def _place_part(p: Placement, node: ir.Node, part: _Part) -> bool:
+    """Let a layer write `part` where it belongs: the one that makes it if possible, with its table; else a copy.
+
+    Returns whether a layer now covers `node`.
+    """
+    value, choice = part.value, p.producers.get(part.value)
+    movable = p.has_own_storage(value) and p.held_form(value) == part.form
+    is_written_by_choice = choice is not None and choice.value is value and movable
     if part.table is None and movable:
-        p.inside[p.selection.written[value].storage] = part.place
-        if mine and choice is not None:
+        p.enclosing[p.selection.written[value].storage] = part.place
+        if is_written_by_choice and choice is not None:
             choice.nodes.append(node)
-        return mine
-    if mine and choice is not None and joins(choice, value) and choice.layer.epilogue.table is None:
-        extend_part(p, choice, node, replace(choice.layer.epilogue, table=part.table))
-        p.inside[choice.layer.y.storage] = part.place
+        return is_written_by_choice
+    if (
+        is_written_by_choice
+        and choice is not None
+        and can_fuse_reader(choice, value)
+        and choice.layer.epilogue.table is None
+    ):
+        _extend_in_place(p, choice, node, replace(choice.layer.epilogue, table=part.table))
+        p.enclosing[choice.layer.y.storage] = part.place
         return True
     reads: Reads = {}
     x = p.read(value, part.form, reads)
-    y = p.activation(node.outputs[0], part.form)
+    y = p.new_activation(node.outputs[0], part.form)
     copy = Layer(f"{node.name}.{part.number}", x, y, epilogue=Epilogue(table=part.table))
     p.selection.choices.append(LayerAssignment(copy, [node], reads, node.outputs[0]))
-    p.inside[copy.y.storage] = part.place
+    p.enclosing[copy.y.storage] = part.place
     return True
 
 
-def extend_part(p: Placement, choice: LayerAssignment, node: ir.Node, epilogue: Epilogue) -> None:
-    """Let `choice` end in `epilogue` and write a part of the concatenation `node`."""
-    p.no_longer_writes(choice)
-    y = p.activation(node.outputs[0], ActivationLayout(choice.layer.y.dims))
+def _extend_in_place(p: Placement, choice: LayerAssignment, node: ir.Node, epilogue: Epilogue) -> None:
+    """Fuse the table of a part into the layer of `choice`, which makes that part and now covers `node`, too."""
+    p.forget_output(choice)
+    y = p.new_activation(node.outputs[0], ActivationLayout(choice.layer.y.dims))
     choice.layer = replace(choice.layer, epilogue=epilogue, y=y)
     choice.value = node.outputs[0]
     choice.nodes.append(node)
 
 
-def place_parts(p: Placement) -> None:
-    """Give every activation inside a concatenation its place, nested ones too."""
+def resolve_regions(p: Placement) -> None:
+    """Rewrite all activations whose storages became parts of others (`Placement.enclosing`), nested ones too."""
 
-    def placed(act: Activation) -> Activation:
-        while act.storage in p.inside:
-            act = act.rebased(p.inside[act.storage])
+    def resolve(act: Activation) -> Activation:
+        """Return `act` in the outermost storage that its storage has become a part of."""
+        while act.storage in p.enclosing:
+            act = act.rebased(p.enclosing[act.storage])
         return act
 
     for choice in p.selection.choices:
-        choice.layer = choice.layer.map_activations(placed)
+        choice.layer = choice.layer.map_activations(resolve)
     for value, act in p.selection.written.items():
-        p.selection.written[value] = placed(act)
+        p.selection.written[value] = resolve(act)

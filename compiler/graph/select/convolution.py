@@ -1,4 +1,4 @@
-"""Convolutions, and products by constant matrices, as layers."""
+"""Layers of convolutions, transposed convolutions, and products by constant matrices."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from numpy.typing import NDArray
 
 from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form, shape_of
-from celosia.compiler.graph.select.matrices import product as product_of_two
-from celosia.compiler.graph.select.matrices import rows_form
+from celosia.compiler.graph.select.matrices import place_activation_product, rows_form
 from celosia.compiler.graph.select.parameters import (
     array_of,
     bias_of,
-    flattens,
+    flattens_image,
     has_fixed_matrix,
     requantisation,
+    require_symmetric,
     stored_zero,
-    symmetric,
     window_of,
 )
 from celosia.compiler.graph.select.placement import Placement, Reads
@@ -34,12 +33,12 @@ from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.roofline import choose, estimate
 from celosia.compiler.tensorize.space import Workload
 
-MOST_PHASES = 64
-"""Convolutions that a transposed one may take."""
+MAX_PHASES = 64
+"""Limit of the layers, one for each phase of the stride, that a transposed convolution is split into."""
 
 
-def conv(p: Placement, node: ir.Node) -> None:
-    """Places QLinearConv of one or two dimensions. NotOffloadable."""
+def place_conv(p: Placement, node: ir.Node) -> None:
+    """Place a QLinearConv of one or two spatial dimensions. Raises NotOffloadable."""
     value, weight_value = operand(node, "x"), operand(node, "w")
     assert value is not None
     form = natural_form(value)
@@ -53,7 +52,7 @@ def conv(p: Placement, node: ir.Node) -> None:
         raise NotOffloadable(
             f"a convolution of {weights.ndim - 2} dimensions; the accelerator has those of one and two"
         )
-    weights = symmetric(weights, constant(operand(node, "w_zero_point")))
+    weights = require_symmetric(weights, constant(operand(node, "w_zero_point")))
     groups = attribute(node, "group", 1)
     if groups < 1 or groups * weights.shape[1] != form.dims[1] or weights.shape[0] % groups:
         raise NotOffloadable(f"{groups} groups do not divide its channels; export it with a number of groups that does")
@@ -64,49 +63,56 @@ def conv(p: Placement, node: ir.Node) -> None:
     requantise = requantisation(scales, zero_x, zero_y, weights, bias)
     y_form = natural_form(node.outputs[0])
     reads: Reads = {}
-    filling = -weights.size
-    if (lanes := p.gaps.get(value)) is not None:
+    model_weights = weights.size
+    if (lanes := p.channel_positions.get(value)) is not None:
         form = p.selection.forms[value]
-        weights = _with_zeros(weights, lanes, form.dims[1])
-    filling += weights.size
-    if p.held(value) is None and groups == 1:
-        form, weights, window = folded(p, form, weights, window, zero_x, y_form)
-    x, y = p.read(value, form, reads), p.activation(node.outputs[0], y_form)
+        weights = _spread_channels(weights, lanes, form.dims[1])
+    filling = weights.size - model_weights
+    if p.held_form(value) is None and groups == 1:
+        form, weights, window = choose_fold(p, form, weights, window, zero_x, y_form)
+    x, y = p.read(value, form, reads), p.new_activation(node.outputs[0], y_form)
     gemm = Gemm(weights, groups, filling=filling)
     layer = Layer(node.name or "", x, y, window, zero_x, gemm, requantise=requantise)
-    p.add(node, layer, reads, y_form)
+    p.add_layer(node, layer, reads, y_form)
 
 
-def _with_zeros(weights: NDArray[np.int8], lanes: NDArray[np.int64], channels: int) -> NDArray[np.int8]:
-    """`weights` for an input of `channels`, of which `lanes` are theirs."""
+def _spread_channels(weights: NDArray[np.int8], lanes: NDArray[np.int64], channels: int) -> NDArray[np.int8]:
+    """Return `weights` with zeros in between, for an input of `channels` whose channels `lanes` they belong to."""
     wide = np.zeros((len(weights), channels, *weights.shape[2:]), np.int8)
     wide[:, lanes] = weights
     return wide
 
 
-def folded(
+def choose_fold(
     p: Placement, form: ActivationLayout, weights: NDArray[np.int8], window: Window, pad: int, y: ActivationLayout
 ) -> tuple[ActivationLayout, NDArray[np.int8], Window]:
-    """The best way for the host to arrange the input of a first layer: as it is, rows or whole windows folded."""
+    """Choose how the host arranges the input of a first layer: as it is, or with im2col of rows ("x") or windows
+    ("xy").
+
+    Few input channels leave most of a block of the array empty; folding fills it. Returns the form, weights and window
+    of the choice with the fewest estimated cycles. pad: the byte of the padding. y: the form of the result.
+    """
     out, channels, height, width = weights.shape
     options = [(form, weights, window)]
     if width > 1:
-        folded = ActivationLayout((form.dims[0], channels * width, form.dims[2], y.dims[3]), "x", window, pad)
+        folded_rows = ActivationLayout((form.dims[0], channels * width, form.dims[2], y.dims[3]), "x", window, pad)
         options.append((
-            folded, np.ascontiguousarray(weights.transpose(0, 1, 3, 2)).reshape(out, channels * width, height, 1),
+            folded_rows, np.ascontiguousarray(weights.transpose(0, 1, 3, 2)).reshape(out, channels * width, height, 1),
             Window(
                 (height, 1), (window.strides[0], 1), (window.dilations[0], 1),
                 (window.pads[0], 0, window.pads[2], 0),
             ),
         ))  # fmt: skip
     if height * width > 1:
-        folded = ActivationLayout((form.dims[0], channels * height * width, *y.dims[2:]), "xy", window, pad)
-        options.append((folded, weights.reshape(out, -1, 1, 1), Window((1, 1))))
+        folded_windows = ActivationLayout((form.dims[0], channels * height * width, *y.dims[2:]), "xy", window, pad)
+        options.append((folded_windows, weights.reshape(out, -1, 1, 1), Window((1, 1))))
 
     def cycles(option: tuple[ActivationLayout, NDArray[np.int8], Window]) -> float:
-        blocks = (pack.blocks(out, p.cfg.block_out), pack.blocks(option[1].shape[1], p.cfg.block_in))
+        """Estimate the cycles of the convolution with this form; infinite if no tiling fits."""
+        _, folded_weights, folded_window = option
+        blocks = (pack.blocks(out, p.cfg.block_out), pack.blocks(folded_weights.shape[1], p.cfg.block_in))
         images = -(-form.dims[0] // p.cfg.batch)
-        workload = Workload(option[2], images, *y.dims[2:], *blocks, False)
+        workload = Workload(folded_window, images, *y.dims[2:], *blocks, False)
         try:
             return estimate(p.cfg, workload, choose(p.cfg, workload))
         except TilingError:
@@ -115,8 +121,11 @@ def folded(
     return min(options, key=cycles)
 
 
-def conv_transpose(p: Placement, node: ir.Node) -> None:
-    """As one convolution for each phase of the stride, which writes every stride-th pixel of y."""
+def place_transposed_conv(p: Placement, node: ir.Node) -> None:
+    """Place a QLinearConvTranspose as one convolution for each phase of the stride. Raises NotOffloadable.
+
+    A phase writes every stride-th row and column of y from some first one on; its kernel has the taps that meet them.
+    """
     value, y = operand(node, "x"), node.outputs[0]
     assert value is not None
     form, y_form, weights = natural_form(value), natural_form(y), array_of(operand(node, "w"))
@@ -129,13 +138,12 @@ def conv_transpose(p: Placement, node: ir.Node) -> None:
     spread, groups = transposed_windows_of(node, array_of(operand(node, "w")).shape[2:]), attribute(node, "group", 1)
     if groups < 1 or form.dims[1] % groups or weights.shape[0] != form.dims[1]:
         raise NotOffloadable(f"{groups} groups do not divide its channels; export it with a number of groups that does")
-    phases = [_phases(spread, axis) for axis in (0, 1)]
-    if len(phases[0]) * len(phases[1]) > MOST_PHASES:
+    phases = [_phases_along(spread, axis) for axis in (0, 1)]
+    if len(phases[0]) * len(phases[1]) > MAX_PHASES:
         raise NotOffloadable(
-            f"it makes {len(phases[0]) * len(phases[1])} convolutions, more than {MOST_PHASES}; "
-            "give it a smaller stride"
+            f"it makes {len(phases[0]) * len(phases[1])} convolutions, more than {MAX_PHASES}; give it a smaller stride"
         )
-    kernels = (
+    kernels = (  # from [in, out / groups, ...] to [out, in / groups, ...], as Conv has them
         weights.reshape(groups, -1, *weights.shape[1:])
         .swapaxes(1, 2)
         .reshape(-1, len(weights) // groups, *spread.kernel)
@@ -144,32 +152,38 @@ def conv_transpose(p: Placement, node: ir.Node) -> None:
     scales = [array_of(operand(node, name)) for name in ("x_scale", "w_scale", "y_scale")]
     zero_x, zero_y = (stored_zero(operand(node, name)) for name in ("x_zero_point", "y_zero_point"))
     reads: Reads = {}
-    x, whole = p.read(value, form, reads), p.activation(y, y_form)
+    x, whole = p.read(value, form, reads), p.new_activation(y, y_form)
     layers: list[Layer] = []
     for rows, columns in product(*phases):
-        part = np.ascontiguousarray(kernels[:, :, rows.taps][..., columns.taps])
+        phase_weights = np.ascontiguousarray(kernels[:, :, rows.taps][..., columns.taps])
         if not rows.exists or not columns.exists:
-            part = np.zeros_like(part)
-        requantise = requantisation(scales, zero_x, zero_y, part, bias)
-        size = StridedView(*form.dims[2:], rows.skipped, columns.skipped)
-        seen = x.region((*form.dims[:2], form.dims[2] - rows.skipped, form.dims[3] - columns.skipped), 0, size)
-        strided_view = StridedView(*y_form.dims[2:], rows.first, columns.first, *spread.stride)
-        made = whole.region((*y_form.dims[:2], rows.rows, columns.rows), 0, strided_view)
-        shape = Window(
+            phase_weights = np.zeros_like(phase_weights)
+        requantise = requantisation(scales, zero_x, zero_y, phase_weights, bias)
+        input_pixels = StridedView(*form.dims[2:], rows.skipped, columns.skipped)
+        phase_input = x.region(
+            (*form.dims[:2], form.dims[2] - rows.skipped, form.dims[3] - columns.skipped), 0, input_pixels
+        )
+        output_pixels = StridedView(*y_form.dims[2:], rows.first, columns.first, *spread.stride)
+        phase_output = whole.region((*y_form.dims[:2], rows.rows, columns.rows), 0, output_pixels)
+        window = Window(
             (len(rows.taps), len(columns.taps)), dilations=(rows.step, columns.step),
             pads=(rows.before, columns.before, rows.after, columns.after),
         )  # fmt: skip
         name = f"{node.name}.{rows.first}.{columns.first}"
-        layers.append(Layer(name, seen, made, shape, zero_x, Gemm(part, groups), requantise=requantise))
-    p.assemble(node, layers, reads, whole, y_form, "onnxruntime convolves in float; a tie can differ by one step")
+        layers.append(
+            Layer(name, phase_input, phase_output, window, zero_x, Gemm(phase_weights, groups), requantise=requantise)
+        )
+    p.add_parts(node, layers, reads, whole, y_form, "onnxruntime convolves in float; a tie can differ by one step")
 
 
 @dataclass(frozen=True)
 class _Phase:
-    """Every stride-th row (or column) of y from `first` on, `rows` of them, and which of x they are made of.
+    """One phase of a transposed convolution along one axis: `rows` rows (or columns) of y, a stride apart, from
+    `first`.
 
-    taps: of the kernel, in the order of the rows of x that they meet, `step` apart. before, after: rows of padding.
-    skipped: rows of x before the first that is read. exists: whether any tap meets a row.
+    taps: numbers of the kernel's rows that contribute, in the order of the rows of x that they meet. step: distance of
+    these rows of x. before, after: rows of padding. skipped: rows of x before the first that is read. exists: whether
+    any tap meets a row of x; if not, y is the bias alone.
     """
 
     first: int
@@ -182,54 +196,61 @@ class _Phase:
     exists: bool = True
 
 
-def _phases(spread: TransposedWindows, axis: int) -> list[_Phase]:
-    """y[o] is the sum over k of x[(o + pad - k * dilation) / stride] * w[k], where that is whole."""
+def _phases_along(spread: TransposedWindows, axis: int) -> list[_Phase]:
+    """Return the phases along `axis`, from y[o] = sum over k of x[(o + pad - k * dilation) / stride] * w[k].
+
+    A tap k counts where its index of x is an integer.
+    """
     stride, dilation, pad = spread.stride[axis], spread.dilation[axis], spread.before[axis]
     size, out = spread.size[axis], spread.out[axis]
     step, phases = dilation // math.gcd(stride, dilation), []
     for first in range(min(stride, out)):
         taps = [k for k in range(spread.kernel[axis]) if (first + pad - k * dilation) % stride == 0][::-1]
-        met = [(first + pad - k * dilation) // stride for k in taps]
+        offsets = [(first + pad - k * dilation) // stride for k in taps]  # row of x that each meets for row `first`
         rows = range(-(-(out - first) // stride))
-        for exists, run in groupby(rows, lambda row: any(0 <= row + k < size for k in met)):  # noqa: B023
-            own = list(run)
-            if not exists:  # the bias alone, of any rows of x
+        for exists, run in groupby(rows, lambda row: any(0 <= row + offset < size for offset in offsets)):  # noqa: B023
+            run_rows = list(run)
+            if not exists:  # the bias alone; zero weights read any rows of x
                 phases += [
-                    _Phase(first + stride * own[k], len(own[k : k + size]), [0], exists=False)
-                    for k in range(0, len(own), size)
+                    _Phase(first + stride * run_rows[k], len(run_rows[k : k + size]), [0], exists=False)
+                    for k in range(0, len(run_rows), size)
                 ]
                 continue
-            start = own[0] + met[0]
-            end = own[-1] + met[-1] + 1
-            phases.append(
-                _Phase(first + stride * own[0], len(own), taps, step, max(0, -start), max(0, end - size), max(0, start))
-            )
+            start, end = (
+                run_rows[0] + offsets[0],
+                run_rows[-1] + offsets[-1] + 1,
+            )  # rows of x; padding may lie among them
+            before, after, skipped = max(0, -start), max(0, end - size), max(0, start)
+            phases.append(_Phase(first + stride * run_rows[0], len(run_rows), taps, step, before, after, skipped))
     return phases
 
 
-def gemm(p: Placement, node: ir.Node) -> None:
-    """Places a product by a constant matrix, or of two activations. NotOffloadable."""
-    matmul = node.op_type == "QLinearMatMul"
+def place_matmul(p: Placement, node: ir.Node) -> None:
+    """Place a QGemm, or a QLinearMatMul by a constant matrix or of two activations. Raises NotOffloadable.
+
+    A product whose input is a flattened image becomes a convolution with a kernel of the image's size.
+    """
+    is_matmul = node.op_type == "QLinearMatMul"
     value = operand(node, "a")
     assert value is not None
     if not has_fixed_matrix(node):
-        if not matmul:
+        if not is_matmul:
             raise NotOffloadable("both operands vary; the accelerator multiplies by constant matrices")
-        product_of_two(p, node)
+        place_activation_product(p, node)
         return
     matrix, zero_w = array_of(operand(node, "b")), constant(operand(node, "b_zero_point"))
-    if not matmul and attribute(node, "transB", 0):
+    if not is_matmul and attribute(node, "transB", 0):
         matrix = matrix.T
-    if not matmul and (attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0):
+    if not is_matmul and (attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0):
         raise NotOffloadable("transA or alpha; fold them into its matrix")
     if shape_of(value)[-1] != len(matrix):
         raise NotOffloadable(
             f"{list(shape_of(value))} and {list(matrix.shape)} do not multiply; export matrices that do"
         )
-    bias = None if matmul else bias_of(node, "c")
+    bias = None if is_matmul else bias_of(node, "c")
     if operand(node, "y_scale") is None:
         raise NotOffloadable("its output is float; put QuantizeLinear and DequantizeLinear after it")
-    weights = np.ascontiguousarray(symmetric(matrix, zero_w).T)[:, :, None, None]
+    weights = np.ascontiguousarray(require_symmetric(matrix, zero_w).T)[:, :, None, None]
     scales = [array_of(operand(node, name)) for name in ("a_scale", "b_scale", "y_scale")]
     zero_x, zero_y = (stored_zero(operand(node, name)) for name in ("a_zero_point", "y_zero_point"))
     requantise = requantisation(scales, zero_x, zero_y, weights, bias)
@@ -237,14 +258,14 @@ def gemm(p: Placement, node: ir.Node) -> None:
     y_form = replace(x_form, dims=(x_form.dims[0], len(weights), *x_form.dims[2:]))
     reads: Reads = {}
     producer, window = value.producer(), Window((1, 1))
-    flat = producer.inputs[0] if producer in p.selection.views and flattens(producer) else None
-    if flat is not None and p.held(value) is None and p.held(flat) is not None:
-        form, y_form = natural_form(flat), natural_form(node.outputs[0], rows=True)
+    image = producer.inputs[0] if producer in p.selection.views and flattens_image(producer) else None
+    if image is not None and p.held_form(value) is None and p.held_form(image) is not None:
+        form, y_form = natural_form(image), natural_form(node.outputs[0], rows=True)
         window = Window((form.dims[2], form.dims[3]))
-        x = p.read(flat, form, reads)
+        x = p.read(image, form, reads)
         weights = np.ascontiguousarray(weights.reshape(-1, *form.dims[1:]))
     else:
         x = p.read(value, x_form, reads)
-    gemm, y = Gemm(weights), p.activation(node.outputs[0], y_form)
+    gemm, y = Gemm(weights), p.new_activation(node.outputs[0], y_form)
     layer = Layer(node.name or "", x, y, window, gemm=gemm, requantise=requantise)
-    p.add(node, layer, reads, y_form)
+    p.add_layer(node, layer, reads, y_form)

@@ -1,4 +1,4 @@
-"""Sums, tables and products of bytes as layers."""
+"""Layers that work element by element: additions and products of two tensors, and tables of one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from celosia.compiler import numerics
 from celosia.compiler.graph.operands import data_operands, multiplies_matrices, operand
 from celosia.compiler.graph.quantized.rounded import rescaled_sum
 from celosia.compiler.graph.quantized.tables import table_of
-from celosia.compiler.graph.select.columns import each_matrix, one_for_each
+from celosia.compiler.graph.select.columns import place_layer_per_matrix, read_shared_by_matrices
 from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form, shape_of
-from celosia.compiler.graph.select.joining import extend, extend_products, join_residual, joins
+from celosia.compiler.graph.select.joining import can_fuse_reader, extend_layer, extend_layers_of, join_residual
 from celosia.compiler.graph.select.matrices import rows_form
-from celosia.compiler.graph.select.parameters import is_one_pixel, scalar_of, stored_zero, uniform
+from celosia.compiler.graph.select.parameters import is_one_pixel, requantise_alike, scalar_of, stored_zero
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import is_op, shape
 from celosia.compiler.layer import Activation, Epilogue, Layer, Multiplication, Residual
@@ -27,72 +27,91 @@ from celosia.compiler.ops import op_spec
 from celosia.compiler.program.op_spec import Kind
 
 
-def addition(p: Placement, node: ir.Node) -> None:
-    """Places QLinearAdd of two tensors of one shape, of a value for each channel, or of a matrix and several.
-    NotOffloadable."""
+def place_addition(p: Placement, node: ir.Node) -> None:
+    """Place a QLinearAdd: of equal shapes, of one row for all rows of a matrix, or of one matrix and several.
+
+    It is fused into the layer that makes an operand where possible. Raises NotOffloadable.
+    """
     a, b, y = operand(node, "a"), operand(node, "b"), node.outputs[0]
     assert a is not None and b is not None
-    _numbers(node)
+    _scales_and_zero_points(node)  # raises NotOffloadable
     fit = rescaled_sum(node)
     if fit is None:
         raise NotOffloadable(
             "no integers give onnxruntime's sum on all pairs of bytes; other scales may, from another calibration"
         )
-    ma, mb = fit.ma, fit.mb
+    scale_a, scale_b = fit.ma, fit.mb
     if shape(a) != shape(y):
-        a, b, ma, mb = b, a, mb, ma
-    row = shape(b) != shape(y)
-    added = partial(Residual, scale_v=ma, scale_b=mb, scale_c=fit.c, shift=fit.shift)
-    if row and shape(a) == shape(y) and _add_to_each(p, node, a, b, added):
+        a, b, scale_a, scale_b = b, a, scale_b, scale_a
+    broadcasts = shape(b) != shape(y)
+    residual_of = partial(Residual, scale_v=scale_a, scale_b=scale_b, scale_c=fit.c, shift=fit.shift)
+    if broadcasts and shape(a) == shape(y) and _add_to_each_matrix(p, node, a, b, residual_of):
         return
-    if shape(a) != shape(y) or (row and not is_row(b, p.held(a))):
-        raise NotOffloadable(_unequal(node))
-    for form in [p.common_form(a)] if row else [_form(p, y, b, a), _form(p, y, a, b)]:
+    if shape(a) != shape(y) or (broadcasts and not is_row(b, p.held_form(a))):
+        raise NotOffloadable(_broadcast_reason(node))
+    for form in [p.common_form(a)] if broadcasts else [_choose_form(p, y, b, a), _choose_form(p, y, a, b)]:
         reads: Reads = {}
         x = p.read(a, form, reads)
-        other = p.read(b, ActivationLayout((1, form.dims[1], 1, 1), "rows") if row else form, reads, constants=row)
-        residual = added(other)
-        layer = Layer(node.name or "", x, p.activation(y, form), epilogue=Epilogue(residual=residual))
+        other = p.read(
+            b, ActivationLayout((1, form.dims[1], 1, 1), "rows") if broadcasts else form, reads, constants=broadcasts
+        )
+        residual = residual_of(other)
+        layer = Layer(node.name or "", x, p.new_activation(y, form), epilogue=Epilogue(residual=residual))
         if join_residual(p, node, layer, (a, b), form, reads):
             return
-    if not row and p.selection.choices and p.selection.choices[-1].value is b:  # it may follow what makes its x
-        epilogue = Epilogue(residual=replace(residual, operand=x, scale_v=mb, scale_b=ma))
+    if (
+        not broadcasts and p.selection.choices and p.selection.choices[-1].value is b
+    ):  # so that both layers can become a block
+        epilogue = Epilogue(residual=replace(residual, operand=x, scale_v=scale_b, scale_b=scale_a))
         layer = replace(layer, x=other, epilogue=epilogue)
-    p.add(node, layer, reads, form)
+    p.add_layer(node, layer, reads, form)
 
 
-def _numbers(node: ir.Node) -> list[Any]:
-    """Scale and zero point of both operands and the result. NotOffloadable where there are several, or none."""
+def _scales_and_zero_points(node: ir.Node) -> list[Any]:
+    """Return scale and zero point of a, b and the result, in this order.
+
+    Raises NotOffloadable if one is missing, not constant, or not a single number.
+    """
     return [scalar_of(operand(node, f"{name}_{kind}")) for name in "abc" for kind in ("scale", "zero_point")]
 
 
-def _add_to_each(
-    p: Placement, node: ir.Node, a: ir.Value, b: ir.Value, added: Callable[[Activation], Residual]
+def _add_to_each_matrix(
+    p: Placement, node: ir.Node, a: ir.Value, b: ir.Value, residual_of: Callable[[Activation], Residual]
 ) -> bool:
-    """Place the addition of `b`, a row or a matrix, to each of several matrices that the accelerator holds, as a mask
-    is added to scores; False where that is not what it is."""
+    """Place the addition of `b`, one row or matrix, to each of several matrices `a`, as a mask is added to scores.
+
+    residual_of: makes the residual of an activation. Returns False if the shapes are others.
+    """
     reads: Reads = {}
-    if (other := one_for_each(p, a, b, reads)) is None:
+    if (other := read_shared_by_matrices(p, a, b, reads)) is None:
         return False
-    residual = added(other)
-    if not extend_products(p, a, node, lambda before: replace(before, residual=residual), reads):
-        each_matrix(p, node, a, reads, lambda name, x, y: Layer(name, x, y, epilogue=Epilogue(residual=residual)))
+    residual = residual_of(other)
+    if not extend_layers_of(p, a, node, lambda before: replace(before, residual=residual), reads):
+        place_layer_per_matrix(
+            p, node, a, reads, lambda name, x, y: Layer(name, x, y, epilogue=Epilogue(residual=residual))
+        )
     return True
 
 
-def _form(p: Placement, result: ir.Value, *values: ir.Value) -> ActivationLayout:
-    """That in which the accelerator holds one of `values`. Of what the host gives, as embeddings are: rows, where these
-    are what readers of the result take; else the first one's natural form."""
-    if any(p.held(value) for value in values):
+def _choose_form(p: Placement, result: ir.Value, *values: ir.Value) -> ActivationLayout:
+    """Choose the form of operands and result: the one in which the accelerator holds one of `values`.
+
+    If only the host has them (embeddings, for example): rows as pixels if the readers of the result want that, else the
+    natural form of the first.
+    """
+    if any(p.held_form(value) for value in values):
         return p.common_form(*values)
-    if p.rows is None:
-        p.rows = _read_as_rows(result.producer().graph)  # type: ignore[union-attr,arg-type]
-    return rows_form(p, values[0], result) if result in p.rows else p.common_form(*values)
+    if p.read_as_rows is None:
+        p.read_as_rows = _tensors_read_as_rows(result.producer().graph)  # type: ignore[union-attr,arg-type]
+    return rows_form(p, values[0], result) if result in p.read_as_rows else p.common_form(*values)
 
 
-def _read_as_rows(graph: ir.Graph) -> set[ir.Value]:
-    """Tensors that a norm reads, or a product by its left operand, or of which operators make these element by
-    element."""
+def _tensors_read_as_rows(graph: ir.Graph) -> set[ir.Value]:
+    """Return the tensors whose readers want rows as pixels.
+
+    These are inputs of normalisations, left operands of matrix products, and tensors from which these are made element
+    by element.
+    """
     rows = set[ir.Value | None]()
     for node in reversed(graph):
         if is_op(node, "QLinearNorm") or multiplies_matrices(node):
@@ -103,47 +122,54 @@ def _read_as_rows(graph: ir.Graph) -> set[ir.Value]:
 
 
 def _is_elementwise(node: ir.Node) -> bool:
+    """Whether each element of the result is computed from the elements at the same place of the operands."""
     return op_spec(node.op_type).kind is Kind.INJECTIVE and op_spec(node.op_type).moves is None
 
 
-def _unequal(node: ir.Node) -> str:
+def _broadcast_reason(node: ir.Node) -> str:
+    """Return the reason of an operator whose operands have shapes that the accelerator does not combine."""
     a, b = (shape(value) for value in data_operands(node))  # type: ignore[arg-type]
     return f"it broadcasts {a} with {b}; give both the same shape"
 
 
 def is_row(b: ir.Value, form: ActivationLayout | None) -> bool:
-    """Whether `b` is one row for all those of the one matrix that the accelerator holds as `form`."""
-    inner = shape(b)
-    return form is not None and form.fold == "rows" and bool(inner) and prod(inner) == inner[-1] == form.dims[1]  # type: ignore[index,arg-type]
+    """Whether `b` is one row, to be combined with every row of the matrix that the accelerator holds in `form`."""
+    dims = shape(b)
+    return form is not None and form.fold == "rows" and bool(dims) and prod(dims) == dims[-1] == form.dims[1]  # type: ignore[index,arg-type]
 
 
-def table_lookup(p: Placement, node: ir.Node) -> None:
-    """Places a function of bytes, in the layer before it where that has room for a table. NotOffloadable."""
+def place_table(p: Placement, node: ir.Node) -> None:
+    """Place a function of one byte as a table of 256 entries, fused into the layer before it if that has no table yet.
+
+    Raises NotOffloadable.
+    """
     value = node.inputs[0]
     assert value is not None
-    found = table_of(node)
-    if found is None:
+    entries = table_of(node)
+    if entries is None:
         raise NotOffloadable("its bounds are known at run time only; make them constants")
-    table = found.astype(np.int8)
-    form = _form(p, node.outputs[0], value)
-    choice = p.made.get(value)
-    if choice is not None and joins(choice, value) and choice.layer.epilogue.table is None:
-        extend(p, choice, node, replace(choice.layer.epilogue, table=table), {})
+    table = entries.astype(np.int8)
+    form = _choose_form(p, node.outputs[0], value)
+    choice = p.producers.get(value)
+    if choice is not None and can_fuse_reader(choice, value) and choice.layer.epilogue.table is None:
+        extend_layer(p, choice, node, replace(choice.layer.epilogue, table=table), {})
         return
     reads: Reads = {}
-    if extend_products(p, value, node, lambda before: replace(before, table=table), reads):
+    if extend_layers_of(p, value, node, lambda before: replace(before, table=table), reads):
         return
     x = p.read(value, form, reads)
-    y = p.activation(node.outputs[0], form)
-    p.add(node, Layer(node.name or "", x, y, epilogue=Epilogue(table=table)), reads, form)
+    y = p.new_activation(node.outputs[0], form)
+    p.add_layer(node, Layer(node.name or "", x, y, epilogue=Epilogue(table=table)), reads, form)
 
 
-def product(p: Placement, node: ir.Node) -> None:
-    """Places QLinearMul of two tensors of one shape, by a pixel for each channel, or of a matrix and several.
-    NotOffloadable."""
+def place_multiplication(p: Placement, node: ir.Node) -> None:
+    """Place a QLinearMul: of equal shapes, by one pixel for each channel, or of one matrix and several.
+
+    Raises NotOffloadable.
+    """
     a, b, y = operand(node, "a"), operand(node, "b"), node.outputs[0]
     assert a is not None and b is not None
-    sa, za, sb, zb, sy, zy = _numbers(node)
+    sa, za, sb, zb, sy, zy = _scales_and_zero_points(node)
     fit = numerics.fit_rescale_mul(sa, za, sb, zb, sy, zy, y.dtype.numpy())  # type: ignore[union-attr]
     if fit is None:
         raise NotOffloadable(
@@ -153,20 +179,20 @@ def product(p: Placement, node: ir.Node) -> None:
     if shape(a) != shape(y):
         a, b, zeros = b, a, zeros[::-1]
     reads: Reads = {}
-    if shape(a) == shape(y) != shape(b) and (other := one_for_each(p, a, b, reads)) is not None:
-        requantise = uniform(shape_of(a)[-1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)
+    if shape(a) == shape(y) != shape(b) and (other := read_shared_by_matrices(p, a, b, reads)) is not None:
+        requantise = requantise_alike(shape_of(a)[-1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)
         multiply = Multiplication(other, -zeros[0], -zeros[1])
-        made = lambda name, x, y: Layer(name, x, y, multiply=multiply, requantise=requantise)  # noqa: E731
-        each_matrix(p, node, a, reads, made)
+        make_layer = lambda name, x, y: Layer(name, x, y, multiply=multiply, requantise=requantise)  # noqa: E731
+        place_layer_per_matrix(p, node, a, reads, make_layer)
         return
     if shape(a) != shape(y) or not (shape(b) == shape(y) or is_one_pixel(b, y)):
-        raise NotOffloadable(_unequal(node))
-    form = _form(p, y, a) if shape(b) == shape(y) else p.common_form(a)
+        raise NotOffloadable(_broadcast_reason(node))
+    form = _choose_form(p, y, a) if shape(b) == shape(y) else p.common_form(a)
     if shape(b) != shape(y) and form != natural_form(a):  # its rows are images, or pixels
-        raise NotOffloadable(_unequal(node))
+        raise NotOffloadable(_broadcast_reason(node))
     b_form = form if shape(b) == shape(y) else natural_form(b)
     x, other = p.read(a, form, reads), p.read(b, b_form, reads)
-    requantise = uniform(form.dims[1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)
+    requantise = requantise_alike(form.dims[1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)
     multiply = Multiplication(other, -zeros[0], -zeros[1])
-    layer = Layer(node.name or "", x, p.activation(y, form), multiply=multiply, requantise=requantise)
-    p.add(node, layer, reads, form)
+    layer = Layer(node.name or "", x, p.new_activation(y, form), multiply=multiply, requantise=requantise)
+    p.add_layer(node, layer, reads, form)

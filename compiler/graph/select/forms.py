@@ -1,4 +1,4 @@
-"""Layouts of the graph's tensors as activations of the accelerator."""
+"""Forms: in which layout the accelerator holds a tensor of the graph."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ from celosia.compiler.program.host.shape_rules import slice_positions
 from celosia.compiler.program.model import FormInfo
 
 NO_WAY = "no setting changes that, only another operator in its place"
-"""End of a reason for which there is no way out."""
+"""Advice at the end of a reason where nothing helps."""
+# Reasons of several operators.
 HOST_INPUT = "the host has its input; quantise the operator that makes it, so that the accelerator has it"
 OTHER_ROWS = "its rows are not in the last two axes as the accelerator holds them; reshape its input to [rows, columns]"
 
 
 class NotOffloadable(Exception):
-    """An operator that stays on the CPU; the message is the reason, `;`, and what changes it, or NO_WAY."""
+    """Raised for an operator that must stay on the CPU. The message is the reason, `;`, and advice or NO_WAY."""
 
 
 @dataclass(frozen=True)
 class ActivationLayout:
-    """Layout of a tensor of the graph as an activation: its logical [images, channels, height, width].
+    """The form of a tensor: how its elements lie as an activation of the accelerator.
 
-    fold: "" for the tensor itself; "xy" or "x" where each pixel holds the window (or the row of the window) that a
-    convolution reads there, made by the host, so that a first layer of few channels fills the blocks. Of those of
-    program.model.MATRICES, the tensor is matrices, whose rows are the pixels of one row of the image and whose columns
-    are channels, one matrix after the other. pad: what the host puts beyond a tensor's own elements. inverted: it turns
-    all bits round.
+    dims: [images, channels, height, width] of the activation.
+    fold: "" for the tensor as it is. "xy" or "x": im2col by the host; each pixel holds in its channels the window (or
+        one row of the window) that a convolution reads there, so that a first layer of few channels fills whole blocks.
+        A key of program.model.MATRICES: the tensor is matrices, side by side in the channels; rows of a matrix are
+        pixels of an image of one row, its columns are channels.
+    window: the convolution's, for "xy" and "x".
+    pad: the byte that the host puts where the tensor has no elements.
+    inverted: whether the host complements all bits.
     """
 
     dims: tuple[int, int, int, int]
@@ -42,13 +46,13 @@ class ActivationLayout:
 
     @property
     def info(self) -> FormInfo:
-        """The arrangement that the host carries out, as the Program holds it."""
+        """The form as the Program holds it, for the host that arranges the tensor."""
         w = self.window or Window((1, 1))
         return FormInfo(self.dims, self.fold, w.kernel, w.strides, w.dilations, w.pads, self.pad, self.inverted)
 
 
 def shape_of(value: ir.Value) -> tuple[int, ...]:
-    """The shape of a tensor with elements. NotOffloadable if unknown."""
+    """Return the shape of `value`. Raises NotOffloadable if it is unknown or the tensor has no elements."""
     dims = shape(value)
     if dims is None:
         raise NotOffloadable(f"the shape of {value.name!r} is not static; give the sizes of the inputs with `--shape`")
@@ -58,8 +62,12 @@ def shape_of(value: ir.Value) -> tuple[int, ...]:
 
 
 def natural_form(value: ir.Value, rows: bool = False) -> ActivationLayout:
-    """Images and channels of a tensor: NCHW, or rows x columns for matrices and where `rows`. NotOffloadable if
-    unknown."""
+    """Return the form of a tensor without fold.
+
+    Four axes are [images, channels, height, width]; three are [images, channels, width]. A matrix, or any tensor where
+    `rows` is set, has its last axis as channels and all others as images of one pixel. Raises NotOffloadable if the
+    shape is unknown or has another number of axes.
+    """
     dims = shape_of(value)
     if len(dims) == 4 and not rows:
         return ActivationLayout((dims[0], dims[1], dims[2], dims[3]))
@@ -70,24 +78,26 @@ def natural_form(value: ir.Value, rows: bool = False) -> ActivationLayout:
     raise NotOffloadable(f"{value.name!r} has {len(dims)} dimensions; reshape it to one with two to four")
 
 
-def cut_axes(node: ir.Node, whole: list[range]) -> list[tuple[int, range]]:
-    """Each axis that a Slice cuts, and the positions that it takes of it. NotOffloadable where they are not
-    constant."""
+def cut_axes(node: ir.Node, positions: list[range]) -> list[tuple[int, range]]:
+    """Return each axis that a Slice cuts, with the positions that it takes of `positions`, all those of its input.
+
+    Raises NotOffloadable if starts, ends, axes or steps are not constant or impossible.
+    """
     lists: list[list[int] | None] = []
     for name in ("starts", "ends", "axes", "steps"):
-        given = attribute(node, name)
-        if given is None and (value := operand(node, name)) is not None:
+        numbers = attribute(node, name)
+        if numbers is None and (value := operand(node, name)) is not None:
             array = constant(value)
             if array is None:
                 raise NotOffloadable(f"its {name} are not constant; export them as initializers")
-            given = array.reshape(-1).tolist()
-        lists.append(given)
+            numbers = array.reshape(-1).tolist()
+        lists.append(numbers)
     starts, ends, axes, steps = lists
     assert starts is not None and ends is not None
     axes, steps = axes or list(range(len(starts))), steps or [1] * len(starts)
-    if 0 in steps or not all(-len(whole) <= axis < len(whole) for axis in axes):
+    if 0 in steps or not all(-len(positions) <= axis < len(positions) for axis in axes):
         raise NotOffloadable("its axes or steps are impossible; export axes that its input has, and steps other than 0")
     return [
-        (axis % len(whole), slice_positions(len(whole[axis]), start, end, step))
+        (axis % len(positions), slice_positions(len(positions[axis]), start, end, step))
         for start, end, axis, step in zip(starts, ends, axes, steps, strict=True)
     ]

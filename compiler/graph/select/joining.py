@@ -1,4 +1,4 @@
-"""Tables and residual additions become the end of the layer that makes their operand."""
+"""Fuse operators into the epilogue of the layer before them: tables and residual additions."""
 
 from __future__ import annotations
 
@@ -17,41 +17,50 @@ from celosia.hw.spec.config import Config
 def join_residual(
     p: Placement, node: ir.Node, layer: Layer, operands: tuple[ir.Value, ir.Value], form: ActivationLayout, reads: Reads
 ) -> bool:
-    """Make the addition of `operands`, x of `layer` and the other one, the epilogue of the convolution that produces
-    the later of them, if that is possible. form: that of x."""
+    """Fuse the addition `node` into the convolution that makes one of its operands. Returns whether that is possible.
+
+    layer: the addition as a layer of its own. operands: the tensors that this layer reads, x first. The operand that is
+    made later is tried first, since its layer must run when the other operand is there. form: the form of x.
+    """
     residual = layer.epilogue.residual
     assert residual is not None
     order = {choice.value: place for place, choice in enumerate(p.selection.choices)}
     a, b = operands
-    sides = [(a, b, residual.operand, False), (b, a, layer.x, True)]
-    sides.sort(key=lambda side: -order.get(side[0], -1))
-    for value, added, other, swapped in sides:
-        choice = p.made.get(value)
-        if choice is None or not joins(choice, value) or choice.layer.gemm is None:
+    candidates = [(a, b, residual.operand, False), (b, a, layer.x, True)]
+    candidates.sort(key=lambda candidate: -order.get(candidate[0], -1))
+    for value, added, added_activation, swapped in candidates:
+        choice = p.producers.get(value)
+        if choice is None or not can_fuse_reader(choice, value) or choice.layer.gemm is None:
             continue
-        if p.held(value) != form:
-            continue  # it is added as an activation of another form
-        if choice.layer.is_depthwise(p.cfg) and _takes_longer_joined(p.cfg, choice.layer):
+        if p.held_form(value) != form:
+            continue  # the addition reads it in another form
+        if choice.layer.is_depthwise(p.cfg) and _is_slower_joined(p.cfg, choice.layer):
             continue
-        if order.get(p.source(added), -1) >= order[choice.value] or added is value:
+        if order.get(p.viewed_tensor(added), -1) >= order[choice.value] or added is value:
             continue
         scales = (residual.scale_b, residual.scale_v) if swapped else (residual.scale_v, residual.scale_b)
-        joined = replace(residual, operand=other, scale_v=scales[0], scale_b=scales[1])
-        extend(p, choice, node, replace(choice.layer.epilogue, residual=joined), reads)
+        joined = replace(residual, operand=added_activation, scale_v=scales[0], scale_b=scales[1])
+        extend_layer(p, choice, node, replace(choice.layer.epilogue, residual=joined), reads)
         return True
     return False
 
 
-def _takes_longer_joined(cfg: Config, layer: Layer) -> bool:
-    """Whether the array takes more cycles for a depthwise convolution, which it computes with the addition, than the
-    vector unit, and the bus for both operands of the addition."""
+def _is_slower_joined(cfg: Config, layer: Layer) -> bool:
+    """Whether fusing an addition into a depthwise convolution would cost cycles.
+
+    With a residual, the array must compute the convolution. That is slower if it takes more cycles per entry than the
+    vector unit's taps and the two operands of a separate addition on the bus.
+    """
     height, width = layer.window.kernel
     steps, beats = height * pack.tap_steps(cfg, layer.window)[0], max(1, cfg.lanes // cfg.bus_bytes)
     return steps + 2 * beats < height * width
 
 
-def joins(choice: LayerAssignment, value: ir.Value | None) -> bool:
-    """Whether an operator on `value` alone can become part of the layer that makes it, which is none of rows."""
+def can_fuse_reader(choice: LayerAssignment, value: ir.Value | None) -> bool:
+    """Whether the only reader of `value` can be fused into the layer of `choice`, which makes it.
+
+    A layer with a residual, a softmax or a normalisation takes nothing more.
+    """
     return (
         value is not None and choice.value is value and len(list(value.uses())) == 1
         and not value.is_graph_output() and choice.layer.epilogue.residual is None
@@ -59,42 +68,45 @@ def joins(choice: LayerAssignment, value: ir.Value | None) -> bool:
     )  # fmt: skip
 
 
-def extend(p: Placement, choice: LayerAssignment, node: ir.Node, epilogue: Epilogue, reads: Reads) -> None:
-    """Let `choice` end in `epilogue` and write the output of `node`."""
+def extend_layer(p: Placement, choice: LayerAssignment, node: ir.Node, epilogue: Epilogue, reads: Reads) -> None:
+    """Fuse `node` into the layer of `choice`: give it `epilogue`, let it write the output of `node` and add `reads`."""
     form = p.selection.forms[choice.value]
-    p.no_longer_writes(choice)
-    y = p.activation(node.outputs[0], form)
+    p.forget_output(choice)
+    y = p.new_activation(node.outputs[0], form)
     choice.layer = replace(choice.layer, epilogue=epilogue, y=y)
     choice.nodes.append(node)
     choice.reads.update(reads)
-    p.writes(choice, node.outputs[0], form)
+    p.record_output(choice, node.outputs[0], form)
 
 
-def extend_products(
-    p: Placement, value: ir.Value, node: ir.Node, changed: Callable[[Epilogue], Epilogue], reads: Reads
+def extend_layers_of(
+    p: Placement, value: ir.Value, node: ir.Node, change: Callable[[Epilogue], Epilogue], reads: Reads
 ) -> bool:
-    """Let the layers that make a part of `value` each, as products of several matrices do, end as their epilogues are
-    `changed`, and write the output of `node`; whether they can: they have neither a residual nor what would take the
-    place of their table. Poolings and phases of convolutions take no residual."""
-    choices, y = p.assembled.get(value, []), node.outputs[0]
-    if not choices or not joins(choices[0], value):
+    """Fuse `node` into all layers that make a part of `value` each, such as products of several matrices.
+
+    change: gives the new epilogue from that of each layer. Returns False, with nothing changed, if one of the layers
+    cannot take it: it has a residual, or a table where the new one would be; or it is a pooling or a phase of a
+    transposed convolution and should take a residual.
+    """
+    choices, y = p.part_producers.get(value, []), node.outputs[0]
+    if not choices or not can_fuse_reader(choices[0], value):
         return False
     for choice in choices:
-        own = choice.layer.epilogue
-        new = changed(own)
-        free = own.residual is None and (own.table is None or new.table is own.table)
-        takes = choice.layer.product is not None or choice.layer.is_map or new.residual is None
-        if choice.layer.works_on_rows or not (free and takes):
+        old = choice.layer.epilogue
+        new = change(old)
+        is_free = old.residual is None and (old.table is None or new.table is old.table)
+        takes_residual = choice.layer.product is not None or choice.layer.is_map
+        if choice.layer.works_on_rows or not is_free or not (takes_residual or new.residual is None):
             return False
     form = p.selection.forms.pop(value)
     p.selection.written.pop(value)
-    whole = p.activation(y, form)
+    whole = p.new_activation(y, form)
     for choice in choices:
         place = replace(choice.layer.y, name=whole.name, storage=whole.storage)
-        choice.layer = replace(choice.layer, epilogue=changed(choice.layer.epilogue), y=place)
+        choice.layer = replace(choice.layer, epilogue=change(choice.layer.epilogue), y=place)
         choice.nodes.append(node)
         choice.reads.update(reads)
         choice.value = y
-    p.assembled[y] = p.assembled.pop(value)
+    p.part_producers[y] = p.part_producers.pop(value)
     p.selection.forms[y], p.selection.written[y] = form, whole
     return True

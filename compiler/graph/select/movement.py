@@ -1,4 +1,5 @@
-"""Operators that move bytes as layers that copy, each a strided view of pixels: LOAD and STORE stride over them."""
+"""Layers that copy: operators that only move bytes become copies between strided views, over which LOAD and STORE
+step."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.select.forms import HOST_INPUT, NO_WAY, ActivationLayout, NotOffloadable, natural_form
-from celosia.compiler.graph.select.matrices import MOVES, in_whole_blocks, is_turned
+from celosia.compiler.graph.select.matrices import MOVES, pad_to_whole_blocks, transpose_in_place
 from celosia.compiler.graph.select.parameters import image_axes
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, attributes_of, constant, shape
@@ -22,59 +23,69 @@ from celosia.compiler.ops.registry import Node, Unsupported
 from celosia.compiler.ops.resize import nearest
 from celosia.compiler.strided_view import StridedView
 
-MOST_LAYERS = 16
-"""Copies of one operator; each reads and writes anew."""
+MAX_COPIES = 16
+"""Limit of the copies, a layer each, of one operator."""
 Copy = tuple[tuple[int, StridedView], tuple[int, StridedView]]
-"""First channel group and strided view of what is read, and of where it is written."""
+"""(first channel group, strided view) that a copy reads, and those that it writes."""
 
 
-def resize(p: Placement, node: ir.Node) -> None:
-    """Nearest neighbours: of each phase in which they repeat, rows and columns are as far from each other as in x."""
+def place_resize(p: Placement, node: ir.Node) -> None:
+    """Place a Resize or Upsample to nearest neighbours. Raises NotOffloadable.
+
+    Every n-th row and column of y has evenly spaced neighbours in x: one copy for each of these phases.
+    """
     value = node.inputs[0]
     assert value is not None
     form, y_form = natural_form(value), natural_form(node.outputs[0])
-    indices = _nearest(node)
-    rows, columns = (_phases(indices.get(axis, np.arange(form.dims[axis]))) for axis in (2, 3))
+    indices = _nearest_indices(node)
+    rows, columns = (_split_into_progressions(indices.get(axis, np.arange(form.dims[axis]))) for axis in (2, 3))
     if form.dims[:2] != y_form.dims[:2]:
         raise NotOffloadable("it repeats images or channels; repeat rows and columns alone")
     copies = [
         (
-            (0, StridedView(*form.dims[2:], y.start, x.start, y.step, x.step)),
-            (0, StridedView(*y_form.dims[2:], i, j, m, n)),
+            (0, StridedView(*form.dims[2:], x_rows.start, x_columns.start, x_rows.step, x_columns.step)),
+            (0, StridedView(*y_form.dims[2:], top, left, down, across)),
         )
-        for (i, m, y), (j, n, x) in product(rows, columns)
+        for (top, down, x_rows), (left, across, x_columns) in product(rows, columns)
     ]
-    dims = [(len(y), len(x)) for (_, _, y), (_, _, x) in product(rows, columns)]
-    _copy(p, node, form, y_form, copies, lambda number: (*form.dims[:2], *dims[number]))
+    dims = [(len(x_rows), len(x_columns)) for (_, _, x_rows), (_, _, x_columns) in product(rows, columns)]
+    _place_copies(p, node, form, y_form, copies, lambda number: (*form.dims[:2], *dims[number]))
 
 
-def _nearest(node: ir.Node) -> dict[int, NDArray[np.int64]]:
-    """The element of x for each of y, along each of rows and columns that changes."""
+def _nearest_indices(node: ir.Node) -> dict[int, NDArray[np.int64]]:
+    """Return for each axis that is resized (2: rows, 3: columns) the index in x of every position of y."""
     tensors = [None if v is None else placeholder(shape(v) or (), "int8", "x") for v in node.inputs]
     values = tuple(constant(v) for v in node.inputs)
     opset = 11 if node.op_type == "Resize" else 9
-    built = Node(node.op_type, attributes_of(node), tuple(tensors), values, 1, opset, node.name or "")
+    expression_node = Node(node.op_type, attributes_of(node), tuple(tensors), values, 1, opset, node.name or "")
     try:
-        found = nearest(built)
+        indices = nearest(expression_node)
     except Unsupported as error:
         raise NotOffloadable(f"{error}; resize to nearest neighbours by a whole number") from None
     axes = image_axes(len(node.inputs[0].shape or ()))  # type: ignore[union-attr]
-    return {axes[axis]: index for axis, index in found.items()}
+    return {axes[axis]: index for axis, index in indices.items()}
 
 
-def _phases(index: NDArray[np.int64]) -> list[tuple[int, int, range]]:
-    """`index` as the fewest arithmetic progressions of equal steps: (first place, places between, what they hold)."""
-    for count in range(1, MOST_LAYERS + 1):
+def _split_into_progressions(index: NDArray[np.int64]) -> list[tuple[int, int, range]]:
+    """Split `index` into the fewest interleaved arithmetic progressions with one common step.
+
+    Returns (first position, distance of positions, indices there) of each. Raises NotOffloadable if MAX_COPIES
+    progressions are not enough.
+    """
+    for count in range(1, MAX_COPIES + 1):
         parts = [index[first::count] for first in range(min(count, len(index)))]
         steps = {int(step) for part in parts for step in np.diff(part)}
         if len(steps) <= 1 and min(steps, default=1) > 0:
             step = min(steps, default=1)
-            return [(n, count, range(int(k[0]), int(k[-1]) + 1, step)) for n, k in enumerate(parts)]
-    raise NotOffloadable(f"its neighbours are no {MOST_LAYERS} even steps; resize by a whole number")
+            return [(first, count, range(int(part[0]), int(part[-1]) + 1, step)) for first, part in enumerate(parts)]
+    raise NotOffloadable(f"its neighbours are no {MAX_COPIES} even steps; resize by a whole number")
 
 
-def gather(p: Placement, node: ir.Node) -> None:
-    """Rows, columns or whole channel groups by constant numbers: a copy for each run of them in even steps."""
+def place_gather(p: Placement, node: ir.Node) -> None:
+    """Place a Gather of rows, columns or whole channel groups by constant indices. Raises NotOffloadable.
+
+    One copy for each run of evenly spaced indices.
+    """
     value = node.inputs[0]
     assert value is not None
     form, y_form, index = natural_form(value), natural_form(node.outputs[0]), constant(node.inputs[1])
@@ -86,11 +97,11 @@ def gather(p: Placement, node: ir.Node) -> None:
     index = np.where(index < 0, index + form.dims[axis], index)
     whole, y_whole = StridedView(*form.dims[2:]), StridedView(*y_form.dims[2:])
     if axis == 1:
-        runs = _runs(_group_numbers(index, p.cfg.group), steps=(1,))
+        runs = _split_into_runs(_group_numbers(index, p.cfg.group), steps=(1,))
         copies: list[Copy] = [((run.start, whole), (place, y_whole)) for place, run in runs]
         sizes = [min(len(run) * p.cfg.group, y_form.dims[1] - place * p.cfg.group) for place, run in runs]
     else:
-        runs = _runs(index)
+        runs = _split_into_runs(index)
         rows = axis == 2
         copies = [
             (
@@ -100,14 +111,17 @@ def gather(p: Placement, node: ir.Node) -> None:
             for place, run in runs
         ]
         sizes = [len(run) for _, run in runs]
-    dims = [tuple(size if each == axis else n for each, n in enumerate(y_form.dims)) for size in sizes]
-    _copy(p, node, form, y_form, copies, lambda number: dims[number])  # type: ignore[arg-type,return-value]
+    dims = [(*y_form.dims[:axis], size, *y_form.dims[axis + 1 :]) for size in sizes]
+    _place_copies(p, node, form, y_form, copies, lambda number: dims[number])  # type: ignore[arg-type,return-value]
 
 
-def _runs(index: NDArray[np.int64], steps: tuple[int, ...] = ()) -> list[tuple[int, range]]:
-    """`index` as (first place, even steps forward, by `steps` if given), each as long as it can be.
+def _split_into_runs(index: NDArray[np.int64], steps: tuple[int, ...] = ()) -> list[tuple[int, range]]:
+    """Split `index` into runs of increasing, evenly spaced numbers, each as long as possible: (first position,
+    numbers).
 
-    >>> _runs(np.array([4, 6, 8, 2, 3, 0]))
+    steps: the distances allowed inside a run; () for any.
+
+    >>> _split_into_runs(np.array([4, 6, 8, 2, 3, 0]))
     [(0, range(4, 9, 2)), (3, range(2, 4)), (5, range(0, 1))]
     """
     runs, place = [], 0
@@ -124,7 +138,10 @@ def _runs(index: NDArray[np.int64], steps: tuple[int, ...] = ()) -> list[tuple[i
 
 
 def _group_numbers(index: NDArray[np.int64], group: int) -> NDArray[np.int64]:
-    """The channel groups that the channels `index` are, in order; the last may be the first channels of one."""
+    """Return the channel groups that the channels `index` make up, in order; the last group may be cut short.
+
+    Raises NotOffloadable if they are not whole groups.
+    """
     first = index[::group]
     if np.any(first % group) or not np.array_equal(
         index, (first[:, None] + np.arange(group)).reshape(-1)[: len(index)]
@@ -136,30 +153,33 @@ def _group_numbers(index: NDArray[np.int64], group: int) -> NDArray[np.int64]:
     return first // group
 
 
-def transpose(p: Placement, node: ir.Node) -> None:
-    """Rows for columns: a copy for each column of x, which is a row of y."""
+def place_transpose(p: Placement, node: ir.Node) -> None:
+    """Place a Transpose: free for matrices that only change their form, else of rows and columns by copies.
+
+    A copy takes one column of x, which becomes a row of y. Raises NotOffloadable.
+    """
     value = node.inputs[0]
     assert value is not None
-    held = p.held(value)
-    if held is not None and held.fold and node.meta.get(MOVES) and in_whole_blocks(p, node, held):
+    held = p.held_form(value)
+    if held is not None and held.fold and node.meta.get(MOVES) and pad_to_whole_blocks(p, node, held):
         return
-    if held is not None and held.fold and is_turned(p, node, held):
+    if held is not None and held.fold and transpose_in_place(p, node, held):
         return
     form, y_form, perm = natural_form(value), natural_form(node.outputs[0]), attribute(node, "perm")
     if perm is None or list(perm) != [0, 1, 3, 2]:
         raise NotOffloadable(f"it changes places of channels, which lie in groups; {NO_WAY}")
     _, _, height, width = form.dims
-    if width > MOST_LAYERS:
-        raise NotOffloadable(f"it takes {width} layers, more than {MOST_LAYERS}; transpose images with fewer columns")
-    if p.held(value) != form:
+    if width > MAX_COPIES:
+        raise NotOffloadable(f"it takes {width} layers, more than {MAX_COPIES}; transpose images with fewer columns")
+    if p.held_form(value) != form:
         raise NotOffloadable(HOST_INPUT)
     reads: Reads = {}
-    x, y = p.read(value, form, reads), p.activation(node.outputs[0], y_form)
+    x, y = p.read(value, form, reads), p.new_activation(node.outputs[0], y_form)
     if x.strided_view is not None:
         raise NotOffloadable(
             "its input is some of the pixels of another tensor; transpose the whole tensor, and slice behind that"
         )
-    row = replace(x, height=1, width=height * width)  # all pixels, one after the other
+    row = replace(x, height=1, width=height * width)  # all pixels as one row
     dims = (*form.dims[:2], 1, height)
     layers = [
         Layer(
@@ -168,37 +188,41 @@ def transpose(p: Placement, node: ir.Node) -> None:
         )
         for column in range(width)
     ]  # fmt: skip
-    p.assemble(node, layers, reads, y, y_form)
+    p.add_parts(node, layers, reads, y, y_form)
 
 
-def depth_to_space(p: Placement, node: ir.Node) -> None:
-    """Places DepthToSpace. NotOffloadable."""
-    form, y_form, b, groups = _depth(p, node, node.inputs[0], node.outputs[0])
+def place_depth_to_space(p: Placement, node: ir.Node) -> None:
+    """Place a DepthToSpace: one copy for each pixel of a block. Raises NotOffloadable."""
+    form, y_form, size, groups = _block_geometry(p, node, node.inputs[0], node.outputs[0])
     whole = StridedView(*form.dims[2:])
     copies = [
-        (((i * b + j) * groups, whole), (0, StridedView(*y_form.dims[2:], i, j, b, b)))
-        for i, j in product(range(b), repeat=2)
+        (((row * size + column) * groups, whole), (0, StridedView(*y_form.dims[2:], row, column, size, size)))
+        for row, column in product(range(size), repeat=2)
     ]  # fmt: skip
-    _copy(p, node, form, y_form, copies, lambda _: (*y_form.dims[:2], *form.dims[2:]))
+    _place_copies(p, node, form, y_form, copies, lambda _: (*y_form.dims[:2], *form.dims[2:]))
 
 
-def space_to_depth(p: Placement, node: ir.Node) -> None:
-    """Places SpaceToDepth. NotOffloadable."""
-    y_form, form, b, groups = _depth(p, node, node.outputs[0], node.inputs[0])
+def place_space_to_depth(p: Placement, node: ir.Node) -> None:
+    """Place a SpaceToDepth: one copy for each pixel of a block. Raises NotOffloadable."""
+    y_form, form, size, groups = _block_geometry(p, node, node.outputs[0], node.inputs[0])
     whole = StridedView(*y_form.dims[2:])
     copies = [
-        ((0, StridedView(*form.dims[2:], i, j, b, b)), ((i * b + j) * groups, whole))
-        for i, j in product(range(b), repeat=2)
+        ((0, StridedView(*form.dims[2:], row, column, size, size)), ((row * size + column) * groups, whole))
+        for row, column in product(range(size), repeat=2)
     ]  # fmt: skip
-    _copy(p, node, form, y_form, copies, lambda _: (*form.dims[:2], *y_form.dims[2:]))
+    _place_copies(p, node, form, y_form, copies, lambda _: (*form.dims[:2], *y_form.dims[2:]))
 
 
-def _depth(
+def _block_geometry(
     p: Placement, node: ir.Node, deep: ir.Value | None, wide: ir.Value | None
 ) -> tuple[ActivationLayout, ActivationLayout, int, int]:
-    """Forms of the side with more channels and of that with more pixels, block size, channel groups of the latter."""
+    """Return the forms of `deep` (more channels) and `wide` (more pixels), the block size, and the channel groups of
+    `wide`.
+
+    Raises NotOffloadable for other orders of channels, channels that are not whole groups, and large blocks.
+    """
     assert deep is not None and wide is not None
-    forms, b = (natural_form(deep), natural_form(wide)), attribute(node, "blocksize")
+    forms, size = (natural_form(deep), natural_form(wide)), attribute(node, "blocksize")
     if attribute(node, "mode", "DCR") != "DCR":
         raise NotOffloadable(
             "its blocks are the inner axis of its channels (mode CRD); "
@@ -207,71 +231,78 @@ def _depth(
     channels = forms[1].dims[1]
     if channels % p.cfg.group:
         raise NotOffloadable(f"{channels} channels are not whole groups of {p.cfg.group}; make them a multiple of that")
-    if b * b > MOST_LAYERS:
-        raise NotOffloadable(f"blocks of {b} x {b} take more than {MOST_LAYERS} layers; use smaller blocks")
-    return (*forms, b, channels // p.cfg.group)
+    if size * size > MAX_COPIES:
+        raise NotOffloadable(f"blocks of {size} x {size} take more than {MAX_COPIES} layers; use smaller blocks")
+    return (*forms, size, channels // p.cfg.group)
 
 
-def _copy(
+def _place_copies(
     p: Placement, node: ir.Node, form: ActivationLayout, y_form: ActivationLayout, copies: list[Copy],
     dims: Callable[[int], tuple[int, int, int, int]],
 ) -> None:  # fmt: skip
-    """One layer for each of `copies`; dims: those of the layer with that number."""
+    """Place one layer for each of `copies`. Raises NotOffloadable.
+
+    form, y_form: those of input and output. dims: gives the [images, channels, height, width] of copy number n.
+    """
     value = node.inputs[0]
     assert value is not None
-    if len(copies) > MOST_LAYERS:
+    if len(copies) > MAX_COPIES:
         raise NotOffloadable(
-            f"it takes {len(copies)} layers, more than {MOST_LAYERS}; move longer runs of rows or columns"
+            f"it takes {len(copies)} layers, more than {MAX_COPIES}; move longer runs of rows or columns"
         )
-    if p.held(value) != form:
+    if p.held_form(value) != form:
         raise NotOffloadable(HOST_INPUT)
     reads: Reads = {}
-    x, y = p.read(value, form, reads), p.activation(node.outputs[0], y_form)
+    x, y = p.read(value, form, reads), p.new_activation(node.outputs[0], y_form)
     layers = [
         Layer(f"{node.name}.{number}", x.region(dims(number), *source), y.region(dims(number), *target))
         for number, (source, target) in enumerate(copies)
     ]  # fmt: skip
-    p.assemble(node, layers, reads, y, y_form)
+    p.add_parts(node, layers, reads, y, y_form)
 
 
-def pad(p: Placement, node: ir.Node) -> None:
-    """A constant around rows and columns: the largest of one pixel, which may lie beyond the border."""
+def place_pad(p: Placement, node: ir.Node) -> None:
+    """Place a Pad of rows and columns by a constant, as a max pooling with windows of one pixel and that padding.
+
+    Raises NotOffloadable.
+    """
     value, y = node.inputs[0], node.outputs[0]
     assert value is not None
     form, y_form = natural_form(value), natural_form(y)
     if attribute(node, "mode", "constant") != "constant":
         raise NotOffloadable("it pads with other elements than a constant; export it with mode constant")
-    if p.held(value) != form:
+    if p.held_form(value) != form:
         raise NotOffloadable(HOST_INPUT)
-    top, left, bottom, right = _pads(node)
+    top, left, bottom, right = _constant_pads(node)
     reads: Reads = {}
     x: Activation = p.read(value, form, reads)
     window = Window((1, 1), pads=(top, left, bottom, right))
-    layer = Layer(node.name or "", x, p.activation(y, y_form), window, _fill(node), reduce="max")
-    p.add(node, layer, reads, y_form)
+    layer = Layer(node.name or "", x, p.new_activation(y, y_form), window, _pad_value(node), reduce="max")
+    p.add_layer(node, layer, reads, y_form)
 
 
-def _pads(node: ir.Node) -> tuple[int, int, int, int]:
+def _constant_pads(node: ir.Node) -> tuple[int, int, int, int]:
+    """Return the padding (top, left, bottom, right) of a Pad. Raises NotOffloadable if it pads anything else."""
     axes = image_axes(len(node.inputs[0].shape or ()))  # type: ignore[union-attr]
-    pads, which = constant(operand(node, "pads")), operand(node, "axes")
-    chosen = np.arange(len(axes)) if which is None else constant(which)
-    if pads is None or chosen is None:
+    pads, axes_value = constant(operand(node, "pads")), operand(node, "axes")
+    padded_axes = np.arange(len(axes)) if axes_value is None else constant(axes_value)
+    if pads is None or padded_axes is None:
         raise NotOffloadable("its pads are not constant; export them as an initializer")
-    around = np.zeros((2, 4), np.int64)
-    for number, axis in enumerate(chosen.tolist()):
-        around[:, axes[axis % len(axes)]] = pads.reshape(2, -1)[:, number]
-    if np.any(around[:, :2]):
+    padding = np.zeros((2, 4), np.int64)
+    for number, axis in enumerate(padded_axes.tolist()):
+        padding[:, axes[axis % len(axes)]] = pads.reshape(2, -1)[:, number]
+    if np.any(padding[:, :2]):
         raise NotOffloadable("it pads images or channels; pad rows and columns alone")
-    if np.any(around < 0):
+    if np.any(padding < 0):
         raise NotOffloadable("it cuts what it pads; cut with Slice")
-    (top, left), (bottom, right) = around[:, 2:].tolist()
+    (top, left), (bottom, right) = padding[:, 2:].tolist()
     return top, left, bottom, right
 
 
-def _fill(node: ir.Node) -> int:
-    """Return the value that `node` pads with, as the accelerator stores it."""
-    given = operand(node, "constant_value")
-    array = np.zeros(1, node.inputs[0].dtype.numpy()) if given is None else constant(given)  # type: ignore[union-attr]
+def _pad_value(node: ir.Node) -> int:
+    """Return the value that a Pad adds, as the accelerator stores it. Raises NotOffloadable if it is not constant."""
+    constant_value = operand(node, "constant_value")
+    array = np.zeros(1, node.inputs[0].dtype.numpy()) if constant_value is None else constant(constant_value)  # type: ignore[union-attr]
     if array is None or array.size != 1:
         raise NotOffloadable("what it pads with is not constant; export it as an initializer")
     return int(array.item()) - (128 if array.dtype == np.uint8 else 0)

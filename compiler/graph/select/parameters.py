@@ -1,4 +1,4 @@
-"""Reading parameters off nodes: scales, zero points, weights, windows."""
+"""Read the parameters of a node as the accelerator takes them: scales, zero points, weights, windows, shapes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from celosia.compiler.program.host.window_geometry import Windows
 
 
 def array_of(value: ir.Value | None) -> NDArray[Any]:
-    """A constant's array. NotOffloadable where it is none."""
+    """Return the elements of the constant `value`. Raises NotOffloadable if it is none."""
     array = constant(value)
     if array is None:
         raise NotOffloadable("a scale, zero point or weight is not constant; export it as an initializer")
@@ -26,8 +26,10 @@ def array_of(value: ir.Value | None) -> NDArray[Any]:
 
 
 def bias_of(node: ir.Node, name: str) -> NDArray[Any] | None:
-    """The bias that is the operand `name`, one for all channels or one for each, or None without any. NotOffloadable
-    where it is no constant, or a matrix."""
+    """Return the bias, operand `name` of `node`: one number, or one for each channel; None if the node has no bias.
+
+    Raises NotOffloadable if it is not constant, or is a matrix.
+    """
     value = operand(node, name)
     if value is None:
         return None
@@ -40,7 +42,7 @@ def bias_of(node: ir.Node, name: str) -> NDArray[Any] | None:
 
 
 def scalar_of(value: ir.Value | None) -> Any:
-    """A constant's only element. NotOffloadable where it has several, or is none."""
+    """Return the only element of the constant `value`. Raises NotOffloadable if it has several, or is none."""
     array = array_of(value)
     if array.size != 1:
         raise NotOffloadable("a scale per channel where one is expected; only weights may have one for each channel")
@@ -48,15 +50,18 @@ def scalar_of(value: ir.Value | None) -> Any:
 
 
 def stored_zero(value: ir.Value | None) -> int:
-    """Zero point as the accelerator stores bytes: uint8 has its top bit flipped."""
+    """Return the zero point `value` as int8. The accelerator stores uint8 with the top bit flipped: minus 128."""
     if value is None:
         raise NotOffloadable("a zero point is missing; write it as an input")
     array = array_of(value)
     return int(scalar_of(value)) - (128 if array.dtype == np.uint8 else 0)
 
 
-def symmetric(weights: NDArray[Any], zero: NDArray[Any] | None) -> NDArray[np.int8]:
-    """Weights with a zero point of 0."""
+def require_symmetric(weights: NDArray[Any], zero: NDArray[Any] | None) -> NDArray[np.int8]:
+    """Return the weights as int8 with zero point 0; uint8 weights have zero point 128 and are shifted by that.
+
+    Raises NotOffloadable if their zero point is another.
+    """
     shift = 128 if weights.dtype == np.uint8 else 0
     if zero is not None and np.any(zero.astype(np.int32) != shift):
         raise NotOffloadable("weights with a zero point; quantise weights symmetrically")
@@ -65,8 +70,11 @@ def symmetric(weights: NDArray[Any], zero: NDArray[Any] | None) -> NDArray[np.in
     return (weights.astype(np.int16) - shift).astype(np.int8)
 
 
-def folded(scale: NDArray[np.float32]) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
-    """numerics.fold_scale. NotOffloadable where a scale is none."""
+def fold_scales(scale: NDArray[np.float32]) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+    """Return the integer multiplier and shift of each scale (`numerics.fold_scale`).
+
+    Raises NotOffloadable for a negative or infinite scale.
+    """
     if not np.all(np.isfinite(scale)) or np.any(scale < 0):
         raise NotOffloadable("a scale that is negative or not finite; calibrate again")
     return numerics.fold_scale(scale)
@@ -75,47 +83,58 @@ def folded(scale: NDArray[np.float32]) -> tuple[NDArray[np.uint32], NDArray[np.u
 def requantisation(
     scales: list[NDArray[Any]], zero_x: int, zero_y: int, weights: NDArray[np.int8], bias: NDArray[Any] | None
 ) -> Requantise:
-    """Per-channel requantisation of a convolution; the input's zero point goes into the bias."""
+    """Return the per-channel requantisation of a convolution or of a product by a constant matrix.
+
+    The input's zero point goes into the bias: it subtracts `zero_x` times the sum of the channel's weights.
+    scales: of input, weights and output; each has one number, or one for each output channel. Raises NotOffloadable.
+    """
     out = weights.shape[0]
     if not weights.size:
         raise NotOffloadable("it has no weights; leave it out of the model")
     if any(array.size not in (1, out) for array in (*scales, *([] if bias is None else [bias]))):
         raise NotOffloadable(f"scales or a bias that do not fit its {out} channels; give one for all, or one for each")
     scale = np.broadcast_to(numerics.conv_scale(*scales).reshape(-1), (out,))
-    multiplier, shift = folded(scale)
+    multiplier, shift = fold_scales(scale)
     total = -zero_x * weights.reshape(out, -1).astype(np.int64).sum(axis=1)
     if bias is not None:
         total = total + np.broadcast_to(bias.reshape(-1), (out,)).astype(np.int64)
     return Requantise(total.astype(np.int32), multiplier, shift, zero_y)
 
 
-def uniform(channels: int, bias: int, multiplier: int, shift: int, zero_point: int) -> Requantise:
-    """Requantise all channels alike."""
+def requantise_alike(channels: int, bias: int, multiplier: int, shift: int, zero_point: int) -> Requantise:
+    """Return a requantisation with the same bias, multiplier and shift for all channels."""
     return Requantise(
         np.full(channels, bias, np.int32), np.full(channels, multiplier, np.uint32), np.full(channels, shift, np.uint8),
         zero_point,
     )  # fmt: skip
 
 
-def window_of(found: Windows) -> Window:
-    """Windows as layers have them."""
-    (top, left), margins = found.before, found.margins()[1]
+def window_of(windows: Windows) -> Window:
+    """Convert the windows of a node to the window of a layer.
+
+    Pads at the bottom and right grow where windows reach beyond them, as ceil_mode makes them do. Raises NotOffloadable
+    for windows that begin inside the input.
+    """
+    (top, left), margins = windows.before, windows.margins()[1]
     if min(top, left) < 0:
         raise NotOffloadable("windows that begin inside of its input; cut it with Slice")
-    bottom, right = (max(given, margin) for given, margin in zip(found.after, margins))
-    (k, l), (s, t), (d, e) = found.kernel, found.stride, found.dilation
-    return Window((k, l), (s, t), (d, e), (top, left, bottom, right))
+    bottom, right = (max(padding, margin) for padding, margin in zip(windows.after, margins))
+    (height, width), (down, across), (d, e) = windows.kernel, windows.stride, windows.dilation
+    return Window((height, width), (down, across), (d, e), (top, left, bottom, right))
 
 
 def image_axes(rank: int) -> tuple[int, ...]:
-    """Find which of images, channels, rows and columns the axes of a tensor are in its natural form."""
+    """Return the axis of [images, channels, height, width] that each axis of a tensor is in its natural form.
+
+    Raises NotOffloadable for tensors of other than two to four axes.
+    """
     if rank not in (2, 3, 4):
         raise NotOffloadable(f"a tensor of {rank} dimensions; reshape it to one with two to four")
     return {2: (0, 1), 3: (0, 1, 3), 4: (0, 1, 2, 3)}[rank]
 
 
-def flattens(node: ir.Node) -> bool:
-    """Whether `node` turns [images, ...] into [images, rest] of an image tensor."""
+def flattens_image(node: ir.Node) -> bool:
+    """Whether `node` reshapes [images, channels, height, width] to [images, all other elements], as Flatten does."""
     x, y = node.inputs[0], node.outputs[0]
     if x is None:
         return False
@@ -130,9 +149,9 @@ def has_fixed_matrix(node: ir.Node) -> bool:
 
 
 def is_one_pixel(b: ir.Value, y: ir.Value) -> bool:
-    """Whether `b` holds one value for each image and channel of `y`."""
-    inner, outer = shape(b), shape(y)
+    """Whether `b` is [images, channels, 1, 1] for a `y` of [images, channels, height, width]."""
+    b_shape, y_shape = shape(b), shape(y)
     return (
-        inner is not None and outer is not None and len(inner) == len(outer) == 4
-        and inner[:2] == outer[:2] and inner[2:] == (1, 1)
+        b_shape is not None and y_shape is not None and len(b_shape) == len(y_shape) == 4
+        and b_shape[:2] == y_shape[:2] and b_shape[2:] == (1, 1)
     )  # fmt: skip

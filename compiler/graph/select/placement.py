@@ -1,4 +1,4 @@
-"""Layers with the nodes that they cover, and where the tensors lie that they read and write."""
+"""The state of the placement: layers with the nodes that they cover, and where each of their tensors lies."""
 
 from __future__ import annotations
 
@@ -16,44 +16,54 @@ from celosia.compiler.layer import Activation, Layer, Storage, padded_groups
 from celosia.hw.spec.config import Config
 
 CACHE = "cache"
-"""Key in the meta of a cache input, and of its first rows; the value is the input."""
+"""Key in the `meta` of a value: the input of `compile(caches=...)` that the value is, or whose first rows it holds."""
 Reads = dict[Storage, tuple[ir.Value, ActivationLayout]]
-"""For each storage that the host fills: the tensor that it holds and its form."""
+"""Storage that the host fills before the layer runs -> the tensor and the form in which the host arranges it."""
 
 
 @dataclass
 class LayerAssignment:
-    """A layer with the graph's nodes that it covers, and the tensors it reads and writes."""
+    """A layer with the graph's nodes that it covers, and the tensors that it reads and writes.
+
+    reads: what the host fills for it. value: the tensor written. note: a remark for reports, such as on exactness.
+    separate_cycles, block_cycles: of a block, the cycles of its layers one by one, and as a block (LayerInfo); else 0.
+    """
 
     layer: Layer
     nodes: list[ir.Node]
     reads: Reads
     value: ir.Value
-    """The tensor written."""
     note: str = ""
-    alone: float = 0
-    together: float = 0
-    """For a block: cycles of its layers one by one, and as a block; see LayerInfo."""
+    separate_cycles: float = 0
+    block_cycles: float = 0
 
 
 @dataclass
 class Partition:
-    """The result: layers, the CPU's nodes with reasons, aliases (views) and where concatenations put their parts."""
+    """The result of the placement.
+
+    choices: layers in the order in which they run. cpu: operators on the CPU, with the reason. views: nodes that take
+    no step, with a remark for reports. forms: layout of each tensor that the accelerator holds. written: where each
+    tensor lies that layers write. A view of such a tensor lies there, too; it is listed only if it has other dimensions
+    or is a part.
+    """
 
     choices: list[LayerAssignment] = field(default_factory=list)
     cpu: dict[ir.Node, str] = field(default_factory=dict)
     views: dict[ir.Node, str] = field(default_factory=dict)
     forms: dict[ir.Value, ActivationLayout] = field(default_factory=dict)
-    """Layout of each tensor that the accelerator holds."""
     written: dict[ir.Value, Activation] = field(default_factory=dict)
-    """Where each tensor lies that layers write; views of it lie there, too, and are not listed."""
 
 
-def out_of_reach(graph: ir.Graph, selection: Partition) -> set[ir.Value]:
-    """Find tensors that the host needs and cannot read where layers write them: it reads whole images only."""
+def unreachable_tensors(graph: ir.Graph, selection: Partition) -> set[ir.Value]:
+    """Return the tensors that the host needs but cannot read where layers write them.
+
+    The host needs outputs of the graph, operands of CPU operators, and tensors that it arranges for layers. It reads
+    whole images only, not the strided pixels of a part of another tensor.
+    """
     packed = [value for choice in selection.choices for value, _ in choice.reads.values()]
     waiting = [*graph.outputs, *packed, *(value for node in selection.cpu for value in operands(node))]
-    found: set[ir.Value] = set()
+    unreachable: set[ir.Value] = set()
     seen: set[ir.Value] = set()
     while waiting:
         value = waiting.pop()
@@ -64,114 +74,124 @@ def out_of_reach(graph: ir.Graph, selection: Partition) -> set[ir.Value]:
         if producer is not None and producer in selection.views:
             waiting += operands(producer)
         elif act is not None:
-            found.add(value)
-    return found
+            unreachable.add(value)
+    return unreachable
 
 
 def cache_of(value: ir.Value) -> ir.Value | None:
-    """The input whose first rows `value` has, and perhaps others behind them, where it is one of `compile`'s caches."""
+    """Return the cache input (`compile(caches=...)`) whose first rows `value` holds, perhaps with more rows appended.
+
+    None if `value` has nothing to do with a cache.
+    """
     producer, rank = value.producer(), len(value.shape or ())
     if producer is not None and joins_parts(producer):
         first, along_rows = producer.inputs[0], rank > 1 and attribute(producer, "axis") in (rank - 2, -2)
         return cache_of(first) if along_rows and first is not None else None
-    held: ir.Value | None = value.meta.get(CACHE)
-    return held
+    cache: ir.Value | None = value.meta.get(CACHE)
+    return cache
 
 
 class Placement:
-    """State of the placement so far; `selection` is the result."""
+    """State while nodes are placed one after the other; `selection` becomes the result.
+
+    channel_positions: concatenations with padding channels between their parts -> the channel at which each of the
+        tensor's own channels lies.
+    producers: tensor -> the layer that writes it, where one layer does.
+    part_producers: tensor -> the layers that write a part of it each.
+    viewed: view -> the tensor whose bytes it shows.
+    padded_outputs: tensors that layers write with the byte `pad` of their form in channels beyond the last.
+    parts: tensors that are parts of other tensors, in whose storages they lie.
+    host_activations: tensor and form -> the activation that the host fills.
+    enclosing: storage that has become a part of another -> which part (see `resolve_regions`).
+    reshaped: storages that are also read as images of other sizes, and so cannot become a part of another.
+    read_as_rows: tensors whose readers want rows as pixels; None until `elementwise` needs to know.
+    """
 
     def __init__(self, cfg: Config, unmoved: Collection[ir.Value] = (), unpadded: Collection[ir.Node] = ()) -> None:
         """unmoved, unpadded: see `Constraints`."""
         self.cfg, self.unmoved, self.unpadded = cfg, unmoved, unpadded
         self.selection = Partition()
-        self.gaps: dict[ir.Value, NDArray[np.int64]] = {}
-        """Concatenations with channels that mean nothing between their parts: where each channel of the tensor is."""
-        self.made: dict[ir.Value, LayerAssignment] = {}
-        self.alias: dict[ir.Value, ir.Value] = {}
-        """Views, and the tensor that each is a view of."""
-        self.assembled: dict[ir.Value, list[LayerAssignment]] = {}
-        """Tensors of which several layers write a part each."""
-        self.filled: set[ir.Value] = set()
-        """Tensors whose channels beyond the last hold what their form calls `pad`, though layers write them."""
+        self.channel_positions: dict[ir.Value, NDArray[np.int64]] = {}
+        self.producers: dict[ir.Value, LayerAssignment] = {}
+        self.part_producers: dict[ir.Value, list[LayerAssignment]] = {}
+        self.viewed: dict[ir.Value, ir.Value] = {}
+        self.padded_outputs: set[ir.Value] = set()
         self.parts: set[ir.Value] = set()
-        """Parts of other tensors, in whose storages they lie."""
-        self.given: dict[tuple[ir.Value, ActivationLayout], Activation] = {}
-        """What the host fills."""
-        self.inside: dict[Storage, Activation] = {}
-        """Storages that lie inside another, and which part of it they are."""
-        self.fixed: set[Storage] = set()
-        """Storages that are read as images of other rows and columns, and cannot be part of another."""
-        self.rows: set[ir.Value] | None = None
-        """Tensors whose readers want rows, once somebody has asked."""
+        self.host_activations: dict[tuple[ir.Value, ActivationLayout], Activation] = {}
+        self.enclosing: dict[Storage, Activation] = {}
+        self.reshaped: set[Storage] = set()
+        self.read_as_rows: set[ir.Value] | None = None
 
-    def source(self, value: ir.Value) -> ir.Value:
-        """The tensor that `value` is, or is a view of."""
-        return self.alias.get(value, value)
+    def viewed_tensor(self, value: ir.Value) -> ir.Value:
+        """Return the tensor that `value` is a view of, or `value` itself."""
+        return self.viewed.get(value, value)
 
-    def held(self, value: ir.Value) -> ActivationLayout | None:
-        """The form in which the accelerator holds `value`, if it does."""
+    def held_form(self, value: ir.Value) -> ActivationLayout | None:
+        """Return the form in which the accelerator's memory holds `value`; None if only the host has it so far."""
         return self.selection.forms.get(value)
 
     def read(self, value: ir.Value | None, form: ActivationLayout, reads: Reads, constants: bool = False) -> Activation:
-        """The activation of `value` in `form`: the accelerator's own, or one that the host fills. NotOffloadable for a
-        constant, but where `constants`."""
+        """Return the activation from which a layer reads `value` in `form`.
+
+        It is what another layer has written, if that has this form; else one that the host fills, added to `reads`.
+        constants: whether `value` may be a constant. Raises NotOffloadable for a constant otherwise.
+        """
         if value is None or (constant(value) is not None and not constants):
             raise NotOffloadable("an operand is a constant; the accelerator takes constants as weights only")
-        if self.held(value) == form:
-            return self.selection.written[self.source(value)]
-        if (value, form) not in self.given:
-            self.given[value, form] = self.activation(value, form)
-        reads[self.given[value, form].storage] = (value, form)
-        return self.given[value, form]
+        if self.held_form(value) == form:
+            return self.selection.written[self.viewed_tensor(value)]
+        if (value, form) not in self.host_activations:
+            self.host_activations[value, form] = self.new_activation(value, form)
+        reads[self.host_activations[value, form].storage] = (value, form)
+        return self.host_activations[value, form]
 
-    def owned(self, value: ir.Value | None) -> bool:
-        """Whether layers write `value` into a storage that is its own, so that it can be moved."""
+    def has_own_storage(self, value: ir.Value | None) -> bool:
+        """Whether layers write `value` into a storage of its own, which can still become a part of another."""
         if value is None or value in self.unmoved or value in self.parts:
             return False
         act = self.selection.written.get(value)
-        return act is not None and self.whole(act) and act.storage not in (*self.inside, *self.fixed)
+        return act is not None and self.fills_storage(act) and act.storage not in (*self.enclosing, *self.reshaped)
 
-    def whole(self, act: Activation) -> bool:
+    def fills_storage(self, act: Activation) -> bool:
         """Whether `act` is all of its storage."""
         return act.group_offset == 0 and act.strided_view is None and act.storage.groups == padded_groups(
             self.cfg, act.channels
         )  # fmt: skip
 
-    def assemble(
+    def add_parts(
         self, node: ir.Node, layers: list[Layer], reads: Reads, y: Activation, form: ActivationLayout, note: str = ""
     ) -> None:
-        """Place `layers`, each of which writes a part of `y`, the output of `node`; `add` places a single layer."""
+        """Place several layers, each of which writes a part of `y`, the output of `node`."""
         value = node.outputs[0]
-        self.assembled[value] = [LayerAssignment(layer, [node], reads, value, note) for layer in layers]
-        self.selection.choices += self.assembled[value]
+        self.part_producers[value] = [LayerAssignment(layer, [node], reads, value, note) for layer in layers]
+        self.selection.choices += self.part_producers[value]
         self.selection.forms[value], self.selection.written[value] = form, y
 
-    def add(self, node: ir.Node, layer: Layer, reads: Reads, form: ActivationLayout, note: str = "") -> None:
-        """Place `layer`, which covers `node` and writes its output in `form`."""
+    def add_layer(self, node: ir.Node, layer: Layer, reads: Reads, form: ActivationLayout, note: str = "") -> None:
+        """Place the one layer that covers `node` and writes its output in `form`."""
         choice = LayerAssignment(layer, [node], reads, node.outputs[0], note)
         self.selection.choices.append(choice)
-        self.writes(choice, node.outputs[0], form)
+        self.record_output(choice, node.outputs[0], form)
 
-    def writes(self, choice: LayerAssignment, value: ir.Value, form: ActivationLayout) -> None:
-        """Note that `choice` writes `value`."""
+    def record_output(self, choice: LayerAssignment, value: ir.Value, form: ActivationLayout) -> None:
+        """Record that the layer of `choice` writes `value` in `form`."""
         choice.value = value
-        self.made[value] = choice
+        self.producers[value] = choice
         self.selection.forms[value] = form
         self.selection.written[value] = choice.layer.y
 
-    def no_longer_writes(self, choice: LayerAssignment) -> None:
-        """Forget where the output of `choice` was stored."""
-        del self.made[choice.value], self.selection.forms[choice.value], self.selection.written[choice.value]
+    def forget_output(self, choice: LayerAssignment) -> None:
+        """Undo `record_output`, since the layer will write another tensor: the output of a node fused into it."""
+        del self.producers[choice.value], self.selection.forms[choice.value], self.selection.written[choice.value]
 
-    def activation(self, value: ir.Value, form: ActivationLayout) -> Activation:
-        """`value` in a storage of its own."""
+    def new_activation(self, value: ir.Value, form: ActivationLayout) -> Activation:
+        """Create an activation for `value` in a new storage of its own; a cache's storage is lasting."""
         return Activation.alone(self.cfg, value.name or "", *form.dims, lasting=cache_of(value) is not None)
 
     def common_form(self, *values: ir.Value) -> ActivationLayout:
-        """The form in which the accelerator holds one of `values`, or the first one's natural form."""
+        """Return the form in which the accelerator holds one of `values`, or else the natural form of the first."""
         for value in values:
-            form = self.held(value)
+            form = self.held_form(value)
             if form is not None:
                 return form
         try:

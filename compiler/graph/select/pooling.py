@@ -1,4 +1,4 @@
-"""Pooling as layers."""
+"""Layers of max and average pooling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celosia.compiler import numerics
 from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.quantized.rounded import adds_integers
 from celosia.compiler.graph.select.forms import NotOffloadable, natural_form
-from celosia.compiler.graph.select.parameters import folded, scalar_of, stored_zero, uniform, window_of
+from celosia.compiler.graph.select.parameters import fold_scales, requantise_alike, scalar_of, stored_zero, window_of
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.windows import whole_image, windows_of
 from celosia.compiler.layer import Activation, Gemm, Layer, Window
@@ -24,13 +24,16 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Buffer, element_bytes
 from celosia.hw.spec.scratchpads import depths
 
-MOST_PARTS = 49
-"""Layers of one average: one for each number of pixels that its windows have along rows and along columns."""
+MAX_PARTS = 49
+"""Limit of the layers of one average pooling: one for each size of window, as those at the border are cut off."""
 IN_FLOATS = "onnxruntime averages in floats, which break ties as they happen to be rounded"
 
 
-def average(p: Placement, node: ir.Node) -> None:
-    """Places averages of windows or of whole images. NotOffloadable."""
+def place_average(p: Placement, node: ir.Node) -> None:
+    """Place an average pooling or the mean of whole images. Raises NotOffloadable.
+
+    Windows with different numbers of pixels need layers of their own, since each divides by its number.
+    """
     value, y = node.inputs[0], node.outputs[0]
     assert value is not None
     form, y_form = natural_form(value), natural_form(y)
@@ -40,25 +43,28 @@ def average(p: Placement, node: ir.Node) -> None:
         raise NotOffloadable(f'{IN_FLOATS}; rounding="correct" makes them integers')
     windows = windows_of(node) if pool else whole_image(size)
     window = window_of(windows)
-    rows, columns = (_runs(windows.divisors(axis)) for axis in (0, 1))
-    if len(rows) * len(columns) > MOST_PARTS:
+    rows, columns = (_runs_of_equal_count(windows.divisors(axis)) for axis in (0, 1))
+    if len(rows) * len(columns) > MAX_PARTS:
         raise NotOffloadable(
-            f"its windows have {len(rows) * len(columns)} sizes, more than {MOST_PARTS}; "
+            f"its windows have {len(rows) * len(columns)} sizes, more than {MAX_PARTS}; "
             "pad its input before it, so that fewer windows are cut off"
         )
     note = "" if pool or _is_exact(node, prod(size)) else f"{IN_FLOATS}; one can differ by one step"
     reads: Reads = {}
-    x, whole = p.read(value, form, reads), p.activation(y, y_form)
-    parts = [_part(node, x, whole, window, row, column) for row, column in product(rows, columns)]
-    layers = [_by_taps(p.cfg, part) for part in parts]
+    x, whole = p.read(value, form, reads), p.new_activation(y, y_form)
+    parts = [_sum_of_part(node, x, whole, window, row, column) for row, column in product(rows, columns)]
+    layers = [_as_depthwise(p.cfg, part) for part in parts]
     if len(layers) == 1:
-        p.add(node, replace(layers[0], name=node.name or ""), reads, y_form, note)
+        p.add_layer(node, replace(layers[0], name=node.name or ""), reads, y_form, note)
     else:
-        p.assemble(node, list(layers), reads, whole, y_form, note)
+        p.add_parts(node, list(layers), reads, whole, y_form, note)
 
 
 def _is_exact(node: ir.Node, count: int) -> bool:
-    """Whether the average of a whole image has onnxruntime's bytes: it adds integers, or floats that cannot tell."""
+    """Whether the mean of whole images of `count` pixels has exactly onnxruntime's bytes.
+
+    onnxruntime adds integers, or, in QLinearMean, floats; these are exact for some scales.
+    """
     if node.op_type != "QLinearMean":
         return True
     sx, sy = (scalar_of(operand(node, name)) for name in ("x_scale", "y_scale"))
@@ -68,47 +74,51 @@ def _is_exact(node: ir.Node, count: int) -> bool:
 
 @dataclass(frozen=True)
 class _Run:
-    """Rows (or columns) of y, `first` to `last`, whose windows average over `count` of x."""
+    """Rows (or columns) `first` to `last` of y whose windows all average over `count` rows (or columns) of x."""
 
     first: int
     last: int
     count: int
 
 
-def _runs(counts: list[int]) -> list[_Run]:
-    """Neighbours of equal count."""
+def _runs_of_equal_count(counts: list[int]) -> list[_Run]:
+    """Group neighbouring rows (or columns) of y by the number of rows of x in their windows. Raises NotOffloadable for
+    0."""
     if 0 in counts:
         raise NotOffloadable("a window lies in the padding alone; give it less padding")
     runs: list[_Run] = []
-    for o, count in enumerate(counts):
+    for row, count in enumerate(counts):
         if runs and runs[-1].count == count:
-            runs[-1] = replace(runs[-1], last=o)
+            runs[-1] = replace(runs[-1], last=row)
         else:
-            runs.append(_Run(o, o, count))
+            runs.append(_Run(row, row, count))
     return runs
 
 
-def _part(node: ir.Node, x: Activation, y: Activation, window: Window, rows: _Run, columns: _Run) -> Layer:
-    """The average of those rows and columns of `y`, as a sum over windows."""
-    sides = [_reach(window, axis, run, x.dims[2 + axis]) for axis, run in enumerate((rows, columns))]
-    (top, before, below), (left, ahead, behind) = sides
-    seen = x.region((*x.dims[:2], x.height - top, x.width - left), 0, StridedView(x.height, x.width, top, left))
+def _sum_of_part(node: ir.Node, x: Activation, y: Activation, window: Window, rows: _Run, columns: _Run) -> Layer:
+    """Return the layer that averages into these rows and columns of `y`: a sum over windows, scaled by
+    requantisation."""
+    top, pad_top, pad_bottom = _rows_read(window, 0, rows, x.height)
+    left, pad_left, pad_right = _rows_read(window, 1, columns, x.width)
+    part_x = x.region((*x.dims[:2], x.height - top, x.width - left), 0, StridedView(x.height, x.width, top, left))
     dims = (*y.dims[:2], rows.last - rows.first + 1, columns.last - columns.first + 1)
-    made = y.region(dims, 0, StridedView(y.height, y.width, rows.first, columns.first))
+    part_y = y.region(dims, 0, StridedView(y.height, y.width, rows.first, columns.first))
     factor = numerics.mean_scale if node.op_type == "QLinearMean" else numerics.global_average_scale
     sx, sy = (scalar_of(operand(node, name)) for name in ("x_scale", "y_scale"))
-    multiplier, shift = folded(np.asarray(factor(sx, sy, rows.count * columns.count)))
+    multiplier, shift = fold_scales(np.asarray(factor(sx, sy, rows.count * columns.count)))
     zero_x, zero_y = (stored_zero(operand(node, name)) for name in ("x_zero_point", "y_zero_point"))
     bias = -zero_x * window.kernel[0] * window.kernel[1]  # padding is zero_x
-    requantise = uniform(x.channels, bias, int(multiplier), int(shift), zero_y)
+    requantise = requantise_alike(x.channels, bias, int(multiplier), int(shift), zero_y)
     name = f"{node.name}.{rows.first}.{columns.first}"
-    window = replace(window, pads=(before, ahead, below, behind))
-    return Layer(name, seen, made, window, zero_x, reduce="sum", requantise=requantise)
+    window = replace(window, pads=(pad_top, pad_left, pad_bottom, pad_right))
+    return Layer(name, part_x, part_y, window, zero_x, reduce="sum", requantise=requantise)
 
 
-def _by_taps(cfg: Config, pool: Layer) -> Layer:
-    """A sum over windows as a depthwise convolution with ones as weights, whose rows take a step for `taps` columns;
-    `pool` where that saves no cycles."""
+def _as_depthwise(cfg: Config, pool: Layer) -> Layer:
+    """Return a sum pooling as a depthwise convolution with weights of 1, or `pool` itself if that saves no cycles.
+
+    A pooling takes one step for each tap of its window; a depthwise convolution one for `cfg.taps` columns of a row.
+    """
     (height, width), channels = pool.window.kernel, pool.x.channels
     if not cfg.taps or channels == 1 or pool.requantise is None:
         return pool
@@ -121,19 +131,20 @@ def _by_taps(cfg: Config, pool: Layer) -> Layer:
     return replace(pool, reduce="", gemm=Gemm(ones, channels, filling=ones.size))
 
 
-def _reach(window: Window, axis: int, run: _Run, size: int) -> tuple[int, int, int]:
-    """Rows of x before the first that `run` reads, and rows of padding before and after."""
+def _rows_read(window: Window, axis: int, run: _Run, size: int) -> tuple[int, int, int]:
+    """Return the rows of x before the first that `run` reads, and the rows of padding before and after those it
+    reads."""
     start = run.first * window.strides[axis] - window.pads[axis]
     end = run.last * window.strides[axis] - window.pads[axis] + window.reach(axis)
     return max(0, start), max(0, -start), max(0, end - size)
 
 
-def max_pool(p: Placement, node: ir.Node) -> None:
-    """Places MaxPool. NotOffloadable."""
+def place_max_pool(p: Placement, node: ir.Node) -> None:
+    """Place a MaxPool. Raises NotOffloadable. Padding is the smallest byte, -128."""
     value, y = node.inputs[0], node.outputs[0]
     assert value is not None
     form, y_form = natural_form(value), natural_form(y)
     window = window_of(windows_of(node))
     reads: Reads = {}
     x = p.read(value, form, reads)
-    p.add(node, Layer(node.name or "", x, p.activation(y, y_form), window, -128, reduce="max"), reads, y_form)
+    p.add_layer(node, Layer(node.name or "", x, p.new_activation(y, y_form), window, -128, reduce="max"), reads, y_form)

@@ -1,4 +1,4 @@
-"""Why an operator that is no integer operator stays on the CPU, and what would change that."""
+"""Texts for users: why a node that is no integer operator stays on the CPU, and what would change that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from celosia.compiler.ops import op_spec
 from celosia.compiler.program.op_spec import quantised_forms
 
 CHOSEN = ("placed on the CPU",)
-"""Reasons that are the user's own choice."""
+"""Reasons that are the user's own choice; they need no advice."""
+# Parts of reasons: before the semicolon why, after it what to do.
 FLOAT = "it is float"
 QUANTISE = "`celosia quantize` makes an int8 model"
 PAIR = "QuantizeLinear and DequantizeLinear"
@@ -38,15 +39,17 @@ BY_BLOCKS = {
     "QuantizeBlocks": "each block of each row has a scale of its own, which is known when it runs; quantise statically",
     "ScaleSums": "each block of sums has a scale of its own, and their sum is one of floats; quantise without blocks",
 }
+"""Operator of block-quantised products (graph/block_sums.py) -> its reason."""
 WHOLE_IMAGE = "write it as MaxPool with a kernel of all rows and columns, and quantise its input and result alike"
 INSTEAD = {"GlobalMaxPool": WHOLE_IMAGE, "ReduceMax": f"over rows and columns, {WHOLE_IMAGE}"}
-"""What computes the same as an operator that the accelerator has not, and runs there."""
+"""Operator that the accelerator lacks -> how to write the same computation with operators that it has."""
 EXPORT = "export the model with attributes that fit its shapes"
-"""What changes the reason of an operator whose attributes are wrong."""
+"""Advice for an operator whose attributes do not fit its shapes."""
 TILING = "give the Config deeper scratchpads or other units, or the layer fewer channels or a smaller window"
-"""What changes the reason of a layer that fits no tiling."""
+"""Advice for an operator whose layer has no tiling."""
 BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE, ir.DataType.BFLOAT16)
+"""Element types of bytes, and of floats."""
 
 
 def is_float(graph: ir.Graph) -> bool:
@@ -55,12 +58,16 @@ def is_float(graph: ir.Graph) -> bool:
 
 
 def with_change(reason: str, change: str) -> str:
-    """`reason` with what changes it, where it does not say that itself or name whose choice it is."""
+    """Return `reason` with the advice `change`, unless it has advice already or is a choice (of the user or by
+    cost)."""
     return reason if "; " in reason or reason in CHOSEN or reason.startswith("weighed:") else f"{reason}; {change}"
 
 
 def why_on_cpu(node: ir.Node, opset: int, in_floats: bool) -> str:
-    """The reason, and what to do where something can be done. in_floats: of a model without quantised tensors."""
+    """Return why `node` stays on the CPU, and what the user can do about it.
+
+    in_floats: whether the model has no quantised tensor.
+    """
     if is_op(node, "QuantizeLinear", "DequantizeLinear"):
         return _why_conversion(node)
     kind = node.outputs[0].dtype
@@ -77,12 +84,13 @@ def why_on_cpu(node: ir.Node, opset: int, in_floats: bool) -> str:
     if is_op(node, *NORMS) and not in_floats:
         return 'it is onnxruntime\'s, in floats; rounding="correct" makes it integers, for a Config with norm, too'
     if not _has_integers(node):
-        op = node.op_type.removeprefix("Blocked")
+        op = _unblocked_name(node)
         return f"the accelerator has no {op}; {INSTEAD.get(op, f'the CPU computes it, and {NO_WAY}')}"
     return f"{FLOAT}; {QUANTISE}" if in_floats else _why_float(node, opset)
 
 
 def _why_conversion(node: ir.Node) -> str:
+    """Return why a QuantizeLinear or DequantizeLinear stays on the CPU."""
     if constant(node.inputs[1]) is None:
         return "its scale is not constant; quantise statically (`celosia quantize` does)"
     x, y = node.inputs[0], node.outputs[0]
@@ -97,39 +105,42 @@ def _why_conversion(node: ir.Node) -> str:
 
 
 def _float_neighbours(node: ir.Node) -> Iterator[ir.Node]:
-    """Return the operators that make the floats of a QuantizeLinear, or read those of a DequantizeLinear.
+    """Yield the operators that make the floats of a QuantizeLinear, or read those of a DequantizeLinear.
 
     Operators that only arrange elements are skipped.
     """
-    waiting, makes = [node], node.op_type == "QuantizeLinear"
+    waiting, quantises = [node], node.op_type == "QuantizeLinear"
     while waiting:
-        at = waiting.pop()
-        maker = at.inputs[0].producer() if at.inputs[0] is not None else None
-        for other in [maker] if makes else [use.node for use in at.outputs[0].uses()]:
+        current = waiting.pop()
+        producer = current.inputs[0].producer() if current.inputs[0] is not None else None
+        for other in [producer] if quantises else [use.node for use in current.outputs[0].uses()]:
             if other is not None and (other.op_type in ("Block", "Unblock") or is_op(other, *SAME_BYTES)):
                 waiting.append(other)
             elif other is not None:
                 yield other
 
 
-def _unblocked(node: ir.Node) -> str:
-    """The operator that `node` was before the layout of its operands changed."""
+def _unblocked_name(node: ir.Node) -> str:
+    """Return the operator type that `node` had before it was changed to work on blocks of channels."""
     return node.op_type.removeprefix("Blocked")
 
 
 def _has_integers(node: ir.Node) -> bool:
-    """Whether there is an integer operator for a float one."""
+    """Whether there is an integer operator for the float operator `node`."""
     known = node.domain in ("", "ai.onnx", "celosia", "com.microsoft")
-    return known and _unblocked(node) in QUANTISABLE
+    return known and _unblocked_name(node) in QUANTISABLE
 
 
 def _why_weights(node: ir.Node, opset: int) -> str:
-    """Say what is missing in the float weights of a product; "" where that was made of integers that would do."""
+    """Return why the float weights of a product are not those of an integer operator.
+
+    "" if they were dequantised from integers of which an integer operator could be made.
+    """
     w = node.inputs[1]
     steps = w.meta.get(MADE_OF)  # type: ignore[union-attr]
     if steps is None or opset < PER_CHANNEL_OPSET:
         return WEIGHTS if steps is None and opset >= PER_CHANNEL_OPSET else OLD_WEIGHTS
-    first = op_spec(_unblocked(node)).windows or attribute(node, "transB", 0)
+    first = op_spec(_unblocked_name(node)).windows or attribute(node, "transB", 0)
     of_outputs = 0 if first else len(w.shape or ()) - 1  # type: ignore[union-attr]
     if not steps.obstacle and steps.axis not in (None, of_outputs):
         return STEPS.format(f"a scale for each element of axis {steps.axis}")
@@ -137,7 +148,8 @@ def _why_weights(node: ir.Node, opset: int) -> str:
 
 
 def _why_float(node: ir.Node, opset: int) -> str:
-    """Say what is missing for a float operator among quantised ones that has an integer form."""
+    """Return why `node` is still float, though it has a quantised form and other operators of the model are
+    quantised."""
     operands = [_before_blocks(value) for value in node.inputs if value is not None and value.dtype in FLOATS]
     varying = [value for value in operands if constant(value) is None]
     pairs = [value for value in varying if is_op(value.producer(), "DequantizeLinear")]
@@ -146,7 +158,7 @@ def _why_float(node: ir.Node, opset: int) -> str:
     for value in varying:
         if value not in pairs:
             return f"its input {value.name!r} is float; quantise what makes that, or put {PAIR} after it"
-    if any(op_spec(form).multiplies_bytes for form in quantised_forms(_unblocked(node))):
+    if any(op_spec(form).multiplies_bytes for form in quantised_forms(_unblocked_name(node))):
         w = node.inputs[1]
         if w in operands and w not in varying and (why := _why_weights(node, opset)):
             return why
@@ -163,11 +175,11 @@ def _why_float(node: ir.Node, opset: int) -> str:
 
 def _before_blocks(value: ir.Value) -> ir.Value:
     """Return the tensor that `value` holds in blocks of channels; `value` itself if it is not blocked."""
-    maker = value.producer()
-    return maker.inputs[0] if is_op(maker, "Block") else value  # type: ignore[union-attr,return-value]
+    producer = value.producer()
+    return producer.inputs[0] if is_op(producer, "Block") else value  # type: ignore[union-attr,return-value]
 
 
 def _after_blocks(value: ir.Value) -> ir.Value:
-    """`value` as what reads it sees it, if blocks of channels are undone for that."""
+    """Return the tensor that the only reader of `value` makes by undoing blocks of channels; else `value` itself."""
     reader = only_use(value)
     return reader.outputs[0] if is_op(reader, "Unblock") else value  # type: ignore[union-attr]

@@ -1,11 +1,13 @@
-"""Proves of compiled instructions, without running them, that they do what their layers mean, whatever the timing.
+"""Prove that compiled instructions do what their layers mean, whatever the timing, without running them on data.
 
-The proof starts from the words alone: what an instruction touches, which token pairs with which and in which orders
-units may run is worked out here anew, so that a mistake in lowering or in `tokens.py` has no accomplice.
+The proof starts from the encoded words: accesses, pairs of tokens and possible orders of units are derived here anew,
+so that a mistake in lowering or in `tokens.py` is not repeated here.
 
-decode.py: words, fields and the rules of a single instruction. order.py: tokens, progress, and order between units,
-after which a stream means what its program order says. provenance.py: what that is, as random scalars; meaning.py: what
-the layers say it must be; diagnosis.py: the sentence for what differs.
+decode       which places an instruction touches; rules of a single instruction
+order        tokens, progress, and order between units: afterwards a stream means what its program order says
+provenance   what the stream stores, in program order, as random scalars
+meaning      what the layers must store, as the same scalars
+diagnosis    the error message for what differs
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from celosia.hw.spec.config import Config
 
 
 def verify(cfg: Config, code: NDArray[np.uint8], dram_size: int, writable: tuple[int, int]) -> Report:
-    """Check one launch against every `Rule`. Raises VerifyError for the first that is broken.
+    """Check one launch against every `Rule`. Raises VerifyError for the first one that is broken.
 
     code: [count, instruction_bytes] uint8. Addresses lie in [0, dram_size), those of stores in [writable[0],
     writable[1]). An entry of several pieces counts as written once one of them is: lanes that no channel uses stay
@@ -41,7 +43,7 @@ def verify_provenance(
     constants: NDArray[np.uint8],
     dram_size: int | None = None,
 ) -> list[Report]:
-    """Check launches that follow each other against every `Rule` and every `Meaning`. VerifyError, ProvenanceError.
+    """Check consecutive launches against every `Rule` and every `Meaning`. Raises VerifyError and ProvenanceError.
 
     addresses: DRAM address of each storage of activations, all below constants_address. constants: the bytes from there
     on, instructions among them. dram_size: by default the end of the constants.
@@ -54,8 +56,8 @@ def verify_provenance(
         reports.append(check_stream(cfg, stream, size, (0, constants_address)))
         try:
             state.check(number, run, stream)
-        except WrongStore as found:
-            raise explain(state, number, run, stream, found) from None
+        except WrongStore as wrong:
+            raise explain(state, number, run, stream, wrong) from None
     return reports
 
 

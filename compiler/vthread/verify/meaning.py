@@ -1,8 +1,8 @@
-"""The meaning of layers as random scalars of the integers modulo 2^64: one for each piece of each output.
+"""What layers mean, as random scalars of the integers modulo 2^64: one for each piece of each output.
 
 A *piece* is what LOAD and STORE move, [batch][group] of an activation. It is represented by a random number, its
-symbol; weights by a random linear hash, so that the sum of a convolution is a sum of products of scalars. What a vector
-operation makes of that is no linear function of it, and neither is its scalar. Nothing here knows of tiles, rings or
+symbol; weights by a random linear hash, so that the sum of a convolution is a sum of products of scalars. The result of
+a vector operation is no linear function of that sum, and neither is its scalar. Nothing here knows of tiles, rings or
 tokens: everything follows from the dataclasses of `layer.py`.
 """
 
@@ -20,41 +20,45 @@ from celosia.hw.spec.isa import BinaryOp, ReduceOp
 from celosia.hw.spec.scratchpads import PAR_FIELDS
 
 Scalars = NDArray[np.uint64]
+"""Numbers modulo 2^64 that stand for pieces, weights or parameters."""
 
 
 class Operation(NamedTuple):
-    """Operation of a vector instruction on its operands, without those of its fields that have no effect."""
+    """The operation of a vector instruction, without the fields that have no effect; None where it does not do a thing.
+
+    offset: added to each A. reduce: how a window of more than one A is combined. binary: (operation with B, what is
+    added to B, B itself if it is a number). zero_point: added after requantising. clip: least and greatest result.
+    table: its bytes. residual: factors of v and of B, constant, shift, least and greatest result. int8: whether the
+    result is int8. rows: for a softmax (contents of exp, elements of a row), for a norm ((whether the mean is
+    subtracted, epsilon), elements of a row); B then identifies the row, see `Symbols.row_of`.
+    """
 
     offset: int = 0
-    """Added to each A."""
     reduce: int | None = None
-    """How a window of more than one A is combined."""
     binary: tuple[int, int, int | None] | None = None
-    """Operation with B, what is added to B, and B itself where it is a number."""
     zero_point: int | None = None
-    """Added after requantising."""
     clip: tuple[int, int] | None = None
     table: Hashable = None
-    """The bytes of the table."""
     residual: tuple[int, int, int, int, int, int] | None = None
-    """Factors of v and of B, constant, shift, smallest and largest result."""
     int8: bool = True
     rows: tuple[Hashable, int] | None = None
-    """For a softmax or norm: the contents of exp, or whether the mean is taken off, and epsilon; and the elements of a
-    row; B is what rows are, see `Symbols.row_of`."""
 
     @property
     def constant(self) -> int | None:
-        """The result where it is one number whatever the operands, because the clip leaves no other."""
+        """The result if the clip leaves only one number, whatever the operands are; else None."""
         if self.clip is None or self.clip[0] < self.clip[1] or self.table is not None or self.residual is not None:
             return None
         return self.clip[1]
 
 
 class Symbols:
-    """The random scalars of one verification; the same content always has the same one.
+    """The random scalars (symbols) of one verification; equal contents always have the same symbol.
 
-    The seed is fixed: who makes the instructions knows nothing of it, and a refusal can be repeated.
+    The seed is fixed: the compiler does not use it, and an error can be reproduced.
+
+    known: content -> symbol. lanes: factors of weights, [group out, group in]. bias: corrects `weights` for its
+    unsigned bytes. a, b: factors of the operands of a vector instruction; odd, so that multiplication is injective.
+    factors: of `result`. rows: factors of the pieces of activations in an entry of wgt, one for each output channel.
     """
 
     def __init__(self, cfg: Config, seed: int = 0x5EED) -> None:
@@ -62,35 +66,31 @@ class Symbols:
         self.random = np.random.PCG64(seed)
         self.known: dict[Hashable, np.uint64] = {}
         self.lanes = self.fresh(cfg.group * cfg.group).reshape(cfg.group, cfg.group)
-        """Factors of weights [group out][group in]."""
         self.bias = np.uint64(128 * sum(self.lanes.reshape(-1).tolist()) & (1 << 64) - 1)
         self.a, self.b = (np.uint64(value | 1) for value in self.fresh(2).tolist())
-        """Factors of the operands of a vector instruction; odd, so that products keep what they multiply."""
         self.factors = self.fresh(3) | np.uint64(1)
-        """Factors of `result`."""
         self.rows = self.fresh(cfg.block_out) | np.uint64(1)
-        """Factors of the pieces of activations that lie in an entry of wgt, one for each output channel."""
 
     def fresh(self, count: int) -> Scalars:
-        """`count` random numbers."""
+        """Return `count` new random numbers."""
         numbers: Scalars = self.random.random_raw(count)
         return numbers
 
-    def of(self, *content: Hashable) -> np.uint64:
-        """The symbol of `content`."""
+    def symbol(self, *content: Hashable) -> np.uint64:
+        """Return the symbol of `content`; a new random number the first time."""
         if content not in self.known:
             self.known[content] = np.uint64(self.random.random_raw())
         return self.known[content]
 
     def padding(self, value: int) -> np.uint64:
-        """Contents of a piece of padding with this value."""
-        return self.of("padding", value)
+        """Return the symbol of a piece of padding with this value."""
+        return self.symbol("padding", value)
 
     def weights(self, tiles: NDArray[np.uint8]) -> Scalars:
-        """Scalars [tiles, out pieces, in pieces] of `tiles` [tiles, out pieces, group, in pieces, group] uint8.
+        """Return scalars [tiles, out pieces, in pieces] of weights [tiles, out pieces, group, in pieces, group] uint8.
 
-        Linear in the signed weights, so that sums of products with one input are equal where their weights' sums are,
-        and weights of zero add nothing.
+        They are linear in the signed weights: sums of products with one input are equal if the sums of weights are, and
+        weights of zero add nothing.
         """
         count, outs, _, ins, _ = tiles.shape
         biased = np.ascontiguousarray(tiles).reshape(-1) ^ np.uint8(0x80)  # weight + 128, which is not negative
@@ -102,25 +102,26 @@ class Symbols:
         return scalars.reshape(count, outs, ins)
 
     def entries(self, pieces: Scalars) -> Scalars:
-        """Scalars [...] of entries of wgt that are pieces of activations, [..., block_out]."""
+        """Return scalars [...] of entries of wgt that consist of pieces of activations, [..., block_out]."""
         scalars: Scalars = pieces @ self.rows
         return scalars
 
     def taps(self, rows: NDArray[np.uint8]) -> Scalars:
-        """Scalars [...] of `rows` [..., group] uint8: those of weights that have them on their diagonal."""
+        """Return scalars [...] of depthwise weights `rows`, [..., group] uint8: of matrices with them on the
+        diagonal."""
         signed = rows.view(np.int8).astype(np.int64).view(np.uint64)
         scalars: Scalars = np.einsum("...g,g->...", signed, self.lanes.diagonal())
         return scalars
 
     def result(self, operation: Operation, operands: Scalars) -> Scalars:
-        """The scalars of what `operation` makes of its operands, the scalars of which are summed up in `operands`.
+        """Return the scalars of the results of `operation`. operands: the sums of the scalars of its operands.
 
-        Different sums have different results, which have no more to do with each other than fresh random numbers have.
-        A constant is what padding with it is.
+        Different sums have different results, unrelated like new random numbers. A constant result has the symbol of
+        padding with that number.
         """
         if operation.constant is not None:
             return np.full(operands.shape, self.padding(operation.constant), np.uint64)
-        total = operands + self.of("operation", operation)
+        total = operands + self.symbol("operation", operation)
         for factor in self.factors:
             total ^= total >> np.uint64(32)
             total *= factor
@@ -128,24 +129,25 @@ class Symbols:
         return mixed
 
     def row_of(self, x: Scalars, count: int) -> Scalars:
-        """B of a softmax or norm of rows of `count` elements: x [..., groups], in their order, of which those beyond
-        have none.
+        """Return operand B of a softmax or norm for rows `x`, [..., groups], of `count` elements.
 
-        It tells rows, and groups within a row, from all others.
+        It is different for each row and for each group in a row. Groups beyond the last element do not count.
         """
         groups = -(-count // self.cfg.group)
-        names = np.array([self.of("group", number) | np.uint64(1) for number in range(x.shape[-1])], np.uint64)
+        names = np.array([self.symbol("group", number) | np.uint64(1) for number in range(x.shape[-1])], np.uint64)
         row: Scalars = (x[..., :groups] * names[:groups]).sum(axis=-1, keepdims=True)
         return row * self.b + names
 
     def parameters(self, entries: NDArray[np.uint64]) -> Scalars:
-        """Scalars [pieces] of parameters [pieces, group] uint64."""
-        return np.array([self.of("parameters", row.tobytes()) for row in entries], np.uint64)
+        """Return scalars [pieces] of parameters, [pieces, group] uint64."""
+        return np.array([self.symbol("parameters", row.tobytes()) for row in entries], np.uint64)
 
 
 class Operands(NamedTuple):
-    """The operands of a layer's vector operation, each [batches, groups, height, width] or of length 1 there. several:
-    in place of `operation`, those that make an output of all groups each, one behind the other."""
+    """The operation of a layer and its operands, each [batches, groups, height, width] or of length 1 in some axis.
+
+    several: operations that replace `operation`; each makes as many output groups as A has, one set after the other.
+    """
 
     operation: Operation
     a: Scalars
@@ -154,7 +156,7 @@ class Operands(NamedTuple):
     several: tuple[Operation, ...] = ()
 
     def result(self, symbols: Symbols) -> Scalars:
-        """The scalars of the output."""
+        """Return the scalars of the output."""
         total = self.a * symbols.a
         if self.parameters is not None:
             total += self.parameters
@@ -163,8 +165,8 @@ class Operands(NamedTuple):
         results = [symbols.result(operation, total) for operation in self.several or (self.operation,)]
         return np.concatenate(results, axis=1)
 
-    def of(self, position: tuple[int, int, int, int]) -> tuple[Operation, tuple[int, int, int, int]]:
-        """The operation of the output at `position`, and the position of its operand A."""
+    def at_position(self, position: tuple[int, int, int, int]) -> tuple[Operation, tuple[int, int, int, int]]:
+        """Return the operation that makes the output at `position`, and the position of its operand A."""
         if not self.several:
             return self.operation, position
         number, group = divmod(position[1], self.a.shape[1])
@@ -172,57 +174,57 @@ class Operands(NamedTuple):
 
 
 Pieces = dict[Storage, Scalars]
-"""The symbols of each storage, [pieces]."""
+"""The scalars of each storage, [pieces]."""
 
 
-def blocked(cfg: Config, pieces: Scalars, act: Activation) -> Scalars:
-    """The pieces of the storage of `act` as [batches, groups of the storage, rows, columns]."""
+def storage_grid(cfg: Config, pieces: Scalars, act: Activation) -> Scalars:
+    """Return the pieces of the storage of `act` as [batches, groups of the storage, rows, columns]."""
     shape = act.batches(cfg), act.storage_groups, act.pixels.rows, act.pixels.columns
     return pieces[: act.size(cfg) // cfg.piece_bytes].reshape(shape)
 
 
-def part(cfg: Config, pieces: Scalars, act: Activation) -> Scalars:
-    """A view of the pieces of `act` alone, [batches, groups, height, width]."""
-    return blocked(cfg, pieces, act)[:, *act.cut(cfg)]
+def pieces_of(cfg: Config, pieces: Scalars, act: Activation) -> Scalars:
+    """Return a view of the pieces of `act` in those of its storage, [batches, groups, height, width]."""
+    return storage_grid(cfg, pieces, act)[:, *act.cut(cfg)]
 
 
 def layers_of(layer: Layer) -> tuple[Layer, ...]:
-    """The layers of a block; any other layer alone."""
+    """Return the layers of a block; for another layer, itself."""
     return layer.layers or (layer,)
 
 
 def pieces_inside(symbols: Symbols, pieces: Pieces, layer: Layer) -> Pieces:
-    """Extend `pieces` by the meanings of the activations inside a block."""
+    """Return `pieces` with the scalars of the activations inside a block added."""
     inside = dict(pieces)
     for inner in layers_of(layer)[:-1]:
         inside[inner.y.storage] = symbols.fresh(inner.y.size(symbols.cfg) // symbols.cfg.piece_bytes)
-        part(symbols.cfg, inside[inner.y.storage], inner.y)[...] = operands(symbols, inside, inner).result(symbols)
+        pieces_of(symbols.cfg, inside[inner.y.storage], inner.y)[...] = operands(symbols, inside, inner).result(symbols)
     return inside
 
 
 def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
-    """The meaning of `layer`: operands and operation for every piece of its y."""
+    """Return the meaning of `layer`: operation and operands for every piece of its y."""
     if layer.is_block:
         return operands(symbols, pieces_inside(symbols, pieces, layer), layer.layers[-1])
     cfg = symbols.cfg
-    x, b, parameters = part(cfg, pieces[layer.x.storage], layer.x), None, None
+    x, b, parameters = pieces_of(cfg, pieces[layer.x.storage], layer.x), None, None
     a, epilogue, requantise = x, layer.epilogue, layer.parameters(cfg)
     operation = Operation(clip=epilogue.clip)
     if layer.softmax is not None:
-        return _softmax(symbols, x, layer, layer.softmax)
+        return _softmax_operands(symbols, x, layer, layer.softmax)
     if layer.gemm is not None:
-        a = _convolution(symbols, x, layer, layer.gemm)
+        a = _convolution_sums(symbols, x, layer, layer.gemm)
         if layer.gemm.sum_bytes:
             bytes_ = [operation._replace(binary=(BinaryOp.BYTE, 0, number)) for number in range(layer.gemm.sum_bytes)]
             return Operands(operation, a, None, None, tuple(bytes_))
     if layer.product is not None:
-        a = _product(symbols, x, pieces, layer, layer.product)
+        a = _product_sums(symbols, x, pieces, layer, layer.product)
     if layer.reduce:
         a = _windows(x, layer.window, layer.y, symbols.padding(layer.pad_value)).sum(axis=(4, 5))
         if layer.window.kernel != (1, 1):
             operation = operation._replace(reduce={"max": ReduceOp.MAX, "sum": ReduceOp.ADD}[layer.reduce])
     if (multiply := layer.multiply) is not None:
-        b = part(cfg, pieces[multiply.b.storage], multiply.b)
+        b = pieces_of(cfg, pieces[multiply.b.storage], multiply.b)
         operation = operation._replace(offset=multiply.x_offset, binary=(BinaryOp.MUL, multiply.b_offset, None))
     if (norm := layer.norm) is not None:
         b = symbols.row_of(x.transpose(0, 2, 3, 1), layer.row_length).transpose(0, 3, 1, 2)
@@ -237,7 +239,7 @@ def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
         operation = operation._replace(table=epilogue.table.astype(np.int8).tobytes())
     if epilogue.residual is not None:
         r = epilogue.residual
-        b = part(cfg, pieces[r.operand.storage], r.operand)
+        b = pieces_of(cfg, pieces[r.operand.storage], r.operand)
         operation = operation._replace(residual=(r.scale_v, r.scale_b, r.scale_c, r.shift, r.lo, r.hi))
     return Operands(operation, a, b, parameters)
 
@@ -245,30 +247,33 @@ def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
 def terms(
     symbols: Symbols, pieces: Pieces, layer: Layer, means: Operands, position: tuple[int, int, int, int]
 ) -> Iterator[tuple[int, int | None]]:
-    """Generate the terms of operand A of `layer` at `position`: (input piece, weights), None where not multiplied."""
+    """Yield the terms of operand A of `layer` at `position`: (input piece, weights or None if it is not multiplied).
+
+    means: the meaning of the layer.
+    """
     batch, group, row, column = position
     if layer.gemm is None and layer.product is None and not layer.reduce:
         yield int(means.a[position]), None
         return
-    x = part(symbols.cfg, pieces[layer.x.storage], layer.x)
+    x = pieces_of(symbols.cfg, pieces[layer.x.storage], layer.x)
     if layer.product is not None:
-        factors = _factors(symbols, pieces, layer, layer.product)
+        factors = _product_weights(symbols, pieces, layer, layer.product)
         head, group = divmod(group, factors.shape[1])
-        window = np.split(_rows_of(symbols, x, layer, layer.product)[batch, :, row, column], layer.heads)[head]
+        window = np.split(_product_windows(symbols, x, layer, layer.product)[batch, :, row, column], layer.heads)[head]
         yield from zip(window.reshape(-1).tolist(), factors[head, group].reshape(-1).tolist())
         return
     window = _windows(x, layer.window, layer.y, symbols.padding(layer.pad_value))[batch, :, row, column]
     if layer.gemm is None:
         yield from ((value, None) for value in window[group].reshape(-1).tolist())
         return
-    first, weights = packed_weights(symbols, layer.gemm)
-    taken = np.minimum(first[group] + np.arange(weights.shape[1]), x.shape[1] - 1)
-    products = zip(window[taken].reshape(-1).tolist(), weights[group].reshape(-1).tolist(), strict=True)
+    first, weights = group_weights(symbols, layer.gemm)
+    input_groups = np.minimum(first[group] + np.arange(weights.shape[1]), x.shape[1] - 1)
+    products = zip(window[input_groups].reshape(-1).tolist(), weights[group].reshape(-1).tolist(), strict=True)
     yield from ((value, weight) for value, weight in products if weight)
 
 
 def _parameters(cfg: Config, r: Requantise) -> NDArray[np.uint64]:
-    """[groups, group] entries of the vector unit's parameters, zero beyond the last channel."""
+    """Return the parameters of the vector unit, [groups, group], zero beyond the last channel."""
     channels = len(r.bias)
     entries = np.zeros(-(-channels // cfg.group) * cfg.group, np.uint64)
     for name, part in PAR_FIELDS.items():
@@ -278,8 +283,7 @@ def _parameters(cfg: Config, r: Requantise) -> NDArray[np.uint64]:
 
 
 def _windows(x: Scalars, w: Window, y: Activation, padding: np.uint64) -> Scalars:
-    """The pieces under the window of each position of y, [batches, groups, height, width, kernel height, kernel
-    width]."""
+    """Return the pieces of x in the window of each position of y, [batches, groups, height, width, *kernel]."""
     heights = (y.height - 1) * w.strides[0] + w.reach(0)
     widths = (y.width - 1) * w.strides[1] + w.reach(1)
     top, left = w.pads[:2]
@@ -295,9 +299,9 @@ def _windows(x: Scalars, w: Window, y: Activation, padding: np.uint64) -> Scalar
     return np.lib.stride_tricks.as_strided(padded, shape, strides, writeable=False)
 
 
-def _convolution(symbols: Symbols, x: Scalars, layer: Layer, gemm: Gemm) -> Scalars:
-    """The sums of `layer`, [batches, groups of y, height, width]."""
-    first, weights = packed_weights(symbols, gemm)
+def _convolution_sums(symbols: Symbols, x: Scalars, layer: Layer, gemm: Gemm) -> Scalars:
+    """Return the sums of a convolution, [batches, groups of y, height, width]."""
+    first, weights = group_weights(symbols, gemm)
     windows = _windows(x, layer.window, layer.y, symbols.padding(layer.pad_value))
     batches, _, height, width = windows.shape[:4]
     if gemm.groups == 1:
@@ -307,49 +311,49 @@ def _convolution(symbols: Symbols, x: Scalars, layer: Layer, gemm: Gemm) -> Scal
     total = np.zeros((batches, len(weights), height, width), np.uint64)
     for step in range(weights.shape[1]):
         groups = np.minimum(first + step, x.shape[1] - 1)  # beyond the last, weights are zero
-        taken = windows[:, groups]
-        total += np.einsum("ngyxrs,grs->ngyx", taken, weights[:, step])
+        total += np.einsum("ngyxrs,grs->ngyx", windows[:, groups], weights[:, step])
     return total
 
 
-def _product(symbols: Symbols, x: Scalars, pieces: Pieces, layer: Layer, product: ActivationGemm) -> Scalars:
-    """The sums of `layer`, [1, groups of y, 1, width]."""
-    windows = np.stack(np.split(_rows_of(symbols, x, layer, product)[0, :, 0], layer.heads))
-    sums: Scalars = np.einsum("hgkr,hkprs->hgp", _factors(symbols, pieces, layer, product), windows)
+def _product_sums(symbols: Symbols, x: Scalars, pieces: Pieces, layer: Layer, product: ActivationGemm) -> Scalars:
+    """Return the sums of a product of two activations, [1, groups of y, 1, width]."""
+    windows = np.stack(np.split(_product_windows(symbols, x, layer, product)[0, :, 0], layer.heads))
+    sums: Scalars = np.einsum("hgkr,hkprs->hgp", _product_weights(symbols, pieces, layer, product), windows)
     return sums.reshape(1, -1, 1, sums.shape[-1])
 
 
-def _softmax(symbols: Symbols, x: Scalars, layer: Layer, softmax: Softmax) -> Operands:
-    """The meaning of a softmax, of all groups that hold elements."""
+def _softmax_operands(symbols: Symbols, x: Scalars, layer: Layer, softmax: Softmax) -> Operands:
+    """Return the meaning of a softmax, for all groups that hold elements."""
     rows = np.stack(np.split(x.transpose(0, 2, 3, 1), layer.heads, axis=3), axis=3)
     b = symbols.row_of(rows, layer.row_length).reshape(*rows.shape[:3], -1).transpose(0, 3, 1, 2)
     powers = softmax.powers.astype(np.float32).tobytes(), layer.row_length
     return Operands(Operation(zero_point=softmax.zero_point, clip=layer.epilogue.clip, rows=powers), x, b, None)
 
 
-def _rows_of(symbols: Symbols, x: Scalars, layer: Layer, product: ActivationGemm) -> Scalars:
-    """The pieces of x for each position of y, as from `_windows`: x once for each pad of w, and once for w."""
+def _product_windows(symbols: Symbols, x: Scalars, layer: Layer, product: ActivationGemm) -> Scalars:
+    """Return the pieces of x for each position of y, as `_windows` does: once for each pad of w, and once for w."""
     repeated = x.repeat(len(product.w_pads) + 1, axis=2)
     return _windows(repeated, product.window, layer.y, symbols.padding(product.pad_value))
 
 
-def _factors(symbols: Symbols, pieces: Pieces, layer: Layer, product: ActivationGemm) -> Scalars:
-    """The factors of the windows of x, [heads, groups of y, input groups, terms]: the padding of w, then w."""
+def _product_weights(symbols: Symbols, pieces: Pieces, layer: Layer, product: ActivationGemm) -> Scalars:
+    """Return what the windows of x are multiplied by, [heads, groups of y, input groups, terms]: padding of w, then
+    w."""
     cfg, padded, heads = symbols.cfg, len(product.w_pads), layer.heads
-    w = part(cfg, pieces[product.w.storage], product.w)[0, :, 0]
+    w = pieces_of(cfg, pieces[product.w.storage], product.w)[0, :, 0]
     outs = layer.y.groups(cfg) // heads
-    own = symbols.entries(w[:, : outs * cfg.block_out].reshape(heads, -1, outs, cfg.block_out)).transpose(0, 2, 1)
-    factors = np.empty((*own.shape, product.window.kernel[0]), np.uint64)
+    w_entries = symbols.entries(w[:, : outs * cfg.block_out].reshape(heads, -1, outs, cfg.block_out)).transpose(0, 2, 1)
+    factors = np.empty((*w_entries.shape, product.window.kernel[0]), np.uint64)
     for place, pad in enumerate(product.w_pads):
         factors[..., place] = symbols.entries(np.full(cfg.block_out, symbols.padding(pad)))
-    factors[..., padded:] = own[..., None]
+    factors[..., padded:] = w_entries[..., None]
     return factors
 
 
-def packed_weights(symbols: Symbols, gemm: Gemm) -> tuple[NDArray[np.int64], Scalars]:
-    """The first input group of each output group, and the weights of it and those after it.
+def group_weights(symbols: Symbols, gemm: Gemm) -> tuple[NDArray[np.int64], Scalars]:
+    """Return the first input group of each output group, and the scalars of weights from that group on.
 
-    Weights: [groups of y, input groups, kernel height, kernel width]; zero where channels do not meet.
+    The scalars are [groups of y, input groups, kernel height, kernel width]; zero where channels do not meet.
     """
     group = symbols.cfg.group
     out, group_in, *kernel = gemm.weights.shape

@@ -1,4 +1,4 @@
-"""Provenance, in one file with its memories: each store puts the right piece of a tensor's right version in place.
+"""Provenance: check that each store puts the right piece of the right version of a tensor in its place.
 
 The launches are run in program order, which `order.py` has shown to be what the machine does, but not on bytes: one
 scalar, an integer modulo 2^64, stands for a piece [batch][group] of an activation, and one for the weights between two
@@ -47,13 +47,13 @@ from celosia.compiler.vthread.verify.decode import (
     Fields,
     VerifyError,
     destination,
+    has_padding,
     loop_fields,
     padded_block,
-    pads,
     reach,
     repeats,
 )
-from celosia.compiler.vthread.verify.meaning import Operands, Operation, Pieces, Scalars, Symbols, operands, part
+from celosia.compiler.vthread.verify.meaning import Operands, Operation, Pieces, Scalars, Symbols, operands, pieces_of
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import (
     OUTER_LOOPS,
@@ -71,11 +71,11 @@ from celosia.hw.spec.scratchpads import depths, scratchpads
 from celosia.sim.functional.unpacking import expand_packs
 
 UNKNOWN = -129
-"""In place of an int8 of a codebook."""
+"""In place of an int8 of a codebook that is not known to be a constant."""
 
 
 class Meaning(StrEnum):
-    """Properties of every program whose provenance is proved."""
+    """A property that every program must have; its value completes the sentence of an error."""
 
     PLACE = "every store puts pieces of its layer's output where they belong"
     ONCE = "every piece of an output is stored exactly once"
@@ -87,7 +87,7 @@ class Meaning(StrEnum):
 
 
 class ProvenanceError(VerifyError):
-    """A stream that does not compute what its layers mean; `launch` is the number of it, `rule` one of Meaning."""
+    """Raised for a stream that does not compute what its layers mean. launch: its number. rule: one of Meaning."""
 
     def __init__(self, rule: Meaning, launch: int, index: int, what: str) -> None:
         super().__init__(rule, index, f"of launch {launch} {what}")
@@ -98,10 +98,9 @@ class ProvenanceError(VerifyError):
 class Run:
     """One launch: the instructions, the layers that they mean, and what the host does around them.
 
-    Of a Block, x, the residual's operand and y are in DRAM, and nothing else may be stored.
-    code: [count, instruction_bytes] uint8. layer_of: [count], the number in `layers` of the layer of each instruction;
-    only that of a store counts, and is checked. packed, taken: storages that the host fills before the launch, and
-    takes after it.
+    code: [count, instruction_bytes] uint8. layers: those of the launch; a block stores its y only. layer_of: [count],
+    the number in `layers` of the layer of each instruction; only that of a store counts, and is checked. packed:
+    storages that the host fills before the launch. taken: storages that the host reads after it.
     """
 
     code: NDArray[np.uint8]
@@ -116,6 +115,10 @@ class Provenance:
 
     addresses: DRAM address of each storage of activations, all below constants_address. constants: the bytes from there
     on. layers: those of all launches.
+
+    pieces: what each storage should hold. makers: by storage, the activations that layers have stored. granule: bytes
+    that each element of `dram` stands for. before: `dram` as it was when the launch began. tiles: weights by address,
+    count and codebooks. sizes: number of pieces of each storage.
     """
 
     def __init__(
@@ -127,21 +130,18 @@ class Provenance:
         self.piece_bytes = cfg.piece_bytes
         self.pieces: Pieces = {}
         self.makers: dict[Storage, list[Activation]] = {}
-        """Activations that layers have stored, by storage."""
         self.granule = gcd(cfg.piece_bytes, *addresses.values())
         self.dram = self.before = self.symbols.fresh(constants_address // self.granule + 1)
-        """By granule; and as it was when the launch began."""
         self.tiles: dict[tuple[int, int, bytes], Scalars] = {}
-        """Weights by address, count, and the codebooks by which they are expanded."""
         self.sizes: dict[Storage, int] = {}
-        """Pieces of each storage."""
         for act in (act for layer in layers for act in (*layer.inputs(), layer.y)):
             self.sizes[act.storage] = max(self.sizes.get(act.storage, 0), act.size(cfg) // cfg.piece_bytes)
         for storage, size in self.sizes.items():
             self.pieces[storage] = self.symbols.fresh(size)
 
     def check(self, number: int, run: Run, stream: list[Decoded]) -> None:
-        """Run launch `number`, whose decoded instructions have passed every other rule. WrongStore, ProvenanceError."""
+        """Run launch `number` on scalars; its instructions have passed every `Rule`. Raises WrongStore,
+        ProvenanceError."""
         for storage in (storage for storage in self.sizes if storage in run.packed):
             size = self.sizes[storage]
             self.pieces[storage] = self.symbols.fresh(size)
@@ -156,18 +156,21 @@ class Provenance:
         self._check_taken(number, run, stream)
 
     def _check_taken(self, number: int, run: Run, stream: list[Decoded]) -> None:
-        """ProvenanceError where the host takes an activation that was overwritten."""
+        """Raise ProvenanceError if the host reads an activation that was overwritten."""
         for storage in (storage for storage in self.sizes if storage in run.taken):
             for act in self.makers.get(storage, ()):
                 content = self.read(self.addresses[storage], ((self.sizes[storage], self.cfg.piece_bytes),))
-                if not np.array_equal(part(self.cfg, content, act), part(self.cfg, self.pieces[storage], act)):
+                if not np.array_equal(
+                    pieces_of(self.cfg, content, act), pieces_of(self.cfg, self.pieces[storage], act)
+                ):
                     what = f"is the last before the host takes {act.name!r}, which something else has overwritten"
                     raise ProvenanceError(Meaning.TAKEN, number, len(stream) - 1, what)
 
     # DRAM -------------------------------------------------------------------------------------------------------
 
     def read(self, address: int, dims: Dims) -> Scalars:
-        """Pieces at `address` plus the strides, in bytes, of `dims`; what is no piece that was stored is noise."""
+        """Return the pieces at `address` plus strides `dims` in bytes; new random numbers where no whole piece was
+        stored."""
         shape = tuple(extent for extent, _ in dims)
         size, granule = self.piece_bytes, self.granule
         end = address + reach(dims) + size
@@ -184,7 +187,8 @@ class Provenance:
         return np.where(is_whole, values, self.symbols.fresh(values.size).reshape(shape))
 
     def write(self, address: int, dims: Dims, values: Scalars) -> None:
-        """Write pieces; those of several granules hold consecutive numbers, so that half a piece is none."""
+        """Write pieces. One of several granules holds consecutive numbers, so that `read` notices if its halves
+        differ."""
         granule = self.granule
         places = tuple((extent, stride // granule) for extent, stride in dims)
         for part_of_piece in range(self.piece_bytes // granule):
@@ -192,13 +196,15 @@ class Provenance:
             target[...] = values + np.uint64(part_of_piece) if part_of_piece else values
 
     def bytes_at(self, address: int, size: int) -> NDArray[np.uint8] | None:
-        """Constants; None where some of them are none."""
+        """Return `size` bytes of constants at `address`; None if some of them are no constants."""
         first = address - self.base
         return self.constants[first : first + size] if 0 <= first <= len(self.constants) - size else None
 
     def weights(self, address: int, count: int, book: NDArray[np.int16] | None = None) -> Scalars:
-        """Scalars [count, out pieces, in pieces] of the weight tiles from `address`; book: by which LOAD expands them,
-        with UNKNOWN where nothing is known of it."""
+        """Return scalars [count, out pieces, in pieces] of the weight tiles from `address`.
+
+        book: the codebooks that expand packed weights; None if they are not packed.
+        """
         key = address, count, b"" if book is None else book.tobytes()
         if key not in self.tiles:
             cfg = self.cfg
@@ -216,7 +222,7 @@ class Provenance:
         return self.tiles[key]
 
     def taps(self, address: int, count: int) -> Scalars:
-        """Scalars [count, taps, out pieces] of the tap entries from `address`."""
+        """Return scalars [count, taps, out pieces] of the tap entries from `address`."""
         cfg, (slots, _) = self.cfg, scratchpads(self.cfg)["tap"].shape
         data = self.bytes_at(address, count * slots * self.cfg.block_out)
         if data is None:
@@ -224,7 +230,7 @@ class Provenance:
         return self.symbols.taps(data.reshape(count, slots, cfg.out_pieces, cfg.group)[:, : cfg.taps])
 
     def parameters(self, address: int, count: int) -> Scalars:
-        """Scalars [count, out pieces] of the parameter entries from `address`."""
+        """Return scalars [count, out pieces] of the parameter entries from `address`."""
         data = self.bytes_at(address, count * 8 * self.cfg.block_out)
         if data is None:
             return self.symbols.fresh(count * self.cfg.out_pieces).reshape(count, -1)
@@ -233,7 +239,10 @@ class Provenance:
 
 
 class WrongStore(Exception):
-    """The store `index` is wrong somewhere, or (index < 0) layer `layer` has not stored a piece."""
+    """Raised if the store `index` is wrong, or, with index < 0, if layer `layer` has not stored a piece.
+
+    diagnosis.py makes a ProvenanceError of it.
+    """
 
     def __init__(self, index: int, layer: int) -> None:
         super().__init__(index, layer)
@@ -241,14 +250,14 @@ class WrongStore(Exception):
 
 
 def view(array: Scalars, base: int, dims: Dims) -> Scalars:
-    """A view of the one-dimensional `array`: element base + sum of index * stride, shape is the extents of `dims`."""
+    """Return a view of the one-dimensional `array` with shape and strides of `dims`, from element `base` on."""
     shape, strides = _layout(dims)
     return np.ndarray(shape, np.uint64, array, 8 * base, strides)
 
 
 @lru_cache(1 << 12)
 def _layout(dims: Dims) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides in bytes of a view; many instructions share them."""
+    """Return shape and strides in bytes of a view; cached, since many instructions share them."""
     return tuple(extent for extent, _ in dims), tuple(8 * stride for _, stride in dims)
 
 
@@ -256,7 +265,8 @@ class SymbolicMachine:
     """The scratchpads of one launch, as scalars, and what is still to be stored.
 
     inp, acc, vin, out: by piece. wgt: by (entry, out piece, in piece). par: by (entry, out piece). tap: by (entry, tap,
-    out piece). lut, exp, book: contents.
+    out piece). lut, exp, book: contents. ins, outs: pieces of an entry of inp and of out. wanted: by layer, the scalar
+    that must still be stored in each piece of the storage of y; 0 where nothing is to be stored.
     """
 
     def __init__(self, state: Provenance, number: int, run: Run) -> None:
@@ -275,31 +285,30 @@ class SymbolicMachine:
         self.book = np.full((depth.get("book", 0), nibble_weights(cfg)), UNKNOWN, np.int16)
         self.pads = {"inp": self.inp, "acc": self.acc, "vin": self.vin, "out": self.out}
         self.wanted: dict[int, Scalars] = {}
-        """By layer, what each piece of the storage of y has yet to become; 0 where nothing is to be stored."""
         self.steps = {
             Opcode.LOAD: self._load, Opcode.GEMM: self._gemm, Opcode.VECTOR: self._vector, Opcode.STORE: self._store
         }  # fmt: skip
 
     def step(self, i: Decoded) -> None:
-        """Runs one instruction."""
+        """Run one instruction. Raises WrongStore."""
         self.steps[i.opcode](i)
 
     def check_finished(self) -> None:
-        """WrongStore where a piece of an output has not been stored."""
+        """Raise WrongStore if a piece of an output has not been stored."""
         for layer in range(len(self.run.layers)):
             if self.to_store(layer).any():
                 raise WrongStore(-1, layer)
 
     def operands(self, layer: int) -> Operands:
-        """The operands of layer `layer` of the launch, as scalars."""
+        """Return the meaning of layer `layer` of the launch."""
         return operands(self.symbols, self.state.pieces, self.run.layers[layer])
 
     def to_store(self, layer: int) -> Scalars:
-        """`wanted` of `layer`, flat over the pieces of its storage."""
+        """Return `wanted` of `layer`, one number for each piece of its storage."""
         if layer not in self.wanted:
             y = self.run.layers[layer].y
             wanted = np.zeros(self.state.sizes[y.storage], np.uint64)
-            part(self.cfg, wanted, y)[...] = self.operands(layer).result(self.symbols)
+            pieces_of(self.cfg, wanted, y)[...] = self.operands(layer).result(self.symbols)
             self.wanted[layer] = wanted
         return self.wanted[layer]
 
@@ -308,7 +317,7 @@ class SymbolicMachine:
     def _load(self, i: Decoded) -> None:
         """Run a LOAD on symbols."""
         f, buffer = i.fields, i.fields["buffer"]
-        if buffer == Buffer.WGT and (f["dram_addr"] < self.state.base or pads(f)):
+        if buffer == Buffer.WGT and (f["dram_addr"] < self.state.base or has_padding(f)):
             self._load_entries(f)
         elif buffer == Buffer.WGT:
             contents = partial(self.state.weights, book=self.book if f.get("expand") else None)
@@ -327,7 +336,8 @@ class SymbolicMachine:
             self._load_pieces(f, self.pads[Buffer(buffer).name.lower()])
 
     def _load_rows(self, f: Fields, target: Scalars, width: int, contents: object) -> None:
-        """Load rows of constants, as symbols of their content."""
+        """Load rows of constants into `target`. contents: gives their scalars by (address, count). width: of an
+        entry."""
         assert callable(contents)
         count = f["x_size"]
         for z in range(f["z_size"]):
@@ -337,7 +347,7 @@ class SymbolicMachine:
                 view(target, first * width, ((count, f["sram_x"] * width), (width, 1)))[...] = row.reshape(count, width)
 
     def _load_powers(self, f: Fields) -> None:
-        """Rows of float32 to exp; what is no constant is noise."""
+        """Load rows of float32 into exp; new random numbers where they are no constants."""
         for z, y in np.ndindex(f["z_size"], f["y_size"]):
             data = self.state.bytes_at(f["dram_addr"] + z * f["dram_z"] + y * f["dram_y"], 4 * f["x_size"])
             noise = self.symbols.fresh(f["x_size"]).astype(np.uint32)
@@ -346,21 +356,21 @@ class SymbolicMachine:
             self.exp[places] = noise if data is None else np.ascontiguousarray(data).view(np.uint32)
 
     def _load_book(self, f: Fields) -> None:
-        """Rows of entries to book, not padded; what is no constant is unknown."""
+        """Load rows of codebook entries into book; UNKNOWN where they are no constants or have padding."""
         weights = self.book.shape[1]
         for z, y in np.ndindex(f["z_size"], f["y_size"]):
             data = self.state.bytes_at(f["dram_addr"] + z * f["dram_z"] + y * f["dram_y"], weights * f["x_size"])
             first = f["sram_base"] + z * f["sram_z"] + y * f["sram_y"]
             places = first + np.arange(f["x_size"]) * f["sram_x"]
             self.book[places] = UNKNOWN if data is None else data.view(np.int8).reshape(-1, weights)
-        if pads(f):
+        if has_padding(f):
             self.book[:] = UNKNOWN
 
     def _load_entries(self, f: Fields) -> None:
-        """Pieces of activations to wgt, whose entries hold one input group of `block_out` pixels."""
+        """Load pieces of activations into wgt, whose entries then hold one input group of `block_out` pixels."""
         size, outs = self.state.piece_bytes, self.cfg.block_out
         places = view(self.wgt, f["sram_base"] * self.ins * self.outs, padded_block(f))
-        if self.ins * self.outs > 1:  # no layer has them
+        if self.ins * self.outs > 1:  # no layer does this
             places = view(self.wgt, 0, ((len(self.wgt), 1),))
             places[...] = self.symbols.fresh(places.size)
             return
@@ -372,7 +382,7 @@ class SymbolicMachine:
         places[:, top : top + f["y_size"], left : left + f["x_size"]] = read
 
     def _load_tables(self, f: Fields) -> None:
-        """Load tables to lut, as their bytes."""
+        """Load tables into lut, as their bytes."""
         for z, y, x in np.ndindex(f["z_size"], f["y_size"], f["x_size"]):
             address = f["dram_addr"] + z * f["dram_z"] + y * f["dram_y"] + 256 * x
             data = self.state.bytes_at(address, 256)
@@ -384,7 +394,7 @@ class SymbolicMachine:
         size = self.state.piece_bytes
         rows = f["y_size"], f["dram_y"]
         places = view(target, f["sram_base"], padded_block(f))
-        if f["buffer"] == Buffer.ACC and not f["widen"]:  # int32 from DRAM, of which no layer has any
+        if f["buffer"] == Buffer.ACC and not f["widen"]:  # int32 from DRAM, which no layer does
             places[...] = self.symbols.fresh(places.size).reshape(places.shape)
             return
         values = self.state.read(f["dram_addr"], ((f["z_size"], f["dram_z"]), rows, (f["x_size"], size)))
@@ -408,7 +418,7 @@ class SymbolicMachine:
         blocks = n, f["wgt_n"] * tile
         steps = (k, f["wgt_k"] * tile), (r, f["wgt_r"] * tile), (s, f["wgt_s"] * tile), (ins, 1)
         depth = k * r * s * ins
-        if (f["wgt_y"] and y > 1) or (f["wgt_x"] and x > 1):  # weights of their own for each pixel: of no layer
+        if (f["wgt_y"] and y > 1) or (f["wgt_x"] and x > 1):  # other weights for each pixel, which no layer has
             total = self.symbols.fresh(n * outs * y * x)
         elif n == 1 or not f["inp_n"]:
             left = view(self.inp, f["inp_base"] * ins, (*pixels, *taps)).reshape(y * x, depth)
@@ -423,14 +433,14 @@ class SymbolicMachine:
         self._accumulate(f, total.reshape(n, outs, y, x))
 
     def _accumulate(self, f: Fields, total: Scalars) -> None:
-        """Write or add `total`, [n, out pieces, y, x]."""
+        """Write `total`, [n, out pieces, y, x], to acc, or add it if GEMM accumulates."""
         outs = self.outs
         n, y, x = ((f[extent], f[stride] * outs) for extent, stride in loop_fields("acc", OUTER_LOOPS))
         dims = n, (outs, 1), y, x
         target = view(self.acc, f["acc_base"] * outs, dims)
         if not f["accumulate"]:
             target[...] = total
-        elif repeats(dims):  # sums into one accumulator again and again: of no layer
+        elif repeats(dims):  # several sums into one accumulator, which no layer has
             target[...] = self.symbols.fresh(target.size).reshape(target.shape)
         else:
             target += total
@@ -441,29 +451,29 @@ class SymbolicMachine:
         """Run a VECTOR on symbols."""
         f, outs = i.fields, self.outs
         if f.get("softmax"):
-            self._softmax(f)
+            self._run_softmax(f)
             return
-        operation, a = operation_of(self.cfg, f, self.lut), self._a(f)
+        operation, a = operation_of(self.cfg, f, self.lut), self._operand_a(f)
         total = a * self.symbols.a
         if operation.rows is not None:
-            total += self._rows(a, operation.rows[1]) * self.symbols.b
+            total += self._row_operands(a, operation.rows[1]) * self.symbols.b
         if f["requantise"]:
-            total += view(self.par, f["par_base"] * outs, self._dims(f, "par"))
+            total += view(self.par, f["par_base"] * outs, self._loop_dims(f, "par"))
         if operation.residual is not None or (operation.binary is not None and operation.binary[2] is None):
-            total += view(self.vin, f["b_base"] * outs, self._dims(f, "b")) * self.symbols.b
-        target = view(self.pads[destination(f)], f["dst_base"] * outs, self._dims(f, "dst"))
+            total += view(self.vin, f["b_base"] * outs, self._loop_dims(f, "b")) * self.symbols.b
+        target = view(self.pads[destination(f)], f["dst_base"] * outs, self._loop_dims(f, "dst"))
         target[...] = self.symbols.result(operation, total)
 
-    def _rows(self, a: Scalars, count: int) -> Scalars:
-        """B of rows of a [n, y, x, out pieces]."""
+    def _row_operands(self, a: Scalars, count: int) -> Scalars:
+        """Return operand B of a norm of rows of `a`, [n, y, x, out pieces], of `count` elements each."""
         rows = a.transpose(1, 2, 0, 3)
         b = self.symbols.row_of(rows.reshape(*rows.shape[:2], -1), count)
         return b.reshape(rows.shape).transpose(2, 0, 1, 3)
 
-    def _softmax(self, f: Fields) -> None:
-        """Rows of n x [block_out / group] pieces, at each x."""
+    def _run_softmax(self, f: Fields) -> None:
+        """Run a softmax on symbols; a row is n x [block_out / group] pieces at each x."""
         outs, operation = self.outs, softmax_of(self.cfg, f, self.exp)
-        x = view(self.vin, f["a_base"] * outs, self._dims(f, "a")).transpose(1, 2, 0, 3)
+        x = view(self.vin, f["a_base"] * outs, self._loop_dims(f, "a")).transpose(1, 2, 0, 3)
         rows = x.reshape(*x.shape[:2], -1)  # y, x, groups
         assert operation.rows is not None
         count = operation.rows[1]
@@ -471,14 +481,14 @@ class SymbolicMachine:
         results = self.symbols.result(operation, total)
         low, high = f["clip_lo"], f["clip_hi"]
         results[..., -(-count // self.cfg.group) :] = self.symbols.padding(min(max(f["zero_point"], low), high))
-        target = view(self.pads[destination(f)], f["dst_base"] * outs, self._dims(f, "dst"))
+        target = view(self.pads[destination(f)], f["dst_base"] * outs, self._loop_dims(f, "dst"))
         target[...] = results.reshape(x.shape).transpose(2, 0, 1, 3)
 
-    def _a(self, f: Fields) -> Scalars:
-        """A of a VECTOR, [n, y, x, out pieces]."""
+    def _operand_a(self, f: Fields) -> Scalars:
+        """Return operand A of a VECTOR, [n, y, x, out pieces]."""
         outs, taps = self.outs, self.cfg.taps
         memory = self.acc if f["a_source"] == ASource.ACC else self.vin
-        dims, r, s = self._dims(f, "a"), f["extent_r"], f["extent_s"]
+        dims, r, s = self._loop_dims(f, "a"), f["extent_r"], f["extent_s"]
         window = (r, f["a_r"] * outs), (s, f["a_s"] * outs)
         if not f["taps"]:
             a = view(memory, f["a_base"] * outs, (*dims, *window))
@@ -490,7 +500,8 @@ class SymbolicMachine:
         total: Scalars = np.einsum("nyxqrst,nrstq->nyxq", a, weights)
         return total
 
-    def _dims(self, f: Fields, operand: str) -> Dims:
+    def _loop_dims(self, f: Fields, operand: str) -> Dims:
+        """Return (extent, stride in pieces) of the loops n, y, x over `operand`, and of the pieces of an entry."""
         (en, sn), (ey, sy), (ex, sx) = loop_fields(operand, OUTER_LOOPS)
         outs = self.outs
         return (f[en], f[sn] * outs), (f[ey], f[sy] * outs), (f[ex], f[sx] * outs), (outs, 1)
@@ -498,7 +509,7 @@ class SymbolicMachine:
     # STORE ------------------------------------------------------------------------------------------------------
 
     def _store(self, i: Decoded) -> None:
-        """Check a STORE against the layer's meaning. WrongStore."""
+        """Check a STORE against what its layer means, and write to DRAM what should be there. Raises WrongStore."""
         f, layer = i.fields, int(self.run.layer_of[i.index])
         if not 0 <= layer < len(self.run.layers):
             raise WrongStore(i.index, layer)
@@ -517,7 +528,7 @@ class SymbolicMachine:
 
 
 def indices(base: int, dims: Dims) -> NDArray[np.int64]:
-    """base + sum of index * stride, shape is the extents."""
+    """Return the array of base + sum of index * stride, in the shape of the extents of `dims`."""
     total = np.full((1,) * len(dims), base, np.int64)
     for axis, (extent, stride) in enumerate(dims):
         total = total + (np.arange(extent) * stride).reshape([-1 if other == axis else 1 for other in range(len(dims))])
@@ -525,7 +536,8 @@ def indices(base: int, dims: Dims) -> NDArray[np.int64]:
 
 
 def store_places(cfg: Config, f: Fields, address: int) -> tuple[int, Dims] | None:
-    """The places that a STORE writes, in pieces from the storage at `address`; None where these are no whole pieces."""
+    """Return (base, dims) of the pieces that a STORE writes, from the storage at `address` on; None if not whole
+    pieces."""
     size = cfg.piece_bytes
     first = f["dram_addr"] - address
     z, y = f["dram_z"] if f["z_size"] > 1 else 0, f["dram_y"] if f["y_size"] > 1 else 0
@@ -545,7 +557,7 @@ def operation_of(cfg: Config, f: Fields, tables: Sequence[object]) -> Operation:
     binary = residual = zero_point = clip = table = reduce = rows = None
     int8 = f["destination"] != Destination.ACC
     if f["extent_r"] * f["extent_s"] > 1 and not (f["taps"] and f["reduce_op"] == ReduceOp.ADD):
-        reduce = f["reduce_op"]  # a sum of taps is one as those of gemm are
+        reduce = f["reduce_op"]  # a sum of taps is a sum of products as those of GEMM are
     if f["binary_op"] != BinaryOp.NONE:
         binary = f["binary_op"], f["b_offset"], f["imm"] if f["b_source"] == BSource.IMM else None
     if f["requantise"]:
