@@ -191,7 +191,7 @@ class BoardDevice:
 
     def _end_abandoned_run(self) -> None:
         """End a run that nobody waits for any more. DeviceError where memory does not answer."""
-        self.control.settle(poll_until_settled(self._now, self._sleep))
+        self.control.abort_and_drain(poll_until_settled(self._now, self._sleep))
 
     # Runs ------------------------------------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ def _end_loaded_run(pynq: Any) -> None:
     except Exception:  # nothing is loaded, or by another program than PYNQ, which has many ways to say so
         return
     try:
-        control.settle(poll_until_settled())
+        control.abort_and_drain(poll_until_settled())
     except DeviceError:
         raise DeviceError(
             f"the accelerator that is loaded now does not become idle: it waits for memory (status "

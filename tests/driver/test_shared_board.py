@@ -51,7 +51,7 @@ def test_a_foreign_run_is_not_taken_for_ours(moment: str) -> None:
         if came:
             return
         came.append(accelerator.starts)
-        other.settle([None] * 10)
+        other.abort_and_drain([None] * 10)
         if moment != "aborted":
             other.prepare(0x8000, instr_addr=64, instr_count=1, dma_size=4096, watchdog=0, lease=0, irq_enable=0)
             other.start()
@@ -112,7 +112,7 @@ def attempts(seed: int) -> list[tuple[int, int]]:
     def host(base: int, control: Control) -> None:
         for place in range(3):
             try:
-                control.settle([None] * 1000)
+                control.abort_and_drain([None] * 1000)
                 control.prepare(base, instr_addr=place, instr_count=1, dma_size=base, watchdog=0, lease=0, irq_enable=0)
                 control.start()
                 for _ in range(200):
