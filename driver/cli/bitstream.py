@@ -54,12 +54,13 @@ def project(
     from celosia.hw.boards.boards import find_board
     from celosia.hw.spec.config import Config
 
-    place, cfg = find_board(board), None if config is None else Config.load(config)
+    target_board, cfg = find_board(board), None if config is None else Config.load(config)
     with common.progress_stages(quiet) as stages:
         stages("writing the Verilog")
-        write_project(place, output, cfg, clock)
+        write_project(target_board, output, cfg, clock)
     if not quiet:
-        say(f"{output}: project for {place.name} ({place.part}), Config {(cfg or place.config).name}")
+        name = (cfg or target_board.config).name
+        say(f"{output}: project for {target_board.name} ({target_board.part}), Config {name}")
         say(f"next: celosia bitstream build {output}   (where Vivado is: {' '.join(COMMAND)})")
 
 

@@ -33,9 +33,9 @@ def verilog(
         cfg = Config.load(config)
         stages(f"elaborating {cfg.name}")
         from celosia.hw.verilog import TOP
-        from celosia.hw.verilog import verilog as text_of
+        from celosia.hw.verilog import verilog as verilog_text
 
-        text = text_of(cfg)
+        text = verilog_text(cfg)
         write_text(output, text)
     if not quiet:
         say(f"{output}: module {TOP}, {text.count(chr(10)):,} lines")
@@ -169,7 +169,7 @@ def cache(
       celosia cache
       celosia cache --limit 500MB
     """
-    from celosia import cache as kept
+    from celosia import cache as cache_files
     from celosia.driver.show import hardware_summary as show
     from celosia.driver.show.text_table import console, megabytes
 
@@ -177,8 +177,8 @@ def cache(
         raise typer.BadParameter("--clear leaves nothing for --limit; give one of them")
     if limit is not None or clear:
         try:
-            gone = kept.shrink(0 if limit is None else kept.parse_size(limit))
+            removed = cache_files.shrink(0 if limit is None else cache_files.parse_size(limit))
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
-        say(f"{len(gone)} removed, {megabytes(sum(entry.size for entry in gone))}")
-    console().print(show.kept(kept.cached_files()))
+        say(f"{len(removed)} removed, {megabytes(sum(entry.size for entry in removed))}")
+    console().print(show.cache_contents(cache_files.cached_files()))
