@@ -99,10 +99,10 @@ def exit_code_and_message(error: Exception) -> tuple[int, str]:
         if isinstance(error, classes):
             return code, str(error)
     if isinstance(error, OSError):
-        place = f"{error.filename}: " if error.filename else ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) and not place:
-            place = f"a disk is full, perhaps that of {tempfile.gettempdir()} (TMPDIR) or {Path.cwd()}: "
-        return WRONG_INPUT, f"{place}{error.strerror or error}"
+        file_name = f"{error.filename}: " if error.filename else ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and not file_name:
+            file_name = f"a disk is full, perhaps that of {tempfile.gettempdir()} (TMPDIR) or {Path.cwd()}: "
+        return WRONG_INPUT, f"{file_name}{error.strerror or error}"
     if isinstance(error, MemoryError):
         return RUN_FAILED, "there is not enough memory for this model"
     if isinstance(error, SelfCheckError):

@@ -123,8 +123,8 @@ def _open_addressed_device(
     from celosia.driver.remote.ssh import connect
     from celosia.hw.spec.config import Config
 
-    place, _, kind = device.removeprefix(SSH_PREFIX).partition("/")
-    with stages.paused(), connect(place) as connection:
+    host, _, kind = device.removeprefix(SSH_PREFIX).partition("/")
+    with stages.paused(), connect(host) as connection:
         remote = RemoteDevice(Remote(connection, sudo=sudo), Config.load(config), kind or "board", options)
         try:
             yield remote

@@ -196,19 +196,19 @@ def _run_on_board(
     from celosia.driver.remote import deploy
     from celosia.driver.remote.ssh import connect
 
-    place, _, device = url.removeprefix(SSH_PREFIX).partition("/")
+    host, _, device = url.removeprefix(SSH_PREFIX).partition("/")
     if device not in ("", "board", "functional"):
         raise typer.BadParameter(
-            f"there is no device {device!r} on a board; take {SSH_PREFIX}{place}, or /functional after it"
+            f"there is no device {device!r} on a board; take {SSH_PREFIX}{host}, or /functional after it"
         )
-    with stages.paused(), connect(place) as connection:
+    with stages.paused(), connect(host) as connection:
         remote = deploy.Remote(connection, sudo=sudo)
-        stages(f"connected to {place}")
+        stages(f"connected to {host}")
         program = common.load_or_compile_for_board(
             source.path, source.config, stages, remote, source.no_check, source.shapes(values), source.keep,
             source.trust, source.place,
         )  # fmt: skip
-        stages(f"running on {place}")
+        stages(f"running on {host}")
         return program, deploy.run(remote, program, values, device or "board", threads, **options)
 
 

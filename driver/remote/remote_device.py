@@ -24,11 +24,11 @@ def open_remote(url: str, config: Config, **options: Any) -> RemoteDevice:
     Closing the device also ends the connection. SshError, DeviceError: see RemoteDevice; SshError for an invalid `url`.
     """
     scheme, _, rest = url.partition("://")
-    place, _, kind = rest.partition("/")
+    host, _, kind = rest.partition("/")
     if kind not in ("", "board", "functional"):
-        raise SshError(f"there is no device {kind!r} on a board; take {scheme}://{place}, or /functional after it")
+        raise SshError(f"there is no device {kind!r} on a board; take {scheme}://{host}, or /functional after it")
     with ExitStack() as stack:
-        connection = stack.enter_context(connect(place))
+        connection = stack.enter_context(connect(host))
         device = RemoteDevice(Remote(connection), config, kind or "board", options)
         device.ending = stack.pop_all()
     return device

@@ -244,8 +244,8 @@ class ProgramRuntime(RuntimeBase):
             padding = {name: np.zeros((1, *checked[name].shape[1:]), checked[name].dtype) for name in batched}
             checked = checked | padding
         for start in range(0, max(samples, 1), batch):
-            places = np.minimum(np.arange(start, start + batch), max(samples, 1) - 1)
-            sample_inputs = {name: array[places] if name in batched else array for name, array in checked.items()}
+            numbers = np.minimum(np.arange(start, start + batch), max(samples, 1) - 1)
+            sample_inputs = {name: array[numbers] if name in batched else array for name, array in checked.items()}
             parts.append(self._execute_steps(sample_inputs, None, trace))
         outputs = {
             tensor.name: np.concatenate([part.outputs[tensor.name] for part in parts])[:samples]
@@ -336,6 +336,7 @@ class ProgramRuntime(RuntimeBase):
         return ""
 
     def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        # Fast path: arrays that have the right type and shape already.
         checked = {}
         for name, dtype, shape in self._tensor_types:
             if name not in inputs:
@@ -344,7 +345,7 @@ class ProgramRuntime(RuntimeBase):
             if type(value) is np.ndarray and value.dtype == dtype and value.shape == shape and value.flags.c_contiguous:
                 checked[name] = value
         if len(checked) == len(self._inputs_by_name) == len(inputs):
-            return checked  # fast path: the checks below would take longer than a small model
+            return checked  # the checks below would take longer than a small model
         declared = self._inputs_by_name
         for name in inputs:
             if name not in declared:
@@ -395,7 +396,9 @@ class ProgramRuntime(RuntimeBase):
         """
         assert step.kernel is not None
         inputs = [name for name in step.inputs if name]
-        pairs = [(inputs[number], step.outputs[out]) for out, number in self.program.kernels[step.kernel].in_place]
+        pairs = [
+            (inputs[number], step.outputs[output]) for output, number in self.program.kernels[step.kernel].in_place
+        ]
         arrays = [[self._fixed_arrays.get(name) for name in pair] for pair in pairs]
         return all(a is not None and b is not None and a.ctypes.data == b.ctypes.data for a, b in arrays)
 

@@ -41,19 +41,19 @@ class Segment:
         self._keep_alive = fixed, workspace  # the calls have their addresses
         self.calls = CallList(calls, team(kernels[0].library), threads)
         kinds: dict[str, Kind] = {}
-        places: dict[str, list[int]] = {}
+        positions: dict[str, list[int]] = {}
         for kernel, names, start in zip(kernels, tensors, self.calls.starts):
-            for place, (name, (dtype, shape)) in enumerate(zip(names, (*kernel.inputs, *kernel.outputs)), start):
+            for position, (name, (dtype, shape)) in enumerate(zip(names, (*kernel.inputs, *kernel.outputs)), start):
                 if name not in fixed:
                     kinds[name] = numpy_dtype(dtype), tuple(shape)
-                    places.setdefault(name, []).append(place)
+                    positions.setdefault(name, []).append(position)
         outputs = {name for step in steps for name in step.outputs}
-        inputs = [name for name in places if name not in outputs]
+        inputs = [name for name in positions if name not in outputs]
         known = {name for name in inputs if checked.get(name) == kinds[name]}
-        # Each with its places among the arguments.
-        self._known_inputs = [(name, places[name]) for name in inputs if name in known]
-        self._inputs_to_check = [(name, *kinds[name], places[name]) for name in inputs if name not in known]
-        self._new_outputs = [(name, *kinds[name], places[name]) for name in places if name in outputs]
+        # Each with its positions among the arguments.
+        self._known_inputs = [(name, positions[name]) for name in inputs if name in known]
+        self._inputs_to_check = [(name, *kinds[name], positions[name]) for name in inputs if name not in known]
+        self._new_outputs = [(name, *kinds[name], positions[name]) for name in positions if name in outputs]
 
     def run(self, values: dict[str, Array]) -> Stamps:
         """Run the kernels on tensors of `values` (by name), and add their outputs to it, each in new memory.
@@ -61,12 +61,12 @@ class Segment:
         ProgramError where an input has another type or shape than the kernel.
         """
         arguments = self.calls.arguments
-        for name, places in self._known_inputs:
+        for name, positions in self._known_inputs:
             address = address_of(values[name])
-            for place in places:
-                arguments[place] = address
+            for position in positions:
+                arguments[position] = address
         copies = []  # alive until the kernels have run
-        for name, dtype, shape, places in self._inputs_to_check:
+        for name, dtype, shape, positions in self._inputs_to_check:
             array = values[name]
             if array.dtype != dtype or array.shape != shape:
                 raise ProgramError(
@@ -75,11 +75,11 @@ class Segment:
             if not array.flags.c_contiguous:
                 array = np.ascontiguousarray(array)
             copies.append(array)
-            for place in places:
-                arguments[place] = address_of(array)
-        for name, dtype, shape, places in self._new_outputs:
+            for position in positions:
+                arguments[position] = address_of(array)
+        for name, dtype, shape, positions in self._new_outputs:
             values[name] = array = new_output(dtype, shape)
             address = address_of(array)
-            for place in places:
-                arguments[place] = address
+            for position in positions:
+                arguments[position] = address
         return self.calls.run()

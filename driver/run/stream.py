@@ -222,27 +222,30 @@ class SampleStream:
 
         Errors of the sample itself (SAMPLE_ERRORS) are raised at once. DeviceError if the stream has ended.
         """
-        inputs, first = self._name_inputs(sample), self._acquire_lane()
-        if first is None:
+        inputs, acquired = self._name_inputs(sample), self._acquire_lane()
+        if acquired is None:
             raise DeviceError("the stream is over")
         try:
-            return self._run_on_lane(first, inputs)
+            return self._run_on_lane(acquired, inputs)
         except SAMPLE_ERRORS:
             raise
         except Exception as error:
-            other = self._acquire_lane(first[0])
+            accelerator, _ = acquired
+            other = self._acquire_lane(accelerator)
             if other is None:
                 raise
             try:
                 result = self._run_on_lane(other, inputs)
             except Exception:  # perhaps the sample causes it: both accelerators stay
                 raise error from None
-            self._leave_out(first[0], error)
+            self._leave_out(accelerator, error)
             return result
 
-    def _run_on_lane(self, place: tuple[_Accelerator, SampleLane], inputs: Mapping[str, Array]) -> Result:
+    def _run_on_lane(
+        self, accelerator_and_lane: tuple[_Accelerator, SampleLane], inputs: Mapping[str, Array]
+    ) -> Result:
         """Run a sample on a lane, and free the lane afterwards."""
-        accelerator, lane = place
+        accelerator, lane = accelerator_and_lane
         try:
             return lane.run(inputs, trace=self._trace)
         finally:

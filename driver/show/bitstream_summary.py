@@ -64,7 +64,7 @@ def timing(result: Timing, title: str) -> RenderableType:
         nets = percent(path.nets_ns / path.ns)
         half = (("of ½" if path.half else ""),) if result.pumped else ()
         add_row(table, f"{path.ns:.2f}", *half, nets, path.levels, path.fan_out, path.ends, path.start, path.end)
-    late = ", ".join(f"{ns}-{ns + 1} ns: {number:,}" for ns, number in reversed(list(result.ends.items())[-5:]))
+    ends_text = ", ".join(f"{ns}-{ns + 1} ns: {number:,}" for ns, number in reversed(list(result.ends.items())[-5:]))
     array = f", {2 * result.mhz:.1f} MHz in the array; paths there, or to and from there, have half a cycle (½)"
     clock = f"{result.mhz:.1f} MHz ({result.ns:.2f} ns){array if result.pumped else ''}"
-    return Group(table, Text(f"{clock}. Ends of paths, {late}.\n{CAVEAT}"))
+    return Group(table, Text(f"{clock}. Ends of paths, {ends_text}.\n{CAVEAT}"))

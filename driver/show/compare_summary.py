@@ -39,8 +39,8 @@ def comparison(report: dict[str, Any], every: bool = False) -> Iterator[Renderab
     if not shown:
         return
     title = "Tensors" if every else "Tensors that differ" if report["different"] else "Tensors that lose most"
-    left = f", {len(shown)} of {len(rows)} (all: --all)" if len(shown) < len(rows) else ""
-    table = new_table(title + left, "tensor", "made by", "type", ">different", ">largest", ">SQNR dB", ">lost dB")
+    count_text = f", {len(shown)} of {len(rows)} (all: --all)" if len(shown) < len(rows) else ""
+    table = new_table(title + count_text, "tensor", "made by", "type", ">different", ">largest", ">SQNR dB", ">lost dB")
     for row in shown:
         decibels = ("-" if row[key] is None else f"{row[key]:.1f}" for key in ("sqnr_db", "lost_db"))
         largest = "-" if row["largest"] is None else f"{row['largest']:.3g}"

@@ -118,10 +118,10 @@ def buffers(program: Program) -> RenderableType:
     add_row(table, "  constants", megabytes(constants), megabytes(constants), "weights, parameters, tables")
     add_row(table, "  instructions", megabytes(code), megabytes(code), "")
     least = program.arena.lower_bound
-    over = f", {program.arena.size / least:.3f} of that here" if least else ""
+    ratio_text = f", {program.arena.size / least:.3f} of that here" if least else ""
     add_row(
         table, "CPU arena", megabytes(program.arena.size), megabytes(least),
-        f"{len(program.arena.offsets)} tensors between steps; used: the most that live at once{over}",
+        f"{len(program.arena.offsets)} tensors between steps; used: the most that live at once{ratio_text}",
     )  # fmt: skip
     used: Counter[str] = Counter()
     for launch in program.launches:

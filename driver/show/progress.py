@@ -83,8 +83,8 @@ class Stages:
         """Show that `done` of `total` samples are done: their rate, and the time left."""
         now = time.perf_counter()
         rate = done / max(now - self._started, 1e-3)
-        left = timedelta(seconds=round((total - done) / rate)) if done else "?"
-        text = f"{self._stage}: {done:,} of {total:,}, {rate:,.1f} a second, {left} left"
+        time_left = timedelta(seconds=round((total - done) / rate)) if done else "?"
+        text = f"{self._stage}: {done:,} of {total:,}, {rate:,.1f} a second, {time_left} left"
         self._draw_progress(text, now)
 
     def describe(self, text: str) -> None:

@@ -34,9 +34,9 @@ def quantised(report: dict[str, Any]) -> Iterator[RenderableType]:
     )
     for op in sorted({row["op"] for row in operators}):
         rows = [row for row in operators if row["op"] == op]
-        left = [row for row in rows if not row["quantised"]]
-        reasons = "; ".join(sorted({row["reason"] for row in left}))
-        add_row(table, op, len(rows) - len(left), len(left), reasons)
+        not_quantised = [row for row in rows if not row["quantised"]]
+        reasons = "; ".join(sorted({row["reason"] for row in not_quantised}))
+        add_row(table, op, len(rows) - len(not_quantised), len(not_quantised), reasons)
     yield table
     yield from _placement_tables(report["accelerator"])
 

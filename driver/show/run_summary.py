@@ -86,16 +86,16 @@ def layers(report: dict[str, Any], every: bool = False) -> RenderableType:
     if not every and len(rows) > TOP_LAYERS:
         longest = sorted(range(len(rows)), key=lambda i: -(rows[i][weight] or 0))[:TOP_LAYERS]
         shown = [rows[i] for i in sorted(longest)]
-    left = f", {len(shown)} of {len(rows)} (all: --layers)" if len(shown) < len(rows) else ""
+    count_text = f", {len(shown)} of {len(rows)} (all: --layers)" if len(shown) < len(rows) else ""
     if report["cycles"] is None:
-        table = new_table(f"Layers{left}", "layer", "what", ">MACs", ">loaded", ">stored")
+        table = new_table(f"Layers{count_text}", "layer", "what", ">MACs", ">loaded", ">stored")
         for row in shown:
             traffic = megabytes(row["bytes_loaded"]), megabytes(row["bytes_stored"])
             add_row(table, row["name"], row["what"], row["macs"], *traffic)
         return table
     units = [f">{unit}" for unit in UNITS]
     table = new_table(
-        f"Layers{left}, memory {report['memory_model']}; units: at work + held up, of the layer's cycles",
+        f"Layers{count_text}, memory {report['memory_model']}; units: at work + held up, of the layer's cycles",
         "layer", "what", ">MACs", ">cycles", ">array", "bound by", *units, ">loaded", ">stored",
     )  # fmt: skip
     for row in shown:

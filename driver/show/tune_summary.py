@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 def trials_line(state: Progress, name: str) -> str:
     """Return the progress of a tuning's trials."""
-    left = timedelta(seconds=round((state.trials - state.spent) / state.rate)) if state.rate else "?"
+    time_left = timedelta(seconds=round((state.trials - state.spent) / state.rate)) if state.rate else "?"
     text = f"{name}: {state.spent:,} of {state.trials:,} trials, {state.known:,} of them known"
-    return text + f", {state.rate:,.1f} a second, at most {left} left"
+    return text + f", {state.rate:,.1f} a second, at most {time_left} left"
 
 
 def tuning_line(state: NetworkState) -> str:

@@ -254,13 +254,13 @@ class Vector:
         writes = Train(0, steps.each + steps.gap, steps.steps // steps.each)
         return writes._replace(first=last + self._to_write + steps.gap - writes.last)
 
-    def _write_acc(self, work: Work, steps: Steps, late: int) -> tuple[int, int]:
+    def _write_acc(self, work: Work, steps: Steps, delay: int) -> tuple[int, int]:
         """Return the cycles of the last step and of the last write of an instruction that writes acc.
 
-        At most WRITEBACK_DEPTH of its outputs are under way. late: cycles by which other waits delay its steps.
+        At most WRITEBACK_DEPTH of its outputs are under way. delay: cycles by which other waits delay its steps.
         """
         written = deque([-1], WRITEBACK_DEPTH)
-        step_cycle = steps.first + late - steps.gap - 1  # the last step of an output
+        step_cycle = steps.first + delay - steps.gap - 1  # the last step of an output
         for output in range(work.outputs):
             step_cycle += steps.each + steps.gap
             if len(written) == WRITEBACK_DEPTH:

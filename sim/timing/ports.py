@@ -29,22 +29,22 @@ class Port:
         """
         if not steps.gap:
             return self.free_cycle(steps.first, steps.steps)
-        number, cycle = 0, steps.first
+        number, cycle = 0, steps.first  # the step that is placed next, and its cycle
         for train in self._reserved:
             if train.last < cycle:
                 continue
-            # Steps before the train are not delayed.
-            late = cycle - steps.cycle(number)
+            delay = cycle - steps.cycle(number)
+            # Steps before the train are not delayed further.
             outputs = max(0, train.first - cycle) // (steps.each + steps.gap)
             number = min(steps.steps - 1, number + outputs * steps.each)
-            cycle = steps.cycle(number) + late
+            cycle = steps.cycle(number) + delay
             while cycle <= train.last:
                 free = self.free_cycle(cycle, 1)
-                late, cycle = late + free - cycle, free
+                delay, cycle = delay + free - cycle, free
                 if number == steps.steps - 1:
                     return cycle
                 number += 1
-                cycle = steps.cycle(number) + late
+                cycle = steps.cycle(number) + delay
         return steps.last + cycle - steps.cycle(number)
 
     def reservation_starts(self, first: int, last: int) -> list[int]:
@@ -100,11 +100,11 @@ class Acc:
         output: number of the output to which the first of these steps belongs.
         """
         bank_steps = min(steps.steps, max(0, work.read_bank_outputs - output) * steps.each)
-        ports, last, late = (self._reads[work.read_bank], self._reads[1 - work.read_bank]), steps.last, 0
+        ports, last, delay = (self._reads[work.read_bank], self._reads[1 - work.read_bank]), steps.last, 0
         for port, part in zip(ports, (steps.only_first(bank_steps), steps.without_first(bank_steps)), strict=True):
             if part.steps:
-                last = port.last_step(part.delayed(late))
-                late = last - part.last
+                last = port.last_step(part.delayed(delay))
+                delay = last - part.last
         return last
 
     def vector_write_cycle(self, work: Work, output: int, cycle: int) -> int:

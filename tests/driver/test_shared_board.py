@@ -132,7 +132,7 @@ def test_however_two_hosts_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found) > 20 and all(cycles == wanted for cycles, wanted in found)
     # Which is not to be had by looking at half of it, nor by not looking.
     halves: list[Callable[[Control], bool]] = [
-        lambda self: self.read("runs") == self._number,
+        lambda self: self.read("runs") == self._run_number,
         lambda self: all(self.read(name) == value for name, value in self._prepared.items()),
         lambda self: True,
     ]
