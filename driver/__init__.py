@@ -5,7 +5,7 @@ run/         one run of a Program: steps, streams of samples, reports and their 
 board/       the accelerator of the board that this process runs on
 remote/      boards over ssh
 host/        onnxruntime, tools, and Programs for open shapes, which boards do not need
-quantize/    int8 models of float models
+quantize/    int8 models from float models
 accuracy/    comparison with onnxruntime, accuracy on data sets
 data/        samples, images and arrays from files
 generate/    text from decoders
@@ -13,7 +13,7 @@ tune/        schedules, searched with trials; superoptimised models
 explore/     Configs for models on a board
 export/      models as C
 torch/       PyTorch
-te/          kernels of a user's own
+te/          tensor expressions in TVM's terms, and kernels of a user's own
 cut          a model in parts for several accelerators (`celosia.cut`), which `Relay` runs as a pipeline
 rehearse     a deployment to a simulated board, step by step
 demo         `celosia demo`
