@@ -1,7 +1,7 @@
 """Choices of options and their defaults. Imports nothing slow, for the command's help."""
 
 TRIALS, KERNEL_TRIALS = 1000, 300
-"""Schedules of layers, and of kernels, that are tried at most, if nobody says otherwise."""
+"""Default limits of `celosia tune`: schedules of layers, and of the CPU's kernels, that are tried."""
 SEARCH_NAMES = ("bottleneck", "nsga2", "random")
 """Searches for Configs; the first is the default."""
 OBJECTIVES = {
@@ -13,12 +13,13 @@ OBJECTIVES = {
 }
 """Objectives of an exploration, and the meaning of each figure."""
 DEFAULT_OBJECTIVES = ("cycles", "area")
+"""Objectives of an exploration that names none."""
 ALSO = {"fps": "period"}
 """Other names of objectives that a user may give."""
 BUDGET = "10m"
-"""Seconds of an exploration that is given neither time nor a number of points."""
+"""Time of an exploration that is given neither a time nor a number of points."""
 WAYS = ("yosys", "rtl")
-"""Ways to confirm a front."""
+"""Ways to confirm the Configs of a front: count resources with Yosys, or run the RTL."""
 ACTIVATIONS = ("int8", "uint8")
 """Types of activations; the first is the default."""
 WEIGHTS = (8, 4, 2, 1)
@@ -32,13 +33,13 @@ AUTO = "auto"
 """Value of --smooth: alpha is searched for each place."""
 
 SUPEROPTIMISERS = ("queue", "greedy")
-"""Searches of `celosia optimise`."""
+"""Searches of `celosia optimise`; the first is the default."""
 EXPORT_TARGETS = ("x86_64", "armv7-linux", "armv7-none", "aarch64-linux", "riscv32-none", "wasm32")
 """Targets of export; the first is the default."""
 
 
 def parse_alpha(text: float | str) -> float | str:
-    """Parse --smooth: AUTO, or a number from 0 to 1. ValueError for anything else.
+    """Return the value of --smooth: AUTO, or a number from 0 to 1. ValueError for anything else.
 
     >>> parse_alpha("0.5"), parse_alpha("auto")
     (0.5, 'auto')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
 from celosia.hw.spec.config import Config
 
 BYTES: tuple[ir.DataType | None, ...] = ir.DataType.INT8, ir.DataType.UINT8
+"""Types of the tensors at which a model is cut."""
 
 
 def cut(
@@ -36,16 +38,16 @@ def cut(
 ) -> list[onnx.ModelProto]:  # fmt: skip
     """Cut the model into `parts` models, each of which takes the output of the one before: one 8-bit tensor.
 
-    Candidates are tensors that alone feed all later operators. The chosen ones give the longest part the fewest cycles,
-    by the timing model with this memory. shapes: of inputs whose sizes are open, which the parts have then. ModelError
-    where there are not enough such tensors.
+    A place to cut is a tensor that alone feeds all later operators. The chosen ones give the longest part the fewest
+    cycles, by the timing model with this memory. shapes: of inputs whose sizes are open, for all parts. ModelError
+    where there are too few such tensors.
 
     >>> import celosia
     >>> [len(part.graph.output) for part in celosia.cut(celosia.models.demo_model_path(), 2, "tiny")]
     [1, 1]
     """
     source_model, shapes = read(Path(model)), shapes or {}
-    import_model(*open_model(source_model))  # or its error
+    import_model(*open_model(source_model))  # raises the error of a model that cannot be compiled
     fixed = with_shapes(source_model, shapes, sizes_of(source_model, shapes))
     named = ir.from_proto(with_inferred_shapes(inline_functions(fixed)))
     infer_shapes(named)
@@ -61,51 +63,60 @@ def cut(
     before = _sum_cycles_before(proto, program, memory, [place for place, _ in places])
     total = before.pop()
     ends = [places[number][1] for number in _balance_parts(before, total, parts)]
-    names = [[value.name for value in some] for some in (proto.graph.input, proto.graph.output)]
+    input_names, output_names = ([value.name for value in values] for values in (proto.graph.input, proto.graph.output))
     constants = {initializer.name for initializer in proto.graph.initializer}
-    first = [name for name in names[0] if name not in constants]
+    inputs = [name for name in input_names if name not in constants]
     extract = Extractor(proto).extract_model
-    return [extract(a, b) for a, b in zip([first, *[[end] for end in ends]], [*[[end] for end in ends], names[1]])]
+    borders = [inputs, *([end] for end in ends), output_names]  # inputs and outputs of the parts
+    return [extract(begin, end) for begin, end in pairwise(borders)]
 
 
 def _find_cut_points(graph: ir.Graph) -> list[tuple[int, str]]:
-    """Find the 8-bit tensors after which nothing else that depends on inputs is needed, each with the number of its
-    node."""
+    """Return (number of its node, name) of each 8-bit tensor on which alone all later operators depend.
+
+    Constants do not count: only tensors that depend on inputs do.
+    """
     live = {value for value in graph.inputs if value.name not in graph.initializers}
     varying = set(live)
-    last = {value: number for number, node in enumerate(graph) for value in operands(node)}
-    last |= dict.fromkeys(graph.outputs, len(graph))
+    last_use = {value: number for number, node in enumerate(graph) for value in operands(node)}
+    last_use |= dict.fromkeys(graph.outputs, len(graph))
     cuts = []
     for number, node in enumerate(graph):
         if varying.isdisjoint(operands(node)):
             continue
         varying.update(node.outputs)
-        live = {value for value in (*live, *node.outputs) if last.get(value, -1) > number}
+        live = {value for value in (*live, *node.outputs) if last_use.get(value, -1) > number}
         if len(live) == 1:
-            (neck,) = live
-            if neck in node.outputs and neck.dtype in BYTES and neck.shape is not None and neck.name:
-                cuts.append((number, neck.name))
+            (only,) = live
+            if only in node.outputs and only.dtype in BYTES and only.shape is not None and only.name:
+                cuts.append((number, only.name))
     return cuts
 
 
 def _sum_cycles_before(
     proto: onnx.ModelProto, program: Program, memory: MemoryModel | str, places: Sequence[int]
 ) -> list[int]:
-    """Sum the cycles of layers whose last operator is among the first nodes, up to each of `places`; then of all."""
+    """Return the cycles of the layers before each of `places`, by the timing model, and then those of all layers.
+
+    A layer is before a place if its last operator is a node up to that number.
+    """
     numbers = {node.name: number for number, node in enumerate(proto.graph.node)}
-    chosen = [0] * (len(places) + 1)
+    cycles_before = [0] * (len(places) + 1)
     for row in estimate(program, memory)["layers"]:
         names = re.split(r" (?:\.\.|\|) ", row["name"])  # the name of a block has the first and the last of each group
         last = max((numbers[name] for name in names if name in numbers), default=-1)
         for number, place in enumerate((*places, len(numbers))):
-            chosen[number] += row["cycles"] * (last <= place)
-    return chosen
+            cycles_before[number] += row["cycles"] * (last <= place)
+    return cycles_before
 
 
 def _balance_parts(before: Sequence[int], total: int, parts: int) -> list[int]:
-    """Choose `parts` - 1 of the places, such that the longest part is shortest. before: cycles in front of each."""
+    """Choose `parts` - 1 places to cut, so that the longest part is as short as possible. Return their numbers.
+
+    before: cycles in front of each place. total: cycles of all.
+    """
+    # For each place as an end: the cycles of the longest part before it, and the places where it is cut.
     best: list[tuple[int, list[int]]] = [(cycles, []) for cycles in (*before, total)]
-    """For each place as an end: the longest part before it, and the places where it was cut."""
     for _ in range(parts - 1):
         best = [
             min(
@@ -118,10 +129,10 @@ def _balance_parts(before: Sequence[int], total: int, parts: int) -> list[int]:
 
 
 class Relay:
-    """Pipeline of Programs, each on its device, that passes outputs on as inputs: all have a sample in flight at a
-    time.
+    """Pipeline of Programs, each on its own device: the outputs of one are the inputs of the next.
 
-    programs: as they follow each other. device, threads: as of Runtime; there are as many devices as Programs.
+    All work at the same time, on different samples. programs: in their order. device, threads: see Runtime; there are
+    as many devices as Programs, or one name for all.
     """
 
     def __init__(
@@ -134,7 +145,7 @@ class Relay:
         self.runtimes = [Runtime(program, device, threads, **options) for program, device in zip(programs, devices)]
 
     def run_each(self, samples: Iterable[Sample], in_flight: int = LANES, trace: bool = True) -> Results:
-        """Return the results of the last Program, for each sample of the first; see Runtime.run_each."""
+        """Return the results of the last Program for each sample of the first one; see Runtime.run_each."""
         first, *later_runtimes = self.runtimes
         results = first.run_each(samples, in_flight, trace)
         for runtime in later_runtimes:
@@ -154,7 +165,7 @@ class Relay:
 
 
 def _outputs_for_next(results: Results) -> Iterator[Sample]:
-    """Yield outputs, or the error of a sample."""
+    """Yield the outputs of each result as a sample of the next Program; an error passes on as the sample."""
     try:
         while True:
             try:

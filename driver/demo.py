@@ -25,9 +25,9 @@ ROWS = 12
 
 
 def run(count: int, device: str, config: str, stages: Stages, **options: Any) -> None:
-    """Classify the first `count` test images; prints labels, cycles, layers and the comparison with onnxruntime.
+    """Classify the first `count` test images, and print labels, cycles, layers and the comparison with onnxruntime.
 
-    options: of the device.
+    options: those of the device.
     """
     path = models.demo_model_path()
     require_tools(device, path)
@@ -52,45 +52,48 @@ def run(count: int, device: str, config: str, stages: Stages, **options: Any) ->
         stages("comparing with onnxruntime", line=False)
         comparison = _compare_with_onnxruntime(str(path), images[:count], np.concatenate(logits))
     if not stages.quiet:
-        right = sum(int(np.argmax(row)) == label for row, label in zip(logits, labels))
+        correct = sum(int(np.argmax(row)) == label for row, label in zip(logits, labels))
         with stages.paused():
-            _print_summary(reports, right, comparison)
+            _print_summary(reports, correct, comparison)
 
 
-def _print_summary(reports: list[dict[str, Any]], right: int, comparison: str) -> None:
-    """Print accuracy, cycles and the comparison with onnxruntime."""
-    out, last, count = console(), reports[-1], len(reports)
-    out.print()
-    out.print(show.layers(last, every=True))
-    out.print()
-    out.print(f"{right} of {count} right.")
+def _print_summary(reports: list[dict[str, Any]], correct: int, comparison: str) -> None:
+    """Print the layers of the last run, accuracy, cycles and the comparison with onnxruntime.
+
+    reports: of all runs. correct: number of images classified correctly. comparison: a sentence.
+    """
+    output, last, count = console(), reports[-1], len(reports)
+    output.print()
+    output.print(show.layers(last, every=True))
+    output.print()
+    output.print(f"{correct} of {count} right.")
     if last["cycles"] is not None:
         cycles = sum(report["cycles"] for report in reports)
         share = sum(report["cycles"] * report["utilization"] for report in reports) / cycles
-        out.print(f"{cycles:,} cycles in total, {cycles // count:,} an image, memory model {last['memory_model']}.")
-        out.print(f"Utilisation {percent(share)} of the multipliers.")
-    out.print(comparison)
+        output.print(f"{cycles:,} cycles in total, {cycles // count:,} an image, memory model {last['memory_model']}.")
+        output.print(f"Utilisation {percent(share)} of the multipliers.")
+    output.print(comparison)
 
 
 def _print_image(image: NDArray[np.float32], predicted: str, true: str, report: dict[str, Any]) -> None:
-    """Print an image beside its label, prediction and cycles."""
-    out = console()
+    """Print an image, if there is a terminal, and below it its prediction, its label and the cycles of its run."""
+    output = console()
     cycles = f"{report['seconds']['run']:.2f} s"
     if report["cycles"] is not None:
         cycles = f"{report['cycles']:,} cycles (memory {report['memory_model']})"
     verdict = Text.assemble(
         (f"{predicted:<12}", "bold green" if predicted == true else "bold red"), f" true {true:<12} {cycles}"
     )
-    if not out.is_terminal:
-        out.print(verdict)
+    if not output.is_terminal:
+        output.print(verdict)
         return
-    out.print(Group(_draw_image(image), Padding(verdict, (0, 0, 1, 0))))
+    output.print(Group(_draw_image(image), Padding(verdict, (0, 0, 1, 0))))
 
 
 def _draw_image(image: NDArray[np.float32]) -> Text:
-    """Draw the image in half blocks: two pixels, one above the other, in each character."""
-    pick = np.linspace(2, 29, 2 * ROWS).round().astype(int)
-    small = (image[np.ix_(pick, pick)] * 255).astype(int)
+    """Return the image as coloured half blocks: two pixels, one above the other, in each character."""
+    pixels = np.linspace(2, 29, 2 * ROWS).round().astype(int)  # rows and columns that are shown, without the border
+    small = (image[np.ix_(pixels, pixels)] * 255).astype(int)
     text = Text()
     for upper, lower in zip(small[0::2], small[1::2]):
         for above, below in zip(upper, lower):
@@ -101,7 +104,7 @@ def _draw_image(image: NDArray[np.float32]) -> Text:
 
 
 def _compare_with_onnxruntime(path: str, images: NDArray[np.float32], logits: NDArray[np.float32]) -> str:
-    """Sentence that compares the outputs with onnxruntime's."""
+    """Return a sentence that compares the outputs with onnxruntime's, byte by byte."""
     try:
         session = oracle.open_session(Path(path))
     except oracle.MissingLibrary:

@@ -1,4 +1,4 @@
-"""Display in notebooks: progress while work goes on, and results as short HTML in place of thousands of numbers."""
+"""Display in notebooks: a progress line while work goes on, and results as tables of limited length."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from typing import Any
 from celosia.compiler.program.html import table
 
 MAX_ROWS = 20
-"""Rows of a table in a notebook; what has more says how many."""
+"""Largest number of rows of a table in a notebook; a longer table says how many rows are left out."""
 UPDATE_SECONDS = 0.1
 """Seconds between two updates of a cell."""
 
 
 def html_of(renderables: Iterable[Any]) -> str:
-    """Return as HTML what the command line prints with Rich: tables, of at most MAX_ROWS rows, and paragraphs of
-    text."""
+    """Convert what the command line prints with Rich to HTML: tables of at most MAX_ROWS rows, and paragraphs."""
     from rich.table import Table
 
     parts = []
@@ -40,12 +39,14 @@ def html_of(renderables: Iterable[Any]) -> str:
 
 
 def _exploration_tables(exploration: Any) -> Iterable[Any]:
+    """Return what `celosia explore` prints of its result."""
     from celosia.driver.show import explore_summary as explore
 
     return explore.front(exploration.report)
 
 
 def _tuning_tables(tuned: Any) -> Iterable[Any]:
+    """Return what `celosia tune` prints of its result, for layers or for kernels of the CPU."""
     from celosia.driver.show import tune_cpu_summary as tune_cpu
     from celosia.driver.show import tune_summary as tune
 
@@ -53,18 +54,21 @@ def _tuning_tables(tuned: Any) -> Iterable[Any]:
 
 
 def _optimisation_tables(optimised: Any) -> Iterable[Any]:
+    """Return what `celosia optimise` prints of its result."""
     from celosia.driver.show import optimise_summary as optimise
 
     return optimise.derivation(optimised.report)
 
 
 def _comparison_tables(comparison: Any) -> Iterable[Any]:
+    """Return what `celosia compare` prints of its result."""
     from celosia.driver.show import compare_summary as compare
 
     return compare.comparison(comparison)
 
 
 def _evaluation_tables(evaluation: Any) -> Iterable[Any]:
+    """Return what `celosia eval` prints of its result."""
     from celosia.driver.show import compare_summary as compare
 
     return compare.evaluation(evaluation)
@@ -77,11 +81,11 @@ SHOWN: dict[tuple[str, str], Callable[[Any], Iterable[Any]]] = {
     ("celosia.driver.accuracy.compare", "TensorComparison"): _comparison_tables,
     ("celosia.driver.accuracy.evaluate", "Evaluation"): _evaluation_tables,
 }
-"""Display of each result, by the module and the name of its class."""
+"""Functions that return the tables of a result, by the module and the name of its class."""
 
 
 def register() -> None:
-    """Register this notebook's formatters, which show results as HTML."""
+    """Register formatters with this notebook, so that it shows the results in SHOWN as HTML."""
     html = sys.modules["IPython"].get_ipython().display_formatter.formatters["text/html"]
     for (module, name), show in SHOWN.items():
         html.for_type_by_name(module, name, lambda result, show=show: html_of(show(result)))
@@ -120,18 +124,22 @@ class CellProgress:
         self.state(f"{self._stage}: {done:,} of {total:,}", done, total)
 
     def state(self, text: str, done: float | None = None, total: float | None = None) -> None:
-        """Show the progress of a stage; skipped where the cell was drawn just now."""
+        """Show the progress of a stage, unless the cell was drawn within UPDATE_SECONDS.
+
+        done, total: amounts for the bar; None where they are unknown.
+        """
         if time.perf_counter() - self._shown >= UPDATE_SECONDS:
             self._draw(text, done, total)
 
     def _draw(self, text: str, done: float | None, total: float | None) -> None:
+        """Draw the bar at `done` of `total`, and the text behind it."""
         self._shown = time.perf_counter()
-        place = "" if done is None or not total else f' value="{done}" max="{total}"'
-        self._cell.update(self._html(f"<progress{place}></progress> {escape(text)}"))
+        attributes = "" if done is None or not total else f' value="{done}" max="{total}"'
+        self._cell.update(self._html(f"<progress{attributes}></progress> {escape(text)}"))
 
 
 def _progress_line(state: Any) -> str:
-    """One line on the progress of a search, as the command line prints it."""
+    """Return one line on the progress of a search, as the command line prints it."""
     from celosia.driver.show import explore_summary as explore
     from celosia.driver.show import optimise_summary as optimise
     from celosia.driver.show import tune_cpu_summary as tune_cpu
@@ -145,10 +153,13 @@ def _progress_line(state: Any) -> str:
 
 
 def show_progress_in_cell(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function that takes `progress`, and perhaps `count` or `told`, to use a CellProgress where the caller
-    gives none. Other functions stay as they are."""
-    takes = inspect.signature(function).parameters
-    if "progress" not in takes:
+    """Wrap a function that takes `progress`, so that it shows a CellProgress where the caller passes no `progress`.
+
+    The CellProgress is also passed as `count` and `told` if the function takes them. Functions without `progress` are
+    returned as they are.
+    """
+    parameters = inspect.signature(function).parameters
+    if "progress" not in parameters:
         return function
 
     @wraps(function)
@@ -159,10 +170,11 @@ def show_progress_in_cell(function: Callable[..., Any]) -> Callable[..., Any]:
         with CellProgress() as cell:
 
             def told(state: Any) -> None:
+                """Show the state of a search."""
                 cell.state(_progress_line(state), getattr(state, "spent", None), getattr(state, "trials", None))
 
             offered: dict[str, Any] = {"progress": cell, "count": cell.count, "told": told}
-            named.update({name: value for name, value in offered.items() if name in takes and name not in named})
+            named.update({name: value for name, value in offered.items() if name in parameters and name not in named})
             return function(*args, **named)
 
     return run

@@ -1,4 +1,4 @@
-"""Deployment to a board that is simulated on this machine, by the code that deploys to a real one.
+"""Rehearse a deployment on a board that is simulated on this machine, with the code that deploys to a real one.
 
 The board is a folder with a home, and a Python that has numpy and a package `pynq` (driver/remote/simulated.py). Each
 command runs in a process of its own there, as over ssh, with a login shell; only ssh itself is left out.
@@ -42,6 +42,7 @@ PYTHON = """#!/bin/sh
 # Python as on a board: numpy and what is in {site}, nothing else of this machine.
 PYTHONPATH={site} exec {python} -S "$@"
 """
+"""The simulated board's command python3."""
 PYNQ = """\
 __version__ = "(simulated)"
 try:
@@ -49,8 +50,9 @@ try:
 except ImportError:  # a process that asks for the board's state has no runner
     pass
 """
+"""The simulated board's package pynq."""
 CMA_BYTES = 128 << 20
-"""Contiguous memory of PYNQ's images."""
+"""Bytes of contiguous memory that PYNQ's images reserve."""
 
 
 class SimulatedBoard(Connection):
@@ -83,7 +85,7 @@ class SimulatedBoard(Connection):
 
 
 def host_processor() -> Target:
-    """Processor of the simulated board, of this machine's kind. DeviceError where none of it is known."""
+    """Return the compiler's target for this machine, which is also the simulated board's. DeviceError without one."""
     target = target_for(platform.machine())
     if target is None:
         raise DeviceError(f"a board cannot be simulated on a {platform.machine()}; rehearse on x86_64 or aarch64")
@@ -111,7 +113,10 @@ def write_bitstream(folder: Path, board: Board, config: Config) -> Path:
 
 @dataclass(frozen=True)
 class RehearsalStep:
-    """One step of a rehearsal. needs: requirements on the real board."""
+    """One step of a rehearsal.
+
+    seconds: how long it took. said: its result in a few words. needs: what a real board needs for this step.
+    """
 
     name: str
     seconds: float
@@ -121,7 +126,11 @@ class RehearsalStep:
 
 @dataclass
 class Rehearsal:
-    """Result of a rehearsal. different: names of outputs whose bytes differ from the local simulator's."""
+    """Result of a rehearsal.
+
+    different: names of outputs that differ from those of a run on this machine's simulator. result: of the run on the
+    board; None before it.
+    """
 
     board: Board
     steps: list[RehearsalStep] = field(default_factory=list)
@@ -130,7 +139,10 @@ class Rehearsal:
 
     @contextmanager
     def step(self, name: str, needs: str, stages: Callable[[str], object]) -> Iterator[Callable[[str], None]]:
-        """Time the work inside, which describes its result in a few words."""
+        """Time the work in this context as a step. It is given a function for a few words on its result.
+
+        needs: what a real board needs for this step. stages: called with the step's name.
+        """
         stages(name)
         started = time.perf_counter()
         words: list[str] = []
@@ -144,7 +156,7 @@ def rehearse(
 ) -> Rehearsal:  # fmt: skip
     """Compile, deploy, flash and run `model` on a simulated `board`, and compare its outputs with those of a run here.
 
-    device: what is in the FPGA, "functional" or "rtl". Raises what deployment raises.
+    device: what takes the place of the FPGA, "functional" or "rtl". Raises the errors of a deployment.
     """
     config = board.config if config is None else config
     rehearsal = Rehearsal(board)
@@ -166,11 +178,11 @@ def rehearse(
             connection = SimulatedBoard(board.name, folder, library)
             remote = deploy.Remote(connection)
             files = pack_runner(), deploy.pack_program(program)
-            there = remote.status(*files)
-            say(f"{there.machine}, Python {'.'.join(map(str, there.python))}, numpy {there.numpy}, pynq {there.pynq}")
+            facts = remote.status(*files)
+            say(f"{facts.machine}, Python {'.'.join(map(str, facts.python))}, numpy {facts.numpy}, pynq {facts.pynq}")
         with rehearsal.step("deploy", f"{sum(len(file.data) for file in files):,} bytes of its disk", stages) as say:
-            deploy.require_board(there, program, "board", board.name)
-            say(f"{remote.install(there, *files):,} bytes sent")
+            deploy.require_board(facts, program, "board", board.name)
+            say(f"{remote.install(facts, *files):,} bytes sent")
         with rehearsal.step("flash", "a bitstream: celosia bitstream project, and build with Vivado", stages) as say:
             bit = write_bitstream(folder, board, config)
             clock = deploy.flash(remote, bit, check_bitstream(bit, board.name, board.part))
@@ -178,11 +190,11 @@ def rehearse(
         memory = f"{program.dram_size:,} of some {CMA_BYTES:,} bytes of contiguous memory"
         with rehearsal.step("run", memory, stages) as say:
             rehearsal.result = deploy.run(remote, program, inputs, base=board.address)
-            say(_cycles(rehearsal.result))
+            say(_describe_cycles(rehearsal.result))
         with rehearsal.step("compare", "the same inputs, and --output", stages) as say:
-            sent = folder / files[1].name
-            sent.write_bytes(files[1].data)
-            rehearsal.different = _different_outputs(Program.load(sent, trust=True), inputs, rehearsal.result)
+            sent_program = folder / files[1].name
+            sent_program.write_bytes(files[1].data)
+            rehearsal.different = _different_outputs(Program.load(sent_program, trust=True), inputs, rehearsal.result)
             say(
                 f"{len(program.outputs)} outputs as here"
                 if not rehearsal.different
@@ -191,20 +203,21 @@ def rehearse(
     return rehearsal
 
 
-def _cycles(result: Result) -> str:
+def _describe_cycles(result: Result) -> str:
+    """Return a few words on the cycles of a run."""
     cycles = result.report["cycles"]
     return f"{cycles:,} cycles" if cycles else "the functional simulator counts no cycles"
 
 
 def _different_outputs(program: Program, inputs: Mapping[str, Any], result: Result) -> list[str]:
-    """Names of outputs that differ from a run on this machine's simulator."""
+    """Return the names of outputs that differ from those of a run on this machine's simulator."""
     with Runtime(program) as runtime:
         expected = runtime.run(inputs).outputs
     return [name for name, value in expected.items() if not _is_equal(value, result.outputs[name])]
 
 
 def _is_equal(one: Any, other: Any) -> bool:
-    """Whether two outputs have equal types, shapes and bytes; sequences entry by entry."""
+    """Return whether two outputs have equal types, shapes and bytes; sequences are compared entry by entry."""
     if isinstance(one, list):
         return len(one) == len(other) and all(map(_is_equal, one, other))
     if one is None or other is None:

@@ -1,4 +1,4 @@
-"""celosia.Runtime: run Programs, and models that are compiled when inputs come."""
+"""celosia.Runtime: run Programs, and models that are compiled when the shapes of their inputs are known."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ Array = NDArray[Any]
 
 class Runtime(RuntimeBase):
     """Runs `program` on `device`: "functional", "timed", "rtl", "board", "ssh://USER@BOARD", or any Device of the same
-    Config. Several, as "board,rtl" or in a list, share what `run_each` and `run_batch` are given; all else is the first
-    one's.
+    Config.
+
+    Several devices, as "board,rtl" or in a list, share the samples of `run_each` and `run_batch`; the first one does
+    everything else.
 
     >>> import celosia, numpy as np
     >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")
@@ -41,13 +43,13 @@ class Runtime(RuntimeBase):
     ((1, 10), 'gemm')
 
     program: a Program, or an ONNX model (a ModelProto), or the path of either. A model is compiled for `config` and for
-    the shapes of the inputs, when they come for the first time; the Programs of the last 16 shapes are kept.
+    the shapes of the inputs when these first occur; the Programs of the last 16 shapes are kept.
     compiling: other arguments of `celosia.compile`, as {"check": False}, or {"shapes": {"image": (8, 3, 224, 224)}} to
     compute eight samples at once.
 
     A device by name is opened when the first launch needs it; a program without launches never opens one.
-    threads: how many the CPU's part may use at once; left out, the environment variable CELOSIA_THREADS says so, else
-    there is one for each processor, at most 8. Results do not depend on it. Raises ThreadsError for an impossible
+    threads: how many the CPU's part may use at once; by default the environment variable CELOSIA_THREADS, or one for
+    each processor, at most 8. Results do not depend on it. Raises ThreadsError for an impossible
     number, and ProgramError where the CPU's part was compiled for another processor, or is machine code from a file
     that is not trusted (Program.load).
     """
@@ -69,6 +71,8 @@ class Runtime(RuntimeBase):
 
 
 class _OfProgram(ProgramRuntime, Runtime):
+    """Runtime of one Program, with devices over ssh and figures for notebooks, which boards do not need."""
+
     def __init__(
         self, program: Program | str | Path, device: Devices = "functional", threads: int | None = None, *,
         config: object = None, compiling: object = None, **options: Any,
@@ -77,7 +81,7 @@ class _OfProgram(ProgramRuntime, Runtime):
         ProgramRuntime.__init__(self, program, device, threads, **options)
 
     def _opener(self, name: str) -> Callable[[], Device]:
-        """Return the function that opens the device of that name, also of a board over ssh. ValueError for others."""
+        """Return the function that opens the device of that name, also on a board over ssh. ValueError for others."""
         if not name.startswith(SSH_PREFIX):
             return super()._opener(name)
         from celosia.driver.remote.remote_device import open_remote
@@ -86,7 +90,7 @@ class _OfProgram(ProgramRuntime, Runtime):
 
     @staticmethod
     def drawn(result: Result) -> str:
-        """Return the page of `celosia.report` in brief; "" without cycles to draw or without Bokeh."""
+        """Return the figures of `celosia.report` as HTML, for notebooks; "" without cycles or without Bokeh."""
         from celosia.driver.host.oracle import MissingLibrary
         from celosia.driver.pages.page import require_bokeh
         from celosia.driver.pages.report_page import report
@@ -101,7 +105,7 @@ class _OfProgram(ProgramRuntime, Runtime):
 
 
 class _OfModel(Runtime):
-    """Runtimes of a model, one for each of its Programs."""
+    """Runtime of a model: it opens a runtime for each Program that it compiles for new shapes."""
 
     def __init__(
         self, model: str | Path | ModelProto, device: Devices = "functional", threads: int | None = None, *,
@@ -124,7 +128,10 @@ class _OfModel(Runtime):
     _latest: _OfProgram | None
 
     def _attach_device(self, runtime: _OfProgram) -> _OfProgram:
-        """Return `runtime` with its Program in the memory of the devices, where all have the same ones."""
+        """Return `runtime`, after writing its Program to the devices' memory if another Program ran there last.
+
+        This concerns Devices that the caller passed, which all runtimes share; those given by name are opened for each.
+        """
         if runtime is not self._latest:
             for clone, device in zip((runtime, *runtime.others), self._devices):
                 if not isinstance(device, str):
@@ -140,20 +147,21 @@ class _OfModel(Runtime):
         return self._specialised.runtime(inputs).program
 
     def _futures(self, samples: Iterable[Sample], in_flight: int, trace: bool, lost: list[str]) -> Futures:
-        """Futures of the samples' results; those of another Program begin after the last one's end."""
+        """Yield the futures of the samples, in order. Samples of another Program begin when all before have ended."""
 
         def runtime_of(sample: Sample) -> _OfProgram | Exception:
+            """Return the runtime for a sample, or the error that there is none."""
             try:
                 return self._specialised.runtime(self._name_inputs(sample))
             except Exception as error:
                 return error
 
-        for runtime, some in groupby(samples, runtime_of):
+        for runtime, group in groupby(samples, runtime_of):
             if isinstance(runtime, Exception):
-                for _ in some:
+                for _ in group:
                     yield failed_future(runtime)
             else:
-                yield from self._attach_device(runtime)._futures(some, in_flight, trace, lost)
+                yield from self._attach_device(runtime)._futures(group, in_flight, trace, lost)
 
     def open(self) -> None:
         """Do nothing: each Program opens a device when it first runs."""

@@ -14,6 +14,7 @@ from celosia.hw.spec.regs import COUNTERS
 from celosia.plain import Sentence
 
 UNITS = frozenset(unit.name.lower() for unit in Unit)
+"""Names of the units in events: load, gemm, vector, store."""
 
 
 class DeviceError(Sentence, RuntimeError):
@@ -26,7 +27,10 @@ class TimeLimit(DeviceError):
 
 @dataclass(frozen=True)
 class Event:
-    """The time of one instruction on its unit: cycles of its start and end, counted from the start of the run."""
+    """The time of one instruction on its unit.
+
+    unit: one of `UNITS`. index: number of the instruction in the run. start, end: cycles since the start of the run.
+    """
 
     unit: str
     index: int
@@ -38,7 +42,8 @@ class Event:
 class Counters:
     """Counters of one run. `values` has the names of `hw.spec.regs.COUNTERS`; it is empty where there are no cycles.
 
-    lost: instructions of whose time a board, which keeps a limited number of them, knows nothing any more.
+    events: times of instructions; empty where no trace was asked for. lost: instructions whose time is unknown, since a
+    board keeps the events of a limited number.
     """
 
     cycles: int | None = None
@@ -47,16 +52,18 @@ class Counters:
     lost: int = 0
 
     def check(self, count: int | None = None) -> None:
-        """Raise DeviceError where these cannot be the counters of a run of `count` instructions: a board may answer
-        anything."""
+        """Raise DeviceError where these cannot be the counters of a run of `count` instructions (None: any number).
+
+        A Runtime checks every answer, since a faulty board may answer anything.
+        """
         numbers = (self.lost, *self.values.values(), *(() if self.cycles is None else (self.cycles,)))
         if not all(0 <= number < 1 << 64 for number in numbers) or self.values.keys() not in (set(), set(COUNTERS)):
             raise DeviceError("the counters that the accelerator gives are none; load its bitstream again")
         if bool(self.values) != (self.cycles is not None):
             raise DeviceError("the accelerator gives cycles without counters, or counters without cycles")
         for event in self.events:
-            inside = event.index >= 0 and (count is None or event.index < count)
-            if event.unit not in UNITS or not inside or not 0 <= event.start <= event.end < 1 << 64:
+            is_of_run = event.index >= 0 and (count is None or event.index < count)
+            if event.unit not in UNITS or not is_of_run or not 0 <= event.start <= event.end < 1 << 64:
                 raise DeviceError(f"the accelerator gives a time to no instruction: {event}; load its bitstream again")
 
 
@@ -96,10 +103,12 @@ class Shared(Device, Protocol):
     """A Device whose accelerator serves several memories in turns: one runs while another is filled."""
 
     abandoned: bool
-    """Set by another thread: nobody waits for a run under way, which ends in a DeviceError where it is long."""
+    """Whether the caller of the run under way has given up. Another thread sets it; a long run then ends in a
+    DeviceError."""
 
     def clone_shared(self) -> Device:
-        """Return a Device for this accelerator with a memory of its own, yet to be allocated. Runs of both must not
-        overlap.
-        DeviceError where it cannot be had."""
+        """Return a Device for this accelerator with a memory of its own, yet to be allocated.
+
+        Runs of both must not overlap. DeviceError where the accelerator has no second memory.
+        """
         ...

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 WITH_CYCLES = ("timed", "rtl")
 """Devices that know the time of each instruction, on a memory model that can be chosen."""
 SIMULATORS = ("functional", *WITH_CYCLES)
+"""Devices that need no board."""
 DEVICES = (*SIMULATORS, "board")
 """Devices that can be opened by name; a board over ssh has an address instead, as SSH_PREFIX says."""
 SSH_PREFIX = "ssh://"

@@ -28,23 +28,23 @@ from celosia.hw.spec.regs import (
 from celosia.sim.device import DeviceError, Event
 
 RING_DELAY = 1000
-"""Cycles; more than from a run's last counted one to its last event."""
+"""Upper bound of the cycles from the end of a run to the last entry in its event ring."""
 
 
 class Control:
-    """The registers of an accelerator, by name.
+    """The control registers of an accelerator by name, and the protocol of a run: prepare, start, wait, read.
 
-    read, write: a register of 32 bits, by its offset in bytes.
+    read, write: functions that read and write a register of 32 bits, by its offset in bytes.
     """
 
     def __init__(self, read: Callable[[int], int], write: Callable[[int, int], object]) -> None:
         self._read, self._write = read, write
         self.last_error: tuple[Error, int] | None = None
-        """Code and instruction number of the last run's error."""
+        """Code and instruction number of the last run's error; None without one."""
         self._prepared: dict[str, int] = {}
-        """Values of the registers of the last run prepared here that are locked during a run."""
-        self._number = 0
-        """The next run's when that was prepared."""
+        """Values that the last `prepare` wrote to registers that the hardware locks during a run, by name."""
+        self._run_number = 0
+        """Number, in the register `runs`, that the prepared run will have."""
 
     def read(self, name: str) -> int:
         """Return the 32 bits of a register."""
@@ -78,15 +78,18 @@ class Control:
             )
 
     def prepare(self, base: int, **values: int) -> None:
-        """Set the registers of a run. base: physical address of DRAM offset 0. values: registers by name."""
+        """Write the registers of the next run, and remember what `is_ours` compares.
+
+        base: physical address of DRAM offset 0, in bytes. values: all other registers, by name.
+        """
         values = {"dma_base_lo": base & 0xFFFFFFFF, "dma_base_hi": base >> 32, **values}
         for name, value in values.items():
             self.write(name, value)
         self._prepared = {name: value for name, value in values.items() if REGISTERS[name].access == Access.SETUP}
-        self._number = (self.read("runs") + 1) % (1 << 32)  # after all writes, see `is_ours`
+        self._run_number = (self.read("runs") + 1) % (1 << 32)  # after all writes, see `is_ours`
 
     def start(self) -> None:
-        """Start the prepared run; `done` tells when it has ended."""
+        """Start the prepared run; `is_done` says when it has ended."""
         self.write("control", CONTROL_START)
 
     def is_done(self) -> bool:
@@ -98,7 +101,7 @@ class Control:
 
         It is if exactly one run has begun since, and the registers that are locked during a run have our values.
         """
-        return self.read("runs") == self._number and all(
+        return self.read("runs") == self._run_number and all(
             self.read(name) == value for name, value in self._prepared.items()
         )
 
@@ -110,16 +113,16 @@ class Control:
                 "let all who use this board do so through Celosia, which locks it"
             )
 
-    def settle(self, moments: Iterable[object]) -> None:
-        """Get ready for a run: end one that is under way, and wait until memory has answered all requests.
+    def abort_and_drain(self, pauses: Iterable[object]) -> None:
+        """Abort a run that is under way, and wait until memory has answered all requests, so that a run can start.
 
-        moments: iterating waits a while, as often as the host will wait. DeviceError where memory has still not
-        answered.
+        pauses: an iterator that waits a while in each step; it ends when the host gives up. DeviceError where memory
+        has not answered by then.
         """
         status = self.read("status")
         if status & STATUS_BUSY:
             self.write("control", CONTROL_ABORT)
-        for _ in chain((None,), moments):
+        for _ in chain((None,), pauses):
             status = self.read("status")
             if not status & (STATUS_BUSY | STATUS_STUCK):
                 return
@@ -129,7 +132,7 @@ class Control:
         )
 
     def counters(self, describe: Callable[[], str]) -> dict[str, int]:
-        """Return the counters of a run that has ended without an error.
+        """Return the counters of the last run, by name, after checking that it was ours and ended without an error.
 
         DeviceError for a run that ended with an error (the message ends with the text of `describe`), and for a run of
         another process.
@@ -145,7 +148,7 @@ class Control:
         return values
 
     def read_counters(self) -> dict[str, int]:
-        """Read all counters, whatever run they are of."""
+        """Return all counters by name, without checking whose run they are of."""
         return {name: self.read(f"{name}_lo") | self.read(f"{name}_hi") << 32 for name in COUNTERS}
 
     def read_events(self, depth: int, cycles: int) -> list[Event]:

@@ -9,19 +9,20 @@ from celosia.hw.spec.isa import Unit
 from celosia.sim.device import Event
 
 HOST = len(Unit)
-"""The row of the host."""
+"""Number of the timeline's row for the host, behind those of the units."""
 
 
 def timeline(
     events: Sequence[Event], labels: Sequence[str] = (), clock_mhz: float = 100.0,
     host: Sequence[tuple[str, float, float]] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """Return Chrome's trace format of a run: one row for each unit, and one for the host where it has work.
+    """Return a run in Chrome's trace format: one row for each unit, and one for the host where it has work.
 
-    events: of the instructions. labels: text for each instruction, by its number; appended to unit and number.
-    clock_mhz: converts cycles to microseconds. host: (label, start, length) of the host's work, in cycles. Units start
-    an instruction while the one before is still in the pipeline: it is drawn from the end of that one, its true start
-    is an argument.
+    events: times of the instructions. labels: text for each instruction, by its number, shown behind unit and number.
+    clock_mhz: converts cycles to microseconds. host: (label, start, length) of each step on the CPU, in cycles.
+
+    A unit starts an instruction while the one before is still in its pipeline, and a row cannot show both. So each bar
+    begins at the end of the one before; the true start is in the bar's `args`.
     """
     rows: list[dict[str, Any]] = [
         {"name": "thread_name", "ph": "M", "pid": 0, "tid": int(unit), "args": {"name": unit.name}} for unit in Unit

@@ -26,7 +26,7 @@ from celosia.driver.data.dataset import Dataset, open_dataset
 from celosia.driver.data.images import IN_UNITS, Pixels
 from celosia.driver.host import oracle
 from celosia.driver.host.tools import require_tools
-from celosia.driver.run.stream import OF_THE_SAMPLE
+from celosia.driver.run.stream import SAMPLE_ERRORS
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import Config, ConfigError
 
@@ -204,7 +204,7 @@ def _compile_for_batches(
         first = list(samples.pick(range(BATCH)))
         batched = engine.split_batch(Runtime(many).run(engine.join_samples(first), trace=False).outputs, BATCH)
         singles = [runtime.run(sample, trace=False).outputs for sample in first]
-    except OF_THE_SAMPLE:
+    except SAMPLE_ERRORS:
         return None
     equal = all(a[name].tobytes() == b[name].tobytes() for a, b in zip(singles, batched) for name in a)
     return engine if equal else None
@@ -253,7 +253,7 @@ def _run_engine(
             while (done_count := len(outputs) + len(failed)) < len(samples):
                 try:
                     result = next(results)
-                except OF_THE_SAMPLE as error:
+                except SAMPLE_ERRORS as error:
                     failed |= dict.fromkeys(range(done_count, done_count + sizes.popleft()), error)
                 else:
                     outputs += engine.split_batch(result.outputs, sizes.popleft())

@@ -1,7 +1,7 @@
 """A Device on a board: the accelerator's registers behind MMIO, and its memory in contiguous buffers.
 
-`BoardDevice` knows neither PYNQ nor Linux. It drives `Registers` and a `BoardMemory`: `open_pynq_device` makes these
-of PYNQ's MMIO and buffers; the tests of the hardware make it of an AXI4-Lite master and a memory in a simulation.
+`BoardDevice` knows neither PYNQ nor Linux. It uses `Registers` and a `BoardMemory`: `open_pynq_device` implements these
+with PYNQ's MMIO and buffers, the tests of the hardware with an AXI4-Lite master and a memory in a simulation.
 """
 
 from __future__ import annotations
@@ -27,28 +27,34 @@ from celosia.sim.device import Counters, DeviceError, TimeLimit
 from celosia.sim.host import Control
 
 PAGE = 4096
+"""Bytes of a page."""
 REGISTER_BYTES = PAGE
+"""Bytes of the registers' address range."""
 POLL_SECONDS = 1e-4
+"""Seconds between two reads of the status without an interrupt."""
 INTERRUPT_SECONDS = 0.1
-"""Between two looks at the status while the interrupt is waited for: what one that is lost may cost."""
+"""Seconds between two reads of the status while waiting for the interrupt; a lost interrupt costs at most that."""
 INSTANCE = "celosia"
-"""The accelerator in the block design of the bitstream projects."""
+"""Name of the accelerator in the block design of the bitstream projects."""
 INTERRUPT_PIN = f"{INSTANCE}/irq"
+"""Name of its interrupt there."""
 SETTLE_SECONDS = 1.0
-"""For a run to end that is stopped, and for memory to answer what it owes; the watchdog needs a fifth of it."""
+"""Seconds for an aborted run to end, and for memory to answer its requests; the watchdog needs a fifth of them."""
 CLOCK_HZ = 1e6 * NUMBER_LIMITS["clock_mhz"][0]
-"""Clock that time limits are reckoned with: the slowest that a board may have, so that none comes too early."""
+"""Clock in Hz that converts cycles to time limits: the slowest of a board, so that no limit is too short."""
 WATCHDOG_CYCLES = 10_000_000
 """Cycles without progress of any unit after which the hardware ends a run: 0.1 s at 100 MHz."""
 LEASE_CYCLES = 500_000_000
-"""Cycles after which the hardware ends a run whose host has died, or sleeps: 5 s at 100 MHz, 2 s at 250 MHz. One that
-waits renews it ten times a second at least."""
+"""Cycles after which the hardware ends a run whose host has died or sleeps: 5 s at 100 MHz, 2 s at 250 MHz. A host that
+waits renews the lease at least ten times a second."""
 LOCKS = Path("/run/lock")
+"""Folder of lock files."""
 BASES = {processor.machine: processor.address for processor in PROCESSORS.values()}
 """Base address of the registers in the bitstream projects, by `platform.machine()`."""
 FPGA_STATE = Path("/sys/class/fpga_manager/fpga0/state")
+"""File in which Linux reports the state of the FPGA."""
 LOADED = "operating"
-"""State of the FPGA with a bitstream."""
+"""Content of FPGA_STATE while a bitstream is loaded."""
 
 
 class Registers(Protocol):
@@ -62,10 +68,10 @@ class Registers(Protocol):
 
 
 class BoardBuffer(Protocol):
-    """Contiguous physical memory; the host may see it through a cache that the device does not see.
+    """Contiguous physical memory. The host may access it through a cache that the device does not see.
 
-    `data` is the host's view. Its writes reach the device with `flush`; what the device has written it sees after
-    `invalidate`; both take the bytes from `start` on, and may touch the rest of their cache lines.
+    data: the host's view. Writes to it reach the device after `flush`, and it shows the device's writes after
+    `invalidate`. Both affect whole cache lines.
     """
 
     data: NDArray[np.uint8]
@@ -82,6 +88,8 @@ class BoardBuffer(Protocol):
 
 
 class BoardMemory(Protocol):
+    """Allocator of contiguous memory on a board."""
+
     def allocate(self, size: int) -> BoardBuffer:
         """Allocate `size` bytes (at least 1) from a page's start. MemoryError where no such block is free."""
         ...
@@ -91,11 +99,11 @@ class BoardDevice:
     """Device on a board: the accelerator behind `registers`, with its DRAM in a buffer of `memory`; see
     sim.device.Device.
 
-    registers, memory: the board. clock_hz: of the accelerator; turns limits in cycles into seconds. interrupt: waits
-    for the interrupt at most so many seconds; without it the status is polled. now, sleep: seconds. watchdog_cycles:
-    cycles without progress of any unit after which the hardware itself ends a run; lease_cycles: those without a sign
-    of this host; 0 for never. lock: held while this device uses the registers, so that others may share the board: each
-    run is one process' own, and the memory of each stays as it is.
+    clock_hz: clock of the accelerator, which converts limits to seconds. interrupt: function that waits for the
+    interrupt, at most the given seconds; None: poll the status. now, sleep: the clock in seconds, and a pause of some
+    seconds. watchdog_cycles: cycles without progress of any unit after which the hardware ends a run. lease_cycles:
+    cycles without a renewal by this host after which it does; 0 for never. lock: context that is held while the
+    registers are in use, so that several processes can share the board in turns, each with memory of its own.
 
     DeviceError where there is no accelerator, or one of another Config.
     """
@@ -114,7 +122,7 @@ class BoardDevice:
         self._memory, self._buffer = memory, None
         self._interrupt, self._now, self._sleep = interrupt, now, sleep
         self._size, self._process, self._lock = 0, os.getpid(), lock
-        self._beside = partial(
+        self._clone = partial(
             BoardDevice, config, registers, memory, clock_hz=clock_hz, interrupt=interrupt, now=now, sleep=sleep,
             watchdog_cycles=watchdog_cycles, lease_cycles=lease_cycles, lock=lock,
         )  # fmt: skip
@@ -127,17 +135,17 @@ class BoardDevice:
 
     @property
     def last_error(self) -> tuple[Error, int] | None:
-        """Code and instruction number of the last run's error."""
+        """Code and instruction number of the last run's error; None without one."""
         return self.control.last_error
 
     def clone_shared(self) -> BoardDevice:
         """Return a device with the same registers and a buffer of its own; see sim.device.Shared."""
-        return self._beside()
+        return self._clone()
 
     # Memory ----------------------------------------------------------------------------------------------------
 
     def allocate(self, size: int) -> None:
-        """Make `size` bytes of memory available. DeviceError where the board has not so many together."""
+        """Make `size` bytes of memory available. DeviceError where the board has no such contiguous block."""
         if size < 0:
             raise ValueError(f"cannot allocate {size} bytes")
         self.close()
@@ -157,7 +165,7 @@ class BoardDevice:
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         buffer = self._require_in_memory(addr, len(flat))
         buffer.data[addr : addr + len(flat)] = flat
-        buffer.flush(addr, len(flat))  # at once: no line is left dirty that could later overwrite the device's results
+        buffer.flush(addr, len(flat))  # at once: a dirty cache line could later overwrite the device's results
 
     def read(self, addr: int, size: int) -> NDArray[np.uint8]:
         """Return a copy of `size` bytes from `addr`. ValueError where they are not there."""
@@ -166,11 +174,12 @@ class BoardDevice:
         return np.array(buffer.data[addr : addr + size], np.uint8)
 
     def _require_process(self) -> None:
-        """Raise DeviceError after a fork: parent and child would write their inputs to one memory."""
+        """Raise DeviceError after a fork: parent and child would write their inputs to the same memory."""
         if self._process != os.getpid():
             raise DeviceError(f"process {self._process} has opened the device, and forked; open one in each process")
 
     def _require_in_memory(self, addr: int, size: int) -> BoardBuffer:
+        """Return the buffer. ValueError where the bytes are not in it; DeviceError after a fork."""
         self._require_process()
         if self._buffer is None or addr < 0 or size < 0 or addr + size > self._size:
             raise ValueError(f"bytes {addr} to {addr + size - 1} are not in the {self._size} bytes allocated")
@@ -179,26 +188,26 @@ class BoardDevice:
     def close(self) -> None:
         """Free the memory, and end a run of ours that is under way; `allocate` makes the device usable again.
 
-        Memory that the hardware may still write to stays allocated: it must not become that of others.
+        Memory that the hardware may still write to stays allocated: others must not get it.
         """
         if self._buffer is not None and self._process == os.getpid():
             with suppress(DeviceError):
                 if self.control.is_ours():
                     with self._lock():
-                        self._end_abandoned_run()
+                        self._abort_and_drain()
                 self._buffer.free()
         self._buffer, self._size = None, 0
 
-    def _end_abandoned_run(self) -> None:
-        """End a run that nobody waits for any more. DeviceError where memory does not answer."""
-        self.control.settle(poll_until_settled(self._now, self._sleep))
+    def _abort_and_drain(self) -> None:
+        """Abort a run that is under way, and wait until memory has answered. DeviceError where it does not."""
+        self.control.abort_and_drain(drain_pauses(self._now, self._sleep))
 
     # Runs ------------------------------------------------------------------------------------------------------
 
     def run(self, instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
-        """Execute `count` instructions; returns the hardware's counters, and with `trace` the events that it has kept,
-        where its Config has a `trace_depth`.
+        """Execute `count` instructions, and return the hardware's counters.
 
+        trace: also return the events that the hardware has kept, if its Config has a `trace_depth`.
         DeviceError where an instruction fails, or the run takes over `timeout_cycles`.
         """
         self.control.last_error = None
@@ -208,14 +217,14 @@ class BoardDevice:
         if self._buffer is None:
             raise ValueError("no memory is allocated")
         with self._lock():
-            self.control.check(self.config)  # others may have loaded another bitstream
+            self.control.check(self.config)  # another process may have loaded another bitstream
             return self._run_and_read_counters(self._buffer.physical_address, instr_addr, count, timeout_cycles, trace)
 
     def _run_and_read_counters(
         self, base: int, instr_addr: int, count: int, timeout_cycles: int, trace: bool
     ) -> Counters:
         """Start a run, wait for its end, and read its counters."""
-        self._end_abandoned_run()
+        self._abort_and_drain()
         self.control.prepare(
             base, instr_addr=instr_addr, instr_count=count, dma_size=self._size, watchdog=self.watchdog_cycles,
             lease=self.lease_cycles, irq_enable=int(self._interrupt is not None),
@@ -231,16 +240,19 @@ class BoardDevice:
         return counters
 
     def _wait_until_done(self, timeout_cycles: int) -> None:
-        """Wait for the interrupt, or poll. TimeLimit after `timeout_cycles`."""
+        """Wait until the run has ended, by the interrupt or by polling, and renew the lease meanwhile.
+
+        TimeLimit after `timeout_cycles`; DeviceError where the caller has given up (`abandoned`).
+        """
         limit = timeout_cycles / self.clock_hz
         end = self._now() + limit
         while True:
-            late = self._now() >= end  # before the look at the status: a host that slept is not the device's fault
+            is_late = self._now() >= end  # before the status is read: the device may have ended while the host slept
             if self.control.is_done():
                 return
             if self.abandoned:
                 raise DeviceError(f"nobody waits for the run any more: {self._describe_units()}")
-            if late:
+            if is_late:
                 raise TimeLimit(f"no end within {timeout_cycles} cycles ({limit:.3g} s): {self._describe_units()}")
             self.control.write("lease", self.lease_cycles)
             if self._interrupt is not None:
@@ -249,7 +261,7 @@ class BoardDevice:
                 self._sleep(POLL_SECONDS)
 
     def _describe_units(self) -> str:
-        """Describe, for an error, the counters of each unit."""
+        """Describe status and counters of each unit, for an error message."""
         values = self.control.read_counters()
         units = [name.removesuffix("_busy") for name in COUNTERS if name.endswith("_busy")]
         parts = [
@@ -260,10 +272,10 @@ class BoardDevice:
         return f"status {self.control.read('status'):#x} after {values['cycles']} cycles, of which {'; '.join(parts)}"
 
 
-def poll_until_settled(
+def drain_pauses(
     now: Callable[[], float] = time.monotonic, sleep: Callable[[float], object] = time.sleep
 ) -> Iterator[object]:
-    """Yield while the accelerator may still end its run; iterating waits."""
+    """Yield pauses of POLL_SECONDS for SETTLE_SECONDS, for `Control.abort_and_drain`: each step waits one pause."""
     end = now() + SETTLE_SECONDS
     while now() < end:
         yield sleep(POLL_SECONDS)
@@ -273,7 +285,7 @@ def poll_until_settled(
 
 
 class _PynqBuffer:
-    """BoardBuffer of a `pynq.allocate` array, whose slices know their physical address."""
+    """BoardBuffer in an array of `pynq.allocate`."""
 
     def __init__(self, buffer: Any) -> None:
         self.data: NDArray[np.uint8] = buffer
@@ -293,6 +305,8 @@ class _PynqBuffer:
 
 
 class _PynqMemory:
+    """BoardMemory of the package pynq."""
+
     def __init__(self, pynq: Any) -> None:
         self._pynq = pynq
 
@@ -304,7 +318,7 @@ class _PynqMemory:
 
 
 def require_pynq() -> Any:
-    """Import the package pynq. DeviceError where it is missing, or does not start."""
+    """Import and return the package pynq. DeviceError where it is missing, or cannot be imported."""
     try:
         import pynq
     except Exception as error:  # pynq has many ways to fail
@@ -317,9 +331,12 @@ def require_pynq() -> Any:
 
 
 def _open_interrupt(pynq: Any) -> Callable[[float], object] | None:
-    """Return an object that waits for the accelerator's interrupt; None where the design has no controller for it."""
+    """Return a function that waits for the accelerator's interrupt, at most some seconds.
+
+    None where the design has no interrupt controller.
+    """
     loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)  # PYNQ's is the present one
+    asyncio.set_event_loop(loop)  # PYNQ uses the current event loop
     try:
         interrupt = pynq.Interrupt(INTERRUPT_PIN)
     except Exception:  # a bitstream without the controller, a kernel without UIO, a PYNQ that has not loaded it
@@ -328,6 +345,7 @@ def _open_interrupt(pynq: Any) -> Callable[[float], object] | None:
         return None
 
     def wait(seconds: float) -> None:
+        """Wait for the interrupt, at most `seconds`."""
         with suppress(asyncio.TimeoutError):
             loop.run_until_complete(asyncio.wait_for(interrupt.wait(), seconds))
 
@@ -335,18 +353,18 @@ def _open_interrupt(pynq: Any) -> Callable[[float], object] | None:
 
 
 def read_fpga_state() -> str:
-    """State of the FPGA: LOADED, or another name that Linux has for it."""
+    """Return the state of the FPGA as Linux names it; LOADED where a bitstream is loaded."""
     try:
         return FPGA_STATE.read_text().strip()
     except OSError:
-        return LOADED  # older kernels do not say
+        return LOADED  # older kernels do not report it
 
 
 def open_pynq_device(config: Config, base: int | None = None, **options: Any) -> BoardDevice:
     """Open the accelerator on this board. DeviceError where pynq, the right to use it, or a bitstream is missing.
 
-    base: physical address of its registers, by default where the bitstream projects place them. options: BoardDevice's;
-    without one it waits for the interrupt where the design has a controller, and polls elsewhere.
+    base: physical address of its registers; None for that of the bitstream projects. options: those of BoardDevice;
+    without `interrupt`, it waits for the interrupt if the design has a controller, and polls otherwise.
     """
     pynq = require_pynq()
     if base is None:
@@ -354,7 +372,7 @@ def open_pynq_device(config: Config, base: int | None = None, **options: Any) ->
             raise DeviceError(f"a {platform.machine()} is no Zynq; run this on the board, or take --device ssh://...")
         base = BASES[platform.machine()]
     state = read_fpga_state()
-    if state != LOADED:  # reading registers that are not there would stop the processor
+    if state != LOADED:  # reading an address without registers would stop the processor
         raise DeviceError(f"no bitstream is loaded (the FPGA is in state {state!r}); load one with `celosia flash`")
     try:
         registers = pynq.MMIO(base, REGISTER_BYTES)
@@ -368,5 +386,8 @@ def open_pynq_device(config: Config, base: int | None = None, **options: Any) ->
 
 
 def board_lock(base: int) -> AbstractContextManager[None]:
-    """Lock for the one process that uses the accelerator with registers at `base`, or loads its bitstream."""
+    """Return a context that holds the lock of the accelerator with registers at `base`.
+
+    A process needs it to use the accelerator, or to load its bitstream.
+    """
     return hold_lock_file(LOCKS / f"celosia-{base:x}", f"the accelerator at {base:#x}")

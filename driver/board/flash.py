@@ -11,7 +11,7 @@ from celosia.driver.board.board_device import (
     LOADED,
     REGISTER_BYTES,
     board_lock,
-    poll_until_settled,
+    drain_pauses,
     read_fpga_state,
 )
 from celosia.hw.manifest import BitHeader, Manifest, ManifestError
@@ -22,8 +22,10 @@ from celosia.sim.host import Control
 
 
 def check_bitstream(bit: Path, board: str, part: str) -> Manifest:
-    """Check the bitstream at `bit` and return its manifest. ManifestError where it is damaged, or not for `board` and
-    its `part`."""
+    """Check the bitstream file `bit` and return its manifest.
+
+    ManifestError where it is damaged, or not for `board` and its FPGA `part`.
+    """
     header = BitHeader.read(bit)
     if not header.is_for(part):
         raise ManifestError(f"{bit} is for {header.part}, and {board} has {part}; make a project for {board}")
@@ -57,16 +59,16 @@ def load(bit: str, manifest: Manifest) -> float:
 
 
 def _end_loaded_run(pynq: Any) -> None:
-    """End the run of an accelerator that is loaded now: an FPGA that is configured while its ports to memory owe or are
-    owed something may leave these useless until the board is restarted. DeviceError where it does not end.
+    """End the run of the accelerator that is loaded now. DeviceError where it does not end.
 
-    Registers are read only where PYNQ knows of an accelerator: those of no or of another design stop the processor.
+    Configuring the FPGA during transfers with memory may block the memory ports until the board is restarted. Registers
+    are read only where PYNQ knows of an accelerator: reading an address without registers would stop the processor.
     """
     if read_fpga_state() != LOADED:
         return
     try:
-        parts = dict(pynq.PL.ip_dict)
-        base = next(int(part["phys_addr"]) for name, part in parts.items() if name.split("/")[0] == INSTANCE)
+        blocks = dict(pynq.PL.ip_dict)
+        base = next(int(block["phys_addr"]) for name, block in blocks.items() if name.split("/")[0] == INSTANCE)
         registers = pynq.MMIO(base, REGISTER_BYTES)
         control = Control(registers.read, registers.write)
         if control.read("magic") != MAGIC:
@@ -74,7 +76,7 @@ def _end_loaded_run(pynq: Any) -> None:
     except Exception:  # nothing is loaded, or by another program than PYNQ, which has many ways to say so
         return
     try:
-        control.settle(poll_until_settled())
+        control.abort_and_drain(drain_pauses())
     except DeviceError:
         raise DeviceError(
             f"the accelerator that is loaded now does not become idle: it waits for memory (status "
@@ -86,8 +88,8 @@ def _load_and_identify(pynq: Any, bit: str, manifest: Manifest) -> float:
     """Load the bitstream, set the clock and check the identity. Returns the clock in MHz. DeviceError."""
     try:
         pynq.Overlay(os.path.expanduser(bit))
-        pumped = manifest.config.get("pump", 1) == 2
-        clock_mhz = (_require_unchanged_clock if pumped else _set_clock)(pynq.Clocks, manifest.clock_mhz)
+        is_pumped = manifest.config.get("pump", 1) == 2
+        clock_mhz = (_require_unchanged_clock if is_pumped else _set_clock)(pynq.Clocks, manifest.clock_mhz)
         registers = pynq.MMIO(manifest.address, REGISTER_BYTES)
         magic, identity = (registers.read(REGISTERS[name].offset) for name in ("magic", "identity"))
         sources = registers.read(REGISTERS["sources"].offset)
@@ -113,10 +115,10 @@ def _load_and_identify(pynq: Any, bit: str, manifest: Manifest) -> float:
 
 
 def _set_clock(clocks: Any, mhz: int) -> float:
-    """Set the clock of the logic to `mhz`, or as little below as the board's PLL allows; return it.
+    """Set the clock of the logic to the highest frequency up to `mhz` that the board's PLL allows. Return it in MHz.
 
-    Overlay has taken the divisors of the .hwh file, which are those for the PLL that Vivado assumes; the boot image may
-    have set another. And of a clock that is asked for PYNQ takes the nearest, which may be too fast.
+    PYNQ's Overlay uses the divisors of the .hwh file, which are right only for the PLL frequency that Vivado assumes;
+    the boot image may have set another. And PYNQ sets the nearest possible clock, which may be too fast.
     """
     for tried_mhz in range(mhz, 0, -1):
         clocks.fclk0_mhz = tried_mhz
@@ -127,9 +129,9 @@ def _set_clock(clocks: Any, mhz: int) -> float:
 
 
 def _require_unchanged_clock(clocks: Any, mhz: int) -> float:
-    """Return the clock of the logic in MHz. RuntimeError where it is not `mhz`, or up to a tenth below.
+    """Return the clock of the logic in MHz. RuntimeError where it is above `mhz`, or over a tenth below.
 
-    Another clock is derived from this one and would stop if it changed, so that it is not set here.
+    Used for pumped arrays: their clock is derived from this one and would stop if this one changed.
     """
     actual_mhz = float(clocks.fclk0_mhz)
     if not 0.9 * mhz <= actual_mhz <= 1.001 * mhz:

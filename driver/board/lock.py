@@ -1,4 +1,4 @@
-"""A lock between the processes of a machine, which the kernel releases when they die."""
+"""A file lock between the processes of a machine, which the operating system releases when its holder ends."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from celosia.sim.device import DeviceError
 
 PATIENCE = 30.0
-"""Seconds that are waited for the one who holds it: longer than a launch takes."""
+"""Default limit in seconds for waiting until the holder releases a lock: longer than a launch takes."""
 TRY_SECONDS = 1e-3
-"""Between two tries."""
+"""Seconds between two tries to take a lock."""
 
 
 @contextmanager
 def hold_lock_file(path: Path, description: str, patience: float = PATIENCE) -> Iterator[None]:
-    """Hold the lock file `path`, with this process's number in it. description: of the locked thing, for messages.
-    Threads exclude each other, too.
+    """Hold the lock file `path` in a context, and write this process's number to it. Threads exclude each other, too.
 
-    DeviceError where it cannot be taken, or another one keeps it for over `patience` seconds.
+    description: the locked thing, for messages. patience: limit of the wait, in seconds. DeviceError where the file
+    cannot be opened, or another process or thread holds the lock for longer.
     """
     import fcntl  # on Linux, as boards
 
@@ -40,14 +40,18 @@ def hold_lock_file(path: Path, description: str, patience: float = PATIENCE) -> 
                 if time.monotonic() >= end:
                     raise DeviceError(f"{description} is in use: {_describe_holder(handle)}") from None
                 time.sleep(TRY_SECONDS)
-        os.pwrite(handle, f"{os.getpid():<10} {time.time():<20.0f}\n".encode(), 0)  # always as long: written at once
+        # Of constant length, so that one write replaces the text of the last holder.
+        os.pwrite(handle, f"{os.getpid():<10} {time.time():<20.0f}\n".encode(), 0)
         yield
     finally:
         os.close(handle)
 
 
 def _open_lock_file(path: Path) -> int:
-    """Open the lock file, also another user's, which a folder for all users denies to those who would create it."""
+    """Open the lock file and return its descriptor.
+
+    First without creating it: in a folder for all users, Linux refuses O_CREAT for a file of another user.
+    """
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         return os.open(path, flags)
@@ -56,7 +60,7 @@ def _open_lock_file(path: Path) -> int:
 
 
 def _describe_holder(handle: int) -> str:
-    """Name the process that holds the lock, and the way out, for an error."""
+    """Return a message that names the process that holds the lock, and says what to do."""
     match = re.fullmatch(rb"([1-9]\d{0,9}) +(\d{1,10}) *\n", os.pread(handle, 64, 0))
     if match is None:  # a new file, or one that others have written
         return "another process holds it; wait for it, or end it"

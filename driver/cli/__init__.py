@@ -1,4 +1,23 @@
-"""The command `celosia`. Slow imports wait until a command needs them."""
+"""The command `celosia`. Slow imports wait until a command needs them.
+
+Each command is a function with its options; what it prints comes from `driver/show/`, what it computes from elsewhere.
+
+models        compile, inspect, report, quantize
+runs          run, demo
+checks        compare, eval
+deploying     deploy, flash, rehearse
+exporting     export
+generating    generate
+cutting       cut
+optimising    optimise
+tuning        tune
+exploring     explore
+hardware      verilog, configs, boards, sweep, doctor, cache
+bitstream     the commands of `celosia bitstream`
+options       options that several commands share
+common        checks before long work, and loading or compiling a Program, for several commands
+errors        which error has which exit code and sentence
+"""
 
 from __future__ import annotations
 
@@ -54,14 +73,14 @@ def celosia(
 
 app.command(name="compile", epilog=EXIT_CODES)(compile_)
 app.command(name="eval", epilog=EXIT_CODES)(eval_)
-made = configs, boards, sweep, explore, tune, verilog, doctor, cache
-used = run, generate, compare, deploy, export, flash, rehearse, inspect, report, quantize, optimise, cut
-for function in (*used, *made, demo):
+_HARDWARE_COMMANDS = configs, boards, sweep, explore, tune, verilog, doctor, cache
+_MODEL_COMMANDS = run, generate, compare, deploy, export, flash, rehearse, inspect, report, quantize, optimise, cut
+for function in (*_MODEL_COMMANDS, *_HARDWARE_COMMANDS, demo):
     app.command(epilog=EXIT_CODES)(function)
 
 
 def main() -> None:
-    """Entry point of the command."""
+    """Run the command: the entry point of the installed script `celosia`."""
     from celosia.long_running import end_on_sigterm
 
     end_on_sigterm()

@@ -54,12 +54,13 @@ def project(
     from celosia.hw.boards.boards import find_board
     from celosia.hw.spec.config import Config
 
-    place, cfg = find_board(board), None if config is None else Config.load(config)
+    target_board, cfg = find_board(board), None if config is None else Config.load(config)
     with common.progress_stages(quiet) as stages:
         stages("writing the Verilog")
-        write_project(place, output, cfg, clock)
+        write_project(target_board, output, cfg, clock)
     if not quiet:
-        say(f"{output}: project for {place.name} ({place.part}), Config {(cfg or place.config).name}")
+        name = (cfg or target_board.config).name
+        say(f"{output}: project for {target_board.name} ({target_board.part}), Config {name}")
         say(f"next: celosia bitstream build {output}   (where Vivado is: {' '.join(COMMAND)})")
 
 
@@ -109,33 +110,36 @@ def report(
     from celosia.hw.boards.boards import find_board
     from celosia.hw.spec.config import Config
 
-    place = find_board(board)
-    cfg, device = place.config if config is None else Config.load(config), place.device
+    target_board = find_board(board)
+    cfg, device = target_board.config if config is None else Config.load(config), target_board.device
     if not quiet and not as_json and cached_usage(cfg, device) is None:
         from celosia.driver.explore.resource_use import Resources
 
-        console().print(show.estimated(Resources.of(cfg, device), device, f"{cfg.name} on {place.name}, by the model"))
+        console().print(
+            show.estimated(Resources.of(cfg, device), device, f"{cfg.name} on {target_board.name}, by the model")
+        )
     with common.progress_stages(quiet) as stages:
         used = measure_usage(cfg, device, lambda step: stages(f"synthesis of {cfg.name} for {device.name}: {step}"))
     left, fits = used.free_percent(device), used.fits(device)
     cells = Cells.from_counts(cfg, used.lut, used.ff, used.dsp, used.ram)
-    working, resting = (estimate(cfg, cells, place, place.clock_mhz, busy) for busy in (ALL_BUSY, None))
+    mhz = target_board.clock_mhz
+    working, resting = (estimate(cfg, cells, target_board, mhz, busy) for busy in (ALL_BUSY, None))
     if as_json:
         resources = {
             name: {"used": getattr(used, name), "available": getattr(device, name), "left_percent": round(percent, 1)}
             for name, percent in left.items()
         }
-        about = {"board": place.name, "device": device.name, "config": cfg.name, "digest": cfg.digest}
+        about = {"board": target_board.name, "device": device.name, "config": cfg.name, "digest": cfg.digest}
         power = {
-            "mhz": place.clock_mhz, "working": dict(working.watts), "resting": dict(resting.watts),
-            "stand_ins": working.stand_ins, "caveat": caveat(place),
+            "mhz": mhz, "working": dict(working.watts), "resting": dict(resting.watts),
+            "stand_ins": working.stand_ins, "caveat": caveat(target_board),
         }  # fmt: skip
         estimates = {"resources": resources, "fits": fits, "tool": used.tool, "power": power}
         typer.echo(json.dumps(about | estimates, indent=1))
     else:
-        console().print(show.resources(used, device, f"{cfg.name} on {place.name} ({device.name}), {used.tool}"))
-        title = f"Watts at {place.clock_mhz} MHz, an estimate"
-        console().print(show.power(working, resting, title, caveat(place)))
+        console().print(show.resources(used, device, f"{cfg.name} on {target_board.name} ({device.name}), {used.tool}"))
+        title = f"Watts at {mhz} MHz, an estimate"
+        console().print(show.power(working, resting, title, caveat(target_board)))
     if not fits:
         short = ", ".join(name for name, percent in left.items() if percent < 0)
         text = f"celosia: {cfg.name} does not fit {device.name}: not enough of {short}; choose a smaller Config"

@@ -154,5 +154,5 @@ def eval_(
 
 
 def _simulator_options(memory: str | None, device: str, quiet: bool) -> dict[str, Any]:
-    """Options of a simulator, as arguments."""
+    """Return the options of a device as arguments: its memory, and whether the RTL simulator's build is quiet."""
     return common.parse_memory(memory, device) | ({"quiet": quiet} if device == "rtl" else {})

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trust:
-    """Options of `run` by which a user trusts a Program's file."""
+    """Options by which a user decides what of a Program's file may run.
+
+    trusted: its machine code. digest: the same, if the file has this SHA-256. rebuild: compile its kernels again here,
+    from their loops.
+    """
 
     trusted: bool = False
     digest: str | None = None
@@ -48,7 +52,7 @@ def raise_unknown_device(name: str, known_names: Iterable[str]) -> NoReturn:
 
 
 def write_json(path: Path | None, data: Any) -> None:
-    """Write plain data to a file that the user named. OutputError."""
+    """Write plain data as JSON to a file that the user named; do nothing for None. OutputError."""
     if path is not None:
         from celosia.compiler.program.safe_files import write_text
 
@@ -56,17 +60,17 @@ def write_json(path: Path | None, data: Any) -> None:
 
 
 def show(parts: Iterable[RenderableType], **options: Any) -> None:
-    """Print tables and texts one below the other."""
+    """Print tables and texts one below the other on standard output. options: of Rich's `print`."""
     from celosia.driver.show.text_table import console
 
-    out = console()
+    output = console()
     for part in parts:
-        out.print(part, **options)
+        output.print(part, **options)
 
 
 @contextmanager
 def progress_stages(quiet: bool) -> Iterator[Stages]:
-    """Return Stages on standard error, or silent ones; the module is slow to import."""
+    """Show the stages of a command on standard error in a context, unless it is quiet. The module is slow to import."""
     from celosia.driver.show.progress import Stages
 
     with Stages(quiet) as stages:
@@ -74,7 +78,10 @@ def progress_stages(quiet: bool) -> Iterator[Stages]:
 
 
 def check_destinations(sources: list[Path], *paths: Path | None) -> None:
-    """Raise OutputError where a file cannot be written: now, and not after minutes of work."""
+    """Raise OutputError where one of `paths` cannot be written, or is one of `sources`, before minutes of work.
+
+    None stands for a file that is not to be written.
+    """
     from celosia.compiler.program.safe_files import OutputError, check_writable
 
     seen = {realpath(path): "an input" for path in sources}
@@ -88,7 +95,7 @@ def check_destinations(sources: list[Path], *paths: Path | None) -> None:
 
 
 def parse_memory(memory: str | None, device: str) -> dict[str, Any]:
-    """Parse --memory to options of a device; none where it is left out. BadParameter, BoardError."""
+    """Return --memory as options of a device, {} if it is left out. BadParameter, BoardError."""
     if memory is None:
         return {}
     if device not in WITH_CYCLES:
@@ -105,7 +112,7 @@ def parse_memory(memory: str | None, device: str) -> dict[str, Any]:
 
 
 def parse_address(text: str | None) -> dict[str, Any]:
-    """Parse --address to options of a board's device; none where it is left out. BadParameter."""
+    """Return --address as options of a board's device, {} if it is left out. BadParameter."""
     if text is None:
         return {}
     try:
@@ -114,15 +121,15 @@ def parse_address(text: str | None) -> dict[str, Any]:
         raise typer.BadParameter(f"--address {text} is no number; write it as 0x43c00000") from None
 
 
-def pool_address(pool: str | None, insecure_too: bool) -> str | None:
-    """Return the address of `--pool`, marked as trusted where `--insecure-pool` allows any network interface."""
+def pool_address(pool: str | None, is_insecure_allowed: bool) -> str | None:
+    """Return the address of --pool, marked as trusted where --insecure-pool allows any network interface."""
     from celosia.driver.tune.fleet import allow_any_interface
 
-    return allow_any_interface(pool) if insecure_too else pool
+    return allow_any_interface(pool) if is_insecure_allowed else pool
 
 
 def import_files(paths: Sequence[Path] | None) -> None:
-    """Run the Python files of `--import`, which register operators. ModelError where one cannot be run."""
+    """Run the Python files of --import, which register operators. ModelError where one cannot be run."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     from celosia.compiler.graph.errors import ModelError
@@ -142,7 +149,7 @@ def import_files(paths: Sequence[Path] | None) -> None:
 
 
 def check_source(path: Path) -> None:
-    """Raise ModelError where there is no file: now, and not after a login on a board."""
+    """Raise ModelError where a model's file does not exist, before anything slow such as a login on a board."""
     if not path.exists():
         from celosia.compiler.graph.errors import ModelError
 
@@ -150,7 +157,7 @@ def check_source(path: Path) -> None:
 
 
 def is_program(source: Path) -> bool:
-    """Whether a file is there and begins as a Program does."""
+    """Return whether `source` is the file of a Program."""
     from celosia.compiler.program import Program
 
     return source.is_file() and Program.is_program(source)
@@ -159,9 +166,10 @@ def is_program(source: Path) -> bool:
 def read_inputs(
     source: Path, arguments: list[str] | None, random: bool, pixels: Pixels, shapes: Shapes | None = None
 ) -> dict[str, Any]:
-    """Read and check the inputs of a model or Program, before anything is compiled.
+    """Read and check the inputs of a model or Program before anything is compiled. Return arrays by input name.
 
-    shapes: of a model's inputs. Raises InputError, ModelError, ProgramError.
+    arguments: the texts of --input. random: make up inputs that are missing. pixels: conversion of images. shapes:
+    those of --shape. Raises InputError, ModelError, ProgramError.
     """
     from celosia.compiler.graph.importing.dimensions import inputs_of, open_axes, sizes_of, with_shapes
     from celosia.compiler.graph.importing.importer import read
@@ -184,7 +192,10 @@ def read_inputs(
 
 
 def image_conversion(mean: list[float] | None, std: list[float] | None, quiet: bool) -> Pixels:
-    """Return the conversion of images to inputs; it prints how the first image that does not fit is changed."""
+    """Return the conversion of images to inputs by --mean and --std.
+
+    It prints how it changes the first image that does not fit.
+    """
     from celosia.driver.data.images import Pixels
 
     return Pixels(tuple(mean or (0.0,)), tuple(std or (1.0,)), printer_of_first_sentence(quiet))
@@ -194,29 +205,30 @@ def printer_of_first_sentence(quiet: bool) -> Callable[[str], None]:
     """Return a function that prints the first sentence it gets on standard error, and drops later ones."""
     shown: set[str] = set()
 
-    def tell(sentence: str) -> None:
+    def print_first(sentence: str) -> None:
+        """Print the sentence, unless one was printed before."""
         if not shown and not quiet:
             say(f"celosia: {sentence}; of others this is not said", error=True)
         shown.add(sentence)
 
-    return tell
+    return print_first
 
 
 def parse_keep(texts: list[str] | None) -> str | list[str]:
-    """Parse the repeatable option TENSOR|all to `compile`'s argument `keep`."""
+    """Return the values TENSOR or all of --keep or --dump as `compile`'s argument `keep`."""
     return "all" if "all" in (texts or []) else texts or []
 
 
 def advise(program: Program, quiet: bool) -> None:
-    """Print advice for a model of which nothing runs on the accelerator."""
-    from celosia.driver.show import program_summary as about
+    """Print advice if nothing of a model runs on the accelerator."""
+    from celosia.driver.show import program_summary as show
 
-    if not quiet and (advice := about.advice(program)) is not None:
+    if not quiet and (advice := show.advice(program)) is not None:
         say(f"celosia: {advice}", error=True)
 
 
 def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
-    """Parse the shapes of `--shape` options. ModelError where one is none."""
+    """Return the shapes of --shape by input name. ModelError where one is invalid, or an input has two."""
     from celosia.compiler.graph.errors import ModelError
 
     shapes: dict[str, tuple[int, ...]] = {}
@@ -239,11 +251,12 @@ def load_or_compile(
     target: str | None = None, shapes: Shapes | None = None, keep: str | Sequence[str] = (), trust: Trust | None = None,
     place: Mapping[str, str] = {}, rounding: str | None = None,
 ) -> Program:  # fmt: skip
-    """Load the Program in `source`, or compile the ONNX model there for `target`. watch: gets the graph after each
-    pass.
+    """Load the Program in `source`, or compile the ONNX model there for `target`.
 
-    shapes, place, rounding: of a model; see `compile`. keep: tensors that it returns, too; ProgramError where a Program
-    was compiled without them. trust: what of a Program's file may run, by default its checked loops.
+    watch: called with each pass's name and the graph after it. shapes, place, rounding: options for a model, see
+    `compile`. keep: tensors that it also returns; ProgramError where a Program was compiled without them. trust:
+    what of a Program's file may run, by default its checked loops. ProgramError for options that do not apply to
+    a Program; errors of `compile` and `Program.load`.
     """
     from celosia.compiler.program import Program, ProgramError
     from celosia.hw.spec.config import Config
@@ -285,7 +298,7 @@ def load_or_compile(
 
 
 def rounding_option(text: str | None) -> dict[str, Any]:
-    """Parse --rounding to an argument of `compile`; nothing where it is left out."""
+    """Return --rounding as an argument of `compile`, {} if it is left out."""
     return {} if text is None else {"rounding": text}
 
 
@@ -295,7 +308,7 @@ def compile_options(shape: list[str] | None, place: Sequence[str] | None, roundi
 
 
 def parse_place(texts: Sequence[str] | None) -> dict[str, str]:
-    """Parse --place to `compile`'s argument. BadParameter."""
+    """Return --place as `compile`'s argument: NODE=CHOICE by node, `cost` under "*". BadParameter."""
     place = {}
     for text in texts or ():
         name, equals, choice = text.rpartition("=")
@@ -309,8 +322,8 @@ def _require_kept(source: Path, program: Program, keep: str | Sequence[str]) -> 
     """Raise ProgramError where the Program does not return the tensors of --keep."""
     from celosia.compiler.program import ProgramError
 
-    there = {tensor.name for tensor in (*program.outputs, *program.kept)}
-    missing = [name for name in ([] if keep == "all" else keep) if name not in there]
+    returned_names = {tensor.name for tensor in (*program.outputs, *program.kept)}
+    missing = [name for name in ([] if keep == "all" else keep) if name not in returned_names]
     if missing or (keep == "all" and not program.kept):
         subject = f"tensor {missing[0]!r}" if missing else "the tensors inside the model"
         raise ProgramError(

@@ -78,8 +78,8 @@ def flash(
     from celosia.hw.boards.boards import find_board
     from celosia.hw.spec.config import Config
 
-    place = find_board(board)
-    manifest = check_bitstream(bit, place.name, place.part)
+    target_board = find_board(board)
+    manifest = check_bitstream(bit, target_board.name, target_board.part)
     if host is None:
         clock = load(str(bit), manifest)
     else:
@@ -124,11 +124,11 @@ def rehearse(
     from celosia.hw.spec.config import Config
 
     common.check_source(model)
-    place = find_board(board)
+    target_board = find_board(board)
     with common.progress_stages(quiet) as stages:
         values = common.read_inputs(model, inputs, True, common.image_conversion(mean, std, quiet))
         accelerator = None if config is None else Config.load(config)
-        rehearsal = rehearsed(model, place, values, accelerator, device, common.parse_shapes(shape), stages)
+        rehearsal = rehearsed(model, target_board, values, accelerator, device, common.parse_shapes(shape), stages)
     if not quiet:
         common.show(steps(rehearsal))
     if rehearsal.different:

@@ -1,4 +1,4 @@
-"""Exit codes, and errors as one sentence."""
+"""Exit codes of commands, and errors as one sentence on standard error."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from typer.core import TyperGroup
 from celosia.plain import printable, printable_lines, shorten
 
 OK, WRONG_INPUT, USAGE, RUN_FAILED, NO_TOOL, FAULT, DOES_NOT_FIT, DIFFERS, UNCHECKED = range(9)
+"""Exit codes; `EXIT_CODES` explains them to the user."""
 INTERRUPTED = 130
-"""Exit codes; `EXIT_CODES` is their text for the user."""
+"""Exit code after Ctrl-C, as shells report it: 128 and the number of SIGINT."""
 EXIT_CODES = """\b
 Exit codes:
   0  done
@@ -73,7 +74,7 @@ def _error_classes_by_exit_code() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.sim.device import DeviceError
     from celosia.sim.rtl.build import BuildError
 
-    wrong = (
+    wrong_input = (
         ModelError, BoardError, BudgetError, DecisionsError, ConfigError, NotExportable, HostError, ProgramError,
         InputError, OutputError, QuantizeError, ExploreError, OracleError, ManifestError, ProjectError, RecordsError,
         ReportError, RuleError, SpaceError, TargetError, ThreadsError,
@@ -87,7 +88,7 @@ def _error_classes_by_exit_code() -> dict[int, tuple[type[Exception], ...]]:
         MissingLibrary,
         ToolError,
     )
-    return {WRONG_INPUT: wrong, RUN_FAILED: (DeviceError, FleetError, PoolError, SshError), NO_TOOL: no_tool}
+    return {WRONG_INPUT: wrong_input, RUN_FAILED: (DeviceError, FleetError, PoolError, SshError), NO_TOOL: no_tool}
 
 
 def exit_code_and_message(error: Exception) -> tuple[int, str]:
@@ -98,10 +99,10 @@ def exit_code_and_message(error: Exception) -> tuple[int, str]:
         if isinstance(error, classes):
             return code, str(error)
     if isinstance(error, OSError):
-        place = f"{error.filename}: " if error.filename else ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) and not place:
-            place = f"a disk is full, perhaps that of {tempfile.gettempdir()} (TMPDIR) or {Path.cwd()}: "
-        return WRONG_INPUT, f"{place}{error.strerror or error}"
+        file_name = f"{error.filename}: " if error.filename else ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and not file_name:
+            file_name = f"a disk is full, perhaps that of {tempfile.gettempdir()} (TMPDIR) or {Path.cwd()}: "
+        return WRONG_INPUT, f"{file_name}{error.strerror or error}"
     if isinstance(error, MemoryError):
         return RUN_FAILED, "there is not enough memory for this model"
     if isinstance(error, SelfCheckError):
@@ -113,12 +114,12 @@ def exit_code_and_message(error: Exception) -> tuple[int, str]:
 
 
 def say(text: str, error: bool = False) -> None:
-    """Print lines on standard output or standard error, with escapes for characters that a terminal would obey."""
+    """Print lines on standard output or standard error, with control characters escaped."""
     typer.echo(printable_lines(text), err=error)
 
 
 def end_output() -> None:
-    """Flush standard output, or drop it where nobody reads any more, so that Python ends silently."""
+    """Flush standard output. If its reader is gone, redirect it to /dev/null, so that Python ends without a message."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -130,16 +131,18 @@ def _say_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
     line: str | None = None,
 ) -> None:  # fmt: skip
-    """Print a warning in one sentence, in place of `warnings.showwarning`."""
+    """Print a warning as one sentence on standard error; replaces `warnings.showwarning`."""
     say(f"celosia: warning: {printable(str(message))}", error=True)
 
 
 class Commands(TyperGroup):
-    """Group of commands that prints errors of the command line with escapes: a shell pattern can put any names
-    there."""
+    """Group of commands that escapes control characters in errors of the command line.
+
+    A shell pattern may put file names with such characters there.
+    """
 
     def invoke(self, ctx: Any) -> Any:
-        """Invoke the command as typer does, with escapes in the message of an error."""
+        """Invoke the command as typer does, and escape the message of an error."""
         try:
             return super().invoke(ctx)
         except Exception as error:
@@ -154,7 +157,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     debugging = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Debug)
 
     @functools.wraps(function)
-    def checked(*args: Any, debug: bool = False, **options: Any) -> None:
+    def run_command(*args: Any, debug: bool = False, **options: Any) -> None:
         """Run the command; turn its errors into a sentence and an exit code."""
         try:
             with warnings.catch_warnings():
@@ -179,5 +182,5 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             typer.secho(f"celosia: error: {text}", fg="red" if sys.stderr.isatty() else None, err=True)
             raise typer.Exit(code) from None
 
-    checked.__signature__ = signature.replace(parameters=[*signature.parameters.values(), debugging])  # type: ignore[attr-defined]
-    return checked
+    run_command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), debugging])  # type: ignore[attr-defined]
+    return run_command

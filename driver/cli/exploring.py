@@ -123,7 +123,7 @@ def explore(
 def _run_exploration(
     models: list[Path], board: str, budget: str | None, quiet: bool, options: dict[str, Any]
 ) -> tuple[dict[str, Any], bool]:  # fmt: skip
-    """Explore, and return (the report, whether Ctrl-C has ended it)."""
+    """Explore, and return (the report, whether Ctrl-C ended the exploration)."""
     from celosia.compiler.superoptimise.state import SearchState
     from celosia.driver.explore import explore as explorer
     from celosia.driver.show import explore_summary as show

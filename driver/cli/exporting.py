@@ -74,7 +74,7 @@ def export(
 
 
 def _describe_export(exported: Exported, folder: Path) -> str:
-    """Text on the files that were written, and how to build them."""
+    """Return a sentence on the files that were written, and how to build them."""
     model = exported.model
     cpu = f"{len(model.program.kernels)} kernels" if model.program.kernels else "no kernels"
     needs = f", which call {', '.join(exported.functions)} of the C library" if exported.functions else ""

@@ -30,7 +30,7 @@ Temperature = Annotated[
     float, typer.Option(min=0.0, help="0 takes the likeliest token, 1 draws by the model's own chances.")
 ]
 Top = Annotated[int, typer.Option("--top", min=0, metavar="K", help="Draw among the K likeliest, 0 for all.")]
-DrawSeed = Annotated[int, typer.Option("--seed", min=0, help="Of what is drawn.")]
+DrawSeed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the random numbers that draw tokens.")]
 Length = Annotated[
     int | None,
     typer.Option(min=2, help="Tokens of a sequence, prompt included, at most: what the cache has room for."),
@@ -100,10 +100,11 @@ def generate(
                 _print_tokens(decoder, begin, session.generate(begin, tokens, choose), prompt)
     common.write_json(report, session.usage.report())
     if not quiet:
-        _summarise(session)
+        _print_summary(session)
 
 
-def _summarise(session: Session) -> None:
+def _print_summary(session: Session) -> None:
+    """Print tokens, speed and runs of a session."""
     from celosia.driver.show.generate_summary import summary
 
     common.show(["", summary(session.usage.report(), session.length, session.decoder)])
@@ -113,7 +114,7 @@ def _summarise(session: Session) -> None:
 def _open_addressed_device(
     device: str, config: str, sudo: bool, stages: Stages, options: dict[str, Any]
 ) -> Iterator[Any]:
-    """Open the Device behind the address of a board; other names stay names."""
+    """Open the Device behind the ssh:// address of a board, in a context; yield other names as they are."""
     if not device.startswith(SSH_PREFIX):
         yield device
         return
@@ -122,8 +123,8 @@ def _open_addressed_device(
     from celosia.driver.remote.ssh import connect
     from celosia.hw.spec.config import Config
 
-    place, _, kind = device.removeprefix(SSH_PREFIX).partition("/")
-    with stages.paused(), connect(place) as connection:
+    host, _, kind = device.removeprefix(SSH_PREFIX).partition("/")
+    with stages.paused(), connect(host) as connection:
         remote = RemoteDevice(Remote(connection, sudo=sudo), Config.load(config), kind or "board", options)
         try:
             yield remote
@@ -132,7 +133,7 @@ def _open_addressed_device(
 
 
 def _parse_prompt(decoder: Decoder, model: Path, prompt: str | None, ids: str | None) -> list[int]:
-    """Tokens of --prompt or --ids. InputError."""
+    """Return the tokens of --prompt or --ids. InputError, BadParameter."""
     from celosia.compiler.program import InputError
 
     if (prompt is None) == (ids is None):
@@ -152,6 +153,7 @@ def _print_tokens(decoder: Decoder, begin: list[int], new_tokens: Iterator[int],
     from celosia.plain import printable_lines
 
     def text(tokens: list[int]) -> str:
+        """Return tokens as they are printed."""
         if prompt is None or decoder.vocabulary is None:
             return "".join(f"{token} " for token in tokens)
         return printable_lines(decoder.vocabulary.text_of(tokens))

@@ -33,9 +33,9 @@ def verilog(
         cfg = Config.load(config)
         stages(f"elaborating {cfg.name}")
         from celosia.hw.verilog import TOP
-        from celosia.hw.verilog import verilog as text_of
+        from celosia.hw.verilog import verilog as verilog_text
 
-        text = text_of(cfg)
+        text = verilog_text(cfg)
         write_text(output, text)
     if not quiet:
         say(f"{output}: module {TOP}, {text.count(chr(10)):,} lines")
@@ -93,7 +93,7 @@ def boards(
 @command
 def sweep(
     model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The model.")],
-    given: Annotated[
+    settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=V1,V2", help="Values of a Config field to try; repeat it for others."),
     ] = None,
@@ -112,7 +112,7 @@ def sweep(
       celosia sweep model.onnx --set inp_depth=1024,4096 --set bus_bytes=8,16
       celosia sweep model.onnx --config tiny --set block_in=4,8,16 --set taps=0,3 --html sweep.html
     """
-    if not given:
+    if not settings:
         raise typer.BadParameter("--set names what to try, as in --set bus_bytes=8,16")
     memory_args = common.parse_memory(memory, "timed")
     with common.progress_stages(quiet) as stages:
@@ -123,7 +123,7 @@ def sweep(
         from celosia.driver.show.text_table import console
         from celosia.hw.spec.config import ConfigError
 
-        rows = sweeping.sweep(model, sweeping.parse_settings(given), config, progress=stages, **memory_args)
+        rows = sweeping.sweep(model, sweeping.parse_settings(settings), config, progress=stages, **memory_args)
     title = f"{model.name} on {config}; cycles by the timing model, memory {memory_args.get('memory', 'zynq-hp')}"
     if html is not None:
         sweeping.page(f"celosia sweep {model.name}", rows, f"{title}. {sweeping.note(rows)}").save(html)
@@ -169,7 +169,7 @@ def cache(
       celosia cache
       celosia cache --limit 500MB
     """
-    from celosia import cache as kept
+    from celosia import cache as cache_files
     from celosia.driver.show import hardware_summary as show
     from celosia.driver.show.text_table import console, megabytes
 
@@ -177,8 +177,8 @@ def cache(
         raise typer.BadParameter("--clear leaves nothing for --limit; give one of them")
     if limit is not None or clear:
         try:
-            gone = kept.shrink(0 if limit is None else kept.parse_size(limit))
+            removed = cache_files.shrink(0 if limit is None else cache_files.parse_size(limit))
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
-        say(f"{len(gone)} removed, {megabytes(sum(entry.size for entry in gone))}")
-    console().print(show.kept(kept.cached_files()))
+        say(f"{len(removed)} removed, {megabytes(sum(entry.size for entry in removed))}")
+    console().print(show.cache_contents(cache_files.cached_files()))

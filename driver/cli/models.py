@@ -38,7 +38,7 @@ Target = Annotated[
 
 
 def _target_config(target: str | None) -> Config:
-    """Return the Config of the board that is compiled for, where no Config is named."""
+    """Return the Config to compile for where none is named: the board's if --target is a board, else `pynq`."""
     if target is None or not (target in BOARDS or is_board_file(target)):
         return PRESETS["pynq"]
     return find_board(target).config
@@ -94,12 +94,12 @@ def compile_(
         common.show([show.overview(program), _file_size_text(output)])
 
 
-def _compile_to_file(path: Path, compiled: Callable[[], Program], stages: Callable[[str], None]) -> Program:
-    """Compile and write the Program to `path`, also one whose own check failed. Raises CheckFailed then."""
+def _compile_to_file(path: Path, compile_program: Callable[[], Program], stages: Callable[[str], None]) -> Program:
+    """Compile a Program and write it to `path`; also one whose check failed itself, for which it raises CheckFailed."""
     from celosia.compiler.selfcheck.check_launches import CheckFailed
 
     try:
-        program = compiled()
+        program = compile_program()
     except CheckFailed as failure:
         if failure.program is not None:
             failure.program.save(path)
@@ -111,6 +111,7 @@ def _compile_to_file(path: Path, compiled: Callable[[], Program], stages: Callab
 
 
 def _file_size_text(path: Path) -> str:
+    """Return a line with a file's name and size."""
     from celosia.driver.show.text_table import megabytes
 
     return f"{path}: {megabytes(path.stat().st_size)}"
@@ -183,8 +184,8 @@ def inspect(
     parts = _Parts(operators, layers, buffers, disassemble or layer is not None, layer, passes, one_pass)
     with common.progress_stages(quiet) as stages:
         common.check_destinations([model], decisions)
-        chosen = common.compile_options(shape, place, rounding)
-        program = common.load_or_compile(model, config, stages, no_check, parts.watch, **chosen)
+        compile_options = common.compile_options(shape, place, rounding)
+        program = common.load_or_compile(model, config, stages, no_check, parts.watch, **compile_options)
     common.advise(program, quiet)
     from celosia.driver.show import program_summary as show
     from celosia.driver.show import run_summary as show_run
@@ -202,8 +203,7 @@ def inspect(
 
 
 def _show_derivation(model: Path) -> None:
-    """Print the derivation of a model. ModelError where neither it nor that of the Program comes from `celosia
-    optimise`."""
+    """Print how `celosia optimise` made a model, or the model of a Program. ModelError where it did not."""
     common.check_source(model)
     from celosia.compiler.graph.errors import ModelError
     from celosia.compiler.superoptimise.derivation import derivation_in
@@ -216,26 +216,28 @@ def _show_derivation(model: Path) -> None:
 
 
 class _Parts:
-    """Parts of a Program that `inspect` shows: those asked for, else all tables.
+    """The parts of a Program that `inspect` shows: those that options name, or all tables.
 
-    graphs: the graph as text after each pass, by the pass's name, where it is asked for.
+    graphs: the graph as text after each pass, by the pass's name; filled during compilation if --passes or --pass is
+    given.
     """
 
     def __init__(
         self, operators: bool, layers: bool, buffers: bool, disassemble: bool, layer: str | None, passes: bool,
         one_pass: str | None,
     ) -> None:  # fmt: skip
-        self.chosen = operators, layers, buffers
+        self._wanted_tables = operators, layers, buffers
         self.disassemble, self.layer, self.one_pass = disassemble, layer, one_pass
         self.passes = passes or one_pass is not None
         self.graphs: dict[str, str] = {}
 
     @property
     def watch(self) -> Callable[[str, ir.Model], None] | None:
-        """Keep the graph of a pass."""
-        return self._keep if self.passes else None
+        """The function that compilation calls after each pass; None where no graph is wanted."""
+        return self._keep_graph if self.passes else None
 
-    def _keep(self, name: str, graph: ir.Model) -> None:
+    def _keep_graph(self, name: str, graph: ir.Model) -> None:
+        """Keep the text of the graph after the pass `name`."""
         from celosia.compiler.graph.printer import text
 
         self.graphs[name] = text(graph.graph)
@@ -244,13 +246,13 @@ class _Parts:
         """Yield the tables, with an empty line before each but the first."""
         from celosia.driver.show import program_summary as show
 
-        every = not (any(self.chosen) or self.passes or self.disassemble)
-        if every:
+        show_all = not (any(self._wanted_tables) or self.passes or self.disassemble)
+        if show_all:
             yield show.overview(program)
-        for is_wanted, table in zip(self.chosen, (show.operators, show.program_layers, show.buffers)):
-            if every:
+        for is_wanted, table in zip(self._wanted_tables, (show.operators, show.program_layers, show.buffers)):
+            if show_all:
                 yield ""
-            if every or is_wanted:
+            if show_all or is_wanted:
                 yield table(program)
         if self.passes and self.one_pass is None:
             yield from (show.passes(program), "", show.kernels(program))
@@ -266,6 +268,7 @@ class _Parts:
 
 
 def _print_lines(lines: Iterable[str]) -> None:
+    """Print each line with control characters escaped."""
     for line in lines:
         say(line)
 
@@ -327,7 +330,7 @@ def report(
 
 
 def _page_of_saved_report(report: Path) -> Page:
-    """Return the page of a report that `run --report`, `explore` or `optimise --report` wrote."""
+    """Return the page of a JSON report that `run --report`, `explore` or `optimise --report` wrote."""
     from celosia.driver.pages import derivation
     from celosia.driver.pages import exploration_page as front
     from celosia.driver.pages import run_page as run

@@ -115,7 +115,7 @@ def optimise(
 
 
 def _refuse_exclusive_options(cpu: bool, fast_math: bool, trials: int, other_devices: bool) -> None:
-    """Raise BadParameter for options that exclude each other."""
+    """Raise BadParameter for options that exclude each other. other_devices: whether --jobs or --pool is given."""
     if cpu and trials:
         raise typer.BadParameter("--tune is of the accelerator's schedules; leave it out, or --cpu")
     if fast_math and not cpu:
@@ -127,6 +127,7 @@ def _refuse_exclusive_options(cpu: bool, fast_math: bool, trials: int, other_dev
 
 
 def _save_model(optimised: Optimised, output: Path) -> None:
+    """Write the rewritten model to `output`, completely or not at all. OutputError."""
     from celosia.compiler.program.safe_files import replacing
 
     with replacing(output) as temporary:

@@ -16,6 +16,7 @@ def one_of(*flags: str, names: Collection[str], help: str) -> Any:
     """Declare an option that takes one of `names`."""
 
     def require_known(name: str) -> str:
+        """Return `name` if it is one of `names`. BadParameter else."""
         if name not in names:
             raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, names))}.")
         return name
@@ -147,9 +148,9 @@ SAMPLES = (
     "A folder of .npy, .npz or image files, one for each sample, or of such folders, one for each class; or an .npz of "
     "arrays by input name whose first axis counts samples, perhaps with an array labels."
 )
-"""Help of an option that takes them."""
+"""Help text of an option that takes samples."""
 Samples = Annotated[int | None, typer.Option(min=1, metavar="N", help="Use no more, spread over all, by default all.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of what is random in a search.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the random numbers of a search.")]
 Import = Annotated[
     list[Path] | None,
     typer.Option("--import", metavar="FILE.py", help="Run this first: operators of your own; may be repeated."),

@@ -104,7 +104,8 @@ def run(
     with common.progress_stages(quiet) as stages:
         files.check(device, model)
         threads = _prepare_machine(device, model, threads)
-        values = common.read_inputs(model, inputs, random, common.image_conversion(mean, std, quiet), source.given)
+        pixels = common.image_conversion(mean, std, quiet)
+        values = common.read_inputs(model, inputs, random, pixels, source.given_shapes)
         if device.startswith(SSH_PREFIX):
             program, result = _run_on_board(source, device, values, threads, stages, sudo, **options)
         else:
@@ -117,17 +118,18 @@ def run(
 
 
 def device_options(device: str, memory: str | None, address: str | None) -> dict[str, Any]:
-    """Return the options --memory and --address for a --device. BadParameter where the device is unknown or takes
-    neither."""
+    """Return the options --memory or --address for a --device. BadParameter for an unknown device or address."""
     if device not in DEVICES and not device.startswith(SSH_PREFIX):
         common.raise_unknown_device(device, DEVICES)
-    on_board, simulated = common.parse_address(address), common.parse_memory(memory, device)
-    return simulated if device in SIMULATORS else on_board
+    board_options, simulator_options = common.parse_address(address), common.parse_memory(memory, device)
+    return simulator_options if device in SIMULATORS else board_options
 
 
 def _prepare_machine(device: str, model: Path, threads: int | None) -> int:
-    """Finds what a device of this machine needs. Returns the threads of the CPU's part. BuildError, DeviceError,
-    ThreadsError."""
+    """Check that the tools of a device on this machine are installed. Return the number of threads for the CPU's part.
+
+    BuildError, DeviceError, ThreadsError.
+    """
     from celosia.compiler.program.host.thread_team import check_thread_count, default_threads
     from celosia.driver.host.tools import require_tools
 
@@ -138,7 +140,10 @@ def _prepare_machine(device: str, model: Path, threads: int | None) -> int:
 
 @dataclass(frozen=True)
 class _Source:
-    """Source of a Program: its file, or a model with the arguments of `common.load_or_compile`."""
+    """Source of a Program: its file, or a model, with the arguments of `common.load_or_compile`.
+
+    given_shapes: those of --shape.
+    """
 
     path: Path
     config: str | None
@@ -146,20 +151,22 @@ class _Source:
     trust: Trust
     no_check: bool
     place: dict[str, str]
-    given: dict[str, tuple[int, ...]]
+    given_shapes: dict[str, tuple[int, ...]]
 
     def shapes(self, values: dict[str, Any]) -> dict[str, tuple[int | None, ...]]:
-        """Shapes of the arrays for inputs whose sizes the model leaves open, and the sizes that were given for it."""
+        """Return the shapes to compile for: those of the arrays `values`, and those of --shape.
+
+        Only inputs whose sizes the model leaves open need one.
+        """
         from celosia.compiler.graph.importing.dimensions import open_inputs
         from celosia.compiler.graph.importing.importer import read
 
         if not self.path.is_file() or common.is_program(self.path) or not open_inputs(read(self.path, data=False)):
-            return dict(self.given)
+            return dict(self.given_shapes)
         from celosia.driver.host.specialise import OpenModel, fill_open_sizes
 
-        return {
-            n: fill_open_sizes(shape, self.given.get(n)) for n, shape in OpenModel(self.path).shapes(values).items()
-        }
+        shapes = OpenModel(self.path).shapes(values)
+        return {name: fill_open_sizes(shape, self.given_shapes.get(name)) for name, shape in shapes.items()}
 
 
 def _run_here(
@@ -182,29 +189,32 @@ def _run_here(
 def _run_on_board(
     source: _Source, url: str, values: dict[str, Any], threads: int, stages: Stages, sudo: bool, **options: Any
 ) -> tuple[Program, Result]:
-    """Run on a board over ssh: ssh://USER@BOARD for its accelerator, ssh://USER@BOARD/functional for numpy there."""
+    """Load or compile the Program for a board, and run it there over ssh.
+
+    url: ssh://USER@BOARD for its accelerator, ssh://USER@BOARD/functional for the functional simulator there.
+    """
     from celosia.driver.remote import deploy
     from celosia.driver.remote.ssh import connect
 
-    place, _, device = url.removeprefix(SSH_PREFIX).partition("/")
+    host, _, device = url.removeprefix(SSH_PREFIX).partition("/")
     if device not in ("", "board", "functional"):
         raise typer.BadParameter(
-            f"there is no device {device!r} on a board; take {SSH_PREFIX}{place}, or /functional after it"
+            f"there is no device {device!r} on a board; take {SSH_PREFIX}{host}, or /functional after it"
         )
-    with stages.paused(), connect(place) as connection:
+    with stages.paused(), connect(host) as connection:
         remote = deploy.Remote(connection, sudo=sudo)
-        stages(f"connected to {place}")
+        stages(f"connected to {host}")
         program = common.load_or_compile_for_board(
             source.path, source.config, stages, remote, source.no_check, source.shapes(values), source.keep,
             source.trust, source.place,
         )  # fmt: skip
-        stages(f"running on {place}")
+        stages(f"running on {host}")
         return program, deploy.run(remote, program, values, device or "board", threads, **options)
 
 
 @dataclass(frozen=True)
 class _Files:
-    """Files to write of a run; None: not written. dump: tensors inside the model that `output` gets, too."""
+    """Files that a run writes; None: not written. dump: tensors inside the model that are also written to `output`."""
 
     output: Path | None
     report: Path | None
@@ -213,7 +223,7 @@ class _Files:
     dump: list[str]
 
     def check(self, device: str, model: Path) -> None:
-        """Check that all files can be written, before anything slow."""
+        """Check that all files can be written, before anything slow. BadParameter, OutputError, MissingLibrary."""
         if self.trace is not None and device == "functional":
             raise typer.BadParameter(
                 f"--trace needs --device {' or '.join(WITH_CYCLES)}, or a board whose Config has a trace_depth: the "

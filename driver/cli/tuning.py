@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from celosia.driver.tune.tune import Tuning
 
 CPU = "cpu"
-"""The device that is no accelerator."""
+"""The value of --device that tunes kernels of this processor instead of layers of the accelerator."""
 Records = Annotated[
     Path, typer.Option(metavar="FILE", help="Where trials are kept, for `compile --records` and to go on later.")
 ]
@@ -119,7 +119,7 @@ def tune(
 def _measurement_options(
     device: str, memory: str | None, pool: str | None, insecure_pool: bool, sudo: bool, address: str | None
 ) -> dict[str, Any]:
-    """Options of `celosia.tune` for the devices that measure; kernels take none of them."""
+    """Return the options of `celosia.tune` that say what measures trials; none for kernels of the CPU. BadParameter."""
     known_devices = (*WITH_CYCLES, CPU)
     if device not in known_devices and not device.startswith(SSH_PREFIX):
         common.raise_unknown_device(device, known_devices)
@@ -143,7 +143,7 @@ def _measurement_options(
 def _run_search(
     device: str, model: Path, config: str, quiet: bool, options: dict[str, Any]
 ) -> tuple[Tuning, Iterable[RenderableType]]:  # fmt: skip
-    """Search, and return the result with the function that prints it."""
+    """Search for schedules with a live table, and return the result and what to print of it."""
     from celosia.driver.show import tune_cpu_summary as show_kernels
     from celosia.driver.show import tune_summary as show
     from celosia.driver.show.progress import Live
@@ -151,8 +151,8 @@ def _run_search(
     from celosia.driver.tune import tune
 
     search: Callable[..., Tuning] = tune_cpu.tune_cpu if device == CPU else tune.tune
-    shown: ModuleType = show_kernels if device == CPU else show
+    summary: ModuleType = show_kernels if device == CPU else show
     with Live(quiet) as live:
-        on_state = lambda state: live(shown.tuning_line(state), lambda: shown.tuning(state))  # noqa: E731
+        on_state = lambda state: live(summary.tuning_line(state), lambda: summary.tuning(state))  # noqa: E731
         tuned = search(model, config, **options, told=on_state)
-    return tuned, shown.tuned(tuned.report)
+    return tuned, summary.tuned(tuned.report)

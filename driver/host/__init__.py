@@ -1,1 +1,6 @@
-"""Parts of a Runtime that only the host needs: onnxruntime sessions, tools of devices, Programs for open shapes."""
+"""Parts of the driver that boards do not need, since they need onnx, onnxruntime or the compiler.
+
+specialise   which Program runs a model whose inputs have open sizes: one for each combination of shapes
+oracle       how onnxruntime computes a model, for comparison: in integers, and every tensor inside it
+tools        whether the tools that a device needs are installed, before a model is compiled for it
+"""

@@ -1,4 +1,4 @@
-"""onnxruntime as the oracle: a session that computes int8 in integers, and every tensor inside a model."""
+"""Compute models with onnxruntime, as the reference for comparisons: int8 in integers, and every tensor inside."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Array = NDArray[Any]
 
 
 class MissingLibrary(Sentence, RuntimeError):
-    """A library that is not installed; one sentence that says how to install it."""
+    """A library is not installed; the message is one sentence that says how to install it."""
 
 
 class OracleError(Sentence, ValueError):
-    """A model that onnxruntime does not run; one sentence with its reason."""
+    """onnxruntime does not run a model; the message is one sentence with its reason."""
 
 
 def require_onnxruntime() -> None:
@@ -45,10 +45,11 @@ def open_session(
     """Open an onnxruntime.InferenceSession of `model` on the CPU.
 
     level: of onnxruntime's optimisations: "ALL", "EXTENDED" (without its own layouts), "BASIC", "DISABLE_ALL". save:
-    where its optimised graph goes. threads: 0 for its own choice. int8: with INT8, and with weights of fewer bits in
-    bytes; False is onnxruntime's default, and the model as it is. without: names of optimisations to leave out. exact:
-    sums of products of uint8 and int8 do not saturate on processors without VNNI, where onnxruntime offers that: for a
-    model without int8 activations, which do not saturate. Raises MissingLibrary, OracleError.
+    file for its optimised graph. threads: 0 for its own choice. int8: set the option INT8, and widen weights of fewer
+    bits to bytes; False: onnxruntime's defaults, and the model as it is. without: names of optimisations to leave out.
+    exact: use onnxruntime's option that keeps sums of products of uint8 and int8 from saturating on processors without
+    VNNI; onnxruntime has it for models without int8 activations, and others do not saturate. Raises MissingLibrary,
+    OracleError.
     """
     require_onnxruntime()
     import onnxruntime
@@ -56,13 +57,13 @@ def open_session(
     model = _drop_shared_names(_widen_narrow_integers(model) if int8 else model)
     source = str(model) if isinstance(model, Path) else model.SerializeToString()
 
-    def opened(entries: dict[str, str]) -> Any:
+    def open_with(entries: dict[str, str]) -> Any:
         """Open the session with these configuration entries."""
         options = onnxruntime.SessionOptions()
         for name, value in entries.items():
             options.add_session_config_entry(name, value)
-        chosen = f"ORT_{_LEVELS.get(level, level)}"
-        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, chosen)
+        level_name = f"ORT_{_LEVELS.get(level, level)}"
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level_name)
         options.log_severity_level = 4
         options.intra_op_num_threads = threads
         if save is not None:
@@ -73,10 +74,10 @@ def open_session(
 
     entries = {INT8: "1"} if int8 else {}
     if exact and adds_in_16_bits():
-        with suppress(Exception):  # a model with int8 activations, for which it has no kernels then
-            return opened(entries | {EXACT: "1"})
+        with suppress(Exception):  # a model with int8 activations, for which it has no such kernels
+            return open_with(entries | {EXACT: "1"})
     try:
-        return opened(entries)
+        return open_with(entries)
     except Exception as error:  # onnxruntime raises many classes
         raise OracleError(f"onnxruntime cannot run the model: {_first_line(error)}") from None
 
@@ -87,7 +88,7 @@ EXACT = "session.x64quantprecision"
 
 @cache
 def adds_in_16_bits() -> bool:
-    """Whether onnxruntime adds two products of uint8 and int8 in 16 bits, as on x86 without VNNI."""
+    """Return whether onnxruntime adds two products of uint8 and int8 in 16 bits, as on x86 without VNNI."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -96,12 +97,13 @@ def adds_in_16_bits() -> bool:
 
 
 _LEVELS = {level: f"ENABLE_{level}" for level in ("ALL", "EXTENDED", "BASIC")}
+"""Names of onnxruntime's enum for the levels of `open_session`."""
 
 
 def _widen_narrow_integers(model: Path | onnx.ModelProto) -> Path | onnx.ModelProto:
-    """Widen integers of fewer than 8 bits to bytes, as graph/onnxruntime_rules/narrow_integers.py does.
+    """Return a model with its integers of fewer than 8 bits widened to bytes, so that onnxruntime computes in integers.
 
-    A model without any is returned as it is.
+    A model without such integers is returned as it is.
     """
     proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
     if not any(tensor.data_type in FEW_BITS for tensor in _all_constants(proto.graph)):
@@ -110,9 +112,11 @@ def _widen_narrow_integers(model: Path | onnx.ModelProto) -> Path | onnx.ModelPr
 
 
 FEW_BITS = tuple(number for number, name in ONNX_TYPES.items() if name in NARROW)
+"""ONNX' numbers of the types with fewer than 8 bits."""
 
 
 def _all_constants(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yield the initialisers of a graph and its subgraphs, and the tensors in attributes of their nodes."""
     yield from graph.initializer
     for attribute in (attribute for node in graph.node for attribute in node.attribute):
         yield attribute.t
@@ -120,7 +124,7 @@ def _all_constants(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def _drop_shared_names(model: Path | onnx.ModelProto) -> Path | onnx.ModelProto:
-    """Drop the names of nodes that two share, which ONNX allows and onnxruntime does not."""
+    """Return the model without names of nodes if two nodes share one, which ONNX allows and onnxruntime does not."""
     proto = onnx.load(model, load_external_data=False) if isinstance(model, Path) else model
     names = [node.name for node in proto.graph.node if node.name]
     if len(set(names)) == len(names):
@@ -133,16 +137,16 @@ def _drop_shared_names(model: Path | onnx.ModelProto) -> Path | onnx.ModelProto:
 
 
 def version() -> str:
-    """Version of onnxruntime."""
+    """Return the version of onnxruntime."""
     import onnxruntime
 
     return str(onnxruntime.__version__)
 
 
-def run_session(on: Any, feed: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the outputs of a session by name. OracleError."""
+def run_session(session: Any, feed: Mapping[str, Array]) -> dict[str, Array]:
+    """Run a session with inputs by name, and return its outputs by name. OracleError."""
     try:
-        return dict(zip((value.name for value in on.get_outputs()), on.run(None, dict(feed))))
+        return dict(zip((value.name for value in session.get_outputs()), session.run(None, dict(feed))))
     except Exception as error:  # onnxruntime raises many classes
         raise OracleError(f"onnxruntime cannot run the model: {_first_line(error)}") from None
 
@@ -157,10 +161,11 @@ def open_model(model: onnx.ModelProto) -> Callable[[Mapping[str, Array]], dict[s
 
 
 def compute_tensors(model: Path, feed: Mapping[str, Array], optimised: bool = True) -> dict[str, Array]:
-    """Return every tensor of `model` that onnxruntime computes, by name; outputs are those of its usual session.
+    """Return every tensor that onnxruntime computes for `model`, by name.
 
-    optimised: of the graph that onnxruntime's optimisations leave, where quantised operators are integer operators;
-    else of the model as it is. Raises MissingLibrary, OracleError.
+    optimised: the tensors of the graph after onnxruntime's optimisations, in which quantised operators are integer
+    operators; else those of the model as it is. Outputs are those of a usual session in both cases. Raises
+    MissingLibrary, OracleError.
     """
     usual = open_session(model)
     graph = read(model)
@@ -185,12 +190,15 @@ def expose_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _first_line(error: Exception) -> str:
+    """Return the first line of an error's text that is not empty, or the name of its class."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def add_types(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Add to `model` the types of tensors that ONNX's inference does not find, as behind operators that are
-    onnxruntime's own. Raises MissingLibrary, OracleError."""
+    """Add to `model` the types of tensors that ONNX's inference does not find, and return it.
+
+    Such are the outputs of onnxruntime's own operators. Raises MissingLibrary, OracleError.
+    """
     graph = infer_shapes(model).graph
     typed_names = {value.name for value in (*graph.value_info, *graph.input, *graph.output)}
     missing = [name for node in graph.node for name in node.output if name and name not in typed_names]
@@ -214,4 +222,4 @@ _ELEMENTS = {
         "int8": onnx.TensorProto.INT8, "uint8": onnx.TensorProto.UINT8,
     }.items()
 }  # fmt: skip
-"""onnxruntime's names of types."""
+"""ONNX' numbers of types by onnxruntime's names."""

@@ -1,4 +1,4 @@
-"""Programs of one model for different shapes of its inputs, compiled when these shapes first come."""
+"""Compile Programs of one model for different shapes of its inputs, each when its shapes first occur."""
 
 from __future__ import annotations
 
@@ -20,19 +20,23 @@ from celosia.compiler.graph.importing.specialise import open_free_sizes
 from celosia.compiler.program import InputError, Program
 
 PROGRAMS_HELD = 16
-"""Programs of a model that are kept; the one that was used longest ago goes first."""
+"""Number of Programs of a model that stay open; the least recently used one is closed first."""
 Array = NDArray[Any]
 Key = tuple[tuple[int, ...], ...]
 """Shapes of the inputs that have open sizes, with -1 where a Program leaves one open."""
 
 
 class OpenModel:
-    """A model whose inputs may have open sizes. open: those inputs."""
+    """A model whose inputs may have open sizes.
+
+    source: a file or a model. name: of the model. inputs: names of all inputs. open: names of the inputs that have open
+    sizes.
+    """
 
     def __init__(self, source: str | Path | onnx.ModelProto) -> None:
         self.proto = source if isinstance(source, onnx.ModelProto) else read_mapped(source)
         self.source = source if has_files(self.proto) else self.proto
-        """Source to compile: the file again, where large constants lie beside it."""
+        """What to compile: the file where large constants lie in files beside it, else the parsed model."""
         self.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
         self.inputs = list(input_values(self.proto))
         self.open = open_inputs(self.proto)
@@ -40,7 +44,10 @@ class OpenModel:
         self._free: list[tuple[str, int]] | None = None  # inputs and axes whose sizes need no Program of their own
 
     def shapes(self, arrays: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
-        """Shapes to compile for, to run these inputs. InputError where one is missing; ModelError."""
+        """Return the shapes to compile for so that these inputs can run, -1 for sizes that the Program can leave open.
+
+        InputError where an input is missing, or sizes that must be equal differ; ModelError.
+        """
         for name in self.open:
             if name not in arrays:
                 value = input_values(self.proto)[name]
@@ -55,10 +62,10 @@ class OpenModel:
         sizes: dict[str, tuple[int, str]] = {}
         for name, axis in self._free:
             label = self._labels[name, axis]
-            size, first = sizes.setdefault(label, (shapes[name][axis], name))
+            size, other = sizes.setdefault(label, (shapes[name][axis], name))
             if size != shapes[name][axis]:
                 raise InputError(
-                    f"{label} is {size} in input {first!r} and {shapes[name][axis]} in {name!r}, dimension {axis}; "
+                    f"{label} is {size} in input {other!r} and {shapes[name][axis]} in {name!r}, dimension {axis}; "
                     "give equal sizes"
                 )
         free = self._free
@@ -69,42 +76,45 @@ class OpenModel:
 
 
 def fill_open_sizes(shape: Sequence[int | None], sizes: Sequence[int | None] | None) -> tuple[int | None, ...]:
-    """Return `shape` with `sizes` where it leaves them open."""
+    """Return `shape` with its open sizes (-1) replaced by those of `sizes`, if these are given and as many."""
     if sizes is None or len(sizes) != len(shape):
         return tuple(shape)
-    return tuple(fixed if size == -1 else size for size, fixed in zip(shape, sizes))
+    return tuple(given_size if size == -1 else size for size, given_size in zip(shape, sizes))
 
 
-class Runs(Protocol):
-    """Runner of one Program."""
+class ProgramRunner(Protocol):
+    """A context that runs one Program, such as a runtime."""
 
     program: Program
 
     def __exit__(self, *_: object) -> None: ...
 
 
-R = TypeVar("R", bound=Runs)
+R = TypeVar("R", bound=ProgramRunner)
 
 
 class Specialised(Generic[R]):
     """Runners of all Programs of a model, by the shapes of its inputs.
 
-    compiling: arguments of `compile` for all of them; `shapes` among these give sizes that could stay open. make: what
-    runs a Program. held: how many are kept.
+    compiling: arguments of `compile` for all of them; its `shapes` fix sizes that a Program could leave open.
+    open_runner: opens the runner of a Program. held: how many stay open.
     """
 
     def __init__(
-        self, source: str | Path | onnx.ModelProto, compiling: Mapping[str, Any], make: Callable[[Program], R],
+        self, source: str | Path | onnx.ModelProto, compiling: Mapping[str, Any], open_runner: Callable[[Program], R],
         held: int = PROGRAMS_HELD,
     ) -> None:  # fmt: skip
-        self.model, self.compiling, self.make, self.held = OpenModel(source), dict(compiling), make, held
+        self.model, self.compiling, self.held = OpenModel(source), dict(compiling), held
+        self._open_runner = open_runner
         self.fixed_shapes: Shapes = self.compiling.pop("shapes", None) or {}
         self._runtimes: OrderedDict[Key, R] = OrderedDict()
         self._lock = Lock()
 
     def runtime(self, inputs: Mapping[str, Array]) -> R:
-        """Return the runner for inputs of these shapes. InputError where one is missing; ModelError where it cannot be
-        compiled."""
+        """Return the runner for inputs of these shapes; compile its Program now if there is none yet.
+
+        InputError where an input is missing; ModelError where the model cannot be compiled for them.
+        """
         with self._lock:
             shapes = self.model.shapes(inputs)
             key = tuple(shapes.values())
@@ -114,17 +124,17 @@ class Specialised(Generic[R]):
             return self._runtimes[key]
 
     def _compile_and_open(self, shapes: Shapes) -> R:
-        """Compile the model for `shapes` and open a runner; close the oldest runners where too many are open."""
+        """Compile the model for `shapes` and open a runner; close the least recently used if there are too many."""
         shapes = {name: fill_open_sizes(shape, self.fixed_shapes.get(name)) for name, shape in shapes.items()}
         program = compile_model(self.model.source, shapes=shapes, **self.compiling)
         program.name = self.model.name
         while len(self._runtimes) >= self.held:
             self._runtimes.popitem(last=False)[1].__exit__()
-        return self.make(program)
+        return self._open_runner(program)
 
     @property
     def ready(self) -> int:
-        """Number of Programs compiled so far."""
+        """Number of runners that are open."""
         return len(self._runtimes)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Look for the tools and packages of a device before a model is compiled for it."""
+"""Check that the tools and packages of a device are installed before a model is compiled for it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 
 def require_tools(device: str, model: str | Path | ModelProto) -> None:
-    """Find what the device of this name needs, before `model` is compiled for it; a model without integer operators
-    needs nothing, and a Program is not compiled. ValueError where there is no device of that name, BuildError without a
-    C++ compiler or Verilator, DeviceError without pynq."""
+    """Check that the tools of the device called `device` are installed, so that a long compilation is not in vain.
+
+    Nothing is needed for a model without integer operators, and for a Program, which is not compiled. ValueError for an
+    unknown device, BuildError without a C++ compiler or Verilator, DeviceError without pynq.
+    """
     if device.startswith(SSH_PREFIX):
         return
     require_device(device)
@@ -34,7 +36,7 @@ def require_tools(device: str, model: str | Path | ModelProto) -> None:
 
 
 def _has_integers(model: str | Path | ModelProto) -> bool:
-    """Whether some of an ONNX model could run on the accelerator; False for a Program, whose launches are known."""
+    """Return whether parts of an ONNX model could run on the accelerator; False for a Program."""
     from celosia.compiler.graph.importing.importer import read
 
     if isinstance(model, (str, Path)):

@@ -1,8 +1,8 @@
-"""First program on a board, before anything of Celosia is there: reports its facts, and installs files.
+"""First program on a board, before Celosia is there: reports facts of the board, and installs files.
 
-Its text is sent over ssh and executed by whatever Python the board has, from 3.6 on, so it is on its own, and plain;
-annotations are strings, which that one does not evaluate. It reads a request from standard input: a line of JSON, then
-the bytes of the files. It answers with a line of JSON after MARK.
+Its text is sent over ssh and executed by the board's Python, 3.6 or newer. So it imports only the standard library, and
+annotations with newer syntax are strings. It reads a request from standard input: a line of JSON, then the bytes of
+files. It answers with a line of JSON after MARK.
 """
 
 import fcntl
@@ -20,25 +20,26 @@ from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
 MARK = b"\n<celosia>\n"
+"""Precedes an answer; everything before it comes from the login shell."""
 BEAT_SECONDS = 2.0
-"""Between two empty lines, which say that a command is still at work."""
+"""Seconds between two empty lines, which show that a command is still at work."""
 
 
 class Beating:
-    """Standard output, with an empty line every BEAT_SECONDS until the process ends or nobody reads."""
+    """Standard output with an empty line every BEAT_SECONDS, until the process ends or nobody reads."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._lock = stream, threading.Lock()
         threading.Thread(target=self._write_beats, daemon=True).start()
 
     def write(self, data: bytes) -> None:
-        """Write whole lines, and what follows them, at once."""
+        """Write a whole message at once, so that no empty line comes inside it."""
         with self._lock:
             self._stream.write(data)
             self._stream.flush()
 
     def _write_beats(self) -> None:
-        """Write an empty line at intervals, so that the other side knows that this process lives."""
+        """Write empty lines at intervals, so that the other side knows that this process is alive."""
         try:
             while True:
                 time.sleep(BEAT_SECONDS)
@@ -48,7 +49,7 @@ class Beating:
 
 
 def find_versions() -> "dict[str, Any]":
-    """Versions of numpy and pynq, None where one is missing, with the reason as `NAME_error`."""
+    """Return the versions of numpy and pynq by name; None for a missing one, with the reason as NAME_error."""
     facts: dict[str, Any] = {}
     for name in ("numpy", "pynq"):
         try:
@@ -60,7 +61,7 @@ def find_versions() -> "dict[str, Any]":
 
 
 def digest(path: str) -> "str | None":
-    """SHA-256 of a file, None where it cannot be read."""
+    """Return the SHA-256 of a file; None where it cannot be read."""
     try:
         with open(path, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()
@@ -70,8 +71,10 @@ def digest(path: str) -> "str | None":
 
 @contextmanager
 def lock_folder(folder: str, wait: bool) -> "Iterator[None]":
-    """Hold the lock of the folder, without parts that an installation has left which was killed: it holds no lock any
-    more. wait: until another installation has ended. OSError where there is no folder, or another one is under way.
+    """Hold the lock of the folder in a context, and remove parts of files that killed installations have left.
+
+    wait: wait until another installation has ended. OSError where there is no folder, or, without `wait`, where another
+    installation is under way.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -80,10 +83,10 @@ def lock_folder(folder: str, wait: bool) -> "Iterator[None]":
             stale = [name for name in os.listdir(folder) if name.startswith(".") and name.endswith(".part")]
         except BlockingIOError:
             raise
-        except OSError:  # a file system without locks
+        except OSError:  # the file system has no locks
             stale = []
         for name in stale:
-            with suppress(OSError):  # another user's
+            with suppress(OSError):  # the file of another user
                 os.unlink(os.path.join(folder, name))
         yield
     finally:
@@ -91,8 +94,8 @@ def lock_folder(folder: str, wait: bool) -> "Iterator[None]":
 
 
 def status(request: "dict[str, Any]", folder: str) -> "dict[str, Any]":
-    """Facts on the board, and the names of the files asked for that are missing or differ."""
-    with suppress(OSError), lock_folder(folder, False):  # nothing is there yet, or somebody else is at it
+    """Return facts of the board, and the names of the request's files that are missing or differ."""
+    with suppress(OSError), lock_folder(folder, False):  # removes parts; no folder and a busy one are fine
         pass
     files = request["files"]
     missing = [entry["name"] for entry in files if digest(os.path.join(folder, entry["name"])) != entry["sha256"]]
@@ -104,7 +107,7 @@ def status(request: "dict[str, Any]", folder: str) -> "dict[str, Any]":
 
 
 def install(request: "dict[str, Any]", folder: str, stream: BinaryIO) -> "dict[str, Any]":
-    """Install the files of a request: each is renamed into place when it is complete and right, else removed."""
+    """Install the files of a request, whose bytes follow on `stream`. Return the answer, an empty one."""
     os.makedirs(folder, exist_ok=True)
     with lock_folder(folder, True):
         for entry in request["files"]:
@@ -113,7 +116,7 @@ def install(request: "dict[str, Any]", folder: str, stream: BinaryIO) -> "dict[s
 
 
 def receive_file(entry: "dict[str, Any]", folder: str, stream: BinaryIO) -> None:
-    """Install one file of a request."""
+    """Install one file of a request: rename it into place when it is complete and has its digest, else remove it."""
     handle, part = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
     try:
         left, hashed = entry["size"], hashlib.sha256()
@@ -146,7 +149,7 @@ def main() -> None:
     except Exception as error:
         answer = {"error": getattr(error, "strerror", None) or str(error), "kind": type(error).__name__}
     out.write(MARK + json.dumps(answer).encode() + b"\n")
-    os._exit(0)  # whatever the other thread does
+    os._exit(0)  # without waiting for the thread of Beating
 
 
 if __name__ == "__main__":

@@ -11,21 +11,23 @@ from contextlib import suppress
 SILENCE_SECONDS = 60.0
 """Longest time without a byte from a command, which sends one every BEAT_SECONDS (driver/remote/bootstrap.py)."""
 CHUNK_BYTES = 1 << 16
+"""Most bytes that one system call reads or writes."""
 ERROR_BYTES = 1 << 13
-"""Kept of the end of standard error."""
+"""Bytes of the end of standard error that are kept."""
 END_SECONDS = 5.0
-"""For a process whose output has ended, until its exit code is known."""
+"""Limit of the wait for the exit code of a process whose output has ended."""
 
 
 class Silence(Exception):
-    """A command that neither writes nor reads for longer than it may."""
+    """A command has neither written nor read for too long."""
 
 
 class CommandChannel:
-    """The pipes of `process`, which was started without buffers and with a pipe for standard error, too.
+    """The pipes of `process`: standard input, output and error, all unbuffered.
 
-    seconds: see SILENCE_SECONDS. Reading and writing raise Silence; reading gives fewer bytes at the end of the output
-    only. OSError where the process takes no more input.
+    Standard error is read on the way, so that the command never waits for it. seconds: how long the command may neither
+    read nor write, after which reading and writing raise Silence. Writing raises OSError where the command takes no
+    more input.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], seconds: float = SILENCE_SECONDS) -> None:
@@ -36,7 +38,7 @@ class CommandChannel:
         os.set_blocking(self._in, False)
 
     def write(self, data: bytes, patient: bool = False) -> None:
-        """Write all of `data`. patient: however long the command does not read, while another thread reads."""
+        """Write all of `data`. patient: without a limit on the wait, for a thread beside the one that reads."""
         view = memoryview(data)
         while view:
             self._wait_until_ready(self._in, None if patient else self.seconds, () if patient else (self._err,))
@@ -61,15 +63,15 @@ class CommandChannel:
         return self._read_available(size)
 
     def errors(self) -> str:
-        """End of the command's standard error."""
+        """Return the end of the command's standard error so far, at most ERROR_BYTES."""
         while self._err in self._open and self._poll((self._err,), 0):
             self._read_errors()
         return self._errors.decode(errors="replace").strip()
 
     def exit_code(self) -> int | None:
-        """Exit code; None where it has none within END_SECONDS."""
+        """Return the exit code; None where the command does not end within END_SECONDS."""
         end = time.monotonic() + END_SECONDS
-        while self._err in self._open and (left := end - time.monotonic()) > 0:  # the command may fill its pipe
+        while self._err in self._open and (left := end - time.monotonic()) > 0:  # the command may wait for this
             if self._poll((self._err,), left):
                 self._read_errors()
         try:
@@ -78,7 +80,7 @@ class CommandChannel:
             return None
 
     def kill(self) -> None:
-        """End the command: the end of its input ends it there. A thread that writes gets an OSError."""
+        """Kill ssh here: the command there ends at the end of its input. A thread that writes gets an OSError."""
         self.process.kill()
 
     def close(self) -> None:
@@ -90,25 +92,27 @@ class CommandChannel:
         self.process.wait()
 
     def _read_available(self, size: int) -> bytes:
+        """Return up to `size` bytes that have arrived, and remove them from the buffer."""
         data = bytes(self._waiting[:size])
         del self._waiting[:size]
         return data
 
     def _wait_for_output(self) -> bool:
-        """Wait for more output. False at its end."""
+        """Wait for more output and buffer it. False at its end. Silence."""
         self._wait_until_ready(self._out, self.seconds, (self._err,))
         data = os.read(self._out, CHUNK_BYTES)
         self._waiting += data
         return bool(data)
 
     def _wait_until_ready(self, descriptor: int, seconds: float | None, errors: tuple[int, ...]) -> None:
-        """Wait until `descriptor` is ready, reading `errors` meanwhile. Silence."""
+        """Wait until `descriptor` is ready. Silence after `seconds`; None for no limit.
+
+        errors: the descriptor of standard error, if it is to be read meanwhile.
+        """
         end = None if seconds is None else time.monotonic() + seconds
         while True:
             left = None if end is None else max(0.0, end - time.monotonic())
-            ready = self._poll(
-                (descriptor, *(error_descriptor for error_descriptor in errors if error_descriptor in self._open)), left
-            )
+            ready = self._poll((descriptor, *(error for error in errors if error in self._open)), left)
             if descriptor in ready:
                 return
             if self._err in ready:
@@ -117,12 +121,14 @@ class CommandChannel:
                 raise Silence
 
     def _poll(self, descriptors: tuple[int, ...], seconds: float | None) -> set[int]:
+        """Return those of `descriptors` that are ready within `seconds` (None: no limit)."""
         poll = select.poll()
         for descriptor in descriptors:
             poll.register(descriptor, select.POLLOUT if descriptor == self._in else select.POLLIN)
         return {ready for ready, _ in poll.poll(None if seconds is None else seconds * 1e3)}
 
     def _read_errors(self) -> None:
+        """Read some of standard error, and keep its last ERROR_BYTES."""
         data = os.read(self._err, CHUNK_BYTES)
         self._errors = (self._errors + data)[-ERROR_BYTES:]
         if not data:

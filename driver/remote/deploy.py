@@ -1,4 +1,4 @@
-"""Deploy Programs to boards and run them there: `celosia deploy` and `celosia run --device ssh://...`."""
+"""Deploy Programs to boards and run them there, for `celosia deploy` and `celosia run --device ssh://...`."""
 
 from __future__ import annotations
 
@@ -28,27 +28,31 @@ from celosia.driver.remote.channel import CommandChannel, Silence
 from celosia.driver.remote.runner import File, pack_runner
 from celosia.driver.remote.serve import ERRORS, AnswerError, check_json, pack, parse_result, raise_error, unpack
 from celosia.driver.remote.ssh import Connection, SshError, connect
-from celosia.driver.run.run_report import report_of
+from celosia.driver.run.run_report import build_report
 from celosia.driver.run.run_result import Result
 from celosia.driver.run.stream import Futures, Results
 from celosia.hw.manifest import Manifest
 from celosia.plain import abbreviate, printable
 
 FAILURES: tuple[type[Exception], ...] = (RuntimeError, *ERRORS.values())
-"""Errors of a run on the board."""
+"""Errors of a run on the board, which concern one sample of a stream."""
 FOLDER = "~/celosia"
 """Default folder of files on the board."""
 BANNER_BYTES = 1 << 20
 """Longest text that a login shell may print."""
 TEXTS = ("machine", "numpy", "pynq", "pynq_error")
-"""Facts of a board that are free text."""
+"""Facts of a board that are free text, to be made printable."""
 PYTHON = (3, 10)
 """The oldest Python that the runner runs on; PYNQ 3.0 has it."""
 
 
 @dataclass(frozen=True)
 class RemoteBoard:
-    """Facts that a board reports. missing: names of files that are not there yet."""
+    """Facts that a board reports.
+
+    machine: its processor, as `platform.machine()`. python, numpy, pynq: versions; None where a package is missing.
+    pynq_error: why pynq is missing. free: bytes of its disk. missing: names of the requested files not there yet.
+    """
 
     machine: str
     python: tuple[int, ...]
@@ -65,13 +69,13 @@ def pack_program(program: Program) -> File:
     Its machine code is compiled here from its loops where the Program is not trusted or has none. ProgramError,
     LinkError.
     """
-    sound = not program.machine or not program.kernels or (program.trusted and program.library)
-    data = (program if sound else relink_kernels(program)).to_bytes()
+    is_complete = not program.machine or not program.kernels or (program.trusted and program.library)
+    data = (program if is_complete else relink_kernels(program)).to_bytes()
     return File(f"program-{hashlib.sha256(data).hexdigest()[:12]}.celosia", data)
 
 
 def relink_kernels(program: Program) -> Program:
-    """Compile the kernels of a Program for a board again here. ProgramError, LinkError."""
+    """Return the Program with its kernels compiled again here, for the board's processor. ProgramError, LinkError."""
     from celosia.compiler.cpu.llvm import from_loops, link_library
     from celosia.compiler.target import compiling_for, target_for
 
@@ -86,20 +90,26 @@ def relink_kernels(program: Program) -> Program:
 
 
 class Remote:
-    """A board over ssh. sudo: run as root there, which PYNQ asks for; `folder`: where files go on the board."""
+    """A board over ssh.
+
+    folder: where files go on the board. sudo: run commands as root there, which PYNQ needs.
+    """
 
     def __init__(self, connection: Connection, folder: str = FOLDER, sudo: bool = False) -> None:
         self.connection, self.folder, self.sudo = connection, folder, sudo
 
     def status(self, *files: File) -> RemoteBoard:
-        """Ask the board for its facts. SshError where it has no Python that can answer."""
+        """Return facts of the board, and which of `files` it lacks. SshError where it has no Python that can answer."""
         status = self._run_bootstrap("status", files)
         fields = {field.name: status.get(field.name) for field in dataclasses.fields(RemoteBoard)}
         with self.raise_ssh_errors():
             return check_board_facts(fields | {"pynq_error": status.get("pynq_error", "")})
 
     def install(self, board: RemoteBoard, *files: File) -> int:
-        """Put those of `files` on the board that are missing, each wholly or not at all; bytes sent. SshError."""
+        """Copy those of `files` to the board that it lacks, each completely or not at all. Return the bytes sent.
+
+        board: the answer of `status` for these files. SshError.
+        """
         missing = tuple(file for file in files if file.name in board.missing)
         size = sum(len(file.data) for file in missing)
         if size > board.free:
@@ -115,7 +125,7 @@ class Remote:
         self, runner: File, program: File, inputs: Mapping[str, Any], device: str, threads: int | None,
         options: Mapping[str, Any],
     ) -> Result:  # fmt: skip
-        """Run an installed Program on the board. Raises the board's errors; SshError."""
+        """Run an installed Program on the board with the installed `runner`. Raises the board's errors; SshError."""
         head = {"program": f"{self.folder}/{program.name}", "digest": program.to_dict()["sha256"], "device": device,
                 "threads": threads, "options": dict(options)}  # fmt: skip
         result: Result = self._exchange(
@@ -129,11 +139,11 @@ class Remote:
     ) -> Futures:  # fmt: skip
         """Yield the runs of `samples` by an installed Program, in order.
 
-        Raises SshError, and the board's errors where there is no run.
+        Raises SshError, and the board's errors where no run can begin.
         """
         head = {"program": f"{self.folder}/{program.name}", "digest": program.to_dict()["sha256"], "device": device,
                 "threads": threads, "options": dict(options), "samples": len(samples)}  # fmt: skip
-        channel = self._login_shell_command(self._runner_command(runner))
+        channel = self._start_in_login_shell(self._runner_command(runner))
         writer = Thread(target=_write_request, args=(channel, head, samples), daemon=True)
         try:
             with self.raise_ssh_errors(channel):
@@ -159,13 +169,17 @@ class Remote:
 
     def start(self, runner: File) -> CommandChannel:
         """Start the installed runner, which waits for its request."""
-        return self._login_shell_command(self._runner_command(runner))
+        return self._start_in_login_shell(self._runner_command(runner))
 
     def _runner_command(self, runner: File) -> str:
+        """Return the shell command that starts the installed runner."""
         return f"python3 {_quote_path(f'{self.folder}/{runner.name}')}"
 
     def _run_bootstrap(self, action: str, files: tuple[File, ...], data: list[bytes] | None = None) -> dict[str, Any]:
-        """Run the bootstrap program on the board with an action on files; return its answer. SshError."""
+        """Run the bootstrap program on the board, and return its answer. SshError.
+
+        action: "status" or "install". data: contents of `files`, to install them.
+        """
         text = Path(bootstrap.__file__).read_bytes()
         request = {"what": action, "folder": self.folder, "files": [file.to_dict() for file in files]}
         script = f"import sys; exec(sys.stdin.buffer.read({len(text)}))"
@@ -178,31 +192,30 @@ class Remote:
             raise SshError(f"{self.connection.name}: {self.folder} cannot be written: {reason}")
         return answer
 
-    def _login_shell_command(self, command: str) -> CommandChannel:
-        """Return the line that runs `command` in bash as a login shell, in which PYNQ's images set up their Python.
+    def _start_in_login_shell(self, command: str) -> CommandChannel:
+        """Start `command` in bash as a login shell, in which PYNQ's images set up their Python.
 
-        They use `source`, which Ubuntu's sh does not know. Output before MARK is dropped. The login shell stays,
-        to report which signal ended the command.
+        Their set-up uses `source`, which Ubuntu's sh does not know. bash stays the parent of the command (`exit $?`),
+        and so reports which signal ended it.
         """
         shell = f"{'sudo -n ' if self.sudo else ''}bash -lc {shlex.quote(f'{command}; exit $?')}"
         return self.connection.start(shell)
 
     def _exchange(self, command: str, parts: list[bytes], read: Callable[[CommandChannel], Any]) -> Any:
-        """Send `parts` to `command` on the board, and nothing more until it has answered; return what `read` makes of
-        the answer."""
-        channel = self._login_shell_command(command)
+        """Start `command` on the board, send it `parts`, and return its answer, as `read` parses it. SshError."""
+        channel = self._start_in_login_shell(command)
         try:
             with self.raise_ssh_errors(channel):
                 for part in parts:
                     channel.write(part)
                 skip_to_mark(channel)
                 return read(channel)
-        finally:  # also on Ctrl-C: the end of its input ends the command
+        finally:  # also after Ctrl-C: the command ends at the end of its input
             channel.close()
 
     @contextmanager
     def raise_ssh_errors(self, channel: CommandChannel | None = None) -> Iterator[None]:
-        """Raise SshError where the board's answer, or its silence, is no answer. Errors of the run itself pass."""
+        """Convert errors of the connection, and of invalid or missing answers, to SshError. Other errors pass."""
         try:
             yield
         except AnswerError as error:
@@ -216,8 +229,10 @@ class Remote:
 
 
 def _write_request(channel: CommandChannel, head: dict[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
-    """Write the request, and a message for each sample, while answers come; the other side may be gone before the
-    end."""
+    """Write the request, and a message for each sample, in a thread beside the one that reads the answers.
+
+    Stops without an error where the other side is gone: the reader reports that.
+    """
     with suppress(OSError, ValueError):
         channel.write(pack(head, {}), patient=True)
         for sample in samples:
@@ -225,7 +240,8 @@ def _write_request(channel: CommandChannel, head: dict[str, Any], samples: Seque
 
 
 def _read_run(channel: CommandChannel) -> Future[Result]:
-    """Read the next run of a stream. EOFError, AnswerError, Silence."""
+    """Read the answer of the next run of a stream. Return a future, which fails if the run has. EOFError, AnswerError,
+    Silence."""
     future: Future[Result] = Future()
     try:
         future.set_result(parse_result(channel, SshError))
@@ -257,7 +273,10 @@ def _quote_path(path: str) -> str:
 
 
 def skip_to_mark(stream: IO[bytes] | CommandChannel) -> None:
-    """Skip what a login shell prints. EOFError where there is no mark, AnswerError where it prints without end."""
+    """Read up to MARK, and drop what a login shell prints before it.
+
+    EOFError where there is no mark, AnswerError after BANNER_BYTES.
+    """
     seen = b""
     for _ in range(BANNER_BYTES):
         byte = stream.read(1)
@@ -270,7 +289,7 @@ def skip_to_mark(stream: IO[bytes] | CommandChannel) -> None:
 
 
 def unmet_requirements(board: RemoteBoard, program: Program, device: str) -> list[str]:
-    """List the requirements of `program` on `device` that the board does not meet, a sentence each."""
+    """Return a sentence for each requirement of `program` on `device` that the board does not meet."""
     problems = []
     if board.python < PYTHON:
         version = ".".join(map(str, board.python))
@@ -289,7 +308,7 @@ def unmet_requirements(board: RemoteBoard, program: Program, device: str) -> lis
 
 
 def target_of(board: RemoteBoard) -> str:
-    """Name of the target with the board's processor. SshError where there is none."""
+    """Return the name of the compiler's target with the board's processor. SshError where there is none."""
     from celosia.compiler.target import TARGETS
 
     for name, target in TARGETS.items():
@@ -309,9 +328,9 @@ def require_board(board: RemoteBoard, program: Program, device: str, name: str) 
 
 
 def deploy(program: Program, host: str, sudo: bool = False) -> RemoteBoard:
-    """Put `program` and what runs it on the board `host`, USER@BOARD as ssh knows it; returns what the board is.
+    """Copy `program` and the runner to the board `host`, USER@BOARD as ssh knows it. Return facts of the board.
 
-    SshError, ProgramError: also where the board lacks something to run it.
+    SshError or ProgramError where the board lacks something to run it.
 
     >>> import celosia
     >>> celosia.deploy(celosia.Program.load("model.celosia"), "root@pynq").pynq  # doctest: +SKIP
@@ -334,9 +353,9 @@ def run(
     threads: int | None = None,
     **options: Any,
 ) -> Result:
-    """Run `program` on a board, and put it and the runner there first if they are missing.
+    """Run `program` on a board, after copying it and the runner there if they are missing.
 
-    The report is that of a run here, with the seconds of the transfer and the name of the machine. Raises ProgramError,
+    The report is that of a run here, with the seconds of the transfer and the name of the board. Raises ProgramError,
     SshError, and the board's InputError, DeviceError and HostError.
     """
     started = time.perf_counter()
@@ -357,7 +376,7 @@ def run_each(
     remote: Remote, program: Program, samples: Sequence[Mapping[str, Any]], device: str = "board",
     threads: int | None = None, **options: Any,
 ) -> Results:  # fmt: skip
-    """Yield the results of `samples` [inputs by name], in order.
+    """Return an iterator over the results of `samples` (inputs by name), in order.
 
     The board's CPU works for one sample while its accelerator works for another. See `run`, and Results for errors of a
     sample.
@@ -373,7 +392,7 @@ def run_each(
 def _report_each(
     remote: Remote, runs: Futures, program: Program, device: str, samples: Sequence[Mapping[str, Any]]
 ) -> Futures:
-    """Yield the runs of a stream, each with its report."""
+    """Yield the runs of a stream, each result checked and with its full report."""
     with closing(runs):
         for run, sample in zip(runs, samples):
             if run.exception() is None:
@@ -384,8 +403,7 @@ def _report_each(
 
 
 def check_result(result: Result, program: Program, device: str, inputs: Mapping[str, Any]) -> Result:
-    """Check and return a board's result, with the report of `program`, which is known here but for seconds and
-    counters.
+    """Check a board's result, and return it with its full report, built here from `program` and the board's counters.
 
     AnswerError where tensors or counters are not those of the Program.
     """
@@ -407,22 +425,26 @@ def check_result(result: Result, program: Program, device: str, inputs: Mapping[
     for counters, launch in zip(result.counters, launches):
         counters.check(launch.count)
     board_report = result.report
-    report = report_of(program, result.counters, board_report["seconds"], device, board_report["memory_model"], parts)
+    seconds, memory = board_report["seconds"], board_report["memory_model"]
+    report = build_report(program, result.counters, seconds, device, memory, parts)
     return Result(result.outputs, result.counters, lambda: report, result.tensors)
 
 
 def _fits_tensor(tensor: TensorInfo, static: TensorInfo | None, value: Any, batched: bool) -> bool:
-    """Whether a value may be a run's result for `tensor`. static: the tensor with its sizes where known."""
+    """Return whether a value may be a run's result for `tensor`.
+
+    static: the tensor with its compiled sizes, None where they are open. batched: the first axis may differ.
+    """
     if not isinstance(value, np.ndarray):
         return False
     is_text = tensor.dtype == "object" and value.dtype.kind in "OU"
-    first = int(batched)
-    fits = static is None or value.shape[first:] == static.shape[first:]
-    return fits and (is_text or value.dtype == numpy_dtype(tensor.dtype))
+    first_axis = int(batched)
+    has_shape = static is None or value.shape[first_axis:] == static.shape[first_axis:]
+    return has_shape and (is_text or value.dtype == numpy_dtype(tensor.dtype))
 
 
 def flash(remote: Remote, bit: Path, manifest: Manifest) -> float:
-    """Put the bitstream `bit` and its .hwh on a board, and load it there; returns the accelerator's clock in MHz.
+    """Copy the bitstream `bit` and its .hwh to a board, and load it there. Return the accelerator's clock in MHz.
 
     Raises DeviceError, SshError.
     """

@@ -1,4 +1,4 @@
-"""Device for the accelerator of a board: each call is a message over ssh (driver/remote/serve.py answers)."""
+"""A board's accelerator as a Device: each call is a message over ssh, which driver/remote/serve.py answers."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from celosia.sim.device import Counters, DeviceError
 
 
 def open_remote(url: str, config: Config, **options: Any) -> RemoteDevice:
-    """Open the accelerator of ssh://USER@BOARD, or numpy there with /functional behind it. Its connection ends with it.
+    """Open the accelerator of ssh://USER@BOARD, or the functional simulator there for ssh://USER@BOARD/functional.
 
-    SshError, DeviceError: as of RemoteDevice, and SshError where `url` names no such device.
+    Closing the device also ends the connection. SshError, DeviceError: see RemoteDevice; SshError for an invalid `url`.
     """
     scheme, _, rest = url.partition("://")
-    place, _, kind = rest.partition("/")
+    host, _, kind = rest.partition("/")
     if kind not in ("", "board", "functional"):
-        raise SshError(f"there is no device {kind!r} on a board; take {scheme}://{place}, or /functional after it")
+        raise SshError(f"there is no device {kind!r} on a board; take {scheme}://{host}, or /functional after it")
     with ExitStack() as stack:
-        connection = stack.enter_context(connect(place))
+        connection = stack.enter_context(connect(host))
         device = RemoteDevice(Remote(connection), config, kind or "board", options)
         device.ending = stack.pop_all()
     return device
 
 
 class RemoteDevice:
-    """Device on the machine of `remote`, which it holds until `close`; see sim.device.Device.
+    """Device on the machine of `remote`, in a process there that ends with `close`; see sim.device.Device.
 
-    device: its name there, "board" or "functional"; options: as `open_device` takes them. SshError where there is no
-    connection, or it is lost; DeviceError where the machine has no such device.
+    device: its name there, "board" or "functional". options: those of `open_device`. SshError without a connection, or
+    where it is lost; DeviceError where the machine has no such device.
     """
 
     def __init__(self, remote: Remote, config: Config, device: str = "board", options: Mapping[str, Any] = {}) -> None:
         self.config, self._remote = config, remote
-        self._beside = partial(RemoteDevice, remote, config, device, options)
+        self._clone = partial(RemoteDevice, remote, config, device, options)
         file = pack_runner()
         board = remote.status(file)
         if board.numpy is None:
@@ -56,16 +56,18 @@ class RemoteDevice:
 
     abandoned = False
     ending: ExitStack | None = None
-    """Contexts that close with the device."""
+    """Contexts to close with the device, such as the connection that was made for it."""
 
     def clone_shared(self) -> RemoteDevice:
         """Return a device for the same accelerator, with another process there; see sim.device.Shared."""
-        return self._beside()
+        return self._clone()
 
     def allocate(self, size: int) -> None:
+        """Allocate memory of the device, see Device."""
         self._call("allocate", {"size": size})
 
     def write(self, addr: int, data: NDArray[np.uint8]) -> None:
+        """Write to memory of the device, see Device."""
         self._call("write", {"addr": addr}, {"data": np.ascontiguousarray(data)})
 
     def read(self, addr: int, size: int) -> NDArray[np.uint8]:
@@ -77,7 +79,7 @@ class RemoteDevice:
             return data
 
     def run(self, instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
-        """Run instructions, see Device."""
+        """Run instructions on the device, see Device. DeviceError, SshError."""
         values = {"instr_addr": instr_addr, "count": count, "timeout_cycles": timeout_cycles, "trace": trace}
         with self._raise_ssh_errors():
             counters = parse_counters(self._call("run", values)[0])
@@ -93,11 +95,12 @@ class RemoteDevice:
             self._end_process()
 
     def _end_process(self) -> None:
+        """End the process there by closing its input."""
         self._channel.close()
 
     @contextmanager
     def _raise_ssh_errors(self) -> Iterator[None]:
-        """Raise SshError where there is no answer, or an invalid one; the device is of no use any more then."""
+        """Raise SshError where there is no answer, or an invalid one, and close the device, which is unusable then."""
         try:
             with self._remote.raise_ssh_errors(self._channel):
                 yield
@@ -108,12 +111,16 @@ class RemoteDevice:
     def _call(
         self, method: str, values: Mapping[str, int], arrays: Mapping[str, Any] = {}
     ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Call a method of the device there, and return the answer: (head, arrays). DeviceError, SshError."""
         return self._send_and_read(
             pack({"call": method, **{name: int(value) for name, value in values.items()}}, arrays)
         )
 
     def _send_and_read(self, message: bytes, first: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Send a message and return the answer: (head, arrays). DeviceError, SshError."""
+        """Send a message and return the answer: (head, arrays). DeviceError, SshError.
+
+        first: the answer is the first one, behind what a login shell prints.
+        """
         with self._raise_ssh_errors():
             self._channel.write(message)
             if first:

@@ -1,12 +1,13 @@
-"""The runner's program on a board: runs a Program once, with its inputs from standard input and its outputs to standard
-output. Needs nothing but numpy, and pynq for the device "board".
+"""The runner's program on a board: answers one request from standard input on standard output.
 
-The request is a line of JSON ({program, device, threads, options, sizes of the inputs' bytes by name}) and those bytes.
-The answer, after MARK, is a line of JSON ({report, counters, sizes of the outputs' bytes by name}, or {kind, error})
-and those bytes. Arrays are as `compiler.saved` writes them. A request {bitstream, manifest} loads a bitstream
-instead, and is answered with {clock_mhz}. With `samples` in the request as many messages follow, the inputs of a run
-each; the answer, {ready}, is followed by the answers of runs in their order, while later inputs are read. A request
-{config, device, options} opens a device, whose calls follow; see remote.py.
+Needs only numpy, and pynq for the device "board". A message is a line of JSON with the sizes of arrays by name, and
+then the bytes of the arrays, as `compiler.program.saved` writes them (`pack`, `unpack`). The first answer comes after
+MARK. An error is answered by {kind, error}. The requests are:
+
+    {program, digest, device, threads, options} and inputs      run a Program; answer: {report, counters}, outputs
+    the same with {samples: N}, then N messages with inputs      {ready}, then an answer as above for each
+    {bitstream, manifest}                                        load a bitstream; answer: {clock_mhz}
+    {config, device, options}                                    open a device; calls follow (remote_device.py)
 """
 
 from __future__ import annotations
@@ -42,15 +43,17 @@ from celosia.sim.device import Counters, Device, DeviceError, TimeLimit
 ERRORS: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (DeviceError, HostError, InputError, ProgramError, TimeLimit)
 }
-"""Errors that mean the same on both sides."""
+"""Errors that this machine raises again when a board answers them, by name."""
 END_SECONDS = 5
+"""Seconds that a run has to end after the other side is gone."""
 LINE_BYTES = 1 << 24
-"""Longest line of JSON: that of a run has its counters and the sizes of its outputs."""
+"""Longest line of JSON; the line of a run's answer has its report and counters."""
 CHUNK_BYTES = 1 << 20
+"""Most bytes that are read at once."""
 INTERRUPTED = 130
 """Exit code of a process that Ctrl-C has ended, as shells report it: 128 and the number of SIGINT."""
 TIMES = ("compile", "build", "run", "cpu")
-"""Seconds that a report has."""
+"""Phases whose seconds a report has."""
 
 
 class Readable(Protocol):
@@ -66,16 +69,18 @@ class Readable(Protocol):
 
 
 class AnswerError(Sentence, ValueError):
-    """An invalid message; one sentence that says why."""
+    """An invalid message. Its text is one sentence that says why."""
 
 
 def pack(head: dict[str, Any], arrays: Mapping[str, Any]) -> bytes:
-    """Pack `arrays` to bytes: a line of JSON with their sizes, and their contents. A list of arrays is a sequence, None
-    an optional."""
+    """Return a message: a line of JSON with `head` and the sizes of `arrays`, and then their bytes.
+
+    An array may also be a list of arrays (an ONNX sequence), or None (an empty optional).
+    """
     blobs: list[bytes] = []
 
     def pack_value(value: Any) -> Any:
-        """Return the size of a value's bytes, which join `blobs`; for a sequence, a list of sizes."""
+        """Append the bytes of a value to `blobs`, and return their size; for a sequence, a list of sizes."""
         if isinstance(value, list):
             return [pack_value(entry) for entry in value]
         if value is None:
@@ -88,10 +93,10 @@ def pack(head: dict[str, Any], arrays: Mapping[str, Any]) -> bytes:
 
 
 def unpack(stream: Readable) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read a message that `pack` made, behind any number of empty lines. Takes no more memory than arrives, nor than
-    there is.
+    """Read a message that `pack` built, after any number of empty lines. Return (head, arrays).
 
-    EOFError where it is cut short, AnswerError where it is something else.
+    Memory grows with the bytes that arrive, not with the sizes that the message claims. EOFError where it is cut short,
+    AnswerError where it is invalid.
     """
     line = b"\n"
     while line == b"\n":
@@ -103,7 +108,7 @@ def unpack(stream: Readable) -> tuple[dict[str, Any], dict[str, Any]]:
     left = memory_bytes()
 
     def read_value(size: Any) -> Any:
-        """Read an array of `size` bytes; a list of sizes is a sequence."""
+        """Read an array of `size` bytes; for a list of sizes, a list of arrays; for None, None."""
         nonlocal left
         if isinstance(size, list):
             return [read_value(entry) for entry in size]
@@ -129,7 +134,10 @@ def unpack(stream: Readable) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @contextmanager
 def raise_answer_errors(part_name: str) -> Iterator[None]:
-    """Raise AnswerError for any error while a message is parsed: libraries do not say which errors they raise."""
+    """Convert any error while a message is parsed to an AnswerError: libraries raise many classes.
+
+    part_name: the part of the message, for the text.
+    """
     try:
         yield
     except AnswerError:
@@ -139,27 +147,30 @@ def raise_answer_errors(part_name: str) -> Iterator[None]:
 
 
 def check_json(kind: Any, value: Any, label: str) -> Any:
-    """Check that a JSON value has the type `kind`, see `from_plain`. AnswerError."""
+    """Return a JSON value as the type `kind`, see `from_plain`. AnswerError where it is none.
+
+    label: name of the value, for the message.
+    """
     with raise_answer_errors(label):
         return from_plain(kind, value, label)
 
 
 def as_table(value: Any, label: str) -> dict[str, Any]:
-    """Check that `value` is an object of JSON. AnswerError."""
+    """Return `value` if it is a JSON object. AnswerError else."""
     if not isinstance(value, dict):
         raise AnswerError(f"{label} is {abbreviate(value)}")
     return value
 
 
 def pack_result(result: Result) -> bytes:
-    """Pack a Result; `parse_result` reads it."""
+    """Return a Result as a message, for `parse_result`."""
     counters = [dataclasses.asdict(entry) for entry in result.counters]
     head = {"report": result.report, "counters": counters, "outputs": list(result.outputs)}
     return pack(head, result.tensors | result.outputs)
 
 
 def parse_counters(head: Any) -> Counters:
-    """Parse Counters from `dataclasses.asdict`. AnswerError; DeviceError where their values are impossible."""
+    """Return Counters from a message's head. AnswerError; DeviceError where their values are impossible."""
     fields = {field.name for field in dataclasses.fields(Counters)}
     if missing := fields - as_table(head, "counters").keys():
         raise AnswerError(f"counters have no {min(missing)}")
@@ -169,14 +180,14 @@ def parse_counters(head: Any) -> Counters:
 
 
 def raise_error(head: dict[str, Any], kind: type[Exception]) -> None:
-    """Raise the error that a message holds, if it does: a `kind` where this side does not know it. AnswerError."""
+    """Raise the error that a message holds, if any: of class `kind` where ERRORS does not have it. AnswerError."""
     if "error" in head:
         name, text = (check_json(str, head.get(field), field) for field in ("kind", "error"))
         raise ERRORS.get(name, kind)(clip_sentence(printable(text)))
 
 
 def parse_memory(head: dict[str, Any]) -> str | None:
-    """Memory model of a board's device. AnswerError."""
+    """Return the name of the memory model of a board's device, None without cycles. AnswerError for any other."""
     memory = head.get("memory_model", "")
     if memory not in (None, BoardDevice.memory_model):
         raise AnswerError(f"memory_model is {abbreviate(memory)}")
@@ -184,7 +195,7 @@ def parse_memory(head: dict[str, Any]) -> str | None:
 
 
 def parse_result(stream: Readable, kind: type[Exception] = RuntimeError) -> Result:
-    """Parse the Result that `pack_result` packed, with the report's memory model and seconds.
+    """Read the Result that `pack_result` packed; its report has only the memory model and the seconds.
 
     Raises the board's error, a `kind` where this side does not know it; EOFError, AnswerError, DeviceError.
     """
@@ -204,13 +215,13 @@ def parse_result(stream: Readable, kind: type[Exception] = RuntimeError) -> Resu
 
 
 def _end_process_with(stream: IO[bytes]) -> None:
-    """End this process when the other side is gone, for nobody wants its result.
+    """End this process when `stream` ends, since the other side is gone then and nobody wants the result.
 
-    As by Ctrl-C, so that the accelerator stops before its memory goes to others; in any case after END_SECONDS.
+    It ends as by Ctrl-C, so that the accelerator stops before its memory is freed; at the latest after END_SECONDS.
     """
 
     def wait_for_end() -> None:
-        """Interrupt this process at the end of the stream; kill it where that does not end it."""
+        """Interrupt this process at the end of the stream, and kill it if it goes on."""
         while stream.read(1):
             pass
         _thread.interrupt_main()
@@ -228,7 +239,7 @@ class Answers(Protocol):
 
 
 def serve(request: IO[bytes], answer: Answers) -> None:
-    """Answer one request."""
+    """Answer one request; see the top of this file for the kinds of requests."""
     try:
         head, inputs = unpack(request)
         if "config" in head:
@@ -250,14 +261,19 @@ def serve(request: IO[bytes], answer: Answers) -> None:
 
 
 def _open_runtime(head: dict[str, Any]) -> ProgramRuntime:
+    """Load the Program that a request names, and open its runtime. Raises the errors of both."""
     program = Program.load(os.path.expanduser(head["program"]), digest=head["digest"])
     return ProgramRuntime(program, head["device"], head["threads"], **head["options"])
 
 
 def serve_samples(runtime: ProgramRuntime, count: int, request: IO[bytes], answer: Answers) -> None:
-    """Run so many samples as a stream; what goes wrong with one is its answer. EOFError where nobody is there."""
+    """Run `count` samples as a stream, and answer each, with its error where it fails.
+
+    EOFError where the other side is gone.
+    """
 
     def samples() -> Iterator[dict[str, Any]]:
+        """Yield the inputs of each sample as they arrive."""
         for _ in range(count):
             yield unpack(request)[1]
         _end_process_with(request)
@@ -276,12 +292,13 @@ def serve_samples(runtime: ProgramRuntime, count: int, request: IO[bytes], answe
 
 
 def _describe_error(error: Exception) -> bytes:
+    """Return the message that reports an error, for `raise_error`."""
     text = str(error) if type(error).__name__ in ERRORS else f"{type(error).__name__}: {error}"
     return json.dumps({"kind": type(error).__name__, "error": text}).encode() + b"\n"
 
 
 def serve_device(head: dict[str, Any], request: IO[bytes], answer: Answers) -> None:
-    """Open the device that `head` names, then answer calls of it until there are no more."""
+    """Open the device that `head` names, and answer calls of it until the input ends."""
     device = open_device(head["device"], Config.from_dict(head["config"]), **head["options"])
     answer.write(MARK + pack({"memory_model": device.memory_model}, {}))
     with closing(device), suppress(EOFError):
@@ -295,7 +312,7 @@ def serve_device(head: dict[str, Any], request: IO[bytes], answer: Answers) -> N
 
 
 def _answer_call(device: Device, call: dict[str, Any], arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Answer a call of `device`: a line, and arrays."""
+    """Execute a call of `device`, and return the answer: (head, arrays)."""
     method = call.pop("call")
     if method == "run":
         return dataclasses.asdict(device.run(**call)), {}
@@ -309,9 +326,9 @@ def _answer_call(device: Device, call: dict[str, Any], arrays: dict[str, Any]) -
 
 
 def main(answer: Answers) -> None:
-    """Run `python3 runner.pyz` on the board."""
+    """Run the runner on a board: answer a request, and end the process. `MAIN` in runner.py calls this."""
     code = 130
     with suppress(KeyboardInterrupt):
         serve(sys.stdin.buffer, answer)
         code = 0
-    os._exit(code)  # the thread that waits for the other side would hold the process
+    os._exit(code)  # a normal exit would wait for the thread of _end_process_with

@@ -1,7 +1,7 @@
-"""Replacement of the package `pynq` for a board that is simulated on this machine, for rehearsals (driver/rehearse.py).
+"""Replacement of the package `pynq` on a board that is simulated on this machine, for rehearsals (driver/rehearse.py).
 
-$HOME is the board's folder: `fpga.json` in it says which bitstream is loaded. The FPGA is the functional simulator, or
-the Verilated RTL, which FPGA names as a shared library.
+$HOME is the board's folder; the file `fpga.json` in it is the Config of the bitstream that is loaded. The FPGA is the
+functional simulator, or a library of the Verilated RTL, which the environment variable FPGA names.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ from celosia.hw.spec.regs import CONTROL_START, MAGIC, REGISTERS, STATUS_DONE
 from celosia.sim.devices import open_simulator
 
 FPGA = "CELOSIA_REHEARSAL_RTL"
-"""Environment variable: the Verilated accelerator; the functional simulator where it is empty."""
+"""Environment variable with the path of the Verilated accelerator; if empty, the functional simulator is used."""
 HOME = Path(os.path.expanduser("~"))
 LOADED = HOME / "fpga.json"
+"""Config of the loaded bitstream."""
 STATE = HOME / "fpga.state"
+"""Takes the place of Linux' file of the FPGA's state."""
 BASE = 0x10000000
 """Physical address of the buffer."""
 WAIT_CYCLES = 5000
-"""Cycles that the RTL runs before each read of a register."""
+"""Cycles that the RTL runs before each read of a register, since nothing else advances its clock."""
 MEMORY_MODEL = (40, 40, 8, 780, 16, 32, 0, 0, 0, 0, 0, 2**64 - 1, 2**64 - 1)
-"""Parameters of the memory behind the RTL: those of zynq-hp."""
+"""Parameters of the memory behind the RTL, in the order of harness.cpp: those of zynq-hp."""
 CLOCK_MHZ = 1000
-"""Clock of the simulated PLL: every clock that is asked for is a divisor of it."""
+"""Clock of the simulated board before a bitstream sets one."""
 
 
 class Fpga(Protocol):
-    """Simulated FPGA behind the registers."""
+    """The registers of a simulated FPGA."""
 
     def read(self, offset: int) -> int:
         """Read a register."""
@@ -50,7 +52,7 @@ class Fpga(Protocol):
 
 
 class FunctionalFpga:
-    """Registers whose runs the functional simulator executes at once; it counts no cycles."""
+    """Registers of the functional simulator, which executes a run within the write that starts it, without cycles."""
 
     def __init__(self, config: Config, memory: NDArray[np.uint8]) -> None:
         self._memory, self._device = memory, open_simulator("functional", config)
@@ -68,7 +70,7 @@ class FunctionalFpga:
             self._run()
 
     def _run(self) -> None:
-        """Run the instructions that the registers describe, and set the status."""
+        """Execute the run that the registers describe, on the board's memory, and set the status."""
         address, count, low, high, size = (
             self._values[REGISTERS[name].offset]
             for name in ("instr_addr", "instr_count", "dma_base_lo", "dma_base_hi", "dma_size")
@@ -84,7 +86,7 @@ class FunctionalFpga:
 
 
 class RtlFpga:
-    """Registers of the Verilated RTL. Its clock runs only in `read`: a driver that waits polls a register."""
+    """Registers of the Verilated RTL. Its clock advances only in `read`, since a driver that waits polls a register."""
 
     def __init__(self, library: str, memory: NDArray[np.uint8]) -> None:
         self._lib = ctypes.CDLL(library)
@@ -107,18 +109,19 @@ class RtlFpga:
         self._check(self._lib.celosia_write_register(self._handle, offset, ctypes.c_uint32(value)))
 
     def _check(self, succeeded: bool) -> None:
-        """Raise OSError with the simulator's message, as PYNQ does for a bus error."""
+        """Unless a call succeeded, raise OSError with the simulator's message, as PYNQ does for a bus error."""
         if not succeeded:
             message = self._lib.celosia_error(self._handle).decode(errors="replace")
             raise OSError(f"the simulated RTL: {message or 'a register does not answer'}")
 
 
 _memory: NDArray[np.uint8] = np.zeros(0, np.uint8)
+"""The memory of the last buffer that was allocated."""
 _fpga: Fpga | None = None
 
 
 def _open_fpga() -> Fpga:
-    """Return the FPGA with the loaded bitstream, and the allocated memory."""
+    """Return the FPGA with the loaded bitstream and the allocated memory, created at the first use."""
     global _fpga
     if _fpga is None:
         config = Config.from_dict(json.loads(LOADED.read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""Commands on another machine, by the system's OpenSSH client, with the user's keys, agent and settings."""
+"""Run commands on another machine with the system's OpenSSH client, and the user's keys, agent and settings."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from celosia.plain import Sentence, printable
 from celosia.sim.devices import SSH_PREFIX
 
 PATTERN = re.compile(r"(?:[\w.+-]+@)?[\w.:%\[\]-]+")
+"""What may be USER@HOST or HOST."""
 CONNECT_SECONDS = 15
+"""Limit of the time to connect."""
 LOGIN_SECONDS = 180
-"""For a user to type a password."""
+"""Limit of the time to log in, in which a user may type a password."""
 SIGKILL, SIGBUS = 9, 7
-"""Numbers of Linux, which boards run."""
+"""Numbers of these signals on Linux, which boards run."""
 UNREACHABLE = "timed out", "Connection refused", "No route", "unreachable", "resolve hostname"
+"""Parts of ssh's messages where a machine cannot be reached."""
 
 
 class SshError(Sentence, RuntimeError):
-    """The other machine cannot be reached, refuses, or has gone; the message says which, and the way out."""
+    """The other machine cannot be reached, refuses, or has gone; the message says which, and what to do."""
 
 
 def ssh_destination(text: str) -> list[str]:
-    """Return ssh's arguments for `user@host`, `user@host:port`, or `ssh://user@host:port`. SshError where it is none.
+    """Return ssh's arguments for `user@host`, `user@host:port`, or `ssh://user@host:port`. SshError for other text.
 
     >>> ssh_destination("ssh://xilinx@pynq:2222")
     ['-p', '2222', 'xilinx@pynq']
@@ -42,23 +45,23 @@ def ssh_destination(text: str) -> list[str]:
         host = port = None
         parts = urlsplit("")
     user = f"{parts.username}@" if parts.username else ""
-    wrong = parts.path.strip("/") or parts.query or parts.fragment or parts.password is not None
-    if not host or wrong or host.startswith("-") or user.startswith("-") or not PATTERN.fullmatch(f"{user}{host}"):
+    has_more = parts.path.strip("/") or parts.query or parts.fragment or parts.password is not None
+    if not host or has_more or host.startswith("-") or user.startswith("-") or not PATTERN.fullmatch(f"{user}{host}"):
         raise SshError(f"{text!r} names no machine; write USER@HOST, or ssh://USER@HOST:PORT")
     return [*(["-p", str(port)] if port else []), f"{user}{host}"]
 
 
 class Connection:
-    """An authenticated connection. `start` runs a command there.
+    """An authenticated connection, on which `start` runs commands.
 
-    options: of ssh, which has the rest from its settings.
+    name: the machine, as the user wrote it. address: ssh's arguments for it. options: further arguments of ssh.
     """
 
     def __init__(self, name: str, address: list[str], options: tuple[str, ...]) -> None:
         self.name, self._where, self._options = name, address, options
 
     def start(self, command: str) -> CommandChannel:
-        """Start `command`, a line for the shell there."""
+        """Start `command`, a line for the shell of the other machine."""
         return CommandChannel(
             subprocess.Popen(
                 self._process_arguments(command),
@@ -70,23 +73,24 @@ class Connection:
         )
 
     def _process_arguments(self, command: str) -> list[str]:
+        """Return the command line that runs `command` there; a rehearsal overrides it to run on this machine."""
         return ["ssh", *self._options, "-T", *self._where, command]
 
     def silence_error(self, channel: CommandChannel) -> SshError:
-        """Error for a command that has been silent for too long."""
+        """Return the error for a command that has been silent for too long."""
         return SshError(
             f"{self.name} has said nothing for {channel.seconds:g} s; check its power and network, and try again"
         )
 
     def unclear_error(self, reason: object) -> SshError:
-        """Error for an unreadable answer. reason: what is wrong with it."""
+        """Return the error for an unreadable answer. reason: what is wrong with it."""
         return SshError(
             f"{self.name} gave an answer that is none ({clip_sentence(printable(str(reason)))}); check that "
             f"`ssh {self.name}` leads to the right machine, and try again"
         )
 
     def ended_error(self, channel: CommandChannel) -> SshError:
-        """Explain why the command of `channel` ended without an answer."""
+        """Return the error that explains why the command of `channel` ended without an answer."""
         code = channel.exit_code()
         if code is None:
             return self.unclear_error("it goes on without one")
@@ -113,19 +117,20 @@ class Connection:
 
 
 def _read_text(path: Path) -> str:
+    """Return the text of a file; "" if it does not exist."""
     return path.read_bytes().decode(errors="replace").strip() if path.exists() else ""
 
 
 def _last_line(text: str) -> str:
-    """Last line of some output, as a message shows it."""
+    """Return the last line of some output, clipped and printable for a message."""
     return clip_sentence(printable(text.splitlines()[-1].strip())) if text else ""
 
 
 @contextmanager
 def connect(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]:
-    """Connect to `name` (see `ssh_destination`). Commands share the connection, so that a password is asked for once.
+    """Connect to `name` (see `ssh_destination`) in a context. A password is needed once, as commands share a login.
 
-    SshError where it cannot be made in `seconds`.
+    seconds: limit of the time to connect. SshError where that fails.
     """
     address = ssh_destination(name)
     ssh = tools.tool_with_command("ssh")
@@ -135,7 +140,7 @@ def connect(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]:
             "openssh-client"
         )
     with tempfile.TemporaryDirectory(prefix="celosia") as folder:
-        control, errors_path = Path(folder) / "s", Path(folder) / "said"
+        control, errors_path = Path(folder) / "s", Path(folder) / "errors"
         options = (
             "-M", "-N", "-f", "-S", str(control), "-T", "-o", f"ConnectTimeout={seconds}", "-o",
             "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "-o", "ControlPersist=no",
@@ -158,9 +163,9 @@ def connect(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]:
 
 @contextmanager
 def connect_unattended(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Connection]:
-    """Connect for a process without a user: each command logs in by itself, with keys.
+    """Return a connection for a process without a user, in a context: each command logs in by itself, with keys.
 
-    ssh runs in the process group of this process, so that a signal to the group ends it, too. SshError for an invalid
+    ssh runs in the process group of this process, so that a signal to the group also ends it. SshError for an invalid
     name.
     """
     options = (
@@ -171,7 +176,7 @@ def connect_unattended(name: str, seconds: int = CONNECT_SECONDS) -> Iterator[Co
 
 
 def _explain_refusal(name: str, errors: str) -> str:
-    """Explain ssh's error output in a sentence."""
+    """Return a sentence that explains ssh's error output. name: the machine."""
     last = _last_line(errors) or "ssh said nothing"
     if "Host key verification failed" in errors or "IDENTIFICATION HAS CHANGED" in errors:
         return f"the host key of {name} is not the known one; log in once with ssh to check it, then try again ({last})"

@@ -1,1 +1,15 @@
-"""Run Programs on a Device: the runtime, streams of samples, and the report of a run with its explanation."""
+"""Run Programs on a Device, in the order in which a run passes the files.
+
+interface         what every runtime offers: run, run_batch, run_each, check (`RuntimeBase`)
+open_device       which Device a name opens
+prepare           which kernels of a Program run on this machine, whether its memory suffices, how inputs must look
+program_runtime   how one run executes the Program's steps: inputs, launches, CPU steps, outputs, batches in parts
+segment           how successive kernels become one call
+resident          which bytes of cached inputs are written to the device again
+stream            how many samples are in flight, on which accelerator each runs, what happens on an error
+run_result        what a run returns (`Result`)
+run_report        the fields of a run's report
+explain           what limits each layer, from the times of instructions, and the advice for it; predicted reports
+
+`driver/show/run_summary.py` prints a report, and `driver/runtime.py` chooses the runtime of a model.
+"""

@@ -1,9 +1,9 @@
 """Explain a layer's cycles: what each unit did in them, what bounds the layer, and what would make it faster.
 
-A layer's row is a stretch of time, from the end of the layers before it to its own end, so that cycles add up to those
-of the run. All work of a unit in that stretch counts for the layer, even loads for the next one. An instruction's work
-is spread evenly over the time in which it had its unit to itself, so that no share passes 100%. A layer's utilisation
-is that of the array; the vector unit multiplies beside it (taps), which its own share shows.
+A layer's row is an interval of time, from the end of the layers before it to its own end, so that cycles add up to
+those of the run. All work of a unit in that interval counts for the layer, even loads for the next one. An
+instruction's work is spread evenly over the time in which it had its unit to itself, so that no share exceeds 100%. A
+layer's utilisation is that of the array; the vector unit can multiply as well (taps), which its own share shows.
 """
 
 from __future__ import annotations
@@ -26,19 +26,23 @@ from celosia.sim.timing import predict
 from celosia.sim.timing.demand import demand
 
 UNITS = tuple(unit.name.lower() for unit in Unit)
+"""Names of the units in reports."""
 BOUND = 0.75
-"""A unit bounds a layer that it works for at least this share of its cycles; where none does, it is latency."""
+"""Share of a layer's cycles from which on a busy unit bounds the layer; without such a unit, latency does."""
 FULL = 0.85
-"""Share of the multipliers' speed from which on there is little to gain but by more of them."""
+"""Share of the multipliers that do useful work from which on only more multipliers help."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class _Work:
-    """Work that instructions ask for. busy: cycles of work of each. products: those of their layer's MACs that a GEMM
-    computes; a layer's MACs are spread over its instructions by what each could multiply. peak: of each layer, see
-    `_Time`."""
+    """Work that the instructions of a launch ask for.
+
+    unit, busy: the unit of each instruction, and its cycles of work. products: the MACs of the model that each GEMM
+    computes; a layer's MACs are spread over its instructions by how many each could compute. peak: of each layer, see
+    `_LayerTime`.
+    """
 
     unit: NDArray[np.int64]
     busy: Floats
@@ -47,9 +51,10 @@ class _Work:
 
 
 def layer_rows(program: Program, counters: Sequence[Counters]) -> list[dict[str, Any]]:
-    """Rows of the report, one for each layer. counters: of each launch, again for each part of a batch.
+    """Return the rows of a report, one for each layer.
 
-    cycles, utilization, bound, units and advice are None on a device that does not tell each instruction's time.
+    counters: those of each launch, again for each part of a batch. cycles, utilization, bound, units and advice are
+    None where the times of instructions are not known.
     """
     rows = []
     count = len(program.launches)
@@ -65,8 +70,8 @@ def layer_rows(program: Program, counters: Sequence[Counters]) -> list[dict[str,
 def predict_counters(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> list[Counters]:
     """Predict the counters of each launch, with the time of each instruction, by the timing model.
 
-    memory: behind the accelerator; ValueError for one that the model does not know. ProgramError where instructions of
-    the Program, which may come from a file, are none, or wait for each other for ever.
+    memory: the memory behind the accelerator; ValueError for one that the timing model does not know. ProgramError
+    where the Program, which may come from a file, has invalid instructions, or some that wait for each other for ever.
     """
     memory = memory_model(memory)
     with report_invalid_instructions(program):
@@ -78,7 +83,7 @@ def predict_counters(program: Program, memory: MemoryModel | str = ZYNQ_HP) -> l
 
 @contextmanager
 def report_invalid_instructions(program: Program) -> Iterator[None]:
-    """Raise ProgramError where the code inside finds that instructions of the Program are invalid."""
+    """Convert errors of the timing model in the block to ProgramError: the Program's instructions are invalid."""
     try:
         yield
     except (ValueError, DeviceError) as error:
@@ -90,7 +95,7 @@ def estimate(
 ) -> dict[str, Any]:
     """Return the report of a predicted run: cycles, utilization and layers of the timing model.
 
-    memory, and ValueError: as of `predict_counters`, whose `counters` they are.
+    memory, ValueError, ProgramError: see `predict_counters`. counters: its result, if it is known already.
     """
     memory = memory_model(memory)
     counters = predict_counters(program, memory) if counters is None else counters
@@ -107,8 +112,11 @@ def estimate(
 
 @dataclass(frozen=True)
 class Advice:
-    """Advice for layers with one common bound. share: of the cycles of all layers. longest: name of the longest
-    layer."""
+    """Advice that several layers have in common.
+
+    bound: what limits them. advice: one line. layers: their number. longest: name of the longest of them. share: their
+    share of the cycles of all layers with advice.
+    """
 
     bound: str
     advice: str
@@ -118,16 +126,16 @@ class Advice:
 
 
 def advise_by_cycles(report: dict[str, Any]) -> list[Advice]:
-    """Advice on the layers of a report, that for most cycles first; none where there are no cycles."""
+    """Return the advice for the layers of a report, that for most cycles first; empty where there are no cycles."""
     rows = [row for row in report["layers"] if row["advice"] and row["cycles"]]
-    kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    rows_by_advice: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        kinds.setdefault((row["bound"], row["advice"]), []).append(row)
+        rows_by_advice.setdefault((row["bound"], row["advice"]), []).append(row)
     total = sum(row["cycles"] for row in rows)
     advice_list = [
-        Advice(bound, advice, len(layers_of), max(layers_of, key=lambda row: row["cycles"])["name"],
-               sum(row["cycles"] for row in layers_of) / total)
-        for (bound, advice), layers_of in kinds.items()
+        Advice(bound, advice, len(matching_rows), max(matching_rows, key=lambda row: row["cycles"])["name"],
+               sum(row["cycles"] for row in matching_rows) / total)
+        for (bound, advice), matching_rows in rows_by_advice.items()
     ]  # fmt: skip
     return sorted(advice_list, key=lambda advice: -advice.share)
 
@@ -142,11 +150,15 @@ def launch_code(program: Program, launch: LaunchStep) -> bytes:
 
 
 @dataclass(frozen=True)
-class _Time:
-    """A layer's cycles: for each unit those with work, and those under way without; the array's multiplications in
-    them. own, filled: cycles of work that the layer's own instructions ask of each unit, whenever they run, and the
-    share of the array's products in them that are the model's, and no padding. peak: multiplications a cycle of what it
-    multiplies with, the array or the vector unit's taps, or both."""
+class _LayerTime:
+    """What the units did in the interval of a layer.
+
+    cycles: its length. busy, held: for each unit, cycles with work, and cycles in which an instruction was under way
+    without work. products: MACs of the model that the array computed in it. own: for each unit, cycles of work that the
+    layer's own instructions ask for, whenever they run. filled: share of the array's products in these instructions
+    that are the model's, not padding. peak: MACs a cycle of the array, the vector unit's taps or both, whichever the
+    layer uses.
+    """
 
     cycles: int
     busy: Floats
@@ -156,25 +168,25 @@ class _Time:
     filled: float
     peak: int
 
-    def __add__(self, other: _Time) -> _Time:
-        return _Time(
+    def __add__(self, other: _LayerTime) -> _LayerTime:
+        return _LayerTime(
             self.cycles + other.cycles, self.busy + other.busy, self.held + other.held,
             self.products + other.products, self.own + other.own, self.filled,
             self.peak,
         )  # fmt: skip
 
 
-def _layer_times(program: Program, launch: LaunchStep, runs: Sequence[Counters]) -> list[_Time]:
-    """Time of each layer, added up over runs of the launch."""
+def _layer_times(program: Program, launch: LaunchStep, runs: Sequence[Counters]) -> list[_LayerTime]:
+    """Return the time of each layer, added up over runs of the launch."""
     work = _instruction_work(program, launch)
     times = [_layer_times_of_run(program.config, launch, work, run) for run in runs]
     return [sum(rest, first) for first, *rest in zip(*times)]
 
 
 def _instruction_work(program: Program, launch: LaunchStep) -> _Work:
-    """Work of each instruction of a launch."""
+    """Return the work of each instruction of a launch."""
     cfg, work_demand = program.config, demand(program.config, launch_code(program, launch))
-    held = (cfg.residual_cycles - 1) * work_demand.outputs * work_demand.residual
+    residual_cycles = (cfg.residual_cycles - 1) * work_demand.outputs * work_demand.residual
     gemm, taps = work_demand.unit == Unit.GEMM, _uses_taps(program, launch)
     speed = np.where(gemm, cfg.macs_per_cycle, taps * cfg.taps * cfg.lanes)
     possible = work_demand.steps * speed
@@ -184,19 +196,20 @@ def _instruction_work(program: Program, launch: LaunchStep) -> _Work:
     share = np.array([layer.macs for layer in launch.layers]) / np.maximum(total, 1)
     return _Work(
         work_demand.unit,
-        (work_demand.steps + held).astype(float),
+        (work_demand.steps + residual_cycles).astype(float),
         gemm * possible * share[launch.layer_of],
         peak.sum(0),
     )
 
 
 def _uses_taps(program: Program, launch: LaunchStep) -> NDArray[np.bool_]:
+    """Return a mask of the instructions of a launch that are VECTORs with taps, which multiply."""
     shift = formats(program.config)[Opcode.VECTOR].offsets["taps"]
     words = program.instructions(launch)
     return np.array([opcode_of(word) == Opcode.VECTOR and bool(word >> shift & 1) for word in words], bool)
 
 
-def _layer_times_of_run(cfg: Config, launch: LaunchStep, work: _Work, run: Counters) -> list[_Time]:
+def _layer_times_of_run(cfg: Config, launch: LaunchStep, work: _Work, run: Counters) -> list[_LayerTime]:
     """Return the time of each layer of a launch in one run, from the run's events."""
     count = len(launch.layers)
     index = np.array([event.index for event in run.events])
@@ -211,35 +224,41 @@ def _layer_times_of_run(cfg: Config, launch: LaunchStep, work: _Work, run: Count
         rows = np.flatnonzero(work.unit[index] == unit)
         rows = rows[np.argsort(end[rows], kind="stable")]
         instructions = index[rows]
-        before = np.maximum.accumulate(np.concatenate([[0], end[rows]]))[:-1]
-        spread = _Spread(np.maximum(start[rows], before), end[rows], edges)
+        last_end = np.maximum.accumulate(np.concatenate([[0], end[rows]]))[:-1]
+        spread = _Spread(np.maximum(start[rows], last_end), end[rows], edges)
         finished = np.minimum(work.busy[instructions], spread.length)
-        busy[:, unit] = spread.of(finished)
-        held[:, unit] = spread.of(spread.length - finished)
-        products += spread.of(work.products[instructions] * finished / np.maximum(work.busy[instructions], 1))
+        busy[:, unit] = spread.add_up(finished)
+        held[:, unit] = spread.add_up(spread.length - finished)
+        products += spread.add_up(work.products[instructions] * finished / np.maximum(work.busy[instructions], 1))
         own_work[:, unit] = np.bincount(launch.layer_of, work.busy * (work.unit == unit), count)
     model = np.bincount(launch.layer_of, work.products, count)
     filled = model / np.maximum(own_work[:, Unit.GEMM] * cfg.macs_per_cycle, 1)
     cycles = np.diff(edges).astype(int).tolist()
     columns = cycles, busy, held, products.tolist(), own_work, filled.tolist(), work.peak.tolist()
-    return [_Time(*column) for column in zip(*columns)]
+    return [_LayerTime(*column) for column in zip(*columns)]
 
 
 class _Spread:
-    """Amounts of consecutive intervals, spread evenly over each and summed up between `edges`."""
+    """Consecutive intervals, over which amounts are spread evenly and then added up between `edges`.
+
+    since, until: beginning and end of each interval, in cycles. edges: ends of the layers, in cycles, from 0 on.
+    """
 
     def __init__(self, since: Floats, until: Floats, edges: Floats) -> None:
         self._since, self._until, self._edges = since, np.maximum(since, until), edges
         self.length = self._until - since
 
-    def of(self, amounts: Floats) -> Floats:
-        """Share of all amounts between each two edges; an interval without length counts where it ends."""
+    def add_up(self, amounts: Floats) -> Floats:
+        """Return the sum of all amounts between each two neighbouring edges.
+
+        amounts: one for each interval. An interval without length counts where it ends.
+        """
         total = np.zeros(len(self._edges) - 1)
         first = np.searchsorted(self._edges, self._since, "right") - 1
         last = np.minimum(np.searchsorted(self._edges, self._until, "left") - 1, len(total) - 1)
-        within = first >= last
-        np.add.at(total, last[within], amounts[within])
-        for i in np.flatnonzero(~within):
+        lies_between_two = first >= last
+        np.add.at(total, last[lies_between_two], amounts[lies_between_two])
+        for i in np.flatnonzero(~lies_between_two):
             places = np.arange(first[i], last[i] + 1)
             low = np.maximum(self._edges[places], self._since[i])
             high = np.minimum(self._edges[places + 1], self._until[i])
@@ -250,8 +269,8 @@ class _Spread:
 # Rows -------------------------------------------------------------------------------------------------------
 
 
-def _layer_row(cfg: Config, layer: LayerInfo, time: _Time | None, parts: int) -> dict[str, Any]:
-    """Row of the report for a layer."""
+def _layer_row(cfg: Config, layer: LayerInfo, time: _LayerTime | None, parts: int) -> dict[str, Any]:
+    """Return the report's row of a layer. time: None where it is not known. parts: how many times the Program ran."""
     row: dict[str, Any] = {
         "name": layer.name, "op": layer.op, "what": layer.what, "macs": parts * layer.macs, "cycles": None,
         "peak": None, "utilization": None, "bound": None, "units": None, "advice": None,
@@ -273,8 +292,11 @@ def _layer_row(cfg: Config, layer: LayerInfo, time: _Time | None, parts: int) ->
     return row
 
 
-def _limiting_unit(time: _Time) -> str | None:
-    """Unit that worked for most of the cycles; "latency" where none did."""
+def _limiting_unit(time: _LayerTime) -> str | None:
+    """Return the unit that worked for at least BOUND of the cycles, the busiest; "latency" where none did.
+
+    LOAD and STORE also count as working while they wait for memory. None for a layer without cycles.
+    """
     if not time.cycles:
         return None
     shares = time.busy / time.cycles
@@ -284,8 +306,8 @@ def _limiting_unit(time: _Time) -> str | None:
     return UNITS[best] if shares[best] >= BOUND else "latency"
 
 
-def _layer_advice(cfg: Config, layer: LayerInfo, time: _Time, bound: str | None) -> str | None:
-    """Advise in one line how to make the layer faster."""
+def _layer_advice(cfg: Config, layer: LayerInfo, time: _LayerTime, bound: str | None) -> str | None:
+    """Return one line of advice how to make a layer with this bound faster; None without a bound."""
     if bound == "gemm" and time.filled >= FULL:
         return f"near the speed of the {cfg.macs_per_cycle} multipliers: a larger block_in or block_out"
     if bound == "gemm":

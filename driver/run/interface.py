@@ -19,8 +19,11 @@ R = TypeVar("R", bound="RuntimeBase")
 
 
 class RuntimeBase:
-    """The interface; each of its methods without a body is the business of a class. ThreadsError for an impossible
-    number of threads."""
+    """Base class of runtimes. Its abstract methods raise NotImplementedError.
+
+    device: one or several devices, see `Devices`. threads: of the CPU's kernels; None for the default. ThreadsError for
+    an impossible number of threads.
+    """
 
     def __init__(self, device: Devices, threads: int | None) -> None:
         self.threads = default_threads() if threads is None else check_thread_count(threads)
@@ -28,7 +31,7 @@ class RuntimeBase:
         self._where = ", ".join(
             device if isinstance(device, str) else type(device).__name__ for device in self._devices
         )
-        self._busy = Lock()  # the arena, and the device, hold the tensors of one run
+        self._busy = Lock()  # held during a run: arena and device memory hold the tensors of one run only
 
     @property
     def names(self) -> list[str]:
@@ -36,32 +39,32 @@ class RuntimeBase:
         raise NotImplementedError
 
     def program_for(self, inputs: Mapping[str, Array]) -> Program:
-        """Program for inputs of these shapes; of a model, it is compiled now where it was not yet."""
+        """Return the Program for inputs of these shapes. The runtime of a model compiles it now if it has not yet."""
         raise NotImplementedError
 
     def open(self) -> None:
-        """Open the device now, if the program has launches: the first time, the RTL simulator is built here."""
+        """Open the device now, if the program has launches. This builds the RTL simulator if it is not in the cache."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Release the device; `with Runtime(...) as runtime` does so at its end."""
+        """Release the device, as `with Runtime(...) as runtime` does at its end."""
         raise NotImplementedError
 
     def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Check the inputs and convert them for the program. InputError where a name, type or shape is wrong."""
+        """Return the inputs as the program takes them. InputError where a name, type or shape is wrong."""
         raise NotImplementedError
 
     def run(self, inputs: Mapping[str, Array], keep: Callable[[str], bool] | None = None, trace: bool = True) -> Result:
         """Run once.
 
         inputs: one array for each input, of its exact type and shape. keep: tensors inside the graph whose values are
-        returned as outputs, too, where the host sees them. trace: note the time of each instruction, from which the
-        report knows the cycles of each layer. Raises InputError and DeviceError.
+        returned as outputs, too, if they are in the host's memory at some time. trace: record the time of each
+        instruction, which the report needs for the cycles of each layer. Raises InputError and DeviceError.
 
         `Result.tensors` has the outputs and, where the Program was compiled with `keep`, tensors inside it.
 
         The report is plain data: cycles, utilization (macs_accelerator / cycles / MACs per cycle) and all times of
-        units are None on devices without a clock; what it says of layers is in driver/run/explain.py.
+        units are None on devices without a clock; driver/run/explain.py makes its rows for layers.
         """
         raise NotImplementedError
 
@@ -87,10 +90,9 @@ class RuntimeBase:
         self.close()
 
     def __call__(self, *arrays: Array) -> Array | tuple[Array, ...]:
-        """Run, and return the output, or all of them where there are several; arrays in the order of the program's
-        inputs.
+        """Run once with `arrays`, in the order of the program's inputs. Return the output, or a tuple of several.
 
-        InputError where there are not as many, or one has another shape or type.
+        InputError for another number of arrays than inputs, and for a wrong shape or type.
 
         >>> import celosia, numpy as np
         >>> with celosia.Runtime(celosia.compile(celosia.models.demo_model_path(), "tiny")) as runtime:
@@ -106,13 +108,13 @@ class RuntimeBase:
     def run_each(self, samples: Iterable[Sample], in_flight: int = LANES, trace: bool = True) -> Results:
         """Run once for each of `samples`, in order: inputs by name, or the array of the only input.
 
-        in_flight: samples at a time on each accelerator, so that the CPU's steps of one run beside launches of another;
-        each has tensors and device memory of its own, fewer where there is no memory for as many. As many again are
-        read ahead; samples must stay what they are until their results are there. 1: one after the other, each read
-        when its result is asked for, in this thread. Several devices take the next sample each when they are free.
-        trace: as of `run`.
+        in_flight: samples at a time on each accelerator, so that CPU steps of one overlap launches of another. Each has
+        tensors and device memory of its own; they are fewer where memory is short. As many again are read ahead, and
+        must not change until their results are returned. 1: one sample after the other, in this thread, each read when
+        its result is requested. Each of several devices takes the next sample when it is free. trace: see `run`.
 
-        `next` of what is returned raises what goes wrong with a sample, naming it, and goes on behind it (Results).
+        `next` of the returned iterator raises the error of a sample, with its number, and the call after it goes on
+        with the next sample (see Results).
 
         >>> import celosia
         >>> images, labels, classes = celosia.models.demo_images()
@@ -126,11 +128,14 @@ class RuntimeBase:
         return Results(self._futures(samples, in_flight, trace, lost), lost)
 
     def _futures(self, samples: Iterable[Sample], in_flight: int, trace: bool, lost: list[str]) -> Futures:
-        """Run `samples`, and yield the futures; an invalid sample is an error of its run. lost: as of Results."""
+        """Run `samples` and yield their futures, in order. An invalid sample makes its own future fail.
+
+        lost: filled with a sentence for each accelerator that fails, see Results.
+        """
         raise NotImplementedError
 
     def _name_inputs(self, sample: Sample) -> Mapping[str, Array]:
-        """Return inputs by name. InputError where it is unclear which one an array is."""
+        """Return a sample as inputs by name. InputError for an array where there are several inputs."""
         if isinstance(sample, Mapping):
             return sample
         if isinstance(sample, Exception):

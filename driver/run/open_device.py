@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from celosia.sim.device import Device
 
 Devices: TypeAlias = "str | Device | Sequence[Device]"
-"""One by name, or itself; or several: names with commas between, or a list of Devices."""
+"""One device by name or as a Device, or several: names separated by commas, or a list of Devices."""
 
 
 def open_device(name: str, config: Config, **options: Any) -> Device:
-    """Open the device called "functional", "timed", "rtl" or "board"; `options` are those of its class. ValueError."""
+    """Open the device called "functional", "timed", "rtl" or "board"; `options` are those of its class.
+
+    ValueError for another name.
+    """
     require_device(name)
     if name == "board":
         from celosia.driver.board.board_device import open_pynq_device
@@ -27,19 +30,19 @@ def open_device(name: str, config: Config, **options: Any) -> Device:
 
 
 def devices_of(device: Devices) -> list[str | Device]:
-    """List names and Devices one by one. ValueError for none.
+    """Return one or several devices as a list of names and Devices. ValueError for an empty list.
 
     >>> devices_of("functional, timed")
     ['functional', 'timed']
     """
-    opened: list[str | Device]
+    devices: list[str | Device]
     if isinstance(device, str):
-        opened = [name.strip() for name in device.split(",")]
+        devices = [name.strip() for name in device.split(",")]
     else:
-        opened = list(device) if isinstance(device, Sequence) else [device]
-    if not opened:
+        devices = list(device) if isinstance(device, Sequence) else [device]
+    if not devices:
         raise ValueError("there is no device in an empty list of them")
-    return opened
+    return devices
 
 
 def require_device(name: str) -> None:

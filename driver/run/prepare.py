@@ -1,4 +1,4 @@
-"""Preparation of a Program for a run on this machine: kernels, memory, and inputs in the form that it takes."""
+"""Prepare a Program for runs on this machine: its kernels, its memory, and the form of its inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from celosia.compiler.program.safe_files import reading
 def with_kernels(program: Program) -> Program:
     """Return the Program with kernels that run here: compiled from their loops, or from a trusted shared object.
 
-    ProgramError.
+    ProgramError for a Program with machine code of another processor, or from a source that is not trusted.
     """
     if not program.machine:
         if all(kernel.code and kernel.host == host() for kernel in program.kernels):
@@ -64,7 +64,7 @@ def require_memory(program: Program, threads: int) -> None:
 
 
 def _compile_kernels(program: Program) -> list[CompiledKernel]:
-    """Compile the loops of the Program's kernels for this machine."""
+    """Compile the loops of the Program's kernels for this machine. ProgramError without LLVM, or for invalid loops."""
     llvm = kernel_linker()
     if llvm is None:
         raise ProgramError(
@@ -79,8 +79,8 @@ def _compile_kernels(program: Program) -> list[CompiledKernel]:
 
 
 def arena_views(program: Program) -> dict[str, NDArray[Any]]:
-    """Tensors of the arena, as arrays in its memory."""
-    memory = np.empty(program.arena.size + 64, np.uint8)
+    """Allocate the arena of a Program. Return its tensors as arrays in that memory, by name."""
+    memory = np.empty(program.arena.size + 64, np.uint8)  # 64: to align its start
     start = -memory.ctypes.data % 64
     arrays = {}
     for name, offset in program.arena.offsets.items():
@@ -92,20 +92,20 @@ def arena_views(program: Program) -> dict[str, NDArray[Any]]:
 def fit_to_tensor(tensor: TensorInfo, value: Any, label: str, batched: bool = False) -> NDArray[Any]:
     """Return `value` as a contiguous array of this machine's byte order. InputError where it does not fit `tensor`.
 
-    what: its type and shape, for people. batched: its first axis counts any number of samples.
+    label: its type and shape, for the message. batched: its first axis may count any number of samples.
     """
     array = np.asarray(value)
     if not tensor.shape and array.size == 1:
         array = array.reshape(())  # onnxruntime takes [1], too, where a model declares a scalar
     shape = (-1, *tensor.shape[1:]) if batched else tensor.shape
-    same = array.ndim == len(shape) and all(w in (n, -1) for n, w in zip(array.shape, shape))
-    if array.dtype.name != tensor.dtype or not same:
+    has_shape = array.ndim == len(shape) and all(size in (n, -1) for n, size in zip(array.shape, shape))
+    if array.dtype.name != tensor.dtype or not has_shape:
         raise InputError(f"input {tensor.name!r} must be {label}, not {array.dtype}{list(array.shape)}")
     return np.asarray(array, array.dtype.newbyteorder("="), order="C")
 
 
 def as_contiguous(value: Any) -> Any:
-    """Return an array contiguous; all else as it is."""
+    """Return an array with contiguous memory, which kernels need; other values, such as lists, as they are."""
     return np.asarray(value, order="C") if isinstance(value, np.ndarray) else value
 
 

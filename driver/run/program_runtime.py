@@ -1,4 +1,4 @@
-"""Run a Program: numpy in, numpy out, and a report of the time."""
+"""Run a Program step by step: inputs as numpy arrays to outputs, with counters and times."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from celosia.driver.run.prepare import (
     with_kernels,
 )
 from celosia.driver.run.resident import Changed, ResidentBuffers
-from celosia.driver.run.run_report import report_of
+from celosia.driver.run.run_report import build_report
 from celosia.driver.run.run_result import Result, Tensors, Times
 from celosia.driver.run.segment import Segment
 from celosia.driver.run.stream import Futures, ResourceLocks, Sample, SampleStream
@@ -47,13 +47,14 @@ from celosia.sim.device import Counters, Device, DeviceError, Shared
 
 Array = NDArray[Any]
 CYCLES_PER_INSTRUCTION = 200_000
-"""The bound on a launch's cycles, for each instruction: far above what any instruction takes."""
+"""Limit of a launch's cycles for each of its instructions, far above what any instruction takes."""
 
 
 class ProgramRuntime(RuntimeBase):
     """Runtime of `program` on `device`, by name or any Device of the same Config; see celosia.Runtime.
 
-    A device by name is opened when the first launch needs it; a program without launches never opens one.
+    A device by name is opened when the first launch needs it; a program without launches never opens one. Of several
+    devices, `others` holds a runtime of each further one; streams of samples use them all.
     Raises ThreadsError, and ProgramError where the CPU's part was compiled for another processor, or is machine code
     from a file that is not trusted (Program.load).
     """
@@ -74,7 +75,7 @@ class ProgramRuntime(RuntimeBase):
         require_memory(program, self.threads)
         # Tensors in the memory that kernels share, which later steps and runs overwrite.
         self._arena = arena_views(program)
-        # Tensors that each run computes into a new array: they are returned without a copy.
+        # Tensors that each run computes into a new array, so that they are returned without a copy.
         self._unshared_names = {
             name for step in program.steps for name in _written_tensors(step) if _is_unshared(step, name, self._arena)
         }
@@ -94,17 +95,15 @@ class ProgramRuntime(RuntimeBase):
         self._resident = ResidentBuffers(program.config)
         self._name, self._options = "", options
         self.build_seconds = 0.0
-        self.turns = ResourceLocks()
+        self.locks = ResourceLocks()
         own_device, *other_devices = self._devices
         if isinstance(own_device, str):
             self._name, self._open = own_device, self._opener(own_device)
         else:
             self.attach(own_device)
-        self.others = [
-            type(self)(program, device, self.threads, **options) for device in other_devices
-        ]  # share streams
+        self.others = [type(self)(program, device, self.threads, **options) for device in other_devices]
         for other in self.others:
-            other.turns = ResourceLocks(self.turns.cpu)
+            other.locks = ResourceLocks(self.locks.cpu)
 
     @property
     def names(self) -> list[str]:
@@ -155,29 +154,31 @@ class ProgramRuntime(RuntimeBase):
             other.close()
 
     def where(self) -> str:
-        """Name of the device, for messages."""
+        """Return the name of the device, for messages."""
         return f"device {self._name or type(self._device).__name__}"
 
     def shared(self) -> bool:
-        """Whether its accelerator may have other runtimes beside this one."""
+        """Return whether other runtimes may use the accelerator at the same time."""
         return isinstance(self._device, Shared)
 
     def clone_shared(self) -> ProgramRuntime | None:
-        """Another runtime of the same accelerator, with tensors and device memory of its own: a run of it goes beside
-        one of this, but in turns on the CPU, and on the device. None where there is no device, or no memory for it."""
+        """Return another runtime of the same accelerator, with tensors and device memory of its own.
+
+        Runs of both may overlap; they take turns on the CPU and on the device. None without a device or memory for it.
+        """
         if not isinstance(self._device, Shared):
             return None
         with suppress(RuntimeError), ExitStack() as cleanup:  # no second process, or no memory
             device = cleanup.enter_context(closing(self._device.clone_shared()))
             clone = type(self)(self.program, device, self.threads)
-            clone._name, clone.build_seconds, clone.turns = self._name, self.build_seconds, self.turns
+            clone._name, clone.build_seconds, clone.locks = self._name, self.build_seconds, self.locks
             cleanup.pop_all()
             return clone
         return None
 
     def abandon(self, whether: bool) -> None:
-        """Set whether the current run of the device is abandoned: nobody waits for its result, so it need not end."""
-        self._resident = ResidentBuffers(self.program.config)  # the run before may be another lane's
+        """Set whether the device's current run is abandoned: its result is not needed, so it may end with an error."""
+        self._resident = ResidentBuffers(self.program.config)  # the next run may follow one of another lane
         if isinstance(self._device, Shared):
             self._device.abandoned = whether
 
@@ -216,19 +217,22 @@ class ProgramRuntime(RuntimeBase):
             return self._execute_steps(checked, keep, trace)
 
     def run_on(self, inputs: Mapping[str, Array], changed: Changed | None) -> Result:
-        """Run as `run` does, with caches (see `compile`) that are those of the run before except for the rows
-        `changed`, each a range by input: only these are written to the accelerator's memory. None: all may differ."""
+        """Run as `run` does, and write only the changed rows of caches (see `compile`) to the accelerator's memory.
+
+        changed: by name of an input, the rows that differ from the run before; None where all may differ.
+        """
         checked = self.check(inputs)
         with self._busy:
             return self._execute_steps(checked, None, False, changed)
 
     def _sample_count(self, checked: Mapping[str, Array]) -> int:
+        """Return the number of samples in the inputs of a Program that takes a batch of any size."""
         return len(checked[self.program.batched[0]])
 
     def _run_in_parts(self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool) -> Result:
-        """Run a batch of any size: as many samples as the Program takes at once, and again.
+        """Run a batch of any size in parts of as many samples as the Program takes at once.
 
-        The last part is filled up with one of its samples, or with zeros; their results are dropped.
+        The last part is padded with copies of the last sample, or with zeros; their results are dropped.
         """
         batch, batched, samples = self.program.batch, self.program.batched, self._sample_count(checked)
         if keep is not None or self.program.kept:
@@ -240,8 +244,8 @@ class ProgramRuntime(RuntimeBase):
             padding = {name: np.zeros((1, *checked[name].shape[1:]), checked[name].dtype) for name in batched}
             checked = checked | padding
         for start in range(0, max(samples, 1), batch):
-            places = np.minimum(np.arange(start, start + batch), max(samples, 1) - 1)
-            sample_inputs = {name: array[places] if name in batched else array for name, array in checked.items()}
+            numbers = np.minimum(np.arange(start, start + batch), max(samples, 1) - 1)
+            sample_inputs = {name: array[numbers] if name in batched else array for name, array in checked.items()}
             parts.append(self._execute_steps(sample_inputs, None, trace))
         outputs = {
             tensor.name: np.concatenate([part.outputs[tensor.name] for part in parts])[:samples]
@@ -250,6 +254,7 @@ class ProgramRuntime(RuntimeBase):
         counters = [counters_of for part in parts for counters_of in part.counters]
 
         def times() -> Times:
+            """Return the seconds of each phase, summed over the parts, and of each step of each part."""
             seconds = parts[0].seconds | {key: sum(part.seconds[key] for part in parts) for key in ("run", "cpu")}
             return seconds, [step_time for part in parts for step_time in part.step_seconds]
 
@@ -258,7 +263,11 @@ class ProgramRuntime(RuntimeBase):
     def _execute_steps(
         self, checked: dict[str, Array], keep: Callable[[str], bool] | None, trace: bool, changed: Changed | None = None
     ) -> Result:
-        """Execute the steps of the Program in order. keep: tells by name which tensors to return beside the outputs."""
+        """Execute the steps of the Program in order, and return the outputs.
+
+        keep: whether to return also the tensor of a name. Steps then run one by one, not as Segments. changed: see
+        `run_on`.
+        """
         if self._launches:
             if self._device is None:
                 self.open()
@@ -273,14 +282,14 @@ class ProgramRuntime(RuntimeBase):
         stamps: list[Stamps | float] = []
         for step in self._steps if keep is None else self.program.steps:
             if isinstance(step, Segment):
-                with self.turns.cpu:
+                with self.locks.cpu:
                     stamps.append(step.run(values))
                 continue
             if isinstance(step, LaunchStep):
                 before = time.perf_counter()
                 counters.append(self._execute_launch(step, values, trace))
             else:
-                with self.turns.cpu:
+                with self.locks.cpu:
                     before = time.perf_counter()
                     self._execute_cpu_step(step, values)
             stamps.append(time.perf_counter() - before)
@@ -298,7 +307,9 @@ class ProgramRuntime(RuntimeBase):
 
         def times() -> Times:
             """Return the seconds of each phase, and of each step."""
-            spent = [stamp for some in stamps for stamp in (some.seconds() if isinstance(some, Stamps) else [some])]
+            spent: list[float] = []
+            for stamp in stamps:
+                spent += stamp.seconds() if isinstance(stamp, Stamps) else [stamp]
             seconds = {"compile": self.program.compile_seconds, "build": self.build_seconds, "run": run_seconds}
             steps = zip(self.program.steps, spent)
             seconds["cpu"] = sum(step_time for step, step_time in steps if not isinstance(step, LaunchStep))
@@ -310,20 +321,22 @@ class ProgramRuntime(RuntimeBase):
         self, outputs: dict[str, Array], tensors: dict[str, Array], counters: list[Counters],
         times: Callable[[], Times], parts: int = 1,
     ) -> Result:  # fmt: skip
-        """Assemble the Result; its report is made when it is first read."""
+        """Assemble the Result of a run of `parts` parts; its report is built when it is first read."""
 
         def report() -> dict[str, Any]:
+            """Build the report of this run."""
             name, memory = self._name or self._where, None if self._device is None else self._device.memory_model
-            return report_of(self.program, counters, times()[0], name, memory, parts)
+            return build_report(self.program, counters, times()[0], name, memory, parts)
 
         return Result(outputs, counters, report, Tensors(tensors), times, self.program, self.drawn)
 
     @staticmethod
     def drawn(result: Result) -> str:
-        """Return the figures of a run in HTML, for notebooks; "" where nothing can draw them."""
+        """Return the figures of a run in HTML, for notebooks; "" without them. `celosia.Runtime` overrides this."""
         return ""
 
     def check(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        # Fast path: arrays that have the right type and shape already.
         checked = {}
         for name, dtype, shape in self._tensor_types:
             if name not in inputs:
@@ -332,12 +345,13 @@ class ProgramRuntime(RuntimeBase):
             if type(value) is np.ndarray and value.dtype == dtype and value.shape == shape and value.flags.c_contiguous:
                 checked[name] = value
         if len(checked) == len(self._inputs_by_name) == len(inputs):
-            return checked  # all as they should be, which small models would notice if it took long
-        fixed = self._inputs_by_name
+            return checked  # the checks below would take longer than a small model
+        declared = self._inputs_by_name
         for name in inputs:
-            if name not in fixed:
-                raise InputError(f"there is no input {name!r}; the inputs are {', '.join(map(repr, fixed)) or 'none'}")
-        for name, tensor in fixed.items():
+            if name not in declared:
+                names = ", ".join(map(repr, declared)) or "none"
+                raise InputError(f"there is no input {name!r}; the inputs are {names}")
+        for name, tensor in declared.items():
             if name not in inputs:
                 raise InputError(f"input {name!r} is missing; it is {self.program.shape_text(tensor)}")
             if name in checked:
@@ -355,7 +369,7 @@ class ProgramRuntime(RuntimeBase):
         return checked
 
     def _group_steps(self) -> list[Step | Segment]:
-        """Return the steps in order, with successive kernels joined to Segments.
+        """Return the steps in order, with successive kernels merged into Segments.
 
         Adds to `_fixed_arrays` the outputs of kernels that lie in the arena.
         """
@@ -376,15 +390,20 @@ class ProgramRuntime(RuntimeBase):
         return [*actions, *self._make_segment(waiting)]
 
     def _is_in_place(self, step: CpuStep) -> bool:
-        """Whether each input that the kernel reads from the memory of an output lies there in every run."""
+        """Return whether each input that the kernel overwrites with an output has the output's address in every run.
+
+        Only then can the kernel be in a Segment, which copies nothing.
+        """
         assert step.kernel is not None
         inputs = [name for name in step.inputs if name]
-        pairs = [(inputs[number], step.outputs[out]) for out, number in self.program.kernels[step.kernel].in_place]
-        places = [[self._fixed_arrays.get(name) for name in pair] for pair in pairs]
-        return all(a is not None and b is not None and a.ctypes.data == b.ctypes.data for a, b in places)
+        pairs = [
+            (inputs[number], step.outputs[output]) for output, number in self.program.kernels[step.kernel].in_place
+        ]
+        arrays = [[self._fixed_arrays.get(name) for name in pair] for pair in pairs]
+        return all(a is not None and b is not None and a.ctypes.data == b.ctypes.data for a, b in arrays)
 
     def _make_segment(self, steps: list[CpuStep]) -> list[Segment]:
-        """Return one Segment of successive kernels; none for no steps."""
+        """Return a list with the Segment of successive kernels; an empty list without steps."""
         if not steps:
             return []
         checked = {
@@ -393,16 +412,16 @@ class ProgramRuntime(RuntimeBase):
         return [Segment(self.program, steps, self._fixed_arrays, checked, self._workspace, self.threads)]
 
     def _execute_cpu_step(self, step: CpuStep | HostStep, values: dict[str, Array]) -> None:
-        """Execute a step on the CPU, and add its outputs to `values`."""
+        """Execute a step on the CPU: a host function, a reshape or a kernel. Add its outputs to `values`."""
         arena = self._arena
-        if isinstance(step, HostStep):  # its outputs may be its inputs, or parts of them
+        if isinstance(step, HostStep):  # its outputs may be views of its inputs, which later runs must not overwrite
             copies = {name: values[name].copy() for name in step.inputs if name in arena}
             results = dict(zip(step.outputs, execute(step.op, {**values, **copies} if copies else values)))
             for name, value in results.items():
                 self._require_declared(step.op, name, value)
             values.update(results)
             return
-        if step.kernel is None:
+        if step.kernel is None:  # a reshape
             output = step.outputs[0]
             values[output] = values[step.inputs[0]].reshape(self.program.tensors[output].shape)
             return
@@ -415,8 +434,7 @@ class ProgramRuntime(RuntimeBase):
         values.update(zip(step.outputs, outputs))
 
     def _require_declared(self, op: HostOp, name: str, value: Any) -> None:
-        """Raise HostError where an output has not the shape and type that the model declares and kernels are made
-        for."""
+        """Raise HostError where an output lacks the shape and type that the model declares, as later kernels expect."""
         info = self.program.tensors.get(name)
         if info is None or not isinstance(value, np.ndarray):
             return
@@ -427,7 +445,7 @@ class ProgramRuntime(RuntimeBase):
             )
 
     def _execute_launch(self, step: LaunchStep, values: dict[str, Array], trace: bool) -> Counters:
-        """Execute a launch: write inputs, run the accelerator, read outputs."""
+        """Execute a launch: write its inputs to the device, run the accelerator, and add its outputs to `values`."""
         device = self._device
         assert device is not None
         for pack in step.pack:
@@ -436,7 +454,7 @@ class ProgramRuntime(RuntimeBase):
                     device.write(address, data)
             except ValueError as error:
                 raise ProgramError(f"the program is damaged: tensor {pack.value!r}: {error}") from None
-        with self.turns.device:
+        with self.locks.device:
             counters = device.run(step.address, step.count, CYCLES_PER_INSTRUCTION * (step.count + 1), trace=trace)
         for unpack in step.unpack:
             try:
@@ -446,11 +464,12 @@ class ProgramRuntime(RuntimeBase):
         return counters
 
     def _pack_input(self, pack: Pack, array: Array) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        past = self._inputs_by_name[pack.cache].shape[-2] if pack.cache else 0
-        return self._resident.writes(pack, to_stored_bytes(array), past)
+        """Yield the addresses and the bytes to write to the device for an input of a launch."""
+        cache_rows = self._inputs_by_name[pack.cache].shape[-2] if pack.cache else 0
+        return self._resident.writes(pack, to_stored_bytes(array), cache_rows)
 
     def _unpack_output(self, device: Device, unpack: Unpack) -> Array:
-        """Read an output of a launch from the device, in the host's layout."""
+        """Read an output of a launch from the device, and convert it to the host's layout and codes."""
         cfg, info = self.program.config, self.program.tensors[unpack.value]
         images, _, height, width = unpack.form.dims
         size = -(-images // cfg.batch) * unpack.groups * height * width * cfg.piece_bytes
@@ -478,11 +497,12 @@ def _written_tensors(step: Step) -> tuple[str, ...]:
 
 
 def _is_unshared(step: Step, name: str, arena: Mapping[str, Array]) -> bool:
-    """Whether a run computes the tensor into a new array, to which nothing else refers."""
+    """Return whether a run computes the tensor into a new array, to which nothing else refers."""
     return name not in arena and (
         isinstance(step, LaunchStep) or (isinstance(step, CpuStep) and step.kernel is not None)
     )
 
 
 def _copy_if_array(value: Any) -> Any:
+    """Return a copy of an array; other values, such as lists, as they are."""
     return value.copy() if isinstance(value, np.ndarray) else value

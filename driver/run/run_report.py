@@ -1,4 +1,4 @@
-"""Report of a run, as plain data."""
+"""Build the report of a run, as plain data; explain.py makes its rows for layers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from celosia.driver.run.explain import layer_rows
 from celosia.sim.device import Counters
 
 
-def report_of(
+def build_report(
     program: Program, counters: Sequence[Counters], seconds: dict[str, float], device: str, memory_model: str | None,
     parts: int = 1,
 ) -> dict[str, Any]:  # fmt: skip
-    """Plain data: cycles, utilization (macs_accelerator / cycles / MACs per cycle) and all times of units are None on
-    devices without a clock; what it says of layers is in explain.py.
+    """Return the report of a run, as it is written to REPORT.json.
 
-    counters: of all launches. parts: how many times the Program ran, each time with counters for all its launches.
+    cycles, utilization (macs_accelerator / cycles / MACs per cycle) and all times of units are None on devices without
+    a clock. counters: those of all launches. seconds: by phase. device, memory_model: names. parts: how many times the
+    Program ran for a large batch, each time with counters for all its launches.
     """
     timed = [c for c in counters if c.cycles is not None]
     cycles = sum(c.cycles or 0 for c in timed) if timed else None

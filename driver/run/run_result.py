@@ -1,4 +1,4 @@
-"""Result of a run."""
+"""What a run returns: outputs, counters, times, and the report, which is built when it is first read."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from celosia.sim.device import Counters
 
 Array = NDArray[Any]
 Times = tuple[dict[str, float], list[float]]
-"""Seconds of the whole, by name, and of each step."""
+"""Seconds of each phase by name (see `Result.seconds`), and seconds of each step of the Program."""
 
 
 class Tensors(dict[str, Array]):
-    """Arrays by name. KeyError, with the way to a tensor that a Program computes and does not return."""
+    """Arrays by name. The KeyError of a tensor that is not returned says how to compile a Program that returns it."""
 
     def __missing__(self, name: str) -> Array:
         raise KeyError(
@@ -39,8 +39,10 @@ class Result:
     >>> celosia.Runtime(program).run({"image": images[:1]})
     <Result of 'resnet8_fashion_int8' on functional: logits float32[1, 10]>
 
-    outputs: arrays by name. counters: of each launch. tensors: outputs and what the Program keeps, by name. report:
-    what REPORT.json holds, see `Runtime.run`. program: that ran; None where a board ran it.
+    outputs: arrays by name. counters: those of each launch. tensors: outputs and the tensors that the Program was
+    compiled to keep, by name. report: the content of REPORT.json, see `Runtime.run`. program: the Program that ran;
+    None where a board ran it. _report, _times, _draw: functions that compute the report, the times, and figures in HTML
+    when they are needed.
     """
 
     outputs: dict[str, Array]
@@ -53,17 +55,17 @@ class Result:
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """Seconds of the phases: "compile" and "build" before the run, "run", and "cpu", the host's part of that."""
+        """Seconds by phase: "compile" and "build" before the run, "run", and "cpu", the part of "run" on the CPU."""
         return self._times()[0]
 
     @cached_property
     def step_seconds(self) -> list[float]:
-        """Seconds of each step of the Program on this machine, the simulation of launches included."""
+        """Seconds of each step of the Program on this machine; for a launch, those of its simulation."""
         return self._times()[1]
 
     @cached_property
     def report(self) -> dict[str, Any]:
-        """Plain data: cycles, layers, operators on the CPU, seconds of each step."""
+        """The report as plain data: cycles, layers, operators on the CPU, seconds of each phase."""
         return self._report()
 
     def __repr__(self) -> str:
@@ -75,7 +77,7 @@ class Result:
         return f"<Result of {report['model']!r} on {report['device']}: {outputs}{cycles}>"
 
     def _repr_html_(self) -> str:
-        """Table of limits and layers, for notebooks; with bars where Bokeh is installed."""
+        """Return a table of layers for notebooks, or figures where Bokeh is installed."""
         head = ["layer", "what", "MACs", "cycles", "array", "bound by", "advice"]
         keys = ["name", "what", "macs", "cycles", "utilization", "bound", "advice"]
         rows = [[row[key] for key in keys] for row in self.report["layers"]]

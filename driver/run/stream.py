@@ -1,7 +1,7 @@
-"""Run a stream of samples: the CPU's steps of one run overlap launches of another, in order.
+"""Run a stream of samples: CPU steps of one run overlap launches of another. Results come in order.
 
-Each sample in flight has a lane: tensors of the host, and memory of the device, of its own. Lanes take turns with what
-there is one of, the CPU and each accelerator, so that a stream takes the larger time of the two, and not their sum.
+Each sample in flight has a lane: its own tensors on the host, and its own memory of the device. Lanes take turns on the
+CPU and on each accelerator, so that a stream takes the larger of both times, and not their sum.
 """
 
 from __future__ import annotations
@@ -24,36 +24,38 @@ from celosia.sim.device import DeviceError
 
 Array = NDArray[Any]
 Sample = Mapping[str, Array] | Array | Exception
-"""Inputs by name, or the array of the only one; or why there are none."""
+"""Inputs by name, or the array of the only input; or an error that stands for a sample that cannot be read."""
 Futures = Generator["Future[Result]", None, None]
-"""The runs of a stream in order, each done."""
+"""The runs of a stream in order, each done when it is yielded."""
 LANES = 3
-"""Lanes of an accelerator: one that it works for, one that the CPU works for, and one that is ready for whichever
-ends first: with two, each delay of a thread is one of the stream."""
+"""Default number of lanes of an accelerator: one on the accelerator, one on the CPU, and one that is ready for either.
+With two lanes, each delay of a thread would delay the stream."""
 MAX_LANES = 64
-"""Most lanes of an accelerator: each has a thread and memory of its own."""
+"""Largest number of lanes of an accelerator; each has a thread and memory of its own."""
 LOOK_SECONDS = 0.1
-"""Between two looks at what is waited for."""
+"""Seconds between two checks of a future that is waited for, so that an interrupt is noticed."""
 START_SECONDS = 1.0
-"""Seconds that a thread has to begin."""
-OF_THE_SAMPLE = InputError, ProgramError, HostError
-"""Errors that no other accelerator would avoid."""
+"""Seconds that a thread has to start after an interrupt."""
+SAMPLE_ERRORS = InputError, ProgramError, HostError
+"""Errors that a sample or a Program causes, and that another accelerator would raise as well."""
 
 
 @dataclass(frozen=True)
 class ResourceLocks:
-    """Locks for what exists once, held while a run uses it: an accelerator by its lanes, the cpu by all
-    accelerators."""
+    """Locks of shared resources, each held while a run uses it.
+
+    cpu: shared by the lanes of all accelerators. device: shared by the lanes of one accelerator.
+    """
 
     cpu: Lock = field(default_factory=Lock)
     device: Lock = field(default_factory=Lock)
 
 
 class SampleLane(Protocol):
-    """Runner of one sample at a time."""
+    """Runs one sample at a time on one accelerator; a ProgramRuntime is one."""
 
     def where(self) -> str:
-        """Description of the accelerator, for messages."""
+        """Return a description of the accelerator, for messages."""
         ...
 
     def run(self, inputs: Mapping[str, Array], *, trace: bool) -> Result:
@@ -61,7 +63,7 @@ class SampleLane(Protocol):
         ...
 
     def shared(self) -> bool:
-        """Whether the accelerator may have other lanes."""
+        """Return whether the accelerator may have other lanes."""
         ...
 
     def clone_shared(self) -> SampleLane | None:
@@ -69,7 +71,7 @@ class SampleLane(Protocol):
         ...
 
     def abandon(self, whether: bool) -> None:
-        """Whether nobody waits any more for what runs."""
+        """Set whether the caller has given up the current run, so that it need not end normally."""
 
     def close(self) -> None:
         """Release what the lane holds."""
@@ -78,11 +80,11 @@ class SampleLane(Protocol):
 class Results(Iterator[Result]):
     """Results of samples, in their order.
 
-    Where a run fails, `next` raises its error, which says for which sample, and goes on with the sample behind it when
-    it is called again. Threads end with the last result, with `close`, when an exception ends the waiting, and when
-    nobody holds this any more; a traceback does.
+    Where a run fails, `next` raises its error with the number of the sample; the next call goes on with the sample
+    behind it. Threads end with the last result, with `close`, when an exception interrupts `next`, and when this object
+    is deleted, which a traceback delays.
 
-    lost: what was said of accelerators that the stream goes on without. ended: whether nothing follows.
+    lost: a sentence for each accelerator that was left out after an error. ended: whether nothing follows.
     """
 
     def __init__(self, futures: Futures, lost: list[str]) -> None:
@@ -101,14 +103,18 @@ class Results(Iterator[Result]):
         raise error
 
     def close(self) -> None:
-        """End the stream: runs that have begun end, others are not begun."""
+        """End the stream: wait for the runs under way, and begin no others."""
         self._futures.close()
 
 
 @dataclass(eq=False)
 class _Accelerator:
-    """An accelerator with its lanes. own: the lane that outlives the stream. lanes: those that are open; free: without
-    a sample. more: how many are opened when samples come for them, one at a time."""
+    """An accelerator of a stream, with its lanes.
+
+    own: the lane that outlives the stream. lanes: all open lanes. free: those without a sample. more: how many may
+    still be opened, each when a sample waits for it. lost: whether it is left out after an error. opening: held while a
+    lane is opened.
+    """
 
     own: SampleLane
     lanes: list[SampleLane]
@@ -119,29 +125,30 @@ class _Accelerator:
 
 
 class SampleStream:
-    """Stream of samples on one or more accelerators; the faster takes more. lost: as of Results.
+    """Stream of samples on one or more accelerators; a faster accelerator takes more samples.
 
-    own: a lane of each accelerator. lanes: how many each shall have. named: makes inputs by name of a sample. Further
-    lanes are opened by the threads that need them, while the first samples run.
+    own: a lane of each accelerator. lanes: the number that each shall have; further ones are opened by the threads that
+    need them, while the first samples run. name_inputs: converts a sample to inputs by name. trace: record times of
+    instructions. lost: see Results.
     """
 
     def __init__(
-        self, own: Sequence[SampleLane], lanes: int, named: Callable[[Sample], Mapping[str, Array]], trace: bool,
+        self, own: Sequence[SampleLane], lanes: int, name_inputs: Callable[[Sample], Mapping[str, Array]], trace: bool,
         lost: list[str],
     ) -> None:  # fmt: skip
-        self._name_inputs, self._trace, self._lost = named, trace, lost
+        self._name_inputs, self._trace, self._lost = name_inputs, trace, lost
         self._work: SimpleQueue[tuple[Future[Result], Sample] | None] = SimpleQueue()
-        self._over = False
-        self._returned = Condition()
+        self._over = False  # whether the stream has ended, so that no run may begin
+        self._lane_freed = Condition()  # also guards the lists of lanes
         self._accelerators = [_Accelerator(lane, [lane], [lane], lanes - 1 if lane.shared() else 0) for lane in own]
 
     def futures(self, samples: Iterable[Sample]) -> Futures:
-        """Yield the futures of `samples`, of which no more are read than are in flight, and as many ahead."""
+        """Return the futures of `samples`, which are read a few ahead of the results."""
         count = sum(len(accelerator.lanes) + accelerator.more for accelerator in self._accelerators)
         return self._run_in_this_thread(samples) if count == 1 else self._run_in_threads(samples, count)
 
     def _run_in_this_thread(self, samples: Iterable[Sample]) -> Futures:
-        """Run the samples in this thread, which an interrupt ends at once."""
+        """Run the samples in the calling thread, where an interrupt ends a run at once."""
         for sample in samples:
             future: Future[Result] = Future()
             try:
@@ -178,19 +185,19 @@ class SampleStream:
             self._join_threads(threads)
 
     def _join_threads(self, threads: Sequence[Thread]) -> None:
-        """Wait until no thread is left, whatever was interrupted."""
-        with self._returned:
+        """End all threads and close the lanes that the stream has opened, also after an interrupt."""
+        with self._lane_freed:
             self._over = True
-            self._returned.notify_all()
+            self._lane_freed.notify_all()
         for _ in threads:
             self._work.put(None)
-        for lane in [
-            lane for accelerator in self._accelerators for lane in accelerator.lanes if lane not in accelerator.free
-        ]:
-            lane.abandon(True)
+        for accelerator in self._accelerators:
+            for lane in accelerator.lanes:
+                if lane not in accelerator.free:
+                    lane.abandon(True)
         for thread in threads:
             end = time.monotonic() + START_SECONDS
-            while thread.ident is None and time.monotonic() < end:  # an interrupt has come while it was started
+            while thread.ident is None and time.monotonic() < end:  # an interrupt came while it was started
                 time.sleep(1e-3)
             if thread.ident is not None:
                 thread.join()
@@ -202,7 +209,7 @@ class SampleStream:
     # In the threads of lanes -----------------------------------------------------------------------------------
 
     def _run_waiting_samples(self) -> None:
-        """Run samples of the queue until it ends; each result or error goes to its future."""
+        """Run samples from the queue until it yields None. Each result or error goes to the sample's future."""
         while (item := self._work.get()) is not None:
             future, sample = item
             try:
@@ -211,43 +218,49 @@ class SampleStream:
                 future.set_exception(error)
 
     def _run_with_retry(self, sample: Sample) -> Result:
-        """Run on any accelerator; on another one where it fails there, which then is left out."""
-        inputs, first = self._name_inputs(sample), self._acquire_lane()
-        if first is None:
+        """Run a sample on any accelerator. If it fails there and succeeds on another one, leave the first one out.
+
+        Errors of the sample itself (SAMPLE_ERRORS) are raised at once. DeviceError if the stream has ended.
+        """
+        inputs, acquired = self._name_inputs(sample), self._acquire_lane()
+        if acquired is None:
             raise DeviceError("the stream is over")
         try:
-            return self._run_on_lane(first, inputs)
-        except OF_THE_SAMPLE:
+            return self._run_on_lane(acquired, inputs)
+        except SAMPLE_ERRORS:
             raise
         except Exception as error:
-            other = self._acquire_lane(first[0])
+            accelerator, _ = acquired
+            other = self._acquire_lane(accelerator)
             if other is None:
                 raise
             try:
                 result = self._run_on_lane(other, inputs)
-            except Exception:  # perhaps the sample's fault: both accelerators go on
+            except Exception:  # perhaps the sample causes it: both accelerators stay
                 raise error from None
-            self._leave_out(first[0], error)
+            self._leave_out(accelerator, error)
             return result
 
-    def _run_on_lane(self, place: tuple[_Accelerator, SampleLane], inputs: Mapping[str, Array]) -> Result:
-        """Run a sample on a lane, and free the lane."""
-        accelerator, lane = place
+    def _run_on_lane(
+        self, accelerator_and_lane: tuple[_Accelerator, SampleLane], inputs: Mapping[str, Array]
+    ) -> Result:
+        """Run a sample on a lane, and free the lane afterwards."""
+        accelerator, lane = accelerator_and_lane
         try:
             return lane.run(inputs, trace=self._trace)
         finally:
-            with self._returned:
+            with self._lane_freed:
                 accelerator.free.append(lane)
-                self._returned.notify_all()
+                self._lane_freed.notify_all()
 
-    def _acquire_lane(self, but: _Accelerator | None = None) -> tuple[_Accelerator, SampleLane] | None:
-        """Wait for a free lane of the accelerator that has most, or open another lane.
+    def _acquire_lane(self, excluded: _Accelerator | None = None) -> tuple[_Accelerator, SampleLane] | None:
+        """Take a free lane of the accelerator with the most idle lanes, or open one there; wait until that is possible.
 
-        None where no accelerator is left, or when the stream is over.
+        None where no accelerator other than `excluded` is left, or the stream has ended.
         """
         while True:
-            with self._returned:
-                chosen = self._wait_for_accelerator(but)
+            with self._lane_freed:
+                chosen = self._wait_for_accelerator(excluded)
                 if chosen is None:
                     return None
                 if chosen.free:
@@ -255,50 +268,51 @@ class SampleStream:
                 chosen.more -= 1
             with chosen.opening:
                 lane = chosen.own.clone_shared()
-            with self._returned:
+            with self._lane_freed:
                 if lane is None:
                     chosen.more = 0
                     continue
                 chosen.lanes.append(lane)
                 return None if self._over else (chosen, lane)
 
-    def _wait_for_accelerator(self, but: _Accelerator | None) -> _Accelerator | None:
-        """Wait, with `_returned` held, for an accelerator with a lane that is free or can be opened; return the best.
+    def _wait_for_accelerator(self, excluded: _Accelerator | None) -> _Accelerator | None:
+        """Wait, with `_lane_freed` held, for an accelerator with a lane that is free or can be opened.
 
-        None: the stream is over, or no accelerator other than `but` is left.
+        Returns the one with most of these. None: the stream has ended, or no accelerator other than `excluded` is left.
         """
         while not self._over:
-            alive = [
-                accelerator for accelerator in self._accelerators if not accelerator.lost and accelerator is not but
-            ]
-            if not alive:
+            candidates = [one for one in self._accelerators if not one.lost and one is not excluded]
+            if not candidates:
                 break
-            best = max(alive, key=lambda accelerator: len(accelerator.free) + accelerator.more)
+            best = max(candidates, key=lambda accelerator: len(accelerator.free) + accelerator.more)
             if best.free or best.more:
                 return best
-            self._returned.wait()
+            self._lane_freed.wait()
         return None
 
     def _leave_out(self, accelerator: _Accelerator, error: Exception) -> None:
-        """Exclude an accelerator whose failed sample ran on another one."""
-        with self._returned:
+        """Leave out an accelerator after an error, and say so in `lost`, unless it is the last one."""
+        with self._lane_freed:
             other_accelerators = [other for other in self._accelerators if other is not accelerator and not other.lost]
             if other_accelerators and not accelerator.lost:
                 accelerator.lost = True
                 device_text = accelerator.own.where()
                 self._lost.append(f"{device_text} is left out, for another one ran what failed there: {error}")
-                self._returned.notify_all()
+                self._lane_freed.notify_all()
 
 
 def failed_future(error: Exception) -> Future[Result]:
-    """Future that has failed with this error."""
+    """Return a future that has failed with this error."""
     future: Future[Result] = Future()
     future.set_exception(error)
     return future
 
 
 def _wait_for_first(waiting: deque[Future[Result]]) -> Future[Result]:
-    """Wait for the first future, which stays in the queue meanwhile, so that an interrupt ends it, too."""
+    """Wait until the first future is done, and remove it from the queue.
+
+    It stays in the queue while it is waited for, so that nothing is lost by an interrupt.
+    """
     while not waiting[0].done():
-        wait([waiting[0]], LOOK_SECONDS)  # an interrupt that comes just before would not end it
+        wait([waiting[0]], LOOK_SECONDS)  # with a limit: an interrupt just before would not end the wait
     return waiting.popleft()

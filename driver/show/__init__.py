@@ -1,1 +1,19 @@
-"""Text output of commands: tables and sentences."""
+"""Text output of commands: tables and sentences, as Rich renderables.
+
+text_table          how a table and its numbers look; the console
+progress            what a command shows on standard error while it works
+program_summary     compile, inspect: overview, operators, layers, buffers, passes, disassembly
+run_summary         run, inspect --estimate, demo: cycles, the table of layers, advice, blocks, outputs
+compare_summary     compare, eval
+quantize_summary    quantize
+tune_summary        tune; its progress line is also that of others
+tune_cpu_summary    tune --device cpu
+optimise_summary    optimise, inspect --derivation
+explore_summary     explore
+generate_summary    generate
+rehearse_summary    rehearse
+bitstream_summary   bitstream report, bitstream timing
+hardware_summary    configs, boards, sweep, doctor, cache
+
+`driver/pages/` makes pages for browsers; the numbers come from the reports of each command (`driver/run/` for runs).
+"""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def estimated(used: Resources, device: Device, title: str) -> RenderableType:
-    """Table of the resource model's estimates, before anything is counted."""
+    """Return a table of the resource model's estimates, which is shown before Yosys counts."""
     from celosia.bitstreams.synthesis import LABELS
     from celosia.driver.pages.names import resource
 
@@ -31,7 +31,7 @@ def estimated(used: Resources, device: Device, title: str) -> RenderableType:
 
 
 def resources(used: Usage, device: Device, title: str) -> RenderableType:
-    """Table of the resources that an accelerator takes of a device."""
+    """Return a table of the resources that an accelerator takes of a device."""
     from celosia.bitstreams.synthesis import LABELS
 
     table = new_table(title, "resource", ">used", ">available", ">left")
@@ -42,21 +42,20 @@ def resources(used: Usage, device: Device, title: str) -> RenderableType:
 
 
 def power(working: Power, resting: Power, title: str, caveat: str) -> RenderableType:
-    """Table of the watts that an accelerator draws where all of its units work, and where nothing runs."""
+    """Return a table of the watts that an accelerator draws where all of its units work, and where nothing runs."""
     from celosia.bitstreams.power import LABELS
 
     table = new_table(title, "watts", ">all units work", ">nothing runs")
-    shown = [name for name in LABELS if working.watts[name] or resting.watts[name]]
-    for name in shown:
+    for name in [name for name in LABELS if working.watts[name] or resting.watts[name]]:
         mark = "?" if name in working.stand_ins else ""
         add_row(table, LABELS[name] + mark, *(f"{power.watts[name]:.3f}" for power in (working, resting)))
     add_row(table, "all but the processors", f"{working.fabric:.3f}", f"{resting.fabric:.3f}")
-    stood_in = " ?: by reports of another family or device, for want of its own." if working.stand_ins else ""
-    return Group(table, Text(caveat + stood_in))
+    stand_ins_text = " ?: by reports of another family or device, for want of its own." if working.stand_ins else ""
+    return Group(table, Text(caveat + stand_ins_text))
 
 
 def timing(result: Timing, title: str) -> RenderableType:
-    """Table of the longest paths of an accelerator, and of how many paths end at each number of ns."""
+    """Return a table of the longest paths of an accelerator, and of how many paths end at each number of ns."""
     from celosia.bitstreams.timing import CAVEAT
 
     half = ("",) if result.pumped else ()
@@ -65,7 +64,7 @@ def timing(result: Timing, title: str) -> RenderableType:
         nets = percent(path.nets_ns / path.ns)
         half = (("of ½" if path.half else ""),) if result.pumped else ()
         add_row(table, f"{path.ns:.2f}", *half, nets, path.levels, path.fan_out, path.ends, path.start, path.end)
-    late = ", ".join(f"{ns}-{ns + 1} ns: {number:,}" for ns, number in reversed(list(result.ends.items())[-5:]))
+    ends_text = ", ".join(f"{ns}-{ns + 1} ns: {number:,}" for ns, number in reversed(list(result.ends.items())[-5:]))
     array = f", {2 * result.mhz:.1f} MHz in the array; paths there, or to and from there, have half a cycle (½)"
     clock = f"{result.mhz:.1f} MHz ({result.ns:.2f} ns){array if result.pumped else ''}"
-    return Group(table, Text(f"{clock}. Ends of paths, {late}.\n{CAVEAT}"))
+    return Group(table, Text(f"{clock}. Ends of paths, {ends_text}.\n{CAVEAT}"))

@@ -1,22 +1,22 @@
-"""Summary of a model compared with onnxruntime."""
+"""Summary of a model compared with onnxruntime: its tensors (`compare`), or its accuracy and speed (`eval`)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from celosia.driver.show.text_table import TOP_LAYERS, add_row, new_table, percent
 
-if TYPE_CHECKING:
-    pass
-
 
 def comparison(report: dict[str, Any], every: bool = False) -> Iterator[RenderableType]:
-    """Summary of `compare`: a sentence, and the tensors that differ or lose most, or all of them where `every`."""
+    """Yield a summary of `compare`: sentences, and a table of tensors.
+
+    every: the table has all tensors, else those that differ, or lose most against the float model.
+    """
     rows = report["tensors"]
     yield Text(
         f"{len(rows)} tensors compared with onnxruntime {report['oracle']} (session.qdqisint8allowed=1), "
@@ -39,8 +39,8 @@ def comparison(report: dict[str, Any], every: bool = False) -> Iterator[Renderab
     if not shown:
         return
     title = "Tensors" if every else "Tensors that differ" if report["different"] else "Tensors that lose most"
-    left = f", {len(shown)} of {len(rows)} (all: --all)" if len(shown) < len(rows) else ""
-    table = new_table(title + left, "tensor", "made by", "type", ">different", ">largest", ">SQNR dB", ">lost dB")
+    count_text = f", {len(shown)} of {len(rows)} (all: --all)" if len(shown) < len(rows) else ""
+    table = new_table(title + count_text, "tensor", "made by", "type", ">different", ">largest", ">SQNR dB", ">lost dB")
     for row in shown:
         decibels = ("-" if row[key] is None else f"{row[key]:.1f}" for key in ("sqnr_db", "lost_db"))
         largest = "-" if row["largest"] is None else f"{row['largest']:.3g}"
@@ -49,7 +49,7 @@ def comparison(report: dict[str, Any], every: bool = False) -> Iterator[Renderab
 
 
 def _describe_matching(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """Sentence on how tensors of the float model were matched, where not all of them were matched by name."""
+    """Yield a sentence on how tensors of the float model were matched, where not all of them were matched by name."""
     methods = Counter(row["matched"] for row in report["tensors"] if row["matched"])
     if methods and set(methods) != {"name"}:
         summary = ", ".join(
@@ -63,7 +63,7 @@ def _describe_matching(report: dict[str, Any]) -> Iterator[RenderableType]:
 
 
 def _describe_difference(report: dict[str, Any]) -> str:
-    """Describe the first element that differs from onnxruntime's."""
+    """Describe the first element of the first tensor that differs from onnxruntime's."""
     row = next(row for row in report["tensors"] if row["name"] == report["first"])
     index, actual, expected = row["first"]
     tensor_text = f"{row['name']} ({row['op']} {row['node']})"
@@ -73,7 +73,7 @@ def _describe_difference(report: dict[str, Any]) -> str:
 
 
 def evaluation(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """Summary of `evaluate`: accuracy, speed, agreement with onnxruntime."""
+    """Yield a summary of `evaluate`: accuracy, speed, agreement with onnxruntime."""
     reference = report["against"]
     table = new_table(f"{report['samples']:,} samples", "", ">top-1", ">top-5", ">images a second", ">cycles an image")
     cycles = "-" if report["cycles"] is None else f"{report['cycles']:,.0f}"
@@ -92,10 +92,10 @@ def evaluation(report: dict[str, Any]) -> Iterator[RenderableType]:
     devices = f"{report['workers']} devices" if report["workers"] > 1 else "one device"
     yield Text(f"{batch_text} on {devices}, {report['seconds']:.2f} s; compiled in {report['compile_seconds']:.2f} s")
     if reference is not None:
-        same = (
+        agreement = (
             "" if reference["top1_agreement"] is None else f"; top-1 agrees in {percent(reference['top1_agreement'])}"
         )
         yield Text(
             f"Samples whose output differs from onnxruntime's (session.qdqisint8allowed=1): {reference['differ']} of "
-            f"{report['samples']}; bytes: {reference['bytes_different']:,} of {reference['bytes']:,}{same}"
+            f"{report['samples']}; bytes: {reference['bytes_different']:,} of {reference['bytes']:,}{agreement}"
         )

@@ -27,7 +27,7 @@ from celosia.driver.show.tune_summary import excluded_devices_text
 
 
 def line(state: ExploreState) -> str:
-    """One line on the progress, and on Configs that were left out."""
+    """Return one line on the progress, and on Configs that were left out."""
     text = f"exploring: {state.points:,} Configs measured, {state.rate:.2f} a second, {state.looked:,} looked at"
     if state.known:
         text += f", {state.known:,} known"
@@ -37,12 +37,15 @@ def line(state: ExploreState) -> str:
 
 
 def failures(failed: dict[str, int]) -> str:
-    """Numbers of Configs that failed, by reason."""
+    """Return text on the numbers of Configs that failed, by reason; "" without any."""
     return "".join(f"; {count:,}: {FAILURES[kind]}" for kind, count in failed.items())
 
 
 def front(report: dict[str, Any], folder: Path | None = None) -> Iterator[RenderableType]:
-    """Table of the front, and which of it to take. folder: where it was written, if it was."""
+    """Yield a table of the front, and sentences on the exploration and on which Config to take.
+
+    folder: where it was written; None if it was not.
+    """
     names, models = list(report["objectives"]), columns_of(report)
     title = f"{', '.join(report['models'])} on {report['board']}, memory {report['memory']}"
     table = new_table(title, "Config", *(f">{UNITS[name]}" for name in names), *(f">cycles, {name}" for name in models),

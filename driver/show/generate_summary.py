@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def summary(report: dict[str, Any], length: int, decoder: Decoder) -> RenderableType:
-    """A few lines on a session: tokens, cycles, and how far the memory's bandwidth was used."""
+    """Return a table on a session: tokens, cycles, and how far the memory's bandwidth was used."""
     table = Table(show_header=False, box=None, pad_edge=False)
     steps, prompt = report["steps"], report["prompt"]
     runs = [f"{phase['runs']} of {tokens}" for phase, tokens in ((prompt, f"{decoder.chunk} tokens"), (steps, "one"))]

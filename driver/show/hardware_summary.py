@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def configs(presets: Iterable[Config]) -> RenderableType:
-    """Table of the presets."""
+    """Return a table of the presets."""
     from celosia.bitstreams.synthesis import multipliers  # with Amaranth
 
     table = new_table(
@@ -37,7 +37,7 @@ def configs(presets: Iterable[Config]) -> RenderableType:
 
 
 def boards(all_boards: Iterable[Board]) -> RenderableType:
-    """Table of the boards."""
+    """Return a table of the boards."""
     table = new_table(
         "Boards (celosia boards NAME prints one; docs/boards.md tells of your own)",
         "name", "part", "Config", ">MHz wanted", ">LUT", ">flip-flops", ">DSP blocks", ">block RAM", ">DRAM, B a cycle",
@@ -52,7 +52,7 @@ def boards(all_boards: Iterable[Board]) -> RenderableType:
 
 
 def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
-    """Table of a `sweep`."""
+    """Return a table of a `sweep`."""
     from celosia.bitstreams.synthesis import RESOURCES
     from celosia.driver.explore.sweep import remark, row_of_fewest_cycles
     from celosia.driver.pages.names import resource
@@ -77,8 +77,8 @@ def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
     return table
 
 
-def kept(entries: Sequence[CachedFile]) -> RenderableType:
-    """Table of the cache's files."""
+def cache_contents(entries: Sequence[CachedFile]) -> RenderableType:
+    """Return a table of the cache's files."""
     table = new_table(f"{cache_folder()}", "what", ">kept", ">size", "last used, the oldest")
     for kind, kind_text in CACHE_KINDS.items():
         of_kind = [entry for entry in entries if entry.kind == kind]
@@ -89,8 +89,8 @@ def kept(entries: Sequence[CachedFile]) -> RenderableType:
 
 
 def tools(choices: Iterable[Choice]) -> RenderableType:
-    """Table of the programs that Celosia runs, and of those that it found."""
+    """Return a table of the programs that Celosia runs, and of those that it found."""
     table = new_table("Programs that Celosia runs", "name", "version", "where", "what for", "note")
-    for chosen in choices:
-        add_row(table, chosen.tool.name, chosen.version or "missing", chosen.source, chosen.tool.purpose, chosen.note)
+    for choice in choices:
+        add_row(table, choice.tool.name, choice.version or "missing", choice.source, choice.tool.purpose, choice.note)
     return table

@@ -16,13 +16,13 @@ from celosia.plain import printable
 
 
 def line(state: SearchState) -> str:
-    """One line on the progress of a search."""
+    """Return one line on the progress of a search."""
     text = f"searching: {state.weighed:,} steps weighed, {state.priced:,} graphs priced, {state.waiting:,} waiting"
     return f"{text}; {state.best}, {state.original} at first"
 
 
 def derivation(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """Summary of each step with its rule and gain, of refused rules, and of the total."""
+    """Yield a summary of an optimisation: each step with its rule and gain, refused rules, and the total."""
     yield from steps(report)
     if len(report["tuned"]) > 1:
         first, *later = report["tuned"]
@@ -44,12 +44,12 @@ def derivation(report: dict[str, Any]) -> Iterator[RenderableType]:
         if not measured and not report["cycles_before"]:
             yield Text("no operator of the model runs on the accelerator; --cpu looks for less time of this processor")
         return
-    same = "" if distance(report) else "the same bytes under onnxruntime for random inputs; "
-    yield Text(f"{same}{ended}")
+    check_text = "" if distance(report) else "the same bytes under onnxruntime for random inputs; "
+    yield Text(f"{check_text}{ended}")
 
 
 def steps(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """Table of each step with its rule, proof and gain, and of the total; nothing where there is none."""
+    """Yield a table of the steps, each with its rule, proof and gain, and the total; nothing without steps."""
     if not report["steps"]:
         return
     unit, cost = ("ns", "host") if is_measured(report) else ("cycles", "cycles")
@@ -59,5 +59,5 @@ def steps(report: dict[str, Any]) -> Iterator[RenderableType]:
         add_row(table, *cells, f"{row[cost]:,.0f}", f"{row['gain']:,.0f}")
     yield table
     yield Text(total(report))
-    if how_far := distance(report):
-        yield Text(how_far)
+    if distance_text := distance(report):
+        yield Text(distance_text)

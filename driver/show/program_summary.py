@@ -1,4 +1,4 @@
-"""Summary of a Program."""
+"""Summary of a Program, for `compile` and `inspect`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from celosia.plain import printable
 
 
 def overview(program: Program) -> RenderableType:
-    """Table of model, Config, inputs and outputs, and how much of it runs where."""
+    """Return a table of model, Config, inputs and outputs, and how much of it runs where."""
     places = Counter(row["place"] for row in program.placements)
     table = Table(show_header=False, box=None, pad_edge=False)
     share = program.macs_accelerator / program.macs_total if program.macs_total else None
@@ -37,7 +37,7 @@ def overview(program: Program) -> RenderableType:
         ("MACs", f"{program.macs_total:,}, {percent(share)} on the accelerator"),
         ("launches", f"{len(program.launches)}, {count:,} instructions of {instruction_bytes(cfg)} bytes"),
         *([("schedules", program.schedules)] if program.schedules else []),
-        *([("rounding", _ROUNDED)] if program.rounding != ROUNDINGS[0] else []),
+        *([("rounding", _ROUNDING_NOTE)] if program.rounding != ROUNDINGS[0] else []),
         (
             "CPU",
             f"{len(program.kernels)} kernels, arena of {megabytes(program.arena.size)}, fusion saves "
@@ -50,7 +50,7 @@ def overview(program: Program) -> RenderableType:
 
 
 def advice(program: Program) -> str | None:
-    """Advice for a model of which nothing runs on the accelerator because it is float; None for others."""
+    """Return advice for a model of which nothing runs on the accelerator because it is float; None for others."""
     rows = program.placements
     if any(row["place"] == "accelerator" for row in rows) or not any(
         "`celosia quantize`" in row["reason"] for row in rows
@@ -62,12 +62,13 @@ def advice(program: Program) -> str | None:
     )
 
 
-_ROUNDED = "correct: normalisations are the real numbers, rounded, but within 2^-14 of a step from a tie"
+_ROUNDING_NOTE = "correct: normalisations are the real numbers, rounded, but within 2^-14 of a step from a tie"
 _PLACES = {"accelerator": "on the accelerator", "free": "free", "cpu": "on the CPU"}
+"""Words for the places of operators; "free" ones need no work."""
 
 
 def operators(program: Program) -> RenderableType:
-    """Table of the operators: where each of the graph runs, and why."""
+    """Return a table of the operators: where each of the graph runs, and why."""
     table = new_table("Operators", "operator", "name", "place", "reason")
     for row in program.placements:
         add_row(table, row["op"], row["name"], row["place"], row["reason"])
@@ -75,7 +76,7 @@ def operators(program: Program) -> RenderableType:
 
 
 def program_layers(program: Program) -> RenderableType:
-    """Table of layers with their instructions; a GEMM or VECTOR instruction is one tile's work."""
+    """Return a table of layers and their numbers of instructions; a GEMM or VECTOR instruction is one tile's work."""
     table = new_table(
         "Layers",
         "layer",
@@ -100,7 +101,7 @@ def program_layers(program: Program) -> RenderableType:
 
 
 def buffers(program: Program) -> RenderableType:
-    """Table of DRAM, the CPU's arena and the scratchpads: contents and use."""
+    """Return a table of DRAM, the CPU's arena and the scratchpads: contents and use."""
     cfg = program.config
     code = sum(launch.count for launch in program.launches) * instruction_bytes(cfg)
     table = new_table("Buffers", "buffer", ">size", ">used", "what")
@@ -117,10 +118,10 @@ def buffers(program: Program) -> RenderableType:
     add_row(table, "  constants", megabytes(constants), megabytes(constants), "weights, parameters, tables")
     add_row(table, "  instructions", megabytes(code), megabytes(code), "")
     least = program.arena.lower_bound
-    over = f", {program.arena.size / least:.3f} of that here" if least else ""
+    ratio_text = f", {program.arena.size / least:.3f} of that here" if least else ""
     add_row(
         table, "CPU arena", megabytes(program.arena.size), megabytes(least),
-        f"{len(program.arena.offsets)} tensors between steps; used: the most that live at once{over}",
+        f"{len(program.arena.offsets)} tensors between steps; used: the most that live at once{ratio_text}",
     )  # fmt: skip
     used: Counter[str] = Counter()
     for launch in program.launches:
@@ -154,10 +155,11 @@ _SCRATCHPADS = {
     "lut": "tables of 256 bytes",
     "exp": "powers for softmax",
 }
+"""Contents of the scratchpads."""
 
 
 def passes(program: Program) -> RenderableType:
-    """Table of the passes over the graph in order, and how many operators each left."""
+    """Return a table of the passes over the graph in order, and how many operators each left."""
     table = new_table("Passes", "pass", ">operators before", ">after", "what it does")
     for pass_ in program.passes:
         add_row(table, pass_.name, pass_.before, pass_.after, pass_.doc)
@@ -165,7 +167,7 @@ def passes(program: Program) -> RenderableType:
 
 
 def kernels(program: Program) -> RenderableType:
-    """Table of operators that share a kernel of the CPU, and the reads and writes that they save by it."""
+    """Return a table of the CPU's kernels: the operators fused in each, and the reads and writes that fusion saves."""
     table = new_table("Kernels", ">kernel", "operators", ">saved traffic")
     for step in _kernel_steps(program):
         add_row(table, str(step.kernel), " ".join(node.op for node in step.nodes), megabytes(step.saved_bytes))
@@ -174,13 +176,17 @@ def kernels(program: Program) -> RenderableType:
 
 
 def _kernel_steps(program: Program) -> list[CpuStep]:
+    """Return the steps of a Program that run kernels of the CPU."""
     return [step for step in program.steps if isinstance(step, CpuStep) and step.kernel is not None]
 
 
 def graphs(program: Program, texts: dict[str, str], only: str | None = None) -> Iterator[str]:
-    """Yield the graph after each pass, from `texts`, where the pass changed it. ProgramError where `only` is no
-    pass."""
-    names = list(texts) or [each.name for each in program.passes]
+    """Yield the lines that show the graph after each pass that changed it.
+
+    texts: the graph as text after each pass, by name; empty for a Program's file. only: the one pass to show.
+    ProgramError where there is no such pass.
+    """
+    names = list(texts) or [pass_.name for pass_ in program.passes]
     if only is not None and only not in names:
         raise ProgramError(f"there is no pass {only!r}; the passes are {', '.join(names)}")
     if not texts:
@@ -198,25 +204,27 @@ def graphs(program: Program, texts: dict[str, str], only: str | None = None) -> 
 
 
 def disassembly(program: Program, layer: str | None = None) -> Iterator[str]:
-    """Yield a line for every instruction, in the order of the program. ProgramError where no layer is called
-    `layer`."""
+    """Yield a line for every instruction, in the order of the program.
+
+    layer: show this layer only. ProgramError where there is none of that name.
+    """
     layer_name = None if layer is None else _find_layer(program, layer).name
     for number, launch in enumerate(program.launches):
         yield f"launch {number}: {launch.count} instructions at {launch.address:#x}"
-        last = -1
+        last_owner = -1
         lines = listing(program.config, program.instructions(launch))
         for line, owner in zip(lines, launch.layer_of):
             info = launch.layers[owner]
             if layer_name is not None and info.name != layer_name:
                 continue
-            if owner != last:
+            if owner != last_owner:
                 yield f"; {info.name} ({info.op}: {', '.join(info.nodes)})"
-                last = owner
+                last_owner = owner
             yield line
 
 
 def layer_loops(program: Program, layer: str) -> Iterator[str]:
-    """Loops of a layer, and their schedule. ProgramError where no layer is called `layer`."""
+    """Yield the loops of a layer and the decisions of their schedule. ProgramError where no layer is called `layer`."""
     info = _find_layer(program, layer)
     for number, part in enumerate(info.parts):
         part_text = f", part {number + 1} of {len(info.parts)}" if len(info.parts) > 1 else ""
@@ -227,7 +235,7 @@ def layer_loops(program: Program, layer: str) -> Iterator[str]:
 
 
 def _find_layer(program: Program, name: str) -> LayerInfo:
-    """Layer, or block with the operator, of that name. ProgramError where there is none."""
+    """Return the layer called `name`, or the one with the operator of that name. ProgramError where there is none."""
     infos = [info for launch in program.launches for info in launch.layers]
     matching = [info for info in infos if info.name == name] or [info for info in infos if name in info.nodes]
     if not matching:

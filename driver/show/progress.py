@@ -20,40 +20,43 @@ LINE_SECONDS = 60.0
 
 
 class Stages:
-    """Printer of stages: call it with the name of each; `cycles` with the cycles of a simulation. Silent where
-    `quiet`."""
+    """Progress of a command in stages: call it with the name of each new stage, within a context.
+
+    quiet: print nothing.
+    """
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
         self._console = Console(stderr=True, quiet=quiet, soft_wrap=True)
-        self._moving = self._console.is_terminal and not quiet
+        self._moving = self._console.is_terminal and not quiet  # whether a line is redrawn in place
         columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
         self._line = Progress(*columns, console=self._console, transient=True, disable=not self._moving)
         self._task = self._line.add_task("", total=None, visible=False)
         self._stage = ""
         self._paused = False
-        self._patience = ExitStack()
+        self._heartbeat = ExitStack()  # the thread that prints at intervals off a terminal
         self._reset()
 
     def _reset(self) -> None:
+        """Begin the times and the cycles of a new stage."""
         self._started = self._shown = time.perf_counter()
-        self._before = self._last = 0
+        self._ended_cycles = self._launch_cycles = 0  # of launches that have ended, and of the current one
 
     def __enter__(self) -> Stages:
         self._line.start()
         if not self._moving and not self.quiet:
-            self._patience.enter_context(every_minute(self._print_heartbeat, LINE_SECONDS))
+            self._heartbeat.enter_context(every_minute(self._print_heartbeat, LINE_SECONDS))
         return self
 
     def _print_heartbeat(self) -> None:
-        """Print off a terminal that the stage goes on, at long intervals."""
+        """Print that the stage goes on, if it has printed nothing for a while; used where there is no terminal."""
         if self._stage and not self._paused and time.perf_counter() - self._shown >= LINE_SECONDS / 2:
             self._console.print(progress_line(self._stage, self._started))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._patience.close()
+        self._heartbeat.close()
         self._line.stop()
 
     def __call__(self, stage: str, line: bool = True) -> None:
@@ -66,12 +69,12 @@ class Stages:
             self._console.print(f"{stage} ...")
 
     def cycles(self, passed: int) -> None:
-        """Show that a simulation has reached cycle `passed` of its launch; launches are added up within a stage."""
-        if passed < self._last:
-            self._before += self._last
-        self._last = passed
+        """Show that a simulation has reached cycle `passed` of its launch. The launches of a stage are added up."""
+        if passed < self._launch_cycles:  # a new launch
+            self._ended_cycles += self._launch_cycles
+        self._launch_cycles = passed
         now = time.perf_counter()
-        total = self._before + passed
+        total = self._ended_cycles + passed
         rate = total / max(now - self._started, 1e-3)
         text = f"{self._stage}: {total:,} cycles, {rate:,.0f} a second"
         self._draw_progress(text, now)
@@ -80,8 +83,8 @@ class Stages:
         """Show that `done` of `total` samples are done: their rate, and the time left."""
         now = time.perf_counter()
         rate = done / max(now - self._started, 1e-3)
-        left = timedelta(seconds=round((total - done) / rate)) if done else "?"
-        text = f"{self._stage}: {done:,} of {total:,}, {rate:,.1f} a second, {left} left"
+        time_left = timedelta(seconds=round((total - done) / rate)) if done else "?"
+        text = f"{self._stage}: {done:,} of {total:,}, {rate:,.1f} a second, {time_left} left"
         self._draw_progress(text, now)
 
     def describe(self, text: str) -> None:
@@ -98,7 +101,7 @@ class Stages:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Pause while something else shows its own progress."""
+        """Stop showing progress in this context, while something else shows its own."""
         self._line.stop()
         self._paused = True
         try:
@@ -109,7 +112,10 @@ class Stages:
 
 
 class Live:
-    """Table drawn again while work goes on: on a terminal in place, elsewhere as a line a minute."""
+    """A live table of work in progress: redrawn in place on a terminal, elsewhere one line each minute.
+
+    Call it with the current line, and a function that builds the current table.
+    """
 
     def __init__(self, quiet: bool = False) -> None:
         self._console = Console(stderr=True, quiet=quiet, soft_wrap=True)

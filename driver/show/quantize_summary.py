@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from celosia.driver.show.text_table import add_row, new_table, percent
 
-if TYPE_CHECKING:
-    pass
-
 
 def quantised(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """Summary of `quantize`'s report: errors, operators, the accelerator's share."""
+    """Yield a summary of `quantize`'s report: errors, operators, the accelerator's share."""
     sample_text = "held out of the calibration" if report["held_out"] else "the calibration's own"
     samples = f"{report['samples_measured']} samples ({sample_text})"
     yield _error_table(f"Against the float model, {samples}", report["outputs"])
@@ -37,35 +34,36 @@ def quantised(report: dict[str, Any]) -> Iterator[RenderableType]:
     )
     for op in sorted({row["op"] for row in operators}):
         rows = [row for row in operators if row["op"] == op]
-        left = [row for row in rows if not row["quantised"]]
-        reasons = "; ".join(sorted({row["reason"] for row in left}))
-        add_row(table, op, len(rows) - len(left), len(left), reasons)
+        not_quantised = [row for row in rows if not row["quantised"]]
+        reasons = "; ".join(sorted({row["reason"] for row in not_quantised}))
+        add_row(table, op, len(rows) - len(not_quantised), len(not_quantised), reasons)
     yield table
     yield from _placement_tables(report["accelerator"])
 
 
 def _error_table(title: str, outputs: list[dict[str, Any]]) -> RenderableType:
-    """Table of the errors of outputs."""
-    named = any(row["perplexity"] for row in outputs)
-    perplexity_columns = (">perplexity float", ">int8") if named else ()
+    """Return a table of the errors of outputs."""
+    has_perplexity = any(row["perplexity"] for row in outputs)
+    perplexity_columns = (">perplexity float", ">int8") if has_perplexity else ()
     errors = new_table(
         title, "output", ">largest", ">max error", ">mean error", ">SQNR dB", ">top-1 agreement", *perplexity_columns
     )
     for row in outputs:
         numbers = [f"{row[key]:.4g}" for key in ("largest", "max_abs", "mean_abs")]
         sqnr = "-" if row["sqnr_db"] is None else f"{row['sqnr_db']:.1f}"
-        add_row(errors, row["name"], *numbers, sqnr, percent(row["top1_agreement"]), *_perplexity_cells(row, named))
+        add_row(errors, row["name"], *numbers, sqnr, percent(row["top1_agreement"]),
+                *(_perplexity_cells(row) if has_perplexity else ()))  # fmt: skip
     return errors
 
 
-def _perplexity_cells(row: dict[str, Any], named: bool) -> list[str]:
-    """Cells of a row, where the table has such columns."""
+def _perplexity_cells(row: dict[str, Any]) -> list[str]:
+    """Return the perplexity of the float and of the int8 model, as cells of an output's row."""
     perplexity = row["perplexity"] or {}
-    return ["-" if perplexity.get(key) is None else f"{perplexity[key]:.4g}" for key in ("float", "int8") if named]
+    return ["-" if perplexity.get(key) is None else f"{perplexity[key]:.4g}" for key in ("float", "int8")]
 
 
 def _explain_poor_layers(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """Layers that a poor result comes from, and advice."""
+    """Yield a table of the layers that lose most, and advice, for a model far from the float one."""
     if report["losing"]:
         table = new_table("Layers that lose most, of one sample", "operator", "name", ">SQNR dB", ">lost dB")
         for row in report["losing"]:
@@ -76,7 +74,7 @@ def _explain_poor_layers(report: dict[str, Any]) -> Iterator[RenderableType]:
 
 
 def _placement_tables(accelerator: dict[str, Any]) -> Iterator[RenderableType]:
-    """Tables of the accelerator's share, and of operators on the CPU."""
+    """Yield tables of the accelerator's share, and of operators on the CPU."""
     if "error" in accelerator:
         yield Text(f"It does not compile for {accelerator['config']}: {accelerator['error']}")
         return

@@ -13,7 +13,7 @@ from celosia.plain import printable
 
 
 def steps(rehearsal: Rehearsal) -> Iterator[RenderableType]:
-    """Table of the steps, and of what a real board needs in addition."""
+    """Yield a table of the steps, and of what a real board needs in addition."""
     name = rehearsal.board.name
     table = new_table(f"Rehearsal for {name}, simulated here", "step", ">seconds", "result", "a real board needs")
     for step in rehearsal.steps:

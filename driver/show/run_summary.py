@@ -1,4 +1,4 @@
-"""Summary of a run's time."""
+"""Summary of a run or of a predicted run: cycles, the table of layers, advice, blocks, outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def summary(report: dict[str, Any]) -> RenderableType:
-    """A few lines on a run: cycles, utilisation, seconds."""
+    """Return a table on a run: cycles, utilisation, seconds."""
     table = Table(show_header=False, box=None, pad_edge=False)
     seconds = report["seconds"]
     rows: list[tuple[str, str]] = [
@@ -48,7 +48,7 @@ def summary(report: dict[str, Any]) -> RenderableType:
 
 
 def estimate(program: Program, memory: MemoryModel = ZYNQ_HP) -> Iterator[RenderableType]:
-    """Tables of the predicted cycles of a Program."""
+    """Yield tables of the predicted cycles of a Program."""
     report = explain.estimate(program, memory)
     if not report["layers"]:
         yield Text("Nothing of this model runs on the accelerator; --operators says why.")
@@ -61,7 +61,7 @@ def estimate(program: Program, memory: MemoryModel = ZYNQ_HP) -> Iterator[Render
 
 
 def _estimate_table(report: dict[str, Any]) -> RenderableType:
-    """Table of the predicted figures of a Program."""
+    """Return a table of the predicted figures of a Program."""
     table = Table(show_header=False, box=None, pad_edge=False)
     milliseconds = report["cycles"] / report["clock_mhz"] / 1e3
     rows = [
@@ -76,24 +76,26 @@ def _estimate_table(report: dict[str, Any]) -> RenderableType:
 
 
 def layers(report: dict[str, Any], every: bool = False) -> RenderableType:
-    """Table of the layers of a run in their order, and the units' work meanwhile; without `every`, those that took
-    longest."""
+    """Return a table of the layers of a run, in order, with the shares of cycles in which the units worked.
+
+    every: all layers, else the TOP_LAYERS that took longest.
+    """
     rows = report["layers"]
     weight = "cycles" if report["cycles"] is not None else "macs"
     shown = rows
     if not every and len(rows) > TOP_LAYERS:
         longest = sorted(range(len(rows)), key=lambda i: -(rows[i][weight] or 0))[:TOP_LAYERS]
         shown = [rows[i] for i in sorted(longest)]
-    left = f", {len(shown)} of {len(rows)} (all: --layers)" if len(shown) < len(rows) else ""
+    count_text = f", {len(shown)} of {len(rows)} (all: --layers)" if len(shown) < len(rows) else ""
     if report["cycles"] is None:
-        table = new_table(f"Layers{left}", "layer", "what", ">MACs", ">loaded", ">stored")
+        table = new_table(f"Layers{count_text}", "layer", "what", ">MACs", ">loaded", ">stored")
         for row in shown:
             traffic = megabytes(row["bytes_loaded"]), megabytes(row["bytes_stored"])
             add_row(table, row["name"], row["what"], row["macs"], *traffic)
         return table
     units = [f">{unit}" for unit in UNITS]
     table = new_table(
-        f"Layers{left}, memory {report['memory_model']}; units: at work + held up, of the layer's cycles",
+        f"Layers{count_text}, memory {report['memory_model']}; units: at work + held up, of the layer's cycles",
         "layer", "what", ">MACs", ">cycles", ">array", "bound by", *units, ">loaded", ">stored",
     )  # fmt: skip
     for row in shown:
@@ -107,6 +109,7 @@ def layers(report: dict[str, Any], every: bool = False) -> RenderableType:
 
 
 def _unit_share(row: dict[str, Any], unit: str) -> str:
+    """Return the shares of a layer's cycles in which a unit worked, and was under way without work: "50+10%"."""
     if not row["cycles"] or row["units"] is None:
         return "-"
     busy, held = (100 * row["units"][unit][counter] / row["cycles"] for counter in ("busy", "held"))
@@ -114,7 +117,7 @@ def _unit_share(row: dict[str, Any], unit: str) -> str:
 
 
 def advice_on_layers(report: dict[str, Any]) -> RenderableType | None:
-    """Advice that would make layers faster, and for how many of the cycles; None where nothing is known."""
+    """Return a table of advice that would make layers faster, with their shares of the cycles; None without any."""
     advice_list = explain.advise_by_cycles(report)
     if not advice_list:
         return None
@@ -126,7 +129,7 @@ def advice_on_layers(report: dict[str, Any]) -> RenderableType | None:
 
 
 def blocks(report: dict[str, Any]) -> RenderableType | None:
-    """Table of the blocks of layers whose intermediates stay on chip; None where there are none."""
+    """Return a table of the blocks of layers whose intermediates stay on chip; None where there are none."""
     rows = [row for row in report["layers"] if row["bytes_kept"]]
     if not rows:
         return None
@@ -142,7 +145,7 @@ def blocks(report: dict[str, Any]) -> RenderableType | None:
 
 
 def output(name: str, array: NDArray[Any]) -> str:
-    """One line on an output: its type, shape, and first values or best class."""
+    """Return one line on an output: its type, shape, and first values or best class."""
     line = f"{name}: {array.dtype}{list(array.shape)}"
     if array.size == 0:
         return line

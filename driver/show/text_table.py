@@ -1,8 +1,6 @@
-"""Tables as text, on a terminal or in a file."""
+"""Tables and numbers as text, on a terminal or in a file."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -10,21 +8,18 @@ from rich.text import Text
 from celosia.plain import printable
 from celosia.terminal import Console
 
-if TYPE_CHECKING:
-    pass
-
 TOP_LAYERS = 8
-"""Layers that are shown where not all of them are asked for."""
+"""Number of layers in a table unless an option asks for all."""
 
 
 def console() -> Console:
-    """Return a console on standard output; wide enough for a table where it is not a terminal."""
-    out = Console()
-    return out if out.is_terminal else Console(width=160)
+    """Return a console on standard output, 160 columns wide where it is not a terminal."""
+    terminal = Console()
+    return terminal if terminal.is_terminal else Console(width=160)
 
 
 def new_table(title: str, *columns: str) -> Table:
-    """Create a table; a column whose name begins with ">" is aligned to the right."""
+    """Return an empty table. A column whose name begins with ">" is aligned to the right."""
     table = Table(
         title=printable(title), title_justify="left", box=None, pad_edge=False, header_style="bold", title_style="bold"
     )
@@ -36,7 +31,7 @@ def new_table(title: str, *columns: str) -> Table:
 
 
 def add_row(table: Table, *cells: object) -> None:
-    """Add a row; integers get thousands' commas, and no cell is taken for markup."""
+    """Add a row. Integers get thousands separators, and markup of Rich in a cell has no effect."""
     table.add_row(*(Text(f"{cell:,}" if isinstance(cell, int) else printable(str(cell))) for cell in cells))
 
 

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def trials_line(state: Progress, name: str) -> str:
-    """Progress of a tuning's trials."""
-    left = timedelta(seconds=round((state.trials - state.spent) / state.rate)) if state.rate else "?"
+    """Return the progress of a tuning's trials."""
+    time_left = timedelta(seconds=round((state.trials - state.spent) / state.rate)) if state.rate else "?"
     text = f"{name}: {state.spent:,} of {state.trials:,} trials, {state.known:,} of them known"
-    return text + f", {state.rate:,.1f} a second, at most {left} left"
+    return text + f", {state.rate:,.1f} a second, at most {time_left} left"
 
 
 def tuning_line(state: NetworkState) -> str:
-    """One line on the progress of a tuning."""
+    """Return one line on the progress of a tuning."""
     text = trials_line(state, state.stage)
     if math.isfinite(state.regret):
         text += f"; layers at most {state.regret:.1%} from the best"
@@ -35,12 +35,12 @@ def tuning_line(state: NetworkState) -> str:
 
 
 def excluded_devices_text(left_out: Mapping[str, str]) -> str:
-    """Text on devices that get no more trials."""
+    """Return text on devices that get no more trials."""
     return "".join(f"; {name} left out: {reason}" for name, reason in left_out.items())
 
 
 def tuning(state: NetworkState, limit: int = 16) -> RenderableType:
-    """Progress of a tuning, and the layers that take the most cycles."""
+    """Return the progress of a tuning, and the layers that take the most cycles."""
     table = new_table("", "layer", ">times", ">points", ">trials", ">compiler's", ">best", ">saved", ">regret at most")
     heavy = sorted(state.subjects, key=lambda s: -s.occurrence.count * min(s.best, 1e18))[:limit]
     for s in heavy:
@@ -52,7 +52,7 @@ def tuning(state: NetworkState, limit: int = 16) -> RenderableType:
 
 
 def tuned(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """Summary of a tuning's result."""
+    """Yield a summary of a tuning's result."""
     table = new_table(
         "Layers, cycles twice in a row", "layer", ">times", ">points", ">trials", ">compiler's", ">best", ">saved",
         ">regret at most", "taken",
@@ -71,7 +71,7 @@ def tuned(report: dict[str, Any]) -> Iterator[RenderableType]:
 
 
 def trials_text(report: dict[str, Any]) -> str:
-    """Sentence on a tuning's trials."""
+    """Return a sentence on a tuning's trials."""
     text = f"; {report['measured']:,} measured, {report['known']:,} known, in {report['seconds']:,.0f} s"
     if report["failed"]:
         text += f"; {report['failed']:,} trials failed"

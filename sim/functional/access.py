@@ -34,15 +34,17 @@ from celosia.sim.functional.patterns import Steps, offsets, spans
 from celosia.sim.functional.reference import Fields
 
 Index = NDArray[np.int64]
+"""Numbers of entries, pieces or bytes, or values of a field, one for each of many instructions."""
 Columns = dict[str, Index]
-"""The values of each field, of instructions of one opcode."""
+"""Instructions of one opcode as columns: for each field by name, its value in each instruction."""
 
 
 class Operand(NamedTuple):
-    """One operand of the instructions of an opcode. `when` tells from fields by name (numbers or arrays of them, as in
-    the rules of `legality`) whether an instruction has it.
+    """One scratchpad operand of the instructions of an opcode.
 
-    memory: a scratchpad. loops: those that move the address; None: the block of a LOAD or STORE.
+    memory: the scratchpad. name: prefix of the operand's fields. loops: the loops that move its address; None: those of
+    the block of a LOAD or STORE. write: whether the operand is written. when: function from fields by name (numbers, or
+    arrays of them, as in the rules of `legality`) to whether an instruction has the operand.
     """
 
     memory: str
@@ -53,7 +55,7 @@ class Operand(NamedTuple):
 
 
 def _field_equals(field: str, value: int) -> Callable[[Any], Any]:
-    """Return a condition for `Operand.when`: whether `field` has this value."""
+    """Return a function for `Operand.when` that tests whether `field` has this value."""
     return lambda f: f[field] == value
 
 
@@ -85,15 +87,16 @@ OPERANDS: dict[Opcode, tuple[Operand, ...]] = {
         *(Operand(to.name.lower(), "dst", OUTER_LOOPS, True, _field_equals("destination", to)) for to in Destination),
     ),
 }
-"""Reads first."""
+"""The scratchpad operands of each opcode; operands that are read come before those that are written."""
 
 
 class Touch(NamedTuple):
-    """An access of one operand to scratchpad `memory`: to `entry_span` consecutive addresses from each of base + sum of
-    index * stride on, with an index for each loop of `steps`.
+    """All accesses of one operand of one instruction to the scratchpad `memory`.
 
-    pieces: pieces that lie at one address. Depending on the operand, an address counts single pieces or whole entries,
-    which in inp, acc, vin and out may hold several pieces.
+    operand: its name. base, steps: an iteration of the loops `steps` accesses the address base + sum of index * stride,
+    and the `entry_span - 1` addresses that follow it. pieces: pieces that lie at one address; depending on the operand,
+    an address counts single pieces or whole entries, which in inp, acc, vin and out may hold several pieces. write:
+    whether the accesses are writes.
     """
 
     memory: str
@@ -105,87 +108,104 @@ class Touch(NamedTuple):
     write: bool
 
     def piece_numbers(self, size: int) -> Index:
-        """Return the number of each piece that is accessed, once. Addresses wrap at `size`, the memory's pieces."""
-        places = size // self.pieces
-        index = (_distinct_addresses(self.steps, places, self.entry_span) + self.base) % places
+        """Return the numbers of all pieces that are accessed, each once.
+
+        size: pieces of the scratchpad, at which addresses wrap.
+        """
+        depth = size // self.pieces
+        index = (_distinct_addresses(self.steps, depth, self.entry_span) + self.base) % depth
         return index if self.pieces == 1 else (index[:, None] * self.pieces + np.arange(self.pieces)).ravel()
 
     def is_inside(self, size: int) -> bool:
-        """Return whether some reading of the strides as signed numbers (`spans`) lets no address wrap around."""
-        places = size // self.pieces
+        """Return whether all addresses lie inside a scratchpad of `size` pieces, without wrapping around.
+
+        Strides may be negative: it is enough if they fit in one of their readings as signed numbers (`spans`).
+        """
+        depth = size // self.pieces
         first, last = self.base, self.base + self.entry_span - 1
-        return any(first + low >= 0 and last + high < places for _, low, high in spans(self.steps, places))
+        return any(first + low >= 0 and last + high < depth for _, low, high in spans(self.steps, depth))
 
     def entries(self, pieces: int) -> tuple[int, int]:
-        """Return the smallest range [first, end) of entries, of `pieces` pieces each, that holds all of the access."""
+        """Return the smallest range [first, end) of entries that holds all accesses.
+
+        pieces: pieces of an entry of the scratchpad.
+        """
         first, end = _entry_range(self.base, self.steps, self.entry_span, self.pieces, pieces)
         return first, end
 
 
-def _entry_range(base: Any, steps: Any, entry_span: Any, pieces: int, of: int) -> tuple[Any, Any]:
+def _entry_range(base: Any, steps: Any, entry_span: Any, pieces: int, entry_pieces: int) -> tuple[Any, Any]:
     """Compute `Touch.entries` from numbers, or from arrays of them for many instructions.
 
-    entry_span: consecutive addresses of each access. pieces: pieces of an address. of: pieces of an entry.
+    entry_span: consecutive addresses of each access. pieces: pieces of an address. entry_pieces: pieces of an entry.
     """
     end = base + entry_span
     for extent, stride in steps:
         end = end + (extent - 1) * stride
-    return (base, end) if pieces == of else (base * pieces // of, -(-end * pieces // of))
+    if pieces == entry_pieces:
+        return base, end
+    return base * pieces // entry_pieces, -(-end * pieces // entry_pieces)
 
 
 @lru_cache(maxsize=8192)
 def _distinct_addresses(pattern: Steps, depth: int, entry_span: int) -> Index:
-    """Return the addresses, modulo `depth`, of an access from base 0: each once, `entry_span` from each step's on."""
+    """Return the addresses, modulo `depth`, that an operand with base 0 accesses, each once.
+
+    entry_span: consecutive addresses that each iteration of `pattern` accesses.
+    """
     first = np.unique(offsets(pattern, depth))
     return first if entry_span == 1 else np.unique((first[:, None] + np.arange(entry_span)) % depth)
 
 
 def touches(cfg: Config, opcode: Opcode, f: Fields) -> list[Touch]:
     """List the accesses to scratchpads of an instruction with all fields `f` (`complete_fields`), reads first."""
-    touched = []
-    for operand, base, strides, pieces in _operands(cfg, opcode):
+    accesses = []
+    for operand, base, strides, pieces in _operands_of(cfg, opcode):
         if operand.when(f):
             first, entry_span = f[base] if base else 0, int(_entry_span(cfg, operand.name, f))
-            touched.append(
-                Touch(
-                    operand.memory, operand.name, first, _address_loops(strides, f), entry_span, pieces, operand.write
-                )
-            )
-    return touched
+            loops = _address_loops(strides, f)
+            accesses.append(Touch(operand.memory, operand.name, first, loops, entry_span, pieces, operand.write))
+    return accesses
 
 
 def _entry_span(cfg: Config, operand: str, f: Any) -> Any:
-    """Return the number of consecutive entries that `operand` accesses in each step of its loops."""
+    """Return the number of consecutive entries that `operand` accesses in each iteration of its loops.
+
+    f: fields of an instruction, or columns of many.
+    """
     if operand == "a":
         return np.where(f["taps"], cfg.taps, 1)
     return {"exp": EXP_ENTRIES, "book": CODEBOOKS * CODEBOOK_ENTRIES}.get(operand, 1)  # both are read as a whole
 
 
 def _address_loops(strides: tuple[tuple[str, str], ...] | None, f: Any) -> Any:
-    """Return (extent, stride) of each loop that moves the address.
+    """Return (extent, stride) of each loop that moves an operand's address, as numbers or columns.
 
-    strides: names of the two fields of each loop; None: the loops of the block of a LOAD or STORE.
+    strides: names of the two fields of each loop; None: the loops of the block of a LOAD or STORE. f: fields of an
+    instruction, or columns of many.
     """
     return block_loops(f) if strides is None else tuple([(f[extent], f[step]) for extent, step in strides])
 
 
 @cache
-def _operands(cfg: Config, opcode: Opcode) -> list[tuple[Operand, str | None, tuple[tuple[str, str], ...] | None, int]]:
-    """Return (operand, base, strides, pieces) for each operand that exists in `cfg`.
+def _operands_of(
+    cfg: Config, opcode: Opcode
+) -> list[tuple[Operand, str | None, tuple[tuple[str, str], ...] | None, int]]:
+    """Return (operand, base, strides, pieces) for each operand of an opcode whose scratchpad exists in `cfg`.
 
     base: name of the field of its base address; None: the base is 0. strides: names of the fields of extent and stride
     of each loop; None: the loops of a block. pieces: pieces of one address.
     """
-    pads, entries = scratchpads(cfg), []
+    pads, operands = scratchpads(cfg), []
     for operand in OPERANDS[opcode]:
         if operand.memory in pads:
             base = {"table": "table", "exp": None, "book": None}.get(operand.name, f"{operand.name}_base")
             loops = operand.loops
             strides = None if loops is None else tuple((f"extent_{loop}", f"{operand.name}_{loop}") for loop in loops)
             # VECTOR writes parts of an entry of inp, each as large as one of out.
-            of = pads["out" if operand.name == "dst" else operand.memory]
-            entries.append((operand, base, strides, 1 if loops is None else of.pieces))
-    return entries
+            pad = pads["out" if operand.name == "dst" else operand.memory]
+            operands.append((operand, base, strides, 1 if loops is None else pad.pieces))
+    return operands
 
 
 class Range(NamedTuple):
@@ -198,7 +218,10 @@ class Range(NamedTuple):
 
 
 def ranges(cfg: Config, opcode: Opcode, f: Fields) -> list[Range]:
-    """Return the ranges of entries that an instruction accesses; a range that is read and written counts as written."""
+    """Return the ranges of scratchpad entries that an instruction accesses, for the compiler's tokens.
+
+    A range that is both read and written counts as written.
+    """
     pads = scratchpads(cfg)
     is_write = {
         (access.memory, *access.entries(pads[access.memory].pieces)): access.write for access in touches(cfg, opcode, f)
@@ -210,15 +233,14 @@ def all_ranges(cfg: Config, opcode: Opcode, f: Columns) -> list[list[Range]]:
     """Compute `ranges` of many instructions of an opcode at once from the values of their fields."""
     pads = scratchpads(cfg)
     is_write: list[dict[tuple[str, int, int], bool]] = [{} for _ in f["opcode"]]
-    for operand, base, strides, pieces in _operands(cfg, opcode):
+    for operand, base, strides, pieces in _operands_of(cfg, opcode):
         bases = f[base] if base else np.zeros_like(f["opcode"])
-        ends = _entry_range(
-            bases, _address_loops(strides, f), _entry_span(cfg, operand.name, f), pieces, pads[operand.memory].pieces
-        )
-        first, end = (bound.tolist() for bound in ends)
+        loops, entry_span = _address_loops(strides, f), _entry_span(cfg, operand.name, f)
+        bounds = _entry_range(bases, loops, entry_span, pieces, pads[operand.memory].pieces)
+        first, end = (bound.tolist() for bound in bounds)
         for number in np.flatnonzero(operand.when(f)).tolist():
             is_write[number][operand.memory, first[number], end[number]] = operand.write
-    return [[Range(*entries, write) for entries, write in columns.items()] for columns in is_write]
+    return [[Range(*entries, write) for entries, write in of_instruction.items()] for of_instruction in is_write]
 
 
 def block_loops(f: Fields) -> Steps:
@@ -244,8 +266,10 @@ def complete_fields(cfg: Config, opcode: Opcode, f: Fields) -> Fields:
 
 
 def columns(cfg: Config, opcode: Opcode, instructions: Sequence[Fields]) -> Columns:
-    """Return the values of each field of instructions of an opcode, with those of `_default_fields` where it is left
-    out."""
+    """Return instructions of an opcode as columns; fields that an instruction leaves out are filled in.
+
+    The defaults are extents of 1 and 0 for all other fields.
+    """
     return tabulate(instructions, _default_fields(cfg, opcode))
 
 
@@ -254,22 +278,25 @@ def tabulate(instructions: Sequence[Fields], defaults: Fields) -> Columns:
 
     An instruction without the field gets its value in `defaults`.
     """
-    alike: dict[tuple[str, ...], list[int]] = {}
+    numbers_by_names: dict[tuple[str, ...], list[int]] = {}
     for number, fields in enumerate(instructions):
-        alike.setdefault(tuple(fields), []).append(number)
-    operands = {name: np.full(len(instructions), default, np.int64) for name, default in defaults.items()}
-    for names, numbers in alike.items():  # few, as loops make many instructions with the same fields
+        numbers_by_names.setdefault(tuple(fields), []).append(number)
+    table = {name: np.full(len(instructions), default, np.int64) for name, default in defaults.items()}
+    for names, numbers in numbers_by_names.items():  # few, as loops make many instructions with the same fields
         values = np.array([tuple(instructions[number].values()) for number in numbers], np.int64)
         for name, column in zip(names, values.T):
-            operands[name][numbers] = column
-    return operands
+            table[name][numbers] = column
+    return table
 
 
 # DRAM -------------------------------------------------------------------------------------------------------
 
 
 class DramRows(NamedTuple):
-    """Bytes of DRAM: z planes of y rows, each of `row` bytes from `address + z * z_stride + y * y_stride`."""
+    """Bytes of DRAM that a LOAD reads or a STORE writes: z planes of y rows of `row` bytes.
+
+    Row number j of plane number i begins at byte `address + i * z_stride + j * y_stride`. write: whether it is a STORE.
+    """
 
     address: int
     row: int
@@ -298,7 +325,10 @@ class DramRows(NamedTuple):
         return np.ndarray((self.z, self.y, count), array.dtype, array, size * first, strides)
 
     def byte_addresses(self, size: int) -> Index:
-        """Return the addresses of all bytes of the rows that are below `size`. Addresses wrap around at 2^32."""
+        """Return the addresses of all bytes of the rows, without those at or above `size`.
+
+        Addresses wrap around at 2^32.
+        """
         z, y = np.arange(self.z)[:, None] * self.z_stride, np.arange(self.y) * self.y_stride
         starts = (self.address + z + y) % (1 << 32)
         index = (starts.reshape(-1, 1) + np.arange(self.row)).ravel()
@@ -306,7 +336,7 @@ class DramRows(NamedTuple):
 
 
 def all_rows(cfg: Config, opcode: Opcode, f: Columns) -> list[DramRows] | list[None]:
-    """Compute `rows` of many instructions of an opcode at once from the values of their fields."""
+    """Compute `rows` of many instructions of an opcode at once from their columns."""
     if opcode not in (Opcode.LOAD, Opcode.STORE):
         return [None] * len(f["opcode"])
     write = opcode == Opcode.STORE
@@ -327,7 +357,8 @@ def rows(cfg: Config, opcode: Opcode, f: Fields) -> DramRows | None:
     if opcode not in (Opcode.LOAD, Opcode.STORE):
         return None
     write = opcode == Opcode.STORE
-    size = (
-        cfg.piece_bytes if write else element_bytes(cfg, Buffer(f["buffer"]), bool(f["widen"]), bool(f.get("expand")))
-    )
+    if write:
+        size = cfg.piece_bytes
+    else:
+        size = element_bytes(cfg, Buffer(f["buffer"]), bool(f["widen"]), bool(f.get("expand")))
     return DramRows(f["dram_addr"], f["x_size"] * size, f["y_size"], f["dram_y"], f["z_size"], f["dram_z"], write)

@@ -28,8 +28,12 @@ class CheckError(DeviceError):
 
 
 class Accesses:
-    """The last reader and the last writer of each element of one buffer. Times are instruction numbers plus one, 0 for
-    never."""
+    """Log of one buffer: the last instruction of each unit that read, and that wrote, each of its elements.
+
+    name: the buffer. size: its elements. unit: what messages call an element (entry, piece, byte). must_be_written:
+    whether reading an element that was never written is an error. reads, writes: [units, size], numbers of instructions
+    plus one; 0 for never.
+    """
 
     def __init__(self, name: str, size: int, unit: str, must_be_written: bool) -> None:
         self.name, self.size, self.unit, self.must_be_written = name, size, unit, must_be_written
@@ -39,15 +43,14 @@ class Accesses:
     def check_read(self, index: Index, unit: Unit, number: int, clock: list[int]) -> None:
         """Check and record that instruction `number` of `unit` reads the elements `index`. Raises CheckError.
 
-        clock: the vector clock of `unit`, by unit the last instruction that is known to have ended, plus one.
+        clock: the vector clock of `unit`: for each unit, its last instruction that is known to have ended, plus one.
         """
         self._require_order(index, unit, number, clock, self.writes, "reads", "writes")
         if self.must_be_written:
             unwritten = np.asarray(~self.writes[:, index].any(axis=0))
             if unwritten.any():
-                raise CheckError(
-                    f"instruction {number} ({unit.name}) reads {self._name(index, unwritten)}, which was never written"
-                )
+                element = self._describe_first(index, unwritten)
+                raise CheckError(f"instruction {number} ({unit.name}) reads {element}, which was never written")
         self.reads[unit, index] = number + 1
 
     def check_write(self, index: Index, unit: Unit, number: int, clock: list[int]) -> None:
@@ -68,19 +71,23 @@ class Accesses:
                 continue
             late = log[rival, index] > clock[rival]
             if late.any():
-                culprit = int(log[rival, index][late][0]) - 1
+                culprit, element = int(log[rival, index][late][0]) - 1, self._describe_first(index, late)
                 raise CheckError(
-                    f"instruction {number} ({unit.name}) {verb} {self._name(index, late)}, which instruction {culprit} "
+                    f"instruction {number} ({unit.name}) {verb} {element}, which instruction {culprit} "
                     f"({rival.name}) {other}; no token orders the two"
                 )
 
-    def _name(self, index: Index, selected: NDArray[np.bool_]) -> str:
-        """Name the first of the selected elements for a message, as "acc entry 5"."""
+    def _describe_first(self, index: Index, selected: NDArray[np.bool_]) -> str:
+        """Return the first of the selected elements as messages name it, such as "acc entry 5"."""
         return f"{self.name} {self.unit} {int(index[selected][0])}"
 
 
 class Checker:
-    """Checker of one run: call `execute` for each instruction in the order in which they run."""
+    """Checker of one run: call `execute` for each instruction in the order in which they run.
+
+    buffers, dram: the log of each scratchpad, and of DRAM. clocks: the vector clock of each unit. tokens: for each pair
+    of units (from, to), the clocks that the tokens between them carry, oldest first.
+    """
 
     def __init__(self, cfg: Config, dram_bytes: int) -> None:
         self.cfg = cfg
@@ -117,7 +124,7 @@ class Checker:
                     f"instruction {number} ({unit.name}): {touch.operand} leaves {touch.memory}, which ends at "
                     f"{accesses.size // touch.pieces - 1}"
                 )
-            note = accesses.check_write if touch.write else accesses.check_read
-            note(touch.piece_numbers(accesses.size), unit, number, clock)
+            check = accesses.check_write if touch.write else accesses.check_read
+            check(touch.piece_numbers(accesses.size), unit, number, clock)
         if dram is not None and dram.write:  # bytes outside are left to the execution, which reports them
             self.dram.check_write(dram.byte_addresses(self.dram.size), unit, number, clock)

@@ -15,7 +15,11 @@ from celosia.sim.functional.reference import Fields
 
 
 class Instruction(NamedTuple):
-    """A legal instruction; values: those of the fields `names`, signed where they are."""
+    """A legal instruction.
+
+    names, values: its fields, signed where the instruction set says so. waits, posts: the units it takes tokens from,
+    and posts tokens to.
+    """
 
     unit: Unit
     opcode: Opcode
@@ -24,7 +28,7 @@ class Instruction(NamedTuple):
     waits: tuple[Unit, ...]
     posts: tuple[Unit, ...]
     steps: float
-    """Rows of memory, tile operations or entries, up to 2^53 exactly: the machine takes at least as many cycles."""
+    """Rows of memory, tile operations or entries: a lower bound of its cycles on the machine. Exact up to 2^53."""
 
     @property
     def fields(self) -> Fields:
@@ -32,8 +36,12 @@ class Instruction(NamedTuple):
         return dict(zip(self.names, self.values))
 
 
-class Columns(NamedTuple):
-    """Instructions of one opcode: their numbers in the program, and the values of each field, signed where it is."""
+class DecodedOpcode(NamedTuple):
+    """All instructions of one opcode in a program.
+
+    numbers: their numbers in the program. names: the fields. values: of each field, signed where the instruction set
+    says so.
+    """
 
     numbers: NDArray[np.int64]
     names: tuple[str, ...]
@@ -46,24 +54,31 @@ class Columns(NamedTuple):
         return dict(zip(self.names, self.values))
 
 
-def decode_columns(cfg: Config, code: NDArray[np.uint8]) -> tuple[dict[Opcode, Columns], NDArray[np.bool_]]:
-    """Decode code [count, instruction_bytes] uint8. Return the instructions by opcode, and a mask of those that break a
-    rule of `legality`."""
+def decode_columns(cfg: Config, code: NDArray[np.uint8]) -> tuple[dict[Opcode, DecodedOpcode], NDArray[np.bool_]]:
+    """Decode code [count, instruction_bytes] uint8 to columns.
+
+    Returns the instructions by opcode, and a mask [count] of those that break a rule of `legality`.
+    """
     opcodes = code[:, 0] & 0b111
     illegal: NDArray[np.bool_] = np.isin(opcodes, list(Opcode), invert=True)
     by_opcode = {}
     for opcode, form in formats(cfg).items():
         numbers = np.flatnonzero(opcodes == opcode)
-        by_opcode[opcode] = decoded = Columns(numbers, tuple(form.offsets), _extract_values(cfg, opcode, code[numbers]))
+        by_opcode[opcode] = decoded = DecodedOpcode(
+            numbers, tuple(form.offsets), _extract_values(cfg, opcode, code[numbers])
+        )
         if len(numbers):
             fields = decoded.fields
             illegal[numbers] = np.any([broken(fields) for broken in rules(cfg)[opcode].values()], axis=0)
     return by_opcode, illegal
 
 
-class _Places(NamedTuple):
-    """Bit positions of all fields of an opcode, in their order, each [fields, 1]: 64-bit word and bit, masks of their
-    width, and the value of their sign bit (0 where unsigned)."""
+class _BitPositions(NamedTuple):
+    """Where the fields of an opcode lie in an instruction; each array is [fields, 1].
+
+    words, bits: the 64-bit word and the bit in it at which a field begins. masks: as many ones as the field has bits.
+    signs: value of its sign bit, 0 where it is unsigned.
+    """
 
     words: NDArray[np.intp]
     bits: NDArray[np.uint64]
@@ -72,11 +87,11 @@ class _Places(NamedTuple):
 
 
 @cache
-def _bit_positions(cfg: Config, opcode: Opcode) -> _Places:
+def _bit_positions(cfg: Config, opcode: Opcode) -> _BitPositions:
     """Return the bit positions of the fields of an opcode."""
     form = formats(cfg)[opcode]
     offsets, widths = np.array([list(form.offsets.values())]).T, [field.width for field in form.fields]
-    return _Places(
+    return _BitPositions(
         offsets[:, 0] // 64, (offsets % 64).astype(np.uint64),
         np.array([[(1 << width) - 1 for width in widths]], np.uint64).T,
         np.array([[1 << field.width - 1 if field.signed else 0 for field in form.fields]]).T,
@@ -85,15 +100,15 @@ def _bit_positions(cfg: Config, opcode: Opcode) -> _Places:
 
 def _extract_values(cfg: Config, opcode: Opcode, code: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Extract the values of all fields, [fields, count], from code [count, bytes of an instruction]."""
-    places, (count, size) = _bit_positions(cfg, opcode), code.shape
+    positions, (count, size) = _bit_positions(cfg, opcode), code.shape
     padded = np.zeros((count, -(-size // 8) * 8 + 8), np.uint8)  # one word more, for the last field
     padded[:, :size] = code
     words = np.ascontiguousarray(padded.view("<u8").T)
-    low = words[places.words] >> places.bits
+    low = words[positions.words] >> positions.bits
     # Two shifts, as one by 64 is undefined.
-    high = words[places.words + 1] << np.uint64(1) << (np.uint64(63) - places.bits)
-    values = ((low | high) & places.masks).view(np.int64)
-    return (values ^ places.signs) - places.signs  # sign extension
+    high = words[positions.words + 1] << np.uint64(1) << (np.uint64(63) - positions.bits)
+    values = ((low | high) & positions.masks).view(np.int64)
+    return (values ^ positions.signs) - positions.signs  # sign extension
 
 
 def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Instruction | None]:
@@ -107,17 +122,17 @@ def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Instruction | None]:
     return program
 
 
-def _build_instructions(opcode: Opcode, columns: Columns) -> list[Instruction]:
-    """Convert the columns of an opcode to instructions, in their order."""
-    unit, names, values = UNIT_OF[opcode], columns.names, columns.values
-    counted = [i for i, name in enumerate(names) if name.startswith("extent_") or name in ("y_size", "z_size")]
+def _build_instructions(opcode: Opcode, decoded: DecodedOpcode) -> list[Instruction]:
+    """Convert the decoded columns of an opcode to instructions, in program order."""
+    unit, names, values = UNIT_OF[opcode], decoded.names, decoded.values
+    step_fields = [i for i, name in enumerate(names) if name.startswith("extent_") or name in ("y_size", "z_size")]
     waits, posts = (map(_units_of_mask, values[names.index(mask)].tolist()) for mask in ("wait", "post"))
-    steps = values[counted].prod(axis=0, dtype=np.float64).tolist()
+    steps = values[step_fields].prod(axis=0, dtype=np.float64).tolist()
     rows = map(tuple, values.T.tolist())
     return [Instruction(unit, opcode, names, *values) for values in zip(rows, waits, posts, steps)]
 
 
 @cache
 def _units_of_mask(mask: int) -> tuple[Unit, ...]:
-    """Return the units in a mask of tokens; a cache keeps one tuple for each mask."""
+    """Return the units in a mask of tokens. The cache lets all instructions share one tuple for each mask."""
     return tuple(unit for unit in Unit if mask >> unit & 1)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
 DECODED_LIMIT = 1 << 22
-"""Bytes of instructions that a device remembers decoded."""
+"""Bytes of instructions whose decoded form a device keeps, since programs run again and again."""
 
 
 @cache
@@ -39,19 +39,19 @@ def _blas_controller() -> ThreadpoolController | None:
 
 
 def one_blas_thread() -> AbstractContextManager[Any]:
-    """Limit BLAS to one thread inside: on a busy machine, two wait for each other."""
+    """Return a context in which BLAS uses one thread: on a busy machine, two threads wait for each other."""
     blas = _blas_controller()
     return blas.limit(limits=1, user_api="blas") if blas else nullcontext()
 
 
 class Memory:
-    """DRAM as one array of bytes from the DMA base."""
+    """DRAM of a simulated device: one array of bytes, from the DMA base on."""
 
     def __init__(self) -> None:
         self.dram = np.zeros(0, np.uint8)
 
     def allocate(self, size: int) -> None:
-        """Begin with `size` bytes of zeros. ValueError for less than none."""
+        """Replace memory by `size` bytes of zeros. ValueError for a negative size."""
         if size < 0:
             raise ValueError(f"cannot allocate {size} bytes")
         self.dram = np.zeros(size, np.uint8)
@@ -76,12 +76,12 @@ class Memory:
 class FunctionalDevice(Memory):
     """Device that executes programs by the meaning of the instructions; `run` returns no cycle counts and no events.
 
-    The units take turns: of those whose next instruction has its tokens, the one with the earliest instruction goes
-    first. So a program that cannot proceed ends in a DeviceError, as it would hang on the machine.
+    Of the units whose next instruction has its tokens, the one with the earliest instruction goes first. A program that
+    would hang on the machine ends in a DeviceError.
 
     checking: also raise CheckError where the program reads scratchpad entries that it did not write in this run, leaves
-    a buffer, or touches what another unit writes without a token between them. About ten times slower. Scratchpads
-        begin with random bytes from `seed`.
+    a buffer, or accesses what another unit writes without a token between them. About ten times slower. Scratchpads
+    then begin with random bytes from `seed`.
     """
 
     memory_model: str | None = None
@@ -109,7 +109,7 @@ class FunctionalDevice(Memory):
         """Execute `count` instructions at `instr_addr`. DeviceError where one fails or none can proceed.
 
         There are no cycles here, but an instruction that alone has more steps than `timeout_cycles` (0 for no limit) is
-        refused as one that does not end in time. trace is the protocol's.
+        refused as one that does not end in time. trace: part of the protocol, without effect here.
         """
         # The products are small: while other processes run, BLAS threads wait far longer than they work.
         with one_blas_thread():
@@ -139,7 +139,7 @@ class FunctionalDevice(Memory):
                 tokens[unit][other] += 1
 
         fetched = 0
-        if None not in program:  # the earliest instruction goes first: while each has its tokens, there are no queues
+        if None not in program:  # fast path: while each instruction can start at once, queues stay empty
             for instruction in program:
                 if instruction is None or not _can_start(instruction, tokens, max_tokens):
                     break
@@ -176,7 +176,10 @@ class FunctionalDevice(Memory):
         return Counters()
 
     def _decode(self, code: NDArray[np.uint8]) -> list[Instruction | None]:
-        """Decode `code` [count, bytes of an instruction], once for code that runs again."""
+        """Decode `code` [count, bytes of an instruction], or return what an earlier run of the same code decoded.
+
+        None stands for an illegal instruction.
+        """
         key = code.tobytes()
         if key not in self._decoded:
             if sum(map(len, self._decoded)) + len(key) > DECODED_LIMIT:
@@ -185,7 +188,10 @@ class FunctionalDevice(Memory):
         return self._decoded[key]
 
     def execute(self, instruction: Instruction, number: int = 0) -> None:
-        """Execute one instruction whatever its tokens. DeviceError where it leaves memory."""
+        """Execute one instruction without looking at its tokens. DeviceError where it leaves memory.
+
+        number: its number in the program, for the message.
+        """
         try:
             vectorised.execute(self.state, self.dram, instruction.opcode, instruction.fields)
         except IndexError as error:
@@ -195,7 +201,10 @@ class FunctionalDevice(Memory):
 
 
 def _can_start(instruction: Instruction, tokens: list[list[int]], max_tokens: int) -> bool:
-    """Return whether an instruction's tokens are there, and room for those that it posts. tokens: [from][to]."""
+    """Return whether the tokens that an instruction waits for are there, and there is room for those that it posts.
+
+    tokens: tokens that wait between two units, [from][to].
+    """
     unit, _, _, _, waits, posts, _ = instruction
     for other in waits:
         if not tokens[other][unit]:

@@ -1,5 +1,6 @@
-"""Rows of bytes less their mean and over their deviation, in integers alone, as the hardware computes them
-(`hw/vector_unit/norm/`): LayerNorm, and RMSNorm, which takes the mean for 0.
+"""Normalise rows of bytes in integers alone, as the hardware does (`hw/vector_unit/norm/`).
+
+LayerNorm subtracts a row's mean and divides by its deviation; RMSNorm takes the mean for 0.
 
 Of the `count` values u of a row, S1 is their sum (RMSNorm: 0), S2 that of their squares. The result is z = (count u -
 S1) / sqrt(V), V = count S2 - S1^2 + E / 2^EPSILON_SHIFT
@@ -12,7 +13,7 @@ to the mean and S1' = S1 - count m0 the rest of the sum, so that z = (u - m0) Q 
     less      S1' root, at the product's position, cut off
     v         (u - m0) 2^shift factor - less, rounded to nearest: what a multiplier of 25 x 18 bits makes of it
 
-**How near.** |z| < sqrt(count) < 46, and |S1' Q / count| <= 1, as f / sqrt(f (1 - f)) is where whole numbers have a
+**Accuracy.** |z| < sqrt(count) < 46, and |S1' Q / count| <= 1, as f / sqrt(f (1 - f)) is where whole numbers have a
 mean at a distance f from one. root is too small by less than 2^-25 of it, what is cut off of V makes it too large by at
 most 2^-31, factor is off by 2^-24 of itself, which counts for (u - m0) Q, at most |z| + 1; v is rounded by 2^-26, less
 by 2^-32. So v / 2^25 is off by less than
@@ -39,18 +40,20 @@ Int64 = NDArray[np.int64]
 
 VARIANCE_BITS = 60
 """Bits of V, EPSILON_SHIFT of them behind its point."""
-_KEPT = 32
-"""Bits of V of which the root is taken."""
+_ROOT_INPUT_BITS = 32
+"""Leading bits of V of which the root is taken."""
 _SPARE = 32 - NORM_FRACTION
-"""Bits that a product has behind those of v."""
+"""Bits that a product has below the last bit of v; they are rounded off."""
 _LANES_BITS = MAX_NORM_ELEMENTS.bit_length()
+"""Bits of the number of elements of a row."""
 
 
 def normalise_rows(x: NDArray[np.int8], count: int, offset: int, centre: bool, epsilon: int) -> NDArray[np.int32]:
-    """Return v of each lane of x [rows, lanes], normalised. The first `count` lanes, 1 to MAX_NORM_ELEMENTS, are the
-    row. centre: LayerNorm, not RMSNorm. offset: added to x, -128 to 128. epsilon: E, 0 to 2^47 - 1.
+    """Return v, the normalised value with NORM_FRACTION fraction bits, of each lane of x [rows, lanes].
 
-    Other lanes get what their values would, modulo 2^16 at the multiplier and 2^32 behind it.
+    The first `count` lanes, 1 to MAX_NORM_ELEMENTS, are the row. centre: LayerNorm, not RMSNorm. offset: added to x,
+    -128 to 128. epsilon: E, 0 to 2^47 - 1. Lanes behind the row are normalised with the factors of the row, modulo 2^16
+    at the multiplier and 2^32 behind it.
 
     >>> normalise_rows(np.array([[1, 2, 3, 4], [5, 5, 5, 5]], np.int8), 4, 0, True, 0) / 2**25
     array([[-1.34164077, -0.44721359,  0.44721359,  1.34164077],
@@ -67,14 +70,14 @@ def normalise_rows(x: NDArray[np.int8], count: int, offset: int, centre: bool, e
 
 
 def factors(count: int, variance: Int64, rest: Int64) -> tuple[Int64, Int64, Int64]:
-    """Compute factor, shift and less of rows, from V in VARIANCE_BITS and S1'.
+    """Compute factor, shift and less of each row (see the top of this file).
 
-    The shift is modulo 16, of which Q >= 2^-9 needs no more. For V = 0, where all of a row is 0 or equals its mean,
-    they have no meaning.
+    variance: V of each row, in VARIANCE_BITS. rest: S1' of each row. The shift is modulo 16, which is enough for Q >=
+    2^-9. The results have no meaning for V = 0, where all elements of a row are 0 or equal its mean.
     """
     # Even, as its root is taken. A V of 0 has no leading bit: the hardware then shifts by 8 bits in 10 cycles.
     up = np.where(variance > 0, VARIANCE_BITS - _bit_length(variance) & ~1, 80)
-    root = inverse_root(variance << np.minimum(up, VARIANCE_BITS) >> VARIANCE_BITS - _KEPT)
+    root = inverse_root(variance << np.minimum(up, VARIANCE_BITS) >> VARIANCE_BITS - _ROOT_INPUT_BITS)
     spare = _LANES_BITS - count.bit_length()
     wide = (count << spare) * root
     over = wide >> _LANES_BITS + ROOT_BITS - 1
@@ -101,7 +104,7 @@ def inverse_root(value: Int64) -> Int64:
 
 
 def _is_at_most_root(root: Int64, value: Int64) -> NDArray[np.bool_]:
-    """Return whether root^2 value <= 2^82, for a root of 26 bits: whether it is at most the root that is sought.
+    """Return whether root^2 value <= 2^82, for a root of 26 bits: whether `root` is at most `inverse_root(value)`.
 
     The product may have 84 bits, more than an int64. It is therefore computed as high * 2^26 + (low modulo 2^26) and
     compared with 2^56 * 2^26.
@@ -114,11 +117,14 @@ def _is_at_most_root(root: Int64, value: Int64) -> NDArray[np.bool_]:
 
 
 def _bit_length(value: Int64) -> Int64:
-    """Return the bits of values from 0 to 2^60. Those above bit 30 count apart: float64 would round long numbers up."""
+    """Return the number of bits of values from 0 to 2^60.
+
+    The bits above bit 30 are counted apart, since float64 would round long numbers up.
+    """
     high = value >> 30
     return np.where(high > 0, 30 + np.frexp(high.astype(np.float64))[1], np.frexp(value.astype(np.float64))[1])
 
 
 def _wrap(value: Int64, bits: int) -> Int64:
-    """Return the low `bits` bits as a signed number."""
+    """Return the low `bits` bits of each value as a signed number."""
     return (value + (1 << bits - 1) & (1 << bits) - 1) - (1 << bits - 1)

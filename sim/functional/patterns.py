@@ -1,4 +1,4 @@
-"""Affine addresses of scratchpads and DRAM: as views of an array, and as arrays of entry numbers."""
+"""Affine addresses of scratchpads and DRAM: gather and scatter by them, as views of an array where that is possible."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Steps = tuple[tuple[int, int], ...]
 
 @lru_cache(maxsize=8192)
 def spans(pattern: Steps, depth: int) -> tuple[tuple[tuple[int, ...], int, int], ...]:
-    """Return the ways to read the strides of `pattern`, modulo `depth`, as signed numbers: (strides, lowest, highest
-    offset).
+    """Return the ways to read the strides of `pattern`, modulo `depth`, as signed numbers.
 
-    A stride of `depth - 1` is a step of -1; with two iterations it may as well be a step of `depth - 1`.
+    Each way is (signed strides, lowest offset, highest offset), and spans less than `depth`. A stride of `depth - 1` is
+    a step of -1; with two iterations it may as well be a step of `depth - 1`.
     """
-    dimensions: list[tuple[tuple[int, ...], int, int]] = [((), 0, 0)]
+    ways: list[tuple[tuple[int, ...], int, int]] = [((), 0, 0)]
     for extent, stride in pattern:
         last, stride = extent - 1, stride % depth
         signed = (stride, stride - depth) if last and stride else (0,)
-        dimensions = [
+        ways = [
             ((*strides, step), low + min(step * last, 0), high + max(step * last, 0))
-            for strides, low, high in dimensions
+            for strides, low, high in ways
             for step in signed
             if abs(step) * last < depth
         ]
-    return tuple(way for way in dimensions if way[2] - way[1] < depth)
+    return tuple((strides, low, high) for strides, low, high in ways if high - low < depth)
 
 
 @lru_cache(maxsize=8192)
@@ -52,7 +52,7 @@ def offsets(pattern: Steps, depth: int) -> NDArray[np.int64]:
 @lru_cache(maxsize=8192)
 def has_distinct_addresses(pattern: Steps, depth: int) -> bool:
     """Return whether no two iterations of `pattern` have equal addresses modulo `depth`."""
-    reach = 1  # entries that the loops so far span; a larger stride than that cannot meet them again
+    reach = 1  # entries that the loops so far span; a loop with at least this stride visits none of them again
     for step, extent in sorted((min(s % depth, -s % depth), e) for e, s in pattern if e > 1):
         if step < reach:
             break
@@ -66,7 +66,10 @@ def has_distinct_addresses(pattern: Steps, depth: int) -> bool:
 
 @lru_cache(maxsize=8192)
 def _last_visits(pattern: Steps, depth: int) -> tuple[list[int], list[int]]:
-    """Return the entries from base 0 that `pattern` visits, each once, and the number of the last iteration at each."""
+    """Return the entries that `pattern` visits from base 0, each once, and the number of the last iteration at each.
+
+    A scatter writes the value of that iteration alone.
+    """
     last = {entry: number for number, entry in enumerate(offsets(pattern, depth).ravel().tolist())}
     return list(last), list(last.values())
 
@@ -84,9 +87,9 @@ def view(array: Array, base: int, pattern: Steps) -> Array | None:
 def _layouts(
     pattern: Steps, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> tuple[tuple[int, int, tuple[int, ...], tuple[int, ...]], ...]:
-    """Return, for each of the `spans` of `pattern`: lowest offset, highest offset, shape and strides of the view.
+    """Return (lowest offset, highest offset, shape, strides) of the view for each of the `spans` of `pattern`.
 
-    shape, strides: of the array that is viewed.
+    shape, strides: those of the array to view, strides in bytes.
     """
     extents = tuple(extent for extent, _ in pattern)
     return tuple(
@@ -96,17 +99,19 @@ def _layouts(
 
 
 def gather(array: Array, base: int, pattern: Steps) -> Array:
-    """Return entries of `array` in the order of `pattern`; perhaps a view."""
+    """Return entries of `array` in the order of `pattern`, as a view where no address wraps around."""
     picked = view(array, base % len(array), pattern)
     return array[(offsets(pattern, len(array)) + base) % len(array)] if picked is None else picked
 
 
 def scatter(array: Array, base: int, pattern: Steps, values: Array, add: bool = False) -> None:
-    """Write `values` (or add them) to entries of `array` in the order of `pattern`: where it visits an entry again, the
-    last value stays (or all are added)."""
+    """Write `values` to entries of `array` in the order of `pattern`, or add them.
+
+    Where the pattern visits an entry several times, the last value stays, or all are added.
+    """
     base %= len(array)
     if not has_distinct_addresses(pattern, len(array)):
-        return _scatter_again(array, base, pattern, values, add)
+        return _scatter_repeated(array, base, pattern, values, add)
     picked = view(array, base, pattern)
     if picked is not None:
         if add:
@@ -118,8 +123,8 @@ def scatter(array: Array, base: int, pattern: Steps, values: Array, add: bool = 
         array[index] = array[index] + values if add else values
 
 
-def _scatter_again(array: Array, base: int, pattern: Steps, values: Array, add: bool) -> None:
-    """Scatter a pattern that visits entries several times."""
+def _scatter_repeated(array: Array, base: int, pattern: Steps, values: Array, add: bool) -> None:
+    """Do `scatter` for a pattern that visits entries several times, for which numpy's assignment has no order."""
     extents, entry = [extent for extent, _ in pattern], array.shape[1:]
     values = np.broadcast_to(values, (*extents, *entry)).reshape(-1, *entry)
     if add:
@@ -130,5 +135,8 @@ def _scatter_again(array: Array, base: int, pattern: Steps, values: Array, add: 
 
 
 def squeeze_broadcast_loops(pattern: Steps, depth: int) -> Steps:
-    """Set the extent of loops that do not move the address to 1, so that arrays in this pattern broadcast."""
+    """Return `pattern` with extent 1 for loops that do not move the address, so that gathered arrays broadcast.
+
+    This saves gathering parameters once for each pixel.
+    """
     return tuple((extent, stride) if stride % depth else (1, 0) for extent, stride in pattern)

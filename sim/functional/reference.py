@@ -39,6 +39,7 @@ from celosia.sim.functional.unpacking import expand_packs
 Int8 = NDArray[np.int8]
 Int32 = NDArray[np.int32]
 Fields = dict[str, int]
+"""The values of an instruction's fields, by name."""
 
 
 class ExecutionError(RuntimeError):
@@ -97,8 +98,10 @@ class State:
 
 
 def addresses(f: Fields, operand: str, loops: tuple[str, ...], depth: int) -> NDArray[np.int64]:
-    """Return the entry of `operand` in each iteration: base + sum of index * stride, modulo `depth`; shape is the
-    extents."""
+    """Return the entry of `operand` in each iteration: base + sum of index * stride, modulo `depth`.
+
+    The result has an axis for each of `loops`, as long as the loop's extent.
+    """
     total = np.full((1,) * len(loops), f[f"{operand}_base"], np.int64)
     for axis, loop in enumerate(loops):
         shape = [1] * len(loops)
@@ -108,7 +111,10 @@ def addresses(f: Fields, operand: str, loops: tuple[str, ...], depth: int) -> ND
 
 
 def _dram_rows(f: Fields, row_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (z, y, first byte) of each row that LOAD or STORE accesses, in order; addresses wrap at 2^32."""
+    """Yield (plane, row, address of its first byte) for each row that a LOAD or STORE accesses, in order.
+
+    Addresses wrap at 2^32.
+    """
     for z in range(f["z_size"]):
         for y in range(f["y_size"]):
             yield z, y, (f["dram_addr"] + z * f["dram_z"] + y * f["dram_y"]) % (1 << 32)
@@ -151,8 +157,10 @@ def store(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
 
 
 def gemm(state: State, f: Fields) -> None:
-    """Execute a GEMM. Sums wrap at 32 bits. Outputs are visited one after the other, so a repeated accumulator sees the
-    last."""
+    """Execute a GEMM. Sums wrap at 32 bits.
+
+    Outputs are computed one after the other, so that one with the accumulator of an earlier one adds to its sum.
+    """
     cfg = state.cfg
     acc = addresses(f, "acc", OUTER_LOOPS, len(state.acc))
     inp = addresses(f, "inp", GEMM_LOOPS, len(state.inp))
@@ -185,14 +193,14 @@ def requantise(v: Int32, bias: Int32, multiplier: NDArray[np.int64], shift: NDAr
 
 
 def _bit_length(value: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Number of bits of a non-negative value below 2^53."""
+    """Return the number of bits of non-negative values below 2^53."""
     return np.frexp(value.astype(np.float64))[1].astype(np.int64)
 
 
 def _round_half_even(
     value: NDArray[np.int64], shift: NDArray[np.int64], slack: NDArray[np.int64], keep_scale: bool = False
 ) -> NDArray[np.int64]:
-    """Round value / 2^shift, which is not negative, to the nearest integer, ties to even.
+    """Round the non-negative numbers value / 2^shift to the nearest integers, ties to even.
 
     slack: a value within this distance of a tie counts as the tie. keep_scale: return the integer times 2^shift.
     """
@@ -211,7 +219,7 @@ def vector(state: State, f: Fields) -> None:
     if f.get("softmax"):
         return softmax(state, f)
     residual = state.vin[addresses(f, "b", OUTER_LOOPS, len(state.vin))].astype(np.int64)
-    v = _normalise(state, f) if f.get("norm") else _combine(state, f, residual)
+    v = _normalise(state, f) if f.get("norm") else _reduce_and_combine(state, f, residual)
     if f["requantise"]:
         par = state.par[addresses(f, "par", OUTER_LOOPS, len(state.par))].reshape(*v.shape[:4], 1, cfg.group)
         bias = PAR_FIELDS["bias"].of(par).astype(np.uint32).view(np.int32)
@@ -231,10 +239,11 @@ def vector(state: State, f: Fields) -> None:
         target[index[outer]] = v[outer].astype(target.dtype)
 
 
-def _combine(state: State, f: Fields, residual: NDArray[np.int64]) -> NDArray[np.int64]:
+def _reduce_and_combine(state: State, f: Fields, residual: NDArray[np.int64]) -> NDArray[np.int64]:
     """Reduce each window of A over its loops r and s, and apply the binary operation with B.
 
-    residual: B from vin, [n, y, x, block_out/group, batch, group], as the result.
+    This is the first half of a VECTOR, before it requantises. residual: B as read from vin, [n, y, x, block_out/group,
+    batch, group], which is also the shape of the result. B is the constant `imm` where it does not come from vin.
     """
     loops = VECTOR_LOOPS
     if f["taps"]:
@@ -250,7 +259,7 @@ def _combine(state: State, f: Fields, residual: NDArray[np.int64]) -> NDArray[np
 
 
 def _normalise(state: State, f: Fields) -> NDArray[np.int64]:
-    """Normalise entries of vin, for a VECTOR with norm. Returns [n, 1, x, block_out/group, 1, group].
+    """Return the normalised entries of vin that a VECTOR with norm reads, [n, 1, x, block_out/group, 1, group].
 
     For each x, the lanes of all n are a row, without the last `imm` lanes.
     """
@@ -269,7 +278,7 @@ def norm_entries(cfg: Config, entries: NDArray[Any], f: Fields) -> Int32:
 def softmax(state: State, f: Fields) -> None:
     """Execute a VECTOR with softmax. For each x, the lanes of all n are a row, without the last `imm` lanes.
 
-    Those last lanes get what a share of 0 gives: zero_point, clipped.
+    Those last lanes get the result of a share of 0: zero_point, clipped.
     """
     cfg = state.cfg
     a = state.vin[addresses(f, "a", OUTER_LOOPS, len(state.vin))[:, 0]]  # [n, x, block_out/group, 1, group]
@@ -288,14 +297,14 @@ def softmax(state: State, f: Fields) -> None:
 def destination(state: State, kind: Destination) -> NDArray[Any]:
     """Return a view of the scratchpad that a VECTOR writes, as [places, block_out/group, batch, group].
 
-    A place is as large as an entry of acc; an entry of inp may have several.
+    A place holds what VECTOR writes in one step, the channels of an entry of acc; an entry of inp may hold several.
     """
     array: NDArray[Any] = getattr(state, kind.name.lower())
     return array.reshape(-1, *state.acc.shape[1:])
 
 
 def _sum_taps(state: State, f: Fields) -> NDArray[np.int64]:
-    """Return A of a VECTOR with taps: each iteration adds up `taps` consecutive entries of vin, times an entry of tap.
+    """Compute A of a VECTOR with taps: each iteration adds up `taps` consecutive entries of vin, times an entry of tap.
 
     The result is [n, y, x, r, s, block_out/group, batch, group].
     """
@@ -311,7 +320,7 @@ def _sum_taps(state: State, f: Fields) -> NDArray[np.int64]:
 
 
 def _wrap(value: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Wrap to 32 bits, as the accumulators do."""
+    """Wrap values to 32 bits, as the accumulators do."""
     return value.astype(np.int32).astype(np.int64)
 
 

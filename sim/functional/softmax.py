@@ -1,8 +1,8 @@
-"""QLinearSoftmax of rows in integers alone, as the hardware computes it (`hw/vector_unit/softmax/`).
+"""Compute QLinearSoftmax of rows in integers alone, as the hardware does (`hw/vector_unit/softmax/`).
 
-A positive float32 is a pair: its mantissa m of 24 bits, the leading one written out, and its exponent's field e, at
-least 1; it is m * 2^(e - 150). Denormals, of which e is 1, then need nothing of their own. An exponent beyond 255
-wraps: no table that means something has sums so large.
+A positive float32 is a pair (m, e) of the value m * 2^(e - 150). m is the mantissa of 24 bits with its leading one, e
+the field of the exponent, at least 1. Denormals have e = 1 and need no special case. An exponent beyond 255 wraps: no
+table of powers has sums so large.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from celosia.hw.spec.scratchpads import FLOAT_FIELDS
 
 Int64 = NDArray[np.int64]
 Pairs = tuple[Int64, Int64]
-"""m and e of floats, an array each."""
+"""The mantissas m and the exponents e of floats, an array each."""
 
 QUOTIENT_BITS = 10
-"""Bits of twice a quotient, which is below 2^9 where it does not count as LARGE."""
+"""Bits of twice a quotient, which is below 2^9 unless its exponents make it LARGE."""
 LARGE = (1 << QUOTIENT_BITS - 1) - 1
-"""A quotient that is at least 2^8, or whose exponents say so: any zero point and any limits make the upper limit of it.
+"""Stands for all quotients whose exponents differ by 9 or more. They exceed 2^8, so that the result is the upper limit.
 """
 _REST_BITS = 25
-"""Bits of a remainder, which has a sign."""
+"""Bits of a signed remainder."""
 
 
 def pairs_of(words: NDArray[np.uint32]) -> Pairs:
-    """Return mantissa m and exponent e of the float32 with these bits, [...]; signs are ignored, and an exponent of 255
-    is a normal one.
+    """Return mantissa m and exponent e of the float32 numbers with the bits `words`.
+
+    Signs are ignored, and an exponent of 255 (infinity, NaN) is treated as any other.
 
     >>> pairs_of(np.array([0x3F800000, 0, 1], np.uint32))
     (array([8388608,       0,       1]), array([127,   1,   1]))
@@ -40,12 +41,12 @@ def pairs_of(words: NDArray[np.uint32]) -> Pairs:
 def add_pairs(a: Pairs, b: Pairs) -> Pairs:
     """Return a + b, rounded to nearest, ties to even.
 
-    The smaller exponent's mantissa is shifted down to one bit behind those of the other, what falls out of it told by
-    whether it was 0; a carry makes the exponent one more.
+    The mantissa of the smaller exponent is aligned to the other one, with one more bit below it. `lost` says whether
+    any of the bits shifted out was 1. A carry increments the exponent.
     """
     (a_m, a_e), (b_m, b_e) = a, b
-    ahead = a_e >= b_e
-    large, small = np.where(ahead, a_m, b_m), np.where(ahead, b_m, a_m)
+    is_a_larger = a_e >= b_e
+    large, small = np.where(is_a_larger, a_m, b_m), np.where(is_a_larger, b_m, a_m)
     shift = np.minimum(np.abs(a_e - b_e), 31)
     shifted = (small << 1) >> shift
     lost = (shifted << shift) != small << 1
@@ -61,12 +62,12 @@ def add_pairs(a: Pairs, b: Pairs) -> Pairs:
 
 
 def divide_pairs(a: Pairs, b: Pairs) -> Int64:
-    """Return the float32 a / b rounded to an integer, ties to even, [...]; LARGE where it is much too large for a byte.
+    """Return the float32 quotients a / b rounded to integers, ties to even; LARGE for those far beyond a byte.
 
-    By a division that adds the divisor where the remainder has become negative, and subtracts it else: QUOTIENT_BITS
-    steps of 25 bits give 2 a / b without its fraction. An integer and a half lies half way between two float32 or is
-    one, so that a quotient is rounded to it from as far as half a unit in its last place: the divisor shifted down, as
-    the last remainder is counted.
+    A non-restoring division: each of QUOTIENT_BITS steps adds the divisor if the remainder is negative, and subtracts
+    it otherwise. They give 2 a / b without its fraction. The float32 quotient is itself rounded: an exact quotient
+    within half a unit in the last place of an integer and a half becomes that tie. `tie` marks such quotients by
+    comparing the last remainder with the divisor shifted down.
     """
     (a_m, a_e), (b_m, b_e) = a, b
     shift = a_e - b_e + 1
@@ -86,10 +87,11 @@ def divide_pairs(a: Pairs, b: Pairs) -> Int64:
 def softmax_rows(
     x: NDArray[np.int8], powers: NDArray[np.uint32], shares: NDArray[np.uint32], zero_point: int, low: int, high: int
 ) -> NDArray[np.int8]:
-    """Softmax of each row of x [rows, count]. powers, shares: [256], see FLOAT_FIELDS, of an element by its
-    distance from the largest one of its row, which has the last entry. The powers are added up in float32, from the
-    left; each share over the sum, in float32, is rounded to an integer, ties to even, and gets the zero point. Where
-    the limits cross, the upper one holds.
+    """Return the softmax of each row of x [rows, count], as bytes.
+
+    powers, shares: float32 bits [256], see FLOAT_FIELDS. Entry 255 - d is for an element that is d below the largest of
+    its row. The powers of a row are added up in float32, from the left. Each share over the sum, in float32, is rounded
+    to an integer, ties to even; zero_point is added. low, high: limits of the result; `high` wins where they cross.
     """
     steps = x.astype(np.int64)
     index = 255 + steps - steps.max(axis=1, keepdims=True)

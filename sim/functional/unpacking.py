@@ -30,11 +30,11 @@ def expand_packs(cfg: Config, data: NDArray[np.uint8], book: NDArray[Any]) -> ND
     book: contents of the scratchpad, [CODEBOOKS * CODEBOOK_ENTRIES, weights of a nibble]. Row CODEBOOK_ENTRIES *
     codebook + nibble holds the weights that the nibble stands for. The result has its dtype.
     """
-    p = packing(cfg)
-    packs = data.reshape(*data.shape[:-1], -1, p.pack_bytes)
-    heads = unpack_numbers(packs[..., : p.head_bytes], NIBBLE_BITS)[..., : p.blocks].astype(np.intp)
-    nibbles = unpack_numbers(packs[..., p.head_bytes :], NIBBLE_BITS)
+    layout = packing(cfg)
+    packs = data.reshape(*data.shape[:-1], -1, layout.pack_bytes)
+    heads = unpack_numbers(packs[..., : layout.head_bytes], NIBBLE_BITS)[..., : layout.blocks].astype(np.intp)
+    nibbles = unpack_numbers(packs[..., layout.head_bytes :], NIBBLE_BITS)
     # Both index [..., packs, entries of a pack, codebook blocks, nibbles of a block in an entry].
-    places = nibbles.reshape(*packs.shape[:-1], p.entries, p.blocks, -1) + CODEBOOK_ENTRIES * heads[..., None, :, None]
-    values: NDArray[Any] = book[places]
+    by_block = nibbles.reshape(*packs.shape[:-1], layout.entries, layout.blocks, -1)
+    values: NDArray[Any] = book[by_block + CODEBOOK_ENTRIES * heads[..., None, :, None]]
     return values.reshape(*data.shape[:-1], -1, cfg.block_out * cfg.block_in)

@@ -1,4 +1,4 @@
-"""Fast version of `reference.py` with numpy and BLAS: one call an instruction, not one a tile.
+"""Fast version of `reference.py` with numpy and BLAS: a few calls for each instruction, not for each entry.
 
 Each function does to the state and to DRAM exactly what its namesake in `reference.py` does. Instructions without a
 quick form (rows whose addresses wrap around at 2^32, operands that take too much memory) go to the reference.
@@ -43,8 +43,13 @@ LARGEST_GATHER = 1 << 27
 """Elements of a gathered operand beyond which the reference, which needs little memory, takes over."""
 
 
-class _Gemm(NamedTuple):
-    """Plan for a GEMM of certain extents and strides: patterns and axes of both operands, and shapes."""
+class _GemmPlan(NamedTuple):
+    """How all GEMMs with certain extents and strides become one matrix product, or one for each outer iteration.
+
+    acc, inp, wgt: patterns of the three operands. left_axes, left_shape: the transposition and the shape that make the
+    gathered inputs the left matrices. right_axes, right_shape: likewise for weights, the right matrices. total_shape,
+    total_axes: the shape and the transposition that make the products entries of acc.
+    """
 
     acc: Steps
     inp: Steps
@@ -57,45 +62,47 @@ class _Gemm(NamedTuple):
     total_axes: tuple[int, ...]
 
 
-_GEMM_KEY = itemgetter(
+_gemm_key = itemgetter(
     *(f"extent_{loop}" for loop in GEMM_LOOPS),
     *(f"{operand}_{loop}" for operand in ("acc", "inp", "wgt") for loop in GEMM_LOOPS[: 3 if operand == "acc" else 6]),
 )
+"""Returns the fields of a GEMM that its plan depends on."""
 
 
 @lru_cache(maxsize=8192)
-def _plan_gemm(cfg: Config, key: tuple[int, ...]) -> _Gemm | None:
-    """Return the plan for a GEMM with the fields `key` of _GEMM_KEY; None where only the reference can execute it."""
+def _plan_gemm(cfg: Config, key: tuple[int, ...]) -> _GemmPlan | None:
+    """Return the plan for a GEMM with the fields `key` of `_gemm_key`; None where only the reference can execute it."""
     extents = key[:6]
     acc, inp, wgt = (
         tuple((e, stride if e > 1 else 0) for e, stride in zip(extents, strides))
         for strides in (key[6:9], key[9:15], key[15:])
     )
     depth = depths(cfg)
-    shared_input = inp[0][1] % depth["inp"] == 0  # every output block reads the same inputs
-    shared_weights = wgt[1][1] % depth["wgt"] == 0 and wgt[2][1] % depth["wgt"] == 0
-    # Outer loops along which weights change must be separate products; the others are rows or columns of one.
-    many = 0 if shared_weights and shared_input else 1 if shared_weights else 3
-    inp = inp if many else inp[1:]
-    wgt = wgt if many == 3 else (wgt[0], *wgt[3:])
+    has_shared_inputs = inp[0][1] % depth["inp"] == 0  # every output block reads the same inputs
+    has_shared_weights = wgt[1][1] % depth["wgt"] == 0 and wgt[2][1] % depth["wgt"] == 0  # all pixels use the same
+    # Outer loops along which both operands change must be separate products; the others are rows or columns of one.
+    product_loops = 0 if has_shared_weights and has_shared_inputs else 1 if has_shared_weights else 3
+    inp = inp if product_loops else inp[1:]
+    wgt = wgt if product_loops == 3 else (wgt[0], *wgt[3:])
     rows = prod(extent for extent, _ in inp) * scratchpads(cfg)["inp"].entry_bytes
     columns = prod(extent for extent, _ in wgt) * scratchpads(cfg)["wgt"].entry_bytes
     if max(rows, columns) > LARGEST_GATHER:
         return None
     (n, y, x), length = extents[:3], prod(extents[3:]) * cfg.block_in
     # Entries [..., block_in/group, batch, group] become rows [..., batch][k, r, s, block_in].
-    o, p = len(inp) - 3, len(wgt) - 3  # numbers of outer loops
-    outer = () if many == 0 else (prod(extents[:many]),)
-    total = ((y, x, cfg.batch, n) if many == 0 else (n, y, x, cfg.batch)) + (cfg.out_pieces, cfg.group)
-    return _Gemm(
-        acc, inp, wgt, (*range(o), o + 4, o, o + 1, o + 2, o + 3, o + 5), (*range(p), p + 3, p, p + 1, p + 2, p + 4),
-        (*outer, -1, length), (*outer, -1, length), total, (3, 0, 1, 4, 2, 5) if many == 0 else (0, 1, 2, 4, 3, 5),
+    i, w = len(inp) - 3, len(wgt) - 3  # numbers of outer loops of inputs and weights
+    products = (prod(extents[:product_loops]),) if product_loops else ()
+    total = ((n, y, x, cfg.batch) if product_loops else (y, x, cfg.batch, n)) + (cfg.out_pieces, cfg.group)
+    return _GemmPlan(
+        acc, inp, wgt, (*range(i), i + 4, i, i + 1, i + 2, i + 3, i + 5), (*range(w), w + 3, w, w + 1, w + 2, w + 4),
+        (*products, -1, length), (*products, -1, length), total,
+        (0, 1, 2, 4, 3, 5) if product_loops else (3, 0, 1, 4, 2, 5),
     )  # fmt: skip
 
 
 def gemm(state: State, f: Fields) -> None:
     """Execute a GEMM, as `reference.gemm` does."""
-    plan = _plan_gemm(state.cfg, _GEMM_KEY(f))
+    plan = _plan_gemm(state.cfg, _gemm_key(f))
     if plan is None:
         return reference.gemm(state, f)
     left = _to_floats(gather(state.inp, f["inp_base"], plan.inp), plan.left_axes).reshape(plan.left_shape)
@@ -105,7 +112,7 @@ def gemm(state: State, f: Fields) -> None:
 
 
 def _to_floats(array: Array, axes: tuple[int, ...]) -> Array:
-    """Return int8 `array` with its axes in another order, the last one kept, as contiguous float32."""
+    """Transpose the int8 `array` to the order `axes`, in which the last axis stays last, and convert it to float32."""
     wide = _WIDE.get(array.shape[-1] & -array.shape[-1], _WIDE[16])  # several bytes move at a time
     transposed: Array = np.ascontiguousarray(array.view(wide).transpose(axes))
     return transposed.view(np.int8).astype(np.float32)
@@ -116,7 +123,10 @@ _WIDE: dict[int, Any] = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64, 16: 
 
 
 def _multiply(left: Array, right: Array) -> Int32:
-    """Multiply left [..., P, K] by right [..., C, K] transposed; whole numbers from -128 to 127, sums modulo 2^32."""
+    """Multiply left [..., P, K] by right [..., C, K] transposed: [..., P, C], with sums that wrap at 32 bits.
+
+    Both hold whole numbers from -128 to 127 as float32. Products are split along K at CHUNK, so that they are exact.
+    """
     right = np.swapaxes(right, -1, -2)
     total = None
     for start in range(0, left.shape[-1], CHUNK):
@@ -126,8 +136,8 @@ def _multiply(left: Array, right: Array) -> Int32:
     return total
 
 
-class _Vector(NamedTuple):
-    """Plan for a VECTOR of certain extents and strides."""
+class _VectorPlan(NamedTuple):
+    """Patterns of the operands of all VECTORs with certain extents and strides."""
 
     dst: Steps
     a: Steps
@@ -135,15 +145,16 @@ class _Vector(NamedTuple):
     par: Steps
 
 
-_VECTOR_KEY = itemgetter(
+_vector_key = itemgetter(
     *(f"extent_{loop}" for loop in VECTOR_LOOPS), *(f"dst_{loop}" for loop in OUTER_LOOPS),
     *(f"a_{loop}" for loop in VECTOR_LOOPS), *(f"{operand}_{loop}" for operand in ("b", "par") for loop in OUTER_LOOPS),
 )  # fmt: skip
+"""Returns the fields of a VECTOR that its plan depends on."""
 
 
 @lru_cache(maxsize=8192)
-def _plan_vector(cfg: Config, key: tuple[int, ...], depth: int) -> _Vector | None:
-    """Return the plan for a VECTOR with the fields `key` of _VECTOR_KEY; None if only the reference can execute it.
+def _plan_vector(cfg: Config, key: tuple[int, ...], depth: int) -> _VectorPlan | None:
+    """Return the plan for a VECTOR with the fields `key` of `_vector_key`; None if only the reference can execute it.
 
     depth: entries of the buffer that it writes.
     """
@@ -153,7 +164,7 @@ def _plan_vector(cfg: Config, key: tuple[int, ...], depth: int) -> _Vector | Non
     )
     if prod(key[:5]) * cfg.lanes > LARGEST_GATHER:
         return None
-    return _Vector(dst, a, b, squeeze_broadcast_loops(par, depths(cfg)["par"]))
+    return _VectorPlan(dst, a, b, squeeze_broadcast_loops(par, depths(cfg)["par"]))
 
 
 def vector(state: State, f: Fields) -> None:
@@ -163,7 +174,7 @@ def vector(state: State, f: Fields) -> None:
         return softmax(state, f)
     narrow = f["destination"] != Destination.ACC
     target: Array = destination(state, Destination(f["destination"]))
-    plan = _plan_vector(cfg, _VECTOR_KEY(f), len(target))
+    plan = _plan_vector(cfg, _vector_key(f), len(target))
     if plan is None:
         return reference.vector(state, f)
 
@@ -208,18 +219,18 @@ def softmax(state: State, f: Fields) -> None:
     """Execute a softmax, as `reference.softmax` does."""
     powers, shares = np.split(state.exp.ravel(), 2)
     count = f["extent_n"] * state.cfg.block_out - f["imm"]
-    ordinary = np.isfinite(state.exp).all() and not np.signbit(state.exp).any() and powers[-1] > 0
-    if not ordinary or float(powers.max()) * count >= float(np.finfo(np.float32).max):
-        return reference.softmax(state, f)  # a case without a float32 path
+    is_ordinary = np.isfinite(state.exp).all() and not np.signbit(state.exp).any() and powers[-1] > 0
+    if not is_ordinary or float(powers.max()) * count >= float(np.finfo(np.float32).max):
+        return reference.softmax(state, f)  # float32 would overflow or divide by 0, unlike the hardware
     n, x = f["extent_n"], f["extent_x"]
     loops = (n, f["a_n"] if n > 1 else 0), (x, f["a_x"] if x > 1 else 0)
     rows = np.swapaxes(gather(state.vin, f["a_base"], loops), 0, 1).reshape(x, -1)
-    places = 255 + rows[:, :count].astype(np.int64) - rows[:, :count].max(axis=1, keepdims=True)
+    index = 255 + rows[:, :count].astype(np.int64) - rows[:, :count].max(axis=1, keepdims=True)  # into both tables
     total = np.zeros(x, np.float32)
     for k in range(count):
-        total += powers[places[:, k]]
+        total += powers[index[:, k]]
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        rounded = np.rint(shares[places] / total[:, None]) + np.float32(f["zero_point"])
+        rounded = np.rint(shares[index] / total[:, None]) + np.float32(f["zero_point"])
     result = np.full(rows.shape, f["zero_point"], np.float32)
     result[:, :count] = rounded
     clipped = np.minimum(np.maximum(result, f["clip_lo"]), f["clip_hi"]).astype(np.int8)
@@ -229,7 +240,10 @@ def softmax(state: State, f: Fields) -> None:
 
 
 def _sum_taps(state: State, f: Fields, a: Steps) -> Int32:
-    """Return A of a VECTOR with taps, as `reference._sum_taps` does: [n, y, x, r, s, block_out/group, batch, group]."""
+    """Compute A of a VECTOR with taps, as `reference._sum_taps` does.
+
+    a: pattern of A. Returns [n, y, x, r, s, block_out/group, batch, group].
+    """
     cfg = state.cfg
     loops = tuple((f[f"extent_{loop}"], 0 if loop in "yx" else f[f"tap_{loop}"]) for loop in VECTOR_LOOPS)
     weights = gather(state.tap, f["tap_base"], squeeze_broadcast_loops(loops, len(state.tap))).astype(np.int32)
@@ -274,7 +288,7 @@ def _apply_binary(op: BinaryOp, a: Int32, b: Int32) -> Int32:
 
 
 def _requantise(v: Array, par: NDArray[np.uint64]) -> NDArray[np.float32]:
-    """Requantise by the float32 product that `reference.requantise` describes; equal wherever the result is below 2^20.
+    """Requantise by the float32 product that `reference.requantise` describes. Equal to it for results below 2^20.
 
     Beyond that both are far outside int8, on the same side, so that the clip that follows makes them equal.
     """
@@ -293,11 +307,14 @@ def _requantise_parameters(entries: bytes) -> tuple[Int32, NDArray[np.float32]]:
     return bias.astype(np.uint32).view(np.int32), factor
 
 
-def _dram_steps(state: State, dram: Array, f: Fields, size: int, verb: str) -> tuple[int, Steps]:
-    """Return first byte and signed steps of the rows in DRAM, all inside it. IndexError names the first row that is
-    not."""
+def _locate_dram_rows(dram: Array, f: Fields, size: int, verb: str) -> tuple[int, Steps]:
+    """Return the first byte and the (extent, signed stride) of the planes and rows of a LOAD or STORE.
+
+    size: bytes of an element. verb: "LOAD reads" or "STORE writes", for the message. IndexError for the first row that
+    is not inside DRAM. NotImplementedError where addresses of rows wrap around, which only the reference can execute.
+    """
     start, width = f["dram_addr"], f["x_size"] * size
-    for rows, low, high in _signed_rows(_make_pattern(f["z_size"], f["dram_z"], f["y_size"], f["dram_y"])):
+    for rows, low, high in _signed_rows(_pair_loops(f["z_size"], f["dram_z"], f["y_size"], f["dram_y"])):
         if start + low >= 0 and start + high + width <= len(dram):
             return start, rows
     for _, _, start in reference._dram_rows(f, width):
@@ -307,15 +324,20 @@ def _dram_steps(state: State, dram: Array, f: Fields, size: int, verb: str) -> t
 
 
 @lru_cache(maxsize=8192)
-def _make_pattern(*loops: int) -> Steps:
-    """Pair up extent, stride, extent, stride, ...; a loop that runs once gets stride 0, so that equal patterns are
-    equal keys of the caches."""
+def _pair_loops(*loops: int) -> Steps:
+    """Return the numbers extent, stride, extent, stride, ... as pairs.
+
+    A loop that runs once gets stride 0, so that patterns with equal addresses are equal keys of the caches.
+    """
     return tuple((extent, stride if extent > 1 else 0) for extent, stride in zip(loops[::2], loops[1::2]))
 
 
 @lru_cache(maxsize=8192)
 def _signed_rows(rows: Steps) -> tuple[tuple[Steps, int, int], ...]:
-    """Return the `spans` of rows in DRAM: (extent and signed stride of each loop, lowest, highest offset)."""
+    """Return the ways to read the strides of rows in DRAM as signed numbers, as `spans` does.
+
+    Each is (extent and signed stride of both loops, lowest offset, highest offset).
+    """
     return tuple(
         (tuple((extent, step) for (extent, _), step in zip(rows, signed, strict=True)), low, high)
         for signed, low, high in spans(rows, 1 << 32)
@@ -323,7 +345,11 @@ def _signed_rows(rows: Steps) -> tuple[tuple[Steps, int, int], ...]:
 
 
 def _dram_view(dram: NDArray[np.uint8], start: int, rows: Steps, count: int, size: int, dtype: Any) -> Array:
-    """View DRAM as [z, y, count, values] of `dtype`: rows of `count` consecutive elements of `size` bytes."""
+    """View rows of DRAM as [planes, rows, count, values of an element] of `dtype`.
+
+    A row is `count` consecutive elements of `size` bytes. start: first byte. rows: (extent, signed stride) of planes
+    and of rows.
+    """
     item = np.dtype(dtype).itemsize
     (z, dram_z), (y, dram_y) = rows
     return np.ndarray((z, y, count, size // item), dtype, dram, start, (dram_z, dram_y, size, item))
@@ -337,9 +363,9 @@ def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
     target: Array = state.elements(buffer)
     width = f["pad_left"] + f["x_size"] + f["pad_right"]
     height = f["pad_top"] + f["y_size"] + f["pad_bottom"]
-    block = _make_pattern(f["z_size"], f["sram_z"], height, f["sram_y"], width, f["sram_x"])
+    block = _pair_loops(f["z_size"], f["sram_z"], height, f["sram_y"], width, f["sram_x"])
     try:
-        start, rows = _dram_steps(state, dram, f, size, "LOAD reads")
+        start, rows = _locate_dram_rows(dram, f, size, "LOAD reads")
     except NotImplementedError:
         return reference.load(state, dram, f)
     if expands:
@@ -357,7 +383,7 @@ def load(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
 
 
 def _repeat_byte(value: int, dtype: np.dtype[Any]) -> np.generic:
-    """Return a number of `dtype` whose every byte is `value`: pad_value is a byte, whatever is padded."""
+    """Return a number of `dtype` whose every byte is `value`: pad_value is one byte for entries of any type."""
     return np.full(dtype.itemsize, value, np.int8).view(dtype)[0]  # type: ignore[no-any-return]
 
 
@@ -366,13 +392,13 @@ def store(state: State, dram: NDArray[np.uint8], f: Fields) -> None:
     size = state.cfg.piece_bytes
     pieces = state.out.reshape(-1, size)
     try:
-        start, rows = _dram_steps(state, dram, f, size, "STORE writes")
+        start, rows = _locate_dram_rows(dram, f, size, "STORE writes")
     except NotImplementedError:
         return reference.store(state, dram, f)
-    block = _make_pattern(f["z_size"], f["sram_z"], f["y_size"], f["sram_y"], f["x_size"], f["sram_x"])
+    block = _pair_loops(f["z_size"], f["sram_z"], f["y_size"], f["sram_y"], f["x_size"], f["sram_x"])
     target, values = _dram_view(dram, start, rows, f["x_size"], size, np.int8), gather(pieces, f["sram_base"], block)
     if _rows_overlap(rows, f["x_size"] * size):
-        for row in np.ndindex(target.shape[:2]):  # in their order: the last one stays
+        for row in np.ndindex(target.shape[:2]):  # in order, so that the last row stays where rows overlap
             target[row] = values[row]
     else:
         target[...] = values

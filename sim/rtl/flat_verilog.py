@@ -1,4 +1,7 @@
-"""Parser of flat Verilog as Yosys writes it: reads, writes and conditions of each statement."""
+"""Parse flat Verilog as Yosys writes it: what each statement reads and writes, and under which conditions.
+
+An atom is a condition in its simplest form: a signal, one bit of it, or the negation of either.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 WIDE = 64
-"""Bits up to which a number is one to C++. Wider ones would be set to 0 before the condition is known, if automatic."""
+"""Bits up to which a variable is one C++ number. Wider automatic variables would be cleared in every call."""
 
 Path = tuple[str, ...]
-"""Conditions, the outermost first, within which something stands; () is outside of all."""
+"""Nested conditions around a statement, the outermost first; () is outside of all."""
 
 _NAME = re.compile(r"\\(\S+) |(?<![\w'$\\.])([A-Za-z_][\w$]*)")
 _KEYWORDS = frozenset(["always", "posedge", "if", "else", "begin", "end"])
@@ -29,13 +32,16 @@ DECLARATION = re.compile(r"  (?:wire|reg) ((?:\[[^\]]*\] )?)(?:\\(\S+) |([A-Za-z
 
 
 def names_in(text: str) -> set[str]:
-    """Names in Verilog text, which ends in a space, without their backslashes; keywords are left out."""
+    """Return the names in Verilog text, without their backslashes and without keywords.
+
+    The text must end in a space, as escaped names do.
+    """
     names = {escaped or plain for escaped, plain in _NAME.findall(text)}
     return names - _KEYWORDS
 
 
 def atom_of(text: str) -> str | None:
-    """Return a name, a bit of it, or the negation of either, in a normal form; None for all else.
+    """Return the atom that Verilog text is, in a normal form; None if it is a larger expression.
 
     >>> atom_of(r"!\\a[0] "), atom_of("a[0]")  # a name that ends in brackets, and a bit
     ('!a[0]', 'a [0]')
@@ -45,7 +51,7 @@ def atom_of(text: str) -> str | None:
 
 
 def base_of(atom: str) -> str:
-    """Return the name in an atom."""
+    """Return the name of an atom's signal."""
     return re.sub(r" \[\d+\]$", "", atom.removeprefix("!"))
 
 
@@ -55,24 +61,24 @@ def verilog_name(name: str) -> str:
 
 
 def word_of(memory: str) -> str:
-    """Name of the variable for an entry of a memory that is put together."""
+    """Return the name of the variable in which the parts of an entry of a memory are merged before it is written."""
     return f"\\{memory}.word "
 
 
 def declare_variable(width: str, name: str) -> str:
-    """Declare a variable; width: as Verilog has it, [high:0] or nothing."""
+    """Return the declaration of a variable. width: in Verilog's form, [high:0] or nothing."""
     high = int(width[1:].partition(":")[0]) if width else 0
     return f"{'automatic' if high < WIDE else 'static'} reg {width}{name};"
 
 
 def condition_of(atom: str) -> str:
-    """Write an atom as Verilog."""
+    """Return an atom as a Verilog condition."""
     base = base_of(atom)
     return f"{'!' if atom[0] == '!' else ''}{verilog_name(base)}{atom.removeprefix('!')[len(base) :].lstrip()}"
 
 
 def select_entries(text: str) -> str:
-    r"""Rewrite flat Verilog so that one entry of a wide register is selected, not shifted down with all behind it.
+    r"""Rewrite flat Verilog so that one entry of a wide register is selected instead of shifting the whole register.
 
     >>> text = ["reg [63:0] t;", "wire [2:0] n;", "wire [7:0] a;", "assign a = t >> { 1'h0, n, 3'h0 };"]
     >>> print(select_entries("".join(f"  {line}\n" for line in text)).splitlines()[-1])
@@ -81,7 +87,7 @@ def select_entries(text: str) -> str:
     widths = {name: int(high or 0) + 1 for high, name in _WIDTH.findall(text)}
 
     def replace_shift(match: re.Match[str]) -> str:
-        """Write the assignment of a shift as a selection, if the widths show that it takes one whole entry."""
+        """Return a shift's assignment as a selection, or as it is unless the widths show that it takes one entry."""
         left, wide, number, zeros = match.groups()
         entry = 1 << int(zeros)
         width = widths.get(left, entry + 1)
@@ -94,7 +100,7 @@ def select_entries(text: str) -> str:
 
 @dataclass(eq=False)
 class Assign:
-    """A continuous assignment; right: with its semicolon."""
+    """A continuous assignment: the texts left and right of `=`, the right one with its semicolon."""
 
     left: str
     right: str
@@ -111,10 +117,12 @@ class Assign:
 
 
 class Register:
-    """An always block.
+    """An always block: a register, or a port of a memory.
 
-    conditions: one of them holds where the block does anything, but for `reset`, which is done later in any case. body:
-    what is done where the condition holds. local: a memory, an entry of which is a variable of the body, and its width.
+    text: its lines. conditions: atoms, one of which holds whenever the block does anything apart from `reset`; none if
+    the block is not understood. body: its statements under these conditions. reset: a statement to execute after the
+    body in every cycle, or "". local: (memory, width) if the body merges writes to an entry in a variable. path: nested
+    conditions to put the block into; gating.py decides.
     """
 
     def __init__(self, text: list[str], memories: Mapping[str, str]) -> None:
@@ -131,7 +139,7 @@ class Register:
 
     @property
     def targets(self) -> set[str]:
-        """Names of the targets."""
+        """Names that the block writes."""
         return {
             name
             for line in self.text
@@ -140,11 +148,11 @@ class Register:
         }
 
     def write_parts_alone(self) -> None:
-        """Write the parts of a memory's entry one by one, since other blocks write it, too."""
+        """Undo `_merge_writes`: write the parts of an entry one by one, since other blocks write to the memory, too."""
         self.body, self.local = self.text[1:-1], None
 
     def _read_conditions(self, condition: str, lines: list[str]) -> None:
-        """Parse if (condition) ..., or if (reset) ... else if (condition) ..."""
+        """Parse the block of a register: `if (condition)`, or `if (reset)` with `else if (condition)`."""
         else_lines = [number for number, line in enumerate(lines) if line.startswith("    else")]
         if not else_lines and (atom := atom_of(condition)):
             self.conditions, self.body = [atom], lines
@@ -157,15 +165,15 @@ class Register:
             self.conditions, self.body = [atom], [line for line in (else_if[2], *lines[else_lines[0] + 1 :]) if line]
 
     def _read_port(self, lines: list[str], memories: Mapping[str, str]) -> None:
-        """Parse a port of a memory: a read, or writes of some bits each."""
-        outer = [line for line in lines if re.match(r" {4}\S", line) and line != "    end"]
-        conditions = [_IF.fullmatch(line.removesuffix("begin")) for line in outer]
+        """Parse the block of a memory's port: a read, or writes of some bits each."""
+        condition_lines = [line for line in lines if re.match(r" {4}\S", line) and line != "    end"]
+        conditions = [_IF.fullmatch(line.removesuffix("begin")) for line in condition_lines]
         atoms = [atom_of(condition[1]) if condition else None for condition in conditions]
         if all(atoms):
             self.conditions, self.body = [atom for atom in atoms if atom], _compare_once(lines)
-            self._write_once(lines, memories)
+            self._merge_writes(lines, memories)
 
-    def _write_once(self, lines: list[str], memories: Mapping[str, str]) -> None:
+    def _merge_writes(self, lines: list[str], memories: Mapping[str, str]) -> None:
         """Merge writes of parts of a memory's entry into one write of the entry."""
         parts = []
         for condition, line in zip(lines[::2], lines[1::2]):
@@ -183,7 +191,7 @@ class Register:
 
 
 def _compare_once(lines: list[str]) -> list[str]:
-    """Rewrite a read of an entry that is written in the same cycle: compare its address once for all parts."""
+    """Rewrite a read that forwards parts of an entry written in the same cycle: compare the addresses once for all."""
     tests = [re.fullmatch(r"      if \((.*) && (\S.* == \S.*)\)", line) for line in lines]
     compares = [test[2] for test in tests if test]
     if len(compares) < 2 or len(set(compares)) != 1:
@@ -201,14 +209,14 @@ def _compare_once(lines: list[str]) -> list[str]:
 
 
 def _statements(text: str) -> Iterator[list[str]]:
-    """Yield the lines of each statement."""
+    """Yield the lines of each statement of a module."""
     statement: list[str] = []
     for line in text.split("\n"):
         first = statement[0] if statement else ""
-        goes_on = (
+        continues = (
             first.startswith("  always ") and (line.startswith("    ") or (first.endswith("begin") and line == "  end"))
         ) or (first.startswith("  function ") and not statement[-1].startswith("  endfunction"))
-        if statement and not goes_on:
+        if statement and not continues:
             yield statement
             statement = []
         statement.append(line)
@@ -216,15 +224,20 @@ def _statements(text: str) -> Iterator[list[str]]:
 
 
 class Module:
-    """A flat module, statement by statement."""
+    """A flat module, statement by statement.
+
+    statements: all of them in order; text stands for a statement that stays as it is. registers: the always blocks.
+    assigns: the assignments whose result is needed.
+    """
 
     def __init__(self, text: str) -> None:
         self.statements: list[str | Assign | Register] = []
         self.wires: dict[str, str] = {}
-        """Width of each wire, as Verilog has it."""
+        """Width of each wire, in Verilog's form, [high:0] or nothing."""
         self.memories: dict[str, str] = {}
+        """Width of the entries of each memory, in the same form."""
         self.fixed: set[str] = set()
-        """Names that are used outside: ports, and all in lines that are not understood."""
+        """Names that are used outside of assignments and registers: ports, and all names in lines not understood."""
         for lines in _statements(text):
             self.statements.append(self._parse_statement(lines))
         self.registers = [statement for statement in self.statements if isinstance(statement, Register)]
@@ -235,7 +248,7 @@ class Module:
         self.assigns = self._keep_used([statement for statement in self.statements if isinstance(statement, Assign)])
 
     def _parse_statement(self, lines: list[str]) -> str | Assign | Register:
-        """Parse the lines of a statement; other text stays as it is."""
+        """Return a parsed assignment or always block, else the text. Records wires, memories and fixed names."""
         text = "\n".join(lines)
         if text.startswith("  assign "):
             return Assign(*text[9:].split(" = ", 1))

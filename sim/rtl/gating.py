@@ -1,4 +1,4 @@
-"""Gate the logic of flat Verilog for faster simulation: what no register needs in a cycle is not computed in it.
+"""Gate the logic of flat Verilog for faster simulation: logic is evaluated only in cycles in which a register needs it.
 
 Yosys writes a flat module as continuous assignments and registers with enables. A simulator evaluates all of the former
 in every cycle, though most of their values end in registers that stay as they are: the vector unit's lanes are idle in
@@ -15,16 +15,16 @@ nine cycles of ten. Here assignments move into the conditions of the registers t
                                                      gated0;
                                                    end
 
-Nothing else changes: registers get the same values in the same cycles. Statements that are not of the forms known here
-stay where they are. A condition holds others: where `enable` is `valid & move`, logic that several such enables share
-stands in `if (valid)`. Logic that up to COPIES groups of registers use is copied into each of them. Variables of a task
-become those of a C++ function, which need no place in memory; those of an always block would be stored each time.
+Nothing else changes: registers get the same values in the same cycles. Statements in forms that are not known here stay
+where they are. Conditions are nested: where `enable` is `valid & move`, logic that several such enables share stands in
+`if (valid)`. Logic that up to COPIES groups of registers use is copied into each of them. Variables of a task become
+local variables of a C++ function, which need no place in memory; those of an always block would be stored each time.
 
-It reads what Yosys writes as text, by regular expressions, and not Yosys' cells. Those of `pynq` were looked at, at
-ce51725: 8,225 cells of 31 types, in 13.7 MB of JSON, which take Yosys 1.4 s of processor time more than their 1.7 MB of
-Verilog; to read these and to move statements takes 0.4 s. Who the readers of a cell are is as plain there, but what
-moves must be Verilog again: expressions of all 31 types, and ports of memories with what they give while they are
-written. That would be a second writer of Verilog beside Yosys' own, and longer than what reads it here.
+This reads the text that Yosys writes, by regular expressions, and not Yosys' cells in JSON. For `pynq` at ce51725 these
+are 8,225 cells of 31 types in 13.7 MB, which cost Yosys 1.4 s more than 1.7 MB of Verilog; reading the Verilog and
+moving statements takes 0.4 s. The readers of a cell would be as easy to find, but cells that move must become Verilog
+again: expressions of all 31 types, and memory ports with their behaviour during a write. That would be a second writer
+of Verilog, longer than this reader.
 """
 
 from __future__ import annotations
@@ -51,11 +51,15 @@ from celosia.sim.rtl.flat_verilog import (
 )
 
 COPIES = 4
-"""Groups of registers that may each have their own copy of what they share."""
+"""Largest number of groups of registers that each get their own copy of shared logic."""
 
 
 class _Gating:
-    """The conditions under which the values of each statement of a module are needed."""
+    """The conditions under which the value of each statement of a module is needed.
+
+    drivers: the assignments of each signal. paths: by id of an assignment, the nested conditions it is moved into.
+    order: the assignments, each after those that it reads.
+    """
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -67,12 +71,12 @@ class _Gating:
         self._place_registers()
         self.paths, self.order = self._place_assigns()
 
-    def implied(self, atom: str) -> set[str]:
-        """Return `atom` and all atoms that are true wherever it is."""
+    def implied_atoms(self, atom: str) -> set[str]:
+        """Return `atom` and all atoms that are true whenever it is true."""
         if atom not in self._closures:
-            self._closures[atom] = {atom}  # also where a definition comes back to it
+            self._closures[atom] = {atom}  # ends the recursion where definitions form a cycle
             self._closures[atom] |= {
-                implied for defined in self._implied_by_definition(atom) for implied in self.implied(defined)
+                implied for operand in self._implied_by_definition(atom) for implied in self.implied_atoms(operand)
             }
         return self._closures[atom]
 
@@ -88,93 +92,96 @@ class _Gating:
         right = drivers[0].right.removesuffix(";")
         if " ? " in right:
             condition, _, rest = right.partition(" ? ")
-            value, _, other = rest.rpartition(" : ")
-            parts = [condition] if "?" not in value and ZERO.fullmatch(other.strip()) else []
+            value, _, otherwise = rest.rpartition(" : ")
+            parts = [condition] if "?" not in value and ZERO.fullmatch(otherwise.strip()) else []
         elif atom != base:
-            parts = []  # a bit of something wide
-        elif together := re.fullmatch(r"& \{ (.*) \}", right):
-            return [operand for part in together[1].split(", ") if (operand := atom_of(part))]
+            parts = []  # a bit of a wider signal
+        elif conjunction := re.fullmatch(r"& \{ (.*) \}", right):
+            return [operand for part in conjunction[1].split(", ") if (operand := atom_of(part))]
         else:
             parts = re.split(r" +&&? +", right)
         atoms = [operand for part in parts if (operand := atom_of(part))]
         return atoms if len(atoms) == len(parts) else []
 
     def _place_registers(self) -> None:
-        """Place each register inside the nested conditions that imply its own."""
+        """Set the path of each register: the nested conditions to put it into, all implied by its own conditions.
+
+        Registers with conditions on the most common clock are moved; all others stay outside.
+        """
         registers = self.module.registers
         clock = Counter(register.text[0].removesuffix(" begin") for register in registers).most_common(1)
-        common: dict[Register, set[str]] = {
-            register: set.intersection(*map(self.implied, register.conditions)) for register in registers
+        implied_of: dict[Register, set[str]] = {
+            register: set.intersection(*map(self.implied_atoms, register.conditions)) for register in registers
             if register.conditions and register.text[0].removesuffix(" begin") == clock[0][0]
         }  # fmt: skip
-        popular = Counter(atom for atoms in common.values() for atom in atoms)
+        use_counts = Counter(atom for atoms in implied_of.values() for atom in atoms)
 
         def most_specific(atoms: Iterable[str]) -> str:
-            """Return the atom that implies most others; of several, the one that fewest registers' conditions imply."""
-            return max(atoms, key=lambda atom: (len(self.implied(atom)), -popular[atom], atom))
+            """Return the atom that implies the most others; among equals, the one implied by the fewest registers."""
+            return max(atoms, key=lambda atom: (len(self.implied_atoms(atom)), -use_counts[atom], atom))
 
         def path_to(atom: str) -> Path:
-            """Return the nested conditions around a register with this condition, from the outermost to `atom`."""
-            outer = {candidate for candidate in self.implied(atom) if atom not in self.implied(candidate)}
+            """Return the nested conditions around a register with the condition `atom`, which is the innermost one."""
+            outer = {candidate for candidate in self.implied_atoms(atom) if atom not in self.implied_atoms(candidate)}
             return (*path_to(most_specific(outer)), atom) if outer else (atom,)
 
-        for register, atoms in common.items():
+        for register, atoms in implied_of.items():
             if atoms:
                 register.path = path_to(most_specific(atoms))
 
     def _paths_of_uses(self) -> dict[str, set[Path]]:
         """Return, by the name of a signal, the paths (nested conditions) at which registers and conditions use it."""
-        used: defaultdict[str, set[Path]] = defaultdict(set)
+        paths: defaultdict[str, set[Path]] = defaultdict(set)
         for name in self.module.fixed:
-            used[name].add(())
+            paths[name].add(())
         for register in self.module.registers:
             for name in names_in("\n".join(register.body if register.path else register.text) + " "):
-                used[name].add(register.path)
+                paths[name].add(register.path)
             for name in names_in(register.reset + " "):
-                used[name].add(())
+                paths[name].add(())
             for depth, atom in enumerate(register.path):
-                used[base_of(atom)].add(register.path[:depth])
-        return used
+                paths[base_of(atom)].add(register.path[:depth])
+        return paths
 
     def _place_assigns(self) -> tuple[dict[int, set[Path]], list[Assign]]:
-        """Return the place of each assignment, and an order of those that move in which each comes after its operands.
+        """Return the paths of each assignment, by its id, and all assignments, operands before readers.
 
-        Assignments that write parts of one name stay together. They are placed after all that read them; those in
-        loops of names, which have no such order, and all in front of them stay outside.
+        Assignments that write parts of one name form a group, which moves as one. A group is visited when the paths of
+        all its readers are known. Groups in combinational loops stay outside, and so do those whose results reach one.
         """
-        used, assigns = self._paths_of_uses(), self.module.assigns
-        together = _assign_groups(assigns)
+        use_paths, assigns = self._paths_of_uses(), self.module.assigns
+        group_of = _assign_groups(assigns)
         readers: defaultdict[str, set[int]] = defaultdict(set)
         members: defaultdict[int, list[Assign]] = defaultdict(list)
         for assign in assigns:
-            members[together[id(assign)]].append(assign)
+            members[group_of[id(assign)]].append(assign)
             for name in assign.reads:
-                readers[name].add(together[id(assign)])
+                readers[name].add(group_of[id(assign)])
         writes = {number: {name for part in parts for name in part.writes} for number, parts in members.items()}
         waiting = {number: {r for name in names for r in readers[name]} for number, names in writes.items()}
         inputs: defaultdict[int, set[int]] = defaultdict(set)
         for number, after in waiting.items():
             for reader in after:
                 inputs[reader].add(number)
-        children: dict[int, set[Path]] = {}
+        group_paths: dict[int, set[Path]] = {}
         order: list[Assign] = []
         ready = [number for number, after in waiting.items() if not after]
         while ready:
             number = ready.pop()
             names = writes[number]
-            paths = {path for name in names for path in used.get(name, ())}
-            paths |= {path for name in names for reader in readers[name] for path in children[reader]}
-            children[number] = _common_places(paths) if names <= self.module.wires.keys() else {()}
+            paths = {path for name in names for path in use_paths.get(name, ())}
+            paths |= {path for name in names for reader in readers[name] for path in group_paths[reader]}
+            group_paths[number] = _common_places(paths) if names <= self.module.wires.keys() else {()}
             order += reversed(members[number])
             for before in inputs[number]:
                 waiting[before].discard(number)
                 if not waiting[before]:
                     ready.append(before)
-        return {id(assign): children.get(together[id(assign)], {()}) for assign in assigns}, order[::-1]
+        return {id(assign): group_paths.get(group_of[id(assign)], {()}) for assign in assigns}, order[::-1]
 
 
 def _assign_groups(assigns: list[Assign]) -> dict[int, int]:
-    """Number the assignments, with equal numbers for those that write parts of one name."""
+    """Return a group number for each assignment, by its id: assignments that write parts of one name share one."""
     number = {id(assign): count for count, assign in enumerate(assigns)}
     first: dict[str, int] = {}
     changed = True
@@ -195,14 +202,14 @@ def _common_places(paths: set[Path]) -> set[Path]:
     one of `paths` is outside all conditions, the only place is outside: (). Example: {(a, b), (a, c), (d,)} gives
     {(a,), (d,)}.
     """
-    meeting: dict[str, Path] = {}
+    prefixes: dict[str, Path] = {}  # longest common prefix, by outermost condition
     for path in paths:
         if not path:
             return {()}
-        other = meeting.get(path[0], path)
-        same = next((n for n, (a, b) in enumerate(zip(path, other)) if a != b), min(len(path), len(other)))
-        meeting[path[0]] = path[:same]
-    return set(meeting.values()) if len(meeting) <= COPIES else {()}
+        prefix = prefixes.get(path[0], path)
+        length = next((n for n, (a, b) in enumerate(zip(path, prefix)) if a != b), min(len(path), len(prefix)))
+        prefixes[path[0]] = path[:length]
+    return set(prefixes.values()) if len(prefixes) <= COPIES else {()}
 
 
 def gate_registers(text: str) -> str:
@@ -211,7 +218,7 @@ def gate_registers(text: str) -> str:
     gating = _Gating(module)
     assigns: defaultdict[Path, list[Assign]] = defaultdict(list)
     registers: defaultdict[Path, list[Register]] = defaultdict(list)
-    inner: defaultdict[Path, dict[Path, None]] = defaultdict(dict)
+    inner: defaultdict[Path, dict[Path, None]] = defaultdict(dict)  # the paths one level inside each path, in order
     moved: set[str] = set()
     for assign in gating.order:
         for path in sorted(gating.paths[id(assign)] - {()}):
@@ -238,15 +245,15 @@ def gate_registers(text: str) -> str:
             yield f"  {assign.left} = {assign.right}"
         for register in registers[path]:
             yield from (f"  {line.strip()}" for line in register.body)
-        for inner_line in inner[path]:
-            yield from (f"  {line}" for line in condition_lines(inner_line))
+        for inner_path in inner[path]:
+            yield from (f"  {line}" for line in condition_lines(inner_path))
         yield "end"
 
     def nested_paths(path: Path) -> Iterator[Path]:
         """Yield a path and all paths inside it."""
         yield path
-        for line in inner[path]:
-            yield from nested_paths(line)
+        for inner_path in inner[path]:
+            yield from nested_paths(inner_path)
 
     def task_lines(number: int, path: Path) -> Iterator[str]:
         """Yield the task of an outermost condition, and the always block that calls it and resets its registers."""
@@ -264,7 +271,10 @@ def gate_registers(text: str) -> str:
 
 
 def _module_lines(module: Module, gating: _Gating, moved: set[str], groups: Iterable[Iterator[str]]) -> Iterator[str]:
-    """Yield the module's lines, with gated statements in groups before its end."""
+    """Yield the lines of the module, without the statements and declarations that have moved into `groups`.
+
+    moved: names that are local variables of the groups now. groups: lines of each task, put before the module's end.
+    """
     for line in module.statements:
         if isinstance(line, Assign):
             if () in gating.paths.get(id(line), ()):

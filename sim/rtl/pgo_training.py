@@ -1,7 +1,7 @@
 """Training run for profile-guided optimisation: a short run of all units, after which the simulator is compiled again.
 
-The compiler then knows which of a million branches are taken, and puts what runs beside each other. Instructions are
-random, but legal; nobody looks at what they compute. A process of its own runs them, whose end writes the profile.
+The compiler then knows which branches are usually taken, and lays out the code accordingly. Instructions are random,
+but legal; their results are ignored. They run in a process of their own, since the profile is written at its end.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from celosia.sim.device import Counters, Device
 from celosia.sim.rtl.rtlsim import RtlDevice
 
 ROUNDS = 100
-"""Rounds of one instruction for each unit, each of which waits for the one before it."""
+"""Number of rounds. A round is one instruction for each unit, each of which waits for the one before it."""
 LOOPS = {Opcode.GEMM: 6, Opcode.VECTOR: 4}
-"""Longest loops: as in models, GEMM is at work most of the time, and the others wait."""
+"""Largest extents of loops: as in models, GEMM is busy most of the time, and the others wait."""
 CYCLES = 2_000_000
-"""Limit of cycles, more than the rounds take."""
+"""Limit of cycles, well above what the rounds take."""
 DATA = 1 << 20
 """Bytes of memory that the instructions access."""
 ROW, PLANE = 4096, 16384
-"""Bytes from one row of a block to the next, and from one plane."""
+"""Bytes from one row of a block to the next, and from one plane to the next."""
 
 
 def _choose_value(field: str, opcode: Opcode, data: int, draw: Random) -> int | None:
-    """Choose a value for a field; None if any value will do. data: address of the memory that instructions access."""
+    """Choose the value of a field; None if random bits will do.
+
+    data: first byte of the memory that instructions access.
+    """
     unit = UNIT_OF[opcode]
     match field:
         case "opcode":
@@ -52,7 +55,7 @@ def _choose_value(field: str, opcode: Opcode, data: int, draw: Random) -> int | 
 
 
 def _draw_instruction(cfg: Config, opcode: Opcode, data: int, draw: Random) -> int:
-    """Draw a legal instruction of an opcode."""
+    """Return a random legal instruction word of an opcode. data: first byte of the memory that it may access."""
     form = formats(cfg)[opcode]
     while True:
         word = 0
@@ -65,7 +68,7 @@ def _draw_instruction(cfg: Config, opcode: Opcode, data: int, draw: Random) -> i
 
 
 def train(device: Device, rounds: int = ROUNDS) -> Counters:
-    """Run `rounds` instructions of each unit. DeviceError where the hardware refuses one."""
+    """Run `rounds` random instructions of each unit on `device`. DeviceError where the hardware refuses one."""
     cfg, draw = device.config, Random(0)
     size, count = instruction_bytes(cfg), rounds * len(Opcode)
     data = -(-count * size // ROW) * ROW

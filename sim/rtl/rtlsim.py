@@ -26,18 +26,19 @@ from celosia.sim.rtl.build import build_library
 __all__ = ["IDEAL", "ZYNQ_HP", "MemoryModel", "RtlDevice", "random_stalls"]
 
 DMA_BASE = 0x12_3456_7000
-"""Physical address of the memory: not 0, so that a forgotten base is found out."""
+"""Physical address of the memory: not 0, so that hardware that forgets the base is detected."""
 PAGE = 4096
+"""Bytes of a page."""
 SLICE = 100_000
-"""Most cycles between two looks at the outside: a KeyboardInterrupt waits no longer than these take."""
+"""Most cycles that one call of the library simulates; a KeyboardInterrupt waits until the call returns."""
 SLICE_PRODUCTS = 25_600_000
-"""Most products of the array in that time: large arrays are simulated slowly."""
-MOMENT, PATIENCE = 500, 200
-"""Cycles, and how often as many, that memory has for what it owes before the next run."""
+"""Most products of the array in one such call, since large arrays are simulated slowly."""
+DRAIN_CYCLES, MAX_DRAINS = 500, 200
+"""Before a run, memory gets up to MAX_DRAINS times DRAIN_CYCLES cycles to answer the requests of an earlier run."""
 
 
 class _Parameters(ctypes.Structure):
-    """Structure `Parameters` of harness.cpp."""
+    """The parameters of the memory model: structure `Parameters` of harness.cpp."""
 
     _fields_ = [
         (name, ctypes.c_uint64)
@@ -49,11 +50,12 @@ class _Parameters(ctypes.Structure):
 
 
 _EVENT = np.dtype([("unit", np.uint32), ("index", np.uint32), ("start", np.uint64), ("end", np.uint64)])
+"""An event as harness.cpp stores it."""
 
 
 @cache
 def _load_library(path: Path) -> ctypes.CDLL:
-    """Load the simulator's library, and declare its functions."""
+    """Load a simulator's library, and declare the types of its functions."""
     lib = ctypes.CDLL(str(path))
     handle, u64, u32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32
     for name, result, arguments in (
@@ -80,13 +82,14 @@ def _load_library(path: Path) -> ctypes.CDLL:
 class RtlDevice(Memory):
     """Device that runs the RTL of `config`, built at the first use (see build.py).
 
-    memory: behind its AXI ports; a model or its name.
-    progress: called now and then during a run with the cycles passed.
+    memory: the memory model behind its AXI ports, or the model's name.
+    progress: called regularly during a run with the number of cycles simulated.
     watchdog_cycles: cycles without progress of any unit after which the hardware itself ends a run.
-    seed: of what memories and registers hold before they are written or reset, and of what is read from a memory where
-        it is written.
-    source: Verilog of its top module in place of what `hw.verilog` writes, as a netlist (see build.py).
-    simulator: the library itself, where it is not to be built.
+    quiet: do not report a build on standard error.
+    seed: seed of the random values of registers and memories before they are written or reset, and of reads of an entry
+        that is written in the same cycle.
+    source: Verilog of the top module, such as a netlist, that replaces what `hw.verilog` writes (see build.py).
+    simulator: path of a library to load; None: build it, or take it from the cache.
     """
 
     def __init__(
@@ -111,9 +114,9 @@ class RtlDevice(Memory):
         self._create_simulator()
 
     def _create_simulator(self) -> None:
-        """Create a simulator of the library without memory, and check that it is one of this Config."""
+        """Create an instance of the library's simulator, without memory, and check that it has this Config."""
         self._handle = ctypes.c_void_p(self._lib.celosia_create(self.seed))
-        self._using = RLock()  # while the simulator is at work, another thread must not take it away
+        self._using = RLock()  # so that another thread does not destroy the simulator during a call
         self.control = Control(self._read_register, self._write_register)
         """The registers of the hardware."""
         self._place_memory(0)
@@ -132,16 +135,16 @@ class RtlDevice(Memory):
 
     @property
     def last_error(self) -> tuple[Error, int] | None:
-        """Code and instruction number of the last run's error."""
+        """Code and instruction number of the last run's error; None without one."""
         return self.control.last_error
 
     def allocate(self, size: int) -> None:
         """Allocate memory, as `Device.allocate`. DeviceError where memory still owes answers of an earlier run."""
-        self.settle()  # late writes would arrive in what is not their memory any more
+        self.abort_and_drain()  # late writes would reach memory that was freed
         self._place_memory(size)
 
     def _place_memory(self, size: int) -> None:
-        """Replace memory by `size` bytes of zeros. Behind them lies at least one page, which runs must not reach."""
+        """Replace memory by `size` bytes of zeros, followed by at least a page `beyond_limit`."""
         super().allocate(size)
         rounded = -(-size // PAGE) * PAGE + PAGE
         with self._using:
@@ -151,11 +154,11 @@ class RtlDevice(Memory):
 
     @property
     def beyond_limit(self) -> NDArray[np.uint8]:
-        """Memory that follows the DMA limit: a page and more, which no program can reach."""
+        """The bytes behind the DMA limit, at least a page: tests check that no program writes there."""
         return self._pages[len(self.dram) :]
 
     def use(self, memory: MemoryModel) -> None:
-        """Replace the memory model; the contents stay."""
+        """Use another memory model from now on; the contents of memory stay."""
         self.memory = memory
         values = {name: getattr(memory, name) for name, _ in _Parameters._fields_}  # type: ignore[misc]
         values["stall"] = int(memory.stall * 65536)
@@ -173,7 +176,7 @@ class RtlDevice(Memory):
                 self._handle = ctypes.c_void_p()
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Call a function of the simulator. DeviceError after `close`."""
+        """Call the library's function celosia_`name` for this simulator. DeviceError after `close`."""
         with self._using:
             if not self._handle:
                 raise DeviceError("the RTL simulator was closed; open another one")
@@ -187,12 +190,12 @@ class RtlDevice(Memory):
         self.control.last_error = None
         if count == 0:
             return Counters(0, dict.fromkeys(COUNTERS, 0))
-        self.settle()
+        self.abort_and_drain()
         self.control.prepare(
             DMA_BASE, instr_addr=instr_addr, instr_count=count, dma_size=len(self.dram), watchdog=self.watchdog_cycles,
             lease=0, irq_enable=1,
         )  # fmt: skip
-        self._call("begin", trace)  # cycles of events begin here, as those of the counters
+        self._call("begin", trace)  # events count cycles from here, as the counters do
         self.control.start()
         self._simulate_until_done(timeout_cycles)
         events = [
@@ -202,15 +205,16 @@ class RtlDevice(Memory):
         values = self.control.counters(self._describe_units)
         return Counters(values["cycles"], values, events)
 
-    def settle(self) -> None:
-        """End a run that nobody waits for any more, and wait until memory has answered. DeviceError where it does
-        not."""
-        self.control.write("irq_enable", 0)  # an enabled interrupt would end each moment at once
-        self.control.settle(self._call("run", MOMENT) for _ in range(PATIENCE))
+    def abort_and_drain(self) -> None:
+        """Abort a run that is under way, and wait until memory has answered. DeviceError where it does not."""
+        self.control.write("irq_enable", 0)  # an enabled interrupt would end each wait at once
+        self.control.abort_and_drain(self._call("run", DRAIN_CYCLES) for _ in range(MAX_DRAINS))
 
     def advance(self, cycles: int) -> None:
-        """Simulate up to `cycles` cycles, fewer at an interrupt. DeviceError where the hardware breaks the rules of its
-        bus."""
+        """Simulate up to `cycles` cycles, fewer at an interrupt, for tests that control the registers themselves.
+
+        DeviceError where the hardware violates the AXI protocol.
+        """
         if self._call("run", cycles) < 0:
             error = self._call("error").decode()
             self.reset()
@@ -221,14 +225,21 @@ class RtlDevice(Memory):
         self._call("reset")
 
     def states(self) -> NDArray[np.uint64]:
-        """Cycles that the units have spent in each combination of states since this device was opened: an axis of four
-        for each Unit, in the order of `hw.top.State` (idle, busy, waiting for memory, waiting for a token)."""
+        """Return the cycles spent in each combination of the units' states since this device was opened.
+
+        The result has an axis of four for each Unit, in the order of `hw.top.State`: idle, busy, waiting for memory,
+        waiting for a token.
+        """
         with self._using:
             counts = np.ctypeslib.as_array(self._call("states"), (4 ** len(Unit),))
             return counts.reshape((4,) * len(Unit)).transpose().copy()
 
     def _simulate_until_done(self, timeout_cycles: int) -> None:
-        """Simulate in slices until the run is done. DeviceError, TimeLimit."""
+        """Simulate in slices until the run is done.
+
+        TimeLimit after `timeout_cycles`. DeviceError where the caller has given up (`abandoned`), or the hardware
+        violates the AXI protocol.
+        """
         slice_cycles = min(SLICE, SLICE_PRODUCTS // self.config.macs_per_cycle)
         while True:
             passed = self._call("cycle")
@@ -239,7 +250,7 @@ class RtlDevice(Memory):
             is_done = self._call("run", min(slice_cycles, timeout_cycles - passed))
             if is_done < 0:
                 error, state = self._call("error").decode(), self._describe_units()
-                self.reset()  # nothing is known of hardware that breaks the rules of its bus
+                self.reset()  # the state of hardware that violates the AXI protocol is unknown
                 raise DeviceError(f"{error}; {state}")
             if self.progress is not None:
                 self.progress(self._call("cycle"))

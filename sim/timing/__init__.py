@@ -3,10 +3,20 @@
     timing = predict(cfg, code)         # code: the words of a launch, as they lie in DRAM
     timing.cycles, timing.start, timing.end
 
-The model does not look at data. `demand.py` computes what each instruction asks for (steps, rows, bursts, beats).
-`machine.py` and the models of the units compute how the order of instructions, queues, tokens and the memory delay it.
-They take one instruction after the other. Copies are trains of bursts in closed form, so that the model's own run time
-does not depend on how much they move.
+The model does not look at data. Each instruction is timed once, and copies are trains of bursts in closed form, so
+that the model's own run time does not depend on how many bytes move. The files, in the order of the data:
+
+demand          what each instruction asks for: steps, rows, bursts, beats, ports, banks
+engine_cycles   how many cycles the softmax and norm engines take
+machine         the order in which instructions of all units are timed: queues, tokens; the counters
+work            what the models of the units share: an instruction with its demand, trains of entries, steps
+fetch_timing    when instructions arrive and enter the queues
+copies          when a LOAD or STORE starts and ends
+compute         when a GEMM or VECTOR starts and ends, which instructions of VECTOR overlap
+ports           which of two units gets a port of a scratchpad or a bank of acc in a cycle
+memory_timing   when the bursts of a port move their beats: latency, refresh, shared bandwidth
+latency         the cycles between two events of the RTL that registers in between cost
+timed           the device: bytes of the functional simulator, cycles of this model
 
 Cycles count from the write of `control` that starts the run, as those of the RTL's events do.
 """

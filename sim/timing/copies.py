@@ -1,4 +1,4 @@
-"""Timing of LOAD and STORE: rows are listed, asked for, and moved unit by unit."""
+"""Timing of LOAD and STORE: rows are listed, requested from memory, and moved to or from a scratchpad step by step."""
 
 from __future__ import annotations
 
@@ -32,39 +32,50 @@ from celosia.sim.timing.work import NEVER, Work
 
 
 class RowLister:
-    """Front end of LOAD and STORE: accepts instructions and lists their rows for an engine. One instruction may wait
-    while the rows of the one before are listed."""
+    """Front end of LOAD and STORE: accepts instructions, and lists their rows for the engine that requests bursts.
+
+    One instruction may wait while the rows of the one before are listed. The row queue has a limited depth, so that
+    listing waits for the engine.
+    """
 
     def __init__(self, engine: WriteBursts | ReadBursts) -> None:
         self._engine = engine
-        self._begun = 0  # cycle in which the last instruction left its waiting place
-        self._listed = 0  # cycle in which its last row was listed
+        self._begun = 0  # cycle in which the listing of the last instruction's rows began
+        self._listed = 0  # cycle in which the listing ended
         self._last_asks = deque([-1] * PREFETCH_ROWS, PREFETCH_ROWS)  # cycles of the last requests for the last rows
-        self._jobs = deque([-1] * MAX_IN_FLIGHT, MAX_IN_FLIGHT)  # cycles in which the last instructions' data began
+        self._data_starts = deque(
+            [-1] * MAX_IN_FLIGHT, MAX_IN_FLIGHT
+        )  # cycles in which the last instructions' data began
 
     def next_start(self, ready: int, waiting: int = 0) -> int:
-        """Return the start cycle of the next instruction. waiting: instructions in front of it that have not begun."""
-        return max(ready, self._begun + 1, self._jobs[waiting] + 1)
+        """Return the start cycle of the next instruction, `ready` or later.
+
+        waiting: instructions that have started before it, and whose end is not known yet.
+        """
+        return max(ready, self._begun + 1, self._data_starts[waiting] + 1)
 
     def begin(self, start: int) -> None:
-        """Begin to list the rows of the instruction that started in cycle `start`."""
+        """Begin to list the rows of the instruction that starts in cycle `start`."""
         self._begun = max(start + 1, self._listed)
 
     @property
     def first_ask(self) -> int:
-        """Cycle from which on the first burst of the instruction that has begun may be asked for."""
+        """First cycle in which the first burst of the instruction whose rows are being listed may be requested."""
         return self._begun + BEGIN_TO_ASK
 
-    def end(self, job: int, rows: int, first: int, last: int, data_last: int) -> None:
-        """Record the end of an instruction. job: start of its data. first, last: beats of its train. data_last: the
-        last step of the scratchpad side."""
-        self._jobs.append(job)
+    def end(self, data_start: int, rows: int, first: int, last: int, data_last: int) -> None:
+        """Record the end of an instruction of `rows` rows, from which the end of their listing follows.
+
+        data_start, data_last: cycles of the first and last step at the scratchpad. first, last: cycles of the first and
+        last beat of its train.
+        """
+        self._data_starts.append(data_start)
         listed = self._begun + rows
         if rows > ROW_FIFO_DEPTH:
-            listed = max(listed, data_last + 1 - (ROW_FIFO_DEPTH + 1) * (data_last - job) // rows)
+            listed = max(listed, data_last + 1 - (ROW_FIFO_DEPTH + 1) * (data_last - data_start) // rows)
         last_ask, row_cycles = self._engine.asked, (last - first) // rows
-        ahead = self._last_asks[rows - 1] if rows <= PREFETCH_ROWS else last_ask - PREFETCH_ROWS * row_cycles
-        self._listed = max(listed, ahead + 1)
+        prefetch_ask = self._last_asks[rows - 1] if rows <= PREFETCH_ROWS else last_ask - PREFETCH_ROWS * row_cycles
+        self._listed = max(listed, prefetch_ask + 1)
         for left in range(min(rows, PREFETCH_ROWS) - 1, -1, -1):
             self._last_asks.append(last_ask - left * row_cycles)
 
@@ -72,15 +83,16 @@ class RowLister:
 class LoadChannel:
     """One channel of LOAD: rows of DRAM go through the engine to the writer, with READ_BUFFER_BEATS between them.
 
-    An instruction starts once there is a place for it, begins its train (`open`), between whose bursts those of fetch
-    may come, and ends (`close`).
+    An instruction starts (`start`) once there is a place for it, begins its train of bursts (`open`), and ends with it
+    (`close`). Bursts of fetch may come between those of an open train. step_to_end: cycles from the last write to the
+    scratchpad to the end.
     """
 
     def __init__(self, engine: ReadBursts, ports: list[Port], step_to_end: int) -> None:
         self._engine, self._lister, self._ports, self._step_to_end = engine, RowLister(engine), ports, step_to_end
         self._last = 0  # the writer's last step
         self._beats = 0  # beats of all instructions so far
-        # Reads of the last instructions' beats from the engine by the writer: (beats before, beats, from, to).
+        # When the writer took the beats of the last instructions from the buffer: (beats before, beats, from, to).
         self._read_out: deque[tuple[int, int, int, int]] = deque([(0, 0, 0, 0)], 2 * MAX_IN_FLIGHT)
         self._started: deque[tuple[Work, int]] = deque()  # instructions that have started, and when
         self._first = 0  # beat of the train that is open
@@ -107,7 +119,7 @@ class LoadChannel:
             self._lister.begin(start)
 
     def next_ask(self) -> int:
-        """Return the cycle in which the first burst of the next train is asked for; NEVER without an instruction."""
+        """Return the cycle in which the first burst of the next train is requested; NEVER without an instruction."""
         if not self._started:
             return NEVER
         work, _ = self._started[0]
@@ -116,62 +128,65 @@ class LoadChannel:
         )
 
     def open(self, ask: int) -> None:
-        """Begin the train of the instruction that has begun, its first burst asked for in cycle `ask`."""
+        """Begin the train of the oldest instruction; its first burst is requested in cycle `ask`."""
         work, _ = self._started[0]
-        self._first = self._engine.begin(ask, work.bursts, work.beats)
+        self._first = self._engine.begin_train(ask, work.bursts, work.beats)
         self.is_open = True
 
     def close(self) -> tuple[Work, int]:
-        """End the train that is open. Return its instruction, and the cycle in which the instruction ends."""
-        self._engine.finish()
+        """Place the rest of the open train. Return its instruction, and the cycle of its end here."""
+        self._engine.finish_train()
         work, start = self._started.popleft()
         steps, lead, trail, beats, bursts = work.steps, work.lead, work.trail, work.beats, work.bursts
         first, last = self._first, self._engine.ends[-1]
-        job = max(start + 1, self._last - 1)
+        data_start = max(start + 1, self._last - 1)
         begin = max(start + START_TO_STEP, self._last + 1)
         end = self._last_step(work, begin, first + BEAT_TO_STEP, last + BEAT_TO_STEP)
         self._delay_last_burst(end - trail * (1 + work.padding_stall), steps - lead - trail, work.rows, bursts, beats)
         self._read_out.append((self._beats, beats, first + 2, max(last, end - trail - 2)))
         self._beats += beats
         self._last = end
-        self._lister.end(job, work.rows, first, last, end)
+        self._lister.end(data_start, work.rows, first, last, end)
         if self._started:
             self._lister.begin(self._started[0][1])
         self.is_open = False
         return work, end + self._step_to_end
 
     def _last_step(self, work: Work, begin: int, first: int, last: int) -> int:
-        """Cycle of the writer's last step. begin: first cycle for a step; first, last: cycles of the first and last
-        data. A step waits while it has no data or while the port is taken.
+        """Return the cycle of the writer's last step. A step waits while it has no data, or while the port is in use.
 
-        Where padding stalls, the step is the one in the cycle before it is written.
+        begin: first possible cycle of the first step. first, last: cycles of the first and last data. Where padding
+        stalls, the last step counts in the cycle before its write.
         """
         lead, trail, stalled = (pads * (1 + work.padding_stall) for pads in (work.lead, work.trail, work.padding))
         cycles = work.steps - work.padding + stalled
         data = cycles - lead - trail
+        # Each wait is (a cycle, the writer's cycles that are left at the earliest then).
         waits = [(begin, cycles), (first, cycles - lead), *self._arrivals(work.bursts, data, trail)]
         if not work.port:
             return max(cycle + left - 1 for cycle, left in waits)
         # A step is in front of the port in the next cycle.
         port = self._ports[work.port]
         port.forget(begin + 1)
-        for start in port.starts(first + 1, last + 1):
+        for start in port.reservation_starts(first + 1, last + 1):
             arrived = data * (start - 1 - first) // (last - first + 1)
             waits.append((start - 1, work.steps - work.lead - arrived))
         return max(port.free_cycle(cycle + 1, left) for cycle, left in waits) - 1
 
     def _arrivals(self, bursts: int, data: int, trail: int) -> Iterator[tuple[int, int]]:
-        """Yield, for each remembered burst, the cycles of its first and last beat, and the writer's cycles from then
-        on. The cycles of `data` are spread evenly over the bursts, and `trail` follows them."""
+        """Yield (cycle, cycles left for the writer) for the first and for the last beat of each burst remembered.
+
+        data: cycles of the writer for data, spread evenly over the bursts. trail: its cycles of padding behind them.
+        """
         engine = self._engine
         count = min(bursts, len(engine.ends))
         for number in range(bursts - count, bursts):
-            place = number - bursts
-            yield engine.firsts[place] + BEAT_TO_STEP, data - data * number // bursts + trail
-            yield engine.ends[place] + BEAT_TO_STEP, 1 + data - data * (number + 1) // bursts + trail
+            from_end = number - bursts
+            yield engine.firsts[from_end] + BEAT_TO_STEP, data - data * number // bursts + trail
+            yield engine.ends[from_end] + BEAT_TO_STEP, 1 + data - data * (number + 1) // bursts + trail
 
     def _room_at(self, beats: int) -> int:
-        """Cycle from which on the engine's buffer has room for a burst of `beats`."""
+        """Return the first cycle in which the engine's buffer has room for a burst of `beats` beats."""
         needed = self._beats + beats - READ_BUFFER_BEATS
         for before, count, begin, end in reversed(self._read_out):
             if before < needed or not before:
@@ -179,7 +194,11 @@ class LoadChannel:
         return 0
 
     def _delay_last_burst(self, end: int, steps: int, rows: int, bursts: int, beats: int) -> None:
-        """Delay the engine's last burst until its buffer has room, where the writer is slower than memory."""
+        """Delay the engine's last burst until its buffer has room, where the writer is slower than memory.
+
+        end, steps: cycle of the writer's last step for data, and the number of these steps. rows, bursts, beats: those
+        of the instruction.
+        """
         ahead = min(READ_BUFFER_BEATS, ROW_FIFO_DEPTH * beats // rows)
         if beats > ahead:
             engine, burst = self._engine, beats // bursts
@@ -196,37 +215,41 @@ class Load:
     """
 
     def __init__(self, cfg: Config, engines: Sequence[ReadBursts], ports: list[Port]) -> None:
-        expands = [cfg.weight_bits < 8 and engine is engines[-1] for engine in engines]
-        self.channels = [
-            LoadChannel(engine, ports, STEP_TO_END + EXPAND_STAGES * late) for engine, late in zip(engines, expands)
-        ]
+        self.channels = [LoadChannel(engine, ports, STEP_TO_END) for engine in engines[:-1]]
+        # Weights come through the last channel, and packed ones are expanded there.
+        expand_stages = EXPAND_STAGES if cfg.weight_bits < 8 else 0
+        self.channels.append(LoadChannel(engines[-1], ports, STEP_TO_END + expand_stages))
         self._issued: deque[tuple[Work, int]] = deque()  # instructions behind the gate, and when they may start
         self._free = 0  # cycle from which the next instruction may start
         self._unretired: deque[Work] = deque()  # instructions that have started and not retired
         self._ended: list[deque[int]] = [deque() for _ in engines]  # ends that wait to retire, by channel
-        self._retired = deque([-1] * MAX_UNRETIRED, MAX_UNRETIRED)  # the last ends
-        self._weight_ports = ONE_PORT  # in which weights came last: that of the RTL's register after its reset
+        self._retired = deque([-1] * MAX_UNRETIRED, MAX_UNRETIRED)  # cycles in which the last instructions retired
+        self._weight_ports = ONE_PORT  # through how many ports the last weights came; after a reset: one
 
     @property
     def full(self) -> bool:
-        """Whether one more instruction would wait for a start that cannot be computed yet."""
+        """Whether one more instruction would have to wait for a start that cannot be computed yet."""
         return len(self._issued) >= ISSUE_DEPTH
 
     def accept(self, work: Work, ready: int) -> None:
-        """Queue an instruction that has passed its gate and is ready in cycle `ready`."""
+        """Queue an instruction that has passed its gate; it can start in cycle `ready` or later."""
         self._issued.append((work, ready))
 
     def start(self) -> tuple[Work, int] | None:
-        """Return the next instruction to start, and its start cycle; None where that cannot be computed yet."""
+        """Start the next instruction in its channels. Return it and its start cycle.
+
+        None where no start is possible, or its cycle is not known yet.
+        """
         waiting = len(self._unretired)
         if not self._issued or waiting == MAX_UNRETIRED:
             return None
         work, ready = self._issued[0]
-        channels, changes = self._channels_of(work), work.weight_ports not in (0, self._weight_ports)
-        if any(channel.full for channel in channels) or (changes and waiting):  # a change waits for all ends
+        # A change between weights from one port and from both waits until all instructions have ended.
+        channels, changes_ports = self._channels_of(work), work.weight_ports not in (0, self._weight_ports)
+        if any(channel.full for channel in channels) or (changes_ports and waiting):
             return None
         self._issued.popleft()
-        ready = max(ready, self._free, self._retired[-1] if changes else self._retired[waiting])
+        ready = max(ready, self._free, self._retired[-1] if changes_ports else self._retired[waiting])
         start = max(channel.next_start(ready) for channel in channels)
         for channel in channels:
             channel.start(work, start)
@@ -236,8 +259,10 @@ class Load:
         return work, start
 
     def end(self, channel: int, end: int) -> list[tuple[Work, int]]:
-        """Note that the oldest instruction of a channel ends. Return the instructions that retire now, with their end
-        cycles."""
+        """Record that the oldest instruction of a channel ends in cycle `end`.
+
+        Returns the instructions that retire by this, in program order, with the cycles in which they do.
+        """
         self._ended[channel].append(end)
         retired = []
         while self._unretired and all(ended := self._ends_of(self._unretired[0])):
@@ -251,17 +276,20 @@ class Load:
         return self.channels if work.weight_ports == BOTH_PORTS else [self.channels[work.load_channel]]
 
     def _ends_of(self, work: Work) -> list[deque[int]]:
-        """Return the waiting ends of each of `_channels_of`."""
+        """Return, for each of `_channels_of`, the ends that wait to retire."""
         return self._ended if work.weight_ports == BOTH_PORTS else [self._ended[work.load_channel]]
 
 
 class Store:
-    """STORE: reads units from `out`, packs them into beats, and waits for responses."""
+    """STORE: reads units from `out`, packs them into beats, and waits for responses.
 
-    def __init__(self, engine: WriteBursts, response: int) -> None:
-        self._engine, self._lister, self._response = engine, RowLister(engine), response
-        self._last = 0  # the reader's last unit
-        self._ends = deque([-1] * MAX_UNANSWERED, MAX_UNANSWERED)
+    write_latency: cycles from the last beat of a burst to its response.
+    """
+
+    def __init__(self, engine: WriteBursts, write_latency: int) -> None:
+        self._engine, self._lister, self._write_latency = engine, RowLister(engine), write_latency
+        self._last = 0  # cycle in which the reader read its last unit
+        self._ends = deque([-1] * MAX_UNANSWERED, MAX_UNANSWERED)  # ends of the last instructions
 
     def run(self, ready: int, work: Work) -> tuple[int, int]:
         """Return the start and end cycles of an instruction that is ready in cycle `ready`."""
@@ -269,14 +297,15 @@ class Store:
         start = max(self._lister.next_start(ready), self._ends[0])
         self._lister.begin(start)
         units = -(-steps // beats)  # units in a beat
-        unit = max(start + START_TO_STEP, self._last + 1) + units - 1
+        first_beat_read = max(start + START_TO_STEP, self._last + 1) + units - 1  # cycle in which its units are read
         channel = self._engine.channel
-        hidden = 0 if units == 1 else channel.refreshes(unit, unit + steps, 2 * units + 1)
+        # Reading units goes on while memory refreshes, as far as the packer has room.
+        hidden = 0 if units == 1 else channel.refreshes(first_beat_read, first_beat_read + steps, 2 * units + 1)
         slots = max(beats, steps - hidden)
-        ask = max(self._lister.first_ask, unit + UNIT_TO_BEAT - self._engine.lead)
-        first, last = self._engine.train(ask, work.bursts, slots - units + 1, beats, units - 1)
+        ask = max(self._lister.first_ask, first_beat_read + UNIT_TO_BEAT - self._engine.lead)
+        first, last = self._engine.send_train(ask, work.bursts, slots - units + 1, beats, units - 1)
         self._lister.end(max(start + 1, self._last), work.rows, first, last, last)
         self._last = last - UNIT_TO_BEAT
-        end = last + self._response + RESPONSE_TO_END
+        end = last + self._write_latency + RESPONSE_TO_END
         self._ends.append(end)
         return start, end

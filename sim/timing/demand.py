@@ -1,4 +1,4 @@
-"""Steps, bytes and bursts of each instruction of an encoded stream, computed for all at once."""
+"""Compute what each instruction of an encoded stream asks for (steps, beats, bursts, ports), for all at once."""
 
 from __future__ import annotations
 
@@ -34,15 +34,19 @@ from celosia.sim.timing.engine_cycles import norm_cycles, softmax_cycles
 
 Ints = NDArray[np.int64]
 IN_ACC, IN_VIN = 1, 2
+"""Bits of the masks `shared_reads` and `shared_writes` of a Demand: the scratchpads acc and vin."""
 INP_PORT, VIN_PORT = 1, 2
+"""Values of `port` of a Demand: the write ports of inp and vin, which LOAD and VECTOR share."""
 ONE_PORT, BOTH_PORTS = 1, 2
+"""Values of `weight_ports` of a Demand: through how many ports to memory a LOAD reads weights."""
 TABLE_PADDING = 2
-"""Cycles of a padded table besides one a grain: before the first and behind the last (`hw/vector_unit/table.py`)."""
+"""Cycles that padding a table takes besides one for each grain: before the first and after the last grain
+(`hw/vector_unit/table.py`)."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """Demand of each instruction of a stream, one entry each; 0 where its unit has no such thing.
+    """What the instructions of a stream ask for: a column for each quantity, 0 where it has no meaning.
 
     unit, wait, post: the unit's number and the masks of its tokens. steps: cycles of work without waits: tile
     operations, entries, writes to a scratchpad (padding included), units read from `out`.
@@ -54,8 +58,9 @@ class Demand:
 
     outputs: entries that a GEMM or VECTOR writes. residual: whether VECTOR adds a residual to each. norm_cycles: cycles
     before the first step of a norm. softmax_entries: entries of a row of a softmax, whose steps are all its cycles.
-    like_last_softmax: whether the VECTOR before it is a like softmax that it may overlap. behind_softmax: for a VECTOR
-    that may write vin behind the last softmax, one more than the entries from its first one to the rows of the softmax.
+    like_last_softmax: whether it is a softmax that may overlap the VECTOR before it, a softmax with equal fields.
+    behind_softmax: not 0 for a VECTOR that may write vin while the last softmax still reads it, each entry after its
+    last read: 1 + the number of entries that it writes in front of the softmax's rows.
 
     shared_reads, shared_writes: scratchpads that it reads, and writes for a VECTOR to read, as masks of IN_ACC and
     IN_VIN. port: INP_PORT or VIN_PORT, which LOAD and VECTOR share, where one of them writes there. read_bank,
@@ -128,7 +133,7 @@ def _shared_scratchpads(opcode: Opcode, f: Columns) -> dict[str, Ints]:
     """
 
     def combined_mask(write: bool, memories: dict[str, int]) -> Ints:
-        """Join the bits `memories` of the scratchpads that an operand of each instruction reads (or writes)."""
+        """Return, for each instruction, the bits (`memories`) of all scratchpads that it reads (write: writes)."""
         operands = [operand for operand in OPERANDS[opcode] if operand.write == write and operand.memory in memories]
         return reduce(
             or_,
@@ -136,9 +141,9 @@ def _shared_scratchpads(opcode: Opcode, f: Columns) -> dict[str, Ints]:
             np.zeros_like(f["opcode"]),
         )
 
-    read = {"acc": IN_ACC, "vin": IN_VIN}
+    bits = {"acc": IN_ACC, "vin": IN_VIN}
     return {
-        "shared_reads": combined_mask(False, read), "shared_writes": combined_mask(True, read),
+        "shared_reads": combined_mask(False, bits), "shared_writes": combined_mask(True, bits),
         "port": combined_mask(True, {"inp": INP_PORT, "vin": VIN_PORT}),
     }  # fmt: skip
 
@@ -150,14 +155,14 @@ def _value_where(condition: NDArray[np.bool_], value: int) -> Ints:
 
 def _gemm_demand(cfg: Config, f: Columns) -> dict[str, Ints]:
     """Return the columns of Demand for GEMM instructions."""
-    bank, here = _acc_banks(cfg, f, "acc")
+    bank, bank_outputs = _acc_banks(cfg, f, "acc")
     return {
         "steps": _multiply_fields(f, (f"extent_{loop}" for loop in GEMM_LOOPS)),
         "outputs": _multiply_fields(f, (f"extent_{loop}" for loop in OUTER_LOOPS)),
         "read_bank": bank,
-        "read_bank_outputs": here,
+        "read_bank_outputs": bank_outputs,
         "write_bank": bank,
-        "write_bank_outputs": here,
+        "write_bank_outputs": bank_outputs,
     }
 
 
@@ -166,23 +171,20 @@ def _vector_demand(cfg: Config, f: Columns) -> dict[str, Ints]:
     read_bank, read_bank_outputs = _acc_banks(cfg, f, "a", f["a_source"] == ASource.ACC)
     write_bank, write_bank_outputs = _acc_banks(cfg, f, "dst", f["destination"] == Destination.ACC)
     steps = _multiply_fields(f, (f"extent_{loop}" for loop in VECTOR_LOOPS))
-    row_entries = alike = trails = np.zeros_like(steps)
+    row_entries = is_like_last = behind = np.zeros_like(steps)
     if cfg.softmax:
-        row_entries, alike, trails = (
-            f["softmax"] * f["extent_n"],
-            _mark_like_softmaxes(f),
-            _distances_behind_softmax(cfg, f),
-        )
+        row_entries, is_like_last = f["softmax"] * f["extent_n"], _mark_like_softmaxes(f)
+        behind = _distances_behind_softmax(cfg, f)
         steps = np.where(row_entries, softmax_cycles(cfg, f["extent_x"], f["extent_n"]), steps)
-    finds = f["norm"] * norm_cycles(cfg, f["extent_x"], f["extent_n"]) if cfg.norm else np.zeros_like(steps)
+    before_norm = f["norm"] * norm_cycles(cfg, f["extent_x"], f["extent_n"]) if cfg.norm else np.zeros_like(steps)
     return {
         "steps": steps,
         "outputs": _multiply_fields(f, (f"extent_{loop}" for loop in OUTER_LOOPS)),
-        "norm_cycles": finds,
+        "norm_cycles": before_norm,
         "residual": f["rescale_add"],
         "softmax_entries": row_entries,
-        "like_last_softmax": alike,
-        "behind_softmax": trails,
+        "like_last_softmax": is_like_last,
+        "behind_softmax": behind,
         "read_bank": read_bank,
         "read_bank_outputs": read_bank_outputs,
         "write_bank": write_bank,
@@ -191,53 +193,58 @@ def _vector_demand(cfg: Config, f: Columns) -> dict[str, Ints]:
 
 
 def _mark_like_softmaxes(f: Columns) -> Ints:
-    """Mark each VECTOR that is a softmax which may overlap the softmax before it."""
-    facts = [f[name] for name in ("softmax", *OVERLAP_EQUAL_FIELDS, "destination", "zero_point", "clip_hi")]
-    facts.append(np.minimum(f["clip_lo"], f["clip_hi"]))
-    alike = f["softmax"].copy()
-    alike[:1] = 0
-    for fact in facts:
-        alike[1:] &= fact[1:] == fact[:-1]
-    return alike
+    """Return 1 for each VECTOR that is a softmax which may overlap the softmax before it, else 0."""
+    must_be_equal = [f[name] for name in ("softmax", *OVERLAP_EQUAL_FIELDS, "destination", "zero_point", "clip_hi")]
+    must_be_equal.append(np.minimum(f["clip_lo"], f["clip_hi"]))
+    is_like_last = f["softmax"].copy()
+    is_like_last[:1] = 0
+    for column in must_be_equal:
+        is_like_last[1:] &= column[1:] == column[:-1]
+    return is_like_last
 
 
 def _distances_behind_softmax(cfg: Config, f: Columns) -> Ints:
-    """Return how far each VECTOR that may write vin behind the last softmax's rows begins in front of them, plus 1.
+    """Compute the column `behind_softmax` of Demand.
 
-    Such a VECTOR goes from acc to consecutive entries of vin. The rows of the softmax are consecutive, too, end inside
-    vin, and do not begin before the written entries. Returns 0 for all other instructions.
+    A VECTOR may write vin behind a softmax if it goes from acc to consecutive entries of vin, and the rows of the
+    softmax are consecutive, end inside vin, and do not begin before the entries that are written. Its value is the
+    distance of both beginnings plus 1. Others get 0.
     """
     numbers = np.arange(len(f["opcode"]))
-    before = np.maximum.accumulate(np.where(f["softmax"], numbers, -1))
-    rows = {name: f[name][before] for name in ("a_base", "a_n", "a_x", "extent_n", "extent_x")}
+    last_softmax = np.maximum.accumulate(np.where(f["softmax"], numbers, -1))
+    rows = {name: f[name][last_softmax] for name in ("a_base", "a_n", "a_x", "extent_n", "extent_x")}
     depth = scratchpads(cfg)["vin"].depth
     base = rows["a_base"] % depth
-    of_acc = (f["destination"] == Destination.VIN) & (f["a_source"] == ASource.ACC) & (f["b_source"] != BSource.VIN)
-    in_line = (f["extent_n"] == 1) & (f["extent_y"] == 1) & (f["dst_x"] == 1)
-    in_line &= (rows["a_n"] == 1) & (rows["a_x"] == rows["extent_n"])
-    in_line &= base + rows["extent_n"] * rows["extent_x"] <= depth
+    from_acc_to_vin = (
+        (f["destination"] == Destination.VIN) & (f["a_source"] == ASource.ACC) & (f["b_source"] != BSource.VIN)
+    )
+    is_consecutive = (f["extent_n"] == 1) & (f["extent_y"] == 1) & (f["dst_x"] == 1)
+    is_consecutive &= (rows["a_n"] == 1) & (rows["a_x"] == rows["extent_n"])
+    is_consecutive &= base + rows["extent_n"] * rows["extent_x"] <= depth
     in_front = base - f["dst_base"]
-    return _value_where(of_acc & in_line & (before >= 0) & (in_front >= 0), 1) * (in_front + 1)
+    may_follow = from_acc_to_vin & is_consecutive & (last_softmax >= 0) & (in_front >= 0)
+    return _value_where(may_follow, 1) * (in_front + 1)
 
 
 def _acc_banks(cfg: Config, f: Columns, operand: str, applies: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:
-    """Return the bank of acc of each instruction's first output, and how many outputs come before the first one in the
-    other bank.
+    """Return the bank of acc of each instruction's first output, and how many outputs precede one in the other bank.
 
-    operand: the one in acc. applies: instructions whose operand is in acc; results for the others have no meaning.
+    operand: name of the operand in acc. applies: mask of the instructions whose operand is in acc, None for all;
+    results for the others have no meaning.
     """
     extents = [f[f"extent_{loop}"] for loop in OUTER_LOOPS]
     strides = [f[f"{operand}_{loop}"] for loop in OUTER_LOOPS]
     base, half = f[f"{operand}_base"], scratchpads(cfg)["acc"].bank_depth
-    bank, here = base // half % 2, prod(extents, start=np.ones_like(base))
+    bank, bank_outputs = base // half % 2, prod(extents, start=np.ones_like(base))
     reach = base + sum((extent - 1) * stride for extent, stride in zip(extents, strides))
     leaves = (reach // half != base // half) & (True if applies is None else applies)
     for i in np.flatnonzero(leaves).tolist():
         steps = (np.arange(extent[i]) * stride[i] for extent, stride in zip(extents, strides))
         n, y, x = np.ix_(*steps)
-        other = np.flatnonzero(((base[i] + n + y + x) // half % 2).ravel() != bank[i])
-        here[i] = other[0] if len(other) else here[i]
-    return bank, here
+        in_other_bank = np.flatnonzero(((base[i] + n + y + x) // half % 2).ravel() != bank[i])
+        if len(in_other_bank):
+            bank_outputs[i] = in_other_bank[0]
+    return bank, bank_outputs
 
 
 def _load_demand(cfg: Config, f: Columns) -> dict[str, Ints]:
@@ -247,22 +254,22 @@ def _load_demand(cfg: Config, f: Columns) -> dict[str, Ints]:
     left, top = f["pad_left"], f["pad_top"]
     width = left + x + f["pad_right"]
     elements = x * y * z
-    lane = np.array(
+    channel_of_buffer = np.array(
         [max((n for n, buffers in enumerate(load_channels(cfg)) if b in buffers), default=0) for b in Buffer], np.int64
     )
     padding = z * width * (top + y + f["pad_bottom"]) - elements
     spread = f["spread"] if "spread" in f else np.zeros_like(x)
-    may = (f["buffer"] == Buffer.WGT) & ("spread" in f)
+    could_be_spread = (f["buffer"] == Buffer.WGT) & ("spread" in f)
     writes_per_element = np.maximum(1, (size >> spread) // cfg.bus_bytes)
-    packed = f["expand"] == 1 if "expand" in f else np.zeros(len(x), np.bool_)
+    is_packed = f["expand"] == 1 if "expand" in f else np.zeros(len(x), np.bool_)
     return {
-        "steps": padding + np.where(packed, elements * size // cfg.bus_bytes, elements * writes_per_element),
+        "steps": padding + np.where(is_packed, elements * size // cfg.bus_bytes, elements * writes_per_element),
         "lead": top * width + left,
         "trail": f["pad_bottom"] * width + f["pad_right"],
         "padding": padding,
         "padding_stall": _value_where(f["buffer"] == Buffer.LUT, TABLE_SIZE // cfg.bus_bytes + TABLE_PADDING - 1),
-        "load_channel": lane[f["buffer"]] * (1 - spread),
-        "weight_ports": _value_where(may, ONE_PORT) + spread,
+        "load_channel": channel_of_buffer[f["buffer"]] * (1 - spread),
+        "weight_ports": _value_where(could_be_spread, ONE_PORT) + spread,
         **_dram_demand(cfg, f, size, spread),
     }
 
@@ -276,7 +283,7 @@ def _store_demand(cfg: Config, f: Columns) -> dict[str, Ints]:
 
 
 def _dram_demand(cfg: Config, f: Columns, size: Ints, spread: Ints) -> dict[str, Ints]:
-    """Return the number of rows in DRAM, and their beats and bursts. Rows of a plane without gaps count as one.
+    """Return the columns `rows`, `beats` and `bursts` of Demand. Rows without gaps between them count as one.
 
     size: bytes of an element. spread: 1 for spread weights, where half of each element is a row of its own.
     """
@@ -289,6 +296,7 @@ def _dram_demand(cfg: Config, f: Columns, size: Ints, spread: Ints) -> dict[str,
     in_row = np.where(spread == 1, row_bytes // size, 1)
     row_bytes = np.where(spread == 1, size // 2, row_bytes)
     rows = in_row * in_plane * f["z_size"]
+    # One value for each row of all instructions; owner: the row's instruction, number: the row's number in it.
     owner: Ints = np.repeat(np.arange(len(rows)), rows)
     number: Ints = np.arange(len(owner)) - (np.cumsum(rows) - rows)[owner]
     row, x = number // in_row[owner], number % in_row[owner]
@@ -296,8 +304,11 @@ def _dram_demand(cfg: Config, f: Columns, size: Ints, spread: Ints) -> dict[str,
     offset = f["dram_addr"][owner] + z * f["dram_z"][owner] + y * f["dram_y"][owner] + x * size[owner]
     offset &= 0xFFFFFFFF
     beats, bursts = count_beats_and_bursts(cfg.bus_bytes, offset, row_bytes[owner])
-    total = np.bincount(owner, beats, len(rows)), np.bincount(owner, bursts, len(rows))
-    return {"rows": rows, "beats": total[0].astype(np.int64), "bursts": total[1].astype(np.int64)}
+    return {
+        "rows": rows,
+        "beats": np.bincount(owner, beats, len(rows)).astype(np.int64),
+        "bursts": np.bincount(owner, bursts, len(rows)).astype(np.int64),
+    }
 
 
 def count_beats_and_bursts(bus_bytes: int, offset: Ints, size: Ints) -> tuple[Ints, Ints]:

@@ -17,16 +17,19 @@ from celosia.hw.spec.pipeline import (
 )
 
 ACCEPT_TO_READ = 2
-"""A softmax is accepted -> its first read of vin."""
+"""Cycles from accepting a softmax to its first read of vin."""
 READ_TO_DONE = SHARE_STAGES + DIVIDE_STAGES + 2
-"""The last read of vin by a softmax -> it is done."""
-_TO_MOMENTS, _FROM_MOMENTS = 6, MIN_NORM_ROW_CYCLES + ROOT_BITS + 25
-"""Registers of a norm between a part of an entry and the row's sums, without the levels of the tree of adders; and
-between these sums and the factors that are kept of the row."""
+"""Cycles from the last read of vin by a softmax to its end."""
+_READ_TO_SUMS, _SUMS_TO_FACTORS = 6, MIN_NORM_ROW_CYCLES + ROOT_BITS + 25
+"""Cycles of a norm from the last read of a row to its sums, without the levels of the tree of adders; and from these
+sums to the row's factors."""
 
 
 def softmax_beats(cfg: Config, entries: Any) -> Any:
-    """Count the beats in which softmax reads a row of `entries` entries; a number, or an array of them."""
+    """Count the beats (reads of vin) in which softmax reads a row once.
+
+    entries: entries of the row; a number, or an array of them.
+    """
     return -(-entries // softmax_span(cfg))
 
 
@@ -36,9 +39,9 @@ def softmax_tail_cycles(cfg: Config, rows: Any, entries: Any) -> Any:
     They are one beat for each row of the first tile but the last one, the sums of all tiles, and the quotients of the
     last tile.
     """
-    tile, groups = tile_rows(cfg), softmax_beats(cfg, entries)
-    others = (rows - 1) // tile
-    beats = tile - 1 + (others + 1) * tile * groups + (rows - tile * others) * groups
+    tile, row_beats = tile_rows(cfg), softmax_beats(cfg, entries)
+    full_tiles = (rows - 1) // tile  # tiles before the last one
+    beats = tile - 1 + (full_tiles + 1) * tile * row_beats + (rows - tile * full_tiles) * row_beats
     return beats * softmax_parts(cfg) + READ_TO_DONE
 
 
@@ -51,9 +54,9 @@ def softmax_cycles(cfg: Config, rows: Any, entries: Any) -> Any:
     >>> softmax_cycles(Config(softmax=4), rows=16, entries=4), softmax_cycles(Config(softmax=4), rows=160, entries=4)
     (661, 2965)
     """
-    many = rows > tile_rows(cfg)
-    first = rows * (1 - many) + tile_rows(cfg) * many
-    return ACCEPT_TO_READ + first * softmax_beats(cfg, entries) + softmax_tail_cycles(cfg, rows, entries)
+    has_several_tiles = rows > tile_rows(cfg)  # plain arithmetic, for numbers and arrays alike
+    first_tile = rows * (1 - has_several_tiles) + tile_rows(cfg) * has_several_tiles
+    return ACCEPT_TO_READ + first_tile * softmax_beats(cfg, entries) + softmax_tail_cycles(cfg, rows, entries)
 
 
 def norm_cycles(cfg: Config, rows: Any, groups: Any) -> Any:
@@ -65,6 +68,6 @@ def norm_cycles(cfg: Config, rows: Any, groups: Any) -> Any:
     (3164, 94)
     """
     entries = groups * norm_parts(cfg)
-    short = entries < MIN_NORM_ROW_CYCLES
-    each = entries * (1 - short) + MIN_NORM_ROW_CYCLES * short
-    return (rows - 1) * each + entries + _TO_MOMENTS + cfg.norm.bit_length() - 1 + _FROM_MOMENTS
+    is_short = entries < MIN_NORM_ROW_CYCLES
+    row_cycles = entries * (1 - is_short) + MIN_NORM_ROW_CYCLES * is_short
+    return (rows - 1) * row_cycles + entries + _READ_TO_SUMS + cfg.norm.bit_length() - 1 + _SUMS_TO_FACTORS

@@ -13,10 +13,11 @@ from celosia.sim.timing.work import NEVER
 
 
 class Fetch:
-    """Fetch: reads instructions ahead and puts them into the queues, in order.
+    """Fetch: reads instruction words ahead and puts them into the units' queues, in order.
 
-    left_at[u]: when each instruction of unit u left its queue, as far as known; the caller appends to it. A queue that
-    is full delays all later instructions.
+    A full queue delays all later instructions. port: fetch shares it with a channel of LOAD. units: the unit of each
+    instruction. address: byte of the first word in DRAM. queued_at: cycles in which instructions entered their queues.
+    left_at[u]: cycles in which the instructions of unit u left its queue, as far as known; the caller appends to it.
     """
 
     def __init__(self, cfg: Config, port: ReadBursts, units: list[int], address: int) -> None:
@@ -32,27 +33,29 @@ class Fetch:
         self._may_ask = FIRST_ASK
         self._arrived: deque[tuple[int, int]] = deque()  # bursts not used up: beats through each, cycle of its last one
         self._joined: list[int] = []  # cycle in which each word was complete
-        self._valid: list[int] = []  # and when it had been checked
-        self.queued_at: list[int] = []  # and when it went to its queue
+        self._checked: list[int] = []  # cycle in which each word had been checked
+        self.queued_at: list[int] = []
         self._units, self._depth, self._queued = units, cfg.queue_depth, [0] * len(Unit)
         self.left_at: list[list[int]] = [[] for _ in Unit]
 
-    def put_words(self) -> int:
-        """Put all words that have arrived into their queues, as far as room is known. Return the mask of the units
-        whose queue was empty."""
+    def queue_words(self) -> int:
+        """Put all words that have arrived into their queues, as far as room is known.
+
+        Returns the mask of the units whose queue was empty, so that their next instruction is a new one.
+        """
         mask = 0
-        while self._put_word():
+        while self._queue_word():
             unit = self._units[len(self.queued_at) - 1]
             if self._queued[unit] == len(self.left_at[unit]) + 1:
                 mask |= 1 << unit
         return mask
 
-    def _put_word(self) -> bool:
-        """Put the next word into its queue; False where it has not arrived, or room is not known."""
+    def _queue_word(self) -> bool:
+        """Put the next word into its queue; False where it has not arrived, or it is not known when there is room."""
         number = len(self.queued_at)
         if number == len(self._units):
             return False
-        if number == len(self._valid):
+        if number == len(self._checked):
             through = (number // self._words_per_beat + 1) * self._beats_per_word
             if self._asked_beats < through:
                 return False
@@ -60,22 +63,23 @@ class Fetch:
                 self._arrived.popleft()
             beats, last = self._arrived[0]
             # A word is joined once the one before is checked, and checked after that one has gone to its queue.
-            before = self._valid[-1] - WORD_TO_QUEUE + self._beats_per_word if number else 0
+            before = self._checked[-1] - WORD_TO_QUEUE + self._beats_per_word if number else 0
             self._joined.append(max(before, last - (beats - through) + BEAT_TO_WORD))
-            self._valid.append(max(self._joined[-1], self.queued_at[-1] + 1 if number else 0) + WORD_TO_QUEUE)
+            self._checked.append(max(self._joined[-1], self.queued_at[-1] + 1 if number else 0) + WORD_TO_QUEUE)
         unit = self._units[number]
-        full = self._queued[unit] - self._depth
-        if full >= len(self.left_at[unit]):
+        must_have_left = self._queued[unit] - self._depth  # number of the instruction whose place this one takes
+        if must_have_left >= len(self.left_at[unit]):
             return False
-        self.queued_at.append(
-            max(self._valid[number], self.left_at[unit][full] + 1) if full >= 0 else self._valid[number]
-        )
+        has_room = self.left_at[unit][must_have_left] + 1 if must_have_left >= 0 else 0
+        self.queued_at.append(max(self._checked[number], has_room))
         self._queued[unit] += 1
         return True
 
     def next_ask(self) -> int:
-        """Cycle in which the next burst is asked for: once the buffer has room for the longest one. NEVER if
-        unknown."""
+        """Return the cycle in which the next burst is requested: once the buffer has room for the longest one.
+
+        NEVER if all words are requested, or the cycle is not known yet.
+        """
         if self._asked_beats == self.beats:
             return NEVER
         used_up = self._asked_beats + self._max_burst - self._buffer_beats
@@ -84,12 +88,11 @@ class Fetch:
         word = -(-used_up // self._beats_per_word) * self._words_per_beat - 1
         return max(self._may_ask, self._joined[word]) if word < len(self._joined) else NEVER
 
-    def burst(self, ask: int) -> None:
-        """Read a burst that is asked for in cycle `ask`."""
-        beats = min(
-            self.beats - self._asked_beats, self._max_burst - (self._beat_offset + self._asked_beats) % self._max_burst
-        )
+    def read_burst(self, ask: int) -> None:
+        """Read the next burst, requested in cycle `ask`. It ends at a multiple of the longest burst."""
+        to_boundary = self._max_burst - (self._beat_offset + self._asked_beats) % self._max_burst
+        beats = min(self.beats - self._asked_beats, to_boundary)
         self._asked_beats += beats
-        chosen, last = self._port.fetch(ask, beats)
+        chosen, last = self._port.place_fetch_burst(ask, beats)
         self._may_ask = chosen + REQUEST_TO_ASK
         self._arrived.append((self._asked_beats, last))

@@ -1,7 +1,8 @@
-"""Cycles from one event to another, by the registers between them.
+"""Cycles from one event of the RTL to another, each named FIRST_TO_SECOND.
 
-Nothing else declares them, for they are what the RTL's registers add up to; tests/sim/test_timing.py measures them on
-the RTL. Depths of queues and stages of the vector unit are in `hw/spec/pipeline.py`.
+Each docstring names both events and then the registers between them that cost the cycles. They are declared here only;
+tests/sim/test_timing.py measures them on the RTL. Depths of queues and stages of the vector unit are in
+`hw/spec/pipeline.py`.
 """
 
 FIRST_ASK = 4
@@ -23,6 +24,7 @@ END_TO_ASK = 1
 START_TO_ASK = 4
 """LOAD or STORE starts -> its first burst is asked for: waiting block, listed row, queue, splitter."""
 BEGIN_TO_ASK = START_TO_ASK - 1
+"""The rows of a LOAD or STORE begin to be listed -> its first burst is asked for."""
 START_TO_STEP = 3
 """LOAD or STORE starts -> its first step: job queue, walker, and LOAD's plan or STORE's read."""
 BEAT_TO_STEP = 5

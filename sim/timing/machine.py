@@ -1,4 +1,4 @@
-"""Timing of the whole machine: units, queues and tokens, in the order in which times become known."""
+"""Timing of the whole machine: advance units, queues and tokens in the order in which their times become known."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ from celosia.sim.timing.work import NEVER, Work
 
 @dataclass(frozen=True)
 class Timing:
-    """Times of a stream of instructions. cycles: from start to done. start, end: of each instruction, as the RTL's
-    trace has them. values: the hardware's counters, by the names of `hw.spec.regs.COUNTERS`."""
+    """The predicted run of a stream of instructions.
+
+    cycles: from start to done. unit, start, end: number of its unit, and cycles as in the RTL's trace, of each
+    instruction. values: the hardware's counters, by the names of `hw.spec.regs.COUNTERS`.
+    """
 
     cycles: int
     unit: NDArray[np.int64]
@@ -38,7 +41,7 @@ class Timing:
     values: dict[str, int]
 
     def counters(self, trace: bool = False) -> Counters:
-        """Return the counters as a Device does; with `trace`, each instruction's event in the order of their ends."""
+        """Return the counters that a Device would return; with `trace`, also all events, in the order of their ends."""
         events: list[Event] = []
         if trace:
             names = [unit.name.lower() for unit in Unit]
@@ -82,24 +85,27 @@ def predict(cfg: Config, code: bytes, memory: MemoryModel | str = ZYNQ_HP, addre
 
 
 class Semaphore:
-    """Tokens from one unit to another: the cycles in which they came and in which they were taken."""
+    """The tokens from one unit to another, of which at most 2^bits - 1 can wait.
+
+    posts: cycles in which the tokens that wait were posted, oldest first.
+    """
 
     def __init__(self, bits: int) -> None:
         self._max_tokens = (1 << bits) - 1
-        self.posts: deque[int] = deque()  # cycles in which the waiting tokens came
+        self.posts: deque[int] = deque()
         self._takes: deque[int] = deque([-1] * self._max_tokens)  # cycles in which the unreserved places became free
 
     def has_room(self) -> bool:
-        """Whether the cycle of the next free place is known."""
+        """Return whether there is a place for one more token from a cycle on that is known, see `room`."""
         return bool(self._takes)
 
     def take(self, cycle: int) -> None:
-        """Use a token in `cycle`, which frees a place for another one."""
+        """Record that a token is taken in `cycle`, which frees a place for another one."""
         self._takes.append(cycle)
 
     @property
     def room(self) -> int:
-        """First cycle with room for one more token, if `has_room`."""
+        """First cycle with a place for one more token; only where `has_room`."""
         return self._takes[0] + 1
 
     def reserve(self) -> None:
@@ -107,15 +113,15 @@ class Semaphore:
         self._takes.popleft()
 
 
-_LOAD, _GEMM, _VECTOR, _STORE = map(int, Unit)  # an IntEnum takes its time to compare
+_LOAD, _GEMM, _VECTOR, _STORE = map(int, Unit)  # as int, since comparing an IntEnum is slow
 
 
 class Machine:
-    """All parts of the machine, and the instructions that go through them.
+    """The state of one predicted run: all units, queues and tokens. Call `run` once.
 
-    Times that do not depend on the open bursts of LOAD are computed first: so the bursts of fetch between them are
-    known when they end. But an instruction of VECTOR that uses the accumulators is deferred while LOAD may still let
-    GEMM use them first.
+    Everything that does not depend on LOAD's open train of bursts is timed before the train is closed, so that fetch's
+    bursts between its own are known by then. An instruction of VECTOR that uses acc is deferred while GEMM, which has
+    priority there, may still get work from LOAD before it.
     """
 
     def __init__(
@@ -134,7 +140,7 @@ class Machine:
         self._residual_stall = cfg.residual_cycles - 1
         self._store = Store(write, memory.write_latency)
         self._semaphores = {(a, b): Semaphore(cfg.token_bits) for a in Unit for b in Unit if a != b}
-        self._takes, self._posts = self._semaphores_of_masks()
+        self._semaphores_to_take, self._semaphores_to_post = self._semaphores_of_masks()
         self._queues = self._queue_instructions()
         self._issued = [deque([-1] * ISSUE_DEPTH, ISSUE_DEPTH) for _ in Unit]  # starts of each unit's last instructions
         self._token_waits = [0] * len(Unit)
@@ -145,9 +151,8 @@ class Machine:
         self._not_deferred = -1  # number of the instruction that need not be deferred any more
 
     def _queue_instructions(self) -> list[deque[Work]]:
-        """Return the queue of each unit: its instructions, in order."""
-        w = self._demand
-        columns = [getattr(w, name) for name in Work._fields[1:]]
+        """Return the instructions of each unit, in program order."""
+        columns = [getattr(self._demand, name) for name in Work._fields[1:]]
         queues: list[deque[Work]] = [deque() for _ in Unit]
         for work in map(Work, range(self._count), *(column.tolist() for column in columns)):
             queues[work.unit].append(work)
@@ -156,7 +161,7 @@ class Machine:
     def run(self) -> Timing:
         """Run all instructions to their end. DeviceError where no unit can proceed."""
         while self._runnable or self._advance_reads():
-            # One instruction at a time, GEMM's before VECTOR's, which waits where GEMM uses the accumulators.
+            # One instruction at a time. Lower units first: GEMM's before VECTOR's, which waits where GEMM uses acc.
             lowest = self._runnable & -self._runnable
             if not self._issue_next(lowest.bit_length() - 1):
                 self._runnable &= ~lowest
@@ -168,8 +173,10 @@ class Machine:
         return self._make_timing(np.array(self._starts), np.array(self._ends), self._token_waits)
 
     def _advance_reads(self) -> bool:
-        """Advance the read channels by one event, else release VECTOR's deferred instruction. False if there is
-        neither, so that the run has ended."""
+        """Advance the read channels by one event, or else release VECTOR's deferred instruction.
+
+        Called where no unit can issue an instruction. False if neither is possible, so that the run has ended.
+        """
         if self._advance_reads_until(self._deferred_until):
             return True
         if self._deferred_until == NEVER:
@@ -179,9 +186,12 @@ class Machine:
         return True
 
     def _advance_reads_until(self, until: int) -> bool:
-        """Advance the read channels by one event; False where there is none before cycle `until`."""
+        """Advance fetch and the channels of LOAD by one event; False where there is none before cycle `until`.
+
+        An event puts words into queues, starts instructions of LOAD, or begins or ends a train of bursts.
+        """
         fetch, load = self._fetch, self._load
-        self._runnable = fetch.put_words()
+        self._runnable = fetch.queue_words()
         if self._runnable:
             return True
         while started := load.start():
@@ -201,9 +211,9 @@ class Machine:
         fetch_asks = fetch.next_ask()
         if first.is_open:
             if fetch_asks < NEVER:
-                self._read.advance(fetch_asks + ASK_TO_REQUEST)
+                self._read.place_until(fetch_asks + ASK_TO_REQUEST)
             if fetch_asks < NEVER and self._read.left:
-                fetch.burst(fetch_asks)
+                fetch.read_burst(fetch_asks)
             elif until < NEVER and (self._read.predicted_end() >= until or first.port & self._queues[_VECTOR][0].port):
                 return False
             else:
@@ -213,13 +223,13 @@ class Machine:
         if min(fetch_asks, load_asks) >= until:
             return False
         if self._read.fetch_goes_first(fetch_asks, load_asks):
-            fetch.burst(fetch_asks)
+            fetch.read_burst(fetch_asks)
         else:
             first.open(load_asks)
         return True
 
     def _close_train(self, channel: int) -> None:
-        """Place the rest of the open train of a channel of LOAD, and end its instruction there."""
+        """Place the rest of the open train of a channel of LOAD, and end its instruction in this channel."""
         work, end = self._load.channels[channel].close()
         self._channel_ends[channel][work.number] = end
         for retired in self._load.end(channel, end):
@@ -248,15 +258,15 @@ class Machine:
         return True
 
     def _issue_next(self, unit: int) -> bool:
-        """Issue the next instruction of a unit, and compute its end (LOAD: its start follows in `_advance_reads`).
+        """Let the next instruction of a unit pass its gate, and compute its start and end.
 
-        False if there is none, or a time that it depends on is not known yet.
+        LOAD's follow in `_advance_reads`. False if there is none, or a time that it depends on is not known yet.
         """
         queue, fetch = self._queues[unit], self._fetch
         if not queue or queue[0].number >= len(fetch.queued_at) or (unit == _LOAD and self._load.full):
             return False
         work = queue[0]
-        waits, posts = self._takes[unit][work.wait], self._posts[unit][work.post]
+        waits, posts = self._semaphores_to_take[unit][work.wait], self._semaphores_to_post[unit][work.post]
         for semaphore in waits:
             if not semaphore.posts:
                 return False
@@ -302,28 +312,34 @@ class Machine:
     def _end_instruction(self, work: Work, end: int) -> None:
         """Record the end of an instruction, and post its tokens."""
         self._ends[work.number] = end
-        for semaphore in self._posts[work.unit][work.post]:
+        for semaphore in self._semaphores_to_post[work.unit][work.post]:
             semaphore.posts.append(end)
         self._runnable |= work.post
 
     def _semaphores_of_masks(self) -> tuple[list[list[list[Semaphore]]], list[list[list[Semaphore]]]]:
-        """Return, for each unit and mask of units, the semaphores to take from, and those to post to."""
+        """Return, for each unit and each mask of other units, the semaphores to take from, and those to post to.
+
+        Looking them up is faster than testing the bits of the masks of each instruction.
+        """
         masks = range(1 << len(Unit))
         takes = [[[self._semaphores[b, a] for b in Unit if b != a and m >> b & 1] for m in masks] for a in Unit]
         posts = [[[self._semaphores[a, b] for b in Unit if b != a and m >> b & 1] for m in masks] for a in Unit]
         return takes, posts
 
-    def _make_timing(self, start: NDArray[np.int64], end: NDArray[np.int64], waited: Sequence[int]) -> Timing:
-        """Compute the Timing and its counters from starts, ends and waits of all instructions."""
+    def _make_timing(self, start: NDArray[np.int64], end: NDArray[np.int64], token_waits: Sequence[int]) -> Timing:
+        """Compute the Timing and its counters from the starts and ends of all instructions.
+
+        token_waits: cycles that each unit has waited for tokens.
+        """
         w = self._demand
         cycles = int(end.max()) + END_TO_DONE
-        in_lanes = 1 + (w.weight_ports == BOTH_PORTS)
-        read = int((w.beats * in_lanes)[w.unit == Unit.LOAD].sum()) + self._fetch.beats
+        ports_used = 1 + (w.weight_ports == BOTH_PORTS)
+        read = int((w.beats * ports_used)[w.unit == Unit.LOAD].sum()) + self._fetch.beats
         values = {"cycles": cycles, "read_beats": read, "write_beats": int(w.beats[w.unit == Unit.STORE].sum())}
         for unit in Unit:
             of_unit = w.unit == unit
             busy = int(
-                (w.steps * in_lanes + w.norm_cycles + self._residual_stall * w.outputs * w.residual)[
+                (w.steps * ports_used + w.norm_cycles + self._residual_stall * w.outputs * w.residual)[
                     of_unit & (w.softmax_entries == 0)
                 ].sum()
             )
@@ -331,7 +347,7 @@ class Machine:
             busy += _busy_cycles(start[softmaxes], end[softmaxes] - 1)  # to the last write
             busy -= self._vector.overlapped_steps if unit == Unit.VECTOR else 0
             values[f"{unit.name.lower()}_busy"] = busy
-            values[f"{unit.name.lower()}_wait_token"] = waited[unit]
+            values[f"{unit.name.lower()}_wait_token"] = token_waits[unit]
             memory_waits = self._vector.stalled if unit == Unit.VECTOR else 0
             for channel in range(len(self._load.channels)) if unit in (Unit.LOAD, Unit.STORE) else ():
                 of_channel = of_unit & ((w.load_channel == channel) | (w.weight_ports == BOTH_PORTS))
@@ -344,7 +360,10 @@ class Machine:
 
 
 def _busy_cycles(start: NDArray[np.int64], end: NDArray[np.int64]) -> int:
-    """Count the cycles in which at least one of some instructions, in order, is under way."""
+    """Count the cycles in which at least one instruction is under way.
+
+    start, end: cycles of instructions, in the order of their starts.
+    """
     if not len(start):
         return 0
     before = np.concatenate([[0], np.maximum.accumulate(end)[:-1]])

@@ -1,4 +1,8 @@
-"""Timing of memory and of the engines in front of it: trains of bursts, in closed form."""
+"""Timing of memory ports and of the engines in front of them.
+
+A Channel says in which cycles beats can move. WriteBursts and ReadBursts place the bursts of an instruction (a train)
+on a Channel, long ones in closed form.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ def check_memory(memory: MemoryModel) -> None:
 
 
 class Transfer(NamedTuple):
-    """A burst, or several in a row: its first cycle, the cycle behind it, and its beats."""
+    """One burst or several consecutive ones: cycle of the first beat, cycle after the last one, number of beats."""
 
     first: int
     end: int
@@ -37,30 +41,32 @@ Transfers = Sequence[Transfer]
 class Channel:
     """One direction of a port: at most one beat a cycle, none while memory refreshes.
 
-    A slot is a cycle in which a beat may move. next: the first cycle that no beat has taken yet. ends: the last beats
-    of as many bursts as memory accepts before one has ended; a further one waits for the first of them. moved: its
-    transfers so far.
+    A slot is a cycle in which a beat may move. next: the first cycle after all beats so far. ends: cycles of the last
+    beats of the last bursts, as many as memory accepts at once; one more burst waits for the first of them to end.
+    moved: all transfers so far.
     """
 
     def __init__(self, memory: MemoryModel) -> None:
         self._period, self._refresh = memory.refresh_period, memory.refresh_cycles
-        self._open = self._period - self._refresh
+        self._slots_per_period = self._period - self._refresh
         self.next = 0
         self.ends = deque([-NEVER] * memory.outstanding, memory.outstanding)
         self.moved: list[Transfer] = []
 
-    def after(self, cycle: int, slots: int) -> int:
-        """Cycle of the slot that is `slots` after the first slot from `cycle` on."""
+    def cycle_of_slot(self, cycle: int, slots: int) -> int:
+        """Return the cycle of the slot that is `slots` after the first slot from `cycle` on."""
         if not self._period:
             return cycle + slots
         turn, within = divmod(cycle, self._period)
-        turns, rest = divmod(max(0, within - self._refresh) + slots, self._open)
+        turns, rest = divmod(max(0, within - self._refresh) + slots, self._slots_per_period)
         return (turn + turns) * self._period + self._refresh + rest
 
     def move(self, first: int, cycles: int, beats: int) -> int:
-        """Move the beats of a burst in at least `cycles` slots, the first in cycle `first`. Return the cycle of the
-        last beat."""
-        last = self.after(first, cycles - 1)
+        """Move the beats of a burst in at least `cycles` slots, the first in cycle `first`.
+
+        Returns the cycle of the last beat. cycles is larger than beats where the unit is slower than the port.
+        """
+        last = self.cycle_of_slot(first, cycles - 1)
         self.ends.append(last)
         self.next = last + 1
         self.moved.append(Transfer(first, self.next, beats))
@@ -72,31 +78,31 @@ class Channel:
         return NEVER
 
     def slots_before(self, cycle: int) -> int:
-        """Lower bound of the number of slots from `next` until `cycle`."""
+        """Return a lower bound of the number of slots from `next` until `cycle`."""
         cycles = max(0, cycle - self.next)
         return cycles - (cycles // self._period + 1) * self._refresh if self._period else cycles
 
     def refreshes(self, begin: int, end: int, limit: int) -> int:
-        """Cycles of the refreshes that begin between `begin` and `end`, at most `limit` of each."""
+        """Count the cycles of the refreshes that begin between `begin` and `end`, at most `limit` cycles of each."""
         return (end // self._period - begin // self._period) * min(self._refresh, limit) if self._period else 0
 
     def refresh_after(self, cycle: int) -> int:
-        """Cycle in which the next refresh after `cycle` begins."""
+        """Return the cycle in which the next refresh after `cycle` begins; NEVER without refreshes."""
         return cycle // self._period * self._period + self._period if self._period else NEVER
 
 
 class SharedChannel(Channel):
     """A direction of a port whose DRAM moves fewer bytes a cycle than all channels together can.
 
-    The channels that have beats to move take turns. So how many of its own a channel can have moved by a cycle follows
-    from what the others move (`others`). It is kept as the corners of a line, between which beats come evenly. DRAM
-    saves up one more beat while nothing moves.
+    The channels that have beats to move take turns. So the number of beats that this channel can have moved by a cycle
+    follows from the transfers of the others (other_transfers, one sequence for each). It is a piecewise linear function
+    of the cycle, kept as its corners. DRAM saves up one more beat while nothing moves.
     """
 
     def __init__(self, memory: MemoryModel, bus_bytes: int, other_transfers: Sequence[Transfers]) -> None:
         super().__init__(memory)
         self._beat_rate = memory.bytes_per_cycle / bus_bytes  # beats a cycle of all channels
-        changes: dict[int, list[float]] = {0: [0.0, 0]}  # changes of the others' rate, and of the number that move
+        changes: dict[int, list[float]] = {0: [0.0, 0]}  # by cycle: change of the others' rate, and of how many move
         for first, end, beats in chain.from_iterable(other_transfers):
             if not beats:
                 continue
@@ -106,7 +112,7 @@ class SharedChannel(Channel):
                 change = changes.setdefault(cycle, [0.0, 0])
                 change[0] += sign * rate
                 change[1] += sign
-        # From each of these cycles on: beats of its own a cycle, and how many could have moved before.
+        # Corners: from each of these cycles on, this channel's beats a cycle, and the beats it could have moved before.
         self._cycles: list[int] = []
         self._rates: list[float] = []
         self._through: list[float] = []
@@ -124,22 +130,22 @@ class SharedChannel(Channel):
 
     @property
     def regular_until(self) -> int:
-        """Cycle until which every cycle is a slot, see Channel: here, until the rate falls below one beat a cycle."""
+        """Cycle until which every cycle is a slot: here, until the rate falls below one beat a cycle. See Channel."""
         place = bisect_right(self._cycles, self.next)
         if self._rates[place - 1] < 1.0:
             return self.next
         return self._cycles[place] if place < len(self._cycles) else NEVER
 
-    def after(self, cycle: int, slots: int) -> int:
-        """Cycle of the slot that is `slots` after the first slot from `cycle` on, see Channel."""
-        cycle = super().after(cycle, 0)
+    def cycle_of_slot(self, cycle: int, slots: int) -> int:
+        """Return the cycle of the slot that is `slots` after the first slot from `cycle` on. See Channel."""
+        cycle = super().cycle_of_slot(cycle, 0)
         return cycle if not slots else self._cycle_after(cycle, slots)
 
     def move(self, first: int, cycles: int, beats: int) -> int:
-        """Move the beats of a burst, see Channel; they take longer where others use DRAM."""
+        """Move the beats of a burst, which take longer where other channels use DRAM. See Channel."""
         is_alone = self._rates[bisect_right(self._cycles, first) - 1] == min(1.0, self._beat_rate)
         saved = int(is_alone and first > self.next + 1 / self._beat_rate)
-        last = super().after(first, max(cycles, beats) - 1)
+        last = super().cycle_of_slot(first, max(cycles, beats) - 1)
         if beats - 1 > saved:
             last = max(last, self._cycle_after(first, beats - 1 - saved))
         self.ends.append(last)
@@ -148,7 +154,7 @@ class SharedChannel(Channel):
         return last
 
     def _cycle_after(self, cycle: int, beats: int) -> int:
-        """Return the cycle by which so many more beats can have moved since `cycle`."""
+        """Return the cycle by which this channel can have moved `beats` more beats since `cycle`."""
         place = bisect_right(self._cycles, cycle) - 1
         target = self._through[place] + (cycle - self._cycles[place]) * self._rates[place] + beats
         place = bisect_right(self._through, target) - 1
@@ -159,26 +165,28 @@ class SharedChannel(Channel):
 class WriteBursts:
     """Bursts of STORE on their channel.
 
-    lead: cycles from asking for a burst to its first beat at the earliest. turn: from the last beat of a burst to the
-    first of the one that takes its place among those outstanding.
+    lead: cycles from the request of a burst to its first beat at the earliest. turn: cycles from the last beat of a
+    burst to the first beat of the burst that takes its place among those outstanding. outstanding: most bursts that are
+    under way at once. ends: cycles of the last beats of the last bursts. asked: cycle of the last request.
     """
 
     def __init__(self, channel: Channel, lead: int, turn: int, outstanding: int) -> None:
         self.channel, self.lead, self.turn = channel, lead, turn
         self.outstanding = outstanding
-        self.ends = deque([-NEVER] * (outstanding + 1), outstanding + 1)  # last beats of the last bursts
-        self.asked = -NEVER  # cycle of the last request
+        self.ends = deque([-NEVER] * (outstanding + 1), outstanding + 1)
+        self.asked = -NEVER
 
-    def train(self, ask: int, bursts: int, slots: int, beats: int, early: int = 0) -> tuple[int, int]:
-        """Send `bursts` bursts of `beats`, which take `slots` in all, the first asked for in cycle `ask` or later.
+    def send_train(self, ask: int, bursts: int, slots: int, beats: int, early: int = 0) -> tuple[int, int]:
+        """Send a train of bursts, the first requested in cycle `ask` or later.
 
-        early: slots by which a burst that has waited for its turn is shorter, since its first beat is there already.
-        Returns the cycles of the first and of the last beat.
+        bursts, slots, beats: their number, the slots that all of them take, and the beats of all. early: slots by which
+        a burst that has waited is shorter, since its first beat is packed already. Returns the cycles of the first and
+        of the last beat.
         """
         channel = self.channel
         ask = max(ask, self.next_ask)
-        first = channel.after(max(ask + self.lead, channel.next, channel.ends[0] + self.turn - 1), 0)
-        last = channel.after(first, slots - 1)
+        first = channel.cycle_of_slot(max(ask + self.lead, channel.next, channel.ends[0] + self.turn - 1), 0)
+        last = channel.cycle_of_slot(first, slots - 1)
         if last < channel.regular_until and bursts > 1 and not self.is_latency_bound(bursts, slots):
             self._spread_ends(bursts, first, last)
             channel.ends.extend(list(self.ends)[-bursts:])
@@ -194,7 +202,7 @@ class WriteBursts:
 
     @property
     def next_ask(self) -> int:
-        """Earliest cycle in which the next burst may be asked for."""
+        """Earliest cycle in which the next burst may be requested."""
         return max(self.asked + 1, self.ends[1] + END_TO_ASK)
 
     def is_latency_bound(self, bursts: int, slots: int) -> bool:
@@ -202,42 +210,47 @@ class WriteBursts:
         return (self.outstanding - 1) * slots < (self.turn - 1) * bursts
 
     def _spread_ends(self, bursts: int, first: int, last: int) -> None:
-        """Spread the ends of the last bursts evenly."""
+        """Record the ends of the last of `bursts` bursts, spread evenly from cycle `first` to cycle `last`."""
         ends, span = self.ends, last - first + 1
         for left in range(min(bursts, self.outstanding + 1) - 1, -1, -1):
             ends.append(last - span * left // bursts)
 
     def _place_each(self, first: int, bursts: int, slots: int, early: int, beats: int = 0) -> int:
-        """Place bursts one by one, the first beat in cycle `first`; return the cycle of the last beat. beats: of all
-        (0: not noted)."""
+        """Place bursts one by one, the first beat in cycle `first`. Return the cycle of the last beat.
+
+        slots, early: as for `send_train`. beats: of all bursts; 0 where the caller records the transfer itself.
+        """
         channel, ends, turn = self.channel, self.ends, self.turn
         slots_done, moved, start, waited = 0, 0, first, False
         for number in range(1, bursts + 1):
-            through, then = slots * number // bursts, beats * number // bursts
-            end = channel.move(start, through - slots_done - (early if waited else 0), then - moved)
-            slots_done, moved = through, then
+            slots_after, moved_after = slots * number // bursts, beats * number // bursts
+            end = channel.move(start, slots_after - slots_done - (early if waited else 0), moved_after - moved)
+            slots_done, moved = slots_after, moved_after
             ends.append(end)
             start = max(channel.next, ends[1] + turn, channel.ends[0] + turn - 1)
             waited = start > channel.next
         return end
 
     def _place_windows(self, first: int, bursts: int, slots: int, early: int) -> int:
-        """Place the bursts of a train in which memory waits for requests: as many bursts as may be outstanding come at
-        once, and after a round trip the next ones. Windows between two refreshes are alike and are skipped in closed
-        form, so that a long train takes no time; the others are placed burst by burst. Returns the cycle of the last
-        beat."""
+        """Place the bursts of a latency-bound train. Return the cycle of the last beat.
+
+        As many bursts as may be outstanding (a window) come at once, and the next ones after a round trip. Windows
+        between two refreshes are alike and are placed in closed form, so that the model's run time does not grow with
+        the train; the others are placed burst by burst.
+        """
         window = self.outstanding
         left, slots_of_window = bursts - window, slots * window // bursts
         last = self._place_each(first, window, slots_of_window, early)
         period = self.turn - 1 + -(-slots // bursts) - early
         while left > 0:
-            clear = max(0, min(left // window, (self.channel.refresh_after(self.ends[1]) - last - 1) // period))
-            if clear:
+            before_refresh = (self.channel.refresh_after(self.ends[1]) - last - 1) // period
+            windows = max(0, min(left // window, before_refresh))
+            if windows:
                 for _ in range(window + 1):
-                    self.ends.append(self.ends[0] + clear * period)
+                    self.ends.append(self.ends[0] + windows * period)
                 last = self.ends[-1]
                 self.channel.next = last + 1
-                left -= clear * window
+                left -= windows * window
             count = min(left, window)
             if count:
                 start = max(last + 1, self.ends[1] + self.turn)
@@ -249,24 +262,27 @@ class WriteBursts:
 class ReadBursts:
     """Bursts of LOAD's engine on a read channel, and those of fetch between them, in the order of their requests.
 
-    A train of LOAD is placed burst by burst while a burst of fetch may come between; regular parts are skipped in
-    closed form. outstanding: bursts that the engine has under way at once. firsts, ends: first and last beats of LOAD's
-    last bursts. asked: when its last burst was asked for.
+    A train of LOAD is open from `begin_train` to `finish_train`. Its bursts are placed one by one where a burst of
+    fetch may come between them; regular parts are placed in closed form. outstanding: most bursts that the engine has
+    under way at once. firsts, ends: cycles of the first and last beats of LOAD's last bursts. asked: cycle of the
+    request of its last burst.
     """
 
     def __init__(self, channel: Channel, latency: int, outstanding: int) -> None:
         self.channel, self.outstanding = channel, outstanding
         self.lead = ASK_TO_ADDRESS + latency
-        """Cycles from asking for a burst to its first beat at the earliest."""
+        """Cycles from the request of a burst to its first beat at the earliest."""
         self.turn = END_TO_ASK + self.lead
         """Cycles from the last beat of a burst to the first one of the burst that takes its place."""
         self._latency = latency
         self.firsts, self.ends = (deque([-NEVER] * (2 * outstanding + 1), 2 * outstanding + 1) for _ in range(2))
         self.asked = -NEVER
-        self._granted = self._accepted = -NEVER  # the last request, of either: when it was chosen, when memory took it
+        self._granted = (
+            self._accepted
+        ) = -NEVER  # cycles in which the last request, of LOAD or fetch, was chosen and taken
         self._last_was_fetch = False  # whether it was a request of fetch
         self._bursts = self._slots = self._placed = 0  # the train: all bursts, their slots, and bursts placed
-        self._begin = 0  # cycle from which its first burst may be asked for
+        self._begin = 0  # first cycle in which its first burst may be requested
 
     @property
     def left(self) -> int:
@@ -275,19 +291,21 @@ class ReadBursts:
 
     @property
     def next_ask(self) -> int:
-        """Earliest cycle in which LOAD's next burst may be asked for."""
+        """Earliest cycle in which LOAD's next burst may be requested."""
         return max(self._granted + 1, self._accepted, self.ends[-self.outstanding] + END_TO_ASK)
 
-    def begin(self, ask: int, bursts: int, slots: int) -> int:
-        """Begin a train of `bursts` bursts, which take `slots` in all, the first asked for in cycle `ask` or later.
-        Return the cycle of its first beat."""
+    def begin_train(self, ask: int, bursts: int, slots: int) -> int:
+        """Begin a train of `bursts` bursts, which take `slots` in all; the first is requested in cycle `ask` or later.
+
+        Returns the cycle of its first beat.
+        """
         self._begin, self._bursts, self._slots, self._placed = ask, bursts, slots, 0
         return self._place_next()
 
-    def fetch(self, ask: int, slots: int) -> tuple[int, int]:
-        """Place a burst of fetch, which asks in cycle `ask`. Return the cycles of its grant and of its last beat."""
+    def place_fetch_burst(self, ask: int, slots: int) -> tuple[int, int]:
+        """Place a burst of fetch, requested in cycle `ask`. Return the cycles of its grant and of its last beat."""
         request = ask + ASK_TO_REQUEST
-        self.advance(request)
+        self.place_until(request)
         granted = max(request, self._granted + 1, self._accepted)
         if self._last_was_fetch and self.left and max(self._begin, self.next_ask) <= granted:
             self._place_next()  # after a burst of fetch it is LOAD's turn
@@ -296,28 +314,28 @@ class ReadBursts:
         return granted, self._place(granted, slots)[1]
 
     def fetch_goes_first(self, ask: int, load_ask: int) -> bool:
-        """Return whether fetch's burst, asked for in cycle `ask`, is granted before LOAD's, asked for in `load_ask`."""
+        """Return whether fetch's burst, requested in cycle `ask`, is granted before LOAD's, requested in `load_ask`."""
         chosen = max(ask + ASK_TO_REQUEST, self._granted + 1, self._accepted)
         return chosen < load_ask or (chosen == load_ask and not self._last_was_fetch)
 
-    def advance(self, until: int = NEVER) -> None:
-        """Place the bursts of the train that are asked for before cycle `until`."""
+    def place_until(self, until: int = NEVER) -> None:
+        """Place the bursts of the open train that are requested before cycle `until`."""
         while self.left and max(self._begin, self.next_ask) < until:
             if self._placed > self.outstanding and self.left > 2 * self.outstanding:
                 self._place_in_closed_form(until)
             self._place_next()
 
-    def finish(self) -> int:
-        """Place the rest of the train. Return the cycle of its last beat."""
-        self.advance()
+    def finish_train(self) -> int:
+        """Place the rest of the open train. Return the cycle of its last beat."""
+        self.place_until()
         return self.ends[-1]
 
     def predicted_end(self) -> int:
-        """Return the cycle of the train's last beat if fetch asks for nothing more. Changes nothing."""
+        """Return the cycle of the open train's last beat if fetch requests no more bursts. Changes nothing."""
         saved = self.__dict__ | {"firsts": self.firsts.copy(), "ends": self.ends.copy()}
         channel = self.channel
         next_slot, ends, moved = channel.next, channel.ends.copy(), len(channel.moved)
-        last = self.finish()
+        last = self.finish_train()
         self.__dict__.update(saved)
         channel.next, channel.ends = next_slot, ends
         del channel.moved[moved:]
@@ -328,14 +346,14 @@ class ReadBursts:
         return (self.outstanding - 1) * slots < (self.turn - 1) * bursts
 
     def delay(self, cycles: int) -> None:
-        """Delay the bursts of the last train by `cycles`."""
+        """Delay the remembered bursts of the last train by `cycles`, since LOAD's buffer was full."""
         for number in range(1, min(self._bursts, len(self.ends)) + 1):
             self.firsts[-number] += cycles
             self.ends[-number] += cycles
         self.asked = max(self.asked, self.ends[-self.outstanding - 1] + END_TO_ASK)
 
     def _place_next(self) -> int:
-        """Place the next burst of the train; returns the cycle of its first beat."""
+        """Place the next burst of the open train. Return the cycle of its first beat."""
         slots = self._slots_of_first(self._placed + 1) - self._slots_of_first(self._placed)
         self.asked = self._granted = max(self._begin, self.next_ask)
         self._last_was_fetch = False
@@ -353,13 +371,14 @@ class ReadBursts:
         """Return the cycles of the first and last beat of a burst whose request was granted in cycle `granted`."""
         channel = self.channel
         self._accepted = max(granted + ASK_TO_ADDRESS, channel.ends[0] + 1)
-        first = channel.after(max(self._accepted + self._latency, channel.next), 0)
+        first = channel.cycle_of_slot(max(self._accepted + self._latency, channel.next), 0)
         return first, channel.move(first, max(1, slots), max(1, slots))
 
     def _place_in_closed_form(self, until: int) -> None:
-        """Place at once all bursts that are sure to be asked for before `until`, as far as their ends are regular.
+        """Place at once all bursts that are requested before `until` for sure, as far as their ends are regular.
 
-        Saves time: bursts follow either without a gap, or in windows of `outstanding` bursts with a constant period.
+        This keeps the model fast for long trains. Bursts follow each other either without a gap, or in windows of
+        `outstanding` bursts with a constant period.
         """
         window, left, regular = self.outstanding, self.left - self.outstanding, self.channel.regular_until
         if not self.is_latency_bound(self._bursts, self._slots):
@@ -367,19 +386,22 @@ class ReadBursts:
             if before < NEVER:
                 count = min(count, self.channel.slots_before(before) * self._bursts // self._slots - 1)
             if count > 2 * window:
-                begin, gone, granted = self.channel.next, self._slots_of_first(self._placed), self._granted + count
+                begin, granted = self.channel.next, self._granted + count
+                slots_before = self._slots_of_first(self._placed)
                 self._placed += count
-                moved = self._slots_of_first(self._placed) - gone
-                self.channel.moved.append(Transfer(begin, self.channel.after(begin, moved - 1) + 1, moved))
+                moved = self._slots_of_first(self._placed) - slots_before
+                self.channel.moved.append(Transfer(begin, self.channel.cycle_of_slot(begin, moved - 1) + 1, moved))
                 for number in range(self._placed - min(count, len(self.ends)), self._placed):
-                    slots = self._slots_of_first(number) - gone, self._slots_of_first(number + 1) - gone - 1
-                    self._note_skipped(*(self.channel.after(begin, slot) for slot in slots))
-                self.asked = self._granted = max(self._granted, granted)  # one is asked for in a cycle
+                    first_slot = self._slots_of_first(number) - slots_before
+                    last_slot = self._slots_of_first(number + 1) - slots_before - 1
+                    first = self.channel.cycle_of_slot(begin, first_slot)
+                    self._record_burst(first, self.channel.cycle_of_slot(begin, last_slot))
+                self.asked = self._granted = max(self._granted, granted)  # one request a cycle
             return
         ends = self.ends
         period = ends[-1] - ends[-1 - window]
         if self.channel.refresh_after(ends[-2 * window]) <= ends[-1]:
-            return  # a refresh has made that longer
+            return  # a refresh has made this period longer
         if any(ends[-1 - i] - ends[-1 - i - window] != period for i in range(1, window)):
             return
         count = min(left // window, (self.channel.refresh_after(ends[-window]) - ends[-1] - 1) // period)
@@ -392,9 +414,9 @@ class ReadBursts:
             self.channel.moved.append(Transfer(ends[-1] + 1, ends[-1] + 1 + count * period, moved))
             self._placed += count * window
             for first, last in list(zip(self.firsts, ends, strict=True))[-window:]:
-                self._note_skipped(first + count * period, last + count * period)
+                self._record_burst(first + count * period, last + count * period)
 
-    def _note_skipped(self, first: int, last: int) -> None:
+    def _record_burst(self, first: int, last: int) -> None:
         """Record the first and last beat of a burst that `_place_in_closed_form` has placed."""
         self.firsts.append(first)
         self.ends.append(last)

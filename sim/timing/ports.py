@@ -1,4 +1,4 @@
-"""Timing of scratchpad ports that two parties share."""
+"""Timing of scratchpad ports that two units share: which of them uses a port in a cycle."""
 
 from __future__ import annotations
 
@@ -8,48 +8,51 @@ from celosia.sim.timing.work import Steps, Train, Work
 
 
 class Port:
-    """A port of a scratchpad that two parties share: the second party gets the cycles that the first one leaves."""
+    """A port of a scratchpad that two units share: one has priority, and the other gets the free cycles."""
 
     def __init__(self) -> None:
         self._reserved: deque[Train] = deque()
 
     def reserve(self, writes: Train) -> None:
-        """Reserve the port for the first party in these cycles."""
+        """Reserve the port in these cycles for the unit with priority."""
         self._reserved.append(writes)
 
     def forget(self, cycle: int) -> None:
-        """Drop reservations before `cycle`, which nobody asks for any more."""
+        """Drop reservations before `cycle`, which no later question concerns."""
         while self._reserved and self._reserved[0].last < cycle:
             self._reserved.popleft()
 
     def last_step(self, steps: Steps) -> int:
-        """Cycle of the last of some steps that use the port, each at least as far behind the one before as planned."""
+        """Return the cycle in which the last of `steps` uses the port, if each waits for a free cycle.
+
+        A delay moves all later steps: the distances between steps are at least the planned ones.
+        """
         if not steps.gap:
             return self.free_cycle(steps.first, steps.steps)
-        number, cycle = 0, steps.first
+        number, cycle = 0, steps.first  # the step that is placed next, and its cycle
         for train in self._reserved:
             if train.last < cycle:
                 continue
-            # Steps before the train are not delayed.
-            late = cycle - steps.cycle(number)
+            delay = cycle - steps.cycle(number)
+            # Steps before the train are not delayed further.
             outputs = max(0, train.first - cycle) // (steps.each + steps.gap)
             number = min(steps.steps - 1, number + outputs * steps.each)
-            cycle = steps.cycle(number) + late
+            cycle = steps.cycle(number) + delay
             while cycle <= train.last:
                 free = self.free_cycle(cycle, 1)
-                late, cycle = late + free - cycle, free
+                delay, cycle = delay + free - cycle, free
                 if number == steps.steps - 1:
                     return cycle
                 number += 1
-                cycle = steps.cycle(number) + late
+                cycle = steps.cycle(number) + delay
         return steps.last + cycle - steps.cycle(number)
 
-    def starts(self, first: int, last: int) -> list[int]:
-        """Cycles between `first` and `last` in which the first party begins to use the port."""
+    def reservation_starts(self, first: int, last: int) -> list[int]:
+        """Return the cycles between `first` and `last` in which reservations begin."""
         return [train.first for train in self._reserved if first < train.first < last]
 
     def free_cycle(self, cycle: int, count: int) -> int:
-        """Cycle of the `count`-th free slot for the second party from `cycle` on."""
+        """Return the cycle of the `count`-th free cycle from `cycle` on."""
         for first, period, entries in self._reserved:
             end = first + (entries - 1) * period
             if end < cycle or cycle + count <= first:
@@ -72,36 +75,39 @@ class Acc:
     """The accumulators: two banks, each with a read port and a write port, on which GEMM has priority over VECTOR."""
 
     def __init__(self) -> None:
-        self._reads, self._writes = (Port(), Port()), (Port(), Port())
+        self._reads, self._writes = (Port(), Port()), (Port(), Port())  # a port of each bank
 
     def reserve_gemm(self, work: Work, reads: Train, writes: Train) -> None:
-        """Reserve the writes of an instruction of GEMM, and its reads if it accumulates."""
+        """Reserve the cycles in which a GEMM writes acc, and those in which it reads acc if it accumulates."""
         if work.shared_reads:
             self._reserve_in_banks(self._reads, work.read_bank, work.read_bank_outputs, reads)
         self._reserve_in_banks(self._writes, work.write_bank, work.write_bank_outputs, writes)
 
-    def _reserve_in_banks(self, ports: tuple[Port, Port], bank: int, here: int, train: Train) -> None:
-        """Reserve the first `here` entries of a train in `bank`, and the rest in the other bank."""
-        ports[bank].reserve(train._replace(entries=here))
-        if here < train.entries:
-            ports[1 - bank].reserve(train.after(here))
+    def _reserve_in_banks(self, ports: tuple[Port, Port], bank: int, bank_entries: int, train: Train) -> None:
+        """Reserve the first `bank_entries` entries of a train in `bank`, and the rest in the other bank."""
+        ports[bank].reserve(train._replace(entries=bank_entries))
+        if bank_entries < train.entries:
+            ports[1 - bank].reserve(train.without_first(bank_entries))
 
     def forget(self, cycle: int) -> None:
-        """Drop reservations before `cycle`, which nobody asks for any more."""
+        """Drop reservations before `cycle`, which no later question concerns."""
         for port in (*self._reads, *self._writes):
             port.forget(cycle)
 
     def last_vector_read(self, work: Work, steps: Steps, output: int = 0) -> int:
-        """Return the cycle of VECTOR's last read of acc, from number `output` on, if it would read at `steps`."""
-        here = min(steps.steps, max(0, work.read_bank_outputs - output) * steps.each)
-        ports, last, late = (self._reads[work.read_bank], self._reads[1 - work.read_bank]), steps.last, 0
-        for port, part in zip(ports, (steps.only(here), steps.after(here)), strict=True):
+        """Return the cycle of the last read of acc by a VECTOR that plans to read at `steps`, after waiting for GEMM.
+
+        output: number of the output to which the first of these steps belongs.
+        """
+        bank_steps = min(steps.steps, max(0, work.read_bank_outputs - output) * steps.each)
+        ports, last, delay = (self._reads[work.read_bank], self._reads[1 - work.read_bank]), steps.last, 0
+        for port, part in zip(ports, (steps.only_first(bank_steps), steps.without_first(bank_steps)), strict=True):
             if part.steps:
-                last = port.last_step(part.later(late))
-                late = last - part.last
+                last = port.last_step(part.delayed(delay))
+                delay = last - part.last
         return last
 
     def vector_write_cycle(self, work: Work, output: int, cycle: int) -> int:
-        """Return the cycle in which VECTOR writes output number `output` to acc, which is ready in `cycle`."""
+        """Return the cycle in which a VECTOR writes its output number `output`, ready in `cycle`, to acc."""
         bank = work.write_bank if output < work.write_bank_outputs else 1 - work.write_bank
         return self._writes[bank].free_cycle(cycle, 1)

@@ -11,7 +11,7 @@ from celosia.sim.functional.fsim import FunctionalDevice
 from celosia.sim.timing import Timing, check_memory, predict
 
 REMEMBERED = 8
-"""Launches whose time is remembered: it does not depend on data."""
+"""Number of launches whose predicted time is kept, since it does not depend on data."""
 
 
 class TimedDevice(FunctionalDevice):
@@ -28,8 +28,10 @@ class TimedDevice(FunctionalDevice):
         self._timings: dict[tuple[int, bytes], Timing] = {}
 
     def run(self, instr_addr: int, count: int, timeout_cycles: int = 0, trace: bool = False) -> Counters:
-        """Execute `count` instructions at `instr_addr`. DeviceError where one fails, none can proceed, or all take over
-        `timeout_cycles` (0 for no limit)."""
+        """Execute `count` instructions at `instr_addr`, and return the predicted counters.
+
+        DeviceError where one fails, none can proceed, or all take over `timeout_cycles` (0 for no limit).
+        """
         code = self.read(instr_addr, count * instruction_bytes(self.config)).tobytes()  # before a store can change it
         super().run(instr_addr, count, timeout_cycles)
         timing = self._predict_once(instr_addr, code)

@@ -1,15 +1,15 @@
-"""Instructions as the machine model sees them, and the cycles in which their entries come."""
+"""What the models of the units share: an instruction with its demand, and series of cycles in which entries move."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 NEVER = 1 << 62
-"""A cycle that no run comes to."""
+"""Stands for a cycle that is never reached, or not known yet."""
 
 
 class Work(NamedTuple):
-    """The number of an instruction, and its demand (see `demand.Demand`)."""
+    """One instruction: its number in the stream, and its row of the columns of `demand.Demand`."""
 
     number: int
     unit: int
@@ -41,7 +41,7 @@ class Work(NamedTuple):
 
 
 class Train(NamedTuple):
-    """Entries at regular intervals: the first in cycle `first`, `entries` in all, each `period` later."""
+    """Cycles of entries at regular intervals: `entries` of them, the first in cycle `first`, then one each `period`."""
 
     first: int
     period: int
@@ -52,13 +52,16 @@ class Train(NamedTuple):
         """Cycle of the last entry."""
         return self.first + (self.entries - 1) * self.period
 
-    def after(self, entries: int) -> Train:
-        """Return the train without its first entries."""
+    def without_first(self, entries: int) -> Train:
+        """Return the train without its first `entries` entries."""
         return Train(self.first + entries * self.period, self.period, self.entries - entries)
 
 
 class Steps(NamedTuple):
-    """Steps of VECTOR: the first in cycle `first`, one a cycle, but for `gap` cycles behind every `each` of them."""
+    """Cycles of the steps of a VECTOR: one a cycle from cycle `first` on, with a pause after each output.
+
+    steps: number of steps. each: steps of an output. gap: cycles of the pause.
+    """
 
     first: int
     steps: int
@@ -66,22 +69,22 @@ class Steps(NamedTuple):
     gap: int
 
     def cycle(self, step: int) -> int:
-        """Cycle in which a step is taken."""
+        """Return the cycle of step number `step`."""
         return self.first + step + step // self.each * self.gap
 
     @property
     def last(self) -> int:
-        """Cycle in which the last step is taken."""
+        """Cycle of the last step."""
         return self.cycle(self.steps - 1)
 
-    def only(self, steps: int) -> Steps:
+    def only_first(self, steps: int) -> Steps:
         """Return the first `steps` steps."""
         return self._replace(steps=steps)
 
-    def after(self, steps: int) -> Steps:
-        """Return the steps without the first `steps`, which are whole outputs."""
+    def without_first(self, steps: int) -> Steps:
+        """Return the steps without the first `steps`, which must be whole outputs."""
         return self._replace(first=self.cycle(steps), steps=self.steps - steps)
 
-    def later(self, cycles: int) -> Steps:
-        """Return the steps delayed by `cycles`."""
+    def delayed(self, cycles: int) -> Steps:
+        """Return the same steps, `cycles` cycles later."""
         return self._replace(first=self.first + cycles)

@@ -130,7 +130,7 @@ def test_amounts_are_spread_as_cycle_by_cycle(drawn: tuple[list[tuple[int, int, 
             expected[np.searchsorted(edges, cycle, "right") - 1] += amount / (until - since)
     columns = [np.array(column, float) for column in zip(*made)] or [np.zeros(0)] * 3
     spread = explain._Spread(columns[0], columns[1], np.array(edges, float))
-    np.testing.assert_allclose(spread.of(columns[2]), expected, atol=1e-9)
+    np.testing.assert_allclose(spread.add_up(columns[2]), expected, atol=1e-9)
 
 
 def test_layers_say_what_they_are() -> None:

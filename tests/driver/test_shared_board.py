@@ -51,7 +51,7 @@ def test_a_foreign_run_is_not_taken_for_ours(moment: str) -> None:
         if came:
             return
         came.append(accelerator.starts)
-        other.settle([None] * 10)
+        other.abort_and_drain([None] * 10)
         if moment != "aborted":
             other.prepare(0x8000, instr_addr=64, instr_count=1, dma_size=4096, watchdog=0, lease=0, irq_enable=0)
             other.start()
@@ -112,7 +112,7 @@ def attempts(seed: int) -> list[tuple[int, int]]:
     def host(base: int, control: Control) -> None:
         for place in range(3):
             try:
-                control.settle([None] * 1000)
+                control.abort_and_drain([None] * 1000)
                 control.prepare(base, instr_addr=place, instr_count=1, dma_size=base, watchdog=0, lease=0, irq_enable=0)
                 control.start()
                 for _ in range(200):
@@ -132,7 +132,7 @@ def test_however_two_hosts_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found) > 20 and all(cycles == wanted for cycles, wanted in found)
     # Which is not to be had by looking at half of it, nor by not looking.
     halves: list[Callable[[Control], bool]] = [
-        lambda self: self.read("runs") == self._number,
+        lambda self: self.read("runs") == self._run_number,
         lambda self: all(self.read(name) == value for name, value in self._prepared.items()),
         lambda self: True,
     ]

@@ -206,7 +206,7 @@ def test_late_answers_are_not_taken_for_new_ones(device: RtlDevice, after: int) 
     """Memory pauses for more than twice the watchdog's time, and goes on while the next run begins."""
     stuck(device, after, BURSTS)
     program = random_program(CFG, after, count=30)
-    device.settle()  # waits for what memory owes
+    device.abort_and_drain()  # waits for what memory owes
     device.use(ZYNQ_HP)  # or would pause again
     found = program.run(device)
     assert np.array_equal(found, program.run(FunctionalDevice(CFG)))
@@ -219,7 +219,7 @@ def test_late_answers_are_not_taken_for_new_ones(device: RtlDevice, after: int) 
 def test_late_answers_on_both_ports(two: RtlDevice, after: int) -> None:
     stuck(two, after, [*BURSTS[:2], but(WEIGHTS, x_size=16)] * 3)
     program = random_program(TWO_PORTS, after, count=30)
-    two.settle()
+    two.abort_and_drain()
     two.use(ZYNQ_HP)
     assert np.array_equal(program.run(two), program.run(FunctionalDevice(TWO_PORTS)))
 
@@ -237,7 +237,7 @@ def test_no_run_starts_while_memory_owes_answers(device: RtlDevice) -> None:
         assert control.read("status") == STATUS_STUCK | STATUS_DONE | Error.WATCHDOG << STATUS_ERROR_SHIFT
         assert control.read("instr_count") != 77 and control.read("dma_base_lo") != 0x1000  # late writes still go there
     assert control.read("watchdog") == 0
-    control.settle(device._call("run", 500) for _ in range(20))
+    control.abort_and_drain(device._call("run", 500) for _ in range(20))
     assert control.read("status") == STATUS_DONE | Error.WATCHDOG << STATUS_ERROR_SHIFT
     device.use(ZYNQ_HP)
     assert np.array_equal(program.run(device), program.run(FunctionalDevice(CFG)))
@@ -290,7 +290,7 @@ def test_an_abort_leaves_memory_quiet(device: RtlDevice) -> None:
         device.use(random_stalls(seed, 0.2))
         with suppress(DeviceError):
             program.run(device, timeout_cycles=rng.randrange(20, 2500))
-        device.settle()
+        device.abort_and_drain()
         left = device.dram.copy()
         device._call("run", 1000)
         assert np.array_equal(device.dram, left)
@@ -311,7 +311,7 @@ def test_registers_are_locked_during_a_run(device: RtlDevice) -> None:
         "instr_addr", "instr_count", "dma_base_lo", "dma_base_hi", "dma_size"
     }  # fmt: skip
     control.write("control", CONTROL_START | CONTROL_ABORT)
-    device.settle()
+    device.abort_and_drain()
     control.write("dma_size", 5)
     assert control.read("dma_size") == 5
     works(device)
@@ -495,7 +495,7 @@ if sys.argv[1] == "during":
         print(error)
 device.close()
 for use in (
-    lambda: device.run(0, 1, 1000), lambda: device.allocate(1), device.settle, device.reset, device.states,
+    lambda: device.run(0, 1, 1000), lambda: device.allocate(1), device.abort_and_drain, device.reset, device.states,
     lambda: device.use(device.memory), lambda: device.control.read("status"),
 ):
     try:
@@ -525,7 +525,7 @@ def test_a_foreign_run_is_not_taken_for_ours(device: RtlDevice) -> None:
 
     def come(cycles: int) -> None:
         if first.pop():
-            other.settle(device._call("run", 500) for _ in range(20))
+            other.abort_and_drain(device._call("run", 500) for _ in range(20))
             other.prepare(DMA_BASE, instr_addr=0, instr_count=1, dma_size=16384, watchdog=0, lease=0, irq_enable=1)
             other.start()
         first.append(False)
@@ -550,7 +550,7 @@ def test_a_lease_ends_the_run_of_a_host_that_has_died(device: RtlDevice) -> None
         device.use(random_stalls(seed, 0.2))
         with suppress(DeviceError):
             program.run(device, timeout_cycles=1)  # begun, and left alone
-        device.settle()
+        device.abort_and_drain()
         lease = rng.randrange(20, 2500)
         control.prepare(
             DMA_BASE, instr_addr=program.instr_addr, instr_count=30, dma_size=len(device.dram), watchdog=0,
@@ -575,7 +575,7 @@ def test_a_lease_ends_the_run_of_a_host_that_has_died(device: RtlDevice) -> None
 def test_a_lease_that_is_renewed_lasts(device: RtlDevice) -> None:
     with suppress(DeviceError):
         run(device, LOAD, LONG, timeout=1)
-    device.settle()
+    device.abort_and_drain()
     control, size = device.control, len(device.dram)
     control.prepare(DMA_BASE, instr_addr=0, instr_count=2, dma_size=size, watchdog=0, lease=1000, irq_enable=0)
     control.start()

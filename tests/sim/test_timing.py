@@ -746,8 +746,8 @@ def test_bursts_that_are_skipped(memory: MemoryModel, monkeypatch: pytest.Monkey
             ask = 0
             for _ in range(4):
                 bursts = int(rng.integers(1, 300))
-                port.begin(ask, bursts, bursts * int(rng.choice([1, 2, 5, 16])))
-                assert port.predicted_end() == port.predicted_end() == port.finish()
+                port.begin_train(ask, bursts, bursts * int(rng.choice([1, 2, 5, 16])))
+                assert port.predicted_end() == port.predicted_end() == port.finish_train()
                 found.append(port.ends[-1])
                 ask = port.next_ask
         return found
@@ -768,7 +768,7 @@ def test_slots(memory: MemoryModel) -> None:
     for cycle in (0, 1, 2, 3, 5, 6, 7, 15, 16, 17, 700, 779, 780, 790, 800):
         free = [c for c in range(cycle, cycle + 900) if not period or c % period >= closed]
         for slots in (0, 1, 2, 5, 300):
-            assert channel.after(cycle, slots) == free[slots]
+            assert channel.cycle_of_slot(cycle, slots) == free[slots]
 
 
 Bursts = list[tuple[int, int]]
@@ -810,7 +810,7 @@ def test_channels_that_share(seed: int, bytes_per_cycle: int) -> None:
     for _ in range(machine.MAX_PASSES):
         shared = [SharedChannel(memory, 8, moves[:n] + moves[n + 1 :]) for n in range(3)]
         found = [
-            [one.move(one.after(max(due, one.next), 0), beats, beats) for due, beats in bursts]
+            [one.move(one.cycle_of_slot(max(due, one.next), 0), beats, beats) for due, beats in bursts]
             for one, bursts in zip(shared, channels)
         ]
         moves = [one.moved for one in shared]
