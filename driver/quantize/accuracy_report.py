@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.quantized.rounded import NORMS
-from celosia.driver.accuracy.compare import Graph, add_noise
+from celosia.driver.accuracy.compare import Graph, add_float_comparison
 from celosia.driver.data.calibration import Input, Samples
 from celosia.driver.host.oracle import compute_tensors, open_session
 from celosia.driver.quantize.decoders import LOGITS, PRODUCTS, TOKENS, perplexity
@@ -107,7 +107,7 @@ def find_losing_operators(prepared: Path, result: Path, sample: Mapping[str, Arr
         {"name": name, "op": graph.maker(name).op_type, "node": graph.maker(name).name, "float": None, "matched": None,
          "sqnr_db": None, "lost_db": None} for name in graph.makers if isinstance(values.get(name), np.ndarray)
     ]  # fmt: skip
-    add_noise(proto, graph, rows, values, sample, prepared)
+    add_float_comparison(proto, graph, rows, values, sample, prepared)
     best: dict[str, dict[str, Any]] = {}
     for row in sorted(rows, key=lambda row: row["lost_db"] or 0.0, reverse=True):
         if row["node"] and row["op"] not in ("QuantizeLinear", "DequantizeLinear") and (row["lost_db"] or 0) > LOSES_DB:
