@@ -13,7 +13,7 @@ from typing import Any
 from celosia.compiler.graph.errors import ModelError
 from celosia.driver.explore.model_cost import ExploredModel, explain_nothing_on_accelerator, measure_cycles
 from celosia.driver.explore.resource_use import Resources
-from celosia.driver.pages.names import NAMES, key_of, resource_cell
+from celosia.driver.pages.names import NAMES, legend_of, resource_cell
 from celosia.driver.pages.page import Page, Section
 from celosia.hw.boards.board import Board
 from celosia.hw.boards.boards import BOARDS, memory_model
@@ -268,6 +268,6 @@ def _plot(rows: Sequence[dict[str, Any]]) -> str:
             x, y = position(row)
             tooltip = escape(f"{_fields_text(row['set'])}: {row['cycles']:,} cycles")
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"><title>{tooltip}</title></circle>')
-    legend = key_of([(COLOURS[number % len(COLOURS)], name) for number, name in enumerate(lines) if name])
+    legend = legend_of([(COLOURS[number % len(COLOURS)], name) for number, name in enumerate(lines) if name])
     view = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}"'
     return f'{legend}<svg class="plot" role="img" aria-label="cycles by {escape(field)}" {view}>{"".join(parts)}</svg>'

@@ -13,8 +13,11 @@ from celosia.compiler.program import InputError
 
 @dataclass
 class Sampler:
-    """Sampler of tokens. temperature: 0 takes the likeliest token, 1 draws by the model's own chances. top: only among
-    so many, 0 for all. Equal seeds give equal tokens. ValueError."""
+    """Chooses the next token from logits.
+
+    temperature: 0 takes the likeliest token, 1 draws by the model's own probabilities. top: draw among so many of the
+    likeliest tokens only, 0 for all. Equal seeds give equal tokens. ValueError for negative arguments.
+    """
 
     temperature: float = 0.0
     top: int = 0
