@@ -105,9 +105,8 @@ class _GraphBuilder:
         first, reads = len(self.nodes), [set[int]() for _ in step.layers]
         makers = {number: self._makers_of_tensor.get(pack.value, set()) for number, pack in enumerate(step.pack)}
         for number, pack in enumerate(step.pack):
-            self._makers_at(pack.address, self._packed_bytes(pack))[...] = (
-                -2 - number
-            )  # a code for the makers of this pack, which are looked up below
+            code_of_pack = -2 - number  # stands for the makers of this pack until they are looked up below
+            self._makers_at(pack.address, self._packed_bytes(pack))[...] = code_of_pack
         code = np.frombuffer(launch_code(self._program, step), np.uint8)
         code = code.reshape(-1, instruction_bytes(self._program.config))
         for instruction, layer in zip(decode(self._program.config, code), step.layer_of.tolist()):
