@@ -56,24 +56,28 @@ def compare(
     >>> sum(row["different"] for row in report["tensors"]), report["first"]
     (0, None)
 
-    inputs: one array for each input, by its name; their sizes are what the model is compiled for, where it leaves some
-    open. shapes: sizes to compile for, of inputs whose sizes a Program may leave open.
-    float_model: the model before it was quantised; its tensors are found by name, by structure or by order (see
-    `matching.match_tensors`).
-    The Program returns its intermediate tensors (`compile(keep="all")`), so no block keeps them on chip. rounding: as
-    `compile` takes it; with "correct" a normalisation may be one step apart, and what is computed of it be another.
-    options: keyword arguments of the Runtime, for the device.
+    inputs: one array for each input, by its name; open sizes of the model are compiled for these arrays. shapes: sizes
+    to compile for, of inputs whose sizes a Program may leave open. float_model: the model before it was quantised; its
+    tensors are found by name, by structure or by order (see `matching.match_tensors`). The Program returns its
+    intermediate tensors (`compile(keep="all")`), so no block keeps them on chip. rounding: as `compile` takes it; with
+    "correct" a normalisation may differ by one step, and tensors computed from it by more. options: keyword arguments
+    of the Runtime, for the device.
 
-    Returns plain data. `tensors`, in the model's order: name, op and node that make it, dtype, shape, `different`
-    elements, `largest` difference (steps of integers, or a share of the largest float), `first` difference (index,
-    found, expected), `differs` (floats: beyond FLOAT_TOLERANCE), `float`, the float model's tensor, and how it was
-    `matched`, `sqnr_db` against it and `lost_db` of that against the worst operand. `first`: the first tensor that
-    differs though its operands do not. `rounded`: None, or with rounding="correct" how many `values` normalisations
-    have, how many of them are a step `apart` from onnxruntime's on the same bytes, how many values of
-    `sums` and averages are, and the tensors `behind` these that have other values, which do not count as different.
-    `inside`: tensors that an integer operator or onnxruntime's fusion leaves out.
-    `unmatched`: None without a float model, else the tensors of the "model" and of the "float" model that have none in
-    the other. Raises what `compile` and `Runtime` do, InputError for a float model that is none, OracleError, and
+    Returns plain data:
+
+    - `tensors`, in the model's order: `name`; `op` and `node` that compute it; `dtype`; `shape`; number of `different`
+      elements; `largest` difference (steps of integers, or a share of the largest float); `first` difference (index,
+      computed, expected); `differs` (floats: beyond FLOAT_TOLERANCE); `float`, the float model's tensor, and how it was
+      `matched`; `sqnr_db` against that; `lost_db`, by which that is less than the worst operand's
+    - `different`: number of tensors that differ. `first`: the first one whose operands do not differ
+    - `rounded`: None, or with rounding="correct" the number of `values` of normalisations, how many of them are a step
+      `apart` from onnxruntime's on the same bytes, how many values of `sums` and averages are, and how many tensors
+      `behind` these have other values. None of these count as different
+    - `inside`: tensors that only one side computes, as they are inside an integer or fused operator
+    - `unmatched`: None without a float model, else the tensors of the "model" and of the "float" model that have no
+      counterpart in the other
+
+    Raises what `compile` and `Runtime` do, InputError for a float model that is quantised, OracleError, and
     MissingLibrary without onnxruntime.
     """
     say = progress or (lambda stage: None)
@@ -91,7 +95,7 @@ def compare(
         tensors = runtime.run(inputs, trace=False).tensors
     say("running under onnxruntime")
     expected = oracle.compute_tensors(Path(model), inputs)
-    graph, unmatched = Graph(proto), None
+    graph, unmatched = ModelTensors(proto), None
     rows = _compare_tensors(graph, tensors, expected)
     rounded = None if rounding == ROUNDINGS[0] else _count_rounding_differences(graph, rows, {**inputs, **tensors})
     if float_model is not None:
@@ -113,7 +117,9 @@ def _require_float(float_model: str | Path | None, model: str | Path) -> None:
         )
 
 
-def _compare_tensors(graph: Graph, computed: Mapping[str, Any], expected: Mapping[str, Array]) -> list[dict[str, Any]]:
+def _compare_tensors(
+    graph: ModelTensors, computed: Mapping[str, Any], expected: Mapping[str, Array]
+) -> list[dict[str, Any]]:
     """Return one row of the report for each tensor that both sides have, in the model's order."""
     return [
         _compare_tensor(graph, name, computed[name], expected[name]) for name in graph.makers
@@ -127,7 +133,7 @@ tie."""
 
 
 def _count_rounding_differences(
-    graph: Graph, rows: list[dict[str, Any]], computed: Mapping[str, Any]
+    graph: ModelTensors, rows: list[dict[str, Any]], computed: Mapping[str, Any]
 ) -> dict[str, int]:
     """Count the values that rounding="correct" lets differ from onnxruntime's, and clear `differs` in their rows.
 
@@ -159,7 +165,7 @@ def _count_rounding_differences(
     return counts
 
 
-def _recompute_with_onnxruntime(graph: Graph, name: str, computed: Mapping[str, Any]) -> Array | None:
+def _recompute_with_onnxruntime(graph: ModelTensors, name: str, computed: Mapping[str, Any]) -> Array | None:
     """Recompute the quantised tensor `name` of a normalisation with onnxruntime from the accelerator's own input bytes.
 
     It runs a model of DequantizeLinear, the normalisation and QuantizeLinear only. None where `name` is not the result
@@ -185,7 +191,7 @@ def _recompute_with_onnxruntime(graph: Graph, name: str, computed: Mapping[str, 
     return oracle.run_session(oracle.open_session(model), {x: computed[x]})[name]
 
 
-def _summarise_rows(graph: Graph, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _summarise_rows(graph: ModelTensors, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return `different`, `first` and `inside` of the report (see `compare`).
 
     The first difference is in a tensor whose own operands do not differ: there the error begins.
@@ -201,7 +207,7 @@ def _summarise_rows(graph: Graph, rows: list[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Graph:
+class ModelTensors:
     """An ONNX model's tensors with the nodes that compute them, and the real values that quantised integers stand for.
 
     makers: the node that computes each tensor, by the tensor's name, in the model's order. constants: initializers, by
@@ -232,14 +238,14 @@ class Graph:
                 if scale is not None and zero is not None:
                     self._scaled[node.output[0]] = scale, zero
 
-    def _scalar_constant(self, node: onnx.NodeProto, place: int) -> float | None:
-        """Return the value of the scalar constant that is input number `place`; 0 where it is left out.
+    def _scalar_constant(self, node: onnx.NodeProto, input_number: int) -> float | None:
+        """Return the value of the scalar constant that is input number `input_number`; 0 where it is left out.
 
         None where the input is no constant, or has several elements.
         """
-        if len(node.input) <= place or not node.input[place]:
+        if len(node.input) <= input_number or not node.input[input_number]:
             return 0.0
-        tensor = self.constants.get(node.input[place])
+        tensor = self.constants.get(node.input[input_number])
         if tensor is None or not tensor.ByteSize():
             return None
         array = numpy_helper.to_array(tensor)
@@ -251,15 +257,16 @@ class Graph:
         return self.makers.get(node.input[0], node) if node.op_type == "QuantizeLinear" else node
 
     def operands(self, name: str, known_tensors: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the nearest tensors in `known_tensors` that `name` is computed from."""
-        waiting, seen = list(self.makers[name].input) if name in self.makers else [], {name}
-        while waiting:
-            operand = waiting.pop()
+        """Yield the nearest tensors in `known_tensors` from which `name` is computed: operands, or operands of these,
+        and so on."""
+        pending, visited = list(self.makers[name].input) if name in self.makers else [], {name}
+        while pending:
+            operand = pending.pop()
             if operand in known_tensors:
                 yield operand
-            elif operand in self.makers and operand not in seen:
-                waiting += self.makers[operand].input
-            seen.add(operand)
+            elif operand in self.makers and operand not in visited:
+                pending += self.makers[operand].input
+            visited.add(operand)
 
     def is_known(self, name: str, compared: Mapping[str, Any]) -> bool:
         """Whether `name` is in `compared`, or its quantised or dequantised form is."""
@@ -281,7 +288,7 @@ class Graph:
         return real, (array.astype(np.float64) - zero) * scale
 
 
-def _compare_tensor(graph: Graph, name: str, computed: Array, expected: Array) -> dict[str, Any]:
+def _compare_tensor(graph: ModelTensors, name: str, computed: Array, expected: Array) -> dict[str, Any]:
     """Return the row of the report for one tensor (see `compare`)."""
     node = graph.maker(name)
     row = {
@@ -294,13 +301,13 @@ def _compare_tensor(graph: Graph, name: str, computed: Array, expected: Array) -
         kind = f"{expected.dtype}{list(expected.shape)}"
         return row | {"different": computed.size, "largest": None, "first": [None, None, kind], "differs": True}
     unequal = (computed != expected) & ~((computed != computed) & (expected != expected))  # NaN is NaN
-    places = np.argwhere(unequal)
-    largest, differs = largest_difference(computed, expected) if len(places) else (0.0, False)
+    unequal_indices = np.argwhere(unequal)
+    largest, differs = largest_difference(computed, expected) if len(unequal_indices) else (0.0, False)
     first = None
-    if len(places):
-        index = tuple(int(k) for k in places[0])
+    if len(unequal_indices):
+        index = tuple(int(k) for k in unequal_indices[0])
         first = [list(index), computed[index].item(), expected[index].item()]
-    return row | {"different": len(places), "largest": largest, "first": first, "differs": differs}
+    return row | {"different": len(unequal_indices), "largest": largest, "first": first, "differs": differs}
 
 
 def largest_difference(computed: Array, expected: Array) -> tuple[float | None, bool]:
@@ -324,7 +331,7 @@ def largest_difference(computed: Array, expected: Array) -> tuple[float | None, 
 
 
 def add_float_comparison(
-    proto: onnx.ModelProto, graph: Graph, rows: list[dict[str, Any]], computed: Mapping[str, Array],
+    proto: onnx.ModelProto, graph: ModelTensors, rows: list[dict[str, Any]], computed: Mapping[str, Array],
     inputs: Mapping[str, Array], float_model: Path,
 ) -> dict[str, list[str]]:  # fmt: skip
     """Fill the columns of `rows` that compare with the float model: `float`, `matched`, `sqnr_db` and `lost_db`.

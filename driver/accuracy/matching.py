@@ -19,6 +19,7 @@ PASS_THROUGH = {"QuantizeLinear", "DequantizeLinear", "Identity", "Dropout"}
 ABSORBED = {"Relu", "Clip", "BatchNormalization"}
 """Operators that quantisation fuses into the one before them, so that the quantised model does not have them."""
 _CONSTANT_OPERATORS = {"Constant", "ConstantOfShape"}
+"""Operators whose results are constants."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -129,6 +129,7 @@ def make_array_readers(source: str, arrays: Mapping[str, Array], inputs: Sequenc
         raise CalibrationError(f"{source} holds no samples; the first axis of each array counts them")
 
     def read_row(k: int, inputs: Sequence[Input]) -> Sample:
+        """Return sample `k`."""
         return {
             tensor.name: _fit_to_tensor(arrays[tensor.name][k], tensor, f"{source}: {tensor.name}[{k}]")
             for tensor in inputs

@@ -20,6 +20,7 @@ from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import Config
 
 Say = Callable[[str], None]
+"""Progress callback: called with a sentence."""
 
 
 def confirm_front(explorer: Explorer, ways: Sequence[str], say: Say, is_over: Callable[[], bool]) -> None:

@@ -100,6 +100,7 @@ class Ladder:
         complete: list[Point] = []
 
         def record_result(index: int, result: TrialResult) -> None:
+            """Record the result of a job; a point is complete when all its models have one."""
             number, subject = jobs[index]
             results[number][subject.name] = result
             if len(results[number]) == len(self.subjects):

@@ -65,25 +65,33 @@ def rewrite_front(
     assert ladder.points.path is not None
     folder = ladder.points.path.parent
     chosen = {point.cfg.digest: point for point in (*explorer.front, *filter(None, [explorer.preset]))}
-    waiting = [
+    to_rewrite = [
         (family, subject) for family in group_by_array(ladder, chosen.values()) for subject in ladder.subjects
         if not all(_is_rewritten(ladder.points.known[point.cfg.digest], subject.name, seconds) for point in family)
     ]  # fmt: skip
-    ladder.rewriting, left = True, seconds
+    ladder.rewriting, seconds_left = True, seconds
     (folder / REWRITTEN_FOLDER).mkdir(exist_ok=True)
     try:
-        for number, (family, subject) in enumerate(waiting):
-            if left <= 0:
+        for number, (family, subject) in enumerate(to_rewrite):
+            if seconds_left <= 0:
                 break
             first = family[0].cfg
-            progress(f"rewriting {subject.name} for {_array_shape(first)}, {number + 1} of {len(waiting)}")
-            share, steps = left / (len(waiting) - number), folder / REWRITTEN_FOLDER / STEP_RECORDS
-            optimised = optimise(
-                subject.path, config_for_cycles(first), budget=share, records=steps, fleet=devices, told=told
+            progress(f"rewriting {subject.name} for {_array_shape(first)}, {number + 1} of {len(to_rewrite)}")
+            search_seconds, step_records = (
+                seconds_left / (len(to_rewrite) - number),
+                folder / REWRITTEN_FOLDER / STEP_RECORDS,
             )
-            left -= optimised.state.seconds
+            optimised = optimise(
+                subject.path,
+                config_for_cycles(first),
+                budget=search_seconds,
+                records=step_records,
+                fleet=devices,
+                told=told,
+            )
+            seconds_left -= optimised.state.seconds
             rewriting = Rewriting(
-                _write_model(optimised.model, folder, subject.name) if optimised.steps else "", None, seconds
+                _write_model(optimised.model, folder, subject.name) if optimised.step_records else "", None, seconds
             )
             for member in family:
                 point = ladder.points.known[member.cfg.digest]

@@ -55,7 +55,7 @@ class ConfigSearch:
     """
 
     def __init__(self, space: ConfigSpace, rng: np.random.Generator, start: Sequence[Config] = ()) -> None:
-        """start: Configs that are proposed first, if they are in the space."""
+        """Set up a search. start: Configs that are proposed first, if they are in the space."""
         self.space, self.rng = space, rng
         self.start = [cfg for cfg in start if cfg in space]
         self.asked: set[str] = set()
@@ -128,7 +128,7 @@ class Bottleneck(ConfigSearch):
             yield move
 
     def _promising_moves(self, outcome: ConfigOutcome) -> Iterator[Proposal]:
-        """Yield Configs a step or two from one Config, the most promising nearest.
+        """Yield Configs a step or two from one Config, the most promising first.
 
         `up` has the fields that make the limiting units faster, `down` the others. Order: one field up, one up with
         shallower scratchpads, one down; then one up field back; both at once; two steps up.

@@ -240,6 +240,7 @@ def _plot(rows: Sequence[dict[str, Any]]) -> str:
     step, plot_height = (WIDTH - LEFT - 60) / max(1, len(field_values) - 1), HEIGHT - BELOW - TOP
 
     def position(row: dict[str, Any]) -> tuple[float, float]:
+        """Return the (x, y) of a row's dot, in pixels."""
         return LEFT + 30 + field_values.index(row["set"][field]) * step, TOP + plot_height * (
             1 - row["cycles"] / max_cycles
         )

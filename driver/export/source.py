@@ -276,8 +276,8 @@ int {name}_close({name} *self) {{
         """Yield the C code that calls a kernel; operands that it changes in place are copied to its outputs before."""
         yield f"    /* {', '.join(f'{node.op} {_comment(node.name)}' for node in step.nodes)} */"
         inputs = [name for name in step.inputs if name]
-        for out, place in kernel.in_place:
-            yield from self._copy_if_elsewhere(step.outputs[out], inputs[place])
+        for output_number, input_number in kernel.in_place:
+            yield from self._copy_if_elsewhere(step.outputs[output_number], inputs[input_number])
         arguments = [self._tensor_address(name) for name in (*inputs, *step.outputs)]
         arguments.append(f"memory + {self.memory_map.workspace}" if kernel.workspace_bytes else "memory")
         yield f"    {self.name}_kernel_{number}((const void *const[]){{{', '.join(arguments)}}}, 0, 1);"

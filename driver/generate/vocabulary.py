@@ -32,8 +32,8 @@ class Vocabulary:
         """
         tokens, start = [], 0
         while start < len(text):
-            ends = range(min(len(text), start + self._longest), start, -1)
-            end = next((end for end in ends if text[start:end] in self._tokens), None)
+            candidate_ends = range(min(len(text), start + self._longest), start, -1)
+            end = next((end for end in candidate_ends if text[start:end] in self._tokens), None)
             if end is None:
                 raise InputError(
                     f"the model has no token for {text[start]!r}, character {start} of the prompt; its tokens begin "

@@ -43,17 +43,17 @@ class GraphWriter:
     def close(self) -> None:
         """Replace the graph's nodes by `nodes`, and drop nodes and constants that the outputs do not depend on."""
         makers = {name: node for node in self.nodes for name in node.output}
-        waiting, read = [value.name for value in self.graph.output], {""}
-        while waiting:
-            name = waiting.pop()
-            if name not in read and name in makers:
-                waiting += [
+        pending, live_names = [value.name for value in self.graph.output], {""}
+        while pending:
+            name = pending.pop()
+            if name not in live_names and name in makers:
+                pending += [
                     operand for node in (makers[name], *_nodes_in_subgraphs(makers[name])) for operand in node.input
                 ]
-            read.add(name)
-        read.remove("")
-        live_nodes = [node for node in self.nodes if read.intersection(node.output)]
-        constants = [tensor for tensor in self.graph.initializer if tensor.name in read]
+            live_names.add(name)
+        live_names.remove("")
+        live_nodes = [node for node in self.nodes if live_names.intersection(node.output)]
+        constants = [tensor for tensor in self.graph.initializer if tensor.name in live_names]
         del self.graph.node[:], self.graph.initializer[:]
         self.graph.node.extend(live_nodes)
         self.graph.initializer.extend(constants)

@@ -190,10 +190,10 @@ def _edge_path(start: int, end: int) -> str:
     top, bottom = _row_centre(start) + NODE_RADIUS, _row_centre(end) - NODE_RADIUS
     if end == start + 1:
         return f'<path d="M{NODE_X} {top}V{bottom}"/>'
-    left = NODE_X - NODE_RADIUS - min(NODE_X - 12, 10 + 9 * sqrt(end - start))
+    bow_x = NODE_X - NODE_RADIUS - min(NODE_X - 12, 10 + 9 * sqrt(end - start))
     node_left = NODE_X - NODE_RADIUS
-    top, bottom, bend = _row_centre(start), _row_centre(end), min(12.0, (node_left - left) / 2)
+    top, bottom, bend = _row_centre(start), _row_centre(end), min(12.0, (node_left - bow_x) / 2)
     return (
-        f'<path d="M{node_left} {top}H{left + bend}Q{left} {top} {left} {top + bend}V{bottom - bend}'
-        f'Q{left} {bottom} {left + bend} {bottom}H{node_left}"/>'
+        f'<path d="M{node_left} {top}H{bow_x + bend}Q{bow_x} {top} {bow_x} {top + bend}V{bottom - bend}'
+        f'Q{bow_x} {bottom} {bow_x + bend} {bottom}H{node_left}"/>'
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.quantized.rounded import NORMS
-from celosia.driver.accuracy.compare import Graph, add_float_comparison
+from celosia.driver.accuracy.compare import ModelTensors, add_float_comparison
 from celosia.driver.data.calibration import Input, Samples
 from celosia.driver.host.oracle import compute_tensors, open_session
 from celosia.driver.quantize.decoders import LOGITS, PRODUCTS, TOKENS, perplexity
@@ -114,7 +114,7 @@ def find_losing_operators(prepared: Path, result: Path, sample: Mapping[str, Arr
     prepared, result: files of the float and the quantised model. Returns `name`, `op`, `sqnr_db` and `lost_db` of each.
     """
     proto = onnx.load(result)
-    graph, values = Graph(proto), compute_tensors(result, sample, optimised=False)
+    graph, values = ModelTensors(proto), compute_tensors(result, sample, optimised=False)
     rows: list[dict[str, Any]] = [
         {"name": name, "op": graph.maker(name).op_type, "node": graph.maker(name).name, "float": None, "matched": None,
          "sqnr_db": None, "lost_db": None} for name in graph.makers if isinstance(values.get(name), np.ndarray)

@@ -429,6 +429,8 @@ def _run_quantiser(source: Path, result: Path, samples: Samples, choices: Quanti
     )
 
     class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
+        """Hands the samples to onnxruntime's calibration one by one."""
+
         def __init__(self) -> None:
             self.samples = iter(samples)
 

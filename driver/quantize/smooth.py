@@ -43,10 +43,10 @@ PRODUCT_OPERATORS = ("Mul", "Div")
 
 @dataclass(frozen=True)
 class ChannelConstant:
-    """A constant operand: input number `place` of a node, whose `axis` counts channels."""
+    """A constant operand: input number `input_number` of a node, whose `axis` counts channels."""
 
     node: onnx.NodeProto
-    place: int
+    input_number: int
     axis: int
 
 
@@ -188,8 +188,8 @@ class _SmoothGraph:
         self.makers = {name: node for node in self.graph.node for name in node.output if name}
         self.readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
         for node in self.graph.node:
-            for place, name in enumerate(node.input):
-                self.readers.setdefault(name, []).append((node, place))
+            for input_number, name in enumerate(node.input):
+                self.readers.setdefault(name, []).append((node, input_number))
         inferred = onnx.shape_inference.infer_shapes(model).graph
         self.widths: dict[str, int] = {
             value.name: value.type.tensor_type.shape.dim[-1].dim_value
@@ -205,7 +205,9 @@ class _SmoothGraph:
             if not producers:
                 continue
             operands = (*producers, *weights)
-            channel_counts = {self._shape_of(operand.node.input[operand.place])[operand.axis] for operand in operands}
+            channel_counts = {
+                self._shape_of(operand.node.input[operand.input_number])[operand.axis] for operand in operands
+            }
             if len(channel_counts) == 1:
                 yield SmoothPlace(node.output[0], tuple(producers), tuple(weights))
 
@@ -224,30 +226,33 @@ class _SmoothGraph:
 
     def _array(self, operand: ChannelConstant) -> Array:
         """Return the value of a constant operand."""
-        array: Array = numpy_helper.to_array(self.constants[operand.node.input[operand.place]])
+        array: Array = numpy_helper.to_array(self.constants[operand.node.input[operand.input_number]])
         return array
 
     def _set_array(self, operand: ChannelConstant, array: Array) -> None:
         """Change the value of a constant operand; the node gets a copy of its own if others read the constant, too."""
-        name = operand.node.input[operand.place]
+        name = operand.node.input[operand.input_number]
         if len(self.readers[name]) == 1 and name not in self.outputs:
             self.constants[name].CopyFrom(numpy_helper.from_array(array, name))
             return
-        self.readers[name] = [(n, k) for n, k in self.readers[name] if (n, k) != (operand.node, operand.place)]
-        copy_name = f"{name}_{operand.place}_of_{operand.node.output[0]}"
-        operand.node.input[operand.place] = copy_name
+        self.readers[name] = [(n, k) for n, k in self.readers[name] if (n, k) != (operand.node, operand.input_number)]
+        copy_name = f"{name}_{operand.input_number}_of_{operand.node.output[0]}"
+        operand.node.input[operand.input_number] = copy_name
         self.graph.initializer.append(numpy_helper.from_array(array, copy_name))
-        self.constants[copy_name], self.readers[copy_name] = self.graph.initializer[-1], [(operand.node, operand.place)]
+        self.constants[copy_name], self.readers[copy_name] = (
+            self.graph.initializer[-1],
+            [(operand.node, operand.input_number)],
+        )
 
     def _weights_of_readers(self, name: str) -> list[ChannelConstant]:
         """Return the weights of the products that read a tensor, also through views; [] if anything else reads it."""
         constants: list[ChannelConstant] = []
-        for node, place in self.readers.get(name, ()):
+        for node, input_number in self.readers.get(name, ()):
             if self._is_view(node):
                 reader_weights = self._weights_of_readers(node.output[0])
             else:
                 weights = self._weights(node)
-                reader_weights = [weights[0]] if weights and place == 0 else []
+                reader_weights = [weights[0]] if weights and input_number == 0 else []
             if not reader_weights:
                 return []
             constants += reader_weights
@@ -312,16 +317,17 @@ class _SmoothGraph:
         """Return `_divisible_constants` of a tensor; None if more than one operand reads it, or it is an output."""
         return self._divisible_constants(name) if len(self.readers[name]) == 1 and name not in self.outputs else None
 
-    def _channel_constant(self, node: onnx.NodeProto, place: int, name: str) -> list[ChannelConstant] | None:
-        """Return input `place` as a list of one constant, if it has a number for each channel of the tensor `name`.
+    def _channel_constant(self, node: onnx.NodeProto, input_number: int, name: str) -> list[ChannelConstant] | None:
+        """Return input `input_number` as a list of one constant, if it has a number for each channel of the tensor
+        `name`.
 
         [] where the input is left out, None where it is no such constant.
         """
-        if place >= len(node.input) or not node.input[place]:
+        if input_number >= len(node.input) or not node.input[input_number]:
             return []
-        dims = self._shape_of(node.input[place])
+        dims = self._shape_of(node.input[input_number])
         covers_channels = dims and dims[-1] == self.widths.get(name) and dims[-1] == np.prod(dims)
-        return [ChannelConstant(node, place, len(dims) - 1)] if covers_channels else None
+        return [ChannelConstant(node, input_number, len(dims) - 1)] if covers_channels else None
 
     def _shape_of(self, name: str) -> tuple[int, ...]:
         """Return the shape of a constant; () for other tensors."""

@@ -302,5 +302,6 @@ def _require_inside(name: str, body: Expr) -> None:
         first, last = index_range
         if first < 0 or last >= size:
             raise ValueError(
-                f"{name} reads {body.tensor.name} at {first} to {last} of dimension {dimension}, which has {size}: {body}"
+                f"{name} reads {body.tensor.name} at {first} to {last} of dimension {dimension}, which has {size}: "
+                f"{body}"
             )

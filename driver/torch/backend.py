@@ -273,6 +273,7 @@ class CompiledGraph:
         names = [tensor.name for tensor in program.inputs]
 
         def compute(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            """Run the Program on the graph's inputs."""
             feed = dict(zip(names, map(to_numpy, tensors), strict=True))
             outputs = runtime.run(feed, trace=False).outputs
             return [to_torch(outputs[tensor.name]) for tensor in program.outputs]

@@ -156,6 +156,7 @@ def _inline_decomposition(model: GraphModule, node: Node, function: Callable[...
     input_nodes = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Node)))
 
     def call(*inputs: Any) -> Any:
+        """Call `function` with `inputs` in place of the operands of `node`, so that it can be traced."""
         value_of = dict(zip(input_nodes, inputs))
         args, kwargs = tree_unflatten(
             [value_of[leaf] if isinstance(leaf, Node) else leaf for leaf in leaves], tree_spec

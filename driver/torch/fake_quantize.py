@@ -46,6 +46,7 @@ def per_tensor(x: Tensor, scale: Any, zero_point: Any, quant_min: int, quant_max
     """Decompose torch.fake_quantize_per_tensor_affine. scale, zero_point: numbers, or tensors of one element."""
 
     def quantise_between(low: int, high: int) -> Tensor:
+        """Clamp x to the narrow range, and fake-quantise it to low..high."""
         clamped = torch.clamp(x, (quant_min - zero_point) * scale, (quant_max - zero_point) * scale)
         return torch.fake_quantize_per_tensor_affine(clamped, scale, zero_point, low, high)
 
@@ -56,6 +57,7 @@ def per_channel(x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_m
     """Decompose torch.fake_quantize_per_channel_affine. scale, zero_point: one for each element along `axis`."""
 
     def quantise_between(low: int, high: int) -> Tensor:
+        """Clamp x to the narrow range, and fake-quantise it to low..high."""
         broadcast_shape = [-1 if d == axis % x.dim() else 1 for d in range(x.dim())]
         ends = ((end - zero_point).mul(scale).reshape(broadcast_shape) for end in (quant_min, quant_max))
         return torch.fake_quantize_per_channel_affine(torch.clamp(x, *ends), scale, zero_point, axis, low, high)
@@ -83,6 +85,7 @@ class _ConstantFakeQuantize(nn.Module):  # type: ignore[misc]
         self.scalar_scale, self.scalar_zero_point = float(self.scale.flatten()[0]), int(self.zero_point.flatten()[0])
 
     def forward(self, x: Tensor) -> Tensor:
+        """Fake-quantise x, by channel or as a whole."""
         if self.by_channel:
             channel_parameters = self.scale, self.zero_point, self.axis
             return torch.fake_quantize_per_channel_affine(x, *channel_parameters, self.low, self.high)

@@ -102,9 +102,9 @@ def _slice_part(graph: Graph, split: Node, number: int) -> Node | None:
     return graph.call_function(aten.slice.Tensor, (split.args[0], axis, sum(sizes[:-1]), sum(sizes)))
 
 
-def _axis_argument(split: Node, place: int) -> int:
-    """Return the argument `dim` of a split, at position `place` or by name; 0 where there is none."""
-    return int(split.args[place] if len(split.args) > place else split.kwargs.get("dim", 0))
+def _axis_argument(split: Node, argument_number: int) -> int:
+    """Return the argument `dim` of a split, at position `argument_number` or by name; 0 where there is none."""
+    return int(split.args[argument_number] if len(split.args) > argument_number else split.kwargs.get("dim", 0))
 
 
 def _input_dependent_nodes(graph: Graph) -> set[Node]:

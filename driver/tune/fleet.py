@@ -173,14 +173,14 @@ def _connect_to_pool(pool: str) -> Any:
 
 def _scheduler_address(pool: str) -> str:
     """Return Dask's own form of a pool's address: tcp://HOST:PORT for dask://HOST:PORT. PoolError for other texts."""
-    parts = urlsplit(pool)
+    url = urlsplit(pool)
     try:
-        host, port = parts.hostname, parts.port
+        host, port = url.hostname, url.port
     except ValueError:
         host = port = None
-    if parts.scheme not in SCHEMES or not host or not port or parts.path.strip("/"):
+    if url.scheme not in SCHEMES or not host or not port or url.path.strip("/"):
         raise PoolError(f"{pool!r} is no pool; write dask://HOST:PORT, or dask+tls://HOST:PORT")
-    return f"{SCHEMES[parts.scheme]}://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{SCHEMES[url.scheme]}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _listening_options(pool: str) -> str:
