@@ -91,7 +91,7 @@ def rewrite_front(
             )
             seconds_left -= optimised.state.seconds
             rewriting = Rewriting(
-                _write_model(optimised.model, folder, subject.name) if optimised.step_records else "", None, seconds
+                _write_model(optimised.model, folder, subject.name) if optimised.steps else "", None, seconds
             )
             for member in family:
                 point = ladder.points.known[member.cfg.digest]
