@@ -30,12 +30,12 @@ from celosia.driver.explore.confirm import measure_rtl_cycles
 from celosia.driver.explore.explore import Exploration, explore, first_configs
 from celosia.driver.explore.explorer import Explorer
 from celosia.driver.explore.ladder import Ladder
+from celosia.driver.explore.model_cost import CostJob, ExploredModel, count_cpu_operators, measure_cycles, parse_cost
 from celosia.driver.explore.objectives import objectives
 from celosia.driver.explore.pareto import Floats, hypervolume, on_front, reference_point
 from celosia.driver.explore.records import Points, exploration_context
 from celosia.driver.explore.resource_use import Resources
 from celosia.driver.explore.search import SEARCHES, ConfigOutcome, ConfigSearch, Proposal
-from celosia.driver.explore.subject import Ask, ExploredModel, cpu_operators, measure_cycles, parse_cost
 from celosia.hw.boards.board import Board
 from celosia.hw.boards.boards import find_board
 from celosia.hw.spec.config import Config
@@ -75,7 +75,7 @@ class FrontTable:
                 result = TrialResult(Status(row["status"]), row["cycles"], row["detail"])
                 self.known[row["model"], row["config"], row["rung"]] = result
 
-    def fill(self, asks: Sequence[Ask], say: Say, jobs: int) -> None:
+    def fill(self, asks: Sequence[CostJob], say: Say, jobs: int) -> None:
         """Measure what is not known."""
         missing = [ask for ask in asks if _key(ask) not in self.known]
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,14 +92,14 @@ class FrontTable:
                 fleet.run(missing, keep)
 
     def measure(self, job: Job, deadline: float) -> TrialResult:
-        assert isinstance(job, Ask)
+        assert isinstance(job, CostJob)
         return self.known[_key(job)]
 
     def close(self) -> None:
         pass
 
 
-def _key(ask: Ask) -> tuple[str, str, str]:
+def _key(ask: CostJob) -> tuple[str, str, str]:
     return ask.subject.digest, ask.cfg.digest, ask.rung
 
 
@@ -126,16 +126,16 @@ def known_space(
     table = FrontTable(folder / f"table-v{VERSION}.jsonl")
     fitting, device = [], board.device
     for cfg in space:
-        if Resources.of(cfg, device).why_not(device, 0.0) is None:
+        if Resources.of(cfg, device).explain_misfit(device, 0.0) is None:
             fitting.append(cfg)
     asked = [*fitting, replace(board.config, name="custom")]
     # All of a Config one after the other, so that what a process knows of it is used
     asks = [
-        Ask(subject, cfg, rung, board.memory.name)
+        CostJob(subject, cfg, rung, board.memory.name)
         for cfg in asked for subject in subjects for rung in ("closed", "timed")
     ]  # fmt: skip
     table.fill(asks, say, jobs)
-    on_cpu = {each.name: cpu_operators(each, board.config) for each in subjects}
+    on_cpu = {each.name: count_cpu_operators(each, board.config) for each in subjects}
     rows = []
     for cfg in fitting:
         results = [table.known[subject.digest, cfg.digest, "timed"] for subject in subjects]
@@ -152,7 +152,7 @@ def found_share(known: Known, search: str, seed: int, share: float) -> float:
     """Hypervolume that a search has found of the true front's, after `share` of all were measured."""
     board = find_board(BOARD)
     points = Points(None, exploration_context(known.subjects, BOARD, board.memory.name))
-    on_cpu = {each.name: cpu_operators(each, board.config) for each in known.subjects}
+    on_cpu = {each.name: count_cpu_operators(each, board.config) for each in known.subjects}
     rng = np.random.default_rng(seed)
     most = int(share * known.count)
     with Fleet([known.table]) as fleet:

@@ -130,7 +130,7 @@ def _compared(made: Exported, source: Path | onnx.ModelProto, config: str, devic
         bridge.kill()  # an emulator does not end with its input
     return {
         "different": wrong, "bytes": count, "open_seconds": opened, "config": config,
-        "memory": made.model.places.memory_bytes, "device_bytes": made.model.device_bytes(),
+        "memory": made.model.memory_map.memory_bytes, "device_bytes": made.model.device_bytes(),
         "open_accesses": accesses, "copied": made.model.image_bytes(),
     }  # fmt: skip
 

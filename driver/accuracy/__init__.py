@@ -1,1 +1,10 @@
-"""Accuracy of a model: differences from onnxruntime, and from its labels."""
+"""Accuracy of a model: differences from onnxruntime, and from its labels.
+
+In the order in which data passes them:
+
+- `compare.py`: runs one input through the accelerator, onnxruntime and the float model; decides which tensors differ
+- `matching.py`: decides which float tensor a quantised tensor stands for, also where their names differ
+- `evaluate.py`: runs a data set; computes top-1 and top-5 accuracy, speed, and agreement with onnxruntime
+
+`driver/data/` reads the samples. `driver/host/oracle.py` runs onnxruntime.
+"""

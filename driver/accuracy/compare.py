@@ -1,5 +1,7 @@
-"""Compare every tensor of a model with onnxruntime's and with the float model's: the first that differs, and the
-losses."""
+"""Compare every tensor of a model with onnxruntime's and with the float model's (`celosia compare`).
+
+The report names the first tensor that differs, and the signal-to-noise ratio that quantisation loses at each tensor.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from celosia.hw.spec.config import Config
 
 Array = NDArray[Any]
 FLOAT_TOLERANCE = 1e-4
-"""Largest difference between floats, of the tensor's largest magnitude, that counts as none: sums in another order."""
+"""Float differences up to this share of the tensor's largest magnitude do not count: sums are added in another
+order."""
 
 
 class TensorComparison(dict[str, Any]):
@@ -53,24 +56,28 @@ def compare(
     >>> sum(row["different"] for row in report["tensors"]), report["first"]
     (0, None)
 
-    inputs: one array for each input, by its name; their sizes are what the model is compiled for, where it leaves some
-    open. shapes: sizes to compile for, of inputs whose sizes a Program may leave open.
-    float_model: the model before it was quantised; its tensors are found by name, by structure or by order (see
-    `matching.match`).
-    The Program returns its intermediate tensors (`compile(keep="all")`), so no block keeps them on chip. rounding: as
-    `compile` takes it; with "correct" a normalisation may be one step apart, and what is computed of it be another.
-    options: of the device.
+    inputs: one array for each input, by its name; open sizes of the model are compiled for these arrays. shapes: sizes
+    to compile for, of inputs whose sizes a Program may leave open. float_model: the model before it was quantised; its
+    tensors are found by name, by structure or by order (see `matching.match_tensors`). The Program returns its
+    intermediate tensors (`compile(keep="all")`), so no block keeps them on chip. rounding: as `compile` takes it; with
+    "correct" a normalisation may differ by one step, and tensors computed from it by more. options: keyword arguments
+    of the Runtime, for the device.
 
-    Returns plain data. `tensors`, in the model's order: name, op and node that make it, dtype, shape, `different`
-    elements, `largest` difference (steps of integers, or a share of the largest float), `first` difference (index,
-    found, expected), `differs` (floats: beyond FLOAT_TOLERANCE), `float`, the float model's tensor, and how it was
-    `matched`, `sqnr_db` against it and `lost_db` of that against the worst operand. `first`: the first tensor that
-    differs though its operands do not. `rounded`: None, or with rounding="correct" how many `values` normalisations
-    have, how many of them are a step `apart` from onnxruntime's on the same bytes, how many values of
-    `sums` and averages are, and the tensors `behind` these that have other values, which do not count as different.
-    `inside`: tensors that an integer operator or onnxruntime's fusion leaves out.
-    `unmatched`: None without a float model, else the tensors of the "model" and of the "float" model that have none in
-    the other. Raises what `compile` and `Runtime` do, InputError for a float model that is none, OracleError, and
+    Returns plain data:
+
+    - `tensors`, in the model's order: `name`; `op` and `node` that compute it; `dtype`; `shape`; number of `different`
+      elements; `largest` difference (steps of integers, or a share of the largest float); `first` difference (index,
+      computed, expected); `differs` (floats: beyond FLOAT_TOLERANCE); `float`, the float model's tensor, and how it was
+      `matched`; `sqnr_db` against that; `lost_db`, by which that is less than the worst operand's
+    - `different`: number of tensors that differ. `first`: the first one whose operands do not differ
+    - `rounded`: None, or with rounding="correct" the number of `values` of normalisations, how many of them are a step
+      `apart` from onnxruntime's on the same bytes, how many values of `sums` and averages are, and how many tensors
+      `behind` these have other values. None of these count as different
+    - `inside`: tensors that only one side computes, as they are inside an integer or fused operator
+    - `unmatched`: None without a float model, else the tensors of the "model" and of the "float" model that have no
+      counterpart in the other
+
+    Raises what `compile` and `Runtime` do, InputError for a float model that is quantised, OracleError, and
     MissingLibrary without onnxruntime.
     """
     say = progress or (lambda stage: None)
@@ -78,8 +85,8 @@ def compare(
     require_tools(device, model)
     proto = read(Path(model))
     _require_float(float_model, model)
-    opened, given_shapes = OpenModel(Path(model)), shapes or {}
-    sizes = opened.shapes(inputs) if opened.open else given_shapes
+    open_model, given_shapes = OpenModel(Path(model)), shapes or {}
+    sizes = open_model.shapes(inputs) if open_model.open else given_shapes
     shapes = {name: fill_open_sizes(shape, given_shapes.get(name)) for name, shape in sizes.items()}
     program = compile_model(model, config, progress=progress, keep="all", check=check, rounding=rounding, shapes=shapes)
     with Runtime(program, device, **options) as runtime:
@@ -88,12 +95,12 @@ def compare(
         tensors = runtime.run(inputs, trace=False).tensors
     say("running under onnxruntime")
     expected = oracle.compute_tensors(Path(model), inputs)
-    graph, unmatched = Graph(proto), None
+    graph, unmatched = ModelTensors(proto), None
     rows = _compare_tensors(graph, tensors, expected)
     rounded = None if rounding == ROUNDINGS[0] else _count_rounding_differences(graph, rows, {**inputs, **tensors})
     if float_model is not None:
         say("running the float model")
-        unmatched = add_noise(proto, graph, rows, tensors, inputs, Path(float_model))
+        unmatched = add_float_comparison(proto, graph, rows, tensors, inputs, Path(float_model))
     return TensorComparison({
         "model": str(model), "config": program.config.to_dict(), "device": device, "oracle": oracle.version(),
         "float_model": None if float_model is None else str(float_model), "tensors": rows,
@@ -110,68 +117,85 @@ def _require_float(float_model: str | Path | None, model: str | Path) -> None:
         )
 
 
-def _compare_tensors(graph: Graph, computed: Mapping[str, Any], expected: Mapping[str, Array]) -> list[dict[str, Any]]:
+def _compare_tensors(
+    graph: ModelTensors, computed: Mapping[str, Any], expected: Mapping[str, Array]
+) -> list[dict[str, Any]]:
+    """Return one row of the report for each tensor that both sides have, in the model's order."""
     return [
         _compare_tensor(graph, name, computed[name], expected[name]) for name in graph.makers
         if name in computed and name in expected and isinstance(computed[name], np.ndarray)
     ]  # fmt: skip
 
 
-SUMS = ("Add", "AveragePool")
-"""Operators beside normalisations whose integer results may round to the other side of a tie."""
+ROUNDED_SUMS = ("Add", "AveragePool")
+"""Operators, besides normalisations, whose integer results may differ by one step where a sum lies on a rounding
+tie."""
 
 
 def _count_rounding_differences(
-    graph: Graph, rows: list[dict[str, Any]], computed: Mapping[str, Any]
+    graph: ModelTensors, rows: list[dict[str, Any]], computed: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Count values that differ from the correctly rounded ones. Values one step apart, and what is computed from them,
-    are no differences then; but a normalisation is compared with onnxruntime's on the same bytes."""
-    compared, excused = {row["name"]: row for row in rows}, set[str]()
+    """Count the values that rounding="correct" lets differ from onnxruntime's, and clear `differs` in their rows.
+
+    A value one step apart is no difference, nor is any tensor computed from it. A normalisation is compared with
+    onnxruntime's result on the accelerator's own input bytes instead. Returns `rounded` of the report (see `compare`).
+    """
+    compared, allowed = {row["name"]: row for row in rows}, set[str]()
     counts = {"values": 0, "apart": 0, "sums": 0, "behind": 0}
     for row in rows:
-        follows_rounded = any(operand in excused for operand in graph.operands(row["name"], compared))
+        follows_allowed = any(operand in allowed for operand in graph.operands(row["name"], compared))
         recomputed = _recompute_with_onnxruntime(graph, row["name"], computed) if row["op"] in NORMS else None
         if recomputed is not None:
-            unequal = np.abs(recomputed.astype(np.int64) - computed[row["name"]])
+            steps_apart = np.abs(recomputed.astype(np.int64) - computed[row["name"]])
             counts["values"] += recomputed.size
-            counts["apart"] += int(np.sum(unequal))
-            right = int(unequal.max(initial=0)) <= 1
+            counts["apart"] += int(np.sum(steps_apart))
+            is_allowed = int(steps_apart.max(initial=0)) <= 1
         else:
             is_sum = (
-                row["op"].removeprefix("QLinear") in SUMS and row["dtype"] in ("int8", "uint8") and row["largest"] == 1
+                row["op"].removeprefix("QLinear") in ROUNDED_SUMS
+                and row["dtype"] in ("int8", "uint8")
+                and row["largest"] == 1
             )
-            counts["sums"] += row["different"] * (is_sum and not follows_rounded)
-            counts["behind"] += row["different"] > 0 and follows_rounded
-            right = follows_rounded or is_sum
-        if row["different"] and right:
-            excused.add(row["name"])
+            counts["sums"] += row["different"] * (is_sum and not follows_allowed)
+            counts["behind"] += row["different"] > 0 and follows_allowed
+            is_allowed = follows_allowed or is_sum
+        if row["different"] and is_allowed:
+            allowed.add(row["name"])
             row["differs"] = False
     return counts
 
 
-def _recompute_with_onnxruntime(graph: Graph, name: str, computed: Mapping[str, Any]) -> Array | None:
+def _recompute_with_onnxruntime(graph: ModelTensors, name: str, computed: Mapping[str, Any]) -> Array | None:
     """Recompute the quantised tensor `name` of a normalisation with onnxruntime from the accelerator's own input bytes.
-    None where it is no normalisation between QuantizeLinear and DequantizeLinear."""
-    nodes = [graph.makers[name], graph.maker(name)]
-    before = graph.makers.get(nodes[1].input[0])
-    x = before.input[0] if before is not None and before.op_type == "DequantizeLinear" else ""
-    if nodes[0].op_type != "QuantizeLinear" or before is None or not isinstance(computed.get(x), np.ndarray):
+
+    It runs a model of DequantizeLinear, the normalisation and QuantizeLinear only. None where `name` is not the result
+    of such a sequence.
+    """
+    quantize, norm = graph.makers[name], graph.maker(name)
+    dequantize = graph.makers.get(norm.input[0])
+    x = dequantize.input[0] if dequantize is not None and dequantize.op_type == "DequantizeLinear" else ""
+    if quantize.op_type != "QuantizeLinear" or dequantize is None or not isinstance(computed.get(x), np.ndarray):
         return None
-    constants = [graph.makers[name] for name in nodes[1].input[1:] if name in graph.makers]
-    nodes_alone = [before, *constants, nodes[1], nodes[0]]
-    read = {name for node in nodes_alone for name in node.input}
-    values = [
-        helper.make_tensor_value_info(label, helper.np_dtype_to_tensor_dtype(computed[of].dtype), computed[of].shape)
-        for label, of in ((x, x), (name, name))
-    ]
-    held = [tensor for name, tensor in graph.constants.items() if name in read and tensor.ByteSize()]
-    graph_alone = helper.make_graph(nodes_alone, "alone", values[:1], values[1:], held)
-    model = helper.make_model(graph_alone, opset_imports=graph.opsets, ir_version=graph.ir_version)
+    constant_nodes = [graph.makers[operand] for operand in norm.input[1:] if operand in graph.makers]
+    nodes = [dequantize, *constant_nodes, norm, quantize]
+    operands = {operand for node in nodes for operand in node.input}
+    input_info, output_info = (
+        helper.make_tensor_value_info(
+            tensor, helper.np_dtype_to_tensor_dtype(computed[tensor].dtype), computed[tensor].shape
+        )
+        for tensor in (x, name)
+    )
+    initializers = [tensor for label, tensor in graph.constants.items() if label in operands and tensor.ByteSize()]
+    norm_graph = helper.make_graph(nodes, "alone", [input_info], [output_info], initializers)
+    model = helper.make_model(norm_graph, opset_imports=graph.opsets, ir_version=graph.ir_version)
     return oracle.run_session(oracle.open_session(model), {x: computed[x]})[name]
 
 
-def _summarise_rows(graph: Graph, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Counts and the first difference of a comparison's rows."""
+def _summarise_rows(graph: ModelTensors, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return `different`, `first` and `inside` of the report (see `compare`).
+
+    The first difference is in a tensor whose own operands do not differ: there the error begins.
+    """
     compared = {row["name"]: row for row in rows}
     firsts = (
         row["name"] for row in rows
@@ -183,8 +207,12 @@ def _summarise_rows(graph: Graph, rows: list[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Graph:
-    """A model's tensors with the nodes that compute them, and the real values that quantised integers stand for."""
+class ModelTensors:
+    """An ONNX model's tensors with the nodes that compute them, and the real values that quantised integers stand for.
+
+    makers: the node that computes each tensor, by the tensor's name, in the model's order. constants: initializers, by
+    name; a tensor that nodes compute from constants has an empty one.
+    """
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.makers = {name: node for node in proto.graph.node for name in node.output if name}
@@ -210,40 +238,44 @@ class Graph:
                 if scale is not None and zero is not None:
                     self._scaled[node.output[0]] = scale, zero
 
-    def _scalar_constant(self, node: onnx.NodeProto, place: int) -> float | None:
-        """Value of a scalar constant input; 0 where it is left out."""
-        if len(node.input) <= place or not node.input[place]:
+    def _scalar_constant(self, node: onnx.NodeProto, input_number: int) -> float | None:
+        """Return the value of the scalar constant that is input number `input_number`; 0 where it is left out.
+
+        None where the input is no constant, or has several elements.
+        """
+        if len(node.input) <= input_number or not node.input[input_number]:
             return 0.0
-        tensor = self.constants.get(node.input[place])
+        tensor = self.constants.get(node.input[input_number])
         if tensor is None or not tensor.ByteSize():
             return None
         array = numpy_helper.to_array(tensor)
         return float(array.reshape(-1)[0]) if array.size == 1 else None
 
     def maker(self, name: str) -> onnx.NodeProto:
-        """Operator that computes a tensor, or the input that QuantizeLinear quantises to it."""
+        """Return the operator that computes `name`; for a result of QuantizeLinear, the operator before that."""
         node = self.makers[name]
         return self.makers.get(node.input[0], node) if node.op_type == "QuantizeLinear" else node
 
     def operands(self, name: str, known_tensors: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the nearest tensors in `known_tensors` that `name` is computed from."""
-        waiting, seen = list(self.makers[name].input) if name in self.makers else [], {name}
-        while waiting:
-            operand = waiting.pop()
+        """Yield the nearest tensors in `known_tensors` from which `name` is computed: operands, or operands of these,
+        and so on."""
+        pending, visited = list(self.makers[name].input) if name in self.makers else [], {name}
+        while pending:
+            operand = pending.pop()
             if operand in known_tensors:
                 yield operand
-            elif operand in self.makers and operand not in seen:
-                waiting += self.makers[operand].input
-            seen.add(operand)
+            elif operand in self.makers and operand not in visited:
+                pending += self.makers[operand].input
+            visited.add(operand)
 
     def is_known(self, name: str, compared: Mapping[str, Any]) -> bool:
-        """Whether `name` is one of `compared`, or what the integers of one mean."""
+        """Whether `name` is in `compared`, or its quantised or dequantised form is."""
         return name in compared or any(
             integers in compared and (name == real or integers in self.makers[name].input[:1])
             for integers, (real, _, _) in self.meanings.items()
         )
 
-    def real(self, name: str, array: Array) -> tuple[str, Array] | None:
+    def dequantise(self, name: str, array: Array) -> tuple[str, Array] | None:
         """Return (the name of the float tensor that `array` stands for, its values); None for other integers."""
         if array.dtype.kind == "f":
             return name, array.astype(np.float64)
@@ -256,8 +288,8 @@ class Graph:
         return real, (array.astype(np.float64) - zero) * scale
 
 
-def _compare_tensor(graph: Graph, name: str, computed: Array, expected: Array) -> dict[str, Any]:
-    """Compare one tensor."""
+def _compare_tensor(graph: ModelTensors, name: str, computed: Array, expected: Array) -> dict[str, Any]:
+    """Return the row of the report for one tensor (see `compare`)."""
     node = graph.maker(name)
     row = {
         "name": name, "op": node.op_type, "node": node.name,
@@ -269,62 +301,76 @@ def _compare_tensor(graph: Graph, name: str, computed: Array, expected: Array) -
         kind = f"{expected.dtype}{list(expected.shape)}"
         return row | {"different": computed.size, "largest": None, "first": [None, None, kind], "differs": True}
     unequal = (computed != expected) & ~((computed != computed) & (expected != expected))  # NaN is NaN
-    places = np.argwhere(unequal)
-    largest, differs = largest_difference(computed, expected) if len(places) else (0.0, False)
+    unequal_indices = np.argwhere(unequal)
+    largest, differs = largest_difference(computed, expected) if len(unequal_indices) else (0.0, False)
     first = None
-    if len(places):
-        index = tuple(int(k) for k in places[0])
+    if len(unequal_indices):
+        index = tuple(int(k) for k in unequal_indices[0])
         first = [list(index), computed[index].item(), expected[index].item()]
-    return row | {"different": len(places), "largest": largest, "first": first, "differs": differs}
+    return row | {"different": len(unequal_indices), "largest": largest, "first": first, "differs": differs}
 
 
 def largest_difference(computed: Array, expected: Array) -> tuple[float | None, bool]:
-    """Return (largest difference, whether it counts), of floats as a share of the largest number; None where it is not
-    finite, or no number. Infinities that are equal do not differ, nor do two NaN."""
+    """Return (the largest difference, whether it counts as different).
+
+    The difference of floats is a share of the largest expected magnitude and counts above FLOAT_TOLERANCE; that of
+    integers is in steps and always counts. It is None where it is not finite, or the values are no numbers. Equal
+    infinities do not differ, nor do two NaN.
+    """
     if computed.dtype.kind not in "iufb":
         return None, True
     a, b = (array.astype(np.float64) for array in (computed, expected))
-    apart = (a != b) & ~(np.isnan(a) & np.isnan(b))
-    if not (np.isfinite(a[apart]).all() and np.isfinite(b[apart]).all()):
+    unequal = (a != b) & ~(np.isnan(a) & np.isnan(b))
+    if not (np.isfinite(a[unequal]).all() and np.isfinite(b[unequal]).all()):
         return None, True
-    largest = float(np.max(np.abs(a[apart] - b[apart]), initial=0.0))
+    largest = float(np.max(np.abs(a[unequal] - b[unequal]), initial=0.0))
     if computed.dtype.kind != "f" or not largest:
         return largest, computed.dtype.kind != "f"
     scale = float(np.max(np.abs(b[np.isfinite(b)]), initial=0.0))
     return (largest / scale, largest / scale > FLOAT_TOLERANCE) if scale else (None, True)
 
 
-def add_noise(
-    proto: onnx.ModelProto, graph: Graph, rows: list[dict[str, Any]], computed: Mapping[str, Array],
+def add_float_comparison(
+    proto: onnx.ModelProto, graph: ModelTensors, rows: list[dict[str, Any]], computed: Mapping[str, Array],
     inputs: Mapping[str, Array], float_model: Path,
 ) -> dict[str, list[str]]:  # fmt: skip
-    """Add to `rows` the float tensor, how it was matched, its power over that of the error, and what was lost. Returns
-    the tensors of both models that have none in the other."""
+    """Fill the columns of `rows` that compare with the float model: `float`, `matched`, `sqnr_db` and `lost_db`.
+
+    computed: the quantised model's tensors by name. Returns the tensors of either model without a counterpart in the
+    other, as "model" and "float".
+    """
     quantised, exact = Flow(proto), Flow(read(float_model))
-    feed = rename_inputs(quantised, exact, inputs)
-    floats = {**oracle.compute_tensors(float_model, feed, optimised=False), **feed}
-    real = {row["name"]: value for row in rows if (value := graph.real(row["name"], computed[row["name"]])) is not None}
-    values = {quantised.source(name): array for name, array in real.values()}
+    float_inputs = rename_inputs(quantised, exact, inputs)
+    floats = {**oracle.compute_tensors(float_model, float_inputs, optimised=False), **float_inputs}
+    real_values = {
+        row["name"]: value
+        for row in rows
+        if (value := graph.dequantise(row["name"], computed[row["name"]])) is not None
+    }
+    values = {quantised.source(name): array for name, array in real_values.values()}
     matching = match_tensors(quantised, exact, values, {k: v for k, v in floats.items() if v.dtype.kind == "f"})
-    noise: dict[str, float] = dict.fromkeys(inputs, np.inf)
+    sqnr_db_of: dict[str, float] = dict.fromkeys(inputs, np.inf)
     for row in rows:
-        if row["name"] in real:
-            name, array = real[row["name"]]
-            row["float"], row["matched"] = matching.found.get(quantised.source(name), (None, None))
+        if row["name"] in real_values:
+            name, array = real_values[row["name"]]
+            row["float"], row["matched"] = matching.counterparts.get(quantised.source(name), (None, None))
             if row["float"] is not None:
-                noise[row["name"]] = sqnr(floats[row["float"]], array)
+                sqnr_db_of[row["name"]] = sqnr(floats[row["float"]], array)
     for row in rows:
-        if row["name"] in noise:
-            own_noise = noise[row["name"]]
-            before = min((noise[operand] for operand in graph.operands(row["name"], noise)), default=np.inf)
-            row["sqnr_db"] = own_noise if np.isfinite(own_noise) else None
-            row["lost_db"] = before - own_noise if np.isfinite(before) and np.isfinite(own_noise) else None
-    return {"model": [name for name in real if name not in noise], "float": matching.left}
+        if row["name"] in sqnr_db_of:
+            own_sqnr = sqnr_db_of[row["name"]]
+            worst_operand = min(
+                (sqnr_db_of[operand] for operand in graph.operands(row["name"], sqnr_db_of)), default=np.inf
+            )
+            row["sqnr_db"] = own_sqnr if np.isfinite(own_sqnr) else None
+            row["lost_db"] = worst_operand - own_sqnr if np.isfinite(worst_operand) and np.isfinite(own_sqnr) else None
+    return {"model": [name for name in real_values if name not in sqnr_db_of], "float": matching.unmatched}
 
 
 def sqnr(exact: Array, computed: Array) -> float:
-    """Signal to quantisation noise: power of `exact` over that of the error, in decibels; infinite where there is no
-    error.
+    """Return the signal-to-quantisation-noise ratio in decibels: the power of `exact` over that of the error.
+
+    Infinite where there is no error.
 
     >>> sqnr(np.array([3.0, 4.0]), np.array([3.0, 4.5]))
     20.0

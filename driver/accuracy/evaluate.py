@@ -32,11 +32,13 @@ from celosia.hw.spec.config import Config, ConfigError
 
 Array = NDArray[Any]
 TOP = 5
+"""A label counts for `top5` if its class is among so many with the highest scores."""
 WITHOUT_CYCLES = "functional"
-"""The device on which any accelerator with the same arithmetic will do."""
+"""Default device. It reports no cycles, so samples may run in batches on an accelerator with a larger batch."""
 BATCH = 16
-"""Images at a time on that device: the largest batch that an accelerator has."""
+"""Samples that run at a time on the functional device: the largest `batch` of a Config."""
 Count = Callable[[int, int], None]
+"""Progress callback: called with the number of samples done and the number of all."""
 
 
 class Evaluation(dict[str, Any]):
@@ -60,21 +62,22 @@ def evaluate(
     >>> report["samples"], report["top1"] > 0.8
     (20, True)
 
-    data, labels: see `dataset.open_dataset`; samples: no more than these, spread over all. config: as of `compile`; of
-    a Program its own. against: run the model under onnxruntime, too (with numerics.INT8). pixels: of images. workers:
-    devices that run at a time, by default one for each processor that may be used on `rtl`, else one: numpy holds the
-    interpreter.
-    count: called with the samples done and all of them. options: of the devices.
+    data, labels: see `dataset.open_dataset`; samples: the most that are run, spread evenly over all. config: as
+    `compile` takes it; for a Program, None or its own. against: run the model under onnxruntime, too (with
+    numerics.INT8). pixels: of images. workers: devices that run at a time, by default one for each processor that may
+    be used on `rtl`, else one: numpy holds the interpreter. count: called with the samples done and all of them.
+    options: of the devices.
 
     Samples are read while devices run. On the functional device a model of batch 1 runs as one of a larger batch, on
     the accelerator of that batch; its first batch must give the bytes of the model as it is, or else it is not used.
-    What cannot be read, or fails in the run, is left out, and only where nothing else is there its error is raised.
+    Samples that cannot be read, or fail in the run, are left out; if all fail, the first error is raised.
 
-    Returns plain data: samples that ran, `failed` (what was said of each other one), `batch` and `workers`, seconds,
-    images_per_second (without compiling), cycles of an image, `top1` and `top5` (shares; None without labels, or for an
-    output that is not [batch, classes]), `against` (onnxruntime's version, shares and images_per_second, `differ`:
-    samples with an output that differs, as `compare` counts it, `bytes_different`, `top1_agreement`). Raises what
-    `compile` and `Runtime` do, and CalibrationError, InputError, OracleError, and MissingLibrary without onnxruntime.
+    Returns plain data: samples that ran, `failed` (the error message of each other one), `batch` and `workers`,
+    seconds, images_per_second (without compiling), cycles of an image, `top1` and `top5` (shares; None without labels,
+    or for an output that is not [batch, classes]), `against` (onnxruntime's version, shares and images_per_second,
+    `differ`: samples with an output that differs, as `compare` counts it, `bytes_different`, `top1_agreement`). Raises
+    what `compile` and `Runtime` do, and CalibrationError, InputError, OracleError, and MissingLibrary without
+    onnxruntime.
     """
     say = progress or (lambda stage: None)
     for name in device.split(","):
@@ -108,7 +111,10 @@ def evaluate(
 
 
 def _load_program(model: str | Path, against: bool) -> Program | None:
-    """Load the Program in `model`; None where that is an ONNX model, as onnxruntime needs it to run beside."""
+    """Load the Program in the file `model`; None where that is an ONNX model.
+
+    against: the samples will run under onnxruntime, too, which needs an ONNX model: ModelError for a Program.
+    """
     if against:
         oracle.require_onnxruntime()
     if not (Path(model).is_file() and Program.is_program(model)):
@@ -119,6 +125,7 @@ def _load_program(model: str | Path, against: bool) -> Program | None:
 
 
 def _require_config(model: str | Path, program: Program, config: str | Path | Config | None) -> None:
+    """Raise ConfigError where the user's `config` is not the one that `program` was compiled for."""
     if config is not None and Config.load(config).digest != program.config.digest:
         raise ConfigError(f"{model} was compiled for Config {program.config.name}; leave --config out")
 
@@ -154,7 +161,7 @@ def _fix_open_sizes(proto: onnx.ModelProto, inputs: Sequence[TensorInfo], sample
 
 @dataclass(frozen=True)
 class _Engine:
-    """A Program that runs `batch` samples at a time."""
+    """A Program, and the number of samples that one run of it takes: its batch axis has this size."""
 
     program: Program
     batch: int
@@ -167,6 +174,7 @@ class _Engine:
         return {name: np.concatenate([sample[name] for sample in filled]) for name in samples[0]}
 
     def split_batch(self, outputs: Mapping[str, Array], count: int) -> list[dict[str, Array]]:
+        """Split the outputs of a run into those of its first `count` samples."""
         if self.batch == 1:
             return [dict(outputs)]
         return [{name: array[k : k + 1] for name, array in outputs.items()} for k in range(count)]
@@ -174,7 +182,11 @@ class _Engine:
 
 @dataclass(frozen=True)
 class _Run:
-    """Outputs and counters of all samples. failed: error by the number of a sample that has no output."""
+    """Results of running all samples.
+
+    outputs: of the samples that ran, in order. failed: the errors of the others, by number of the sample. batch,
+    workers: samples and devices that ran at a time. cycles: mean of a sample; None on a device that counts none.
+    """
 
     outputs: list[dict[str, Array]]
     failed: dict[int, Exception]
@@ -187,26 +199,35 @@ class _Run:
 def _compile_for_batches(
     proto: onnx.ModelProto, single: Program, samples: Samples, say: Callable[[str], None]
 ) -> _Engine | None:
-    """Compile the model for BATCH samples at a time, where its first batch gives the bytes that `single` gives."""
-    ends = (*single.inputs, *single.outputs)
-    if len(samples) < BATCH or any(tensor.kind != "tensor" or tensor.shape[:1] != (1,) for tensor in ends):
+    """Compile the model for BATCH samples at a time, which simulates faster than one by one.
+
+    None where the model has no batch axis of 1, cannot be compiled so, there are fewer samples, or the first batch does
+    not give the bytes that `single`, the Program for one sample, gives.
+    """
+    tensors = (*single.inputs, *single.outputs)
+    if len(samples) < BATCH or any(tensor.kind != "tensor" or tensor.shape[:1] != (1,) for tensor in tensors):
         return None
     say(f"compiling for batches of {BATCH}")
     shapes = {tensor.name: (BATCH, *tensor.shape[1:]) for tensor in single.inputs}
     try:
-        many = compile_model(resized(proto, shapes), replace(single.config, batch=BATCH), check=False)
+        batched_program = compile_model(resized(proto, shapes), replace(single.config, batch=BATCH), check=False)
     except (ModelError, ConfigError):
         return None
-    if any(batched.shape != (BATCH, *unbatched.shape[1:]) for batched, unbatched in zip(many.outputs, single.outputs)):
+    if any(
+        batched.shape != (BATCH, *unbatched.shape[1:])
+        for batched, unbatched in zip(batched_program.outputs, single.outputs)
+    ):
         return None
-    engine, runtime = _Engine(many, BATCH), Runtime(single)
+    engine, single_runtime = _Engine(batched_program, BATCH), Runtime(single)
     try:
         first = list(samples.pick(range(BATCH)))
-        batched = engine.split_batch(Runtime(many).run(engine.join_samples(first), trace=False).outputs, BATCH)
-        singles = [runtime.run(sample, trace=False).outputs for sample in first]
+        batched_outputs = engine.split_batch(
+            Runtime(batched_program).run(engine.join_samples(first), trace=False).outputs, BATCH
+        )
+        single_outputs = [single_runtime.run(sample, trace=False).outputs for sample in first]
     except SAMPLE_ERRORS:
         return None
-    equal = all(a[name].tobytes() == b[name].tobytes() for a, b in zip(singles, batched) for name in a)
+    equal = all(a[name].tobytes() == b[name].tobytes() for a, b in zip(single_outputs, batched_outputs) for name in a)
     return engine if equal else None
 
 
@@ -214,8 +235,11 @@ def _run_samples(
     engines: Sequence[_Engine], samples: Samples, device: str, workers: int | None,
     count: Count | None, options: dict[str, Any],
 ) -> _Run:  # fmt: skip
-    """Run the samples with the first of `engines` with which none fails. The last engine takes samples one by one, so
-    that one bad sample does not lose a whole batch."""
+    """Run all samples with the first of `engines`; if one fails, run all again with the next.
+
+    The last engine takes samples one by one, so that one bad sample does not lose a whole batch. workers: devices at a
+    time; None for the default (see `evaluate`).
+    """
     worker_limit = workers or (processors() if device == "rtl" else 1)
     for engine in engines:
         run = _run_engine(engine, samples, device, worker_limit, count or (lambda done, total: None), options)
@@ -227,36 +251,36 @@ def _run_samples(
 def _run_engine(
     engine: _Engine, samples: Samples, device: str, worker_limit: int, count: Count, options: dict[str, Any]
 ) -> _Run:  # fmt: skip
-    """Run samples on devices in threads, at most `worker_limit`; samples are read here, in order."""
+    """Run samples with `engine` on at most `worker_limit` devices, one thread each; this thread reads samples in order.
+
+    options: of the Runtime.
+    """
     outputs: list[dict[str, Array]] = []
     failed: dict[int, Exception] = {}
     cycles: list[int] = []
-    sizes: deque[int] = deque()
+    pending_sizes: deque[int] = deque()  # samples of each batch that has been read and has no result yet
 
-    def batches() -> Iterator[Sample | InputError]:
+    def read_batches() -> Iterator[Sample | InputError]:
         """Yield joined batches; in place of a batch with an unreadable sample, that sample's error."""
-        for part in _group_samples(samples, engine.batch):
-            sizes.append(len(part))
-            wrong = [sample for sample in part if isinstance(sample, InputError)]
-            yield (
-                wrong[0]
-                if wrong
-                else engine.join_samples([sample for sample in part if not isinstance(sample, InputError)])
-            )
+        for group in _group_samples(samples, engine.batch):
+            pending_sizes.append(len(group))
+            errors = [sample for sample in group if isinstance(sample, InputError)]
+            readable = [sample for sample in group if not isinstance(sample, InputError)]
+            yield errors[0] if errors else engine.join_samples(readable)
 
     workers = min(worker_limit, -(-len(samples) // engine.batch))
     devices = ",".join([device] * workers)
     with Runtime(engine.program, devices, threads=1 if workers > 1 else None, **options) as runtime:
         runtime.open()
         started = time.perf_counter()
-        with closing(runtime.run_each(batches(), trace=False)) as results:
+        with closing(runtime.run_each(read_batches(), trace=False)) as results:
             while (done_count := len(outputs) + len(failed)) < len(samples):
                 try:
                     result = next(results)
                 except SAMPLE_ERRORS as error:
-                    failed |= dict.fromkeys(range(done_count, done_count + sizes.popleft()), error)
+                    failed |= dict.fromkeys(range(done_count, done_count + pending_sizes.popleft()), error)
                 else:
-                    outputs += engine.split_batch(result.outputs, sizes.popleft())
+                    outputs += engine.split_batch(result.outputs, pending_sizes.popleft())
                     cycles += [counters.cycles for counters in result.counters if counters.cycles is not None]
                 count(len(outputs) + len(failed), len(samples))
         seconds = time.perf_counter() - started
@@ -264,22 +288,25 @@ def _run_engine(
 
 
 def _group_samples(samples: Samples, size: int) -> Iterator[list[Sample | InputError]]:
-    """Group samples into batches of `size`, the last one shorter."""
-    part: list[Sample | InputError] = []
-    for sample in samples.or_errors():
-        part.append(sample)
-        if len(part) == size:
-            yield part
-            part = []
-    if part:
-        yield part
+    """Yield groups of `size` samples, the last one shorter; an unreadable sample is its error."""
+    group: list[Sample | InputError] = []
+    for sample in samples.read_or_errors():
+        group.append(sample)
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 # Scoring --------------------------------------------------------------------------------------------------------
 
 
 def _class_scores(outputs: Sequence[Mapping[str, Array]]) -> Array | None:
-    """Return the first output as [samples, classes]; None where it is not [1, classes] (further axes of 1)."""
+    """Return the first output of all samples as one array [samples, classes].
+
+    None where an output is not [1, classes] or [1, classes, 1, ...]: the model is no classifier.
+    """
     first = [next(iter(sample.values())) for sample in outputs]
     shape = first[0].shape
     if len(shape) < 2 or shape[0] != 1 or shape[1] < 2 or any(n != 1 for n in shape[2:]):
@@ -290,49 +317,59 @@ def _class_scores(outputs: Sequence[Mapping[str, Array]]) -> Array | None:
 def _top_accuracies(
     outputs: Sequence[Mapping[str, Array]], labels: NDArray[np.int64] | None
 ) -> dict[str, float | None]:
-    """Shares of samples whose label is the largest class, and among the five largest; of equal classes the first counts
-    as larger. InputError where a label is no class."""
+    """Return `top1` and `top5`: shares of samples whose label has the highest score, or one of the five highest.
+
+    Of equal scores the first class counts as higher. None without labels, or where the model is no classifier. `top5`
+    is None for five classes or fewer. InputError where a label is no class.
+    """
     scores = _class_scores(outputs)
     if scores is None or labels is None:
         return {"top1": None, "top5": None}
     classes = scores.shape[1]
     if labels.max() >= classes or labels.min() < 0:
-        wrong = int(np.flatnonzero((labels >= classes) | (labels < 0))[0])
-        raise InputError(f"sample {wrong} has the label {labels[wrong]}, and the model has {classes} classes")
-    right = np.argsort(-scores.astype(np.float64), axis=1, kind="stable") == labels[:, None]
-    top5 = float(right[:, :TOP].any(1).mean()) if classes > TOP else None
-    return {"top1": float(right[:, 0].mean()), "top5": top5}
+        first_invalid = int(np.flatnonzero((labels >= classes) | (labels < 0))[0])
+        raise InputError(
+            f"sample {first_invalid} has the label {labels[first_invalid]}, and the model has {classes} classes"
+        )
+    is_label_at_rank = np.argsort(-scores.astype(np.float64), axis=1, kind="stable") == labels[:, None]
+    top5 = float(is_label_at_rank[:, :TOP].any(1).mean()) if classes > TOP else None
+    return {"top1": float(is_label_at_rank[:, 0].mean()), "top5": top5}
 
 
 def _compare_with_onnxruntime(
     session: Any, dataset: Dataset, computed: Sequence[Mapping[str, Array]]
 ) -> dict[str, Any]:
-    """Run the samples under onnxruntime, and compare accuracy, outputs and speed."""
+    """Run the samples in an onnxruntime session; return `against` of the report (see `evaluate`).
+
+    computed: outputs of the Program for each sample. Reading samples does not count as onnxruntime's time.
+    """
     expected, seconds = [], 0.0
     for sample in dataset.samples:
         started = time.perf_counter()
         expected.append(oracle.run_session(session, sample))
         seconds += time.perf_counter() - started
     pairs = [(a[name], b[name]) for a, b in zip(computed, expected) for name in b]
-    ours, expected_scores = _class_scores(computed), _class_scores(expected)
+    computed_scores, expected_scores = _class_scores(computed), _class_scores(expected)
     differ = [any(_is_different(a[name], b[name]) for name in b) for a, b in zip(computed, expected)]
-    agreement = (
-        None if ours is None or expected_scores is None else float(np.mean(ours.argmax(1) == expected_scores.argmax(1)))
-    )
+    agreement = None
+    if computed_scores is not None and expected_scores is not None:
+        agreement = float(np.mean(computed_scores.argmax(1) == expected_scores.argmax(1)))
     return {
         "onnxruntime": oracle.version(), **_top_accuracies(expected, dataset.labels), "differ": sum(differ),
-        "bytes": sum(b.nbytes for _, b in pairs), "bytes_different": sum(_different_bytes(a, b) for a, b in pairs),
-        "top1_agreement": agreement, "images_per_second": len(expected) / seconds,
+        "bytes": sum(b.nbytes for _, b in pairs), "bytes_different": sum(_count_different_bytes(a, b) for a, b in
+        pairs), "top1_agreement": agreement, "images_per_second": len(expected) / seconds,
     }  # fmt: skip
 
 
 def _is_different(computed: Array, expected: Array) -> bool:
+    """Whether two outputs differ by more than `compare` tolerates."""
     return computed.shape != expected.shape or (
         computed.tobytes() != expected.tobytes() and largest_difference(computed, expected)[1]
     )
 
 
-def _different_bytes(computed: Array, expected: Array) -> int:
+def _count_different_bytes(computed: Array, expected: Array) -> int:
+    """Count the bytes in which two outputs differ; of outputs of different sizes, all bytes of the larger one."""
     if computed.nbytes != expected.nbytes:
         return max(computed.nbytes, expected.nbytes)
     raw = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (computed, expected))

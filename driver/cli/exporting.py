@@ -80,6 +80,6 @@ def _describe_export(exported: Exported, folder: Path) -> str:
     needs = f", which call {', '.join(exported.functions)} of the C library" if exported.functions else ""
     return (
         f"{folder}: {model.name}.h for {exported.target.name}; {len(model.program.launches)} launches, {cpu}{needs}; "
-        f"{model.places.memory_bytes:,} bytes of memory and {model.device_bytes():,} of the accelerator's; make -C "
+        f"{model.memory_map.memory_bytes:,} bytes of memory and {model.device_bytes():,} of the accelerator's; make -C "
         f"{folder}"
     )

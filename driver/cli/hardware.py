@@ -126,11 +126,11 @@ def sweep(
         rows = sweeping.sweep(model, sweeping.parse_settings(settings), config, progress=stages, **memory_args)
     title = f"{model.name} on {config}; cycles by the timing model, memory {memory_args.get('memory', 'zynq-hp')}"
     if html is not None:
-        sweeping.page(f"celosia sweep {model.name}", rows, f"{title}. {sweeping.note(rows)}").save(html)
+        sweeping.page(f"celosia sweep {model.name}", rows, f"{title}. {sweeping.resource_note(rows)}").save(html)
     common.write_json(report, rows)
     if not quiet:
         console().print(show.swept(title, rows))
-        console().print(sweeping.note(rows), highlight=False)
+        console().print(sweeping.resource_note(rows), highlight=False)
     if all(row["cycles"] is None for row in rows):
         raise ConfigError(f"none of the {len(rows)} Configs runs {model.name}; the first: {rows[0]['error']}")
 

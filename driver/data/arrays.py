@@ -20,8 +20,8 @@ from celosia.driver.data.images import IN_UNITS, Pixels, is_image, read_image
 from celosia.driver.run.prepare import fit_to_tensor
 
 Array = NDArray[Any]
-LARGEST_INDEX = 2
-"""Random integers of more than 8 bits are below it: most are indices or lengths."""
+RANDOM_INTEGER_END = 2
+"""Random integers wider than 8 bits are less than this: models use most such inputs as indices or lengths."""
 
 
 def read_inputs(
@@ -31,9 +31,9 @@ def read_inputs(
     """Read the arrays of `--input` options, each of the type and shape that `inputs` declare. InputError.
 
     An option is NAME=FILE, or FILE where there is one input only or FILE is an .npz of arrays by input name. FILE is a
-    .npy, an .npz (of the array NAME, or of a single one), or an image. random: make up the inputs that are not given.
-    Their open sizes are those of equal `labels`, by input and axis, in the arrays that are given; an open first axis is
-    1 else.
+    .npy, an .npz (of the array NAME, or of a single one), or an image. random: draw random values for inputs without an
+    option. pixels: conversion of images. labels: ONNX's symbolic dimension by (input, axis). An open size of a random
+    input is that of the given array with the same label; else an open first axis is 1.
     """
     _require_memory([tensor for tensor in inputs if random and tensor.kind == "tensor"])
     arrays: dict[str, Array] = {}
@@ -59,15 +59,15 @@ def read_inputs(
 def _fix_open_sizes(
     tensor: TensorInfo, arrays: Mapping[str, Array], labels: Mapping[tuple[str, int], str]
 ) -> TensorInfo:
-    """Return `tensor` with numbers for the open sizes that its labels, or a batch of 1, determine."""
+    """Return `tensor` with its open sizes (-1) fixed, where `labels` equal those of `arrays`; an open batch is 1."""
     if tensor.kind != "tensor":
         return tensor
-    known_tensors = {
+    size_of_label = {
         label: arrays[name].shape[axis] for (name, axis), label in labels.items()
         if name in arrays and axis < arrays[name].ndim
     }  # fmt: skip
     sizes = (
-        size if size >= 0 else known_tensors.get(labels.get((tensor.name, axis), ""), 1 if axis == 0 else size)
+        size_of_label.get(labels.get((tensor.name, axis), ""), 1 if axis == 0 else size) if size < 0 else size
         for axis, size in enumerate(tensor.shape)
     )
     return replace(tensor, shape=tuple(sizes))
@@ -84,7 +84,7 @@ def _require_memory(inputs: Sequence[TensorInfo]) -> None:
 
 
 def _byte_count(tensor: TensorInfo) -> int:
-    """Bytes of a tensor, including the float64 that random numbers are at first."""
+    """Return the bytes that drawing a random tensor takes at most: elements are float64 at first."""
     return prod(max(size, 1) for size in tensor.shape) * max(itemsize(tensor.dtype), 8)
 
 
@@ -94,23 +94,26 @@ def shape_text(tensor: TensorInfo) -> str:
 
 
 def _read_option(text: str, inputs: Sequence[TensorInfo], pixels: Pixels) -> dict[str, Array]:
-    """Read the arrays of one option."""
-    known_tensors = {tensor.name: tensor for tensor in inputs}
-    name, path = _split_option(text, list(known_tensors))
+    """Read the arrays of one `--input` option, by input name."""
+    tensor_of_name = {tensor.name: tensor for tensor in inputs}
+    name, path = _split_option(text, list(tensor_of_name))
     if not path.exists():
         raise InputError(f"--input {text}: there is no file {path}")
     if name is None:
-        return _read_input_archive(path, known_tensors)
+        return _read_input_archive(path, tensor_of_name)
     if path.suffix.lower() == ".npz":
         return {name: _read_named_array(path, name)}
     if is_image(path):
-        tensor = known_tensors[name]
+        tensor = tensor_of_name[name]
         return {name: read_image(path, name, tensor.dtype, tensor.shape, pixels)}
     return {name: read_array(path)}
 
 
 def _split_option(text: str, names: list[str]) -> tuple[str | None, Path]:
-    """Split an option into name and file; names may hold equals signs, too. None for an archive of inputs."""
+    """Split an option into input name and file; the name is None for an .npz archive of several inputs.
+
+    names: of the model's inputs, which may hold equals signs, too. InputError.
+    """
     for name in sorted(names, key=len, reverse=True):
         if text.startswith(f"{name}="):
             return name, Path(text[len(name) + 1 :])
@@ -124,14 +127,14 @@ def _split_option(text: str, names: list[str]) -> tuple[str | None, Path]:
     return names[0], Path(text)
 
 
-def _read_input_archive(path: Path, known_tensors: Mapping[str, TensorInfo]) -> dict[str, Array]:
+def _read_input_archive(path: Path, tensor_of_name: Mapping[str, TensorInfo]) -> dict[str, Array]:
     """Read an .npz archive of inputs. InputError for unknown names."""
     arrays = read_archive(path)
-    if len(arrays) == len(known_tensors) == 1:
-        return dict(zip(known_tensors, arrays.values()))
+    if len(arrays) == len(tensor_of_name) == 1:
+        return dict(zip(tensor_of_name, arrays.values()))
     for name in arrays:
-        if name not in known_tensors:
-            listed = ", ".join(map(repr, known_tensors)) or "none"
+        if name not in tensor_of_name:
+            listed = ", ".join(map(repr, tensor_of_name)) or "none"
             raise InputError(f"{path} has an array {name!r}, and there is no such input; the inputs are {listed}")
     return arrays
 
@@ -165,8 +168,10 @@ def read_archive(path: Path, error: type[Exception] = InputError) -> dict[str, A
 
 
 def random_array(tensor: TensorInfo, seed: int = 0) -> Array:
-    """Random input, equal for equal `seed`: floats in 0..1, bytes of the whole range, other integers 0 and 1.
-    InputError for a type that it cannot draw.
+    """Draw a random input, equal for equal `seed`: floats in 0..1, 8-bit integers of the full range, other integers 0
+    or 1.
+
+    InputError for open sizes, and for types that it cannot draw.
 
     >>> random_array(TensorInfo("x", "float32", (1, 2)))
     array([[0.6369617 , 0.26978672]], dtype=float32)
@@ -178,13 +183,13 @@ def random_array(tensor: TensorInfo, seed: int = 0) -> Array:
     rng, kind = np.random.default_rng(seed), numpy_dtype(tensor.dtype)
     if kind.kind in "iu":
         limits = np.iinfo(kind)
-        low, high = (limits.min, limits.max + 1) if kind.itemsize == 1 else (0, LARGEST_INDEX)
+        low, high = (limits.min, limits.max + 1) if kind.itemsize == 1 else (0, RANDOM_INTEGER_END)
         return rng.integers(low, high, tensor.shape, kind)
     return (rng.random(tensor.shape) if kind.kind != "b" else rng.random(tensor.shape) < 0.5).astype(kind)
 
 
 def write_outputs(path: str | Path, arrays: Mapping[str, Array]) -> None:
-    """Write `arrays` to an .npz file, under whatever names. OutputError."""
+    """Write `arrays` to an .npz file by name. numpy.savez would reject some names ("file"). OutputError."""
     with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:

@@ -18,19 +18,18 @@ from celosia.driver.data.images import IN_UNITS, SUFFIXES, Pixels, read_image
 
 Array = NDArray[Any]
 Sample = dict[str, Array]
-
-
+"""The arrays of one run of the model, by input name."""
 LABELS = "labels"
-"""The array of an .npz file that holds labels, where no input has that name."""
+"""Name of the array with labels in an .npz file of samples, if no input has that name."""
 
 
 class CalibrationError(InputError):
-    """Samples that the model does not take; one sentence that names the file or array, and what is expected."""
+    """Samples do not fit the model. The message names the file or array, and what is expected."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """An input of the model; None in `shape` is a size that the samples determine."""
+    """An input of the model. None in `shape` is an open size, which the samples determine."""
 
     name: str
     dtype: np.dtype[Any]
@@ -43,13 +42,16 @@ class Input:
 Reader = Callable[[Sequence[Input]], Sample]
 """Reads one sample of the inputs; CalibrationError where it does not fit them."""
 Completion = Callable[[str, Mapping[str, Array], Sequence[Input]], dict[str, Array]]
-"""Function from (name for errors, arrays of samples, the model's inputs) to the arrays with those that it can
-add."""
+"""Adds arrays of inputs that samples may leave out. Arguments: the source's name for errors, arrays of samples by
+input name, the model's inputs. Returns all arrays."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Sequence of samples, each read when it is needed. `inputs` are the model's, with the sizes of the samples."""
+    """Sequence of samples, each read from its file when it is needed.
+
+    inputs: the model's inputs, with the sizes of the samples. readers: one for each sample.
+    """
 
     inputs: tuple[Input, ...]
     readers: tuple[Reader, ...]
@@ -61,7 +63,7 @@ class Samples:
         """Yield the samples, every array of the exact type and shape. CalibrationError."""
         return (reader(self.inputs) for reader in self.readers)
 
-    def or_errors(self) -> Iterator[Sample | InputError]:
+    def read_or_errors(self) -> Iterator[Sample | InputError]:
         """Yield the samples, with an error in the place of each one that cannot be read."""
         for reader in self.readers:
             try:
@@ -79,18 +81,19 @@ def open_samples(
     source: str | Path | Mapping[str, Array], inputs: Sequence[Input], limit: int | None = None,
     pixels: Pixels = IN_UNITS, completed: Completion | None = None,
 ) -> Samples:  # fmt: skip
-    """Open the samples in `source`: at most `limit`, spread evenly over all. completed: adds arrays that may be
-    missing.
+    """Open the samples in `source`: at most `limit`, spread evenly over all.
+
+    completed: adds the arrays of inputs that samples may leave out; None where they leave out none.
 
     A folder holds one sample in each .npy file (for models of one input), .npz file (arrays by input name) or image
     (float32 [1, 1 or 3, height, width] inputs; resized), or has a folder of such files for each class. An .npz file,
     or a mapping, holds arrays by input name whose first axis counts samples. A sample may leave out the batch axis of
     an input whose batch is 1. Raises CalibrationError.
     """
-    complete = completed or (lambda source, arrays, inputs: dict(arrays))
+    add_missing = completed or (lambda source, arrays, inputs: dict(arrays))
     if isinstance(source, Mapping):
         name_in_errors = "the calibration arrays"
-        readers = make_array_readers(name_in_errors, complete(name_in_errors, source, inputs), inputs)
+        readers = make_array_readers(name_in_errors, add_missing(name_in_errors, source, inputs), inputs)
     elif Path(source).is_dir():
         readers = make_file_readers(list_labelled_files(Path(source))[0], replace(pixels, folder=Path(source)))
     elif not Path(source).exists():
@@ -99,7 +102,7 @@ def open_samples(
         arrays = _read_archive(Path(source))
         if LABELS not in {tensor.name for tensor in inputs}:
             arrays.pop(LABELS, None)  # labels of a test set
-        readers = make_array_readers(str(source), complete(str(source), arrays, inputs), inputs)
+        readers = make_array_readers(str(source), add_missing(str(source), arrays, inputs), inputs)
     return pick_samples(readers, inputs, limit)
 
 
@@ -113,8 +116,10 @@ def pick_samples(readers: list[Reader], inputs: Sequence[Input], limit: int | No
 
 
 def make_array_readers(source: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> list[Reader]:
-    """Return a reader for each sample along the first axis of `arrays`, by input name; `source` is named in errors.
-    CalibrationError."""
+    """Return a reader for each sample along the first axis of `arrays` (by input name).
+
+    source: name of the arrays in errors. CalibrationError.
+    """
     _check_names(source, arrays, inputs)
     counts = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(counts.values())) > 1:
@@ -123,13 +128,14 @@ def make_array_readers(source: str, arrays: Mapping[str, Array], inputs: Sequenc
     if not count:
         raise CalibrationError(f"{source} holds no samples; the first axis of each array counts them")
 
-    def row(k: int, inputs: Sequence[Input]) -> Sample:
+    def read_row(k: int, inputs: Sequence[Input]) -> Sample:
+        """Return sample `k`."""
         return {
             tensor.name: _fit_to_tensor(arrays[tensor.name][k], tensor, f"{source}: {tensor.name}[{k}]")
             for tensor in inputs
         }
 
-    return [partial(row, k) for k in range(count)]
+    return [partial(read_row, k) for k in range(count)]
 
 
 def list_labelled_files(folder: Path) -> tuple[list[Path], Array | None]:
@@ -159,12 +165,15 @@ def list_sample_files(folder: Path) -> list[Path]:
 
 
 def make_file_readers(files: Sequence[Path], pixels: Pixels) -> list[Reader]:
-    """Return a reader for each file."""
+    """Return a reader for each file, which holds one sample. pixels: conversion of images."""
     return [partial(_read_file_sample, path, pixels) for path in files]
 
 
 def _read_file_sample(path: Path, pixels: Pixels, inputs: Sequence[Input]) -> Sample:
-    """Read the sample in one file."""
+    """Read the sample in one file: an .npz of arrays by input name, or the only input as .npy or image.
+
+    CalibrationError where it does not fit `inputs`.
+    """
     if path.suffix.lower() == ".npz":
         arrays = _read_archive(path)
         _check_names(str(path), arrays, inputs)
@@ -179,13 +188,14 @@ def _read_file_sample(path: Path, pixels: Pixels, inputs: Sequence[Input]) -> Sa
 
 
 def _read_archive(path: Path) -> dict[str, Array]:
+    """Read an .npz file by input name. CalibrationError, with a hint for a .npy file."""
     if path.suffix.lower() == ".npy":
         raise CalibrationError(f"{path} is a single array; give an .npz of arrays by input name, or a folder")
     return read_archive(path, CalibrationError)
 
 
 def _check_names(source: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> None:
-    """Raise CalibrationError where arrays and inputs have different names."""
+    """Raise CalibrationError unless `arrays` holds one array for each input, and no others."""
     held = ", ".join(map(repr, arrays)) or "nothing"
     for tensor in inputs:
         if tensor.name not in arrays:
@@ -210,6 +220,7 @@ def _fit_to_tensor(array: Array, tensor: Input, source: str) -> Array:
 
 
 def _read_image_sample(path: Path, tensor: Input, pixels: Pixels) -> Array:
+    """Read an image for `tensor`. CalibrationError in place of `read_image`'s InputError."""
     try:
         return read_image(path, tensor.name, tensor.dtype.name, tensor.shape, pixels)
     except InputError as error:

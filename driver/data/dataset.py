@@ -30,7 +30,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples, and the class number of each; None where there are no labels."""
+    """Samples, and labels: the class number of each sample, or None where there are none."""
 
     samples: Samples
     labels: NDArray[np.int64] | None
@@ -43,17 +43,20 @@ def open_dataset(
     """Open the samples in `source`, at most `limit`, spread evenly over all, and their labels.
 
     source: as `calibration.open_samples` takes it; an .npz file or mapping may hold an array "labels", too, and a
-    folder has labels where it has a folder for each class (`calibration.files_of`). labels: one number for each sample,
+    folder has labels where it has a folder for each class (`list_labelled_files`). labels: one number for each sample,
     as an array, a .npy or .npz file, or a text with a line for each: LABEL in the order of the samples, or FILE LABEL.
     Raises CalibrationError, InputError.
     """
     if not isinstance(source, Mapping) and not Path(source).exists():
         raise InputError(f"there is no folder or file {source} with samples")
-    names: list[str] = []
+    file_names: list[str] = []
     labels_given: Array | None = None
     if not isinstance(source, Mapping) and Path(source).is_dir():
         files, labels_given = list_labelled_files(Path(source))
-        names, readers = [file.name for file in files], make_file_readers(files, replace(pixels, folder=Path(source)))
+        file_names, readers = (
+            [file.name for file in files],
+            make_file_readers(files, replace(pixels, folder=Path(source))),
+        )
         count, samples = len(files), pick_samples(readers, inputs, limit)
     else:
         arrays = dict(source if isinstance(source, Mapping) else read_archive(Path(source), CalibrationError))
@@ -62,7 +65,7 @@ def open_dataset(
         readers = make_array_readers("the arrays" if isinstance(source, Mapping) else str(source), arrays, inputs)
         count, samples = len(readers), pick_samples(readers, inputs, limit)
     if labels is not None:
-        labels_given = labels if isinstance(labels, np.ndarray) else _read_labels(Path(labels), names)
+        labels_given = labels if isinstance(labels, np.ndarray) else _read_labels(Path(labels), file_names)
     if labels_given is None:
         return Dataset(samples, None)
     numbers = np.asarray(labels_given)
@@ -73,7 +76,10 @@ def open_dataset(
 
 
 def _read_labels(path: Path, names: Sequence[str]) -> Array:
-    """Read the labels in a file, for samples in files of `names`, if they are in files. InputError."""
+    """Read the labels in a file: .npy, .npz, or text (see `open_dataset`). InputError.
+
+    names: of the samples' files in order, to which text lines FILE LABEL refer; empty where samples have no files.
+    """
     if not path.exists():
         raise InputError(f"there is no file {path} with labels")
     if path.suffix.lower() == ".npz":

@@ -13,27 +13,29 @@ from numpy.typing import NDArray
 from celosia.compiler.program import InputError
 
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp"))
+"""Suffixes of image files."""
 
 
 @dataclass(frozen=True)
 class Pixels:
-    """Conversion of an image to an input: (pixel / 255 - mean) / std, one number for all channels or one for each.
+    """How an image becomes an input: (pixel / 255 - mean) / std.
 
-    told: called with a sentence for each image that is not taken as it is, which calls it as `folder` does.
+    mean, std: one number for all channels, or one for each. report_change: called with a sentence for each image that
+    is resized or converted. folder: sentences name an image by its path from here; None for its file name only.
     """
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
-    told: Callable[[str], None] = lambda sentence: None
+    report_change: Callable[[str], None] = lambda sentence: None
     folder: Path | None = None
 
     def name_of(self, path: Path) -> str:
-        """Name of an image: its path from `folder`, which may have one folder for each class."""
+        """Return the name of an image in sentences: its path from `folder`, which may have a folder for each class."""
         return path.name if self.folder is None else str(path.relative_to(self.folder))
 
 
 IN_UNITS = Pixels()
-"""Pixels in 0..1."""
+"""Default conversion: pixels become 0..1."""
 
 
 def is_image(path: Path) -> bool:
@@ -42,8 +44,10 @@ def is_image(path: Path) -> bool:
 
 
 def read_image(path: Path, name: str, dtype: str, shape: Sequence[int | None], pixels: Pixels) -> NDArray[np.float32]:
-    """float32 [1, channels, height, width] of an image of any size, for the input `name`: `dtype` and `shape`, where
-    None or -1 is a size left open. InputError where it is no image, or the input takes none.
+    """Read an image of any size as float32 [1, channels, height, width], resized for the input `name`.
+
+    dtype, shape: of the input; None or -1 is an open size. InputError where the file is no image, or the input is not
+    float32 [N, 1 or 3, height, width].
     """
     try:
         from PIL import Image
@@ -51,8 +55,8 @@ def read_image(path: Path, name: str, dtype: str, shape: Sequence[int | None], p
         raise InputError(
             f"to read {path.name}, pillow is needed: pip install 'celosia[quantize]', or give .npy files"
         ) from None
-    takes = len(shape) == 4 and dtype == "float32" and shape[1] in (1, 3)
-    if not takes or any(size in (None, -1) for size in shape[2:]):
+    is_image_input = len(shape) == 4 and dtype == "float32" and shape[1] in (1, 3)
+    if not is_image_input or any(size in (None, -1) for size in shape[2:]):
         sizes = ", ".join("?" if size in (None, -1) else str(size) for size in shape)
         raise InputError(
             f"{path.name} is an image, and the input {name!r} is {dtype}[{sizes}], not float32[1, 1 or 3, height, "
@@ -65,7 +69,7 @@ def read_image(path: Path, name: str, dtype: str, shape: Sequence[int | None], p
     try:
         with Image.open(path) as image:
             if changes := _describe_changes(pixels.name_of(path), image.mode, image.size, channels, (width, height)):
-                pixels.told(changes)
+                pixels.report_change(changes)
             small = image.convert("RGB" if channels == 3 else "L").resize((width, height))
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise InputError(f"cannot read the image {path}: {error}") from None
@@ -74,8 +78,8 @@ def read_image(path: Path, name: str, dtype: str, shape: Sequence[int | None], p
     return np.asarray(scaled.transpose(2, 0, 1)[None], np.float32)
 
 
-GREY = ("1", "L", "LA", "I", "I;16", "F")
-"""Modes of pillow without colours."""
+GREY_MODES = ("1", "L", "LA", "I", "I;16", "F")
+"""Pillow's image modes without colours."""
 
 
 def _describe_changes(name: str, mode: str, size: tuple[int, int], channels: int, wanted_size: tuple[int, int]) -> str:
@@ -92,9 +96,9 @@ def _describe_changes(name: str, mode: str, size: tuple[int, int], channels: int
         changes.append(
             f"{text}, which changes its proportions," if size[0] * wanted_size[1] != size[1] * wanted_size[0] else text
         )
-    if channels == 1 and mode not in GREY:
+    if channels == 1 and mode not in GREY_MODES:
         changes.append("converted to grey")
-    if channels == 3 and mode in GREY:
+    if channels == 3 and mode in GREY_MODES:
         changes.append("grey, given as three equal channels")
     if not changes:
         return ""

@@ -1,4 +1,4 @@
-"""Space of the Configs of a search: some values for each field, and rules that leave some combinations out."""
+"""The space that an exploration searches: values of each Config field, and rules that leave some combinations out."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from celosia.hw.spec.config import Config, ConfigError, check_field, did_you_mea
 from celosia.plain import Sentence, abbreviate, from_toml
 
 Values = Mapping[str, Sequence[int | bool]]
-TRIES = 1000
-"""Draws after which a space is taken to hold nothing more."""
+"""Values to try, by name of a Config field."""
+MAX_DRAWS = 1000
+"""Random draws after which a space counts as having no possible Config."""
 
 
 class SpaceError(Sentence, ValueError):
-    """An impossible space; one sentence that names the field, the value and the choices."""
+    """An impossible space. The message names the field, the value and the choices."""
 
 
 def _powers(low: int, high: int) -> tuple[int, ...]:
+    """Return the powers of two from `low` to `high`, both included."""
     return tuple(1 << n for n in range(low.bit_length() - 1, high.bit_length()))
 
 
@@ -38,12 +40,12 @@ DEFAULT: dict[str, tuple[int | bool, ...]] = {
     "tap_depth": _powers(32, 1024), "forward": (False, True), "residual_cycles": (1, 2, 4),
     "pump": (1, 2),
 }  # fmt: skip
-"""Values of the fields of the default space."""
+"""The default space: values of each field. Fields that are missing here keep the board's value."""
 
 
 @dataclass(frozen=True)
 class ConfigSpace:
-    """All Configs whose fields have one of these values; other fields have those of `base`.
+    """All possible Configs whose fields have one of these values; other fields have those of `base`.
 
     >>> space = ConfigSpace({"block_in": (8, 16), "block_out": (8, 16), "forward": (False, True)}, Config())
     >>> len(space), sum(1 for _ in space)    # forward needs block_in >= block_out
@@ -71,18 +73,20 @@ class ConfigSpace:
 
     @staticmethod
     def of(board: Board, source: str | Path | Values | None = None) -> ConfigSpace:
-        """Return the default space on `board`, or that of a TOML file or mapping, each field one value or a list of
-        them."""
+        """Return the default space on `board`, with the values of a TOML file or mapping in place of the default ones.
+
+        source: for each field one value or a list of values. SpaceError.
+        """
         widest = board.bus_bits // 8
-        usual = DEFAULT | {"bus_bytes": tuple(width for width in DEFAULT["bus_bytes"] if width <= widest)}
+        defaults = DEFAULT | {"bus_bytes": tuple(width for width in DEFAULT["bus_bytes"] if width <= widest)}
         choices = _read_toml(source) if isinstance(source, (str, Path)) else dict(source or {})
         narrowed = {name: tuple(dict.fromkeys(_parse_values(name, value))) for name, value in choices.items()}
         if wide := [value for value in narrowed.get("bus_bytes", ()) if isinstance(value, int) and value > widest]:
             raise SpaceError(f"bus_bytes {wide[0]} is wider than a port of {board.name}; take at most {widest}")
-        return ConfigSpace(usual | narrowed, board.config)
+        return ConfigSpace(defaults | narrowed, board.config)
 
     def __len__(self) -> int:
-        """Number of combinations before rules leave some out."""
+        """Return the number of combinations before rules leave some out."""
         return prod(len(values) for values in self.values.values())
 
     def __iter__(self) -> Iterator[Config]:
@@ -95,7 +99,11 @@ class ConfigSpace:
                 yield cfg
 
     def config(self, fields: Mapping[str, int | bool]) -> Config | None:
-        """Config with these fields; None where it is impossible. Fields that it does not use have their first value."""
+        """Return the Config with these fields; None where it is impossible.
+
+        A field that it does not use has its first value, so that equal hardware is one Config: without taps
+        `tap_depth`.
+        """
         fields = dict(fields)
         if fields.get("taps", self.base.taps) == 0 and "tap_depth" in self.values:
             fields["tap_depth"] = self.values["tap_depth"][0]
@@ -111,39 +119,42 @@ class ConfigSpace:
 
     @cached_property
     def searched(self) -> tuple[str, ...]:
-        """Fields of more than one value."""
+        """Fields of more than one value: those that a search can change."""
         return tuple(name for name, values in self.values.items() if len(values) > 1)
 
     def sample(self, rng: np.random.Generator) -> Config | None:
         """Draw a random Config; None where none is possible."""
-        for _ in range(TRIES):
+        for _ in range(MAX_DRAWS):
             drawn = {name: values[rng.integers(len(values))] for name, values in self.values.items()}
             if (cfg := self.config(drawn)) is not None:
                 return cfg
         return None
 
     def move(self, cfg: Config, steps: Mapping[str, int]) -> Config | None:
-        """Return `cfg` with fields moved by some values up or down; None beyond the last value, or where it is
-        impossible."""
+        """Return `cfg` with fields moved up or down their sorted values.
+
+        steps: number of values to move by, by field; negative: down. None beyond the last value, or where the Config is
+        impossible or the same.
+        """
         fields = {name: getattr(cfg, name) for name in self.values}
         for name, step in steps.items():
             values = sorted(self.values[name])
-            at = values.index(fields[name]) + step
-            if not 0 <= at < len(values):
+            index = values.index(fields[name]) + step
+            if not 0 <= index < len(values):
                 return None
-            fields[name] = values[at]
+            fields[name] = values[index]
         config = self.config(fields)
         return None if config == cfg else config
 
     def neighbours(self, cfg: Config) -> Iterator[tuple[str, int, Config]]:
-        """Yield each Config one step away: the field, the step and the Config."""
+        """Yield each Config one step of one field away: the field, the step (1 or -1) and the Config."""
         for name in self.searched:
             for step in (1, -1):
                 if (neighbour := self.move(cfg, {name: step})) is not None:
                     yield name, step, neighbour
 
     def nearest(self, cfg: Config) -> Config | None:
-        """Config of the space with the values nearest to those of `cfg`."""
+        """Return the Config of the space whose values are nearest to those of `cfg`; None where that is impossible."""
         fields = {
             name: min(values, key=lambda value: abs(value - getattr(cfg, name))) for name, values in self.values.items()
         }
@@ -151,7 +162,7 @@ class ConfigSpace:
 
 
 def _parse_values(name: str, value: Any) -> Sequence[int | bool]:
-    """Return the values of a field: one, or a list of them. SpaceError."""
+    """Return the values of a field as a sequence: `value` is one, or a list of them. SpaceError for other types."""
     values = value if isinstance(value, (list, tuple)) else (value,)
     for entry in values:
         if not isinstance(entry, int):

@@ -1,4 +1,4 @@
-"""Confirm the points of a front: count them by Yosys, run them on the RTL."""
+"""Confirm the points of a front: count their cells by Yosys, or run the models on the simulated RTL."""
 
 from __future__ import annotations
 
@@ -13,37 +13,45 @@ from celosia.driver.choices import WAYS
 from celosia.driver.data.arrays import read_inputs
 from celosia.driver.explore.explorer import Explorer
 from celosia.driver.explore.ladder import Ladder
+from celosia.driver.explore.model_cost import ExploredModel
 from celosia.driver.explore.records import RUNGS, Point
 from celosia.driver.explore.resource_use import Resources
-from celosia.driver.explore.subject import ExploredModel
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import Config
 
 Say = Callable[[str], None]
+"""Progress callback: called with a sentence."""
 
 
-def confirm_front(explorer: Explorer, ways: Sequence[str], say: Say, over: Callable[[], bool]) -> None:
-    """Confirm the points of the front, and those of the front that results, until all are confirmed or time is
-    `over`."""
+def confirm_front(explorer: Explorer, ways: Sequence[str], say: Say, is_over: Callable[[], bool]) -> None:
+    """Confirm points of the front until all are confirmed, or the time `is_over`.
+
+    A confirmed point may leave the front, and others take its place, which are confirmed, too. ways: of WAYS. say:
+    called with the name of each stage.
+    """
     for way in (name for name in WAYS if name in ways):
-        while not over():
-            rest = [point for point in explorer.front if not _is_confirmed(point, way)]
-            if not rest:
+        while not is_over():
+            unconfirmed = [point for point in explorer.front if not _is_confirmed(point, way)]
+            if not unconfirmed:
                 break
-            point = rest[0]
-            say(f"{way} of {point.cfg.digest[:6]}, {len(rest)} of the front to do")
+            point = unconfirmed[0]
+            say(f"{way} of {point.cfg.digest[:6]}, {len(unconfirmed)} of the front to do")
             confirmed = _CONFIRM[way](explorer.ladder, point, say)
             explorer.ladder.points.add(confirmed)
             explorer.ladder.refit()
-            explorer.reconsider()
+            explorer.refresh_measured()
 
 
 def _is_confirmed(point: Point, way: str) -> bool:
+    """Whether Yosys has counted this point, or the RTL has run its models."""
     return point.rtl is not None if way == "rtl" else bool(point.area["counted"]) and point.rung != "timed"
 
 
 def _confirm_by_yosys(ladder: Ladder, point: Point, say: Say) -> Point:
-    """Count by Yosys, and estimate the clock where the device's delays are known. SynthesisError."""
+    """Return the point with its area as Yosys counts it, and a clock estimate where the device's delays are known.
+
+    SynthesisError.
+    """
     device = ladder.board.device
     measure_usage(point.cfg, device, say)
     mhz = timing.estimate(point.cfg, say=say).mhz if device.name == PART else None
@@ -52,7 +60,7 @@ def _confirm_by_yosys(ladder: Ladder, point: Point, say: Say) -> Point:
 
 
 def _confirm_on_rtl(ladder: Ladder, point: Point, say: Say) -> Point:
-    """Measure the cycles of each model on the RTL."""
+    """Return the point with the cycles of each model on the RTL."""
     cycles = {
         subject.name: measure_rtl_cycles(ladder.model_on(point, subject), point.cfg, ladder.memory)
         for subject in ladder.subjects
@@ -61,7 +69,7 @@ def _confirm_on_rtl(ladder: Ladder, point: Point, say: Say) -> Point:
 
 
 def measure_rtl_cycles(subject: ExploredModel, cfg: Config, memory: str) -> int:
-    """Measure the cycles of a run with random inputs, compiled as `subject.measure_cycles` does."""
+    """Measure the cycles of a run with random inputs on the RTL, compiled as `model_cost.measure_cycles` does."""
     program = compile(subject.path, cfg, check=False, records="none")
     inputs = read_inputs([], program.inputs, random=True)
     with Runtime(program, "rtl", memory=memory) as runtime:
@@ -69,9 +77,11 @@ def measure_rtl_cycles(subject: ExploredModel, cfg: Config, memory: str) -> int:
 
 
 def _higher_rung(point: Point, rung: str) -> str:
+    """Return the higher one of the point's rung and `rung`."""
     return max(point.rung, rung, key=RUNGS.index)
 
 
 _CONFIRM: dict[str, Callable[[Ladder, Point, Say], Point]] = dict(
     zip(WAYS, (_confirm_by_yosys, _confirm_on_rtl), strict=True)
 )
+"""Functions that confirm a point, by way of WAYS."""

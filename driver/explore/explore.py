@@ -26,28 +26,29 @@ from celosia.driver.explore import exploration_result as result
 from celosia.driver.explore.configs import ConfigSpace, Values
 from celosia.driver.explore.explorer import Explorer, ExploreState
 from celosia.driver.explore.ladder import Ladder
-from celosia.driver.explore.records import PRESET, ExploreError, Point, Points, exploration_context
-from celosia.driver.explore.rewritten import require_rewritable, rewrite_front
-from celosia.driver.explore.search import SEARCHES, draw_spread_configs
-from celosia.driver.explore.subject import (
+from celosia.driver.explore.model_cost import (
     ExploredModel,
-    cpu_operators,
+    count_accelerated_macs,
+    count_cpu_operators,
     cycles_with_records,
     explain_nothing_on_accelerator,
 )
+from celosia.driver.explore.records import PRESET, ExploreError, Point, Points, exploration_context
+from celosia.driver.explore.rewritten import require_rewritable, rewrite_front
+from celosia.driver.explore.search import SEARCHES, draw_spread_configs
 from celosia.driver.tune.fleet import open_fleet
 from celosia.hw.boards.board import Board, BoardError
 from celosia.hw.boards.boards import BOARDS, find_board, memory_model, memory_model_text
 from celosia.hw.spec.config import Config
 
-FIRST = 12
-"""Configs at random, far from each other, that a search begins with beside the preset."""
-BATCH = 4
-"""Configs that each device measures between two looks at the front."""
+START_COUNT = 12
+"""Random Configs, far from each other, with which a search begins, besides the preset."""
+CONFIGS_PER_DEVICE = 4
+"""Configs that each device measures before the search sees their results."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """An exploration that Ctrl-C has ended. found: its result so far, written where it had a folder."""
+    """An exploration that Ctrl-C has ended. found: its result so far, which is also written if it had a folder."""
 
     def __init__(self, exploration: Exploration) -> None:
         super().__init__()
@@ -56,8 +57,11 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Exploration:
-    """Result of `explore`. report: content of front.json, plain data. front: its Configs. points: all that were
-    measured."""
+    """Result of `explore`.
+
+    report: content of front.json, plain data. front: Configs on the Pareto front. points: all that are known, failures
+    among them.
+    """
 
     report: dict[str, Any]
     front: tuple[Config, ...]
@@ -90,12 +94,12 @@ def explore(
     where points and the front are kept; a later run in it goes on. memory: a memory model, by default the board's.
     left: share of each resource that stays free. search: of SEARCHES. jobs: processes that measure; 0: this one. pool:
     "dask://HOST:PORT", whose workers have the models under the same paths. deadline: seconds for a model on a Config.
-    confirmed: "yosys", "rtl" or both: how the front is looked at in the end, minutes a point. optimise: seconds, beside
+    confirmed: "yosys", "rtl" or both: how the front is confirmed in the end, minutes a point. optimise: seconds, beside
     `budget`, for models that take fewer cycles on the Configs of the front (docs/superoptimiser.md), which are written
     to `folder`. progress: called with the name of each stage; told: with the ExploreState, or the SearchState.
 
     Cycles are of the timing model, the compiler's own decisions for each Config; area is by the resource model, or as
-    Yosys has counted it; the clock is the board's, as declared, but where Yosys' estimate is there.
+    Yosys has counted it; the clock is the board's, as declared, except where Yosys has estimated it.
 
     Raises ModelError, BoardError, ExploreError, SpaceError, OutputError, PoolError, FleetError, SynthesisError where
     the front is confirmed, and MissingLibrary without moocore; Interrupted for Ctrl-C while it searches.
@@ -103,24 +107,24 @@ def explore(
     look at.
     """
     objective = _check_arguments(objective, confirmed, search, budget)
-    place, memory_model = _resolve_board_and_memory(board, memory)
-    around = space if isinstance(space, ConfigSpace) else ConfigSpace.of(place, space)
-    subjects = describe_models(models)
+    resolved_board, memory_model = _resolve_board_and_memory(board, memory)
+    config_space = space if isinstance(space, ConfigSpace) else ConfigSpace.of(resolved_board, space)
+    subjects = read_models(models)
     require_rewritable(subjects, optimise, folder)
-    context = exploration_context(subjects, _board_identity(place), memory_model)
+    context = exploration_context(subjects, _board_identity(resolved_board), memory_model)
     known_points = Points(None if folder is None else Path(folder), context)
     progress("placing operators")
-    on_cpu = {subject.name: cpu_operators(subject, place.config) for subject in subjects}
+    on_cpu = {subject.name: count_cpu_operators(subject, resolved_board.config) for subject in subjects}
     clock = _start_clock(known_points.seconds)
     judge = CostSource("timed", memory_model)
-    with nullcontext(fleet) if fleet else open_fleet(judge, jobs, pool, deadline) as measuring:
-        ladder = Ladder(subjects, place, memory_model, left, measuring, known_points, clock, on_cpu)
-        progress(f"measuring {place.config.name}, to compare with")
-        explorer = _set_up_explorer(ladder, around, search, objective, budget, seed, told)
+    with nullcontext(fleet) if fleet else open_fleet(judge, jobs, pool, deadline) as trial_fleet:
+        ladder = Ladder(subjects, resolved_board, memory_model, left, trial_fleet, known_points, clock, on_cpu)
+        progress(f"measuring {resolved_board.config.name}, to compare with")
+        explorer = _set_up_explorer(ladder, config_space, search, objective, budget, seed, told)
         progress("exploring")
-        apart = measuring if jobs or pool or fleet else None
-        rewritten = partial(rewrite_front, explorer, optimise, apart, progress, told)
-        stopped = _run_search(explorer, budget, points, rewritten, confirmed, progress)
+        rewriting_fleet = trial_fleet if jobs or pool or fleet else None
+        rewrite = partial(rewrite_front, explorer, optimise, rewriting_fleet, progress, told)
+        stopped = _run_search(explorer, budget, points, rewrite, confirmed, progress)
     exploration = _build_exploration(explorer, known_points, objective, context, folder, clock(), stopped is None)
     if isinstance(stopped, KeyboardInterrupt):
         raise Interrupted(exploration) from None
@@ -130,13 +134,13 @@ def explore(
 
 
 def _resolve_board_and_memory(board: str | Path | Board, memory: str | None) -> tuple[Board, str]:
-    """Return the board, and its memory model as text, which every measuring process understands.
+    """Return the board, and the memory model as text, which every measuring process understands.
 
-    ExploreError, BoardError.
+    board, memory: as `explore` takes them. ExploreError, BoardError.
     """
-    place = find_board(board)
+    resolved_board = find_board(board)
     try:
-        return place, memory_model_text(memory_model(memory or place.memory))
+        return resolved_board, memory_model_text(memory_model(memory or resolved_board.memory))
     except BoardError:
         raise
     except ValueError as error:
@@ -144,7 +148,7 @@ def _resolve_board_and_memory(board: str | Path | Board, memory: str | None) -> 
 
 
 def _board_identity(board: Board) -> str:
-    """Identity of a board in a report: its name, and for a board of the user's own also its data."""
+    """Return the board's name, and for a board of the user's own also its digest: points depend on its data."""
     return board.name if BOARDS.get(board.name) == board else f"{board.name} ({board.digest})"
 
 
@@ -158,7 +162,7 @@ def _set_up_explorer(
     ladder: Ladder, space: ConfigSpace, search: str, objective: Sequence[str], budget: float | None, seed: int,
     told: Callable[[ExploreState], None],
 ) -> Explorer:  # fmt: skip
-    """Set up the search, with the board's preset measured, and the points of earlier runs."""
+    """Set up the Explorer: measure the board's preset, choose the first Configs, and add the points of earlier runs."""
     known_points = ladder.points
     spent, known_before = known_points.seconds, len(known_points.known)
     preset = _measure_preset(ladder, ladder.board.config)
@@ -173,29 +177,39 @@ def _set_up_explorer(
 
 
 def _run_search(
-    explorer: Explorer, budget: float | None, points: int | None, rewritten: Callable[[], None],
+    explorer: Explorer, budget: float | None, points: int | None, rewrite: Callable[[], None],
     confirmed: Sequence[str], progress: Callable[[str], None],
 ) -> BaseException | None:  # fmt: skip
-    """Run the search to its end, with the front rewritten and confirmed. Return the interrupt that ended it, or
-    None."""
+    """Run the search to its end, then rewrite models for the front and confirm it.
+
+    rewrite: `rewrite_front` with its arguments bound. Return the KeyboardInterrupt or SystemExit that ended it, or
+    None: what was measured is reported all the same.
+    """
     clock, fleet = explorer.ladder.clock, explorer.ladder.fleet
     try:
-        explorer.run(lambda state: _remaining_count(state, clock(), budget, points), BATCH * max(1, len(fleet.devices)))
-        rewritten()
+        explorer.run(
+            lambda state: _count_remaining(state, clock(), budget, points),
+            CONFIGS_PER_DEVICE * max(1, len(fleet.devices)),
+        )
+        rewrite()
         if confirmed:
             confirm.confirm_front(explorer, confirmed, progress, lambda: budget is not None and clock() >= budget)
     except (KeyboardInterrupt, SystemExit) as error:  # Ctrl-C, SIGTERM: what was measured is not lost
         explorer.state.ended = "interrupted"
-        explorer.gather()
+        explorer.record_unfinished_round()
         return error
     return None
 
 
 def first_configs(ladder: Ladder, space: ConfigSpace, rng: np.random.Generator) -> list[Config]:
-    """First Configs of a search: the one nearest to the board's, and FIRST others. The largest arrays come first: their
-    models have the fewest instructions, so that first results come soon."""
+    """Return the first Configs of a search: the one nearest to the board's, and START_COUNT spread over the space.
+
+    The largest arrays come first: they need the fewest instructions, so that first results come soon.
+    """
     first = space.nearest(ladder.board.config)
-    candidates = sorted(draw_spread_configs(space, rng, FIRST, ladder.holds), key=lambda cfg: -cfg.macs_per_cycle)
+    candidates = sorted(
+        draw_spread_configs(space, rng, START_COUNT, ladder.fits_config), key=lambda cfg: -cfg.macs_per_cycle
+    )
     return candidates if first is None else [first, *candidates]
 
 
@@ -209,19 +223,22 @@ def _check_arguments(
         raise ExploreError(f"in {budget:g} s nothing can be explored; give more, as 10m")
     on_front(np.ones((1, 1)))  # says at once that moocore is missing
     objective = [ALSO.get(name, name) for name in objectives]
-    for label, names, there in (
+    for label, names, choices in (
         ("objective", objective, OBJECTIVES), ("way to confirm", confirmed, WAYS), ("search", [search], SEARCHES),
     ):  # fmt: skip
         for name in names:
-            if name not in there:
-                raise ExploreError(f"there is no {label} {name!r}; take {', '.join(there)}")
+            if name not in choices:
+                raise ExploreError(f"there is no {label} {name!r}; take {', '.join(choices)}")
     if not objective or len(set(objective)) != len(objective):
         raise ExploreError(f"give each objective once, at least one of {', '.join(OBJECTIVES)}")
     return objective
 
 
-def describe_models(models: str | Path | Sequence[str | Path]) -> list[ExploredModel]:
-    """Return the models to explore. ExploreError where there are none, or two of one name; ModelError."""
+def read_models(models: str | Path | Sequence[str | Path]) -> list[ExploredModel]:
+    """Return the models to explore; check that each has products for the accelerator.
+
+    ExploreError where there are none, or two of one name; ModelError.
+    """
     subjects = [ExploredModel.of(model) for model in ([models] if isinstance(models, (str, Path)) else models)]
     if not subjects:
         raise ExploreError("give at least one model")
@@ -230,7 +247,7 @@ def describe_models(models: str | Path | Sequence[str | Path]) -> list[ExploredM
         if names.count(name) > 1:
             raise ExploreError(f"two models are called {name!r}; give one of them another name")
     for subject in subjects:
-        if not cpu_operators(subject, Config(), products=True):
+        if not count_accelerated_macs(subject, Config()):
             raise ModelError(explain_nothing_on_accelerator(subject))
     return subjects
 
@@ -247,8 +264,11 @@ def parse_seconds(text: str) -> float:
         raise ExploreError(str(error)) from None
 
 
-def _remaining_count(state: ExploreState, now: float, budget: float | None, points: int | None) -> int:
-    """Number of Configs that may still be measured; where none, the state says what has ended the search."""
+def _count_remaining(state: ExploreState, now: float, budget: float | None, points: int | None) -> int:
+    """Return how many Configs may still be measured, by time and by number; set `state.ended` where it is 0.
+
+    now, budget: seconds of exploration; points: Configs, earlier runs included. None: no limit.
+    """
     if budget is not None and now >= budget:
         state.ended = "budget"
         return 0
@@ -259,25 +279,26 @@ def _remaining_count(state: ExploreState, now: float, budget: float | None, poin
 
 
 def _measure_preset(ladder: Ladder, cfg: Config) -> Point | None:
-    """Measure the board's own Config, whether it fits or not; None where a model does not run on it."""
+    """Measure the board's own Config, to compare with, even if it does not fit; None where a model does not run on
+    it."""
     cfg = replace(cfg, name="custom")
-    point_known = ladder.points.get(cfg)
-    if point_known is None or not point_known.costs:
-        (point_known,) = ladder.estimate([(cfg, PRESET)])
-    if point_known.failure is None and not point_known.measured:
-        (point_known,) = ladder.measure([point_known])
-    return point_known if point_known.measured else None
+    point = ladder.points.get(cfg)
+    if point is None or not point.costs:
+        (point,) = ladder.estimate([(cfg, PRESET)])
+    if point.failure is None and not point.measured:
+        (point,) = ladder.measure([point])
+    return point if point.measured else None
 
 
-def _preset_row(point: Point, ladder: Ladder, patient: bool) -> dict[str, Any]:
-    """Return the preset as a row of front.json.
+def _preset_row(point: Point, ladder: Ladder, has_time: bool) -> dict[str, Any]:
+    """Return the preset as a row of front.json, with `records` and `fits`.
 
-    records: cycles of each model with the schedules that come with Celosia; {} where there are none. No other Config
-    has such schedules, so that these cycles are not compared with others.
+    `records`: cycles of each model with the schedules that come with Celosia; {} where there are none, or no time to
+    measure them. No other Config has such schedules, so these cycles are not compared with others.
     """
     row = result.point_row(ladder.board.config.name, point, ladder)
     records = {
-        subject.name: cycles_with_records(subject, point.cfg, ladder.memory) for subject in ladder.subjects if patient
+        subject.name: cycles_with_records(subject, point.cfg, ladder.memory) for subject in ladder.subjects if has_time
     }
     row["records"] = {name: cycles for name, cycles in records.items() if cycles is not None}
     row["fits"] = ladder.fits(point)
@@ -286,23 +307,26 @@ def _preset_row(point: Point, ladder: Ladder, patient: bool) -> dict[str, Any]:
 
 def _build_exploration(
     explorer: Explorer, points: Points, names: Sequence[str], context: dict[str, Any], folder: str | Path | None,
-    spent: float, patient: bool,
+    spent: float, has_time: bool,
 ) -> Exploration:  # fmt: skip
-    """Build the Exploration. patient: there is time to measure the preset with the records that come with Celosia."""
+    """Build the Exploration, and write it to `folder` if it has one.
+
+    names: of objectives. spent: seconds. has_time: the preset is also measured with the records that come with Celosia.
+    """
     front, ladder = explorer.front, explorer.ladder
     preset = None if explorer.preset is None else points.get(explorer.preset.cfg)
-    rows = [result.point_row(result.name_of(number, point), point, ladder) for number, point in enumerate(front, 1)]
+    rows = [result.point_row(result.point_name(number, point), point, ladder) for number, point in enumerate(front, 1)]
     state = explorer.state
-    about = {
+    state_data = {
         "seconds": round(spent, 1), "points": state.points, "known": state.known, "looked": state.looked,
         "failed": state.failed, "damaged": points.damaged, "hypervolume": state.volume, "space": len(explorer.space),
         "left": ladder.left, "left_out": ladder.fleet.left_out, "ended": state.ended,
-        "preset": None if preset is None else ladder.figures(preset),
+        "preset": None if preset is None else ladder.objectives_of(preset),
     }  # fmt: skip
     measured = sorted(explorer.measured.values(), key=lambda point: point.at)
-    report = result.front_report(rows, names, context, about, measured, explorer.space.searched, ladder)
-    report["preset"] = None if preset is None else _preset_row(preset, ladder, patient)
-    report["path"] = explorer.path(measured)
+    report = result.front_report(rows, names, context, state_data, measured, explorer.space.searched, ladder)
+    report["preset"] = None if preset is None else _preset_row(preset, ladder, has_time)
+    report["path"] = explorer.hypervolume_path(measured)
     if folder is not None:
         result.write_front(Path(folder), report, front)
     return Exploration(report, tuple(point.cfg for point in front), tuple(points.known.values()))

@@ -1,4 +1,4 @@
-"""The search: propose Configs, judge them rung by rung, and measure the best."""
+"""The loop of an exploration: let a search propose Configs, estimate them, and measure the most promising."""
 
 from __future__ import annotations
 
@@ -15,21 +15,28 @@ from celosia.driver.explore.pareto import Floats, hypervolume, most_promising, o
 from celosia.driver.explore.records import Point
 from celosia.driver.explore.search import ConfigOutcome, ConfigSearch
 
-WIDE, STEPS = 4, 4
-"""Configs in closed form for each that is measured, and how often a search is asked for so many before."""
-KEPT = 200
-"""Configs in closed form that wait for their turn."""
-UNFILTERED = 8
-"""One of so many measured Configs is the search's own first choice, whatever the closed form estimates for it."""
-FAR = float(np.log(64))
-"""The hypervolume that is told is a share of the box from a 64th of the preset's objectives to 64 times them."""
+ESTIMATES_PER_MEASUREMENT = 4
+"""Configs that a search proposes at a time, and that are estimated in closed form, for each that is measured."""
+ASKS_PER_ROUND = 4
+"""Times that a search is asked for so many proposals before some are measured."""
+MAX_WAITING = 200
+"""Estimated Configs that wait to be measured at most; older ones are dropped."""
+UNFILTERED_INTERVAL = 8
+"""One of so many measured Configs is the search's own first choice, whatever its estimate in closed form."""
+LOG_BOX = float(np.log(64))
+"""Logarithm of 64. Reported hypervolumes are shares of the box from 1/64 of the preset's objectives to 64 times
+them."""
 
 
 @dataclass
 class ExploreState:
-    """Progress of an exploration. points: those measured by the search; known: before it; looked: Configs judged in
-    closed form. front: Configs on it. volume: of the front, a share of a box that does not change. budget: seconds,
-    None without. ended: why it ended before nothing was left: "budget", "points" or "interrupted"."""
+    """Progress of an exploration.
+
+    budget: seconds, None without a limit. spent: seconds of earlier runs. points: Configs measured in this run; known:
+    in earlier runs. looked: Configs estimated in closed form. failed: Configs that failed, by kind. front: Configs on
+    the front. volume: hypervolume of the front as a share of a fixed box. ended: why it ended early, "budget", "points"
+    or "interrupted"; "" if not. started: time.perf_counter of this run.
+    """
 
     budget: float | None = None
     spent: float = 0.0
@@ -44,39 +51,44 @@ class ExploreState:
 
     @property
     def rate(self) -> float:
-        """Points a second that were measured."""
+        """Configs measured a second in this run."""
         return self.points / max(1e-9, time.perf_counter() - self.started)
 
     @property
     def left(self) -> float | None:
-        """Seconds of the budget."""
+        """Seconds that remain of the budget; None without one."""
         if self.budget is None:
             return None
         return max(0.0, self.budget - self.spent - (time.perf_counter() - self.started))
 
 
 class Explorer:
-    """Search for the front of `names` of OBJECTIVES with one search over one space."""
+    """One exploration: search a space for the Pareto front in the objectives `names`.
+
+    ladder judges Configs. search proposes them. preset: the board's own Config, the centre of the box for hypervolumes.
+    told: called with the state when it changes.
+    """
 
     def __init__(
         self, ladder: Ladder, space: ConfigSpace, search: ConfigSearch, names: Sequence[str],
         preset: Point | None = None, told: Callable[[ExploreState], None] = lambda state: None,
     ) -> None:  # fmt: skip
-        """preset: what the hypervolume that is told is measured by."""
         self.ladder, self.space, self.search, self.names, self.told = ladder, space, search, list(names), told
         assert all(name in OBJECTIVES for name in names)
         self.preset = preset
         self.filtering = True
-        """Whether the closed form decides what is measured; else all that the search asks for is."""
+        """Whether estimates decide which Configs are measured; else all that the search proposes are."""
         self.state = ExploreState()
         self.waiting: dict[str, Point] = {}
+        """Estimated Configs that are not measured, by digest, the oldest first."""
         self.measured: dict[str, Point] = {}
+        """Measured Configs that fit the device, by digest."""
         self.correction = Correction(space, self.names)
-        self.closed: dict[str, dict[str, float]] = {}
-        """Objectives in closed form."""
+        self.estimates: dict[str, dict[str, float]] = {}
+        """Objectives in closed form, by digest of the Config."""
 
     def resume(self, points: Iterable[Point]) -> None:
-        """Continue with the points of earlier runs."""
+        """Add the points of earlier runs, and tell them to the search. Points outside the space are left out."""
         in_space = [point for point in points if point.cfg in self.space]
         for point in in_space:
             if point.measured and self.ladder.fits(point):
@@ -85,78 +97,86 @@ class Explorer:
         self.search.tell([self._outcome(point) for point in in_space if point.measured or point.failure is not None])
         self._update_state()
 
-    def gather(self) -> None:
-        """Take points that were measured in a round that did not end."""
+    def record_unfinished_round(self) -> None:
+        """Record points that were measured before an interrupt ended their round."""
         for digest, point in self.ladder.points.known.items():
             if point.measured and digest not in self.measured and point.cfg in self.space and self.ladder.fits(point):
                 self.measured[digest] = point
                 self.state.points += 1
         self._update_state()
 
-    def reconsider(self) -> None:
-        """Update the measured Configs; drop those that no longer fit."""
-        now = [self.ladder.points.known[digest] for digest in self.measured]
-        self.measured = {point.cfg.digest: point for point in now if point.measured and self.ladder.fits(point)}
+    def refresh_measured(self) -> None:
+        """Take the ladder's new data of the measured Configs (confirmed or rewritten); drop those that no longer
+        fit."""
+        current = [self.ladder.points.known[digest] for digest in self.measured]
+        self.measured = {point.cfg.digest: point for point in current if point.measured and self.ladder.fits(point)}
         self._update_state()
 
-    def run(self, room: Callable[[ExploreState], int], at_once: int) -> None:
-        """Search until no proposals are left, or `room`, how many more Configs may be measured, is 0.
+    def run(self, count_allowed: Callable[[ExploreState], int], round_size: int) -> None:
+        """Search until no proposals are left, or no more Configs may be measured.
 
-        At most `at_once` Configs are measured between two calls of `room`; measurements that have not begun when it
-        reaches 0 are dropped. Raises FleetError, OutputError.
+        count_allowed: returns how many more Configs may be measured. round_size: Configs that are measured in a round
+        at most. Measurements that have not begun when `count_allowed` returns 0 are dropped. Raises FleetError,
+        OutputError.
         """
 
-        def over() -> bool:
-            return room(self.state) <= 0
+        def is_over() -> bool:
+            return count_allowed(self.state) <= 0
 
-        while (count := min(at_once, room(self.state))) > 0:
-            order = [
-                digest for _ in range(STEPS if self.filtering else 1) for digest in self._judge_proposals(at_once, over)
-            ]
+        while (count := min(round_size, count_allowed(self.state))) > 0:
+            order: list[str] = []
+            for _ in range(ASKS_PER_ROUND if self.filtering else 1):
+                order += self._estimate_proposals(round_size, is_over)
             chosen = self._choose_to_measure(count, order)
             if not chosen and not order:
                 return
-            timed = self.ladder.measure(chosen, over)
-            self._record_measured(timed)
+            self._record_measured(self.ladder.measure(chosen, is_over))
             self._update_state()
 
     # Steps ----------------------------------------------------------------------------------------------------------
 
-    def _judge_proposals(self, at_once: int, over: Callable[[], bool]) -> list[str]:
-        """Judge the search's proposals in closed form."""
-        proposals = self.search.ask((WIDE if self.filtering else 1) * at_once)
-        looked = self.ladder.estimate(proposals, over)
-        self.state.looked += len(looked)
-        self._record_judged(looked)
+    def _estimate_proposals(self, round_size: int, is_over: Callable[[], bool]) -> list[str]:
+        """Ask the search for proposals, and estimate them in closed form.
+
+        Return their digests, in the search's order.
+        """
+        proposals = self.search.ask((ESTIMATES_PER_MEASUREMENT if self.filtering else 1) * round_size)
+        points = self.ladder.estimate(proposals, is_over)
+        self.state.looked += len(points)
+        self._record_estimates(points)
         return [cfg.digest for cfg, _ in proposals]
 
-    def _record_judged(self, looked: Sequence[Point]) -> None:
-        """Tell failures to the search; other points wait."""
-        for point in looked:
+    def _record_estimates(self, points: Sequence[Point]) -> None:
+        """Sort estimated points into measured and waiting ones, and tell the search outcomes or corrected estimates."""
+        for point in points:
             if point.failure is not None:
                 self._count_failure(point)
             elif point.measured:
                 self.measured[point.cfg.digest] = point
             else:
                 self.waiting[point.cfg.digest] = point
-                self.closed[point.cfg.digest] = self.ladder.figures(point)
-        self.search.tell([self._outcome(point) for point in looked if point.failure is not None or point.measured])
-        fresh = [point for point in looked if point.cfg.digest in self.waiting]
-        if fresh and self.filtering:  # the search walks on in closed form
-            expected = self.correction.correct([(point.cfg, self.closed[point.cfg.digest]) for point in fresh])
-            limits = [self.ladder.limits(point) for point in fresh]
+                self.estimates[point.cfg.digest] = self.ladder.objectives_of(point)
+        self.search.tell([self._outcome(point) for point in points if point.failure is not None or point.measured])
+        fresh = [point for point in points if point.cfg.digest in self.waiting]
+        if fresh and self.filtering:  # the search goes on from estimates, before any measurement
+            expected = self.correction.apply([(point.cfg, self.estimates[point.cfg.digest]) for point in fresh])
+            limits = [self.ladder.limiting_units(point) for point in fresh]
             self.search.tell(
                 [ConfigOutcome(p.cfg, tuple(row), limit) for p, row, limit in zip(fresh, expected, limits)]
             )
 
     def _choose_to_measure(self, count: int, order: Sequence[str]) -> list[Point]:
-        """Choose the Configs to measure now: by their expected gain, and one of UNFILTERED as the search proposes."""
+        """Choose at most `count` waiting Configs to measure now: those with the largest expected gain of hypervolume.
+
+        One of UNFILTERED_INTERVAL is the search's first choice. order: digests as the search proposed them. Configs
+        that the front dominates at their best are dropped.
+        """
         values = self.values(self.measured.values())
         if len(values) and self.filtering:
             front = values[on_front(values)]
             self.waiting = {
                 digest: point for digest, point in self.waiting.items()
-                if not is_dominated(front, [self.ladder.least(point)[name] for name in self.names])
+                if not is_dominated(front, [self.ladder.objective_bounds(point)[name] for name in self.names])
             }  # fmt: skip
         if not self.waiting:
             return []
@@ -164,19 +184,19 @@ class Explorer:
         if len(self.measured) < count or not self.filtering:
             picked = ([digest for digest in order if digest in self.waiting] or digests)[:count]
         else:
-            expected = self.correction.correct([(self.waiting[d].cfg, self.closed[d]) for d in digests])
-            worst = reference_point(np.vstack([values[on_front(values)], expected[on_front(expected)]]))
-            picked = [digests[n] for n in most_promising(values, expected, worst, count)]
+            expected = self.correction.apply([(self.waiting[d].cfg, self.estimates[d]) for d in digests])
+            reference = reference_point(np.vstack([values[on_front(values)], expected[on_front(expected)]]))
+            picked = [digests[n] for n in most_promising(values, expected, reference, count)]
             candidates = [digest for digest in order if digest in self.waiting and digest not in picked]
-            if candidates and (self.state.points // count) % (max(1, UNFILTERED // count)) == 0:
+            if candidates and (self.state.points // count) % (max(1, UNFILTERED_INTERVAL // count)) == 0:
                 picked[-1] = candidates[0]
         chosen = [self.waiting.pop(digest) for digest in picked]
-        for digest in list(self.waiting)[:-KEPT]:
+        for digest in list(self.waiting)[:-MAX_WAITING]:
             del self.waiting[digest]
         return chosen
 
     def _record_measured(self, points: Sequence[Point]) -> None:
-        """Record measured points, correct the closed form by them, and tell the search."""
+        """Record measured points, fit the correction of estimates to them, and tell the search."""
         for point in points:
             digest = point.cfg.digest
             if point.failure is not None:
@@ -184,55 +204,58 @@ class Explorer:
                 continue
             self.measured[digest] = point
             self.state.points += 1
-            if digest in self.closed:
-                self.correction.learn(point.cfg, self.closed[digest], self.ladder.figures(point))
+            if digest in self.estimates:
+                self.correction.learn(point.cfg, self.estimates[digest], self.ladder.objectives_of(point))
         self.search.tell([self._outcome(point) for point in points])
 
     def _count_failure(self, point: Point) -> None:
+        """Add a failed point to the state's counts by kind."""
         assert point.failure is not None
         self.state.failed[point.failure.kind] = self.state.failed.get(point.failure.kind, 0) + 1
 
     def _outcome(self, point: Point) -> ConfigOutcome:
+        """Return what the search learns of a point: its objectives, or none where it failed or does not fit."""
         if not point.measured or not self.ladder.fits(point):
             return ConfigOutcome(point.cfg, None, {})
-        figures = self.ladder.figures(point)
-        return ConfigOutcome(point.cfg, tuple(figures[name] for name in self.names), self.ladder.limits(point))
+        figures = self.ladder.objectives_of(point)
+        return ConfigOutcome(point.cfg, tuple(figures[name] for name in self.names), self.ladder.limiting_units(point))
 
     def _update_state(self) -> None:
+        """Update size and hypervolume of the front in the state, and report the state."""
         values = self.values(self.measured.values())
         self.state.front = int(on_front(values).sum())
         self.state.volume = self._relative_hypervolume(values)
         self.told(self.state)
 
     def _relative_hypervolume(self, values: Floats) -> float:
-        """Share of the box around the preset that `values` dominate; 0 without a preset."""
+        """Return the share of the box around the preset (LOG_BOX) that `values` dominate; 0 without a preset."""
         if self.preset is None or not len(values):
             return 0.0
-        (middle,) = self.values([self.preset])
-        clipped = np.clip(values / middle, np.exp(-FAR), None)
-        return hypervolume(clipped, np.full(len(self.names), FAR)) / (2 * FAR) ** len(self.names)
+        (preset,) = self.values([self.preset])
+        clipped = np.clip(values / preset, np.exp(-LOG_BOX), None)
+        return hypervolume(clipped, np.full(len(self.names), LOG_BOX)) / (2 * LOG_BOX) ** len(self.names)
 
     # Results --------------------------------------------------------------------------------------------------------
 
     def values(self, points: Iterable[Point]) -> Floats:
-        """Objectives of points, [points, objectives]."""
-        rows = [[self.ladder.figures(point)[name] for name in self.names] for point in points]
+        """Return the objectives of points as an array [points, objectives]."""
+        rows = [[self.ladder.objectives_of(point)[name] for name in self.names] for point in points]
         return np.array(rows, np.float64).reshape(len(rows), len(self.names))
 
-    def path(self, points: Sequence[Point]) -> list[tuple[int, float]]:
-        """Hypervolume after each of `points`, where it changes."""
+    def hypervolume_path(self, points: Sequence[Point]) -> list[tuple[int, float]]:
+        """Return how the hypervolume grew: (number of points, hypervolume) wherever it changes, and at both ends."""
         values, steps = self.values(points), [(0, 0.0)]
-        best = values[:0]
+        front = values[:0]
         for number in range(len(values)):
-            best = np.vstack([best, values[number]])
-            best = best[on_front(best)]
-            if (volume := self._relative_hypervolume(best)) != steps[-1][1]:
+            front = np.vstack([front, values[number]])
+            front = front[on_front(front)]
+            if (volume := self._relative_hypervolume(front)) != steps[-1][1]:
                 steps.append((number + 1, volume))
         return [*steps, (len(values), steps[-1][1])]
 
     @property
     def front(self) -> list[Point]:
-        """Measured Configs that no other dominates, by the first objective."""
+        """Measured Configs that no other dominates, sorted by the first objective."""
         points = list(self.measured.values())
         values = self.values(points)
         chosen = [(tuple(values[n]), n) for n in np.flatnonzero(on_front(values))]
@@ -240,9 +263,11 @@ class Explorer:
 
 
 def is_dominated(front: Floats, least: Sequence[float]) -> bool:
-    """Whether something on `front` is no worse in any objective than the best possible values of a point, and better in
-    one."""
+    """Whether a point of `front` dominates a Config whose objectives are at least `least`.
+
+    It is no worse in any objective than these lower bounds, and better in one.
+    """
     if not len(front):
         return False
-    at_best = np.asarray(least)
-    return bool(((front <= at_best).all(axis=1) & (front < at_best).any(axis=1)).any())
+    bounds = np.asarray(least)
+    return bool(((front <= bounds).all(axis=1) & (front < bounds).any(axis=1)).any())

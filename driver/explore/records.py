@@ -5,7 +5,8 @@
 
 A line is written at once, so that a run that is ended keeps all of them. Damaged lines are left out and counted. If
 several lines are about one Config, the one of the highest rung counts. An evaluation depends on models, board, memory
-and this code alone; explore.json beside the points says which those were, and no other exploration may go on with them.
+and this code alone; explore.json in the same folder says which those were, and another exploration may not use the
+folder.
 """
 
 from __future__ import annotations
@@ -21,35 +22,34 @@ from celosia.compiler.program.safe_files import OutputError, write_text
 from celosia.compiler.program.saved import from_plain
 from celosia.compiler.tune.layer_trial import VERSION
 from celosia.compiler.tune.records import append, sealed, unsealed
+from celosia.driver.explore.model_cost import Cost, ExploredModel
 from celosia.driver.explore.resource_use import Resources
-from celosia.driver.explore.subject import Cost, ExploredModel
 from celosia.driver.run.explain import UNITS
 from celosia.hw.spec.config import Config, ConfigError
 from celosia.plain import Sentence, from_json
 
 FORMAT = 2
-"""Version of the file's format; a change of the meaning of rungs or objectives raises it. Until 1 energy was a proxy
-of 45 nm."""
+"""Version of the file's format; a change of the meaning of rungs or objectives raises it."""
 RUNGS = ("closed", "timed", "yosys", "rtl")
 """Rungs of evaluation, the cheapest first."""
 PRESET = "the board's preset"
-"""Why the first Config of all is looked at: as `how` of its Point."""
+"""`how` of the Point of the board's own Config."""
 FAILURES = {
     "device": "it does not fit the device",
     "layers": "a layer does not fit its scratchpads",
     "cpu": "it leaves more operators to the CPU than another Config does",
     "lost": "whoever measured gave no answer",
 }
-"""Kinds of failures."""
+"""Kinds of failures, with an explanation of each."""
 
 
 class ExploreError(Sentence, ValueError):
-    """An impossible exploration; one sentence that says what to do."""
+    """An impossible exploration. The message says what to do."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Failure of a Config. kind: one of FAILURES. why: in a sentence."""
+    """Failure of a Config. kind: a key of FAILURES. why: a sentence."""
 
     kind: str
     why: str
@@ -57,8 +57,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Rewriting:
-    """Result of rewriting a model for a Config. file: of the rewritten model, in the folder of points; "" where the
-    original is best. cost: None there. seconds: of searching, for all Configs of that time together."""
+    """Result of rewriting a model for a Config.
+
+    file: the rewritten model, relative to the folder of points; "" where the original is best. cost: of the rewritten
+    model; None where the original is best. seconds: search time, for all Configs of that search together.
+    """
 
     file: str
     cost: Cost | None
@@ -67,9 +70,13 @@ class Rewriting:
 
 @dataclass(frozen=True)
 class Point:
-    """A Config and what is known of it. rung: the highest at which it was looked at. costs: by model, of that rung or
-    timed. area: as resource_use.Resources. clock_mhz: Yosys' estimate, None where nobody asked. how: why it was tried.
-    at: seconds of exploring before it was known. rewritten: by model."""
+    """A Config that was evaluated, and the results.
+
+    rung: the highest one at which it was evaluated. costs: by model, of that rung or of `timed`. area: fields of a
+    `resource_use.Resources`. failure: None for none. clock_mhz: Yosys' estimate; None without one. rtl: cycles on the
+    RTL by model; None without. how: why it was tried. at: seconds from the start of the exploration. rewritten: by
+    model.
+    """
 
     cfg: Config
     rung: str
@@ -100,12 +107,15 @@ class Point:
 
     @staticmethod
     def from_json(row: dict[str, Any]) -> Point:
-        """Parse a line of the file. ValueError, KeyError, TypeError for anything else."""
+        """Parse a line of the file, which may be damaged.
+
+        ValueError, KeyError, TypeError, ConfigError for a wrong one.
+        """
         cfg = Config.from_dict(row["set"])
         if cfg.digest != row["digest"] or row["rung"] not in RUNGS:
             raise ValueError("it is of another version")
         fields = {name: value for name, value in row.items() if name not in ("digest", "set", "area")}
-        point: Point = from_plain(Point, fields, cfg=cfg, area=_parse_area(row["area"]))
+        point: Point = from_plain(Point, fields, cfg=cfg, area=_check_area(row["area"]))
         if point.failure is not None and point.failure.kind not in FAILURES:
             raise ValueError(f"there is no failure {point.failure.kind!r}")
         costs = [rewriting.cost for rewriting in point.rewritten.values() if rewriting.cost is not None]
@@ -126,12 +136,12 @@ class Point:
 
 
 def _leaves_folder(file: str) -> bool:
-    """Whether a path leaves the folder."""
+    """Whether a relative path points outside its folder: a file from others must not."""
     return Path(file).is_absolute() or ".." in Path(file).parts
 
 
-def _parse_area(row: Any) -> dict[str, Any]:
-    """Parse the area of a Config. ValueError, TypeError where it is none."""
+def _check_area(row: Any) -> dict[str, Any]:
+    """Check the area of a Config: fields of Resources, finite numbers. ValueError, TypeError where it is none."""
     if not isinstance(row, dict) or not all(
         isinstance(value, (bool, int, float)) and 0 <= value < 2**40 for value in row.values()
     ):
@@ -141,10 +151,17 @@ def _parse_area(row: Any) -> dict[str, Any]:
 
 
 class Points:
-    """Points of an exploration, kept in its folder; `folder` None: in memory only."""
+    """Points of an exploration, kept in a file in its folder.
+
+    path: the file; None without a folder: in memory only. known: points by digest of the Config. damaged: lines of the
+    file that could not be read.
+    """
 
     def __init__(self, folder: Path | None, context: dict[str, Any]) -> None:
-        """context: what the looks depend on. ExploreError where the folder holds another exploration, OutputError."""
+        """Read the points in `folder`. context: see `exploration_context`.
+
+        ExploreError where the folder holds another exploration; OutputError.
+        """
         self.path = None if folder is None else folder / "points.jsonl"
         self.known: dict[str, Point] = {}
         self.damaged = 0
@@ -159,7 +176,7 @@ class Points:
                     self.damaged += 1
 
     def add(self, point: Point) -> None:
-        """Keep a point, and write it. OutputError."""
+        """Keep a point, and append it to the file. OutputError."""
         self._keep(point)
         if self.path is not None:
             append(self.path, sealed(point.to_json()))
@@ -174,39 +191,41 @@ class Points:
         return max((point.at for point in self.known.values()), default=0.0)
 
     def _keep(self, point: Point) -> None:
+        """Keep a point in memory unless a higher rung of its Config is known."""
         before = self.known.get(point.cfg.digest)
         if before is None or RUNGS.index(point.rung) >= RUNGS.index(before.rung):
             self.known[point.cfg.digest] = point
 
 
 def exploration_context(subjects: list[ExploredModel], board: str, memory: str) -> dict[str, Any]:
-    """Context of an exploration: everything on which its points depend."""
+    """Return the context of an exploration: everything on which its points depend, as plain data for explore.json."""
     models = {subject.name: subject.digest for subject in subjects}
     return {"models": models, "board": board, "memory": memory, "format": FORMAT, "timing": VERSION}
 
 
 def _prepare_folder(folder: Path, context: dict[str, Any]) -> None:
-    """Make the folder, or check that it is of the same exploration."""
+    """Make the folder with its explore.json, or check that it holds the same exploration. ExploreError, OutputError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot make the folder {folder}: {error.strerror}") from None
-    about = folder / "explore.json"
-    if not about.exists():
+    context_file = folder / "explore.json"
+    if not context_file.exists():
         if (folder / "points.jsonl").exists():
             raise ExploreError(f"{folder} has points of an exploration that nothing is known of; give another folder")
-        write_text(about, json.dumps(context, indent=1) + "\n")
+        write_text(context_file, json.dumps(context, indent=1) + "\n")
         return
     try:
-        header = from_json(about.read_text(encoding="utf-8"))
+        header = from_json(context_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise ExploreError(f"{about} cannot be read as JSON; give another folder, or remove this one") from None
+        raise ExploreError(f"{context_file} cannot be read as JSON; give another folder, or remove this one") from None
     for name, value in context.items():
         if not isinstance(header, dict) or header.get(name) != value:
             raise ExploreError(f"{folder} holds an exploration of {_describe_other_context(name)}; give another folder")
 
 
 def _describe_other_context(name: str) -> str:
+    """Describe in words which entry of the context differs."""
     return {"models": "other models", "board": "another board", "memory": "another memory"}.get(
         name, "another version of Celosia"
     )

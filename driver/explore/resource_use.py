@@ -1,4 +1,4 @@
-"""Resources of a device that a Config takes, as counted by Yosys or by the model of bitstreams/area, and whether it
+"""Resources of an FPGA that a Config takes, counted by Yosys or by the model in bitstreams/area, and whether it
 fits."""
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from celosia.hw.spec.config import Config
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources of a Config. ram: blocks of 36 kbit. counted: by Yosys. extrapolated: the model was fitted to no Config
-    like it."""
+    """Resources of a Config.
+
+    lut, ff, dsp: LUTs, flip-flops and DSP blocks. ram: blocks of 36 kbit. counted: by Yosys, not by the model.
+    extrapolated: the model was fitted to no similar Config.
+    """
 
     lut: int
     ff: int
@@ -25,19 +28,22 @@ class Resources:
 
     @staticmethod
     def of(cfg: Config, device: Device, model: area.AreaModel | None = None) -> Resources:
-        """Estimate the resources of a Config. model: by default the one fitted to the shipped counts."""
+        """Return Yosys' count if it is in the cache, else the estimate of `model` (default: fitted to the shipped
+        counts)."""
         if (usage := synthesis.cached_usage(cfg, device)) is not None:
             return Resources(usage.lut, usage.ff, usage.dsp, usage.ram, True, False)
         used = (model or area.shipped_model()).estimate(cfg)
         return Resources(used.lut, used.ff, used.dsp, used.ram, False, used.extrapolated)
 
     def shares(self, device: Device) -> dict[str, float]:
-        """Share of each of the device's resources."""
+        """Return the share of each of the device's resources, by name."""
         return {name: getattr(self, name) / getattr(device, name) for name in RESOURCES}
 
-    def why_not(self, device: Device, left: float) -> str | None:
-        """Explain why a Config does not fit on `device` with the share `left` of everything to spare; None where it
-        fits."""
+    def explain_misfit(self, device: Device, left: float) -> str | None:
+        """Explain why these do not fit on `device` if the share `left` of each resource must stay free.
+
+        None where they fit.
+        """
         shares = self.shares(device)
         name = max(shares, key=shares.__getitem__)
         if shares[name] > 1 - left:

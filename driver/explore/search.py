@@ -1,11 +1,11 @@
 """Search strategies: `ask` proposes Configs, `tell` records their outcomes.
 
     search = SEARCHES["bottleneck"](space, np.random.default_rng(0))
-    while found := search.ask(8):
-        search.tell([ConfigOutcome(cfg, objectives(cfg), {"gemm": 1.0}) for cfg, how in found])
+    while proposals := search.ask(8):
+        search.tell([ConfigOutcome(cfg, objectives(cfg), {"gemm": 1.0}) for cfg, how in proposals])
 
-`ask` gives Configs of the space that were never asked for or told of before, with a few words on why, and none once
-there are no more. Nothing here knows what a model is, or how Configs are judged.
+`ask` returns Configs of the space that are new to the search, each with the reason in a few words, and none once there
+are no more. Searches know neither models nor how Configs are judged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import chain, islice, zip_longest
 import numpy as np
 
 from celosia.driver.choices import SEARCH_NAMES
-from celosia.driver.explore.configs import TRIES, ConfigSpace
+from celosia.driver.explore.configs import MAX_DRAWS, ConfigSpace
 from celosia.driver.explore.pareto import Floats, on_front, ranks
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import scratchpads
@@ -30,14 +30,18 @@ LARGER = {
     "latency": {"queue_depth": 1, "inp_depth": 1, "wgt_depth": 1, "acc_depth": 1, "out_depth": 1, "par_depth": 1,
                 "lut_count": 1, "forward": 1, "bus_bytes": 1},
 }  # fmt: skip
-"""By the limit of a Config, the fields that make it faster, and in which direction."""
+"""By the unit that limits a Config: the fields that make it faster, with 1 for larger values, -1 for smaller ones."""
 Proposal = tuple[Config, str]
+"""A Config, and why it is proposed."""
 
 
 @dataclass(frozen=True)
 class ConfigOutcome:
-    """Outcome of a proposed Config. objectives: None where the Config is none that can be taken; expected ones, until
-    it is measured. limits: which unit bounds it, for which share of the models."""
+    """Outcome of a proposed Config.
+
+    objectives: measured or, until then, estimated ones; None where the Config failed or does not fit. limits: by unit,
+    the share of the models that it limits.
+    """
 
     cfg: Config
     objectives: tuple[float, ...] | None
@@ -45,17 +49,20 @@ class ConfigOutcome:
 
 
 class ConfigSearch:
-    """Base of all searches: Configs that were asked for, and their outcomes."""
+    """Base of all searches: keeps the Configs that were proposed, and their outcomes.
+
+    A search overrides `proposals`. asked: digests of Configs that are not proposed again. known: outcomes by digest.
+    """
 
     def __init__(self, space: ConfigSpace, rng: np.random.Generator, start: Sequence[Config] = ()) -> None:
-        """start: Configs that are asked for first."""
+        """Set up a search. start: Configs that are proposed first, if they are in the space."""
         self.space, self.rng = space, rng
         self.start = [cfg for cfg in start if cfg in space]
         self.asked: set[str] = set()
         self.known: dict[str, ConfigOutcome] = {}
 
     def ask(self, count: int) -> list[Proposal]:
-        """Propose up to `count` new Configs."""
+        """Propose up to `count` new Configs: those of `start`, then `proposals`, then random ones, then any."""
         proposals: list[Proposal] = []
         first = ((cfg, "to begin with") for cfg in self.start)
         for cfg, origin in chain(first, self.proposals(count), self._random_configs(), self._all_configs()):
@@ -73,35 +80,35 @@ class ConfigSearch:
             self.known[outcome.cfg.digest] = outcome
 
     def proposals(self, count: int) -> Iterator[Proposal]:
-        """Yield Configs worth a look, the best first, known ones among them."""
+        """Yield Configs to try, the most promising first; `ask` leaves out those that it has proposed before."""
         return iter(())
 
     @property
     def finished(self) -> list[ConfigOutcome]:
-        """Outcomes with objectives."""
+        """Outcomes of Configs that did not fail."""
         return [outcome for outcome in self.known.values() if outcome.objectives is not None]
 
     def _random_configs(self) -> Iterator[Proposal]:
-        """Yield random Configs, until most are known."""
+        """Yield up to 200 random Configs, for a search that has no proposals of its own."""
         for _ in range(200):
             if (cfg := self.space.sample(self.rng)) is not None:
                 yield cfg, "at random"
 
     def _all_configs(self) -> Iterator[Proposal]:
-        """Yield all Configs of a space that is small enough to enumerate."""
+        """Yield all Configs of a space that is small enough to enumerate, for when random draws give no new ones."""
         if len(self.space) <= 100_000:
             yield from ((cfg, "the rest") for cfg in self.space)
 
 
 class RandomConfigs(ConfigSearch):
-    """Random search."""
+    """Random search: without proposals of its own."""
 
 
 class Bottleneck(ConfigSearch):
-    """Search from each Config on the front: more of what limits it, also for as many bytes, less of what does not, and
+    """Local search from the Configs on the front: larger fields that limit a Config, smaller fields that do not, or
     both.
 
-    A tenth are random ones, so that no part of the space is cut off.
+    A tenth of the proposals are random, so that every part of the space can be reached.
     """
 
     def proposals(self, count: int) -> Iterator[Proposal]:
@@ -121,7 +128,11 @@ class Bottleneck(ConfigSearch):
             yield move
 
     def _promising_moves(self, outcome: ConfigOutcome) -> Iterator[Proposal]:
-        """Yield moves from one Config, the most promising first."""
+        """Yield Configs a step or two from one Config, the most promising first.
+
+        `up` has the fields that make the limiting units faster, `down` the others. Order: one field up, one up with
+        shallower scratchpads, one down; then one up field back; both at once; two steps up.
+        """
         cfg = outcome.cfg
         searched = set(self.space.searched)
         limits = sorted(outcome.limits, key=lambda name: -outcome.limits[name])
@@ -131,25 +142,26 @@ class Bottleneck(ConfigSearch):
         }  # fmt: skip
         up = [(name, *faster[name]) for name in self.rng.permutation(sorted(faster))]
         down = [name for name in self.rng.permutation(sorted(searched)) if name not in faster]
-        single = ((self.space.move(cfg, {name: step}), f"{limit}: {name}") for name, step, limit in up)
-        same = (
+        one_up = ((self.space.move(cfg, {name: step}), f"{limit}: {name}") for name, step, limit in up)
+        one_up_same_bytes = (
             (self._keep_scratchpad_bytes(cfg, name, step), f"{limit}: {name}, the same bytes")
             for name, step, limit in up
         )
-        less = ((self.space.move(cfg, {name: step}), f"slack: {name}") for name in down for step in (-1, 1))
-        both = (
+        one_down = ((self.space.move(cfg, {name: step}), f"slack: {name}") for name in down for step in (-1, 1))
+        up_and_down = (
             (self.space.move(cfg, {name: step, other: -1}), f"{limit}: {name}, slack: {other}")
             for name, step, limit in up for other in down
         )  # fmt: skip
-        back = ((self.space.move(cfg, {name: -step}), f"less {name}") for name, step, _ in up)
-        far = ((self.space.move(cfg, {name: 2 * step}), f"{limit}: {name} twice") for name, step, limit in up)
-        first = chain.from_iterable(zip_longest(single, same, less, fillvalue=(None, "")))
-        for moved, origin in chain(first, back, both, far):
+        one_back = ((self.space.move(cfg, {name: -step}), f"less {name}") for name, step, _ in up)
+        two_up = ((self.space.move(cfg, {name: 2 * step}), f"{limit}: {name} twice") for name, step, limit in up)
+        nearest = chain.from_iterable(zip_longest(one_up, one_up_same_bytes, one_down, fillvalue=(None, "")))
+        for moved, origin in chain(nearest, one_back, up_and_down, two_up):
             if moved is not None:
                 yield moved, origin
 
     def _keep_scratchpad_bytes(self, cfg: Config, name: str, step: int) -> Config | None:
-        """Step a field, and shrink the depth of scratchpads whose entries become wider, so that they need no more room.
+        """Move a field a step, and the depths of scratchpads whose entries become wider a step down: they take no more
+        bytes.
 
         None where no entry becomes wider, or there is no such Config.
         """
@@ -165,6 +177,7 @@ class Nsga2(ConfigSearch):
     """NSGA-II (Deb and others, 2002): parents by tournaments of rank and crowding, fields crossed and mutated."""
 
     population = 32
+    """Configs that may be parents."""
 
     def proposals(self, count: int) -> Iterator[Proposal]:
         """Yield children of parents that are chosen by rank, then by crowding distance."""
@@ -181,20 +194,22 @@ class Nsga2(ConfigSearch):
                 yield child, "crossed"
 
     def _cross(self, one: Config, other: Config) -> Config | None:
-        """Cross two Configs: each field of either parent, and now and then a value beside it."""
+        """Cross two Configs: each field is that of a random parent, or, as a mutation, a neighbouring value."""
         fields: dict[str, int | bool] = {}
         for name, values in self.space.values.items():
             value = getattr((one, other)[self.rng.integers(2)], name)
             if self.rng.random() < 1.5 / max(1, len(self.space.searched)):
                 ordered = sorted(values)
-                at = ordered.index(value) + int(self.rng.choice((-1, 1)))
-                value = ordered[min(max(at, 0), len(ordered) - 1)]
+                index = ordered.index(value) + int(self.rng.choice((-1, 1)))
+                value = ordered[min(max(index, 0), len(ordered) - 1)]
             fields[name] = value
         return self.space.config(fields)
 
 
 def crowding_distance(values: Floats, rank: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Floats:
-    """Crowding distance of each point within its rank (NSGA-II): in every objective; inf for those at the ends.
+    """Return the crowding distance of each point within its rank (NSGA-II); infinite for the ends of an objective.
+
+    values: [points, objectives].
 
     >>> crowding_distance(np.array([[1.0, 4], [2, 2], [4, 1]]), np.zeros(3, np.int64))
     array([inf,  2., inf])
@@ -212,27 +227,29 @@ def crowding_distance(values: Floats, rank: np.ndarray[tuple[int, ...], np.dtype
 
 
 def _objective_matrix(outcomes: Sequence[ConfigOutcome]) -> Floats:
+    """Return the objectives of outcomes that have some, [outcomes, objectives]."""
     return np.array([outcome.objectives for outcome in outcomes], np.float64)
 
 
 SEARCHES: dict[str, type[ConfigSearch]] = dict(zip(SEARCH_NAMES, (Bottleneck, Nsga2, RandomConfigs), strict=True))
+"""Searches by name."""
 
 
 def draw_spread_configs(
     space: ConfigSpace, rng: np.random.Generator, count: int, fits: Callable[[Config], bool] = lambda cfg: True
 ) -> list[Config]:  # fmt: skip
-    """Draw `count` random Configs that fit, each far from those before it."""
-    drawn = (cfg for _ in range(TRIES) if (cfg := space.sample(rng)) is not None and fits(cfg))
-    rest = list(dict.fromkeys(islice(drawn, 8 * count)))
-    chosen, rest = rest[:1], rest[1:]
-    while rest and len(chosen) < count:
-        chosen.append(max(rest, key=lambda cfg: min(_changed_fields(space, cfg, other) for other in chosen)))
-        rest.remove(chosen[-1])
+    """Draw `count` random Configs that fit; each is the one of the remaining draws farthest from those before it."""
+    drawn = (cfg for _ in range(MAX_DRAWS) if (cfg := space.sample(rng)) is not None and fits(cfg))
+    remaining = list(dict.fromkeys(islice(drawn, 8 * count)))
+    chosen, remaining = remaining[:1], remaining[1:]
+    while remaining and len(chosen) < count:
+        chosen.append(max(remaining, key=lambda cfg: min(_distance(space, cfg, other) for other in chosen)))
+        remaining.remove(chosen[-1])
     return chosen
 
 
-def _changed_fields(space: ConfigSpace, one: Config, other: Config) -> float:
-    """Number of fields in which two Configs differ, by steps."""
+def _distance(space: ConfigSpace, one: Config, other: Config) -> float:
+    """Return the distance of two Configs: for each field, the steps between their values as a share of all steps."""
     total = 0.0
     for name in space.searched:
         values = sorted(space.values[name])

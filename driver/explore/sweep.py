@@ -1,4 +1,4 @@
-"""Run one model on many Configs by the timing model, and list cycles and estimates of the hardware."""
+"""Run one model on many Configs by the timing model (`celosia sweep`); list and draw cycles and hardware estimates."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from celosia.compiler.graph.errors import ModelError
+from celosia.driver.explore.model_cost import ExploredModel, explain_nothing_on_accelerator, measure_cycles
 from celosia.driver.explore.resource_use import Resources
-from celosia.driver.explore.subject import ExploredModel, explain_nothing_on_accelerator, measure_cycles
-from celosia.driver.pages.names import NAMES, key_of, resource_cell
+from celosia.driver.pages.names import NAMES, legend_of, resource_cell
 from celosia.driver.pages.page import Page, Section
 from celosia.hw.boards.board import Board
 from celosia.hw.boards.boards import BOARDS, memory_model
@@ -22,15 +22,16 @@ from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
 from celosia.hw.spec.config import Config, ConfigError, did_you_mean
 from celosia.hw.spec.scratchpads import total_bytes
 
-DEVICE = "xc7z020"
-"""Device of the resources of a row that names none, as one of an older file."""
+DEFAULT_DEVICE = "xc7z020"
+"""Device of a row that names none, as rows of older files do."""
 MAX_CONFIGS = 200
 """Configs that one sweep may try."""
 Values = Mapping[str, Sequence[int | bool]]
+"""Values to try, by name of a Config field."""
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, list[int | bool]]:
-    """Parse the values of fields in texts such as `inp_depth=1024,4096`. ConfigError.
+    """Parse texts such as `inp_depth=1024,4096` to values by field. ConfigError.
 
     >>> parse_settings(["bus_bytes=8,16", "forward=true"])
     {'bus_bytes': [8, 16], 'forward': [True]}
@@ -94,18 +95,18 @@ def sweep(
 
 
 def board_for(base: Config) -> Board:
-    """Return the board whose accelerator `base` is; a PYNQ-Z2 where it is none's."""
+    """Return the board whose preset is `base`; the PYNQ-Z2 where no board has it."""
     return next((board for board in BOARDS.values() if board.config == base), BOARDS["pynq-z2"])
 
 
 def row_of_fewest_cycles(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Row of fewest cycles among those that fit their device; None where none does."""
+    """Return the row with the fewest cycles among those that fit their device; None where none does."""
     fitting = [row for row in rows if row["cycles"] and not row.get("misfit")]
     return min(fitting, key=lambda row: row["cycles"]) if fitting else None
 
 
 def remark(row: dict[str, Any], best: dict[str, Any] | None) -> str:
-    """Remark at the end of a row of a table."""
+    """Return the remark at the end of a row of a table: its error, why it does not fit, or that it is the best."""
     if row["error"]:
         return str(row["error"])
     if row.get("misfit"):
@@ -116,7 +117,7 @@ def remark(row: dict[str, Any], best: dict[str, Any] | None) -> str:
 def _measure_row(
     model: ExploredModel, base: Config, fields: dict[str, int | bool], memory: MemoryModel, board: Board
 ) -> dict[str, Any]:
-    """Row of one Config: cycles of the model, estimates of the hardware, or why it failed."""
+    """Return the row of `base` with these fields: cycles, estimates of the hardware, or the error. See `sweep`."""
     row: dict[str, Any] = {
         "set": fields, "cycles": None, "utilization": None, "dsp": None, "bytes": None, "lut": None, "ff": None,
         "ram": None, "counted": False, "extrapolated": False, "error": None,
@@ -140,49 +141,54 @@ def _measure_row(
 
 
 def _estimate_hardware(cfg: Config, board: Board) -> dict[str, Any]:
-    """Resources of a Config on the board, and whether they fit."""
+    """Return the columns of a row on the hardware: resources of a Config, and why it does not fit the board
+    (`misfit`)."""
     used, misfit = Resources.of(cfg, board.device), None
     if 8 * cfg.bus_bytes > board.bus_bits:
         misfit = f"its bus of {cfg.bus_bytes} bytes is wider than the {board.bus_bits // 8} of {board.name}"
     return {
-        "misfit": misfit or used.why_not(board.device, 0),
+        "misfit": misfit or used.explain_misfit(board.device, 0),
         "lut": used.lut, "ff": used.ff, "dsp": used.dsp, "ram": used.ram, "counted": used.counted,
         "extrapolated": used.extrapolated, "bytes": total_bytes(cfg),
     }  # fmt: skip
 
 
-def note(rows: Sequence[dict[str, Any]]) -> str:
-    """Sentence on the source of a sweep's resources."""
+def resource_note(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a note for below the table: which resources are counted, which estimated, and how exactly."""
     from celosia.bitstreams.area import shipped_model
 
-    off = shipped_model().error
+    error = shipped_model().error
     return (
         "DSP blocks and block RAM (36 kbit) as declared; ~ LUTs and flip-flops by a model of "
-        f"{len(shipped_model().rows)} "
-        f"Configs, at most {off['lut']:.1%} and {off['ff']:.1%} off where it did not know one, with ? beyond all of "
-        f"them; without ~ counted by Yosys. For a {rows[0]['device']}."
+        f"{len(shipped_model().rows)} Configs, at most {error['lut']:.1%} and {error['ff']:.1%} off where it did not "
+        f"know one, with ? beyond all of them; without ~ counted by Yosys. For a {rows[0]['device']}."
     )
 
 
 # A page ---------------------------------------------------------------------------------------------------------
 
 WIDTH, HEIGHT, LEFT, BELOW, TOP = 760, 400, 110, 64, 20
+"""Size of the plot, and its margins left, below and on top, in pixels."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c", "#b07aa1")
+"""Colours of the lines."""
 
 
 def page(title: str, rows: Sequence[dict[str, Any]], note: str = "") -> Page:
-    """Page of the rows: cycles over the first field, a line for each choice of the others, and all as a table."""
+    """Return an HTML page of the rows: a plot of cycles by the first field, and a table.
+
+    The plot has a line for each combination of the other fields. note: text below the table.
+    """
     sections = [Section("Configs", html=_table(rows), after=f"<p>{escape(note)}</p>")]
-    if there := [row for row in rows if row["cycles"]]:
-        facts = [(f"{len(there)} of {len(rows)}", "Configs run the model")]
+    if measured_rows := [row for row in rows if row["cycles"]]:
+        facts = [(f"{len(measured_rows)} of {len(rows)}", "Configs run the model")]
         if (best := row_of_fewest_cycles(rows)) is not None:
             facts += [
-                (f"{best['cycles']:,}", f"cycles at least on a {best.get('device', DEVICE)}"),
+                (f"{best['cycles']:,}", f"cycles at least on a {best.get('device', DEFAULT_DEVICE)}"),
                 (_fields_text(best["set"]), "has the fewest"),
             ]
         else:
-            facts.append(("none", f"of them fits a {rows[0].get('device', DEVICE)}"))
-        field, *other_fields = there[0]["set"]
+            facts.append(("none", f"of them fits a {rows[0].get('device', DEFAULT_DEVICE)}"))
+        field, *other_fields = measured_rows[0]["set"]
         caption = f"By {field}" + (f", a line for each choice of {', '.join(other_fields)}." if other_fields else ".")
         sections.insert(0, Section("Cycles", f"{caption} The pointer on a dot says its cycles.", _plot(rows)))
     else:
@@ -191,11 +197,12 @@ def page(title: str, rows: Sequence[dict[str, Any]], note: str = "") -> Page:
 
 
 def _fields_text(fields: Mapping[str, int | bool]) -> str:
+    """Return fields and their values as text: "inp_depth 1024, forward true"."""
     return ", ".join(f"{name} {str(value).lower()}" for name, value in fields.items())
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    """HTML table of the rows."""
+    """Return the rows as an HTML table; the best one is marked."""
     head = [*rows[0]["set"], "cycles", "utilisation", *NAMES.values(), "scratchpads", ""] if rows else []
     best = row_of_fewest_cycles(rows)
     lines = []
@@ -205,7 +212,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
         cells.append("-" if row["utilization"] is None else f"{row['utilization']:.1%}")
         text = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         for name in NAMES:
-            share = None if row[name] is None else row[name] / getattr(FPGAS[row.get("device", DEVICE)], name)
+            share = None if row[name] is None else row[name] / getattr(FPGAS[row.get("device", DEFAULT_DEVICE)], name)
             text += resource_cell(row, name, share)
         size = "-" if row["bytes"] is None else f"{row['bytes'] / 1024:,.0f} kB"
         text += f"<td>{size}</td><td class=said>{escape(remark(row, best))}</td>"
@@ -215,7 +222,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _tick_step(value: float) -> int:
-    """Smallest of 1, 2 or 5 times a power of ten that is at least `value`.
+    """Return the distance of the plot's grid lines: 1, 2 or 5 times a power of ten, at least `value`.
 
     >>> _tick_step(0.3), _tick_step(16_076), _tick_step(5000)
     (1, 20000, 5000)
@@ -225,40 +232,43 @@ def _tick_step(value: float) -> int:
 
 
 def _plot(rows: Sequence[dict[str, Any]]) -> str:
-    """Draw the rows that have cycles, as inline SVG."""
-    there = [row for row in rows if row["cycles"]]
-    field, *other_fields = there[0]["set"]
-    places = list(dict.fromkeys(row["set"][field] for row in rows))
-    max_cycles = max(row["cycles"] for row in there)
-    step, high = (WIDTH - LEFT - 60) / max(1, len(places) - 1), HEIGHT - BELOW - TOP
+    """Draw the rows that have cycles as inline SVG: cycles by the first field, a line for each choice of the others."""
+    measured_rows = [row for row in rows if row["cycles"]]
+    field, *other_fields = measured_rows[0]["set"]
+    field_values = list(dict.fromkeys(row["set"][field] for row in rows))
+    max_cycles = max(row["cycles"] for row in measured_rows)
+    step, plot_height = (WIDTH - LEFT - 60) / max(1, len(field_values) - 1), HEIGHT - BELOW - TOP
 
-    def at(row: dict[str, Any]) -> tuple[float, float]:
-        return LEFT + 30 + places.index(row["set"][field]) * step, TOP + high * (1 - row["cycles"] / max_cycles)
+    def position(row: dict[str, Any]) -> tuple[float, float]:
+        """Return the (x, y) of a row's dot, in pixels."""
+        return LEFT + 30 + field_values.index(row["set"][field]) * step, TOP + plot_height * (
+            1 - row["cycles"] / max_cycles
+        )
 
     lines: dict[str, list[dict[str, Any]]] = {}
-    for row in there:
+    for row in measured_rows:
         lines.setdefault(_fields_text({name: row["set"][name] for name in other_fields}), []).append(row)
     parts = []
     tick = _tick_step(max_cycles / 4)
-    for part in range(int(max_cycles // tick) + 1):
-        y = TOP + high * (1 - part * tick / max_cycles)
+    for tick_number in range(int(max_cycles // tick) + 1):
+        y = TOP + plot_height * (1 - tick_number * tick / max_cycles)
         parts.append(f'<line x1="{LEFT}" y1="{y:.0f}" x2="{WIDTH}" y2="{y:.0f}" stroke="var(--line)"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 5:.0f}" text-anchor="end">{part * tick:,}</text>')
-    for number, place in enumerate(places):
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 5:.0f}" text-anchor="end">{tick_number * tick:,}</text>')
+    for number, value in enumerate(field_values):
         x = LEFT + 30 + number * step
-        parts.append(f'<text x="{x:.0f}" y="{HEIGHT - BELOW + 22}" text-anchor="middle">{str(place).lower()}</text>')
-    x, y = (LEFT + WIDTH) / 2, TOP + high / 2
+        parts.append(f'<text x="{x:.0f}" y="{HEIGHT - BELOW + 22}" text-anchor="middle">{str(value).lower()}</text>')
+    x, y = (LEFT + WIDTH) / 2, TOP + plot_height / 2
     parts.append(f'<text class="axis" x="{x:.0f}" y="{HEIGHT - 12}" text-anchor="middle">{escape(field)}</text>')
     rotation = f'transform="rotate(-90 16 {y:.0f})"'
     parts.append(f'<text class="axis" x="16" y="{y:.0f}" text-anchor="middle" {rotation}>cycles</text>')
     for number, line in enumerate(lines.values()):
         colour = COLOURS[number % len(COLOURS)]
-        points = " ".join("{:.1f},{:.1f}".format(*at(row)) for row in line)
+        points = " ".join("{:.1f},{:.1f}".format(*position(row)) for row in line)
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
         for row in line:
-            x, y = at(row)
+            x, y = position(row)
             tooltip = escape(f"{_fields_text(row['set'])}: {row['cycles']:,} cycles")
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"><title>{tooltip}</title></circle>')
-    key = key_of([(COLOURS[number % len(COLOURS)], name) for number, name in enumerate(lines) if name])
+    legend = legend_of([(COLOURS[number % len(COLOURS)], name) for number, name in enumerate(lines) if name])
     view = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}"'
-    return f'{key}<svg class="plot" role="img" aria-label="cycles by {escape(field)}" {view}>{"".join(parts)}</svg>'
+    return f'{legend}<svg class="plot" role="img" aria-label="cycles by {escape(field)}" {view}>{"".join(parts)}</svg>'

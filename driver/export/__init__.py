@@ -1,4 +1,18 @@
-"""Export of Programs as C, which needs no Python where it runs."""
+"""Export of Programs as C, which needs no Python where it runs (`celosia export`).
+
+In the order in which data passes them:
+
+- `targets.py`: processors to export for: LLVM's settings and compiler flags
+- `c_project.py`: decides which files a folder holds, and whether it may be written; compiles the model, writes all
+- `memory_map.py`: decides where each tensor lies; rejects models that C cannot run
+- `forms.py`: layouts of tensors that a launch reads or writes, as data for the C runtime
+- `source.py`: NAME.h, NAME.c and NAME_celosia.c: steps, constants and instructions as C
+- `c_header.py`: the hardware's registers and times for the C runtime
+- `build_files.py`: Makefile, CMakeLists.txt, and example programs
+- `runtime/`: the C runtime, which is equal for all models of a target
+- `objects.py`: which symbols a kernel's object file needs, and its code size
+- `emulate.py`, `bridge.py`, `emulated/`: run exported models under an emulator, for tests and benchmarks
+"""
 
 from __future__ import annotations
 
@@ -14,10 +28,10 @@ if TYPE_CHECKING:
 def export(
     source: Source, folder: str | Path, target: str = EXPORT_TARGETS[0], name: str | None = None, **options: Any
 ) -> None:
-    """Write an ONNX model as C for `target` to `folder`, which need not be there yet. See docs/export.md.
+    """Write an ONNX model as C for `target` to `folder`, which is made if it does not exist. See docs/export.md.
 
-    name: in C, by default the model's. options: of `celosia.compile`. TargetError, NotExportable, OutputError, and what
-    `compile` raises.
+    name: of the model in C, by default the ONNX model's. options: of `celosia.compile`. TargetError, NotExportable,
+    OutputError, and what `compile` raises.
 
     >>> import celosia, tempfile
     >>> folder = Path(tempfile.mkdtemp())

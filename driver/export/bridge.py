@@ -1,4 +1,4 @@
-"""Host side of emulated/device_bridge.c: a simulator whose registers and memory an exported program reaches."""
+"""Host side of emulated/device_bridge.c: connects an exported program to a simulator of the accelerator by pipes."""
 
 from __future__ import annotations
 
@@ -26,34 +26,40 @@ from celosia.sim.functional.fsim import FunctionalDevice
 from celosia.sim.rtl.rtlsim import DMA_BASE, RtlDevice
 
 Array = NDArray[Any]
-NAMES = {register.offset: name for name, register in REGISTERS.items()}
+REGISTER_NAMES = {register.offset: name for name, register in REGISTERS.items()}
+"""Names of registers by byte offset."""
 
 READ_REGISTER, WRITE_REGISTER, WAIT = b"R", b"W", b"T"
 FLUSH, INVALIDATE, OPEN = b"F", b"I", b"O"
 GET_INPUT, PUT_OUTPUT, RETURN = b"X", b"Y", b"E"
-"""First byte of each message from the program, as in emulated/device_bridge.c. The first three access registers and let
-time pass. The next three write, read and allocate memory. The last three take an input, give an output and a code."""
+"""First byte of each message from the program, as in emulated/device_bridge.c.
+
+READ_REGISTER and WRITE_REGISTER access registers; WAIT lets time pass. FLUSH writes device memory, INVALIDATE reads it,
+OPEN allocates it. GET_INPUT asks for an input, PUT_OUTPUT sends an output, RETURN ends a call with its code."""
 
 
 class BridgedHardware(Protocol):
-    """Registers, and the device with their memory."""
+    """What a Bridge needs of a simulator: registers, and a device with memory."""
 
     @property
     def device(self) -> FunctionalDevice | RtlDevice:
-        """Open the device whose memory becomes the program's memory."""
+        """The simulated device, whose memory is the program's device memory."""
 
     def read(self, name: str) -> int:
         """Read the register of that name."""
 
     def write(self, name: str, value: int) -> None:
-        """Set the register."""
+        """Write the register of that name."""
 
     def wait(self) -> None:
-        """Let the hardware work for a while."""
+        """Let the hardware work for a while, as the program is polling."""
 
 
 class FunctionalRegisters:
-    """Registers in front of the functional simulator: a run ends when `control` is written."""
+    """Registers in front of the functional simulator.
+
+    Writing the start bit of `control` runs all instructions at once.
+    """
 
     def __init__(self, config: Config) -> None:
         self.device = FunctionalDevice(config)
@@ -74,7 +80,7 @@ class FunctionalRegisters:
             self._run_instructions()
 
     def _run_instructions(self) -> None:
-        """Run the instructions that the registers describe, and set the status."""
+        """Run the instructions at `instr_addr` within the DMA window, and set `status`."""
         error, memory = Error.NONE, self.device.dram
         try:
             start = (self._values["dma_base_lo"] | self._values["dma_base_hi"] << 32) - DMA_BASE
@@ -93,6 +99,7 @@ class RtlRegisters:
     """Registers of the Verilated accelerator."""
 
     WAIT_CYCLES = 20_000
+    """Cycles that a wait simulates at most."""
 
     def __init__(self, config: Config) -> None:
         self.device = RtlDevice(config, quiet=True)
@@ -105,19 +112,20 @@ class RtlRegisters:
             self.device.control.write(name, value)
 
     def wait(self) -> None:
-        """Simulate `WAIT_CYCLES`, or fewer: until the interrupt."""
+        """Simulate `WAIT_CYCLES`, or until the interrupt."""
         self.device.advance(self.WAIT_CYCLES)
 
 
 class BridgeError(RuntimeError):
-    """A program that breaks the protocol of emulated/device_bridge.c, or has ended."""
+    """The program broke the protocol of emulated/device_bridge.c, or has ended."""
 
 
 class Bridge:
-    """An exported program that runs with `hardware` as its hardware. Its code is the return value of its calls; see
-    celosia.h.
+    """A running exported program, whose accesses to the accelerator reach `hardware`.
 
-    command: starts it. It has opened the model when this returns. `accesses` counts its reads and writes of registers.
+    command: starts the program, which has opened its models when the constructor returns. code: what its last call
+    returned (celosia.h). instruction: number of the instruction that an error is about. accesses: number of its reads
+    and writes of registers.
     """
 
     def __init__(self, command: Sequence[str], hardware: BridgedHardware) -> None:
@@ -130,7 +138,7 @@ class Bridge:
         self.code = self._serve_until_return([], [])
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array], model: int = 1) -> int:
-        """Run a model once; write to `outputs` where the code that it returns is 0. model: its number, from 1 on."""
+        """Run a model once, return its code, and fill `outputs` if that is 0. model: its number, from 1 on."""
         self._send(struct.pack("<I", model))
         self.code = self._serve_until_return([*inputs], [*outputs])
         return self.code
@@ -150,6 +158,7 @@ class Bridge:
         self.process.wait()
 
     def _receive(self, size: int) -> bytes:
+        """Read `size` bytes from the program. BridgeError where it has ended."""
         data = self._out.read(size)
         if len(data) != size:
             raise BridgeError(f"the program has ended with {self.process.wait()}")
@@ -160,7 +169,7 @@ class Bridge:
         self._in.flush()
 
     def _serve_until_return(self, inputs: list[Array], outputs: list[Array]) -> int:
-        """Serve messages until the program returns; return its code."""
+        """Answer messages until the program returns from a call; return its code."""
         while True:
             letter = self._receive(1)
             if letter == RETURN:
@@ -169,13 +178,16 @@ class Bridge:
             self._serve_message(letter, inputs, outputs)
 
     def _serve_message(self, letter: bytes, inputs: list[Array], outputs: list[Array]) -> None:
-        """Answer one message of the program: a letter and two 32-bit words, often followed by bytes."""
+        """Answer one message of the program: a letter and two 32-bit words, often followed by bytes.
+
+        Inputs that it asks for are taken from `inputs`; its outputs are written to the arrays in `outputs`.
+        """
         first, second = struct.unpack("<II", self._receive(8))
         self.accesses += letter in (READ_REGISTER, WRITE_REGISTER)
         if letter == READ_REGISTER:
-            self._send(struct.pack("<I", self.hardware.read(NAMES[first])))
+            self._send(struct.pack("<I", self.hardware.read(REGISTER_NAMES[first])))
         elif letter == WRITE_REGISTER:
-            self.hardware.write(NAMES[first], second)
+            self.hardware.write(REGISTER_NAMES[first], second)
         elif letter == WAIT:
             self.hardware.wait()
         elif letter == FLUSH:
@@ -195,5 +207,5 @@ class Bridge:
 
 
 def empty_outputs(expected: Mapping[str, Array]) -> list[Array]:
-    """Return empty arrays for the outputs of a run."""
+    """Return uninitialised arrays for `Bridge.run`, with the shapes and dtypes of the expected outputs, in order."""
     return [np.empty_like(array) for array in expected.values()]

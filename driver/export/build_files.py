@@ -1,4 +1,4 @@
-"""Files to build an exported model with, and to begin from: Makefile, CMakeLists.txt, and two example programs."""
+"""Write the files that build an exported model: Makefile, CMakeLists.txt, and example programs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from celosia.driver.export.source import CModel
 from celosia.driver.export.targets import ExportTarget
 
 LIBRARY = "celosia_models"
+"""Name of the static library that the build files make of all models in a folder."""
 HOSTED = ("device_linux.c",)
-"""Files of runtime/ that want an operating system."""
+"""Files of runtime/ that need an operating system."""
 TOOLCHAIN = "ziglang.cmake"
-MARK = "TARGET = "
-"""Begins the line of the Makefile that says what the folder's kernels are for."""
+"""Name of the CMake toolchain file."""
+TARGET_LINE_START = "TARGET = "
+"""Start of the line of the Makefile that names the target of the folder's kernels."""
 
 
 def makefile(target: ExportTarget) -> str:
@@ -29,7 +31,7 @@ $(MODELS): %: %_main.c lib{LIBRARY}.a
 # With gcc or clang for {target.name} as CC and its AR; or with ziglang from PyPI:
 #   make CC="python3 -m ziglang cc {" ".join(target.zig)}" AR="python3 -m ziglang ar" FLAGS="{_zig_flags(target)}"
 
-{MARK}{target.name}
+{TARGET_LINE_START}{target.name}
 FLAGS = {" ".join(target.gcc)}
 CFLAGS = -O2 -std=c11 -Wall -Wextra
 LDLIBS = {"-lm" if target.hosted else ""}
@@ -52,10 +54,12 @@ clean:
 
 
 def _device_files(target: ExportTarget) -> tuple[str, ...]:
+    """Return the C files of runtime/ that reach the accelerator on `target`."""
     return ("device_mapped.c", *(HOSTED if target.hosted else ()))
 
 
 def _zig_flags(target: ExportTarget) -> str:
+    """Return the compiler flags that `zig cc` needs besides those of the target."""
     return "" if target.hosted else "-ffreestanding"
 
 
@@ -113,41 +117,43 @@ set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
 
 
 def _static_buffers(model: CModel) -> tuple[list[str], list[str], list[str]]:
-    """Return (declarations, names of inputs, names of outputs) of static memory for the tensors."""
+    """Return (C declarations, names of inputs, names of outputs) of static arrays that hold a model's tensors."""
     lines: list[str] = []
-    names: tuple[list[str], list[str]] = ([], [])
+    array_names: tuple[list[str], list[str]] = ([], [])
     groups = ("in", model.program.inputs), ("out", model.program.outputs)
-    for group, (kind, tensors) in zip(names, groups):
+    for names, (kind, tensors) in zip(array_names, groups):
         for number, tensor in enumerate(tensors):
-            group.append(f"{model.name}_{kind}{number}")
+            names.append(f"{model.name}_{kind}{number}")
             count = max(nbytes(tensor) // itemsize(tensor.dtype), 1)
-            lines.append(f"static {C_TYPES[tensor.dtype]} {group[-1]}[{count}];")
-    return lines, *names
+            lines.append(f"static {C_TYPES[tensor.dtype]} {names[-1]}[{count}];")
+    return lines, *array_names
 
 
 def main_program(model: CModel) -> str:
-    """Return the text of NAME_main.c: one inference of files to files, on a board under Linux where the model has
-    launches."""
-    board = bool(model.device_bytes())
+    """Return the text of NAME_main.c, an example program: one inference from files to files.
+
+    For a model with launches it runs on a board under Linux.
+    """
+    needs_board = bool(model.device_bytes())
     lines, ins, outs = _static_buffers(model)
-    first = 3 if board else 1
+    first_argument = 3 if needs_board else 1
     tensors = [name.removeprefix(f"{model.name}_").upper() for name in (*ins, *outs)]
-    usage = " ".join([*(["REGISTERS", "MEMORY"] if board else []), *tensors])
+    usage = " ".join([*(["REGISTERS", "MEMORY"] if needs_board else []), *tensors])
     sizes = map(nbytes, (*model.program.inputs, *model.program.outputs))
-    moves = [
+    file_calls = [
         f'ok = ok && {model.name}_moved(argv[{k}], "{{}}", {name}, {size}u);'
-        for k, (name, size) in enumerate(zip((*ins, *outs), sizes), first)
+        for k, (name, size) in enumerate(zip((*ins, *outs), sizes), first_argument)
     ]
-    reads = "\n".join(f"    {move.format('rb')}" for move in moves[: len(ins)])
-    writes = "\n".join(f"        {move.format('wb')}" for move in moves[len(ins) :])
+    reads = "\n".join(f"    {call.format('rb')}" for call in file_calls[: len(ins)])
+    writes = "\n".join(f"        {call.format('wb')}" for call in file_calls[len(ins) :])
     name = model.name
     return f"""/* One inference of {name}: {name} {usage}
-{_WHERE if board else ""}   Inputs and outputs are files of plain bytes. An example, by `celosia export`. */
+{_BOARD_USAGE if needs_board else ""}   Inputs and outputs are files of plain bytes. An example, by `celosia export`. */
 
 #include <stdio.h>
 #include <stdlib.h>
 
-{'#include "celosia_linux.h"' if board else ""}
+{'#include "celosia_linux.h"' if needs_board else ""}
 #include "{name}.h"
 
 static {name} {name}_here;
@@ -163,11 +169,11 @@ static int {name}_moved(const char *path, const char *mode, void *bytes, size_t 
 }}
 
 int main(int argc, char **argv) {{
-    int code, ok = argc == {first + len(moves)};
+    int code, ok = argc == {first_argument + len(file_calls)};
     if (!ok) fprintf(stderr, "usage: %s {usage}\\n", argv[0]);
 {reads}
     if (!ok) return 2;
-{_BOARD.replace("BYTES", f"{model.upper}_DEVICE_BYTES") if board else _NO_BOARD}
+{_BOARD.replace("BYTES", f"{model.upper}_DEVICE_BYTES") if needs_board else _NO_BOARD}
     code = {name}_open(&{name}_here, device);
     if (!code) code = {name}_run({", ".join([f"&{name}_here", *ins, *outs])});
     if (code) {{
@@ -177,13 +183,13 @@ int main(int argc, char **argv) {{
 {writes}
     }}
     if ({name}_close(&{name}_here) && !code) code = 1;
-{"    celosia_linux_close(&board);" if board else ""}
+{"    celosia_linux_close(&board);" if needs_board else ""}
     return code || !ok;
 }}
 """
 
 
-_WHERE = """   REGISTERS: their physical address, as 0x43c00000. MEMORY: a buffer of u-dma-buf, as /dev/udmabuf0.
+_BOARD_USAGE = """   REGISTERS: their physical address, as 0x43c00000. MEMORY: a buffer of u-dma-buf, as /dev/udmabuf0.
 """
 _BOARD = """    static celosia_linux board;
     const celosia_device *device = &board.device;
@@ -193,21 +199,25 @@ _BOARD = """    static celosia_linux board;
         return 1;
     }"""
 _NO_BOARD = """    static const celosia_device none, *device = &none; /* all of it runs on this processor */"""
+"""Parts of NAME_main.c: usage and opening of a board, and the device of a model without launches."""
 
 
 def bridge_program(models: Sequence[CModel]) -> str:
-    """Return the text of a program that runs these models on a device behind a bridge, as often as it is told to."""
+    """Return the text of a program that runs these models on the simulated device of a `bridge.Bridge`.
+
+    The Bridge tells it which model to run next. Each model has a part of the device's memory.
+    """
     names = [model.name for model in models]
     sizes = [align(model.device_bytes(), PAGE) for model in models]
     includes = "\n".join(f'#include "{name}.h"' for name in names)
     instances = "\n".join(f"static {name} model_{name};" for name in names)
-    opened = "\n".join(
+    open_calls = "\n".join(
         f"    part(&devices[{number}], &bridge, {sum(sizes[:number])});\n"
         f"    if (!code) code = {name}_open(&model_{name}, &devices[{number}]);"
         for number, name in enumerate(names)
     )
     cases = "\n".join(_bridge_case(model, number) for number, model in enumerate(models, 1))
-    closed = "\n".join(f"    {name}_close(&model_{name});" for name in names)
+    close_calls = "\n".join(f"    {name}_close(&model_{name});" for name in names)
     return f"""#include "celosia_bridge.h"
 {includes}
 
@@ -227,33 +237,35 @@ int main(void) {{
     celosia_device bridge = celosia_bridge(device_memory, {sum(sizes)});
     int code = 0;
     uint32_t instruction = 0, next;
-{opened}
+{open_calls}
     while ((next = celosia_bridge_told(code, instruction))) {{
         switch (next) {{
 {cases}
         }}
     }}
-{closed}
+{close_calls}
     return 0;
 }}
 """
 
 
 def _bridge_case(model: CModel, number: int) -> str:
-    """Generate one model's case: inputs, a run, and where it ends well, outputs."""
+    """Return the C `case` that runs one model: receive inputs, run, and, if the run ends well, send outputs."""
     lines, ins, outs = _static_buffers(model)
-    declared = "\n".join(f"            {line}" for line in lines)
-    sent, returned = zip(ins, model.program.inputs), zip(outs, model.program.outputs)
-    takes = "\n".join(f"            celosia_bridge_take({name}, {nbytes(tensor)}u);" for name, tensor in sent)
-    gives = "\n".join(
-        f"            if (!code) celosia_bridge_give({name}, {nbytes(tensor)}u);" for name, tensor in returned
+    declarations = "\n".join(f"            {line}" for line in lines)
+    input_arrays, output_arrays = zip(ins, model.program.inputs), zip(outs, model.program.outputs)
+    input_calls = "\n".join(
+        f"            celosia_bridge_take({name}, {nbytes(tensor)}u);" for name, tensor in input_arrays
+    )
+    output_calls = "\n".join(
+        f"            if (!code) celosia_bridge_give({name}, {nbytes(tensor)}u);" for name, tensor in output_arrays
     )
     name = model.name
     return f"""        case {number}: {{
-{declared}
-{takes}
+{declarations}
+{input_calls}
             code = {name}_run({", ".join([f"&model_{name}", *ins, *outs])});
             instruction = model_{name}.state.instruction;
-{gives}
+{output_calls}
             break;
         }}"""

@@ -1,4 +1,4 @@
-"""C header on the hardware: registers, errors, and how long the host waits."""
+"""Write celosia_hardware.h for the C runtime: register offsets, error codes, and how long the host waits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from celosia.hw.spec import regs
 from celosia.hw.spec.regs import ERROR_TEXT, REGISTERS
 
 HEADER = "celosia_hardware.h"
-_BITS = "MAGIC", "CONTROL_START", "CONTROL_ABORT", "STATUS_BUSY", "STATUS_DONE", "STATUS_STUCK", "STATUS_ERROR_SHIFT"
+"""Name of the header."""
+_REGISTER_CONSTANTS = (
+    "MAGIC", "CONTROL_START", "CONTROL_ABORT", "STATUS_BUSY", "STATUS_DONE", "STATUS_STUCK", "STATUS_ERROR_SHIFT",
+)  # fmt: skip
+"""Constants of `hw/spec/regs.py` that the runtime uses."""
 
 
 def header_text() -> str:
-    """Return the text of `HEADER`: offsets, bits, codes and times as the Python driver has them."""
+    """Return the text of HEADER, with the values that the Python driver uses."""
     clock = int(board.CLOCK_HZ)
     times = {
         "CLOCK_HZ": clock,
@@ -33,7 +37,7 @@ def header_text() -> str:
         "",
         *_define_lines(offsets),
         "",
-        *_define_lines({name: int(getattr(regs, name)) for name in _BITS}),
+        *_define_lines({name: int(getattr(regs, name)) for name in _REGISTER_CONSTANTS}),
         "",
         *_define_lines(times),
         "",
@@ -49,4 +53,5 @@ def header_text() -> str:
 
 
 def _define_lines(values: dict[str, int]) -> list[str]:
+    """Return a #define for each value, by name without the prefix CELOSIA_."""
     return [f"#define CELOSIA_{name} {value:#x}u" for name, value in values.items()]

@@ -1,4 +1,4 @@
-"""Location of each tensor of a Program in an exported model, fixed when it is exported."""
+"""Decide where each tensor of an exported model lies, and reject models that C cannot run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celosia.compiler.program.dtypes import itemsize
 from celosia.plain import Sentence
 
 ALIGN = 64
-"""Bytes that tensors are aligned to: a line of the cache."""
+"""Alignment of tensors in bytes: a cache line."""
 
 
 class NotExportable(Sentence, ValueError):
@@ -23,25 +23,30 @@ class NotExportable(Sentence, ValueError):
 
 @dataclass(frozen=True)
 class Location:
-    """Location of a tensor. area: "in" or "out", the caller's tensor number `at`; "memory" or "constants", from byte
-    `at` on."""
+    """Location of a tensor.
+
+    area: "in" or "out" for the caller's tensor number `at`; "memory" or "constants" for bytes from `at` on.
+    """
 
     area: str
     at: int
 
 
 @dataclass
-class Places:
-    """The place of each tensor that a run reads or writes. memory_bytes: of the instance's own, workspace of kernels
-    included, which begins at `workspace`; constants: those that are read, as they lie."""
+class MemoryMap:
+    """Location of each tensor that a run reads or writes.
 
-    of: dict[str, Location] = field(default_factory=dict)
+    locations: by name. memory_bytes: size of an instance's memory, including the workspace of kernels, which begins at
+    byte `workspace`. constants: bytes of the constants that steps read.
+    """
+
+    locations: dict[str, Location] = field(default_factory=dict)
     memory_bytes: int = 0
     workspace: int = 0
     constants: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
 
     def __getitem__(self, name: str) -> Location:
-        return self.of[name]
+        return self.locations[name]
 
 
 def align(size: int, unit: int = ALIGN) -> int:
@@ -50,59 +55,62 @@ def align(size: int, unit: int = ALIGN) -> int:
 
 
 def nbytes(tensor: TensorInfo) -> int:
-    """Bytes of a tensor of known shape."""
+    """Return the bytes of a tensor of known shape."""
     return int(np.prod(tensor.shape, dtype=np.int64)) * itemsize(tensor.dtype)
 
 
-def assign_places(program: Program) -> Places:
+def assign_locations(program: Program) -> MemoryMap:
     """Assign a location to each tensor of `program`. NotExportable for what C cannot hold."""
     require_exportable(program)
-    places = Places()
+    memory_map = MemoryMap()
     for number, tensor in enumerate(program.inputs):
-        places.of[tensor.name] = Location("in", number)
-    for number, tensor in enumerate(program.outputs):  # one that is an input or a constant, too, is copied at the end
+        memory_map.locations[tensor.name] = Location("in", number)
+    for number, tensor in enumerate(
+        program.outputs
+    ):  # an output that is also an input or a constant is copied at the end
         if tensor.name not in program.constants:
-            places.of.setdefault(tensor.name, Location("out", number))
+            memory_map.locations.setdefault(tensor.name, Location("out", number))
     for name, offset in program.arena.offsets.items():
-        places.of.setdefault(name, Location("memory", offset))
-    _place_constants(program, places)
+        memory_map.locations.setdefault(name, Location("memory", offset))
+    _place_constants(program, memory_map)
     size = align(program.arena.size)
     for step in program.steps:
         for name in _written_tensors(step):
-            if name not in places.of:
-                places.of[name], size = Location("memory", size), size + align(nbytes(program.tensors[name]))
+            if name not in memory_map.locations:
+                memory_map.locations[name], size = Location("memory", size), size + align(nbytes(program.tensors[name]))
         if isinstance(step, CpuStep) and step.kernel is None:
-            _place_view(places, step, {tensor.name for tensor in program.outputs})
-    places.workspace = size
-    places.memory_bytes = size + align(max((kernel.workspace_bytes for kernel in program.kernels), default=0))
-    return places
+            _place_view(memory_map, step, {tensor.name for tensor in program.outputs})
+    memory_map.workspace = size
+    memory_map.memory_bytes = size + align(max((kernel.workspace_bytes for kernel in program.kernels), default=0))
+    return memory_map
 
 
-def _place_view(places: Places, step: CpuStep, outputs: set[str]) -> None:
-    """Place a view where its tensor lies; one that is returned is copied there."""
+def _place_view(memory_map: MemoryMap, step: CpuStep, outputs: set[str]) -> None:
+    """Give the result of a view step (reshape) the location of its input; an output is copied instead."""
     if step.outputs[0] not in outputs:
-        places.of[step.outputs[0]] = places[step.inputs[0]]
+        memory_map.locations[step.outputs[0]] = memory_map[step.inputs[0]]
 
 
-def _place_constants(program: Program, places: Places) -> None:
-    """Place the constants that the CPU's steps read, one after the other."""
-    parts: list[NDArray[np.uint8]] = []
+def _place_constants(program: Program, memory_map: MemoryMap) -> None:
+    """Locate the constants that steps read one after the other, and join their bytes."""
+    padded: list[NDArray[np.uint8]] = []
     size = 0
     for name in dict.fromkeys(_tensors_read(program)):
-        if name in program.constants and name not in places.of:
+        if name in program.constants and name not in memory_map.locations:
             data = _as_bytes(program.constants[name])
-            places.of[name] = Location("constants", size)
-            parts.append(np.concatenate([data, np.zeros(align(len(data)) - len(data), np.uint8)]))
-            size += len(parts[-1])
-    places.constants = np.concatenate(parts) if parts else places.constants
+            memory_map.locations[name] = Location("constants", size)
+            padded.append(np.concatenate([data, np.zeros(align(len(data)) - len(data), np.uint8)]))
+            size += len(padded[-1])
+    memory_map.constants = np.concatenate(padded) if padded else memory_map.constants
 
 
 def _as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the bytes of an array in C order."""
     return np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
 
 
 def _tensors_read(program: Program) -> Iterator[str]:
-    """Names of all tensors that steps read, and of those that are returned."""
+    """Yield the names of all tensors that steps read, and of the outputs."""
     for step in program.steps:
         names = tuple(pack.value for pack in step.pack) if isinstance(step, LaunchStep) else step.inputs
         yield from filter(None, names)
@@ -110,7 +118,7 @@ def _tensors_read(program: Program) -> Iterator[str]:
 
 
 def _written_tensors(step: object) -> tuple[str, ...]:
-    """Names of the tensors that the step writes; views write none."""
+    """Return the names of the tensors that a step writes; a view writes none."""
     if isinstance(step, LaunchStep):
         return tuple(unpack.value for unpack in step.unpack)
     return step.outputs if isinstance(step, CpuStep) and step.kernel is not None else ()

@@ -1,4 +1,4 @@
-"""Write a Program as C: a header with the entry points, the steps as calls, constants and instructions as an array."""
+"""Write a Program as C: a header with entry points, the steps as calls, constants and instructions as arrays."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from celosia.compiler.program import CpuStep, LaunchStep, Pack, Program, TensorInfo, Unpack
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.driver.export.forms import form_of
-from celosia.driver.export.memory_map import ALIGN, C_TYPES, Location, Places, nbytes
+from celosia.driver.export.memory_map import ALIGN, C_TYPES, Location, MemoryMap, nbytes
 from celosia.hw.sources import sources_identity
 
-WORDS_A_LINE = 6
+WORDS_PER_LINE = 6
+"""64-bit words in a line of an array."""
 RESERVED_NAMES = re.compile(
     "auto|break|case|char|const|continue|default|do|double|else|enum|extern|float|for|goto|if|inline|int|long|register|"
     "restrict|return|short|signed|sizeof|static|struct|switch|typedef|union|unsigned|void|volatile|while|"
@@ -32,27 +33,26 @@ RESERVED_NAMES = re.compile(
     r"system|mblen|mbtowc|wctomb|mbstowcs|wcstombs|all|clean|celosia\w*|device_\w+|\w+_(?:main|celosia)",
     re.IGNORECASE,
 )
-"""Pattern of names that no model has in C: keywords of C and of C++, names in stddef.h, stdint.h, string.h, stdio.h
-and stdlib.h, which the files include, functions and files of runtime/, files of other models, targets of the
-Makefile."""
+"""Pattern of names that a model must not have in C.
+
+Keywords of C and C++; names of the headers that files include (stddef.h, stdint.h, string.h, stdio.h, stdlib.h);
+functions and files of runtime/; files of other models; targets of the Makefile."""
 
 
 def identifier(text: str) -> str:
-    """Make `text` an identifier of C: other characters become `_`.
+    """Return `text` as an identifier of C that a model may have: other characters become `_`.
 
     >>> identifier("net:0"), identifier("3x"), identifier(""), identifier("class"), identifier("_x")
     ('net_0', 'model_3x', 'model', 'class_model', 'model__x')
     """
     name = re.sub(r"\W", "_", text, flags=re.ASCII)
-    if (
-        not name or name[0].isdigit() or name[0] == "_"
-    ):  # names with _ in front are those of the compiler and of headers
+    if not name or name[0].isdigit() or name[0] == "_":  # a leading _ is for compilers and headers
         return f"model_{name}".rstrip("_")
     return f"{name}_model" if RESERVED_NAMES.fullmatch(name) else name
 
 
-def names_of(tensors: tuple[TensorInfo, ...], kind: str) -> list[str]:
-    """Parameters of C for tensors, each another one, that begin with `what`: none is a keyword, type or macro."""
+def parameter_names(tensors: tuple[TensorInfo, ...], kind: str) -> list[str]:
+    """Return a distinct C parameter name for each tensor. It begins with `kind` ("in", "out"), so it is no keyword."""
     names: list[str] = []
     for number, tensor in enumerate(tensors):
         name = f"{kind}_{re.sub(r'[^a-zA-Z0-9]+', '_', tensor.name[:60])}"
@@ -62,24 +62,24 @@ def names_of(tensors: tuple[TensorInfo, ...], kind: str) -> list[str]:
 
 @dataclass(frozen=True)
 class CModel:
-    """A Program to write as C: its name there, and the locations of its tensors."""
+    """A Program to write as C. name: identifier that all its C names begin with. memory_map: locations of its
+    tensors."""
 
     name: str
     program: Program
-    places: Places
+    memory_map: MemoryMap
 
     @property
     def upper(self) -> str:
-        """Prefix of macros: the name in capitals, or, where it has some itself, as it is, so that `Net` is not
-        `net`."""
+        """Prefix of macros: the name in capitals; a name with capitals as it is, so that `Net` and `net` differ."""
         if self.name == self.name.lower():
             return self.name.upper()
         return f"{self.name}_model" if self.name == self.name.upper() else self.name
 
     def parameters(self) -> str:
-        """Parameters of the typed entry function."""
-        ins = zip(self.program.inputs, names_of(self.program.inputs, "in"))
-        outs = zip(self.program.outputs, names_of(self.program.outputs, "out"))
+        """Return the C parameters of the entry function NAME_run, with the types of the tensors."""
+        ins = zip(self.program.inputs, parameter_names(self.program.inputs, "in"))
+        outs = zip(self.program.outputs, parameter_names(self.program.outputs, "out"))
         parameters = [f"const {C_TYPES[tensor.dtype]} *{name}" for tensor, name in ins]
         return ", ".join([f"{self.name} *self", *parameters, *(f"{C_TYPES[t.dtype]} *{name}" for t, name in outs)])
 
@@ -103,7 +103,7 @@ class CModel:
 #define {upper}_INPUT_BYTES {_size_initialiser(program.inputs)}
 #define {upper}_OUTPUT_BYTES {_size_initialiser(program.outputs)}
 #define {upper}_DEVICE_BYTES {self.device_bytes()} /* that a device must have */
-#define {upper}_MEMORY_BYTES {max(self.places.memory_bytes, ALIGN)}
+#define {upper}_MEMORY_BYTES {max(self.memory_map.memory_bytes, ALIGN)}
 
 #ifdef __cplusplus
 #define {upper}_ALIGNED alignas({ALIGN})
@@ -140,7 +140,7 @@ int {name}_close({name} *self);
 """
 
     def device_bytes(self) -> int:
-        """Bytes of the accelerator's memory; 0 for a model without launches."""
+        """Return the bytes of device memory that the model needs; 0 without launches."""
         return self.program.dram_size if self.program.launches else 0
 
     def source(self) -> str:
@@ -199,8 +199,8 @@ int {name}_close({name} *self) {{
 """
 
     def _typed_entry(self) -> str:
-        """C code of the entry function with typed parameters."""
-        ins, outs = names_of(self.program.inputs, "in"), names_of(self.program.outputs, "out")
+        """Return the C code of NAME_run: it passes typed tensors to NAME_run_sized."""
+        ins, outs = parameter_names(self.program.inputs, "in"), parameter_names(self.program.outputs, "out")
         name, upper = self.name, self.upper
         return f"""int {name}_run({self.parameters()}) {{
     static const size_t bytes_in[] = {upper}_INPUT_BYTES, bytes_out[] = {upper}_OUTPUT_BYTES;
@@ -210,11 +210,11 @@ int {name}_close({name} *self) {{
 }}"""
 
     def image_bytes(self) -> int:
-        """Bytes of constants and instructions in the accelerator's memory."""
+        """Return the bytes of constants and instructions in device memory; 0 without launches."""
         return len(self.program.image) if self.program.launches else 0
 
     def data(self) -> str:
-        """Return the text of NAME_celosia.c: first contents of the accelerator's memory, and constants of the CPU."""
+        """Return the text of NAME_celosia.c: the initial content of device memory, and the constants of CPU steps."""
         image = self.program.image if self.program.launches else self.program.image[:0]
         return "\n".join(
             [
@@ -222,7 +222,7 @@ int {name}_close({name} *self) {{
                 "",
                 *_array_text(f"{self.name}_image", image.view(np.uint8)),
                 "",
-                *_array_text(f"{self.name}_constants", self.places.constants),
+                *_array_text(f"{self.name}_constants", self.memory_map.constants),
                 "",
             ]
         )
@@ -246,7 +246,7 @@ int {name}_close({name} *self) {{
                 yield f"static const celosia_form {self.name}_{kind}_{number}_{k} = {form.c()};"
 
     def _step_lines(self) -> Iterator[str]:
-        """C code of all steps of a run, in order."""
+        """Yield the C code of all steps of a run, in order, and of copies to outputs that lie elsewhere."""
         launches = 0
         for step in self.program.steps:
             if isinstance(step, LaunchStep):
@@ -257,11 +257,11 @@ int {name}_close({name} *self) {{
             elif isinstance(step, CpuStep):
                 yield from self._copy_if_elsewhere(step.outputs[0], step.inputs[0])
         for number, tensor in enumerate(self.program.outputs):
-            if self.places[tensor.name] != (location := Location("out", number)):
-                yield self._copy_call(location, self.places[tensor.name], tensor)
+            if self.memory_map[tensor.name] != (location := Location("out", number)):
+                yield self._copy_call(location, self.memory_map[tensor.name], tensor)
 
     def _launch_lines(self, number: int, step: LaunchStep) -> Iterator[str]:
-        """C code of a launch: pack inputs, run, unpack outputs."""
+        """Yield the C code of a launch: pack inputs, run, unpack outputs."""
         yield f"    /* launch {number}: {len(step.layers)} layers, {step.count} instructions */"
         for k, pack in enumerate(step.pack):
             value = self._tensor_address(pack.value)
@@ -273,50 +273,53 @@ int {name}_close({name} *self) {{
             yield f"    celosia_unpack(state, {form}, {unpack.address}u, {self._tensor_address(unpack.value)});"
 
     def _kernel_call(self, step: CpuStep, number: int, kernel: CompiledKernel) -> Iterator[str]:
-        """C code of the call of a kernel."""
+        """Yield the C code that calls a kernel; operands that it changes in place are copied to its outputs before."""
         yield f"    /* {', '.join(f'{node.op} {_comment(node.name)}' for node in step.nodes)} */"
         inputs = [name for name in step.inputs if name]
-        for out, place in kernel.in_place:
-            yield from self._copy_if_elsewhere(step.outputs[out], inputs[place])
+        for output_number, input_number in kernel.in_place:
+            yield from self._copy_if_elsewhere(step.outputs[output_number], inputs[input_number])
         arguments = [self._tensor_address(name) for name in (*inputs, *step.outputs)]
-        arguments.append(f"memory + {self.places.workspace}" if kernel.workspace_bytes else "memory")
+        arguments.append(f"memory + {self.memory_map.workspace}" if kernel.workspace_bytes else "memory")
         yield f"    {self.name}_kernel_{number}((const void *const[]){{{', '.join(arguments)}}}, 0, 1);"
 
     def _copy_if_elsewhere(self, to: str, source: str) -> Iterator[str]:
-        """Copy a tensor into the memory of another one, where it does not lie there."""
-        if self.places[to] != self.places[source]:
-            yield self._copy_call(self.places[to], self.places[source], self.program.tensors[to])
+        """Yield the C code that copies tensor `source` to tensor `to`, unless both have one location."""
+        if self.memory_map[to] != self.memory_map[source]:
+            yield self._copy_call(self.memory_map[to], self.memory_map[source], self.program.tensors[to])
 
     def _copy_call(self, to: Location, source: Location, tensor: TensorInfo) -> str:
-        return f"    memcpy({self._place_address(to)}, {self._place_address(source)}, {nbytes(tensor)}u);"
+        """Return the C code that copies the bytes of `tensor` from one location to another."""
+        return f"    memcpy({self._location_address(to)}, {self._location_address(source)}, {nbytes(tensor)}u);"
 
     def _tensor_address(self, tensor: str) -> str:
-        return self._place_address(self.places[tensor])
+        return self._location_address(self.memory_map[tensor])
 
-    def _place_address(self, place: Location) -> str:
+    def _location_address(self, location: Location) -> str:
         """Return the C expression of a location's address."""
-        if place.area == "memory":
-            return f"memory + {place.at}"
-        if place.area == "constants":
-            return f"(const uint8_t *){self.name}_constants + {place.at}"
-        return f"{place.area}[{place.at}]"
+        if location.area == "memory":
+            return f"memory + {location.at}"
+        if location.area == "constants":
+            return f"(const uint8_t *){self.name}_constants + {location.at}"
+        return f"{location.area}[{location.at}]"
 
 
 def _size_initialiser(tensors: tuple[TensorInfo, ...]) -> str:
+    """Return the C initialiser of an array of the tensors' sizes in bytes; of one 0 for no tensors."""
     return "{" + (", ".join(str(nbytes(tensor)) for tensor in tensors) or "0") + "}"
 
 
 def _comment(text: str) -> str:
-    """Return a name of the model's for a comment, which it must not end."""
+    """Return a name from the model for use in a C comment, without characters that could end the comment."""
     return re.sub(r"[^\w.:/\-\[\] ]|/(?=\*)|(?<=\*)/", "_", text, flags=re.ASCII)[:120]
 
 
 def _array_text(name: str, data: NDArray[np.uint8]) -> Iterator[str]:
-    """Write bytes as 64-bit words, which a compiler reads faster than bytes; at least one."""
+    """Yield the C definition of an array of bytes, as at least one 64-bit word: compilers parse words faster than
+    bytes."""
     padded_size = max(-(-len(data) // 8) * 8, 8)
     words = np.concatenate([data, np.zeros(padded_size - len(data), np.uint8)]).view("<u8")
     yield f"extern const uint64_t {name}[];"
     yield f"_Alignas({ALIGN}) const uint64_t {name}[] = {{"
-    for start in range(0, len(words), WORDS_A_LINE):
-        yield "    " + ", ".join(f"0x{word:x}u" for word in words[start : start + WORDS_A_LINE].tolist()) + ","
+    for start in range(0, len(words), WORDS_PER_LINE):
+        yield "    " + ", ".join(f"0x{word:x}u" for word in words[start : start + WORDS_PER_LINE].tolist()) + ","
     yield "};"

@@ -1,4 +1,4 @@
-"""Targets of exported C: LLVM's settings for kernels, and the equal flags of a C compiler."""
+"""Processors that models can be exported for: LLVM's settings for kernels, and matching flags of C compilers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from celosia.hw.spec.config import did_you_mean
 
 @dataclass(frozen=True)
 class ExportTarget:
-    """A target of exported C. target: of kernels. gcc, zig: options of a C compiler for it; `gcc` of gcc and clang for
-    that processor, `zig` of `zig cc`. hosted: whether it has an operating system and a C library."""
+    """A processor and system to export for.
+
+    target: LLVM's settings for kernels. gcc: options of gcc and clang for it. zig: options of `zig cc`. hosted: it has
+    an operating system and a C library.
+    """
 
     name: str
     target: Target
@@ -22,8 +25,8 @@ class ExportTarget:
 
 
 _ARMV7, _AARCH64 = TARGETS["armv7"], TARGETS["aarch64"]
-_NEON = "-march=armv7-a", "-mfpu=neon", "-mfloat-abi=hard"
-_ALL = (
+_NEON_FLAGS = "-march=armv7-a", "-mfpu=neon", "-mfloat-abi=hard"
+_EXPORT_TARGETS = (
     ExportTarget(
         "x86_64",
         Target(
@@ -32,12 +35,12 @@ _ALL = (
         (),
         ("-target", f"x86_64-linux-gnu.{MIN_GLIBC}"),
     ),
-    ExportTarget("armv7-linux", _ARMV7, _NEON, _ARMV7.zig),
+    ExportTarget("armv7-linux", _ARMV7, _NEON_FLAGS, _ARMV7.zig),
     ExportTarget("aarch64-linux", _AARCH64, (), _AARCH64.zig),
     ExportTarget(
         "armv7-none",
         Target(16, 16, frozenset(("neon", "strict-align")), "armv7-none", "armv7-unknown-none-eabihf", "cortex-a9"),
-        (*_NEON, "-mno-unaligned-access", "-ffreestanding"),
+        (*_NEON_FLAGS, "-mno-unaligned-access", "-ffreestanding"),
         ("-target", "arm-freestanding-eabihf", "-mcpu=cortex_a9+strict_align"),
         hosted=False,
     ),
@@ -56,7 +59,7 @@ _ALL = (
         hosted=False,
     ),
 )  # fmt: skip
-_BY_NAME = {target.name: target for target in _ALL}
+_TARGET_OF_NAME = {target.name: target for target in _EXPORT_TARGETS}
 
 
 def find_export_target(name: str) -> ExportTarget:
@@ -64,4 +67,4 @@ def find_export_target(name: str) -> ExportTarget:
     if name not in EXPORT_TARGETS:
         suggestion = did_you_mean(name, EXPORT_TARGETS)
         raise TargetError(f"there is no target {name!r}{suggestion}; take {', '.join(EXPORT_TARGETS)}")
-    return _BY_NAME[name]
+    return _TARGET_OF_NAME[name]

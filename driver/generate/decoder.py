@@ -33,12 +33,12 @@ from celosia.hw.spec.config import Config
 from celosia.sim.device import Device
 
 Array = NDArray[Any]
-LENGTH, CHUNK = 256, 16
-"""Tokens of a sequence, at most, and those of a prompt that are taken at once, where nobody says how many."""
-COUNTING = ("CumSum", "Sub", "Slice")
-"""Operators, beside Cast, that compute positions of new tokens from a mask."""
-TABLES = {"Gather": 0, "RotaryEmbedding": 2}
-"""Operators whose second input is places in a table, and which of their inputs that is."""
+DEFAULT_LENGTH, DEFAULT_CHUNK = 256, 16
+"""Defaults: the most tokens of a sequence, and the tokens of a prompt that one run takes."""
+COUNTING_OPERATORS = ("CumSum", "Sub", "Slice")
+"""Operators, besides Cast, by which models compute positions of new tokens from a mask."""
+TABLE_LOOKUPS = {"Gather": 0, "RotaryEmbedding": 2}
+"""Operators whose second input is indices of a table's rows, with the number of the input that is the table."""
 
 
 class Decoder:
@@ -52,14 +52,14 @@ class Decoder:
     (3, 6)
 
     model: an ONNX model with inputs and outputs as generate/roles.py has them. device: by name, or any Device of
-    `config`. length: the tokens of a sequence, at most, by default LENGTH or what the model has positions for. check,
-    rounding: as for `compile`. options: of the device. Raises what `compile` and `Runtime` do, and ModelError for a
-    model that is no decoder.
+    `config`. length: the tokens of a sequence, at most, by default DEFAULT_LENGTH or the number of the model's
+    positions. check, rounding: as for `compile`. options: of the device. Raises what `compile` and `Runtime` do, and
+    ModelError for a model that is no decoder.
     """
 
     def __init__(
         self, model: str | Path | onnx.ModelProto, device: str | Device = "functional", *,
-        config: str | Path | Config = "pynq", length: int | None = None, chunk: int = CHUNK, check: bool = True,
+        config: str | Path | Config = "pynq", length: int | None = None, chunk: int = DEFAULT_CHUNK, check: bool = True,
         rounding: str = ROUNDINGS[0], threads: int | None = None, progress: Callable[[str], None] | None = None,
         options: Mapping[str, Any] = {},
     ) -> None:  # fmt: skip
@@ -73,14 +73,14 @@ class Decoder:
         self.chunk = max(1, min(chunk, self.length - 1))
         if isinstance(device, str):
             require_tools(device, proto)
-        self._device, self._where, self._options = None if isinstance(device, str) else device, device, options
+        self._device, self._device_source, self._options = None if isinstance(device, str) else device, device, options
         self._threads, self._say = threads, progress or (lambda stage: None)
         self._compiling: dict[str, Any] = {"check": check, "rounding": rounding}
         self._runtimes: dict[int, ProgramRuntime] = {}
-        self._latest: _Latest | None = None
+        self._latest: _LatestRun | None = None
 
     def session(self) -> Session:
-        """Begin an empty sequence; several may take turns."""
+        """Begin an empty sequence. Several sessions of one Decoder may alternate."""
         return Session(self)
 
     def program(self, steps: int = 1) -> Program:
@@ -88,8 +88,11 @@ class Decoder:
         return self._runtime(steps).program
 
     def run(self, steps: int, inputs: dict[str, Array], session: Session) -> Result:
-        """Run the Program for `steps` tokens of `session`. The accelerator's memory keeps caches from run to run: it is
-        given the rows that are new."""
+        """Run the Program for `steps` tokens of `session`.
+
+        The accelerator's memory keeps the caches of the latest run. If that was of this session, only rows that are new
+        since are copied to it.
+        """
         runtime = self._runtime(steps)
         latest, self._latest = self._latest, None  # after a failed run the memory's contents are unknown
         if (latest is None or latest.runtime is not runtime) and runtime.program.launches:
@@ -98,11 +101,11 @@ class Decoder:
         if latest is not None and latest.session is session:
             changed = {cache.past: range(latest.seen, session.length) for cache in self.roles.caches}
         result = runtime.run_on(inputs, changed)
-        self._latest = _Latest(runtime, session, session.length)
+        self._latest = _LatestRun(runtime, session, session.length)
         return result
 
     def compile(self, prompt: int) -> None:
-        """Compile what a prompt of so many tokens needs, and the steps behind it."""
+        """Compile the Programs for a prompt of so many tokens and the single tokens after it."""
         for steps in {1, self.chunk} if prompt > 1 else {1}:
             self._runtime(steps)
 
@@ -112,13 +115,14 @@ class Decoder:
             self._open_device()
 
     def _open_device(self) -> Device:
+        """Return the Device, opened at the first call."""
         if self._device is None:
-            assert isinstance(self._where, str)
-            self._device = open_device(self._where, self.config, **self._options)
+            assert isinstance(self._device_source, str)
+            self._device = open_device(self._device_source, self.config, **self._options)
         return self._device
 
     def _runtime(self, steps: int) -> ProgramRuntime:
-        """Open the runtime for `steps` tokens, compiled at its first use."""
+        """Return the runtime for `steps` tokens; the first call compiles its Program."""
         if steps not in self._runtimes:
             self._say(f"compiling for {steps} tokens at once" if steps > 1 else "compiling for a token")
             program = compile_model(
@@ -136,16 +140,17 @@ class Decoder:
 
     @property
     def returns_last(self) -> bool:
-        """Whether the Program for several tokens returns logits of the last one alone."""
+        """Whether the Program for several tokens returns logits of the last token only: then a padded run has none."""
         logits = next(output.shape for output in self.program(self.chunk).outputs if output.name == self.roles.logits)
         return logits[1] < self.chunk
 
     def _vocabulary_size(self, program: Program) -> int:
+        """Return the number of tokens that the Program's logits are for."""
         return next(output.shape[-1] for output in program.outputs if output.name == self.roles.logits)
 
     @property
     def known(self) -> int:
-        """Number of tokens that the model knows."""
+        """Size of the model's vocabulary."""
         return self._vocabulary_size(self.program())
 
     def _input_shapes(self, steps: int) -> dict[str, tuple[int, ...]]:
@@ -158,7 +163,7 @@ class Decoder:
         }  # fmt: skip
 
     def empty_caches(self) -> dict[str, Array]:
-        """Caches of zeros, by input: [1, heads, length - 1, size]."""
+        """Return caches of zeros [1, heads, length - 1, size], by input."""
         return {
             cache.past: np.zeros(
                 (1, cache.heads, self.length - 1, cache.size), numpy_dtype(self._step.dtypes[cache.past])
@@ -167,8 +172,8 @@ class Decoder:
         }
 
     def close(self) -> None:
-        """Release the device, where it was opened here."""
-        if self._device is not None and isinstance(self._where, str):
+        """Close the device if this Decoder has opened it."""
+        if self._device is not None and isinstance(self._device_source, str):
             self._device.close()
         self._device = self._latest = None
 
@@ -179,13 +184,13 @@ class Decoder:
         self.close()
 
     def __repr__(self) -> str:
-        device = self._where if isinstance(self._where, str) else type(self._where).__name__
+        device = self._device_source if isinstance(self._device_source, str) else type(self._device_source).__name__
         return f"<Decoder {self.name!r} on {device}, Config {self.config.name}: sequences of {self.length} tokens>"
 
 
 @dataclass(frozen=True)
-class _Latest:
-    """The last run: of a session that had `seen` so many tokens before it."""
+class _LatestRun:
+    """The latest run, whose caches are in device memory. seen: tokens that its session had before it."""
 
     runtime: ProgramRuntime
     session: Session
@@ -193,8 +198,11 @@ class _Latest:
 
 
 class Session:
-    """A sequence of tokens that the model has seen. caches: [1, heads, length - 1, size] by input, with a row for each.
-    logits: [vocabulary] of what comes next. usage: what its runs have taken."""
+    """A sequence of tokens that the model has seen, with its caches.
+
+    caches: [1, heads, length - 1, size] by input; a row for each token. logits: of the next token, [vocabulary]. usage:
+    cycles and bytes of its runs.
+    """
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
@@ -209,14 +217,13 @@ class Session:
         return len(self.tokens)
 
     def check(self, tokens: Sequence[int]) -> None:
-        """Check tokens. InputError where there are none, more than fit behind those that were seen, or one that the
-        model does not know."""
-        known_tokens = self.decoder.known
+        """Raise InputError where `tokens` is empty, does not fit into the sequence, or has a token out of range."""
+        vocabulary_size = self.decoder.known
         if not tokens:
             raise InputError("there are no tokens; give at least one")
         for token in tokens:
-            if not 0 <= token < known_tokens:
-                raise InputError(f"token {token} is none of the model's, which are 0 to {known_tokens - 1}")
+            if not 0 <= token < vocabulary_size:
+                raise InputError(f"token {token} is none of the model's, which are 0 to {vocabulary_size - 1}")
         if self.length + len(tokens) > self.decoder.length:
             raise InputError(
                 f"{self.length + len(tokens)} tokens are more than a sequence of {self.decoder.length} has room for; "
@@ -224,9 +231,12 @@ class Session:
             )
 
     def feed(self, tokens: Sequence[int]) -> Array:
-        """Let the model see `tokens`. Returns the logits [vocabulary] of what comes behind them. InputError as `check`;
-        the sequence is then as it was."""
-        tokens, decoder = _check_token_type(tokens), self.decoder
+        """Append `tokens` to the sequence, and return the logits [vocabulary] of the next token.
+
+        Whole chunks run at once; the rest is padded to a chunk, or, if the model returns only the last token's logits,
+        runs token by token. InputError as `check`; the sequence is then as it was.
+        """
+        tokens, decoder = _to_ints(tokens), self.decoder
         self.check(tokens)
         while len(tokens) > 1 and (len(tokens) >= decoder.chunk or not decoder.returns_last):
             self._run_padded(tokens[: decoder.chunk], decoder.chunk)
@@ -238,10 +248,10 @@ class Session:
     def generate(
         self, prompt: Sequence[int], count: int, choose: Callable[[Array], int] | None = None
     ) -> Iterator[int]:
-        """Yield tokens that the model puts behind `prompt`: `count` of them, or as many as a sequence has room for.
+        """Yield `count` tokens that the model appends to `prompt`, or as many as a sequence has room for.
 
-        prompt: at least one token, or none to go on behind what was generated. choose: from logits [vocabulary], by
-        default the likeliest. InputError as `feed`.
+        prompt: at least one token, or none to continue the sequence. choose: returns the token for logits [vocabulary];
+        by default the likeliest. InputError as `feed`.
         """
         choose = choose or Sampler()
         logits = self.feed(prompt) if len(prompt) or not self.length else self.logits
@@ -253,18 +263,21 @@ class Session:
             logits = self.feed([token])
 
     def _run_padded(self, tokens: list[int], steps: int) -> None:
-        """Run once, with `tokens` and padding up to `steps`, which is masked."""
+        """Run the Program for `steps` tokens with fewer or as many `tokens`; masked padding fills up.
+
+        Update the caches.
+        """
         decoder, roles, count, before = self.decoder, self.decoder.roles, len(tokens), self.length
         seen = mask_of_seen_tokens(decoder.length - 1, before, steps, count)
-        filled = np.array([tokens + tokens[-1:] * (steps - count)])
-        places = np.minimum(before + np.arange(steps), decoder.length - 1)[None]
-        feed = {roles.tokens: filled, roles.mask: seen[None], roles.positions: places}
-        inputs = {name: array.astype(roles.kinds[name]) for name, array in feed.items() if name}
+        padded_tokens = np.array([tokens + tokens[-1:] * (steps - count)])
+        positions = np.minimum(before + np.arange(steps), decoder.length - 1)[None]
+        role_inputs = {roles.tokens: padded_tokens, roles.mask: seen[None], roles.positions: positions}
+        inputs = {name: array.astype(roles.kinds[name]) for name, array in role_inputs.items() if name}
         result = decoder.run(steps, inputs | self.caches, self)
         for cache in roles.caches:
-            rows = result.outputs[cache.present][:, :, :count]
-            room = self.caches[cache.past][:, :, before : before + count]  # the last token of all needs no row
-            room[...] = rows[:, :, : room.shape[CACHE_AXIS]]
+            new_rows = result.outputs[cache.present][:, :, :count]
+            cache_rows = self.caches[cache.past][:, :, before : before + count]  # the last token of all needs no row
+            cache_rows[...] = new_rows[:, :, : cache_rows.shape[CACHE_AXIS]]
         self.tokens += tokens
         self.usage.add(steps, result.report, count)
         logits = result.outputs[roles.logits][0]
@@ -272,15 +285,17 @@ class Session:
 
 
 def mask_of_seen_tokens(past: int, before: int, steps: int, count: int) -> NDArray[np.bool_]:
-    """Mask of the tokens in a cache with room for `past` tokens, and of `steps` new ones: the first `before`, and the
-    first `count`."""
-    places = np.arange(past + steps)
-    held: NDArray[np.bool_] = (places < before) | ((places >= past) & (places < past + count))
-    return held
+    """Return the attention mask [past + steps] of a cache of `past` rows followed by `steps` new tokens.
+
+    It is true for the first `before` rows, which hold tokens, and for the first `count` new tokens; others are padding.
+    """
+    indices = np.arange(past + steps)
+    mask: NDArray[np.bool_] = (indices < before) | ((indices >= past) & (indices < past + count))
+    return mask
 
 
-def _check_token_type(tokens: Sequence[int]) -> list[int]:
-    """Check `tokens`, of any type of whole numbers. InputError for others."""
+def _to_ints(tokens: Sequence[int]) -> list[int]:
+    """Return `tokens`, of any integer type, as ints. InputError for other types."""
     numbers = []
     for token in tokens:
         try:
@@ -291,8 +306,11 @@ def _check_token_type(tokens: Sequence[int]) -> list[int]:
 
 
 def _sequence_length(requested: int | None, limit: int | None) -> int:
-    """Length of a sequence. InputError where it is too short to be one, or longer than the model's positions."""
-    length = min(LENGTH, limit or LENGTH) if requested is None else requested
+    """Return the length of sequences: the user's, or the default within the model's `limit`.
+
+    InputError where it is less than 2, or longer than the model's positions.
+    """
+    length = min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH) if requested is None else requested
     if length < 2:
         raise InputError(f"a sequence of {length} tokens is none; take 2 or more")
     if limit is not None and length > limit:
@@ -301,18 +319,17 @@ def _sequence_length(requested: int | None, limit: int | None) -> int:
 
 
 def position_count(proto: onnx.ModelProto, roles: Roles) -> int | None:
-    """Number of positions that the model has a row for; None where it computes what it needs of any."""
+    """Return the number of rows of the model's table of positions; None where it looks up none: any position works."""
     tables = {tensor.name: tensor.dims[0] for tensor in proto.graph.initializer if len(tensor.dims) == 2}
-    counted = {roles.mask}
-    """The mask, and places that are counted in it."""
-    aliases = {roles.positions} - {""}
+    counted = {roles.mask}  # the mask, and tensors of positions that are counted in it
+    aliases = {roles.positions} - {""}  # tensors that hold the positions of new tokens
     for node in proto.graph.node:
         if (op_spec(node.op_type).view or node.op_type == "Cast") and node.input[0] in aliases:
             aliases.update(node.output)
-        if node.op_type in (*COUNTING, "Cast") and node.input[0] in counted:
+        if node.op_type in (*COUNTING_OPERATORS, "Cast") and node.input[0] in counted:
             counted.update(node.output)
             aliases.update(node.output if node.op_type == "Slice" else ())
-        place = TABLES.get(node.op_type)
-        if place is not None and node.input[1] in aliases and node.input[place] in tables:
-            return int(tables[node.input[place]])
+        table_input = TABLE_LOOKUPS.get(node.op_type)
+        if table_input is not None and node.input[1] in aliases and node.input[table_input] in tables:
+            return int(tables[node.input[table_input]])
     return None

@@ -1,11 +1,11 @@
-"""Roles of the inputs and outputs of a decoder, by their names, as exporters choose them.
+"""Find the roles of the inputs and outputs of a decoder by the names that exporters give them.
 
-input_ids            int [1, steps]                 tokens that have not been seen yet
+input_ids            int [1, steps]                 new tokens
 attention_mask       int [1, total]                 1 for tokens that are seen; total = past + steps
-position_ids         int [1, steps]                 places of the new tokens, counted from 0; may be missing
+position_ids         int [1, steps]                 positions of the new tokens, from 0; may be missing
 past_key_values...   float [1, heads, past, size]   keys or values of each layer
-logits               float [1, steps, vocabulary]   or of the last token alone
-present...           float [1, heads, total, size]  the past ones, and behind them those of the new tokens
+logits               float [1, steps, vocabulary]   or of the last token only
+present...           float [1, heads, total, size]  the past rows, followed by those of the new tokens
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ CACHE_AXIS = 2
 
 @dataclass(frozen=True)
 class Cache:
-    """Cache of keys or values of a layer: its input, its output, and the model's [batch, heads, tokens, size]."""
+    """A cache of keys or values of one layer, [batch, heads, tokens, size].
+
+    past, present: names of its input and output. dtype: element type in the original model.
+    """
 
     past: str
     present: str
@@ -36,7 +39,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Roles:
-    """Names of a decoder's inputs and outputs by role. positions: "" where there are none."""
+    """Names of a decoder's inputs and outputs by role. positions: "" where it has no such input."""
 
     tokens: str
     mask: str
@@ -87,28 +90,29 @@ def find_roles(proto: onnx.ModelProto) -> Roles:
 
 
 def _cache_pairs(proto: onnx.ModelProto) -> list[tuple[str, str]]:
-    """Pairs of a cache's input, and the output that continues it."""
+    """Return the names of each cache's input and output, matched by layer and kind."""
     present_names = {
         _layer_and_kind(value.name, "present"): value.name for value in proto.graph.output if "present" in value.name
     }
     past_names = [name for name in input_values(proto) if "past" in name.lower()]
     return [
-        (name, present_names[place]) for name in past_names if (place := _layer_and_kind(name, "past")) in present_names
+        (name, present_names[key]) for name in past_names if (key := _layer_and_kind(name, "past")) in present_names
     ]
 
 
 def _layer_and_kind(name: str, kind: str) -> tuple[str, ...]:
-    """Layer and kind of a cache, from its name without the common words.
+    """Return the words and numbers of a cache's name that tell layer and key or value, without `kind` ("past",
+    "present").
 
     >>> _layer_and_kind("past_key_values.3.key", "past") == _layer_and_kind("present.3.key", "present")
     True
     """
-    rest = name.lower().replace("key_values", "").replace(kind, "")
-    return tuple(re.findall(r"[a-z]+|\d+", rest))
+    distinct_part = name.lower().replace("key_values", "").replace(kind, "")
+    return tuple(re.findall(r"[a-z]+|\d+", distinct_part))
 
 
 def _describe_cache(value: onnx.ValueInfoProto, present: str) -> Cache:
-    """Describe the cache of an input. ModelError where its shape is not [batch, heads, tokens, size]."""
+    """Return the Cache of an input and its output. ModelError where its shape is not [batch, heads, tokens, size]."""
     dims = value.type.tensor_type.shape.dim
     if len(dims) != 4 or not all(dims[axis].dim_value > 0 for axis in (1, 3)):
         shown = ", ".join(dim.dim_param or str(dim.dim_value) for dim in dims)
@@ -119,9 +123,11 @@ def _describe_cache(value: onnx.ValueInfoProto, present: str) -> Cache:
 
 
 def _element_type(value: onnx.ValueInfoProto) -> str:
+    """Return numpy's name of a tensor's element type; "" where it declares none."""
     kind = value.type.tensor_type.elem_type
     return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind)).name if kind else ""
 
 
 def _names_text(names: list[str]) -> str:
+    """Return names as text for errors."""
     return ", ".join(map(repr, names)) or "none"

@@ -1,4 +1,4 @@
-"""Rotary positions in plain operators: pairs of elements of heads, rotated by the angles of their positions."""
+"""Rotary position embedding in plain operators: rotate pairs of elements of heads by angles of their positions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ Array = NDArray[Any]
 
 
 class Rotary:
-    """Turns heads of `size` elements. owner: the operator that did, for errors. tables: names of cosines and sines
-    [places, half], constants. pairs: neighbours are rotated, not halves. places: of new tokens [batch, steps].
-    ModelError where tables are none for such heads."""
+    """Writes the rotation of heads of `size` elements.
+
+    owner: the operator that it replaces, for errors. tables: names of constant cosines and sines, [positions, half].
+    is_interleaved: neighbouring elements are a pair; else an element and the one `half` behind it. positions: name of
+    the new tokens' positions, [batch, steps]. ModelError where the tables do not fit such heads.
+    """
 
     def __init__(
-        self, writer: GraphWriter, owner: str, tables: list[str], size: int, pairs: bool, places: str
+        self, writer: GraphWriter, owner: str, tables: list[str], size: int, is_interleaved: bool, positions: str
     ) -> None:  # fmt: skip
-        self.writer, self.size, self.pairs, self.places = writer, size, pairs, places
+        self.writer, self.size, self.is_interleaved, self.positions = writer, size, is_interleaved, positions
         for name in tables:
             if name not in writer.constants:
                 raise ModelError(
@@ -36,30 +39,32 @@ class Rotary:
             )
         self.half = self.cos.shape[1]
 
-    def rotated(self, x: str) -> str:
-        """Rotate pairs of elements of x [batch, heads, steps, size]: x * cos + others * sin.
+    def rotate(self, x: str) -> str:
+        """Write the rotation of x [batch, heads, steps, size]: x * cos + exchanged * sin. Return the result's name.
 
-        `others` is x with the two elements of each pair exchanged, and the first one negated. Elements that are not
+        `exchanged` is x with the two elements of each pair exchanged, and the first one negated. Elements that are not
         rotated have cos 1 and sin 0.
         """
-        op, half, rest = self.writer.op, self.half, self.size - 2 * self.half
+        op, half, unrotated = self.writer.op, self.half, self.size - 2 * self.half
         cos, sin = self.cos, self.sin
-        if self.pairs:
+        if self.is_interleaved:
             cos, sin = (np.stack(pair, -1).reshape(len(cos), -1) for pair in ((cos, cos), (-sin, sin)))
             order = np.arange(self.size)
             order[: 2 * half] ^= 1
-            rotated = op("Gather", x, self.writer.constant(order), axis=-1)
+            exchanged = op("Gather", x, self.writer.constant(order), axis=-1)
         else:
             cos, sin = np.hstack([cos, cos]), np.hstack([sin, sin])
-            first, second, *end = self.writer.parts(x, [half, half, *[rest] * (rest > 0)])
-            rotated = op("Concat", op("Neg", second), first, *end, axis=-1)
-        cos, sin = (np.pad(table, ((0, 0), (0, rest)), constant_values=n) for table, n in ((cos, 1), (sin, 0)))
-        return op("Add", op("Mul", x, self._rows_of_new_tokens(cos)), op("Mul", rotated, self._rows_of_new_tokens(sin)))
+            first, second, *end = self.writer.slice_last_axis(x, [half, half, *[unrotated] * (unrotated > 0)])
+            exchanged = op("Concat", op("Neg", second), first, *end, axis=-1)
+        cos, sin = (np.pad(table, ((0, 0), (0, unrotated)), constant_values=n) for table, n in ((cos, 1), (sin, 0)))
+        return op(
+            "Add", op("Mul", x, self._rows_of_new_tokens(cos)), op("Mul", exchanged, self._rows_of_new_tokens(sin))
+        )
 
     def _rows_of_new_tokens(self, table: Array) -> str:
         """Gather the rows of `table` [positions, size] at the new tokens' positions, which follow the cached ones.
 
         Returns a tensor's name, [batch, 1, steps, size]. All layers share the nodes: `once` emits them for the first.
         """
-        rows = self.writer.once("Gather", self.writer.constant(table, table.dtype), self.places)
+        rows = self.writer.once("Gather", self.writer.constant(table, table.dtype), self.positions)
         return self.writer.once("Unsqueeze", rows, self.writer.ints(1))

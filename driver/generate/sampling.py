@@ -13,8 +13,11 @@ from celosia.compiler.program import InputError
 
 @dataclass
 class Sampler:
-    """Sampler of tokens. temperature: 0 takes the likeliest token, 1 draws by the model's own chances. top: only among
-    so many, 0 for all. Equal seeds give equal tokens. ValueError."""
+    """Chooses the next token from logits.
+
+    temperature: 0 takes the likeliest token, 1 draws by the model's own probabilities. top: draw among so many of the
+    likeliest tokens only, 0 for all. Equal seeds give equal tokens. ValueError for negative arguments.
+    """
 
     temperature: float = 0.0
     top: int = 0
@@ -38,9 +41,9 @@ class Sampler:
             return int(np.argmax(logits))
         scaled = np.asarray(logits, np.float64) / self.temperature
         if 0 < self.top < len(scaled):
-            least = np.partition(scaled, -self.top)[-self.top]
-            scaled = np.where(scaled >= least, scaled, -np.inf)
+            threshold = np.partition(scaled, -self.top)[-self.top]
+            scaled = np.where(scaled >= threshold, scaled, -np.inf)
         if not np.isfinite(scaled.max()):
             raise InputError("the model's logits are no numbers, of which none can be drawn")
-        chances = np.exp(scaled - scaled.max())
-        return int(self._random.choice(len(chances), p=chances / chances.sum()))
+        probabilities = np.exp(scaled - scaled.max())
+        return int(self._random.choice(len(probabilities), p=probabilities / probabilities.sum()))

@@ -1,4 +1,4 @@
-"""Use of the accelerator by the runs of a session."""
+"""Add up the use of the accelerator by the runs of a session: cycles, bytes, tokens per second."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from celosia.hw.spec.config import Config
 
 @dataclass
 class RunTotals:
-    """Totals of the runs of one Program. bytes_loaded: by launches, instructions not counted."""
+    """Totals over the runs of one Program.
+
+    tokens: new ones, without padding. cycles: None on a device without cycles. bytes_loaded: by launches, without
+    instructions. macs: on the accelerator. seconds: of the host's clock. memory: name of the memory model.
+    """
 
     runs: int = 0
     tokens: int = 0
@@ -22,7 +26,7 @@ class RunTotals:
     memory: str | None = None
 
     def add(self, report: dict[str, Any], tokens: int) -> None:
-        """Count a run with this report, of so many tokens."""
+        """Add a run, by its report, of so many tokens."""
         self.runs += 1
         self.tokens += tokens
         self.cycles = None if self.cycles is None or report["cycles"] is None else self.cycles + report["cycles"]
@@ -34,25 +38,28 @@ class RunTotals:
 
 @dataclass
 class SessionUsage:
-    """Use of the accelerator by a session. steps: runs of one token; prompt: of several at once."""
+    """Use of the accelerator by a session. steps: runs of one token; prompt: runs of a chunk. launches: of a step."""
 
     config: Config
     steps: RunTotals = field(default_factory=RunTotals)
     prompt: RunTotals = field(default_factory=RunTotals)
     launches: int = 0
     share: float | None = None
-    """Share of the multiplications of a step that the accelerator does."""
+    """Share of the multiplications of a step that the accelerator executes."""
 
     def add(self, steps: int, report: dict[str, Any], tokens: int) -> None:
-        """Count a run of the Program for `steps` tokens, of which so many were new."""
+        """Add a run of the Program for `steps` tokens, of which `tokens` were no padding."""
         (self.steps if steps == 1 else self.prompt).add(report, tokens)
         if steps == 1:
             self.launches = report["launches"]
             self.share = report["macs_accelerator"] / report["macs_total"] if report["macs_total"] else None
 
     def report(self) -> dict[str, Any]:
-        """Plain data. tokens_per_second: of the accelerator alone, at the clock of the memory model's board; None on a
-        device without cycles. bandwidth: bytes loaded over what the bus could have carried in the cycles of steps."""
+        """Return the usage as plain data.
+
+        `tokens_per_second`: of the accelerator only, at the clock of the memory model's board; None on a device without
+        cycles. `bandwidth`: bytes loaded, as a share of what the bus could carry in the cycles of steps.
+        """
         step, mhz = self.steps, clock_of_report(self.steps.memory)
         cycles = step.cycles / step.runs if step.cycles and step.runs else None
         bus = self.config.bus_bytes * self.config.ports

@@ -1,4 +1,4 @@
-"""Write operators into a graph."""
+"""Write nodes and constants into an ONNX graph, for `cached_attention.py` and `driver/quantize/decoders.py`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from celosia.compiler.graph.importing.functions import nodes, subgraphs
 
 
 def _nodes_in_subgraphs(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes in the subgraphs of `node`, nested ones included."""
     for graph in subgraphs(node):
         yield from nodes(graph)
 
 
 class GraphWriter:
-    """Writer of `nodes`, which are to become those of `graph`, and of constants; methods return names of tensors.
-    prefix: of all names that it writes."""
+    """Writes constants to `graph`, and nodes to the list `nodes`, which replaces the graph's nodes when it closes.
+
+    Methods return names of tensors. prefix: of all names that it writes. constants: tensors of the graph's constants by
+    name. makers: the original node that computes a tensor.
+    """
 
     def __init__(self, graph: onnx.GraphProto, prefix: str) -> None:
         self.graph, self.prefix, self.nodes = graph, prefix, list[onnx.NodeProto]()
@@ -37,38 +41,38 @@ class GraphWriter:
         self._shared: dict[Hashable, str] = {}
 
     def close(self) -> None:
-        """Make `nodes` those of the graph, but for operators and constants that nobody reads any more."""
+        """Replace the graph's nodes by `nodes`, and drop nodes and constants that the outputs do not depend on."""
         makers = {name: node for node in self.nodes for name in node.output}
-        waiting, read = [value.name for value in self.graph.output], {""}
-        while waiting:
-            name = waiting.pop()
-            if name not in read and name in makers:
-                waiting += [
+        pending, live_names = [value.name for value in self.graph.output], {""}
+        while pending:
+            name = pending.pop()
+            if name not in live_names and name in makers:
+                pending += [
                     operand for node in (makers[name], *_nodes_in_subgraphs(makers[name])) for operand in node.input
                 ]
-            read.add(name)
-        read.remove("")
-        live_nodes = [node for node in self.nodes if read.intersection(node.output)]
-        constants = [tensor for tensor in self.graph.initializer if tensor.name in read]
+            live_names.add(name)
+        live_names.remove("")
+        live_nodes = [node for node in self.nodes if live_names.intersection(node.output)]
+        constants = [tensor for tensor in self.graph.initializer if tensor.name in live_names]
         del self.graph.node[:], self.graph.initializer[:]
         self.graph.node.extend(live_nodes)
         self.graph.initializer.extend(constants)
 
     def op(self, kind: str, *inputs: str, called: str = "", **attributes: Any) -> str:
-        """Write an operator; return its first output. called: its name, if it must have one."""
+        """Write an operator with one output, and return its name. called: the output's name; "" for a new one."""
         y = called or unused_name(f"{self.prefix}/{kind}", self._used_names)
         self.nodes.append(helper.make_node(kind, list(inputs), [y], name=y, **attributes))
         return y
 
     def once(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """Write an operator as `op` does, but only once for equal arguments."""
+        """Write an operator as `op` does, but return the earlier result for equal arguments."""
         key = (kind, inputs, *sorted(attributes.items()))
         if key not in self._shared:
             self._shared[key] = self.op(kind, *inputs, **attributes)
         return self._shared[key]
 
     def constant(self, values: Any, dtype: Any = np.int64) -> str:
-        """Write a constant, equal ones once."""
+        """Write a constant; equal constants share one initializer."""
         array = np.asarray(values, dtype)
         key = (array.dtype.str, array.shape, sha256(array.tobytes()).digest())
         if key not in self._shared:
@@ -77,10 +81,10 @@ class GraphWriter:
         return self._shared[key]
 
     def ints(self, *values: int) -> str:
-        """Write the constant [values]."""
+        """Write a constant 1D tensor of int64."""
         return self.constant(values)
 
-    def parts(self, x: str, sizes: Sequence[int]) -> list[str]:
-        """Split the last axis into parts of these sizes."""
+    def slice_last_axis(self, x: str, sizes: Sequence[int]) -> list[str]:
+        """Split the last axis of `x` into slice_last_axis of these sizes by Slice nodes."""
         ends, last = np.cumsum(sizes).tolist(), self.ints(-1)
         return [self.op("Slice", x, self.ints(end - size), self.ints(end), last) for size, end in zip(sizes, ends)]

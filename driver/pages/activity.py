@@ -1,4 +1,7 @@
-"""Activity of the accelerator in each cycle of a run: instructions, the tokens they waited for, scratchpads."""
+"""Compute the activity of the accelerator over the cycles of a run: instructions, waits for tokens, scratchpad use.
+
+`run_figures.py` draws it as the timeline of a page.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,12 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Bars:
-    """Stretches of time of units, in cycles from the start of the run: of `count` instructions from `index` on, all of
-    one layer. drawn: its start beside those before it, in whose pipeline it may have started already."""
+    """Bars of a timeline, one element of each array a bar; times are cycles from the start of the run.
+
+    unit: that works. layer: number of the layer. index, count: the first instruction, and their number. drawn: the
+    first cycle of the bar: the start, but not before the end of the unit's instruction before, as instructions overlap
+    in its pipeline. end: the last cycle.
+    """
 
     unit: Ints
     layer: Ints
@@ -35,7 +42,8 @@ class Bars:
 
 @dataclass(frozen=True)
 class Waits:
-    """Stretches of time in which nothing was under way in `unit`, whose next instruction needed a token of `of`."""
+    """Intervals, from cycle `since` until cycle `until`, in which `unit` was idle and waited for a token of unit
+    `of`."""
 
     unit: Ints
     of: Ints
@@ -45,7 +53,11 @@ class Waits:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """The share of a scratchpad that holds what will still be read: `share[i]` from cycle `time[i]` to the next one."""
+    """Use of a scratchpad over time.
+
+    entries: its depth. share: from cycle `time[i]` to the next one, the share `share[i]` of it holds data that an
+    instruction will still read.
+    """
 
     entries: int
     time: Ints
@@ -54,9 +66,12 @@ class Occupancy:
 
 @dataclass(frozen=True)
 class Activity:
-    """Activity of a run. layers: numbers count on from launch to launch. launches: cycle in which each starts, and the
-    last ends. spans: of each layer, the first and last cycle of its own instructions. gap: pauses and waits of so many
-    cycles and fewer between instructions are not in bars and waits, since there would be too many."""
+    """Activity of a run. Layers and instructions are numbered from launch to launch.
+
+    instructions: their number. gap: pauses and waits of at most so many cycles are left out, to have fewer bars.
+    scratchpads: use by name. launches: the cycle in which each starts, and in which the last ends. spans: first and
+    last cycle of each layer's instructions.
+    """
 
     bars: Bars
     waits: Waits
@@ -68,10 +83,10 @@ class Activity:
 
 
 def activity(program: Program, counters: Sequence[Counters], limit: int = 20_000) -> Activity | None:
-    """Return the activity in the launches of a Program; `counters` are those of its first run. None where the device
-    did not give the time of each instruction, or there was none.
+    """Return the activity in the launches of a Program.
 
-    limit: bars, from which on instructions that follow each other are drawn as one.
+    counters: of each launch in the first run. limit: the most bars; beyond that, instructions that follow each other
+    are joined. None without launches, or where the device has not recorded the time of each instruction.
     """
     runs = list(zip(program.launches, counters))
     if not runs or len(runs) < len(program.launches) or not all(run.cycles and run.events for _, run in runs):
@@ -84,22 +99,26 @@ def activity(program: Program, counters: Sequence[Counters], limit: int = 20_000
         starts.append(starts[-1] + (run.cycles or 0))
         first_layer += len(launch.layers)
         first_index += launch.count
-    every = Bars(*(np.concatenate(parts) for parts in zip(*(trace.bars() for trace in traces))))
+    all_bars = Bars(*(np.concatenate(parts) for parts in zip(*(trace.bars() for trace in traces))))
     waits = Waits(*(np.concatenate(parts) for parts in zip(*(trace.waits() for trace in traces))))
-    bars, gap = _join_bars(every, limit)
-    length = waits.until - waits.since
-    gap = max(gap, int(np.sort(length)[-limit - 1])) if np.count_nonzero(length > gap) > limit else gap
-    long = length > gap
-    waits = Waits(waits.unit[long], waits.of[long], waits.since[long], waits.until[long])
+    bars, gap = _join_bars(all_bars, limit)
+    lengths = waits.until - waits.since
+    gap = max(gap, int(np.sort(lengths)[-limit - 1])) if np.count_nonzero(lengths > gap) > limit else gap
+    is_long = lengths > gap
+    waits = Waits(waits.unit[is_long], waits.of[is_long], waits.since[is_long], waits.until[is_long])
     return Activity(
-        bars, waits, len(every.unit), gap, _scratchpad_occupancy(program.config, traces), tuple(starts),
+        bars, waits, len(all_bars.unit), gap, _scratchpad_occupancy(program.config, traces), tuple(starts),
         tuple(span for trace in traces for span in trace.spans()),
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Trace:
-    """A launch that starts in cycle `begin`: its instructions in the order of the program, with their times."""
+    """Instructions of a launch in program order, with their times.
+
+    begin: cycle in which the launch starts. stream: the instructions. unit, layer, index, start, drawn, end: of each
+    instruction, as in Bars.
+    """
 
     begin: int
     stream: list[Instruction]
@@ -111,48 +130,56 @@ class _Trace:
     end: Ints
 
     @classmethod
-    def of(cls, program: Program, launch: LaunchStep, run: Counters, now: int, layer: int, index: int) -> _Trace:
-        """Trace one run of a launch that begins at cycle `now`. layer, index: of its first layer and instruction."""
+    def of(
+        cls, program: Program, launch: LaunchStep, run: Counters, begin: int, first_layer: int, first_index: int
+    ) -> _Trace:
+        """Return the trace of one run of a launch that starts in cycle `begin`.
+
+        first_layer, first_index: numbers of its first layer and instruction.
+        """
         code = np.frombuffer(launch_code(program, launch), np.uint8).reshape(-1, instruction_bytes(program.config))
-        stream = [
-            instruction for instruction in decode(program.config, code) if instruction is not None
-        ]  # none is illegal in a program that has run
+        decoded = decode(program.config, code)
+        stream = [instruction for instruction in decoded if instruction is not None]  # a Program has no illegal ones
         start, end = np.zeros((2, len(stream)), np.int64)
         for event in run.events:
-            start[event.index], end[event.index] = now + event.start, now + event.end
+            start[event.index], end[event.index] = begin + event.start, begin + event.end
         unit = np.array([int(instruction.unit) for instruction in stream], np.int64)
         drawn = start.copy()
-        for kind in Unit:
-            rows = np.flatnonzero(unit == kind)
-            before = np.maximum.accumulate(np.concatenate([[now], end[rows]]))[:-1]
-            drawn[rows] = np.minimum(np.maximum(start[rows], before), end[rows])
-        owner = launch.layer_of.astype(np.int64) + layer
-        return cls(now, stream, unit, owner, index + np.arange(len(stream)), start, drawn, end)
+        for each_unit in Unit:
+            indices = np.flatnonzero(unit == each_unit)
+            previous_end = np.maximum.accumulate(np.concatenate([[begin], end[indices]]))[:-1]
+            drawn[indices] = np.minimum(np.maximum(start[indices], previous_end), end[indices])
+        layers = launch.layer_of.astype(np.int64) + first_layer
+        return cls(begin, stream, unit, layers, first_index + np.arange(len(stream)), start, drawn, end)
 
     def bars(self) -> tuple[Ints, ...]:
+        """Return the fields of Bars, with one bar for each instruction."""
         return self.unit, self.layer, self.index, np.ones_like(self.index), self.drawn, self.end
 
     def waits(self) -> tuple[Ints, ...]:
-        """Intervals in which a unit waits: from the end of its last instruction to the last token that the next one
-        takes."""
-        arrival, giver = np.full(len(self.unit), -1, np.int64), np.zeros(len(self.unit), np.int64)
-        post_masks, waits = (
+        """Return the fields of Waits.
+
+        A unit waits from the end of its last instruction until the last token that the next instruction takes. The n-th
+        token that a unit takes from another is the n-th that this one gives.
+        """
+        arrival, givers = np.full(len(self.unit), -1, np.int64), np.zeros(len(self.unit), np.int64)
+        post_masks, wait_masks = (
             np.array([instruction.fields[name] for instruction in self.stream], np.int64) for name in ("post", "wait")
         )
-        for of in Unit:
+        for giver_unit in Unit:
             for unit in Unit:
-                posts = np.flatnonzero((self.unit == of) & (post_masks >> unit & 1 == 1))
-                takers = np.flatnonzero((self.unit == unit) & (waits >> of & 1 == 1))[: len(posts)]
-                token = self.end[posts[: len(takers)]]  # the n-th taken is the n-th given
-                later = token > arrival[takers]
-                arrival[takers[later]], giver[takers[later]] = token[later], of
+                posting = np.flatnonzero((self.unit == giver_unit) & (post_masks >> unit & 1 == 1))
+                taking = np.flatnonzero((self.unit == unit) & (wait_masks >> giver_unit & 1 == 1))[: len(posting)]
+                token_times = self.end[posting[: len(taking)]]
+                later = token_times > arrival[taking]
+                arrival[taking[later]], givers[taking[later]] = token_times[later], giver_unit
         since = np.zeros_like(arrival)
         for unit in Unit:
             rows = np.flatnonzero(self.unit == unit)
             since[rows] = np.maximum.accumulate(np.concatenate([[self.begin], self.end[rows]]))[:-1]
         until = np.minimum(arrival, self.drawn)
         rows = np.flatnonzero(until > since)
-        return self.unit[rows], giver[rows], since[rows], until[rows]
+        return self.unit[rows], givers[rows], since[rows], until[rows]
 
     def spans(self) -> list[tuple[int, int]]:
         """Return the first and last cycle of each layer."""
@@ -165,16 +192,18 @@ class _Trace:
 
 
 def _join_bars(bars: Bars, limit: int) -> tuple[Bars, int]:
-    """Join bars until at most `limit` are left where possible: those of a unit and a layer with the smallest pauses
-    first."""
+    """Join neighbouring bars of a unit and layer until at most `limit` are left, if possible. Return (bars, gap).
+
+    gap: the longest pause, in cycles, that was joined over; 0 for none. It doubles until few enough bars are left.
+    """
     order = np.lexsort((bars.index, bars.unit))
     unit, layer, index, count, drawn, end = (getattr(bars, name)[order] for name in Bars.__dataclass_fields__)
     pause = np.maximum(drawn[1:] - np.maximum.accumulate(end)[:-1], 0)
-    same = (unit[1:] == unit[:-1]) & (layer[1:] == layer[:-1])
+    is_same_layer = (unit[1:] == unit[:-1]) & (layer[1:] == layer[:-1])
     gap = -1
-    while len(unit) - np.count_nonzero(same & (pause <= gap)) > limit and gap < pause.max(initial=0):
+    while len(unit) - np.count_nonzero(is_same_layer & (pause <= gap)) > limit and gap < pause.max(initial=0):
         gap = 2 * gap + 1 if gap > 0 else gap + 1
-    first = np.flatnonzero(np.concatenate([[True], ~(same & (pause <= gap))]))
+    first = np.flatnonzero(np.concatenate([[True], ~(is_same_layer & (pause <= gap))]))
     joined = Bars(
         unit[first], layer[first], index[first], np.add.reduceat(count, first), drawn[first],
         np.maximum.reduceat(end, first),
@@ -185,57 +214,59 @@ def _join_bars(bars: Bars, limit: int) -> tuple[Bars, int]:
 # Scratchpads ------------------------------------------------------------------------------------------------
 
 
-class _Places:
-    """Each place of a scratchpad: since when it holds what it does, and until when that is read."""
+class _PieceHistory:
+    """History of the pieces of a scratchpad: when each was written, and when its content was read last."""
 
     def __init__(self, size: int) -> None:
-        self._born, self._last = np.zeros((2, size), np.int64)
-        self._held: list[tuple[Ints, Ints, Ints]] = []
+        self._written_at, self._last_read_at = np.zeros((2, size), np.int64)
+        self._intervals: list[tuple[Ints, Ints, Ints]] = []
 
-    def run(self, touched: Sequence[Touch], start: int, end: int) -> None:
+    def record_accesses(self, touched: Sequence[Touch], start: int, end: int) -> None:
         """Record the accesses of an instruction, reads first, from cycle `start` to `end`."""
         for touch in touched:
             if not touch.write:
-                index = touch.piece_numbers(len(self._last))
-                self._last[index] = np.maximum(self._last[index], end)
+                index = touch.piece_numbers(len(self._last_read_at))
+                self._last_read_at[index] = np.maximum(self._last_read_at[index], end)
         continued = {touch.operand for touch in touched if not touch.write}
         for touch in touched:
-            if touch.write and touch.operand not in continued:  # an accumulation goes on with what is there
-                index = touch.piece_numbers(len(self._last))
-                self._record_held(self._born[index], self._last[index])
-                self._born[index] = self._last[index] = start
+            if touch.write and touch.operand not in continued:  # an accumulation keeps its content
+                index = touch.piece_numbers(len(self._last_read_at))
+                self._record_intervals(self._written_at[index], self._last_read_at[index])
+                self._written_at[index] = self._last_read_at[index] = start
 
-    def _record_held(self, born: Ints, last: Ints) -> None:
-        read = last > born
-        if read.any():
-            pairs, count = np.unique(born[read] << 32 | last[read], return_counts=True)
-            self._held.append((pairs >> 32, pairs & 0xFFFFFFFF, count))
+    def _record_intervals(self, written: Ints, last_read: Ints) -> None:
+        """Record the intervals from write to last read of some pieces, equal ones counted; unread pieces have none."""
+        was_read = last_read > written
+        if was_read.any():
+            pairs, count = np.unique(written[was_read] << 32 | last_read[was_read], return_counts=True)
+            self._intervals.append((pairs >> 32, pairs & 0xFFFFFFFF, count))
 
-    def held(self) -> list[tuple[Ints, Ints, Ints]]:
-        """Intervals in which places are held, and the number of places."""
-        self._record_held(self._born, self._last)
-        return self._held
+    def intervals(self) -> list[tuple[Ints, Ints, Ints]]:
+        """Return (first cycles, last cycles, numbers of pieces) of the intervals in which pieces hold data."""
+        self._record_intervals(self._written_at, self._last_read_at)
+        return self._intervals
 
 
 def _scratchpad_occupancy(cfg: Config, traces: Sequence[_Trace]) -> dict[str, Occupancy]:
-    """Occupancy of each scratchpad over time."""
+    """Return the Occupancy of each scratchpad, by name."""
     sizes = {name: pad.depth * pad.pieces for name, pad in scratchpads(cfg).items()}
-    held: dict[str, list[tuple[Ints, Ints, Ints]]] = {name: [] for name in sizes}
-    for trace in traces:  # a launch finds nothing of the one before
-        places = {name: _Places(size) for name, size in sizes.items()}
+    intervals: dict[str, list[tuple[Ints, Ints, Ints]]] = {name: [] for name in sizes}
+    for trace in traces:  # scratchpads hold no data from launch to launch
+        histories = {name: _PieceHistory(size) for name, size in sizes.items()}
         for instruction, start, end in zip(trace.stream, trace.start.tolist(), trace.end.tolist()):
             touched = touches(cfg, instruction.opcode, instruction.fields)
             for memory in {touch.memory for touch in touched}:
-                places[memory].run([touch for touch in touched if touch.memory == memory], start, end)
-        for name, accesses in places.items():
-            held[name] += accesses.held()
-    return {name: _sum_over_time(held[name], pad.depth, sizes[name]) for name, pad in scratchpads(cfg).items()}
+                histories[memory].record_accesses([touch for touch in touched if touch.memory == memory], start, end)
+        for name, history in histories.items():
+            intervals[name] += history.intervals()
+    return {name: _sum_over_time(intervals[name], pad.depth, sizes[name]) for name, pad in scratchpads(cfg).items()}
 
 
-def _sum_over_time(held: Sequence[tuple[Ints, Ints, Ints]], entries: int, places: int) -> Occupancy:
-    """Sum over time of held amounts, each from a time until another."""
+def _sum_over_time(intervals: Sequence[tuple[Ints, Ints, Ints]], entries: int, pieces: int) -> Occupancy:
+    """Add up intervals (first cycles, last cycles, numbers of pieces) to the Occupancy of a scratchpad of `pieces`
+    pieces."""
     nothing = np.zeros(0, np.int64)
-    since, until, count = (np.concatenate([nothing, *parts]) for parts in zip((nothing,) * 3, *held))
+    since, until, count = (np.concatenate([nothing, *parts]) for parts in zip((nothing,) * 3, *intervals))
     time, inverse = np.unique(np.concatenate([since, until]), return_inverse=True)
     change = np.bincount(inverse, np.concatenate([count, -count]), len(time))
-    return Occupancy(entries, time, np.cumsum(change) / places)
+    return Occupancy(entries, time, np.cumsum(change) / pieces)

@@ -1,4 +1,4 @@
-"""Derivation of an optimised model, as a section of a page or a page of its own."""
+"""Show how `celosia optimise` derived a model: its steps, as a section of a page or as a page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from celosia.compiler.superoptimise.derivation import (
     tidied,
     total,
 )
-from celosia.driver.pages.graph_picture import picture
+from celosia.driver.pages.graph_picture import draw_graph
 from celosia.driver.pages.names import NAME, ReportError, short
 from celosia.driver.pages.page import Page, Section, require_bokeh
 from celosia.plain import from_json
@@ -27,7 +27,9 @@ SUMMARY = (
     "Each step is a rule that is proved for all such models, taken at one place; what it saves is of the whole, {}. In "
     "the pictures, operators that the other model has not are in colour, between those next to them."
 )
+"""Introduction of the section; {} is how costs are known."""
 COLUMNS = ("rule", "proof", "at", "tidied up by")
+"""Heads of the table's text columns."""
 
 
 def is_derivation(path: Path) -> bool:
@@ -52,14 +54,18 @@ def page_of_derivation(path: Path) -> Page:
 
 
 def add_derivation(page: Page, model: Path) -> Page:
-    """Return `page` with a section more where `celosia optimise` has made the model, or that of the Program.
-    ModelError."""
+    """Return `page` with the section on the derivation if the model, or that of the Program, is from `celosia
+    optimise`.
+
+    model: an ONNX file or a Program. ModelError.
+    """
     report = derivation_in(model)
     return page if report is None else replace(page, sections=[*page.sections, derivation_section(report)])
 
 
 def derivation_section(report: Mapping[str, Any]) -> Section:
-    """Section of the steps, each with its rule, its proof and its gain."""
+    """Return the section with a table of the steps (rule, proof, gain), totals, and drawings of the changed
+    operators."""
     cost, unit = _cost_name_and_unit(report)
     rows = "".join(_step_row(step, cost) for step in report["steps"])
     head = "".join(f'<th class="said">{name}</th>' for name in COLUMNS) + f"<th>{unit} then</th><th>saved</th>"
@@ -71,23 +77,24 @@ def derivation_section(report: Mapping[str, Any]) -> Section:
 
 
 def _cost_name_and_unit(report: Mapping[str, Any]) -> tuple[str, str]:
-    """Name in a report, and unit, of the cost that the steps save."""
+    """Return the key in a report, and the unit, of the cost that the steps save: cycles, or ns measured on the host."""
     return ("host", "ns") if is_measured(report) else ("cycles", "cycles")
 
 
 def _draw_changes(changes: Mapping[str, Any] | None) -> str:
-    """Draw the removed operators beside the new ones; nothing for models of older versions."""
+    """Return HTML with the removed operators drawn beside the new ones; "" for reports of older versions, without
+    them."""
     if not changes or not any(changes.values()):
         return ""
     sides = "".join(
-        f'<div><h3>{title}</h3><div class="drawn">{picture(changes[side], title)}</div></div>'
+        f'<div><h3>{title}</h3><div class="drawn">{draw_graph(changes[side], title)}</div></div>'
         for side, title in (("before", "Before"), ("after", "After"))
     )
     return f'<div class="sides">{sides}</div>'
 
 
 def _step_row(step: Mapping[str, Any], cost: str) -> str:
-    """Return a step of the derivation as a row of an HTML table."""
+    """Return a step of the derivation as a row of the HTML table. cost: the key of the cost after the step."""
     location = ", ".join(short(name, NAME) for name in step["where"])
     rule = f"<b>{escape(rule_in(step))}</b><br>{escape(step['says'])}"
     texts = rule, *map(escape, (step["proof"], location, tidied(dict(step))))

@@ -1,4 +1,4 @@
-"""Page of an exploration: the front among all Configs, its growth, the Configs side by side, effects of fields."""
+"""The page of an exploration: the front among all Configs, its growth, the Configs side by side, effects of fields."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler.program.safe_files import reading
-from celosia.driver.pages.names import MARKS, NAME, NAMES, UNITS, ReportError, key_of, resource_cell, short
+from celosia.driver.pages.names import MARKS, NAME, NAMES, UNITS, ReportError, legend_of, resource_cell, short
 from celosia.driver.pages.page import Page, Section, require_bokeh
 from celosia.plain import from_json
 
 KEYS = ("models", "board", "memory", "objectives", "take", "front", "points", "searched", "path", "state")
+"""Keys that a front.json must have."""
 LARGE = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
+"""Words for large counts, the largest first."""
 ESTIMATES, PROXY, PROXY_LABEL = 2, "energy", "uJ (the proxy of 45 nm of an earlier version)"
-"""The format of a front since which energy is an estimate; what it was before."""
-SHRINK = 1.0
-"""Regularisation of the regression of effects on fields."""
+"""First format of front.json whose energy is an estimate in mJ; name and label of the energy before it."""
+RIDGE_PENALTY = 1.0
+"""Penalty on the coefficients of the ridge regression in `sensitivity`."""
 
 
 def is_front(path: Path) -> bool:
@@ -44,25 +46,27 @@ def page_of_front(source: Path | Mapping[str, Any]) -> Page:
 
 
 def _convert_old_report(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Convert the names of older reports: milliseconds for an image were called fps, and energy was a proxy, which is
-    dropped."""
+    """Return the report with the objectives' names of today: "fps" becomes "period", a proxy of energy gets a label.
+
+    A report of today is returned as it is.
+    """
     names = {"fps": "period"} | ({PROXY: PROXY_LABEL} if report.get("format", 1) < ESTIMATES else {})
     if not names.keys() & report["objectives"].keys():
         return report
 
-    def renamed(figures: Mapping[str, Any]) -> dict[str, Any]:
-        return {names.get(name, name): value for name, value in figures.items()}
+    def rename_objectives(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {names.get(name, name): value for name, value in values.items()}
 
-    def row_of(row: Mapping[str, Any]) -> dict[str, Any]:
-        return {**row, "objectives": renamed(row["objectives"])}
+    def convert_row(row: Mapping[str, Any]) -> dict[str, Any]:
+        return {**row, "objectives": rename_objectives(row["objectives"])}
 
-    preset = {} if report.get("preset") is None else {"preset": row_of(report["preset"])}
-    rows = {name: [row_of(row) for row in report[name]] for name in ("front", "points")}
-    return {**report, "objectives": renamed(report["objectives"]), **rows, **preset}
+    preset = {} if report.get("preset") is None else {"preset": convert_row(report["preset"])}
+    rows = {name: [convert_row(row) for row in report[name]] for name in ("front", "points")}
+    return {**report, "objectives": rename_objectives(report["objectives"]), **rows, **preset}
 
 
 def _build_page(front_json: Mapping[str, Any]) -> Page:
-    """Build the page from the contents of front.json."""
+    """Build the page from the contents of front.json: the table always, figures if Configs were measured."""
     from celosia.driver.pages import exploration_figures as figures
 
     report = _convert_old_report(front_json)
@@ -81,11 +85,11 @@ def _build_page(front_json: Mapping[str, Any]) -> Page:
             Section(
                 "The front", "Each measured Config, further left and lower is better. The wheel zooms, the pointer "
                 "says what a Config is.", html=_legend(preset, figures),
-                figure=figures.front(points, first, second, preset, joined=len(names) <= 2),
+                figure=figures.plot_front(points, first, second, preset, joined=len(names) <= 2),
             ),
             Section(
                 "The way there", "The share of a box from a 64th of the preset's objectives to 64 times them that the "
-                "front dominates, after so many Configs.", figure=figures.path(report["path"]),
+                "front dominates, after so many Configs.", figure=figures.plot_hypervolume(report["path"]),
             ),
         ]  # fmt: skip
     if points and report["searched"]:
@@ -94,13 +98,13 @@ def _build_page(front_json: Mapping[str, Any]) -> Page:
             Section(
                 "Configs side by side", "Each measured Config a line through the values of its fields, the smallest "
                 "below, the largest above; those on the front in colour.",
-                figure=figures.parallel(points, report["searched"]),
+                figure=figures.plot_parallel_coordinates(points, report["searched"]),
             ),
             Section(
                 "What each field does", "How an objective changes where a field takes its next larger value and the "
                 "others stay: by a regression over all measured Configs, in which what was never tried says nothing.",
-                html=key_of([(colour, name) for colour, name in zip(figures.EFFECTS, effects)]),
-                figure=figures.effects(effects),
+                html=legend_of([(colour, name) for colour, name in zip(figures.EFFECT_COLOURS, effects)]),
+                figure=figures.plot_effects(effects),
             ),
         ]  # fmt: skip
     subtitle = f"{models} on {report['board']}, memory {report['memory']}"
@@ -108,17 +112,20 @@ def _build_page(front_json: Mapping[str, Any]) -> Page:
 
 
 def _legend(preset: Mapping[str, Any] | None, figures: Any) -> str:
-    """Legend of the dots of the front."""
+    """Return the legend of the dots in the plot of the front. figures: the module `exploration_figures`."""
     pairs = [(figures.FRONT, "on the front"), (figures.SHADES[0], "other, measured late"),
              (figures.SHADES[-1], "measured early")]  # fmt: skip
-    return key_of([*pairs, (figures.PRESET, f"the preset {short(preset['name'], NAME)}")] if preset else pairs)
+    return legend_of([*pairs, (figures.PRESET, f"the preset {short(preset['name'], NAME)}")] if preset else pairs)
 
 
 # Configs as a table -------------------------------------------------------------------------------------------
 
 
 def _front_table(report: Mapping[str, Any]) -> str:
-    """Table of the front, and the preset below it: objectives, cycles of each model, and use of the device as bars."""
+    """Return the HTML table of the front, and the preset below it.
+
+    Columns: objectives, cycles of each model, resources with bars of their shares, watts, and the rung.
+    """
     names, models = list(report["objectives"]), columns_of(report)
     head = ["Config", *(UNITS.get(name, name) for name in names), *(f"cycles of {name}" for name in models),
             *NAMES.values(), WATTS, "known by"]  # fmt: skip
@@ -140,11 +147,13 @@ def _front_table(report: Mapping[str, Any]) -> str:
 
 
 WATTS = "W (an estimate)"
+"""Head of the column of watts."""
 
 
 def watts_of(row: Mapping[str, Any]) -> str:
-    """Watts of logic and device while a row's Config runs the models, without the processors; "-" for fronts of older
-    versions.
+    """Return the watts of logic and device, without the processors, while a row's Config runs the models.
+
+    "-" for fronts of older versions.
 
     >>> watts_of({"power": {"dynamic": 0.4, "static": 0.144, "processors": 1.5}}), watts_of({})
     ('0.54', '-')
@@ -154,7 +163,8 @@ def watts_of(row: Mapping[str, Any]) -> str:
 
 
 def rows_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of the front and the preset, each with its `label`, and `preset`: whether it is the preset."""
+    """Return the rows of the front, and of the preset if it is not among them, with keys `label` and `preset` (a
+    bool)."""
     preset = report.get("preset")
     digest = None if preset is None else preset["digest"]
     rows = [{**row, "preset": row["digest"] == digest, "label": row["file"]} for row in report["front"]]
@@ -167,13 +177,13 @@ def rows_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def columns_of(report: Mapping[str, Any]) -> list[str]:
-    """Models whose cycles are a column: none where an objective says the same."""
+    """Return the models that get a column of cycles: all; none if the only model's cycles are an objective."""
     models = list(report["models"])
     return [] if "cycles" in report["objectives"] and len(models) == 1 else models
 
 
 def _table_notes(report: Mapping[str, Any]) -> str:
-    """Text below the table: marks, rewritten models, the preset, power."""
+    """Return the HTML paragraph below the table: what marks, area and watts mean, the preset, rewritten models."""
     notes = [f"Bars and percents are of the device, a {report['device']}."] if "device" in report else []
     notes.append(MARKS)
     if "area" in report["objectives"]:
@@ -187,7 +197,7 @@ def _table_notes(report: Mapping[str, Any]) -> str:
 
 
 def rewritten_caption(report: Mapping[str, Any]) -> str:
-    """Caption on rewritten models that Configs' cycles were measured with; "" where there are none.
+    """Return a caption on the rewritten models with which Configs' cycles were measured; "" where there are none.
 
     >>> row = {"file": "1.toml", "digest": "", "models": {"a": {"file": "optimised/12/a.onnx"}, "b": {"file": ""}}}
     >>> rewritten_caption({"front": [row]})
@@ -203,7 +213,7 @@ def rewritten_caption(report: Mapping[str, Any]) -> str:
 
 
 def preset_caption(report: Mapping[str, Any]) -> str:
-    """Caption on the preset's row, and why its cycles are not those of a compiled Program.
+    """Return a caption on the preset's row, and on why its cycles differ from those of a compiled Program.
 
     >>> preset_caption({"memory": "m", "preset": {"name": "p", "fits": True, "records": {"a": 7, "b": 9}, "models": {
     ...     "a": {"cycles": 7}, "b": {"cycles": 10}}}}).partition("; ")[2].partition(" (")[0]
@@ -242,18 +252,18 @@ def count_text(count: int) -> str:
 
 
 def sensitivity(points: Sequence[Mapping[str, Any]], fields: Sequence[str], name: str) -> dict[str, float]:
-    """Factor of an objective where a field takes its next larger value, field by field.
+    """Return by field the factor of an objective when the field takes its next larger value, by ridge regression.
 
     >>> points = [{"set": {"a": a, "b": b}, "objectives": {"cycles": 64 / a}} for a in (1, 2, 4, 8) for b in (0, 1)]
     >>> {name: round(times, 1) for name, times in sensitivity(points * 9, ["a", "b"], "cycles").items()}
     {'a': 0.5, 'b': 1.0}
     """
-    steps = []
+    value_numbers = []
     for field in fields:
         values = [point["set"][field] for point in points]
         order = sorted(set(values))
-        steps.append([float(order.index(value)) for value in values])
-    x, y = np.array(steps).T, np.log([point["objectives"][name] for point in points])
+        value_numbers.append([float(order.index(value)) for value in values])
+    x, y = np.array(value_numbers).T, np.log([point["objectives"][name] for point in points])
     x, y = x - x.mean(0), y - y.mean()
-    weights = np.linalg.solve(x.T @ x + SHRINK * np.eye(len(fields)), x.T @ y)
+    weights = np.linalg.solve(x.T @ x + RIDGE_PENALTY * np.eye(len(fields)), x.T @ y)
     return {field: float(np.exp(weight)) for field, weight in zip(fields, weights)}

@@ -1,4 +1,4 @@
-"""Graph of layers and CPU kernels and the data between them: a row for each, in their order."""
+"""The graph of a run: layers, CPU kernels and the data between them, drawn with a row for each, in order."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ from celosia.hw.spec.isa import instruction_bytes
 from celosia.sim.functional.access import rows
 from celosia.sim.functional.decode import decode
 
-NOBODY = -1
-TEXT = 240
-"""Characters of what a node is, and of why it is there."""
-ROW, MIDDLE, EDGE = 26, 96, 6
-"""Sizes of the drawing: of a row, from the left border to the nodes, and of a node; pixels."""
+NO_NODE = -1
+"""The maker of a byte that no node has written."""
+MAX_TEXT = 240
+"""Characters of the texts `what` and `why` of a node that are drawn."""
+ROW_HEIGHT, NODE_X, NODE_RADIUS = 26, 96, 6
+"""Pixels: height of a row, distance of the nodes' centres from the left, half the width of a node."""
 
 
 @dataclass(frozen=True)
 class DrawnNode:
-    """A node of the drawing. place: "accelerator", "cpu" or "border", an input or output of the model. reads: numbers
-    of nodes before it."""
+    """A node of the drawing.
+
+    what: its operators or shape. place: "accelerator", "cpu", or "border" for an input or output of the model. why:
+    what limits it, or why it is on the CPU. reads: numbers of the nodes whose results it reads.
+    """
 
     name: str
     what: str
@@ -39,29 +43,34 @@ class DrawnNode:
 
 
 def nodes_of_report(report: Mapping[str, Any]) -> list[DrawnNode]:
-    """Nodes of a report, which has no edges: layers, then the CPU's operators."""
+    """Return the nodes of a report: layers, then operators of the CPU. A report has no edges."""
     layers = [DrawnNode(row["name"], row["what"], "accelerator", _limit_text(row)) for row in report["layers"]]
     return layers + [DrawnNode(node["name"], node["op"], "cpu", node["reason"]) for node in report["cpu_nodes"]]
 
 
 def nodes(program: Program, report: Mapping[str, Any]) -> list[DrawnNode]:
-    """Nodes of a Program with their edges; layers read what other layers left in the bytes of DRAM that they load."""
-    return _Walk(program, report).nodes
+    """Return the nodes of a Program with their edges.
+
+    A layer reads the nodes that have written the bytes of DRAM that its instructions load.
+    """
+    return _GraphBuilder(program, report).nodes
 
 
-class _Walk:
-    """Walk over the steps of a Program that tracks the maker of each tensor of the host and of each byte of activations
-    in DRAM."""
+class _GraphBuilder:
+    """Builds `nodes` by a walk over the steps of a Program.
+
+    It tracks which nodes have made each tensor of the host, and which node has made each byte of activations in DRAM.
+    """
 
     def __init__(self, program: Program, report: Mapping[str, Any]) -> None:
         self._program = program
-        self._made: dict[str, set[int]] = {}
-        self._bytes = np.full(program.image_address, NOBODY, np.int32)
-        self._rows = iter(report["layers"])
+        self._makers_of_tensor: dict[str, set[int]] = {}
+        self._maker_of_byte = np.full(program.image_address, NO_NODE, np.int32)
+        self._report_rows = iter(report["layers"])
         self.nodes = [
             DrawnNode(tensor.name, program.shape_text(tensor), "border", "input") for tensor in program.inputs
         ]
-        self._made.update({tensor.name: {number} for number, tensor in enumerate(program.inputs)})
+        self._makers_of_tensor.update({tensor.name: {number} for number, tensor in enumerate(program.inputs)})
         for step in program.steps:
             if isinstance(step, LaunchStep):
                 self._add_launch(step)
@@ -69,109 +78,122 @@ class _Walk:
                 self._add_cpu_step(step)
         for tensor in program.outputs:
             self._add_node(
-                tensor.name, program.shape_text(tensor), "border", "output", self._made.get(tensor.name, set())
+                tensor.name,
+                program.shape_text(tensor),
+                "border",
+                "output",
+                self._makers_of_tensor.get(tensor.name, set()),
             )
 
-    def _add_node(self, name: str, operators_text: str, place: str, reason: str, reads: Iterable[int]) -> int:
-        self.nodes.append(DrawnNode(name, operators_text, place, reason, tuple(sorted(reads))))
+    def _add_node(self, name: str, what: str, place: str, why: str, reads: Iterable[int]) -> int:
+        """Append a node with the fields of DrawnNode; return its number."""
+        self.nodes.append(DrawnNode(name, what, place, why, tuple(sorted(reads))))
         return len(self.nodes) - 1
 
     def _add_cpu_step(self, step: CpuStep | HostStep) -> None:
         """Add the node of a step on the CPU, and record its outputs."""
-        reads = set().union(*(self._made.get(name, set()) for name in step.inputs))
+        reads = set().union(*(self._makers_of_tensor.get(name, set()) for name in step.inputs))
         first, count = step.nodes[0], len(step.nodes)
         operators = ", ".join(dict.fromkeys(node.op for node in step.nodes))
         label = operators if count == 1 else f"{operators}: {count} operators in one kernel"
         reason = "; ".join(dict.fromkeys(node.reason for node in step.nodes))
         number = self._add_node(first.name, label, "cpu", reason, reads)
-        self._made.update({name: {number} for name in step.outputs})
+        self._makers_of_tensor.update({name: {number} for name in step.outputs})
 
     def _add_launch(self, step: LaunchStep) -> None:
         """Add a node for each layer of a launch, with edges through the bytes that it loads and stores."""
         first, reads = len(self.nodes), [set[int]() for _ in step.layers]
-        makers = {number: self._made.get(pack.value, set()) for number, pack in enumerate(step.pack)}
+        makers = {number: self._makers_of_tensor.get(pack.value, set()) for number, pack in enumerate(step.pack)}
         for number, pack in enumerate(step.pack):
-            self._bytes_at(pack.address, self._packed_bytes(pack))[...] = -2 - number  # its maker is looked up below
+            code_of_pack = -2 - number  # stands for the makers of this pack until they are looked up below
+            self._makers_at(pack.address, self._packed_bytes(pack))[...] = code_of_pack
         code = np.frombuffer(launch_code(self._program, step), np.uint8)
         code = code.reshape(-1, instruction_bytes(self._program.config))
         for instruction, layer in zip(decode(self._program.config, code), step.layer_of.tolist()):
-            moved = (
+            block = (
                 rows(self._program.config, instruction.opcode, instruction.fields) if instruction is not None else None
             )
-            if moved is None or moved.address >= len(self._bytes):
+            if block is None or block.address >= len(self._maker_of_byte):
                 continue
-            owners = moved.view(self._bytes)
-            if moved.write:
-                owners[...] = first + layer
+            byte_makers = block.view(self._maker_of_byte)
+            if block.write:
+                byte_makers[...] = first + layer
                 continue
-            for owner in np.unique(owners).tolist():
-                reads[layer] |= {owner} if owner >= 0 else makers.get(-2 - owner, set())
+            for maker in np.unique(byte_makers).tolist():
+                reads[layer] |= {maker} if maker >= 0 else makers.get(-2 - maker, set())
         for number, layer_info in enumerate(step.layers):
-            row = next(self._rows)
+            row = next(self._report_rows)
             self._add_node(
                 layer_info.name, layer_info.what, "accelerator", _limit_text(row), reads[number] - {first + number}
             )
         for unpack in step.unpack:
-            owners = self._bytes_at(unpack.address, self._unpacked_bytes(unpack))
-            self._made[unpack.value] = {owner for owner in np.unique(owners).tolist() if owner >= 0}
-        for number, makers_of in makers.items():  # no number of a pack outlives its launch
-            of_node = self._bytes == -2 - number
-            self._bytes[of_node] = next(iter(makers_of), NOBODY)
+            byte_makers = self._makers_at(unpack.address, self._unpacked_bytes(unpack))
+            self._makers_of_tensor[unpack.value] = {maker for maker in np.unique(byte_makers).tolist() if maker >= 0}
+        for number, makers_of in makers.items():  # codes of packs become nodes at the end of the launch
+            from_pack = self._maker_of_byte == -2 - number
+            self._maker_of_byte[from_pack] = next(iter(makers_of), NO_NODE)
 
-    def _bytes_at(self, address: int, size: int) -> NDArray[np.int32]:
-        return self._bytes[address : address + size]
+    def _makers_at(self, address: int, size: int) -> NDArray[np.int32]:
+        """Return a view of the makers of `size` bytes of DRAM from `address` on."""
+        return self._maker_of_byte[address : address + size]
 
     def _packed_bytes(self, pack: Pack) -> int:
+        """Return the bytes of DRAM that a tensor takes that the host packs."""
         shape = self._program.info(pack.value).shape
         images, _, height, width = pack.form.arrange(np.zeros(shape, np.int8)).shape
         return _storage_bytes(self._program.config, images, pack.groups, height, width)
 
     def _unpacked_bytes(self, unpack: Unpack) -> int:
+        """Return the bytes of DRAM from which the host unpacks a tensor."""
         images, _, height, width = unpack.form.dims
         return _storage_bytes(self._program.config, images, unpack.groups, height, width)
 
 
 def _storage_bytes(cfg: Config, images: int, groups: int, height: int, width: int) -> int:
+    """Return the bytes of a tensor of `groups` of channels in DRAM."""
     return -(-images // cfg.batch) * groups * height * width * cfg.piece_bytes
 
 
 def _limit_text(row: Mapping[str, Any]) -> str:
+    """Return a layer's cycles and bound as text; "" without cycles. row: of a report."""
     return "" if row["bound"] is None else f"{row['cycles']:,} cycles, bound by {row['bound']}"
 
 
 # Drawing ----------------------------------------------------------------------------------------------------
 
 
-def drawing(nodes: list[DrawnNode]) -> str:
-    """Draw the rows as HTML, and beside them a line from each node to those that read it."""
+def draw(nodes: list[DrawnNode]) -> str:
+    """Return HTML with a row for each node, and, at their left, lines from each node to those that read it."""
     lines = "".join(_edge_path(start, end) for end, node in enumerate(nodes) for start in node.reads)
     marks = "".join(
-        f'<rect class="{node.place}" x="{MIDDLE - EDGE}" y="{_row_centre(number) - EDGE}" width="{2 * EDGE}" '
-        f'height="{2 * EDGE}" rx="3"/>' for number, node in enumerate(nodes)
+        f'<rect class="{node.place}" x="{NODE_X - NODE_RADIUS}" y="{_row_centre(number) - NODE_RADIUS}" '
+        f'width="{2 * NODE_RADIUS}" height="{2 * NODE_RADIUS}" rx="3"/>' for number, node in enumerate(nodes)
     )  # fmt: skip
-    height = ROW * len(nodes)
-    svg = f'<svg width="{MIDDLE + 10}" height="{height}" role="img" aria-label="what reads what">{lines}{marks}</svg>'
+    height = ROW_HEIGHT * len(nodes)
+    svg = f'<svg width="{NODE_X + 10}" height="{height}" role="img" aria-label="what reads what">{lines}{marks}</svg>'
     return f'<div class="graph">{svg}<ol>{"".join(map(_node_row, nodes))}</ol></div>'
 
 
 def _node_row(node: DrawnNode) -> str:
-    tooltip = " · ".join(escape(short(part, TEXT)) for part in (node.what, node.why) if part)
-    return f"<li><b>{escape(short(node.name, NAME))}</b> {tooltip}</li>"
+    """Return the HTML list item of a node: its name, what it is, and why it is there."""
+    description = " · ".join(escape(short(part, MAX_TEXT)) for part in (node.what, node.why) if part)
+    return f"<li><b>{escape(short(node.name, NAME))}</b> {description}</li>"
 
 
 def _row_centre(number: int) -> float:
-    return ROW * (number + 0.5)
+    """Return the y of the centre of row `number`, in pixels."""
+    return ROW_HEIGHT * (number + 0.5)
 
 
 def _edge_path(start: int, end: int) -> str:
-    """Path of an edge: straight down to the next node, around those between to a later one, the further the wider."""
-    top, bottom = _row_centre(start) + EDGE, _row_centre(end) - EDGE
+    """Return the SVG path of an edge between two rows: straight to the next row, else a bow, wider for longer edges."""
+    top, bottom = _row_centre(start) + NODE_RADIUS, _row_centre(end) - NODE_RADIUS
     if end == start + 1:
-        return f'<path d="M{MIDDLE} {top}V{bottom}"/>'
-    left = MIDDLE - EDGE - min(MIDDLE - 12, 10 + 9 * sqrt(end - start))
-    edge = MIDDLE - EDGE
-    top, bottom, bend = _row_centre(start), _row_centre(end), min(12.0, (edge - left) / 2)
+        return f'<path d="M{NODE_X} {top}V{bottom}"/>'
+    bow_x = NODE_X - NODE_RADIUS - min(NODE_X - 12, 10 + 9 * sqrt(end - start))
+    node_left = NODE_X - NODE_RADIUS
+    top, bottom, bend = _row_centre(start), _row_centre(end), min(12.0, (node_left - bow_x) / 2)
     return (
-        f'<path d="M{edge} {top}H{left + bend}Q{left} {top} {left} {top + bend}V{bottom - bend}'
-        f'Q{left} {bottom} {left + bend} {bottom}H{edge}"/>'
+        f'<path d="M{node_left} {top}H{bow_x + bend}Q{bow_x} {top} {bow_x} {top + bend}V{bottom - bend}'
+        f'Q{bow_x} {bottom} {bow_x + bend} {bottom}H{node_left}"/>'
     )

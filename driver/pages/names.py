@@ -1,5 +1,4 @@
-"""Names of layers and operators, which may be anything, and resources, beside figures; the error of files that are no
-reports."""
+"""Texts that pages and tables share: short names, labels of resources and objectives, legends; and ReportError."""
 
 from __future__ import annotations
 
@@ -10,27 +9,25 @@ from typing import Any
 from celosia.plain import Sentence
 
 NAME, LABEL = 60, 20
-"""Characters of a name in a text, and beside an axis."""
-
-
+"""Characters of a name in a text, and of a label at an axis."""
 NAMES = {"lut": "LUT", "ff": "flip-flops", "dsp": "DSP", "ram": "block RAM"}
-"""Resources of a device, as they are shown."""
+"""Labels of the resources of a device, by name."""
 UNITS = {
     "cycles": "cycles", "latency": "ms a run", "period": "ms an image", "area": "area, mean %",
     "energy": "mJ (an estimate)",
 }  # fmt: skip
-"""Objectives at the head of a column or beside an axis."""
-NEARLY = 0.95
-"""The share of a resource above which little is left to route with."""
+"""Labels of objectives at the head of a column or at an axis, by name."""
+FULL_SHARE = 0.95
+"""A bar is marked as full above this share of a resource: routing becomes hard."""
 MARKS = (
     "~ LUTs and flip-flops by a model of Configs that Yosys has counted; ~ and ? where none of those is like it, so "
     "that the model may be off: `--confirm yosys` counts. No mark: counted. DSP blocks and block RAM as declared."
 )
-"""Legend of the marks of `resource`."""
+"""Explanation of the marks in texts of `resource`."""
 
 
 class ReportError(Sentence, ValueError):
-    """A file that is no report of a run; one sentence."""
+    """A file is no report that a page can show. The message is one sentence."""
 
 
 def short(name: str, length: int) -> str:
@@ -44,7 +41,8 @@ def short(name: str, length: int) -> str:
 
 
 def resource(row: Mapping[str, Any], name: str) -> str:
-    """Text of a resource of a row, or of a point's area: ~ before an estimate, ? behind an extrapolation.
+    """Return the text of a resource: ~ before an estimate, ? behind an extrapolation. row: of a sweep, or a point's
+    area.
 
     >>> row = {"lut": 40449, "ff": 24020, "ram": 10.5, "counted": False, "extrapolated": False}
     >>> resource(row, "lut"), resource(row | {"extrapolated": True}, "ff"), resource(row, "ram")
@@ -59,16 +57,16 @@ def resource(row: Mapping[str, Any], name: str) -> str:
 
 
 def resource_cell(row: Mapping[str, Any], name: str, share: float | None) -> str:
-    """Table cell of a resource, with a bar of its share of the device, where that is known."""
+    """Return the HTML table cell of a resource, with a bar of its share of the device. share: None where unknown."""
     text = escape(resource(row, name))
     if share is None:
         return f"<td>{text}</td>"
-    full = " class=full" if share > NEARLY else ""
+    full = " class=full" if share > FULL_SHARE else ""
     bar = f'<s><i{full} style="width:{100 * min(1, share):.1f}%"></i></s>'
     return f'<td class="bar">{text} <b>{share:.0%}</b>{bar}</td>'
 
 
-def key_of(pairs: Sequence[tuple[str, str]]) -> str:
-    """Legend of the colours."""
+def legend_of(pairs: Sequence[tuple[str, str]]) -> str:
+    """Return an HTML legend. pairs: (colour, meaning)."""
     rows = "".join(f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for colour, name in pairs)
     return f'<div class="key">{rows}</div>'

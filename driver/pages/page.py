@@ -1,4 +1,4 @@
-"""A page of figures in one file that needs no network: head, sections, and Bokeh with its figures."""
+"""The frame of all pages: one HTML file that needs no network, with head, sections, and Bokeh with its figures."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from celosia.driver.host.oracle import MissingLibrary
 if TYPE_CHECKING:
     from bokeh.models import LayoutDOM
 
-HERE = Path(__file__).parent
+ASSETS = Path(__file__).parent
+"""Folder of page.html, page.css and page.js."""
 
 
 @dataclass
 class Section:
-    """A section of a page. title, text: plain text. html: of the page's own making, names in it escaped. figure: drawn
-    below both."""
+    """A section of a page.
+
+    title, text: plain text. html: below the text; names in it must be escaped. figure: drawn below both.
+    """
 
     title: str
     text: str = ""
@@ -37,8 +40,10 @@ class Section:
 
 @dataclass(repr=False)
 class Page:
-    """A page of sections. title, subtitle: plain text. facts: (number, what it is), shown large. data: what the page's
-    script reads."""
+    """A page of sections.
+
+    title, subtitle: plain text. facts: key figures at the head, (number, caption). data: for the page's script.
+    """
 
     title: str
     subtitle: str
@@ -54,11 +59,12 @@ class Page:
         write_text(Path(path), self.html())
 
     def _repr_html_(self) -> str:
-        """Parts of the page that need no script, in a frame of its own: a notebook keeps every output."""
+        """Return the brief parts of the sections in a frame, without scripts and figures: notebooks save every
+        output."""
         titles = ", ".join(section.title for section in self.sections if not section.brief)
-        way = 'page = celosia.report(...); page.save("page.html") writes all of it, page.interactive() shows it here.'
-        rest = [Section("More", f"The whole page also has: {titles}. {way}")] if titles else []
-        sections = [_drop_figure(section) for section in self.sections if section.brief] + rest
+        hint = 'page = celosia.report(...); page.save("page.html") writes all of it, page.interactive() shows it here.'
+        more = [Section("More", f"The whole page also has: {titles}. {hint}")] if titles else []
+        sections = [_drop_figure(section) for section in self.sections if section.brief] + more
         text = self._fill_template(
             sections, style=_read_asset("page.css"), figures="[]", data="{}", bokeh="", script=""
         )
@@ -69,7 +75,7 @@ class Page:
         return Interactive(self)
 
     def html(self) -> str:
-        """Return the page's text. MissingLibrary where Bokeh is not installed."""
+        """Return the page as HTML, with figures and scripts. MissingLibrary where Bokeh is not installed."""
         figures = [
             _figure_json(section.figure, f"figure{number}")
             for number, section in enumerate(self.sections)
@@ -85,7 +91,8 @@ class Page:
         )  # fmt: skip
 
     def _fill_template(self, sections: Sequence[Section], **parts: str) -> str:
-        """Fill page.html with the title, the key figures, the sections and further parts."""
+        """Return page.html filled with title, key figures, sections and `parts`, the texts of other placeholders by
+        name."""
         return Template(_read_asset("page.html")).substitute(
             title=escape(self.title or "(no name)"), subtitle=escape(self.subtitle),
             facts="".join(f"<div><b>{escape(n)}</b><span>{escape(fact)}</span></div>" for n, fact in self.facts),
@@ -95,7 +102,7 @@ class Page:
 
 @dataclass
 class Interactive:
-    """Display of a page in a notebook with its figures."""
+    """Shows a page in a notebook with its figures."""
 
     page: Page
 
@@ -104,11 +111,12 @@ class Interactive:
 
 
 def _drop_figure(section: Section) -> Section:
-    """Return the section without the figure, which its text describes."""
+    """Return the section as notebooks show it: `brief` in place of the figure and of the text that describes it."""
     return replace(section, text="" if section.figure is not None else section.text, html=section.brief, after="")
 
 
 def _wrap_in_frame(text: str, height: int, allowed: str) -> str:
+    """Return an iframe with the page `text`, `height` pixels high. allowed: permissions of its sandbox."""
     style = f"width:100%;height:{height}px;border:0"
     return f'<iframe sandbox="{allowed}" style="{style}" srcdoc="{escape(text)}"></iframe>'
 
@@ -122,11 +130,13 @@ def require_bokeh() -> None:
 
 
 def _section_html(section: Section) -> str:
+    """Return the HTML of a section."""
     text = f"<p>{escape(section.text)}</p>" if section.text else ""
     return f"<section><h2>{escape(section.title)}</h2>{text}{section.html}{section.after}</section>"
 
 
 def _figure_json(figure: LayoutDOM, place: str) -> Any:
+    """Return the JSON from which Bokeh's script draws a figure. place: id of the HTML element."""
     from bokeh.embed import json_item
     from bokeh.themes import Theme
 
@@ -134,7 +144,7 @@ def _figure_json(figure: LayoutDOM, place: str) -> Any:
 
 
 def _as_json(value: Any) -> str:
-    r"""Write JSON that ends no script element, whatever names are in it.
+    r"""Return a value as JSON that cannot end a script element, whatever names are in it.
 
     >>> _as_json({"name": "</script>"})
     '{"name":"\\u003c/script>"}'
@@ -144,12 +154,13 @@ def _as_json(value: Any) -> str:
 
 @cache
 def _read_asset(name: str) -> str:
-    return (HERE / name).read_text(encoding="utf-8")
+    """Return the text of a file in ASSETS."""
+    return (ASSETS / name).read_text(encoding="utf-8")
 
 
 @cache
 def _bokeh_script() -> str:
-    """Bokeh's own script, which draws the figures."""
+    """Return the text of Bokeh's script, which draws the figures in the browser. MissingLibrary without Bokeh."""
     require_bokeh()
     import bokeh
 

@@ -24,10 +24,10 @@ def report(subject: Program | Result | str | Path, memory: MemoryModel | str = Z
     >>> celosia.report(program)
     <Page 'resnet8_fashion_int8' of 6 sections>
 
-    what: a Result, of its own cycles; a Program, or the path of a saved one, of those that the timing model predicts
-    for `memory`; or the path of what `celosia run --report` wrote, or `celosia explore` as front.json. ReportError for
-    what is none of these, ProgramError, MissingLibrary where Bokeh is not installed, and ValueError for a memory that
-    the model does not know.
+    subject: a Result, with its own cycles; a Program, or the path of a saved one, with the cycles that the timing model
+    predicts for `memory`; or the path of a report of `celosia run --report`, or of a front.json of `celosia explore`.
+    ReportError for other files, ProgramError, MissingLibrary where Bokeh is not installed, and ValueError for an
+    unknown memory model.
     """
     if isinstance(subject, (str, Path)):
         path = Path(subject)

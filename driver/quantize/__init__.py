@@ -1,1 +1,16 @@
-"""Quantise float models to 8-bit integers."""
+"""Quantise float models to 8-bit integers (`celosia quantize`).
+
+In the order in which data passes them:
+
+- `quantize.py`: the steps of `celosia.quantize`; decides which options onnxruntime's quantiser gets; writes the report
+- `decoders.py`: inputs that samples of decoders may leave out; which products are quantised; perplexity
+- `gemms.py`: brings Gemm to the form that onnxruntime's quantiser supports
+- `smooth.py`: SmoothQuant and equalisation: decides which channels are scaled by which factors
+- `attention_scales.py`: decides which operators besides products are quantised, and the ranges of masked scores
+- `score_masks.py`: finds masks, and writes them as sums
+- `four_bits.py`: weights of 4, 2 or 1 bits: decides steps, factors and rounding (GPTQ)
+- `second_moments.py`: statistics of layers' inputs for that
+- `accuracy_report.py`: errors of outputs, operators that stay float and why, advice
+
+`driver/data/calibration.py` reads the samples.
+"""

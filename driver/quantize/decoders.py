@@ -1,4 +1,4 @@
-"""Quantise decoders: models that take tokens and caches of earlier ones, and predict the next token."""
+"""Parts of quantising that are for decoders: missing inputs of samples, the choice of products, perplexity."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from celosia.driver.generate.writer import GraphWriter
 
 Array = NDArray[Any]
 TOKENS, MASK, POSITIONS, LOGITS = "input_ids", "attention_mask", "position_ids", "logits"
-"""Names that exporters give to what all decoders take and return."""
+"""Names that exporters give to inputs and outputs of all decoders."""
 CACHES = "past"
 """Beginning of the names of caches: past_key_values.0.key, past_key_self_0, past_0."""
 EPSILON = 1e-12
-"""Epsilon of SKIPS that have none."""
+"""Epsilon of operators in SKIP_NORMS that have no such attribute."""
 PRODUCTS = ("MatMul", "Gemm")
 """The operators that `operators="products"` quantises."""
 
@@ -31,6 +31,7 @@ def is_decoder(inputs: Iterable[Input]) -> bool:
 
 
 def _is_cache(tensor: Input) -> bool:
+    """Whether an input is a cache of keys or values."""
     return tensor.name.startswith(CACHES) and tensor.dtype.kind == "f" and len(tensor.shape) in (4, 5)
 
 
@@ -40,17 +41,14 @@ def _is_cache(tensor: Input) -> bool:
 def complete_decoder_samples(source: str, arrays: Mapping[str, Array], inputs: Sequence[Input]) -> dict[str, Array]:
     """Return `arrays` of samples, with missing inputs of a decoder besides TOKENS [n, steps] filled in.
 
-    Caches float [n, heads, past, size] are of no earlier tokens, MASK int64 [n, past + steps] is all ones, POSITIONS
-    int64 [n, steps] count from past. Nothing is made where it is not one axis of each cache that is open, besides the
-    batch. where: what errors name. CalibrationError where sizes contradict each other.
+    Caches float [n, heads, past, size] are empty, MASK int64 [n, past + steps] is all ones, POSITIONS int64 [n, steps]
+    count from past. Nothing is filled in unless each cache has exactly one open axis besides the batch. source: name of
+    the samples in errors. CalibrationError where sizes contradict each other.
     """
-    completed_arrays, tokens, caches = (
-        dict(arrays),
-        arrays.get(TOKENS),
-        [tensor for tensor in inputs if _is_cache(tensor)],
-    )
+    completed_arrays, tokens = dict(arrays), arrays.get(TOKENS)
+    caches = [tensor for tensor in inputs if _is_cache(tensor)]
     axes = {cache.name: [k for k, size in enumerate(cache.shape) if k and size is None] for cache in caches}
-    if tokens is None or tokens.ndim < 2 or any(len(open_ones) != 1 for open_ones in axes.values()):
+    if tokens is None or tokens.ndim < 2 or any(len(open_axes) != 1 for open_axes in axes.values()):
         return completed_arrays
     past = 0
     for cache in caches:
@@ -61,15 +59,15 @@ def complete_decoder_samples(source: str, arrays: Mapping[str, Array], inputs: S
         elif completed_arrays[cache.name].ndim >= len(cache.shape):
             past = completed_arrays[cache.name].shape[axis - len(cache.shape)]
     count, total = len(tokens), past + tokens.shape[-1]
-    kinds = {tensor.name: tensor.dtype for tensor in inputs}
-    if MASK in kinds:
-        mask = completed_arrays.setdefault(MASK, np.ones((count, total), kinds[MASK]))
+    dtypes = {tensor.name: tensor.dtype for tensor in inputs}
+    if MASK in dtypes:
+        mask = completed_arrays.setdefault(MASK, np.ones((count, total), dtypes[MASK]))
         if mask.shape[-1:] != (total,):
             raise CalibrationError(
                 f"{source}: {MASK} is for {mask.shape[-1]} tokens, but {past} are of caches and {total - past} are new"
             )
-    if POSITIONS in kinds:
-        completed_arrays.setdefault(POSITIONS, np.tile(np.arange(past, total, dtype=kinds[POSITIONS]), (count, 1)))
+    if POSITIONS in dtypes:
+        completed_arrays.setdefault(POSITIONS, np.tile(np.arange(past, total, dtype=dtypes[POSITIONS]), (count, 1)))
     return completed_arrays
 
 
@@ -77,38 +75,42 @@ def complete_decoder_samples(source: str, arrays: Mapping[str, Array], inputs: S
 
 
 def quantised_products(model: onnx.ModelProto) -> list[str]:
-    """Names of PRODUCTS, of Adds that add a bias to one of them, and of Muls by which one gates another for products
-    alone, as in SwiGLU. Every node of `model` has a name."""
+    """Return the names of nodes that are quantised with products. Every node of `model` has a name.
+
+    They are PRODUCTS; each Add of a bias to a product; and each Mul by which one product gates another, as in SwiGLU,
+    if only products read it.
+    """
     constants = {tensor.name for tensor in model.graph.initializer}
     readers: dict[str, set[str]] = {}
     for node in model.graph.node:
         for name in node.input:
             readers.setdefault(name, set()).add(node.op_type)
-    ends = {value.name for value in model.graph.output}
-    of: dict[str, str] = {}
-    """The product of whose result alone a tensor is made, element by element."""
-    fused = []
+    model_outputs = {value.name for value in model.graph.output}
+    product_of: dict[str, str] = {}  # the result of a product that a tensor is an element-wise function of
+    names = []
     for node in model.graph.node:
-        varying = [name for name in node.input if name and name not in constants]
-        sources = {of.get(name, "") for name in varying}
-        gates = node.op_type == "Mul" and len(sources) == len(varying) == 2 and "" not in sources
-        only_in_products = readers.get(node.output[0], set()) <= {*PRODUCTS} and node.output[0] not in ends
-        bias = node.op_type == "Add" and constants.intersection(node.input) and sources <= {*varying}
-        if node.op_type in PRODUCTS or (gates and only_in_products) or (bias and "" not in sources):
-            fused.append(node.name)
-            of[node.output[0]] = node.output[0]
-        elif op_spec(node.op_type).kind is Kind.INJECTIVE and len(sources) == 1:
-            of[node.output[0]] = sources.pop()
-    return fused
+        operands = [name for name in node.input if name and name not in constants]
+        products = {product_of.get(name, "") for name in operands}
+        is_gate = node.op_type == "Mul" and len(products) == len(operands) == 2 and "" not in products
+        is_read_by_products_only = (
+            readers.get(node.output[0], set()) <= {*PRODUCTS} and node.output[0] not in model_outputs
+        )
+        is_bias_sum = node.op_type == "Add" and constants.intersection(node.input) and products <= {*operands}
+        if node.op_type in PRODUCTS or (is_gate and is_read_by_products_only) or (is_bias_sum and "" not in products):
+            names.append(node.name)
+            product_of[node.output[0]] = node.output[0]
+        elif op_spec(node.op_type).kind is Kind.INJECTIVE and len(products) == 1:
+            product_of[node.output[0]] = products.pop()
+    return names
 
 
-SKIPS = {"SkipSimplifiedLayerNormalization": 3, "SkipLayerNormalization": 4}
-"""Norms of sums, and which of their inputs is a bias that is added, too. The first two are added, those of the norm
-follow."""
+SKIP_NORMS = {"SkipSimplifiedLayerNormalization": 3, "SkipLayerNormalization": 4}
+"""onnxruntime's norms of a sum of their first two inputs, with the number of the input that is a bias, added as well.
+The inputs between are the norm's."""
 
 
 def separate_residual_sums(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Separate the residual stream's sums from the norms that hold them. `model` is changed.
+    """Change `model`: split norms that add the residual stream first into an Add and a norm, which can be quantised.
 
     y, _, _, sum = SkipLayerNormalization(x, skip, scale)
         ->      sum = Add(x, skip)      y = LayerNormalization(sum, scale)
@@ -116,52 +118,53 @@ def separate_residual_sums(model: onnx.ModelProto) -> onnx.ModelProto:
     writer = GraphWriter(model.graph, "sum")
     for node in model.graph.node:
         statistics = [name for name in node.output[1:3] if name]
-        if node.op_type not in SKIPS or statistics:
+        if node.op_type not in SKIP_NORMS or statistics:
             writer.nodes.append(node)
             continue
-        x, skip, *later_inputs = node.input
-        bias = later_inputs[SKIPS[node.op_type] - 2 :]
-        called = [*node.output, "", "", ""][3]
+        x, skip, *norm_inputs = node.input
+        bias = norm_inputs[SKIP_NORMS[node.op_type] - 2 :]
+        sum_name = [*node.output, "", "", ""][3]
         if any(bias):
             x, skip = writer.op("Add", x, skip), bias[0]
-        total = writer.op("Add", x, skip, called=called)
+        sum_tensor = writer.op("Add", x, skip, called=sum_name)
         epsilon = next((attribute.f for attribute in node.attribute if attribute.name == "epsilon"), EPSILON)
-        scales = later_inputs[: SKIPS[node.op_type] - 2]
+        scales = norm_inputs[: SKIP_NORMS[node.op_type] - 2]
         kind = node.op_type.removeprefix("Skip")
-        writer.op(kind, total, *scales, called=node.output[0], axis=-1, epsilon=epsilon)
+        writer.op(kind, sum_tensor, *scales, called=node.output[0], axis=-1, epsilon=epsilon)
     writer.close()
     return model
 
 
 def isolate_quantised_products(model: onnx.ModelProto, products: Collection[str]) -> onnx.ModelProto:
-    """Let only `products` read tensors from elsewhere quantised. `model` is changed.
+    """Change a QDQ model: nodes other than `products` read float tensors instead of dequantised ones.
 
         x = Concat(past, new)                       present = Concat(past, new)
         present = Dequantize(Quantize(x))     ->    y = Dequantize(Quantize(present))
         scores = MatMul(..., present)               scores = MatMul(..., y)
 
-    The quantiser writes the left one: the cache, or a residual that is an operand, too, would lose what it rounds.
+    The quantiser writes the left form, in which a cache or residual that a product reads, too, is rounded for all
+    readers. Results of `products` stay quantised.
     """
     graph = model.graph
     makers = {name: node for node in graph.node for name in node.output}
     outputs = {value.name for value in graph.output}
-    for leaves in [node for node in graph.node if node.op_type == "DequantizeLinear"]:
-        enters = makers.get(leaves.input[0])
-        if enters is None or (enters.input[0] in makers and makers[enters.input[0]].name in products):
+    for dequantize in [node for node in graph.node if node.op_type == "DequantizeLinear"]:
+        quantize = makers.get(dequantize.input[0])
+        if quantize is None or (quantize.input[0] in makers and makers[quantize.input[0]].name in products):
             continue
-        if leaves.output[0] in outputs:
-            name = leaves.output[0]
-            _rename_tensors(graph, {enters.input[0]: name, name: f"{name}_DequantizeLinear_Output"})
+        if dequantize.output[0] in outputs:
+            name = dequantize.output[0]
+            _rename_tensors(graph, {quantize.input[0]: name, name: f"{name}_DequantizeLinear_Output"})
             makers = {name: node for node in graph.node for name in node.output}
         for node in graph.node:
             if node.name not in products:
-                names = [enters.input[0] if name == leaves.output[0] else name for name in node.input]
+                names = [quantize.input[0] if name == dequantize.output[0] else name for name in node.input]
                 node.input[:] = names
     return model
 
 
 def _rename_tensors(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Rename tensors, all at once; inputs and outputs of the graph keep their names."""
+    """Rename tensors wherever nodes read or write them, all at once. names: new name by old name."""
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
@@ -171,7 +174,7 @@ def _rename_tensors(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 
 def token_surprise(logits: Array, sample: Mapping[str, Array]) -> tuple[float, int]:
-    """Return the sum of -ln p of the tokens that come next, and the number of these tokens.
+    """Return the sum of -ln p over the tokens that the model should predict, and the number of these tokens.
 
     logits: float [batch, steps, vocabulary] for the inputs TOKENS [batch, steps]; the next tokens are TOKENS shifted by
     one. Tokens that MASK [batch, total] hides are not counted.
@@ -186,7 +189,8 @@ def token_surprise(logits: Array, sample: Mapping[str, Array]) -> tuple[float, i
 
 
 def perplexity(logits: Iterable[Array], samples: Iterable[Mapping[str, Array]]) -> float | None:
-    """Perplexity of all samples' next tokens: exp of the mean of -ln p; None where no token has a next one."""
+    """Return the perplexity of all samples: exp of the mean of -ln p of next tokens; None where there are no next
+    tokens."""
     sums = [token_surprise(model_logits, sample) for model_logits, sample in zip(logits, samples)]
     count = sum(number for _, number in sums)
     return float(np.exp(sum(total for total, _ in sums) / count)) if count else None

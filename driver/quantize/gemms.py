@@ -1,4 +1,4 @@
-"""Gemm as onnxruntime's quantiser takes it: its bias is a row of constants, which counts once.
+"""Rewrite each Gemm to the form that onnxruntime's quantiser supports: beta 1, and a constant bias of shape [N].
 
 Gemm<beta = 2>(a, b, c)    ->    Gemm(a, b, 2 c)                   c becomes [N]
                                  Add(Gemm(a, b), 2 c)              where it has several rows
@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 
 
 def normalise_gemm_biases(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Change `model`: the biases of its products by constants [K, N] become [N], and beta 1."""
+    """Change `model`: biases of Gemms by constant weights become [N] with beta 1; larger ones become an Add."""
     graph, nodes = model.graph, list[onnx.NodeProto]()
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
@@ -27,13 +27,13 @@ def normalise_gemm_biases(model: onnx.ModelProto) -> onnx.ModelProto:
         if beta == 1 and bias.shape == (columns,):
             continue
         y, name = node.output[0], f"{node.output[0]}_bias"
-        several = prod(bias.shape[:-1]) > 1
+        has_several_rows = prod(bias.shape[:-1]) > 1
         bias = bias * bias.dtype.type(beta)
-        bias = bias if several else np.ascontiguousarray(np.broadcast_to(bias.reshape(-1), (columns,)))
+        bias = bias if has_several_rows else np.ascontiguousarray(np.broadcast_to(bias.reshape(-1), (columns,)))
         graph.initializer.append(numpy_helper.from_array(bias, name))
-        product, inputs = (f"{y}_product", node.input[:2]) if several else (y, [*node.input[:2], name])
+        product, inputs = (f"{y}_product", node.input[:2]) if has_several_rows else (y, [*node.input[:2], name])
         nodes[-1] = helper.make_node("Gemm", inputs, [product], name=node.name, **attributes)
-        if several:
+        if has_several_rows:
             nodes.append(helper.make_node("Add", [product, name], [y], name=f"{node.name}_bias" if node.name else ""))
     del graph.node[:]
     graph.node.extend(nodes)

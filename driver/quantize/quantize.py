@@ -55,20 +55,23 @@ from celosia.plain import Sentence
 
 Array = NDArray[Any]
 ENOUGH_TO_HOLD_OUT = 20
-HELD_OUT = 5
-"""One sample of so many is kept from the calibration and measured, where there are enough."""
+"""Samples from which on some are held out of the calibration and used for measuring only."""
+HELD_OUT_INTERVAL = 5
+"""One sample of so many is held out."""
 MAX_BYTES = 2**31 - 2**20
 """Largest size of a protobuf."""
 
 
 class QuantizeError(Sentence, ValueError):
-    """A model that cannot be quantised; one sentence with the reason."""
+    """A model that cannot be quantised. The message is one sentence with the reason."""
 
 
 @dataclass(frozen=True)
 class QuantizerChoices:
-    """Settings of onnxruntime's quantiser, as `quantize` describes, and whether the model is a decoder; ValueError for
-    an unknown name."""
+    """Settings of the quantiser, as `quantize` describes them, and whether the model is a decoder.
+
+    ValueError for unknown names and impossible combinations.
+    """
 
     per_channel: bool
     activations: str
@@ -82,14 +85,18 @@ class QuantizerChoices:
 
     @property
     def centred(self) -> bool:
-        """Whether activations have no zero point: with one a product of two of them takes three times as long, as
-        docs/attention.md says."""
+        """Whether activations have no zero point.
+
+        With one, a product of two activations takes three times as long (docs/attention.md).
+        """
         return self.symmetric or (bool(self.chosen) and self.activations == ACTIVATIONS[0])
 
     @property
     def chosen(self) -> str:
-        """Operators that the quantiser gets by name: "products", those of "rotary" positions, "attention" or a
-        "decoder", too; "" where it takes all that it can."""
+        """The kind of operators that the quantiser gets by name: "products", "rotary", "attention" or "decoder".
+
+        Each includes those before it. "" where the quantiser quantises all operators that it can.
+        """
         if self.operators != "all":
             return self.operators
         return "decoder" if self.decoder else ""
@@ -121,20 +128,21 @@ def quantize(
     config: str | Path | Config = "pynq", progress: Callable[[str], None] | None = None,
     told: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Write the float model `model` to `output` with int8 weights and 8-bit activations, as QuantizeLinear and
-    DequantizeLinear pairs.
+    """Quantise the float model `model` to int8 weights and 8-bit activations, and write it to `output`.
+
+    It gets pairs of QuantizeLinear and DequantizeLinear (QDQ).
 
     calibration: a folder, an .npz file, or arrays by input name with samples along the first axis; see
     `calibration.open_samples`; for a decoder, `decoders.complete_decoder_samples` says what may be missing.
     weights: their bits; 4, 2 or 1 write int8 that is so few bits times a factor for each group of input channels
     (four_bits.py). symmetric: activations, int8, have no zero point.
     method: how ranges come from samples: "minmax", "entropy" or "percentile".
-    operators: "all" that the quantiser can, or "products" (MatMul and Gemm with their biases, int8 activations
-    symmetric), by default those for decoders, all for others; "rotary" is products and rotary positions, "attention"
-    masks and softmaxes, too, of decoders "all" is these, the residual stream and norms. smooth: alpha, or "auto", of
-    smooth.py. samples: use no more than these. exclude: names of operators that stay float. mean, std: of images, for
-    pixels in 0..1. config: the accelerator whose share of the work is reported. Dynamic sizes of the model become those
-    of the samples, but for decoders, whose stay open.
+    operators: "all" that the quantiser supports; "products" (MatMul and Gemm with their biases, symmetric int8
+    activations), the default for decoders; "rotary": also rotary positions; "attention": also masks and softmaxes. For
+    decoders "all" is "attention" with the residual stream and norms. smooth: alpha, or "auto", of
+    smooth.py. samples: the most that are used. exclude: names of operators that stay float. mean, std: of images, for
+    pixels in 0..1. config: the accelerator whose share of the work is reported. Open sizes of the model become those
+    of the samples, except for decoders, whose sizes stay open.
 
     >>> x = np.random.default_rng(0).normal(size=(8, 2, 4, 4)).astype(np.float32)
     >>> text = "g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) <float[2, 2, 1, 1] w = {1, 2, 3, -4}> {y = Conv(x, w)}"
@@ -150,26 +158,32 @@ def quantize(
     `outputs_with_products` (of products alone, where attention or all of a decoder is quantised, else None), `smooth`
     and `outputs_without_smoothing` (None without it), `four_bits` (`matrices` with weights of 4 bits or less, and their
     `sqnr_db`; None without), `operators` (quantised or why not), `accelerator` (its share of the multiplications), and
-    where an output is worse than POOR `losing` (the layers that lose most) and `advice` (what to try), else both empty.
-    told: called with a sentence for each image that is resized or converted. ModelError, CalibrationError,
-    QuantizeError, OutputError, ConfigError, MissingLibrary.
+    where an output is poor (`accuracy_report.is_poor`) `losing` (the layers that lose most) and `advice` (what to try),
+    else both empty. told: called with a sentence for each image that is resized or converted. ModelError,
+    CalibrationError, QuantizeError, OutputError, ConfigError, MissingLibrary.
     """
     say, cfg = progress or (lambda stage: None), Config.load(config)
-    kinds = operators or OPERATORS[0]
-    choices = QuantizerChoices(per_channel, activations, method, kinds, tuple(exclude), weights, smooth, symmetric)
+    operator_kinds = operators or OPERATORS[0]
+    choices = QuantizerChoices(
+        per_channel, activations, method, operator_kinds, tuple(exclude), weights, smooth, symmetric
+    )
     _check_before_work(model, output)
     say("reading the model")
     proto = _read_float_model(Path(model), exclude)
     inputs, pixels = _tensor_inputs(proto), Pixels(tuple(mean), tuple(std), told)
     if is_decoder(inputs):
         choices = replace(choices, operators=operators or "products", decoder=True)
-    chosen = open_samples(calibration, inputs, samples, pixels, complete_decoder_samples if choices.decoder else None)
-    proto = _split_fused_operators(proto, operators) if choices.decoder else _fix_open_sizes(proto, chosen.inputs)
-    quantised, report = _quantise_and_report(proto, chosen, choices, say)
+    chosen_samples = open_samples(
+        calibration, inputs, samples, pixels, complete_decoder_samples if choices.decoder else None
+    )
+    proto = (
+        _split_fused_operators(proto, operators) if choices.decoder else _fix_open_sizes(proto, chosen_samples.inputs)
+    )
+    quantised, report = _quantise_and_report(proto, chosen_samples, choices, say)
     if not any(row["quantised"] for row in report["operators"]):
         raise QuantizeError(f"{model} has no operator that onnxruntime's quantiser can quantise; nothing is written")
     say(f"compiling for {cfg.name}")
-    share = reporting.accelerator_share(quantised, cfg, chosen.inputs if choices.decoder else ())
+    share = reporting.accelerator_share(quantised, cfg, chosen_samples.inputs if choices.decoder else ())
     with replacing(output) as temporary:
         onnx.save(quantised, temporary)
     return {"model": str(model), "output": str(output), **report, "accelerator": share}
@@ -178,52 +192,64 @@ def quantize(
 def _quantise_and_report(
     float_model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices, say: Callable[[str], None]
 ) -> tuple[onnx.ModelProto, dict[str, Any]]:
-    """Return the quantised model, and the report but for the accelerator's share."""
-    (fitting, measured), decoder = _split_samples(samples), choices.decoder
+    """Return the quantised model, and the report without the accelerator's share.
+
+    The model is quantised several times, where the report compares: without smoothing, and products only.
+    """
+    (calibration_samples, measured_samples), decoder = _split_samples(samples), choices.decoder
     with tempfile.TemporaryDirectory() as scratch, _silence_quantiser():
         say("preparing the model")
         prepared, result = _prepare_model(float_model, Path(scratch), decoder), Path(scratch) / "int8.onnx"
-        products = plain = smoothed = None
+        outputs_with_products = outputs_without_smoothing = smooth_report = None
         if choices.smooth is not None:
             say("quantising without smoothing, to compare")
-            shutil.copy(prepared, rough := Path(scratch) / "rough.onnx")  # for masks in it are bounded
-            _run_quantiser(rough, result, fitting, choices)
-            plain = _measure_output_errors(float_model, onnx.load(result), measured, decoder)
+            unsmoothed = Path(scratch) / "rough.onnx"
+            shutil.copy(prepared, unsmoothed)  # the quantiser changes masks in the file that it reads
+            _run_quantiser(unsmoothed, result, calibration_samples, choices)
+            outputs_without_smoothing = _measure_output_errors(
+                float_model, onnx.load(result), measured_samples, decoder
+            )
             say("smoothing")
-            smoothed = _smooth_file(prepared, fitting, choices)
+            smooth_report = _smooth_file(prepared, calibration_samples, choices)
         if choices.chosen not in ("", "products"):
             say("quantising products alone, to compare")
-            _run_quantiser(prepared, result, fitting, replace(choices, operators="products"))
-            products = _measure_output_errors(float_model, onnx.load(result), measured, decoder)
-        say(f"calibrating with {len(fitting)} samples")
-        _run_quantiser(prepared, result, fitting, choices)
+            _run_quantiser(prepared, result, calibration_samples, replace(choices, operators="products"))
+            outputs_with_products = _measure_output_errors(float_model, onnx.load(result), measured_samples, decoder)
+        say(f"calibrating with {len(calibration_samples)} samples")
+        _run_quantiser(prepared, result, calibration_samples, choices)
         quantised = onnx.load(result)
-        say(f"measuring with {len(measured)} samples")
-        outputs = eight = _measure_output_errors(float_model, quantised, measured, decoder)
-        four = None
+        say(f"measuring with {len(measured_samples)} samples")
+        outputs = outputs_with_int8_weights = _measure_output_errors(float_model, quantised, measured_samples, decoder)
+        four_bits = None
         if choices.weights < WEIGHTS[0]:
             say(f"fitting weights of {choices.weights} bits")
-            four = quantise_to_four_bits(quantised, onnx.load(prepared), fitting, choices.weights)
+            four_bits = quantise_to_four_bits(quantised, onnx.load(prepared), calibration_samples, choices.weights)
             onnx.save(quantised, result)
-            outputs = _measure_output_errors(float_model, quantised, measured, decoder)
-        poor = reporting.is_poor(outputs)
-        losing = reporting.find_losing_operators(prepared, result, next(iter(measured))) if poor else []
-        smoothable = poor and choices.smooth is None and is_smoothable(onnx.load(prepared))
-    tried = reporting.advise(losing, choices.per_channel, choices.method, len(fitting), smoothable) if poor else []
+            outputs = _measure_output_errors(float_model, quantised, measured_samples, decoder)
+        is_poor = reporting.is_poor(outputs)
+        losing = reporting.find_losing_operators(prepared, result, next(iter(measured_samples))) if is_poor else []
+        smoothable = is_poor and choices.smooth is None and is_smoothable(onnx.load(prepared))
+    advice = (
+        reporting.advise(losing, choices.per_channel, choices.method, len(calibration_samples), smoothable)
+        if is_poor
+        else []
+    )
     return quantised, {
-        "weights": choices.weights, "four_bits": four, "outputs_with_int8_weights": eight,
-        "outputs_with_products": products, "smooth": smoothed, "outputs_without_smoothing": plain,
+        "weights": choices.weights, "four_bits": four_bits, "outputs_with_int8_weights": outputs_with_int8_weights,
+        "outputs_with_products": outputs_with_products, "smooth": smooth_report,
+        "outputs_without_smoothing": outputs_without_smoothing,
         "per_channel": choices.per_channel, "activations": choices.activations, "method": choices.method,
-        "samples_calibration": len(fitting), "samples_measured": len(measured), "held_out": fitting is not measured,
+        "samples_calibration": len(calibration_samples), "samples_measured": len(measured_samples),
+        "held_out": calibration_samples is not measured_samples,
         "outputs": outputs, "operators": reporting.list_operators(quantised, choices.chosen, choices.exclude),
-        "losing": losing, "advice": tried,
+        "losing": losing, "advice": advice,
     }  # fmt: skip
 
 
 def _measure_output_errors(
     float_model: onnx.ModelProto, quantised: onnx.ModelProto, samples: Samples, decoder: bool
 ) -> list[dict[str, Any]]:
-    """Measure how far the quantised outputs are from the float ones. Raises QuantizeError."""
+    """Measure the errors of outputs as `accuracy_report.measure_outputs` does. QuantizeError."""
     try:
         return reporting.measure_outputs(float_model, quantised, samples, decoder)
     except OracleError as error:
@@ -231,7 +257,10 @@ def _measure_output_errors(
 
 
 def _check_before_work(model: str | Path, output: str | Path) -> None:
-    """Check libraries and the output path before any work. MissingLibrary, OutputError."""
+    """Check that libraries are installed and `output` can be written, before minutes of work.
+
+    MissingLibrary, OutputError.
+    """
     try:
         import onnxruntime.quantization.shape_inference  # noqa: F401
     except ImportError as error:
@@ -245,7 +274,7 @@ def _check_before_work(model: str | Path, output: str | Path) -> None:
 
 @contextlib.contextmanager
 def _silence_quantiser() -> Iterator[None]:
-    """Silence the quantiser's prints and logs."""
+    """Silence the prints and logs of onnxruntime's quantiser."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -259,7 +288,10 @@ def _silence_quantiser() -> Iterator[None]:
 
 
 def _read_float_model(path: Path, exclude: Sequence[str]) -> onnx.ModelProto:
-    """Read and check the float model. ModelError, QuantizeError."""
+    """Read and check the float model; return it with an opset that the quantiser supports.
+
+    ModelError, QuantizeError.
+    """
     proto = read(path)
     if proto.ByteSize() > MAX_BYTES:
         raise QuantizeError(f"{path} takes {proto.ByteSize():,} bytes; models of 2 GB or more cannot be quantised")
@@ -280,7 +312,10 @@ def _read_float_model(path: Path, exclude: Sequence[str]) -> onnx.ModelProto:
 
 
 def _convert_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
-    """Convert `proto` to an opset that has QuantizeLinear with an axis."""
+    """Convert `proto` to an opset that has QuantizeLinear with an axis, if it is older.
+
+    QuantizeError. path: for errors.
+    """
     entry = next((opset for opset in proto.opset_import if opset.domain in ("", "ai.onnx")), None)
     if entry is None or entry.version >= PER_CHANNEL_OPSET:
         return proto
@@ -295,7 +330,7 @@ def _convert_opset(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
 
 
 def _tensor_inputs(proto: onnx.ModelProto) -> list[Input]:
-    """Inputs of the model that are no constants. QuantizeError where one is no tensor of known rank."""
+    """Return the inputs of the model that are no constants. QuantizeError where one is no tensor of known rank."""
     constants = {tensor.name for tensor in proto.graph.initializer}
     inputs = []
     for value in proto.graph.input:
@@ -312,19 +347,20 @@ def _tensor_inputs(proto: onnx.ModelProto) -> list[Input]:
 
 
 def _split_fused_operators(proto: onnx.ModelProto, operators: str | None) -> onnx.ModelProto:
-    """Split a decoder's fused operators of onnxruntime, which its quantiser leaves float."""
-    plain = decompose_cached_attention(proto)
-    return separate_residual_sums(plain) if operators == "all" else plain
+    """Split operators that onnxruntime has fused in a decoder: its quantiser leaves fused ones float."""
+    decomposed = decompose_cached_attention(proto)
+    return separate_residual_sums(decomposed) if operators == "all" else decomposed
 
 
 def _fix_open_sizes(proto: onnx.ModelProto, inputs: Sequence[Input]) -> onnx.ModelProto:
-    """Return `proto` with the sizes of `inputs` for those that it leaves open."""
+    """Return `proto` with the sizes of `inputs` in place of open ones."""
     if all(None not in tensor.shape for tensor in _tensor_inputs(proto)):
         return proto
     return resized(proto, {tensor.name: [size or 0 for size in tensor.shape] for tensor in inputs})
 
 
 def _first_line(error: Exception) -> str:
+    """Return the first line of an error's message that is not empty; else the name of its class."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
@@ -332,17 +368,20 @@ def _first_line(error: Exception) -> str:
 
 
 def _split_samples(samples: Samples) -> tuple[Samples, Samples]:
-    """Split samples: (for calibration, to be measured), apart where there are enough, else all twice."""
+    """Split samples into those for calibration and those for measuring: disjoint if there are enough, else all for
+    both."""
     if len(samples) < ENOUGH_TO_HOLD_OUT:
         return samples, samples
-    held = range(HELD_OUT - 1, len(samples), HELD_OUT)
-    return samples.pick(k for k in range(len(samples)) if k not in held), samples.pick(held)
+    held_out = range(HELD_OUT_INTERVAL - 1, len(samples), HELD_OUT_INTERVAL)
+    return samples.pick(k for k in range(len(samples)) if k not in held_out), samples.pick(held_out)
 
 
 def _prepare_model(proto: onnx.ModelProto, scratch: Path, decoder: bool) -> Path:
-    """Run onnxruntime's own preparation of the model: fold normalisations, infer shapes.
+    """Run onnxruntime's own preparation of the model (fold normalisations, infer shapes). Return the file of the
+    result.
 
-    Heads of a decoder stay where they are computed: onnxruntime would move them behind the rotary positions of tokens.
+    For decoders without onnxruntime's transpose optimiser: it would move the split into heads behind the rotary
+    positions. QuantizeError.
     """
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -359,25 +398,28 @@ def _prepare_model(proto: onnx.ModelProto, scratch: Path, decoder: bool) -> Path
 
 
 def _smooth_file(prepared: Path, samples: Samples, choices: QuantizerChoices) -> dict[str, Any]:
-    """Smooth the model of a file, as `choices` say. QuantizeError where there is no place for it."""
+    """Smooth the model in the file `prepared`; return the report of it. QuantizeError where nothing can be smoothed."""
     model = onnx.load(prepared)
     try:
-        smoothed = smooth_floats(
+        smooth_report = smooth_floats(
             model, samples, parse_alpha(choices.smooth or 0.0), choices.centred, choices.per_channel
         )
     except OracleError as error:
         raise QuantizeError(str(error)) from None
-    if not smoothed["places"]:
+    if not smooth_report["places"]:
         raise QuantizeError(
             "there is nothing to smooth: products by constants are all that reads a norm, or a product, nowhere in the "
             "model; leave --smooth out"
         )
     onnx.save(model, prepared)
-    return smoothed
+    return smooth_report
 
 
 def _run_quantiser(source: Path, result: Path, samples: Samples, choices: QuantizerChoices) -> None:
-    """Run onnxruntime's quantiser on the file `source`, and write `result`."""
+    """Run onnxruntime's quantiser on the file `source`, whose masks are rewritten before, and write `result`.
+
+    QuantizeError, and InputError where a sample cannot be read.
+    """
     from onnxruntime.quantization import (
         CalibrationDataReader,
         CalibrationMethod,
@@ -387,63 +429,68 @@ def _run_quantiser(source: Path, result: Path, samples: Samples, choices: Quanti
     )
 
     class CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
+        """Hands the samples to onnxruntime's calibration one by one."""
+
         def __init__(self) -> None:
             self.samples = iter(samples)
 
         def get_next(self) -> dict[str, Array] | None:
             return next(self.samples, None)
 
-    int8 = choices.activations == "int8"
+    is_int8 = choices.activations == "int8"
     prepared = onnx.load(source)
-    chosen = _choose_options(prepared, samples, choices)
+    options = _choose_options(prepared, samples, choices)
     onnx.save(prepared, source)
     try:
         quantize_static(
             source, result, CalibrationReader(), quant_format=QuantFormat.QDQ, per_channel=choices.per_channel,
-            weight_type=QuantType.QInt8, activation_type=QuantType.QInt8 if int8 else QuantType.QUInt8,
-            calibrate_method=CalibrationMethod[METHODS[choices.method]], **chosen,
+            weight_type=QuantType.QInt8, activation_type=QuantType.QInt8 if is_int8 else QuantType.QUInt8,
+            calibrate_method=CalibrationMethod[METHODS[choices.method]], **options,
         )  # fmt: skip
     except InputError:  # a sample's
         raise
     except Exception as error:  # onnxruntime raises many classes
         raise QuantizeError(f"onnxruntime cannot quantise the model: {_first_line(error)}") from None
-    if names := chosen.get("nodes_to_quantize"):
+    if names := options.get("nodes_to_quantize"):
         quantised = restore_float_constants(onnx.load(result), prepared, names)
         onnx.save(isolate_quantised_products(quantised, names), result)
 
 
 def _choose_options(model: onnx.ModelProto, samples: Samples, choices: QuantizerChoices) -> dict[str, Any]:
-    """Choose the quantiser's options for the operators of `model`, which is changed. QuantizeError."""
+    """Choose the options of onnxruntime's quantiser: which nodes it quantises, and the ranges of masked scores.
+
+    `model` is changed: its nodes get names, and its masks are rewritten and bounded. QuantizeError.
+    """
     if choices.chosen:
         _name_nodes(model)
-    names, scores, masks = quantised_products(model), dict[str, Any](), list[str]()
+    names, range_overrides, mask_nodes = quantised_products(model), dict[str, Any](), list[str]()
     if choices.chosen != "products":
         if choices.chosen != "rotary":
-            masks += replace_masks_by_sums(model, find_attention_scores(model))
+            mask_nodes += replace_masks_by_sums(model, find_attention_scores(model))
         between = operators_between_products(model, choices.chosen or OPERATORS[0])
         try:
             ranges = measure_score_ranges(model, between.masked, samples)
         except OracleError as error:
             raise QuantizeError(str(error)) from None
-        masks += bound_masks(model, between.masked, ranges)
-        # Masked scores lie far below the others, and a softmax does not multiply, so that a zero point costs nothing.
-        scores = {
-            name: [{"rmin": np.float32(pair.low), "rmax": np.float32(pair.high), "symmetric": False}]
-            for name, pair in ranges.items()
+        mask_nodes += bound_masks(model, between.masked, ranges)
+        # Masked scores lie far below the others, so the range is asymmetric; a zero point costs a softmax nothing.
+        range_overrides = {
+            name: [{"rmin": np.float32(score_range.low), "rmax": np.float32(score_range.high), "symmetric": False}]
+            for name, score_range in ranges.items()
         }
         names += between.operators
-    options = {"ActivationSymmetric": choices.centred, "TensorQuantOverrides": scores}
+    options = {"ActivationSymmetric": choices.centred, "TensorQuantOverrides": range_overrides}
     if not choices.chosen:
-        return {"nodes_to_exclude": [*choices.exclude, *masks], "extra_options": options}
+        return {"nodes_to_exclude": [*choices.exclude, *mask_nodes], "extra_options": options}
     names = [name for name in names if name not in choices.exclude]
     if not names:  # no names would mean all operators
         raise QuantizeError("the model has no MatMul and no Gemm that could be quantised; take --operators all")
-    kinds = {node.op_type for node in model.graph.node if node.name in names}
-    return {"nodes_to_quantize": names, "op_types_to_quantize": sorted(kinds), "extra_options": options}
+    op_types = {node.op_type for node in model.graph.node if node.name in names}
+    return {"nodes_to_quantize": names, "op_types_to_quantize": sorted(op_types), "extra_options": options}
 
 
 def _name_nodes(model: onnx.ModelProto) -> None:
-    """Give each node of `model` a name, by which the quantiser chooses and excludes it."""
+    """Give each node of `model` a name: the quantiser chooses nodes by name."""
     names = {node.name for node in model.graph.node}
     for node in model.graph.node:
         if not node.name:

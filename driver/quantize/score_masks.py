@@ -1,8 +1,9 @@
-"""Masks that models add to the scores of a softmax; `attention_scales.score_ranges` finds the ranges of these sums.
+"""Find masks of attention scores, and rewrite those that select scores to sums, which can be quantised.
 
     Where(hidden, -inf, scores)    ->    Add(scores, Where(hidden, -inf, 0))
 
-PyTorch's `masked_fill` is the first. Hidden scores lie far below all others in both.
+PyTorch's `masked_fill` becomes the first form. Hidden scores lie far below all others in both.
+`attention_scales.measure_score_ranges` measures the ranges of these sums.
 """
 
 from __future__ import annotations
@@ -13,30 +14,32 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-HIDDEN = -1e3
-"""A score of so much, or less, is hidden."""
+HIDDEN_SCORE = -1e3
+"""A score of at most this is hidden by a mask."""
 
 
 def is_mask(tensor: TensorProto) -> bool:
-    """Whether a constant hides some of the elements that it is added to."""
+    """Whether a float constant is a mask: added to scores, it hides some of them."""
     array = numpy_helper.to_array(tensor)
-    return array.dtype.kind == "f" and bool((array <= HIDDEN).any())
+    return array.dtype.kind == "f" and bool((array <= HIDDEN_SCORE).any())
 
 
 def replace_masks_by_sums(model: onnx.ModelProto, scores: Collection[str]) -> list[str]:
-    """Change `model`: tensors of the names `scores` that are chosen between others and what hides them become sums.
-    Returns names of the nodes that make the masks."""
+    """Change `model`: rewrite each Where that masks a tensor in `scores` to a sum with a mask.
+
+    Returns the names of the new nodes that compute masks.
+    """
     graph, masks, nodes = model.graph, list[str](), list[onnx.NodeProto]()
     constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
-        place = _hiding_input(node, constants) if node.output[0] in scores else 0
-        if place:
-            result, unmasked = node.output[0], node.input[3 - place]
-            none, mask = f"{result}_none", f"{result}_mask"
-            dtype = helper.tensor_dtype_to_np_dtype(constants[node.input[place]].data_type)
-            graph.initializer.append(numpy_helper.from_array(np.zeros((), dtype), none))
-            choice = [node.input[0], *((node.input[1], none) if place == 1 else (none, node.input[2]))]
-            nodes.append(helper.make_node("Where", choice, [mask], name=mask))
+        hiding_input = _hiding_input(node, constants) if node.output[0] in scores else 0
+        if hiding_input:
+            result, unmasked = node.output[0], node.input[3 - hiding_input]
+            zero, mask = f"{result}_none", f"{result}_mask"
+            dtype = helper.tensor_dtype_to_np_dtype(constants[node.input[hiding_input]].data_type)
+            graph.initializer.append(numpy_helper.from_array(np.zeros((), dtype), zero))
+            where_inputs = [node.input[0], *((node.input[1], zero) if hiding_input == 1 else (zero, node.input[2]))]
+            nodes.append(helper.make_node("Where", where_inputs, [mask], name=mask))
             masks.append(mask)
             node = helper.make_node("Add", [unmasked, mask], [result], name=node.name)
         nodes.append(node)
@@ -46,11 +49,16 @@ def replace_masks_by_sums(model: onnx.ModelProto, scores: Collection[str]) -> li
 
 
 def _hiding_input(node: onnx.NodeProto, constants: Mapping[str, TensorProto]) -> int:
-    """Input of a Where that hides elements of the other one; 0 where none does, or it is no Where."""
-    places = [place for place in (1, 2) if node.op_type == "Where" and node.input[place] in constants]
-    return places[0] if len(places) == 1 and _hides_all(constants[node.input[places[0]]]) else 0
+    """Return the number (1 or 2) of the constant input of a Where that hides elements of the other one.
+
+    0 where none does, or `node` is no Where.
+    """
+    constant_inputs = [number for number in (1, 2) if node.op_type == "Where" and node.input[number] in constants]
+    hides = len(constant_inputs) == 1 and _hides_all(constants[node.input[constant_inputs[0]]])
+    return constant_inputs[0] if hides else 0
 
 
 def _hides_all(tensor: TensorProto) -> bool:
+    """Whether all elements of a float constant hide scores."""
     array = numpy_helper.to_array(tensor)
-    return array.dtype.kind == "f" and bool((array <= HIDDEN).all())
+    return array.dtype.kind == "f" and bool((array <= HIDDEN_SCORE).all())

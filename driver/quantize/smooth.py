@@ -1,12 +1,11 @@
-"""Smooth activations: move the larger scale of a few channels into weights, so that bytes are fine enough for the
-others.
+"""Smooth activations: move the large scale of a few channels into weights, so that the step of int8 suits all channels.
 
     y = Norm(x, gamma, beta)    z = MatMul(y, w)      ->      y = Norm(x, gamma / s, beta / s)    z = MatMul(y, w * s)
 
 with a factor s for each channel: max|y|^alpha / max|w|^(1 - alpha) over samples and columns (SmoothQuant: Xiao et al.,
-ICML 2023). What the norm's scale is here may be any constant that the channels of y are multiplied by on their way: the
-columns of a product in front of a Relu, or in front of a gate (equalisation: Nagel et al., ICCV 2019). Factors are
-powers of two, so that the float model computes the same numbers, but for those that leave the range of floats.
+ICML 2023). In place of the norm's gamma, any constant may be divided that scales the channels of y: the columns of a
+product before a Relu or a gate (equalisation: Nagel et al., ICCV 2019). Factors are powers of two, so the float model
+computes the same numbers, unless they leave the range of floats.
 """
 
 from __future__ import annotations
@@ -27,31 +26,37 @@ from celosia.driver.host.oracle import open_session, run_session
 from celosia.driver.quantize.decoders import PRODUCTS
 
 Array = NDArray[Any]
-TRIED = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-"""Values of alpha that AUTO tries, beside none."""
-GAIN = 0.5
-"""AUTO changes a place where the squared error of its products becomes less than so much of what it was: by less,
-rounding elsewhere changes a model's result as often to the worse."""
-ROWS = 512
-"""Rows of activations, of all samples together, that AUTO looks at."""
-HOMOGENEOUS = ("Relu", "LeakyRelu", "PRelu")
-"""f(s x) = s f(x) for s > 0; so are views."""
-SUMS = ("Add", "Sub")
-FACTORS = ("Mul", "Div")
+ALPHAS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+"""Values of alpha that AUTO tries, besides not smoothing."""
+MAX_ERROR_RATIO = 0.5
+"""AUTO smooths a place only if the squared error of its products falls below this share: smaller gains are as often
+lost to rounding elsewhere."""
+MAX_ROWS = 512
+"""Rows of activations, over all samples, on which AUTO measures errors."""
+HOMOGENEOUS_OPERATORS = ("Relu", "LeakyRelu", "PRelu")
+"""Operators with f(s x) = s f(x) for s > 0."""
+SUM_OPERATORS = ("Add", "Sub")
+"""Operators whose result is divided by dividing both operands."""
+PRODUCT_OPERATORS = ("Mul", "Div")
+"""Operators whose result is divided by dividing one operand (the first of Div)."""
 
 
 @dataclass(frozen=True)
 class ChannelConstant:
-    """A constant operand of a node, whose `axis` counts channels."""
+    """A constant operand: input number `input_number` of a node, whose `axis` counts channels."""
 
     node: onnx.NodeProto
-    place: int
+    input_number: int
     axis: int
 
 
 @dataclass(frozen=True)
 class SmoothPlace:
-    """A tensor whose channels may be scaled: `divided` by the factors, `multiplied` where it is read."""
+    """A tensor whose channels may be scaled.
+
+    divided: constants that compute it, which are divided by the factors. multiplied: weights that read it, which are
+    multiplied.
+    """
 
     tensor: str
     divided: tuple[ChannelConstant, ...]
@@ -60,8 +65,10 @@ class SmoothPlace:
 
 @dataclass
 class ChannelStatistics:
-    """Statistics of a tensor [..., channels] over samples: least and largest numbers of each channel, and ROWS of its
-    rows."""
+    """Statistics of a tensor [..., channels] over samples.
+
+    least, most: smallest and largest value of each channel. rows: about MAX_ROWS of its rows.
+    """
 
     least: Array
     most: Array
@@ -77,39 +84,44 @@ def smooth(
     model: onnx.ModelProto, samples: Iterable[Mapping[str, Array]], alpha: float | str, symmetric: bool,
     per_channel: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """Scale channels of the float model so that its activations lose less as bytes; its function stays equal.
+    """Scale channels of the float model so that its activations lose less when quantised; its function stays the same.
 
-    alpha: of the formula above, 0 to 1, or AUTO: for each place that of TRIED with the least error of the products that
-    read it, or none. symmetric: whether activations will have no zero point; per_channel: whether weights will have a
-    scale for each output. Returns `places`, how many there are, and `changed`, a list of `tensor`, `alpha` and
+    alpha: of the formula above, 0 to 1; or AUTO: for each place the one of ALPHAS with the least error of the products
+    that read it, or none. symmetric: whether activations will have no zero point; per_channel: whether weights will
+    have a scale for each output. Returns `places`, how many there are, and `changed`, a list of `tensor`, `alpha` and
     `gain_db`, by which the products' error is less on samples. OracleError.
     """
     graph = _SmoothGraph(model)
     places = list(graph.places())
     statistics, changed = _collect_statistics(model, places, samples), list[dict[str, Any]]()
     for place in places:
-        x, weights = statistics[place.tensor], [graph.rows(operand) for operand in place.multiplied]
-        before, best = _squared_error(x, weights, np.ones(len(x.most)), symmetric, per_channel), None
-        least = before * GAIN if alpha == AUTO else np.inf
-        for tried in TRIED if alpha == AUTO else (float(alpha),):
-            factors = _channel_factors(x.largest, weights, tried)
-            error = _squared_error(x, weights, factors, symmetric, per_channel)
-            if error < least and np.any(factors != 1):
-                least, best = error, (tried, factors)
+        activations, weights = statistics[place.tensor], [graph.rows(operand) for operand in place.multiplied]
+        no_factors = np.ones(len(activations.most))
+        unsmoothed_error = _squared_error(activations, weights, no_factors, symmetric, per_channel)
+        best: tuple[float, Array] | None = None
+        least_error = unsmoothed_error * MAX_ERROR_RATIO if alpha == AUTO else np.inf
+        for candidate_alpha in ALPHAS if alpha == AUTO else (float(alpha),):
+            factors = _channel_factors(activations.largest, weights, candidate_alpha)
+            error = _squared_error(activations, weights, factors, symmetric, per_channel)
+            if error < least_error and np.any(factors != 1):
+                least_error, best = error, (candidate_alpha, factors)
         if best is not None:
             graph.scale(place, best[1])
-            gain = 10 * float(np.log10(before / least)) if before and least else 0.0
+            gain = 10 * float(np.log10(unsmoothed_error / least_error)) if unsmoothed_error and least_error else 0.0
             changed.append({"tensor": place.tensor, "alpha": best[0], "gain_db": gain})
     return {"places": len(places), "changed": changed}
 
 
 def is_smoothable(model: onnx.ModelProto) -> bool:
-    """Whether a float model has a place for `smooth`."""
+    """Whether a float model has a tensor that `smooth` can scale."""
     return any(True for _ in _SmoothGraph(model).places())
 
 
 def _channel_factors(largest: Array, weights: list[Array], alpha: float) -> Array:
-    """Factors, powers of two [channels]; 1 for channels of zeros, and the median of the others."""
+    """Return the factor s of each channel, a power of two; 1 for channels of zeros. Their median is 1.
+
+    largest: magnitude of each channel. weights: matrices [channels, outputs] that read it.
+    """
     heaviest = np.max([np.abs(w).max(axis=1) for w in weights], axis=0)
     used = (largest > 0) & (heaviest > 0) & np.isfinite(largest * heaviest)
     factors = np.ones(len(largest))
@@ -122,7 +134,8 @@ def _channel_factors(largest: Array, weights: list[Array], alpha: float) -> Arra
 def _squared_error(
     x: ChannelStatistics, weights: list[Array], factors: Array, symmetric: bool, per_channel: bool
 ) -> float:
-    """Sum of squared errors of all products together, over the rows that are kept."""
+    """Return the squared error of quantised products, smoothed by `factors`, summed over the kept rows of
+    activations."""
     low, high = min(float((x.least / factors).min()), 0.0), max(float((x.most / factors).max()), 0.0)
     if symmetric:
         high = max(-low, high)
@@ -140,27 +153,33 @@ def _squared_error(
 def _collect_statistics(
     model: onnx.ModelProto, places: list[SmoothPlace], samples: Iterable[Mapping[str, Array]]
 ) -> dict[str, ChannelStatistics]:
-    """Collect the statistics of the tensors of `places` over the samples."""
+    """Run the model on the samples, and return the statistics of the tensors of `places`, by name."""
     probe = onnx.ModelProto()
     probe.CopyFrom(model)
     del probe.graph.output[:]
     probe.graph.output.extend(onnx.ValueInfoProto(name=place.tensor) for place in places)
-    statistics, rows = dict[str, ChannelStatistics](), list(samples) if places else []
-    opened = open_session(probe, int8=False) if places else None
-    for sample in rows:
-        for name, array in run_session(opened, sample).items():
-            flat = array.reshape(-1, array.shape[-1]).astype(np.float64)
-            some = flat[np.linspace(0, len(flat) - 1, min(len(flat), -(-ROWS // len(rows)))).astype(int)]
-            least, largest, earlier = flat.min(axis=0), flat.max(axis=0), statistics.get(name)
+    statistics, all_samples = dict[str, ChannelStatistics](), list(samples) if places else []
+    session = open_session(probe, int8=False) if places else None
+    for sample in all_samples:
+        for name, array in run_session(session, sample).items():
+            flat_rows = array.reshape(-1, array.shape[-1]).astype(np.float64)
+            sampled_rows = flat_rows[
+                np.linspace(0, len(flat_rows) - 1, min(len(flat_rows), -(-MAX_ROWS // len(all_samples)))).astype(int)
+            ]
+            least, largest, earlier = flat_rows.min(axis=0), flat_rows.max(axis=0), statistics.get(name)
             if earlier is not None:
                 least, largest = np.minimum(least, earlier.least), np.maximum(largest, earlier.most)
-                some = np.concatenate([earlier.rows, some])
-            statistics[name] = ChannelStatistics(least, largest, some)
+                sampled_rows = np.concatenate([earlier.rows, sampled_rows])
+            statistics[name] = ChannelStatistics(least, largest, sampled_rows)
     return statistics
 
 
 class _SmoothGraph:
-    """A float model's constants, which can be changed, with makers and readers of each tensor."""
+    """A float model whose constants can be changed.
+
+    makers: the node that computes a tensor. readers: (node, number of the input) for each read. outputs: of the model,
+    and tensors that subgraphs read. widths: size of the last axis of a tensor.
+    """
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.graph = model.graph
@@ -169,8 +188,8 @@ class _SmoothGraph:
         self.makers = {name: node for node in self.graph.node for name in node.output if name}
         self.readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
         for node in self.graph.node:
-            for place, name in enumerate(node.input):
-                self.readers.setdefault(name, []).append((node, place))
+            for input_number, name in enumerate(node.input):
+                self.readers.setdefault(name, []).append((node, input_number))
         inferred = onnx.shape_inference.infer_shapes(model).graph
         self.widths: dict[str, int] = {
             value.name: value.type.tensor_type.shape.dim[-1].dim_value
@@ -179,64 +198,68 @@ class _SmoothGraph:
         }
 
     def places(self) -> Iterator[SmoothPlace]:
-        """Places of the model where channels can be scaled, in its order."""
+        """Yield the places of the model whose channels can be scaled, in the model's order."""
         for node in self.graph.node:
-            read = [] if self._is_view(node) or not node.output else self._weights_of_readers(node.output[0])
-            producers = self._divisible_constants(node.output[0]) if read else None
-            if (
-                producers
-                and len(
-                    {self._shape_of(operand.node.input[operand.place])[operand.axis] for operand in (*producers, *read)}
-                )
-                == 1
-            ):
-                yield SmoothPlace(node.output[0], tuple(producers), tuple(read))
+            weights = [] if self._is_view(node) or not node.output else self._weights_of_readers(node.output[0])
+            producers = self._divisible_constants(node.output[0]) if weights else None
+            if not producers:
+                continue
+            operands = (*producers, *weights)
+            channel_counts = {
+                self._shape_of(operand.node.input[operand.input_number])[operand.axis] for operand in operands
+            }
+            if len(channel_counts) == 1:
+                yield SmoothPlace(node.output[0], tuple(producers), tuple(weights))
 
     def rows(self, operand: ChannelConstant) -> Array:
-        """View a constant as a matrix [channels, outputs]."""
+        """Return a constant matrix as float64 [channels, outputs]."""
         return np.moveaxis(self._array(operand), operand.axis, 0).astype(np.float64)
 
     def scale(self, place: SmoothPlace, factors: Array) -> None:
-        """Divide and multiply the constants of a place."""
-        for operands, by in ((place.divided, 1 / factors), (place.multiplied, factors)):
+        """Divide and multiply the constants of a place by `factors` [channels]."""
+        for operands, multipliers in ((place.divided, 1 / factors), (place.multiplied, factors)):
             for operand in operands:
                 array = self._array(operand)
-                across = [1] * array.ndim
-                across[operand.axis] = -1
-                self._set_array(operand, (array * by.reshape(across)).astype(array.dtype))
+                broadcast_shape = [1] * array.ndim
+                broadcast_shape[operand.axis] = -1
+                self._set_array(operand, (array * multipliers.reshape(broadcast_shape)).astype(array.dtype))
 
     def _array(self, operand: ChannelConstant) -> Array:
-        array: Array = numpy_helper.to_array(self.constants[operand.node.input[operand.place]])
+        """Return the value of a constant operand."""
+        array: Array = numpy_helper.to_array(self.constants[operand.node.input[operand.input_number]])
         return array
 
     def _set_array(self, operand: ChannelConstant, array: Array) -> None:
-        """Give the node a constant of its own, where others read the one that it has."""
-        name = operand.node.input[operand.place]
+        """Change the value of a constant operand; the node gets a copy of its own if others read the constant, too."""
+        name = operand.node.input[operand.input_number]
         if len(self.readers[name]) == 1 and name not in self.outputs:
             self.constants[name].CopyFrom(numpy_helper.from_array(array, name))
             return
-        self.readers[name] = [(n, k) for n, k in self.readers[name] if (n, k) != (operand.node, operand.place)]
-        copy_name = f"{name}_{operand.place}_of_{operand.node.output[0]}"
-        operand.node.input[operand.place] = copy_name
+        self.readers[name] = [(n, k) for n, k in self.readers[name] if (n, k) != (operand.node, operand.input_number)]
+        copy_name = f"{name}_{operand.input_number}_of_{operand.node.output[0]}"
+        operand.node.input[operand.input_number] = copy_name
         self.graph.initializer.append(numpy_helper.from_array(array, copy_name))
-        self.constants[copy_name], self.readers[copy_name] = self.graph.initializer[-1], [(operand.node, operand.place)]
+        self.constants[copy_name], self.readers[copy_name] = (
+            self.graph.initializer[-1],
+            [(operand.node, operand.input_number)],
+        )
 
     def _weights_of_readers(self, name: str) -> list[ChannelConstant]:
-        """Weights of the products that read a tensor; none where anything else does."""
+        """Return the weights of the products that read a tensor, also through views; [] if anything else reads it."""
         constants: list[ChannelConstant] = []
-        for node, place in self.readers.get(name, ()):
+        for node, input_number in self.readers.get(name, ()):
             if self._is_view(node):
-                further = self._weights_of_readers(node.output[0])
+                reader_weights = self._weights_of_readers(node.output[0])
             else:
                 weights = self._weights(node)
-                further = [weights[0]] if weights and place == 0 else []
-            if not further:
+                reader_weights = [weights[0]] if weights and input_number == 0 else []
+            if not reader_weights:
                 return []
-            constants += further
+            constants += reader_weights
         return [] if name in self.outputs else constants
 
     def _weights(self, node: onnx.NodeProto) -> tuple[ChannelConstant, ChannelConstant] | None:
-        """Weights of a product by a constant matrix: (its rows, its columns)."""
+        """Return the constant weights of a product along both axes, (inputs, outputs); None if it has none."""
         attrs = _attributes(node)
         if node.op_type not in PRODUCTS or attrs.get("transA") or len(self._shape_of(node.input[1])) != 2:
             return None
@@ -244,7 +267,8 @@ class _SmoothGraph:
         return ChannelConstant(node, 1, axes[0]), ChannelConstant(node, 1, axes[1])
 
     def _divisible_constants(self, name: str) -> list[ChannelConstant] | None:
-        """Constants to divide so that a tensor is divided; None where that is not possible."""
+        """Return the constants to divide by factors so that the tensor `name` is divided; None where that is
+        impossible."""
         node = self.makers.get(name)
         if node is None or node.output[0] != name:
             return None
@@ -253,11 +277,12 @@ class _SmoothGraph:
         if (weights := self._weights(node)) is not None:
             bias = self._channel_constant(node, 2, name)
             return None if bias is None else [weights[1], *bias]
-        if node.op_type in HOMOGENEOUS or self._is_view(node):
+        if node.op_type in HOMOGENEOUS_OPERATORS or self._is_view(node):
             return self._divisible_for_only_reader(node.input[0])
-        return self._divisible_in_pair(node, name) if node.op_type in (*SUMS, *FACTORS) else None
+        return self._divisible_in_pair(node, name) if node.op_type in (*SUM_OPERATORS, *PRODUCT_OPERATORS) else None
 
     def _divisible_in_norm(self, node: onnx.NodeProto) -> list[ChannelConstant] | None:
+        """Return the scale and offset of a norm; None where they are not constants of one axis."""
         operands = [k for k, name in enumerate(node.input) if k and name]
         if not all(len(self._shape_of(node.input[k])) == 1 for k in operands):
             return None
@@ -265,51 +290,62 @@ class _SmoothGraph:
 
     def _divisible_in_pair(self, node: onnx.NodeProto, name: str) -> list[ChannelConstant] | None:
         """Return the constants to divide in a sum (its constant and the other term) or in a product (one factor)."""
-        constant = [k for k in (0, 1) if node.input[k] in self.constants]
-        if node.op_type in SUMS:
-            constant_part = self._channel_constant(node, constant[0], name) if len(constant) == 1 else None
-            rest = None if constant_part is None else self._divisible_for_only_reader(node.input[1 - constant[0]])
-            return None if constant_part is None or rest is None else constant_part + rest
+        constant_inputs = [k for k in (0, 1) if node.input[k] in self.constants]
+        if node.op_type in SUM_OPERATORS:
+            constant_part = (
+                self._channel_constant(node, constant_inputs[0], name) if len(constant_inputs) == 1 else None
+            )
+            other_term = (
+                None if constant_part is None else self._divisible_for_only_reader(node.input[1 - constant_inputs[0]])
+            )
+            return None if constant_part is None or other_term is None else constant_part + other_term
         if (
             node.op_type == "Mul"
-            and len(constant) == 1
-            and (constant_part := self._channel_constant(node, constant[0], name))
+            and len(constant_inputs) == 1
+            and (constant_part := self._channel_constant(node, constant_inputs[0], name))
         ):
             return constant_part
         for k in (0, 1) if node.op_type == "Mul" else (0,):
-            operand = self._divisible_for_only_reader(node.input[k]) if self._is_wide(node.input[k], name) else None
+            operand = (
+                self._divisible_for_only_reader(node.input[k]) if self._has_all_channels(node.input[k], name) else None
+            )
             if operand is not None:
                 return operand
         return None
 
     def _divisible_for_only_reader(self, name: str) -> list[ChannelConstant] | None:
-        """Return `_divisible_constants` of a tensor that one node reads, once."""
+        """Return `_divisible_constants` of a tensor; None if more than one operand reads it, or it is an output."""
         return self._divisible_constants(name) if len(self.readers[name]) == 1 and name not in self.outputs else None
 
-    def _channel_constant(self, node: onnx.NodeProto, place: int, name: str) -> list[ChannelConstant] | None:
-        """Return a constant operand that has a number for each channel of the tensor `name`; none if left out."""
-        if place >= len(node.input) or not node.input[place]:
+    def _channel_constant(self, node: onnx.NodeProto, input_number: int, name: str) -> list[ChannelConstant] | None:
+        """Return input `input_number` as a list of one constant, if it has a number for each channel of the tensor
+        `name`.
+
+        [] where the input is left out, None where it is no such constant.
+        """
+        if input_number >= len(node.input) or not node.input[input_number]:
             return []
-        dims = self._shape_of(node.input[place])
+        dims = self._shape_of(node.input[input_number])
         covers_channels = dims and dims[-1] == self.widths.get(name) and dims[-1] == np.prod(dims)
-        return [ChannelConstant(node, place, len(dims) - 1)] if covers_channels else None
+        return [ChannelConstant(node, input_number, len(dims) - 1)] if covers_channels else None
 
     def _shape_of(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a constant; () for other tensors."""
         return tuple(self.constants[name].dims) if name in self.constants else ()
 
-    def _is_wide(self, operand: str, name: str) -> bool:
-        """Whether a tensor has as many channels as another, and is no constant."""
+    def _has_all_channels(self, operand: str, name: str) -> bool:
+        """Whether `operand` is no constant, and has as many channels as `name`, so that it is not broadcast."""
         return operand not in self.constants and 0 < self.widths.get(operand, 0) == self.widths.get(name)
 
     def _is_view(self, node: onnx.NodeProto) -> bool:
-        """Whether an operator leaves channels alone: only rows move."""
+        """Whether an operator is a view that keeps the last axis, the channels."""
         if not op_spec(node.op_type).view or node.input[0] not in self.widths:
             return False
         return 0 < self.widths[node.input[0]] == self.widths.get(node.output[0], 0)
 
 
 def _captured_names(nodes: Iterable[onnx.NodeProto], inside: bool = False) -> Iterator[str]:
-    """Names that graphs in attributes of nodes read."""
+    """Yield the names that subgraphs of nodes read. inside: the nodes are in a subgraph themselves."""
     for node in nodes:
         yield from node.input if inside else ()
         for attr in node.attribute:
@@ -318,4 +354,5 @@ def _captured_names(nodes: Iterable[onnx.NodeProto], inside: bool = False) -> It
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    """Return the attributes of a node as Python values, by name."""
     return {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}

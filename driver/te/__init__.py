@@ -1,4 +1,12 @@
-"""Tensor expressions in the words of TVM's papers, on top of the compiler's: programs written for TVM run here."""
+"""Tensor expressions with the API of TVM's papers, on top of `compiler/expr/`: programs written for TVM run here.
+
+- `nodes.py`: tensors, axes and reductions, also of open sizes; fixes sizes when arrays are known
+- `words.py`: functions of elements by TVM's names
+- `schedule.py`: schedules and their primitives by TVM's names
+- `te_accelerator.py`: blocks, memories and intrinsics of an accelerator; intrinsics that a program declares
+- `te_program.py`: `build` and `lower`: compiles a schedule for the CPU or an accelerator, and calls it with arrays
+- `kernels.py`: runs a kernel of the accelerator on a Device
+"""
 
 from collections.abc import Callable
 
@@ -21,5 +29,5 @@ size_var = var
 
 
 def __getattr__(name: str) -> Callable[..., Expr]:
-    """Functions of elements, as `te.exp(x)`. AttributeError for what is not here."""
+    """Return a function of elements by name, as `te.exp`. AttributeError for an unknown name."""
     return function(name)

@@ -1,4 +1,4 @@
-"""Run a kernel of `compiler.tensorize.render`, made of a scheduled function, on a Device."""
+"""Run a kernel of the accelerator, which `compiler.tensorize.render` has made of a scheduled function, on a Device."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from celosia.sim.device import Counters, Device
 
 Array = NDArray[Any]
 TIMEOUT_CYCLES = 1 << 32
+"""Cycles after which a run is given up."""
 
 
 def run(kernel: AcceleratorKernel, device: Device, *inputs: Array) -> tuple[list[Array], Counters]:
-    """Return (outputs, counters of the run). ValueError where the device or an array does not fit the kernel."""
+    """Write inputs, constants and code to the device, run, and read the outputs.
+
+    Returns (outputs, counters of the run). ValueError where the device or an array does not fit the kernel.
+    """
     if device.config.digest != kernel.cfg.digest:
         raise ValueError(f"{kernel.name} was rendered for Config {kernel.cfg.name}, the device is {device.config.name}")
     if len(inputs) != len(kernel.inputs):
@@ -37,4 +41,5 @@ def run(kernel: AcceleratorKernel, device: Device, *inputs: Array) -> tuple[list
 
 
 def _bytes(array: Array) -> NDArray[np.uint8]:
+    """Return the bytes of an array in C order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

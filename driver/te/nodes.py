@@ -1,7 +1,7 @@
-"""Nodes of tensor expressions: variables for sizes, tensors of them, and reductions.
+"""Tensors, axes and reductions by TVM's names, whose sizes may be variables.
 
-Nodes are those of compiler.expr. Where a size is a variable, they stand there with a size for the time being, NOMINAL,
-so that mistakes are found in the line that makes them; `bound` makes the nodes anew for sizes that are known.
+Nodes are those of compiler.expr, which have fixed sizes. A variable size has the value NOMINAL for now, so that
+mistakes are found in the line that makes them; `bind_sizes` copies the nodes when sizes are known.
 """
 
 from __future__ import annotations
@@ -27,24 +27,32 @@ from celosia.compiler.expr.walk import rewrite, walk
 from celosia.compiler.program.dtypes import numpy_dtype
 
 Size = int | Expr
+"""A number, or an expression of variables."""
 NOMINAL = 1 << 10
-"""Value of a variable before it is known."""
+"""Size that a variable stands for until it is known."""
 _numbers = count()
+"""Numbers for names of tensors and axes that the program does not name."""
 
 
 @dataclass(frozen=True, eq=False)
 class SizedAxis(Axis):
+    """An axis whose extent may be a variable. size: the extent as the program wrote it."""
+
     size: Size = 1
 
 
 @dataclass(frozen=True, eq=False)
 class SizedNode(Node):
+    """A tensor whose shape may have variables. sizes: the shape as the program wrote it."""
+
     sizes: tuple[Size, ...] = ()
 
 
 class TensorExpr:
-    """A tensor: `t[i, j]` or `t(i, j)` is an element, `t.shape` its sizes, `t.op.axis` and `t.op.reduce_axis` its
-    loops before they are scheduled.
+    """A tensor as programs for TVM use it.
+
+    `t[i, j]` or `t(i, j)` is an element, `t.shape` the sizes, `t.op.axis` and `t.op.reduce_axis` the loops before they
+    are scheduled. node: the tensor in compiler.expr.
     """
 
     def __init__(self, node: Node) -> None:
@@ -65,27 +73,28 @@ class TensorExpr:
 
     @property
     def op(self) -> TensorExpr:
-        """Operation that computes the tensor; here, the tensor itself."""
+        """The operation that computes the tensor, in TVM an object of its own; here the tensor itself."""
         return self
 
     @property
     def axis(self) -> tuple[Axis, ...]:
-        """Loops over the elements."""
+        """Axes of the elements."""
         return self.node.axes
 
     @property
     def reduce_axis(self) -> tuple[Axis, ...]:
-        """Loops of reductions in it."""
+        """Axes of the reductions in the body."""
         return tuple(_reduction_axes(self.node.body))
 
 
 def _reduction_axes(body: Expr | None) -> list[Axis]:
+    """Return the axes of all reductions in a body, each once."""
     nodes = () if body is None else walk(body)
     return list(dict.fromkeys(axis for node in nodes if isinstance(node, Reduce) for axis in node.axes))
 
 
 def _convert_index(name: str, index: Any) -> Value:
-    """Convert an index of any integer type to the type of sizes. ValueError for anything else."""
+    """Convert an index of any integer type to the type of indices. ValueError for other types. name: the tensor's."""
     if isinstance(index, Expr):
         if index.dtype != INDEX and not index.dtype.startswith(("int", "uint")):
             raise ValueError(f"{name} is indexed with {index}, a {index.dtype}; an index is a whole number")
@@ -94,6 +103,7 @@ def _convert_index(name: str, index: Any) -> Value:
 
 
 def _require_whole_number(value: Any, name: str) -> int:
+    """Return `value`, of any integer type, as an int. ValueError for other types; `name` begins its message."""
     try:
         return operator.index(value)
     except TypeError:
@@ -101,7 +111,7 @@ def _require_whole_number(value: Any, name: str) -> int:
 
 
 def var(name: str = "n", dtype: str = "int64") -> Var:
-    """A size that is known when arrays are given. ValueError for a type that no size has."""
+    """Declare a size that is known when arrays are given. ValueError for a type that no size has."""
     if dtype not in ("int32", "int64"):
         raise ValueError(f"{name} is a size, and no {dtype}; a number that the program brings is a placeholder of (1,)")
     return Var(name)
@@ -115,18 +125,18 @@ def evaluate_size(size: Size, sizes: Mapping[Var, int] | None = None) -> int:
     """
     if not isinstance(size, Expr):
         return int(size)
-    names = {node for node in walk(size) if isinstance(node, Var)}
-    values: Mapping[Var, int] = dict.fromkeys(names, NOMINAL) if sizes is None else sizes
-    if unknown := [name.name for name in names if name not in values]:
+    variables = {node for node in walk(size) if isinstance(node, Var)}
+    values: Mapping[Var, int] = dict.fromkeys(variables, NOMINAL) if sizes is None else sizes
+    if unknown := [name.name for name in variables if name not in values]:
         raise ValueError(
             f"the size {unknown[0]} is not known: no array that is given has it as a dimension; make the variable an "
             "argument, too"
         )
-    return int(evaluate(size, {name: values[name] for name in names}))
+    return int(evaluate(size, {name: values[name] for name in variables}))
 
 
 def _convert_shape(name: str, shape: Size | Sequence[Size]) -> tuple[Size, ...]:
-    """Sizes of a shape argument. ValueError for one that is no whole number, or negative."""
+    """Return a shape argument as a tuple of sizes. ValueError for sizes that are no whole numbers, or negative."""
     dimensions = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     sizes = tuple(
         size if isinstance(size, Expr) else _require_whole_number(size, f"{name} has a size of {size!r}")
@@ -138,7 +148,7 @@ def _convert_shape(name: str, shape: Size | Sequence[Size]) -> tuple[Size, ...]:
 
 
 def _dtype_name(name: str, dtype: Any) -> str:
-    """Name of a type, from its name or numpy's type. ValueError for anything else."""
+    """Return the name of an element type, given by its name or numpy's type. ValueError for anything else."""
     try:
         return numpy_dtype(dtype).name if isinstance(dtype, str) else np.dtype(dtype).name
     except (TypeError, AttributeError, ImportError):
@@ -146,7 +156,7 @@ def _dtype_name(name: str, dtype: Any) -> str:
 
 
 def placeholder(shape: Size | Sequence[Size], dtype: Any = "float32", name: str | None = None) -> TensorExpr:
-    """Declare an array that the caller gives; dtype: a name, or numpy's type."""
+    """Declare an input tensor: an array that the caller gives. dtype: a name, or numpy's type."""
     name = name or f"placeholder{next(_numbers)}"
     sizes = _convert_shape(name, shape)
     nominal = tuple(evaluate_size(size) for size in sizes)
@@ -154,7 +164,7 @@ def placeholder(shape: Size | Sequence[Size], dtype: Any = "float32", name: str 
 
 
 def reduce_axis(dom: tuple[Size, Size], name: str | None = None) -> Axis:
-    """An index to reduce over, for one compute; `dom` is (0, end)."""
+    """Declare an axis to reduce over, for one `compute`. dom: (0, end). ValueError for another begin."""
     begin, end = dom
     name = name or f"r{next(_numbers)}"
     if isinstance(begin, Expr) or begin != 0:
@@ -165,7 +175,10 @@ def reduce_axis(dom: tuple[Size, Size], name: str | None = None) -> Axis:
 
 
 def compute(shape: Size | Sequence[Size], fcompute: Callable[..., Value], name: str | None = None) -> TensorExpr:
-    """The tensor whose element at an index is `fcompute` of it. Loops are called as the parameters of `fcompute`."""
+    """Declare the tensor whose element at an index is `fcompute` of the index.
+
+    Its axes have the names of the parameters of `fcompute`. ValueError where their number differs from that of sizes.
+    """
     name = name or f"compute{next(_numbers)}"
     sizes = _convert_shape(name, shape)
     parameters = inspect.signature(fcompute).parameters.values()
@@ -180,7 +193,10 @@ def compute(shape: Size | Sequence[Size], fcompute: Callable[..., Value], name: 
 
 
 def _element_expression(name: str, value: Any) -> Expr:
-    """Element that a function of indices returns. ValueError for anything else, and for constants that do not fit."""
+    """Return the result of a program's `fcompute` as an expression.
+
+    ValueError for other types, and for constants out of range.
+    """
     if not isinstance(value, Expr | int | float | np.generic):
         raise ValueError(
             f"{name} is made of elements, and its function gives {type(value).__name__}: index tensors, and make a "
@@ -196,32 +212,34 @@ def _element_expression(name: str, value: Any) -> Expr:
 
 
 Axes = Axis | Sequence[Axis]
+"""One axis or several to reduce over."""
 
 
 def _as_axes(axis: Axes) -> tuple[Axis, ...]:
+    """Return one axis or several as a tuple."""
     return (axis,) if isinstance(axis, Axis) else tuple(axis)
 
 
 def sum(expr: Expr, axis: Axes) -> Expr:
-    """Sum over `axis`; floats in any order."""
+    """Return the sum of `expr` over `axis`; floats are added in any order."""
     return sum_over(expr, _as_axes(axis))
 
 
 def max(expr: Expr, axis: Axes) -> Expr:
-    """Largest over `axis`."""
+    """Return the maximum of `expr` over `axis`."""
     return max_over(expr, _as_axes(axis))
 
 
 def min(expr: Expr, axis: Axes) -> Expr:
-    """Least over `axis`."""
+    """Return the minimum of `expr` over `axis`."""
     return min_over(expr, _as_axes(axis))
 
 
 # Sizes become known ---------------------------------------------------------------------------------------------
 
 
-def bound(outputs: Sequence[Node], sizes: Mapping[Var, int]) -> dict[Node, Node]:
-    """Copy each tensor that `outputs` need, with `sizes` in place of variables.
+def bind_sizes(outputs: Sequence[Node], sizes: Mapping[Var, int]) -> dict[Node, Node]:
+    """Copy each tensor that `outputs` depend on, with `sizes` in place of variables; return the copy of each.
 
     ValueError for an open or negative size, and for an index that leaves its tensor.
     """
@@ -242,6 +260,7 @@ def bound(outputs: Sequence[Node], sizes: Mapping[Var, int]) -> dict[Node, Node]
 
 
 def _bind_axis(axis: Axis, sizes: Mapping[Var, int]) -> Axis:
+    """Copy an axis, with `sizes` in place of variables."""
     assert isinstance(axis, SizedAxis)
     return Axis(axis.name, extent=evaluate_size(axis.size, sizes), reduce=axis.reduce)
 
@@ -249,10 +268,10 @@ def _bind_axis(axis: Axis, sizes: Mapping[Var, int]) -> Axis:
 def _bind_body(
     body: Expr, copies: Mapping[Node, Node], loops: Mapping[Axis, Axis], sizes: Mapping[Var, int]
 ) -> Expr:  # fmt: skip
-    """Replace tensors, loops and sizes in the body of an expression."""
+    """Copy the body of a tensor with `copies` of tensors, `loops` for axes, and `sizes` for variables."""
 
-    def change(e: Expr) -> Expr | None:
-        """Replace a loop, a size, a load or a reduction; None for other nodes."""
+    def replace_node(e: Expr) -> Expr | None:
+        """Return the copy of an axis, variable, load or reduction; None for other nodes, which `rewrite` copies."""
         match e:
             case Axis():
                 return loops[e]
@@ -264,11 +283,11 @@ def _bind_body(
                 return Reduce(e.kind, e.value, tuple(loops[axis] for axis in e.axes))
         return None
 
-    return rewrite(body, change)
+    return rewrite(body, replace_node)
 
 
 def _require_inside(name: str, body: Expr) -> None:
-    """Raise ValueError where an index leaves its tensor, unless a selection may drop the value there."""
+    """Raise ValueError where an index certainly leaves its tensor, unless a Select may not use that value."""
     if isinstance(body, Select):
         return
     for child in body.children():
@@ -276,10 +295,13 @@ def _require_inside(name: str, body: Expr) -> None:
     if not isinstance(body, Load):
         return
     for dimension, (index, size) in enumerate(zip(body.index, body.tensor.shape)):
-        exact = all(atom is None or (isinstance(atom, Axis) and atom.extent) for atom in linear(index))
-        reach = interval(index) if exact and size else None
-        if reach is not None and (reach[0] < 0 or reach[1] >= size):
+        is_exact = all(atom is None or (isinstance(atom, Axis) and atom.extent) for atom in linear(index))
+        index_range = interval(index) if is_exact and size else None
+        if index_range is None:
+            continue
+        first, last = index_range
+        if first < 0 or last >= size:
             raise ValueError(
-                f"{name} reads {body.tensor.name} at {reach[0]} to {reach[1]} of dimension {dimension}, which has "
-                f"{size}: {body}"
+                f"{name} reads {body.tensor.name} at {first} to {last} of dimension {dimension}, which has {size}: "
+                f"{body}"
             )

@@ -1,5 +1,7 @@
-"""Schedules in TVM's spelling: compiler.expr's primitives, taken by the names of loops, so that what was said for open
-sizes is said again once they are known."""
+"""Schedules with TVM's API, on top of those of compiler.expr.
+
+Primitives refer to loops by name, so that a schedule of open sizes can be replay_for once sizes are known.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from celosia.compiler.expr.nodes import Axis
 from celosia.compiler.expr.nodes import Tensor as Node
 from celosia.compiler.expr.schedule import Schedule as Loops
 from celosia.compiler.expr.schedule import Stage as LoopStage
-from celosia.compiler.expr.schedule import create_schedule as plain
+from celosia.compiler.expr.schedule import create_schedule as default_schedule
 from celosia.compiler.expr.trace import PRIMITIVES, Trace, TraceStep
 from celosia.compiler.expr.transform import topological
 from celosia.compiler.expr.walk import loaded
@@ -22,19 +24,23 @@ from celosia.driver.te.nodes import SizedAxis, SizedNode, TensorExpr
 from celosia.driver.te.te_accelerator import Copies
 
 SCOPES = {"global": "workspace"}
-"""Memories that have another name here."""
+"""The compiler's names of memories that TVM names otherwise."""
 Loop = Axis | str
+"""A loop: its axis or its name."""
 
 
 @dataclass(frozen=True)
 class ThreadAxis:
-    """Virtual thread that a loop is bound to."""
+    """The kind of thread that a loop is bound to: always a virtual thread."""
 
     tag: str
 
 
 def thread_axis(dom: Any = None, tag: str | None = None, name: str = "") -> ThreadAxis:
-    """Return `thread_axis("vthread")`, virtual threads ("cthread" is VTA's word). ValueError for a thread of a GPU."""
+    """Return virtual threads for `StageView.bind`: tag "vthread", or VTA's "cthread". ValueError for threads of a GPU.
+
+    dom: ignored, or the tag; name: ignored.
+    """
     tag = tag or dom
     if tag not in ("vthread", "cthread"):
         raise ValueError(f"no loop is bound to {tag!r}: virtual threads are 'vthread'; parallel(axis) is for a CPU's")
@@ -42,18 +48,21 @@ def thread_axis(dom: Any = None, tag: str | None = None, name: str = "") -> Thre
 
 
 def create_schedule(outputs: TensorExpr | Sequence[TensorExpr]) -> TensorSchedule:
-    """Plain loops in the order of the axes, to be changed: `s[C]` are those of C."""
+    """Return the default schedule of `outputs`: loops in the order of axes. `s[C]` are the loops of tensor C."""
     return TensorSchedule((outputs,) if isinstance(outputs, TensorExpr) else tuple(outputs))
 
 
 class TensorSchedule:
-    """Schedule with a StageView for every computed tensor: `s[tensor]`."""
+    """A schedule; `s[tensor]` is the StageView of a computed tensor.
+
+    outputs: tensors that it computes. loops: the schedule of compiler.expr.
+    """
 
     def __init__(self, outputs: Sequence[TensorExpr]) -> None:
         self.outputs = tuple(output.node for output in outputs)
-        self.loops: Loops = plain(self.outputs)
+        self.loops: Loops = default_schedule(self.outputs)
         self.declared: dict[str, Declared] = {}
-        """Intrinsics by their names."""
+        """Intrinsics that stages are tensorized with, by name."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -67,24 +76,26 @@ class TensorSchedule:
         return StageView(self, tensor)
 
     @property
-    def sized(self) -> bool:
-        """Whether every size is a number."""
+    def has_fixed_sizes(self) -> bool:
+        """Whether every size is a number, so that the schedule can be compiled at once."""
         nodes = [node for node in topological(self.outputs) if isinstance(node, SizedNode)]
         sizes = [size for node in nodes for size in node.sizes]
         axes = [axis for stage in self.loops.stages.values() for axis in stage.roots if isinstance(axis, SizedAxis)]
         return all(isinstance(size, int) for size in (*sizes, *(axis.size for axis in axes)))
 
-    def replayed(self, outputs: Sequence[Node], declared: dict[str, Declared]) -> Loops:
-        """Replay this schedule for `outputs`, which are its own but for their sizes. ValueError where it does not apply
-        to them."""
-        loops = plain(outputs)
+    def replay_for(self, outputs: Sequence[Node], declared: dict[str, Declared]) -> Loops:
+        """Return this schedule for `outputs`, which equal its own except for sizes.
+
+        declared: intrinsics by name. ValueError where a primitive does not apply to these sizes.
+        """
+        loops = default_schedule(outputs)
         self.loops.trace.replay(loops, declared)
         return loops
 
     def cache_read(
         self, tensor: TensorExpr, scope: str, readers: TensorExpr | Sequence[TensorExpr] | None = None
     ) -> TensorExpr:
-        """Copy `tensor` to memory `scope`, where `readers` (left out: all) read it."""
+        """Copy `tensor` to memory `scope`, and let `readers` read the copy; None for all readers. Return the copy."""
         if readers is None:
             names = [t.name for t, stage in self.loops.stages.items() if tensor.name in _tensors_read(stage)]
         else:
@@ -92,40 +103,45 @@ class TensorSchedule:
         return TensorExpr(self.loops.cache_read(tensor.name, SCOPES.get(scope, scope), names))
 
     def cache_write(self, tensor: TensorExpr, scope: str) -> TensorExpr:
-        """Compute `tensor` in memory `scope` and copy it from there. Returns what is computed: what was said of the
-        loops of `tensor` holds for that; the copy's are plain.
+        """Compute `tensor` in memory `scope`, and copy it from there. Return the tensor that is computed there.
+
+        Primitives so far on the loops of `tensor` now apply to that tensor; the copy has default loops.
         """
-        before = self.loops.trace.steps
-        loops = plain(self.outputs)
+        steps = self.loops.trace.steps
+        loops = default_schedule(self.outputs)
         cache = loops.cache_write(tensor.name, SCOPES.get(scope, scope))
-        Trace([_redirect_step(step, tensor.name, cache.name) for step in before]).replay(loops, self.declared)
+        Trace([_redirect_step(step, tensor.name, cache.name) for step in steps]).replay(loops, self.declared)
         self.loops = loops
         return TensorExpr(cache)
 
 
 def _tensors_read(stage: LoopStage) -> set[str]:
+    """Return the names of the tensors that a stage reads."""
     return {tensor.name for tensor in loaded(stage.body)}
 
 
 def _redirect_step(step: TraceStep, name: str, cache: str) -> TraceStep:
-    """Return `step` with the tensor `name` replaced by its cache."""
+    """Return a step of a trace with the tensor `name` replaced by its cache."""
 
-    def moved(arg: Any) -> Any:
+    def redirect(arg: Any) -> Any:
+        """Replace the name in an argument: a name, a stage as a dict, or a list of arguments."""
         if isinstance(arg, dict):
             return {"stage": cache if arg["stage"] == name else arg["stage"]}
-        return [moved(part) for part in arg] if isinstance(arg, list) else cache if arg == name else arg
+        return [redirect(element) for element in arg] if isinstance(arg, list) else cache if arg == name else arg
 
     args = step.args
     if step.primitive == "cache_read":
-        args = (*args[:2], moved(args[2]))
+        args = (*args[:2], redirect(args[2]))
     elif step.primitive == "compute_at":
-        args = (moved(args[0]), *args[1:])
+        args = (redirect(args[0]), *args[1:])
     return replace(step, stage=cache if step.stage == name else step.stage, args=args)
 
 
 class StageView:
-    """The loops of one tensor. Beside the methods here: `reorder`, `vectorize`, `unroll`, `parallel`, `pipeline`,
-    `compute_inline`, `compute_root` and all others of compiler.expr's Stage.
+    """The loops of one tensor, with the primitives of TVM's stages.
+
+    Besides the methods here: `reorder`, `vectorize`, `unroll`, `parallel`, `pipeline`, `compute_inline`, `compute_root`
+    and all others of compiler.expr's Stage. owner: the schedule. op: the tensor.
     """
 
     def __init__(self, owner: TensorSchedule, tensor: TensorExpr) -> None:
@@ -133,7 +149,7 @@ class StageView:
 
     @property
     def stage(self) -> LoopStage:
-        """Return the stage of compiler.expr."""
+        """The stage of compiler.expr, which changes when the schedule is replayed."""
         return self.owner.loops[self.op.name]
 
     def __getattr__(self, primitive: str) -> Callable[..., Any]:
@@ -143,11 +159,15 @@ class StageView:
         return lambda *args: getattr(self.stage, primitive)(*(_name_of_argument(arg) for arg in args))
 
     def split(self, parent: Loop, factor: int | None = None, nparts: int | None = None) -> tuple[Axis, Axis]:
-        """Tiles of `factor`, or `nparts` of them: (tile number, index within the tile). ValueError for both."""
+        """Split a loop into tiles of `factor` iterations, or into `nparts` tiles. Return (loop over tiles, loop in a
+        tile).
+
+        ValueError for both arguments or none, and for `nparts` while sizes are open.
+        """
         if (factor is None) == (nparts is None):
             raise ValueError(f"{self.op.name}: split {_name_of_argument(parent)} by a factor or into nparts")
         if nparts is not None:
-            if not self.owner.sized or nparts < 1:
+            if not self.owner.has_fixed_sizes or nparts < 1:
                 raise ValueError(
                     f"{self.op.name}: {_name_of_argument(parent)} has no {nparts} parts while its size is open; "
                     "split by a factor"
@@ -157,8 +177,10 @@ class StageView:
         return self.stage.split(_name_of_argument(parent), factor)
 
     def tile(self, *axes_and_factors: Any) -> tuple[Axis, ...]:
-        """Tile loops: `tile(y, x, 8, 8)`, for any number of loops; returns the tiles' loops, then those inside, from
-        the outermost."""
+        """Tile any number of loops, as `tile(y, x, 8, 8)`: split each, and reorder.
+
+        Returns the loops over tiles, then the loops in a tile, from the outermost on.
+        """
         half = len(axes_and_factors) // 2
         pairs = [self.split(*pair) for pair in zip(axes_and_factors[:half], axes_and_factors[half:], strict=True)]
         loops = (*(outer for outer, _ in pairs), *(inner for _, inner in pairs))
@@ -166,43 +188,48 @@ class StageView:
         return loops
 
     def fuse(self, *axes: Loop) -> Axis:
-        """Fuse loops into one; each follows the one before."""
+        """Fuse loops, each of which is inside the one before it, into one loop; return it."""
         return reduce(lambda outer, inner: self.stage.fuse(_name_of_argument(outer), _name_of_argument(inner)), axes)  # type: ignore[return-value]
 
     def bind(self, axis: Loop, thread: ThreadAxis) -> None:
-        """Run the loop as virtual threads."""
+        """Run a loop as virtual threads. thread: of `thread_axis`."""
         self.stage.vthread(_name_of_argument(axis))
 
     def compute_at(self, parent: StageView, axis: Loop) -> None:
-        """Compute, in each iteration of loop `axis` of `parent`, what is read there."""
+        """Compute the tensor inside loop `axis` of `parent`: in each iteration the elements that it reads."""
         self.stage.compute_at(parent.stage, _name_of_argument(axis))
 
     def set_scope(self, scope: str) -> None:
-        """Keep the tensor in this memory."""
+        """Keep the tensor in memory `scope`."""
         self.stage.set_scope(SCOPES.get(scope, scope))
 
     def tensorize(self, axis: Loop, intrinsic: Declared) -> None:
-        """Put `intrinsic` in the place of loop `axis` and those inside it; building raises where they do another."""
+        """Replace loop `axis` and those inside it by `intrinsic`. Building raises where they compute something else."""
         if self.owner.declared.setdefault(intrinsic.name, intrinsic) is not intrinsic:
             raise ValueError(f"two intrinsics of this schedule are called {intrinsic.name}")
         self.stage.tensorize(_name_of_argument(axis), intrinsic)
 
     def pragma(self, axis: Loop, copies: Copies) -> None:
-        """Let the accelerator's LOAD or STORE do the copy; `copies` is `dma_copy` of a Environment."""
+        """Copy the tensor by the accelerator's LOAD or STORE, in loop `axis`. copies: `dma_copy` of an Environment.
+
+        The intrinsic replaces the loops in `axis` that copy as many elements as it does; ValueError where there are
+        none.
+        """
         environment = copies.environment
         source = next(iter(_tensors_read(self.stage)))
         scope = self.owner.loops[source].scope if source in {t.name for t in self.owner.loops.stages} else "dram"
         intrinsic = environment.copy(scope, self.stage.scope)
         inner = self.stage.order[self.stage.order.index(self.stage.axis(_name_of_argument(axis))) :]
-        for at in reversed(range(len(inner))):
-            if prod(loop.extent for loop in inner[at:]) == intrinsic.size:
-                return self.tensorize(inner[at], intrinsic)
+        for start in reversed(range(len(inner))):
+            if prod(loop.extent for loop in inner[start:]) == intrinsic.size:
+                return self.tensorize(inner[start], intrinsic)
         raise ValueError(
             f"{self.op.name}: no loops in {_name_of_argument(axis)} copy {intrinsic.size} elements, as {intrinsic.name}"
         )
 
 
 def _name_of_argument(arg: Any) -> Any:
-    if isinstance(arg, Sequence) and any(isinstance(part, Axis) for part in arg):
+    """Return the name of an axis; other arguments of a primitive as they are. ValueError for a list of axes."""
+    if isinstance(arg, Sequence) and any(isinstance(element, Axis) for element in arg):
         raise ValueError("loops are given one by one, as reorder(*loops), not as a list")
     return arg.name if isinstance(arg, Axis) else arg

@@ -1,4 +1,4 @@
-"""An accelerator in a program's terms: blocks, memories and intrinsics; and intrinsics that a program declares."""
+"""An accelerator as a TVM program sees it (blocks, memories, intrinsics), and intrinsics that a program declares."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from celosia.hw.spec.config import Config
 
 @dataclass(frozen=True)
 class Copies:
-    """Copy directions, see Environment.dma_copy."""
+    """All DMA copies of an accelerator; `StageView.pragma` takes the one between the memories of its tensors."""
 
     environment: Environment
 
 
 class Environment:
-    """The accelerator of a Config. Scopes are `inp_scope`, `wgt_scope`, `acc_scope`, `out_scope`, `vin_scope` and
-    `par_scope`, element types `inp_dtype`, `wgt_dtype`, `acc_dtype` and `out_dtype`.
+    """The accelerator of a Config, with the names of VTA's environment.
+
+    Memories are `inp_scope`, `wgt_scope`, `acc_scope`, `out_scope`, `vin_scope` and `par_scope`; element types
+    `inp_dtype`, `wgt_dtype`, `acc_dtype` and `out_dtype`; sizes of a block `BATCH`, `BLOCK_IN` and `BLOCK_OUT`.
     """
 
     inp_scope, wgt_scope, acc_scope, out_scope, vin_scope, par_scope = "inp", "wgt", "acc", "out", "vin", "par"
@@ -35,42 +37,42 @@ class Environment:
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
         self.BATCH, self.BLOCK_IN, self.BLOCK_OUT = cfg.batch, cfg.block_in, cfg.block_out
-        self._known = hw.declared(cfg)
+        self._intrinsics = hw.declared(cfg)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the accelerator has no {name!r}; it has gemm, clip, requantise and dma_copy")
 
     @property
     def gemm(self) -> Declared:
-        """Intrinsic acc += inp . wgt transposed, for one entry of each."""
-        return self._known["gemm"]
+        """The intrinsic acc += inp · wgt transposed, for one entry of each."""
+        return self._intrinsics["gemm"]
 
     @property
     def clip(self) -> Declared:
-        """Intrinsic that clips an entry of acc to bounds, as int8, to out."""
-        return self._known["vector_acc"]
+        """The intrinsic that clips an entry of acc to bounds, and writes it as int8 to out."""
+        return self._intrinsics["vector_acc"]
 
     @property
     def requantise(self) -> Declared:
-        """Intrinsic that scales an entry of acc with one of par, as int8, to out."""
-        return self._known["requantise"]
+        """The intrinsic that requantises an entry of acc by an entry of par, and writes it as int8 to out."""
+        return self._intrinsics["requantise"]
 
     @property
     def dma_copy(self) -> Copies:
-        """Copies for StageView.pragma: LOAD or STORE, by the memories."""
+        """The argument of StageView.pragma for copies by LOAD or STORE."""
         return Copies(self)
 
     def copy(self, source: str, target: str) -> Declared:
-        """Intrinsic that copies between these memories. ValueError where there is none."""
+        """Return the intrinsic that copies from memory `source` to `target`. ValueError where there is none."""
         if source == "out" and target == "workspace":
-            return self._known["store"]
-        if source != "dram" or f"load_{target}" not in self._known:
+            return self._intrinsics["store"]
+        if source != "dram" or f"load_{target}" not in self._intrinsics:
             raise ValueError(f"{self.cfg.name} has no copy from {source} to {target}")
-        return self._known[f"load_{target}"]
+        return self._intrinsics[f"load_{target}"]
 
 
 def accelerator(config: str | Config) -> Environment:
-    """The accelerator of a Config, or of a preset's name."""
+    """Return the Environment of a Config, or of a preset by name."""
     return Environment(config if isinstance(config, Config) else Config.load(config))
 
 
@@ -79,45 +81,51 @@ def accelerator(config: str | Config) -> Environment:
 
 @dataclass(frozen=True)
 class TileBuffer:
-    """A tile, in the function that lowers an intrinsic."""
+    """A tile of an intrinsic, as the program's lowering function gets it."""
 
     node: Node
 
     def access_ptr(self, mode: str) -> TileBuffer:
-        """Return the tile as an operand that is read ("r"), written ("w") or both ("rw")."""
+        """Return the tile as an operand; mode: "r", "w" or "rw", which TVM needs and is ignored here."""
         return self
 
 
 @dataclass(frozen=True)
 class HardwareCall:
-    """An instruction by name, with its operands."""
+    """A call of an instruction, which a program's lowering function returns."""
 
     name: str
     operands: tuple[TileBuffer, ...]
 
 
 def hardware_intrin(name: str, *operands: TileBuffer) -> HardwareCall:
-    """The instruction `name`. Which one of the accelerator that is follows from what it is declared to compute."""
+    """Return a call of the instruction `name`.
+
+    The name is only a label: the accelerator's instruction is the one that computes what the intrinsic declares.
+    """
     return HardwareCall(name, operands)
 
 
 ANYWHERE = "anywhere"
+"""The memory of a declared intrinsic's tiles: any."""
 
 
 @dataclass(frozen=True, eq=False)
 class DeclaredIntrinsic(TensorIntrinsic):
-    """Intrinsic that a program declares by its behaviour alone: loops on the CPU; on an accelerator, whichever of
-    `instructions` computes that.
+    """An intrinsic that a program declares only by what it computes.
+
+    On the CPU it is a loop nest; on an accelerator the one of `instructions` that computes the same. instructions: None
+    for the CPU.
     """
 
     instructions: tuple[Declared, ...] | None = field(default=None)
 
-    def on(self, cfg: Config) -> DeclaredIntrinsic:
-        """Return the intrinsic for the accelerator of `cfg`."""
+    def for_accelerator(self, cfg: Config) -> DeclaredIntrinsic:
+        """Return this intrinsic with the instructions of the accelerator of `cfg`."""
         return replace(self, instructions=tuple(hw.declared(cfg).values()))
 
     def match(self, nest: For, first: Expr, scope: Callable[[Node], str]) -> Intrinsic:
-        """See loops.Declared."""
+        """Match a loop nest with this intrinsic, then with an instruction (see `loops.Declared`). TileMismatch."""
         args = match(self, nest, first, lambda _: ANYWHERE)
         if self.instructions is None:
             return Intrinsic(self.name, args, self)
@@ -130,20 +138,21 @@ class DeclaredIntrinsic(TensorIntrinsic):
         raise TileMismatch("; ".join(reasons[:2]))
 
     def argument_error(self, args: Args, scope: Callable[[Node], str]) -> str | None:
-        """See loops.Declared; its tiles may lie anywhere."""
+        """Return why arguments do not fit (see `loops.Declared`); tiles may lie in any memory."""
         return super().argument_error(args, lambda _: ANYWHERE)
 
 
 def decl_tensor_intrin(op: TensorExpr, fcompute: Callable[[Any, Any], Any], name: str | None = None) -> Declared:
-    """An intrinsic that computes `op`, a tensor of placeholders, which are its tiles.
+    """Declare an intrinsic that computes `op` from placeholders; these tensors are its tiles.
 
-    fcompute: of lists of TileBuffers, those read and that which is written: a `hardware_intrin`, or three: for a whole
-    tile, for its reset, and for one more step. The first one's name is the intrinsic's.
+    fcompute: takes a list of the TileBuffers that are read, and a list of the one that is written; returns a
+    `hardware_intrin`, or three as TVM has them (for a full tile, its reset, and an update). name: by default that of
+    the first `hardware_intrin`.
     """
     behaviour = op.node
     tiles = TileOperation(op.name, behaviour, {}).tiles
-    computed = fcompute([TileBuffer(tile) for tile in tiles[1:]], [TileBuffer(behaviour)])
-    calls: Iterable[Any] = computed if isinstance(computed, tuple) else (computed,)
+    result = fcompute([TileBuffer(tile) for tile in tiles[1:]], [TileBuffer(behaviour)])
+    calls: Iterable[Any] = result if isinstance(result, tuple) else (result,)
     first = next(iter(calls))
     if not isinstance(first, HardwareCall):
         raise ValueError(f"{op.name} is lowered to a hardware_intrin, not to {first!r}")

@@ -1,4 +1,4 @@
-"""Compile schedules for the CPU or an accelerator; open sizes come with the arrays."""
+"""Compile schedules for the CPU or an accelerator, and call the result with arrays, which determine open sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from celosia.compiler.tensorize.render import AcceleratorKernel, render
 from celosia.compiler.vthread.interleave import interleave
 from celosia.driver.run.open_device import open_device
 from celosia.driver.te import kernels
-from celosia.driver.te.nodes import TensorExpr, bound, evaluate_size
+from celosia.driver.te.nodes import TensorExpr, bind_sizes, evaluate_size
 from celosia.driver.te.schedule import TensorSchedule
 from celosia.driver.te.te_accelerator import DeclaredIntrinsic, Environment, accelerator
 from celosia.hw.spec.config import Config
@@ -26,6 +26,7 @@ from celosia.sim.device import Counters
 
 Array = NDArray[Any]
 Target = str | Config | Environment
+"""What to build for, see `build`."""
 
 
 def build(
@@ -35,18 +36,18 @@ def build(
     """Build a function to call with arrays (and numbers, for variables) in the order of `args`; it fills in the
     outputs.
 
-    target: "cpu" or "llvm", this processor, or the accelerator of a Config; device: what then runs it; name: how the
-    function prints. ValueError for a schedule that cannot be followed, at once or, where sizes are open, when they are
-    known.
+    target: "cpu" or "llvm" for this processor, or the accelerator of a Config. device: that runs it on an accelerator,
+    by name. name: of the function in print. ValueError for an impossible schedule: at once, or, with open sizes, when
+    the function is called.
     """
     kernel = BuiltKernel(s, args, _accelerator_of_target(target), device, name)
-    if s.sized:
+    if s.has_fixed_sizes:
         kernel.compiled({})
     return kernel
 
 
 def _accelerator_of_target(target: Target) -> Environment | None:
-    """Accelerator that a target stands for; None for this processor."""
+    """Return the accelerator that a target stands for; None for this processor."""
     if isinstance(target, Environment):
         return target
     return None if isinstance(target, str) and target.split(" ")[0] in ("cpu", "llvm") else accelerator(target)
@@ -56,27 +57,31 @@ def lower(
     s: TensorSchedule, args: Sequence[TensorExpr | Var], sizes: Mapping[Var, int] | None = None,
     simple_mode: bool = True,
 ) -> Function:  # fmt: skip
-    """Return the loops, to print. sizes: those of variables; simple_mode: there is no other."""
+    """Return the loops of a schedule, to print them. sizes: values of variables. simple_mode: ignored, for TVM's
+    sake."""
     return _lower_to_loops(s, args, dict(sizes or {}), None)
 
 
 def _lower_to_loops(
     s: TensorSchedule, args: Sequence[TensorExpr | Var], sizes: Mapping[Var, int], environment: Environment | None
 ) -> Function:  # fmt: skip
-    """Lower the schedule to loops for these sizes."""
-    new = bound(s.outputs, sizes)
+    """Lower a schedule to loops for these sizes. environment: None for this processor."""
+    copies = bind_sizes(s.outputs, sizes)
     declared = {
-        name: intrinsic.on(environment.cfg) if environment and isinstance(intrinsic, DeclaredIntrinsic) else intrinsic
+        name: intrinsic.for_accelerator(environment.cfg)
+        if environment and isinstance(intrinsic, DeclaredIntrinsic)
+        else intrinsic
         for name, intrinsic in s.declared.items()
     }
-    loops = s.replayed([new[output] for output in s.outputs], declared)
+    loops = s.replay_for([copies[output] for output in s.outputs], declared)
     inputs = [arg.node for arg in args if isinstance(arg, TensorExpr) and arg.node not in s.outputs]
-    return lower_loops(loops, [new[node] for node in inputs if node in new])
+    return lower_loops(loops, [copies[node] for node in inputs if node in copies])
 
 
 class BuiltKernel:
-    """A function of arrays, compiled for each shape when it first comes. counters: what the last run on an accelerator
-    measured.
+    """A function of arrays, compiled for each combination of sizes at the first call with it.
+
+    counters: of the latest run on an accelerator; None before, and on the CPU.
     """
 
     def __init__(
@@ -95,7 +100,7 @@ class BuiltKernel:
         return f"{self.name}({', '.join(map(str, self.args))})"
 
     def compiled(self, sizes: Mapping[Var, int]) -> Any:
-        """Code for these sizes: a CompiledKernel or an AcceleratorKernel."""
+        """Return the code for these sizes, compiled at the first request: a CompiledKernel or an AcceleratorKernel."""
         key = tuple(sizes.items())
         if key not in self._compiled:
             function = _lower_to_loops(self.s, self.args, sizes, self.environment)
@@ -106,10 +111,10 @@ class BuiltKernel:
         return self._compiled[key]
 
     def __call__(self, *arguments: Array | int) -> None:
-        """Fill in the outputs. ValueError for arrays of other shapes or types."""
+        """Compute the outputs into their arrays. ValueError for arrays of other shapes or types."""
         if len(arguments) != len(self.args):
             raise ValueError(f"{len(arguments)} arguments given, {len(self.args)} expected")
-        sizes = _bind_sizes(self.args, arguments)
+        sizes = _sizes_of_arguments(self.args, arguments)
         arrays = {
             arg.node: _check_array(arg, array, sizes)
             for arg, array in zip(self.args, arguments)
@@ -126,8 +131,8 @@ class BuiltKernel:
             np.copyto(arrays[output], result)
 
 
-def _bind_sizes(args: Sequence[TensorExpr | Var], arrays: Sequence[Array | int]) -> dict[Var, int]:
-    """Values of the variables, from numbers given for them and from dimensions of arrays."""
+def _sizes_of_arguments(args: Sequence[TensorExpr | Var], arrays: Sequence[Array | int]) -> dict[Var, int]:
+    """Return the values of variables: numbers that are arguments, and dimensions of arrays."""
     sizes: dict[Var, int] = {}
     for arg, value in zip(args, arrays):
         if isinstance(arg, Var):
@@ -140,7 +145,7 @@ def _bind_sizes(args: Sequence[TensorExpr | Var], arrays: Sequence[Array | int])
 
 
 def _check_array(arg: TensorExpr, array: Any, sizes: Mapping[Var, int]) -> Array:
-    """Check type and shape of an argument. ValueError."""
+    """Return the array for a tensor argument; ValueError where its type or shape differs."""
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{arg.name} is an array, not {type(array).__name__}")
     shape = tuple(evaluate_size(size, sizes) for size in arg.shape) if array.ndim == len(arg.shape) else None

@@ -1,4 +1,4 @@
-"""Functions on elements, by TVM's names."""
+"""Functions of elements, by TVM's names."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ from celosia.compiler.expr.nodes import Expr, Value, binary, call, wrap
 
 
 def all(*conditions: Expr) -> Expr:
-    """Whether every one holds."""
+    """Return the expression that is true where all conditions are."""
     return reduce(lambda a, b: binary("and", a, b), conditions)
 
 
 def any(*conditions: Expr) -> Expr:
-    """Whether one holds at least."""
+    """Return the expression that is true where at least one condition is."""
     return reduce(lambda a, b: binary("or", a, b), conditions)
 
 
 def floordiv(a: Value, b: Value) -> Expr:
-    """Divide a / b, rounded down."""
+    """Return a / b, rounded down."""
     return binary("floordiv", a, b)
 
 
 def floormod(a: Value, b: Value) -> Expr:
-    """Remainder of `floordiv`."""
+    """Return the remainder of `floordiv`."""
     return binary("mod", a, b)
 
 
 def const(value: float, dtype: str = "int64") -> Expr:
-    """Constant of this type."""
+    """Return a constant of this element type."""
     return wrap(value, dtype)
 
 
 def function(name: str) -> Callable[..., Expr]:
-    """Function of the compiler with this name: `exp(x)` is `call("exp", x)`. AttributeError where it has none."""
+    """Return the compiler's mathematical function of this name: "exp" as x -> call("exp", x).
+
+    AttributeError if there is none.
+    """
     if name not in ARITY:
         raise AttributeError(
             f"celosia.te has no {name!r}; docs/expressions.md says what a program as TVM's papers print it may use"

@@ -1,9 +1,9 @@
 """torch.compile(model, backend="celosia"): Dynamo's graphs run as Programs.
 
-Dynamo cuts a function into graphs, and what it cannot trace between them runs in Python as ever. A graph is compiled
-when it is first called, once for each combination of shapes and types. Parameters and buffers are constants of the
-Program, which is made again when they have changed. Parts that cannot be exported stay with PyTorch, and a warning
-names them.
+Dynamo cuts a function into graphs; code between them that it cannot trace runs in Python as usual. A graph is compiled
+at its first call, once for each combination of shapes and types. Parameters and buffers are constants of the Program,
+which is compiled again when they have changed. Parts that cannot be exported stay with PyTorch, and a warning names
+them.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ log = logging.getLogger("celosia.torch")
 class BackendOptions:
     """Options of `torch.compile(..., options={...})`.
 
-    config, accelerator, check: as of `celosia.compile`. device, threads: as of `Runtime`. programs: a list to which
-    each Program is added as it is made, to see what ran where. quiet: nothing is said of progress on standard error.
+    config, accelerator, check: as `celosia.compile` takes them. device, threads: as `Runtime` takes them. programs: a
+    list to which each compiled Program is appended, so that the caller can inspect it. quiet: no progress is shown on
+    standard error.
     """
 
     config: str | Config = "pynq"
@@ -77,28 +78,34 @@ class BackendOptions:
 
 
 def celosia(graph: GraphModule, example_inputs: list[Any], options: Mapping[str, Any] | None = None) -> CompiledGraph:
-    """Entry point of Dynamo: return a callable for `graph`. ValueError for an unknown option."""
-    places = enumerate(graph.graph.find_nodes(op="placeholder"))
-    fixed = [i for i, node in places if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})]
+    """Entry point of Dynamo: return a callable for `graph`. ValueError for an unknown option.
+
+    example_inputs: not used; arguments of the first call decide the shapes.
+    """
+    placeholders = enumerate(graph.graph.find_nodes(op="placeholder"))
+    fixed = [i for i, node in placeholders if "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})]
     return CompiledGraph(graph, BackendOptions.of(options), fixed, *_traced_origin())
 
 
 @dataclass
 class GraphOrigin:
-    """Source of graphs: a module or a function. compiled: the pieces of code that a graph was compiled of, which are
-    several where Python runs between graphs. told: warnings already given.
+    """The module or function that graphs come from.
+
+    name: for messages. compiled: code objects whose graphs were compiled; several where Python runs between graphs.
+    given_warnings: warnings already given.
     """
 
     name: str
     compiled: set[CodeType | None] = field(default_factory=set)
-    told: set[str] = field(default_factory=set)
+    given_warnings: set[str] = field(default_factory=set)
 
 
 _origins: WeakKeyDictionary[Any, GraphOrigin] = WeakKeyDictionary()
+"""Origins by module or code object, so that a warning is given once for each."""
 
 
 def _traced_origin() -> tuple[GraphOrigin, CodeType | None]:
-    """Origin and code of what Dynamo is tracing."""
+    """Return the origin, and the code object, of the frame that Dynamo is tracing."""
     try:
         frame = InstructionTranslator.current_tx()
     except AttributeError:  # a graph from elsewhere
@@ -112,30 +119,38 @@ def _traced_origin() -> tuple[GraphOrigin, CodeType | None]:
 
 @dataclass(frozen=True)
 class SpecialisedGraph:
-    """A graph compiled for one combination of shapes. run: returns results for arguments. fixed: the parameters, and
-    their versions, whose contents it holds.
+    """A graph compiled for one combination of shapes.
+
+    run: returns the results for arguments. fixed: the parameters that are constants in it, with their versions.
     """
 
     run: Callable[..., tuple[Any, ...]]
     fixed: tuple[tuple[torch.Tensor, int], ...] = ()
 
-    def holds(self, fixed: Sequence[torch.Tensor]) -> bool:
-        """Whether the parameters are what they were: the same memory, which `fixed` keeps from being used again, and
-        not written to as far as PyTorch counts it (not under inference_mode, nor through `.data`).
+    def is_valid_for(self, fixed: Sequence[torch.Tensor]) -> bool:
+        """Whether the parameters `fixed` have not changed since: equal memory (kept alive by `self.fixed`) and version.
+
+        PyTorch does not count writes under inference_mode or through `.data`.
         """
-        return all(x.data_ptr() == old.data_ptr() and _memory_version(x) == v for x, (old, v) in zip(fixed, self.fixed))
+        return all(
+            x.data_ptr() == old.data_ptr() and _memory_version(x) == version
+            for x, (old, version) in zip(fixed, self.fixed)
+        )
 
 
 @dataclass(frozen=True)
-class Plain:
-    """A result that is no tensor."""
+class ConstantResult:
+    """A result of a graph that is no tensor, which is constant for a combination of shapes."""
 
     value: Any
 
 
 class CompiledGraph:
-    """Calls `graph` through Runtimes. fixed: which of its arguments are parameters. Raises TorchError where gradients
-    are wanted, or a tensor is not the CPU's.
+    """Runs `graph` as Programs, and compiles them when it is called with new shapes or changed parameters.
+
+    fixed: numbers of the arguments that are parameters. owned: parameters that the graph holds itself. scalars: numbers
+    of the arguments that are Python numbers in tensors. cache: compiled graphs by shapes and types. Raises TorchError
+    where gradients are needed, or a tensor is not on the CPU.
     """
 
     def __init__(
@@ -155,30 +170,34 @@ class CompiledGraph:
         if self.scalars:
             arguments = tuple(x.numpy(force=True)[()] if i in self.scalars else x for i, x in enumerate(arguments))
         self._require_inference(arguments)
-        key = tuple(_key_part(x) for x in arguments)
+        shapes_key = tuple(_key_part(x) for x in arguments)
         fixed = [*(arguments[i] for i in self.fixed), *self.owned]
-        cached = self.cache.get(key)
-        if cached is None or not cached.holds(fixed):
+        cached = self.cache.get(shapes_key)
+        if cached is None or not cached.is_valid_for(fixed):
             with Stages(self.options.quiet) as say:
                 self._log_compilation(say, arguments, is_known=cached is not None)
-                cached = self.cache[key] = self._specialise(arguments, fixed)
+                cached = self.cache[shapes_key] = self._specialise(arguments, fixed)
         return cached.run(*arguments)
 
     def _log_compilation(self, say: Stages, arguments: tuple[Any, ...], is_known: bool) -> None:
-        """Say what is compiled, and why it is again: for good where it is, else while it lasts."""
-        again = self.code in self.origin.compiled
+        """Report that the graph is compiled, and why.
+
+        A repeated compilation stays on the screen, a first one disappears.
+        """
+        is_repeated = self.code in self.origin.compiled
         self.origin.compiled.add(self.code)
         shapes = [str(tuple(arguments[i].shape)) for i in self._free_positions(arguments)]
         reason = (
             "as its parameters have changed" if is_known else f"for shape{'s' * (len(shapes) > 1)} {', '.join(shapes)}"
         )
-        say(f"celosia: compiling {self.origin.name}{' again' * again} {reason}", line=again)
+        say(f"celosia: compiling {self.origin.name}{' again' * is_repeated} {reason}", line=is_repeated)
 
     def _free_positions(self, arguments: tuple[Any, ...]) -> list[int]:
+        """Return the numbers of the arguments that are inputs of the Program: tensors that are no parameters."""
         return [i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor) and i not in self.fixed]
 
     def _require_inference(self, arguments: tuple[Any, ...]) -> None:
-        """Raise TorchError where gradients are needed."""
+        """Raise TorchError where gradients are needed, or a tensor is not on the CPU."""
         tensors = [x for x in (*arguments, *self.owned) if isinstance(x, torch.Tensor)]
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             raise TorchError(
@@ -190,29 +209,35 @@ class CompiledGraph:
                 raise TorchError(f"backend celosia takes tensors of the CPU, and one is on {x.device}; call .cpu()")
 
     def _specialise(self, arguments: tuple[Any, ...], fixed: Sequence[torch.Tensor]) -> SpecialisedGraph:
-        """Compile the graph for the shapes of `arguments`."""
+        """Compile the graph for the shapes of `arguments`.
+
+        A graph that cannot be exported runs in PyTorch, with a warning.
+        """
         free = self._free_positions(arguments)
         with torch.inference_mode(False), torch.no_grad():
-            bound = _Bound(self.graph, arguments, free).eval()
+            bound = _BoundGraph(self.graph, arguments, free).eval()
             try:
                 exported = trace(bound, tuple(torch.zeros_like(arguments[i]) for i in free))
                 require_pure(exported)
                 compute = self._compile_around_unknown(exported)
             except (ExportError, ModelError) as error:
-                reason = str(error).replace(_Bound.__name__, self.origin.name)
+                reason = str(error).replace(_BoundGraph.__name__, self.origin.name)
                 self._warn_once(f"{self.origin.name} to PyTorch: {reason}")
-                return SpecialisedGraph(lambda *arguments: _result_row(self.graph(*arguments)))
-        places = iter(range(len(bound.results)))
-        outputs = [next(places) if isinstance(x, torch.Tensor) else Plain(x) for x in bound.results]
+                return SpecialisedGraph(lambda *arguments: _results_as_tuple(self.graph(*arguments)))
+        positions = iter(range(len(bound.results)))
+        result_sources = [next(positions) if isinstance(x, torch.Tensor) else ConstantResult(x) for x in bound.results]
 
         def run(*arguments: Any) -> tuple[Any, ...]:
             results = compute(*(arguments[i] for i in free))
-            return tuple(x.value if isinstance(x, Plain) else results[x] for x in outputs)
+            return tuple(x.value if isinstance(x, ConstantResult) else results[x] for x in result_sources)
 
         return SpecialisedGraph(run, tuple((x.detach(), _memory_version(x)) for x in fixed))
 
     def _compile_around_unknown(self, exported: ExportedProgram) -> Compute:
-        """Compile to a Program; where torch.onnx does not know an operator, to Programs before and after it."""
+        """Compile to a Program; if torch.onnx does not know an operator, to Programs before and after it.
+
+        Return the function that runs them.
+        """
         try:
             return self._compile_part(exported)
         except UnknownOperator as error:
@@ -229,7 +254,7 @@ class CompiledGraph:
             if not is_eager(node.target):
                 fixed = [i for i, x in enumerate(node.args) if x.op == "get_attr"]
                 part = CompiledGraph(getattr(parts, node.target), options, fixed, self.origin, self.code)
-                setattr(parts, node.target, _Part(part))
+                setattr(parts, node.target, _CompiledPart(part))
         compute: Compute = parts
         return compute
 
@@ -248,6 +273,7 @@ class CompiledGraph:
         names = [tensor.name for tensor in program.inputs]
 
         def compute(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            """Run the Program on the graph's inputs."""
             feed = dict(zip(names, map(to_numpy, tensors), strict=True))
             outputs = runtime.run(feed, trace=False).outputs
             return [to_torch(outputs[tensor.name]) for tensor in program.outputs]
@@ -255,29 +281,31 @@ class CompiledGraph:
         return compute
 
     def _warn_once(self, sentence: str) -> None:
-        """Warn once about each thing."""
-        if sentence not in self.origin.told:
-            self.origin.told.add(sentence)
+        """Warn that `sentence` (what, and to whom it is left) holds, unless it was said for this origin."""
+        if sentence not in self.origin.given_warnings:
+            self.origin.given_warnings.add(sentence)
             warnings.warn(f"backend celosia leaves {sentence}", stacklevel=2)
 
 
-class _Part(torch.nn.Module):  # type: ignore[misc]
-    """A part of a graph that runs as its own Programs."""
+class _CompiledPart(torch.nn.Module):  # type: ignore[misc]
+    """A part of a graph that runs as its own Programs, as a module in place of the original part."""
 
     def __init__(self, compiled: CompiledGraph) -> None:
         super().__init__()
         self.compiled = compiled
         (result,) = compiled.graph.graph.output_node().args
-        self.alone = isinstance(result, Node)
+        self.has_one_result = isinstance(result, Node)
 
     def forward(self, *arguments: Any) -> Any:
         results = self.compiled(*arguments)
-        return results[0] if self.alone else results
+        return results[0] if self.has_one_result else results
 
 
-class _Bound(torch.nn.Module):  # type: ignore[misc]
-    """`graph` as a module of its free inputs alone: parameters are its buffers, numbers are fixed. It returns tensors
-    only; `results` are all that the graph returned when it was traced. The trace keeps the modules' names.
+class _BoundGraph(torch.nn.Module):  # type: ignore[misc]
+    """`graph` as a module that takes only its free inputs: parameters are its buffers, numbers are constants.
+
+    It returns only the tensors among the graph's results; `results` has all of the latest run. A trace of it keeps the
+    names of the original modules.
     """
 
     results: tuple[Any, ...] = ()
@@ -297,31 +325,32 @@ class _Bound(torch.nn.Module):  # type: ignore[misc]
         arguments = (values[i] if i in values else getattr(self, name) for i, name in enumerate(self.names))
         with preserve_node_meta():
             results = Interpreter(self.graph).run(*arguments)
-        self.results = _result_row(results)
+        self.results = _results_as_tuple(results)
         return tuple(x for x in self.results if isinstance(x, torch.Tensor))
 
 
 def _is_scalar(node: Node) -> bool:
-    """Whether an argument is a Python number that Dynamo holds in a tensor, as it does where sizes are dynamic."""
+    """Whether an argument is a Python number that Dynamo has put into a tensor, as it does for dynamic sizes."""
     return bool(node.users) and all((user.op, user.target) == ("call_method", "item") for user in node.users)
 
 
-def _result_row(results: Any) -> tuple[Any, ...]:
-    """Results that a graph returns: of Dynamo's all, of a part the one alone."""
+def _results_as_tuple(results: Any) -> tuple[Any, ...]:
+    """Return the results of a graph as a tuple: a part of a split graph may return a single value."""
     return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
 def _key_part(x: Any) -> Any:
-    """Part of a cache key: shape and type of a tensor, a number itself."""
+    """Return an argument's part of the cache key: element type and shape of a tensor, else the value itself."""
     return (x.dtype, tuple(x.shape)) if isinstance(x, torch.Tensor) else x
 
 
 def _memory_version(x: torch.Tensor) -> int:
+    """Return PyTorch's count of writes to a tensor; 0 for inference tensors, which have none."""
     return 0 if x.is_inference() else x._version
 
 
 def to_numpy(x: torch.Tensor) -> Array:
-    """View a tensor as numpy, without a copy where it is contiguous."""
+    """Return a tensor as a numpy array, without a copy if it is contiguous."""
     x = x.detach().resolve_conj().resolve_neg().contiguous()
     if x.dtype != torch.bfloat16:
         array: Array = x.numpy()
@@ -330,7 +359,7 @@ def to_numpy(x: torch.Tensor) -> Array:
 
 
 def to_torch(array: Array) -> torch.Tensor:
-    """View an array as a tensor that shares its memory; bfloat16, which numpy has not, through its bits."""
+    """Return an array as a tensor that shares its memory; bfloat16, which numpy does not have, through its bits."""
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(np.asarray(array))

@@ -1,8 +1,7 @@
-"""PyTorch's fused kernels as the operators that they stand for: torch.onnx knows those alone, and a quantiser has
-to see the products in them.
+"""Decompose PyTorch's fused kernels: torch.onnx does not know them, and a quantiser must see the products in them.
 
-Modules take these kernels by themselves in evaluation mode (nn.TransformerEncoderLayer, nn.MultiheadAttention), for
-speed on PyTorch's side; docs call it their fast path.
+Modules call these kernels in evaluation mode for speed (nn.TransformerEncoderLayer, nn.MultiheadAttention), which
+PyTorch's documentation calls their fast path. Each function here computes a kernel in plain operators.
 """
 
 from __future__ import annotations
@@ -24,8 +23,10 @@ aten = torch.ops.aten
 
 
 def masked_softmax(x: Tensor, mask: Tensor, dim: int | None = None, mask_type: int | None = None) -> Tensor:
-    """Softmax over the elements that `mask` does not hide. mask: of queries and keys (mask_type 0), of samples and keys
-    (1), or as x."""
+    """Compute softmax over the elements where `mask` is not true.
+
+    mask: [queries, keys] (mask_type 0), [samples, keys] (1), or of the shape of x (2).
+    """
     if mask_type == 1 and mask.dim() == 2:
         mask = mask[:, None, None, :]
     masked = x.masked_fill(mask.to(torch.bool), float("-inf"))
@@ -37,20 +38,22 @@ def native_multi_head_attention(
     proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None, need_weights: bool = True,
     average_attn_weights: bool = True, mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Decompose multi-head attention. query, key, value: [samples, tokens, embed_dim]. A mask is true, or not 0, where
-    it hides."""
-    if query is key and key is value:  # then the weights stay whole, and a quantiser knows them
+    """Compute multi-head attention. query, key, value: [samples, tokens, embed_dim].
+
+    mask: true, or not 0, for keys that are hidden. Returns the result, and the attention weights if they are needed.
+    """
+    if query is key and key is value:  # then the weights are not sliced, and a quantiser recognises them
         parts = F.linear(query, qkv_weight, qkv_bias).chunk(3, -1)
     else:
         inputs = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3))
         parts = tuple(F.linear(x, weight, bias) for x, weight, bias in inputs)
     q, k, v = (part.unflatten(2, (num_head, -1)).transpose(1, 2) for part in parts)
     scores = (q * (embed_dim // num_head) ** -0.5) @ k.transpose(2, 3)
-    shares = scores.softmax(3) if mask is None else masked_softmax(scores, mask, 3, mask_type)
-    y = F.linear((shares @ v).transpose(1, 2).flatten(2), proj_weight, proj_bias)
+    attention_weights = scores.softmax(3) if mask is None else masked_softmax(scores, mask, 3, mask_type)
+    y = F.linear((attention_weights @ v).transpose(1, 2).flatten(2), proj_weight, proj_bias)
     if not need_weights:
         return y, None
-    return y, shares.mean(1) if average_attn_weights else shares
+    return y, attention_weights.mean(1) if average_attn_weights else attention_weights
 
 
 def transformer_encoder_layer(
@@ -59,13 +62,13 @@ def transformer_encoder_layer(
     norm_weight_2: Tensor, norm_bias_2: Tensor, ffn_weight_1: Tensor, ffn_bias_1: Tensor, ffn_weight_2: Tensor,
     ffn_bias_2: Tensor, mask: Tensor | None = None, mask_type: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """Decompose a transformer encoder layer. src: [samples, tokens, embed_dim]."""
+    """Compute a transformer encoder layer. src: [samples, tokens, embed_dim]."""
 
     def attend(x: Tensor) -> Tensor:
         weights = qkv_weight, qkv_bias, proj_weight, proj_bias
         return native_multi_head_attention(x, x, x, embed_dim, num_heads, *weights, mask, False, True, mask_type)[0]
 
-    def feed(x: Tensor) -> Tensor:
+    def feed_forward(x: Tensor) -> Tensor:
         hidden = F.linear(x, ffn_weight_1, ffn_bias_1)
         return F.linear(F.gelu(hidden) if use_gelu else F.relu(hidden), ffn_weight_2, ffn_bias_2)
 
@@ -77,9 +80,9 @@ def transformer_encoder_layer(
 
     if norm_first:
         x = src + attend(norm_1(src))
-        return x + feed(norm_2(x))
+        return x + feed_forward(norm_2(x))
     x = norm_1(src + attend(src))
-    return norm_2(x + feed(x))
+    return norm_2(x + feed_forward(x))
 
 
 def addmm_activation(
@@ -96,29 +99,32 @@ FUSED: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._masked_softmax.default: masked_softmax,
     aten._addmm_activation.default: addmm_activation,
 }
+"""Decompositions of the fused kernels that torch.onnx does not know."""
 
 
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Decompose attention. query: [..., queries, inner], key: [..., keys, inner], value: [..., keys, outer], float32.
-    attn_mask: bool, of what is looked at, or floats that are added. The scores are scaled behind their product, as one
-    table there, and not before it in two."""
+    """Compute attention. query: [..., queries, inner], key: [..., keys, inner], value: [..., keys, outer], float32.
+
+    attn_mask: bool, true for keys that are attended to, or floats that are added. Scores are scaled after their
+    product, which quantises to one table; scaling both operands before it would take two.
+    """
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     scores = (query @ key.transpose(-2, -1)) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(later, float("-inf"))
+        is_later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(is_later, float("-inf"))
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attn_mask, float("-inf"))
     elif attn_mask is not None:
         scores = scores + attn_mask
-    shares = scores.softmax(-1)
+    attention_weights = scores.softmax(-1)
     if attn_mask is not None:  # a mask may hide all keys of a query
-        shares = shares.masked_fill(shares.isnan(), 0.0)
-    return (F.dropout(shares, dropout_p) if dropout_p else shares) @ value
+        attention_weights = attention_weights.masked_fill(attention_weights.isnan(), 0.0)
+    return (F.dropout(attention_weights, dropout_p) if dropout_p else attention_weights) @ value
 
 
 def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
@@ -132,11 +138,11 @@ PRODUCTS: dict[Any, Callable[..., Any]] = {
     aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
     aten.baddbmm.default: baddbmm,
 }
-"""FUSED ones, and what torch.onnx knows but has products of two activations inside."""
+"""FUSED, and decompositions of kernels that torch.onnx knows but that have products of two activations inside."""
 
 
 def expose_products(model: GraphModule, keep: Callable[[Node], bool]) -> None:
-    """Write the products in `model` out, in place, where `keep` is false of the operator that they are in."""
+    """Decompose the operators of PRODUCTS in `model`, in place, except those for which `keep` is true."""
     for node in list(model.graph.nodes):
         if node.target in PRODUCTS and not keep(node):
             _inline_decomposition(model, node, PRODUCTS[node.target])
@@ -145,13 +151,16 @@ def expose_products(model: GraphModule, keep: Callable[[Node], bool]) -> None:
 
 
 def _inline_decomposition(model: GraphModule, node: Node, function: Callable[..., Any]) -> None:
-    """Write the operators of `function` in place of `node`, in the same module."""
-    leaves, form = tree_flatten((node.args, node.kwargs))
+    """Replace `node` by the operators of its decomposition `function`, in place. They keep the metadata of `node`."""
+    leaves, tree_spec = tree_flatten((node.args, node.kwargs))
     input_nodes = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, Node)))
 
     def call(*inputs: Any) -> Any:
+        """Call `function` with `inputs` in place of the operands of `node`, so that it can be traced."""
         value_of = dict(zip(input_nodes, inputs))
-        args, kwargs = tree_unflatten([value_of[leaf] if isinstance(leaf, Node) else leaf for leaf in leaves], form)
+        args, kwargs = tree_unflatten(
+            [value_of[leaf] if isinstance(leaf, Node) else leaf for leaf in leaves], tree_spec
+        )
         return function(*args, **kwargs)
 
     traced = make_fx(call, pre_dispatch=True)(*(traced_node.meta["val"] for traced_node in input_nodes)).graph
@@ -164,15 +173,15 @@ def _inline_decomposition(model: GraphModule, node: Node, function: Callable[...
     (result,) = traced.output_node().args
     if isinstance(result, Node):
         node.replace_all_uses_with(copies[result])
-    for user in list(node.users):  # users take parts of a tuple
-        if isinstance(part := result[user.args[1]], Node):  # None for an unused part
-            user.replace_all_uses_with(copies[part])
+    for user in list(node.users):  # users read elements of a tuple
+        if isinstance(element := result[user.args[1]], Node):  # None for an unused element
+            user.replace_all_uses_with(copies[element])
         model.graph.erase_node(user)
-    model.graph.erase_node(node)  # dropout, which may be in it, makes PyTorch keep it
+    model.graph.erase_node(node)  # PyTorch keeps random operators, such as dropout, as not dead
 
 
 def decompose_fused(program: ExportedProgram) -> ExportedProgram:
-    """Decompose FUSED operators and fake quantisations in `program`; itself where it has none."""
+    """Decompose FUSED operators and fake quantisations in `program`; return it as it is where it has none."""
     table = {**FUSED, **PAIRS}
     if not any(node.target in table for node in program.graph.nodes):
         return program

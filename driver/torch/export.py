@@ -1,7 +1,7 @@
-"""Export a PyTorch module as an ONNX model in memory, with every quantise and dequantise that it has.
+"""Export a PyTorch module as an ONNX model in memory, with all its quantise and dequantise operators.
 
-torch.export traces it, torch.onnx writes it down without its optimiser, which takes quantisations for arithmetic that
-it may move. Features that ONNX would drop in silence (writes to buffers, random numbers, narrower ranges) are errors.
+torch.export traces it, and torch.onnx writes it, without its optimiser, which would move quantisations as if they were
+arithmetic. Features that ONNX would drop silently (writes to buffers, random numbers, narrower ranges) are errors.
 """
 
 from __future__ import annotations
@@ -35,22 +35,20 @@ from celosia.driver.torch.fake_quantize import PAIRS, UnsettledError, settle_obs
 from celosia.hw.spec.config import Config
 from celosia.plain import Sentences
 
-NAMES = "pkg.torch.onnx.name_scopes"
-"""Key under which torch.onnx notes the operators of PyTorch that an operator of ONNX comes from."""
-
-
-UNKNOWN = re.compile(r"translating node %(\w+) : .*?target=torch\.ops\.([\w.]+)\]")
+SCOPE_KEY = "pkg.torch.onnx.name_scopes"
+"""Metadata key under which torch.onnx writes the PyTorch modules and operator that an ONNX operator comes from."""
+UNKNOWN_OPERATOR_ERROR = re.compile(r"translating node %(\w+) : .*?target=torch\.ops\.([\w.]+)\]")
 """Pattern of torch.onnx's error for an operator that it cannot write."""
-UNREGISTERED = "which is not a known type"
-"""Pattern of torch.export's error for a result of a class of the caller's."""
+UNREGISTERED_CLASS_ERROR = "which is not a known type"
+"""Part of torch.export's error for a result of a class that it does not know."""
 
 
 class TorchError(Sentences, ValueError):
-    """A module that cannot be taken over from PyTorch; one sentence that names its part and the way out."""
+    """A module that cannot be converted. The message names the part of the module and the way out."""
 
 
 class ExportError(TorchError):
-    """Failure of PyTorch's own exporters."""
+    """PyTorch's own exporters failed."""
 
 
 class UnknownOperator(ExportError):
@@ -71,13 +69,12 @@ def from_torch(
 ) -> Program:  # fmt: skip
     """Compile a PyTorch module for the accelerator `config`.
 
-    module: in evaluation mode, or what PT2E's `convert_pt2e` or `torch.export.export` returns. example_inputs: a tensor
-    or a tuple of its arguments, of the shapes and types that the Program takes. kwargs: arguments by name.
+    module: in evaluation mode, or a result of PT2E's `convert_pt2e` or of `torch.export.export`. example_inputs: a
+    tensor or a tuple of its arguments, of the shapes and types that the Program takes. kwargs: arguments by name.
     input_names, output_names: of the Program, in order; by default those of the arguments and of PyTorch's operators.
-    dynamic_shapes: which sizes are open, as `torch.export.export` takes them. The Program leaves open what a Program
-    can (docs/shapes.md); the others are those of `shapes`, or of the example. For any size give `Runtime` what
-    `to_onnx` returns.
-    options: those of `celosia.compile`.
+    dynamic_shapes: which sizes are open, as `torch.export.export` takes them. The Program leaves those open that it can
+    (docs/shapes.md); the others are those of `shapes`, or of the example. For any size, give the result of `to_onnx` to
+    `Runtime`. options: those of `celosia.compile`.
 
     Raises TorchError, and what `celosia.compile` raises.
 
@@ -90,7 +87,7 @@ def from_torch(
     'float32[n, 4]'
     """
     module = getattr(module, "_orig_mod", module)  # the module inside torch.compile's result
-    exported = _run_torch_export(module, example_inputs, kwargs, dynamic_shapes)
+    exported = _export_program(module, example_inputs, kwargs, dynamic_shapes)
     proto = _export_onnx(exported, module, input_names, output_names)
     if open_inputs(proto):
         example = (example_inputs, dict(kwargs or {})) if tree_leaves(example_inputs) else exported.example_inputs
@@ -104,28 +101,29 @@ def to_onnx(
     module: torch.nn.Module | ExportedProgram, example_inputs: Any = (), *, kwargs: Mapping[str, Any] | None = None,
     input_names: Sequence[str] | None = None, output_names: Sequence[str] | None = None, dynamic_shapes: Any = None,
 ) -> onnx.ModelProto:  # fmt: skip
-    """Return the ONNX model of a module, see `from_torch`, which also `onnx.save` and `Runtime` take. TorchError."""
+    """Return a module as an ONNX model, for `onnx.save`, `Runtime` or `compile`. Arguments as of `from_torch`.
+    TorchError."""
     module = getattr(module, "_orig_mod", module)  # the module inside torch.compile's result
     return _export_onnx(
-        _run_torch_export(module, example_inputs, kwargs, dynamic_shapes), module, input_names, output_names
+        _export_program(module, example_inputs, kwargs, dynamic_shapes), module, input_names, output_names
     )
 
 
-def _run_torch_export(
+def _export_program(
     module: torch.nn.Module | ExportedProgram, example_inputs: Any, kwargs: Mapping[str, Any] | None,
     dynamic_shapes: Any,
 ) -> ExportedProgram:  # fmt: skip
-    """Run torch.export. Raises ExportError in place of its errors."""
+    """Return the module as torch.export traces it; an ExportedProgram as it is. TorchError, ExportError."""
     if not isinstance(module, ExportedProgram):
-        _require_tensors(module, example_inputs)
+        _require_supported_types(module, example_inputs)
         return trace(module, example_inputs, kwargs, dynamic_shapes)
     if dynamic_shapes is not None:
         raise TorchError("the module is exported already; give dynamic_shapes to torch.export.export")
     return module
 
 
-def _require_tensors(module: Any, example_inputs: Any) -> None:
-    """Raise TorchError for modules and examples that torch.export does not take."""
+def _require_supported_types(module: Any, example_inputs: Any) -> None:
+    """Raise TorchError, with a hint, for modules and examples of types that torch.export does not support."""
     if isinstance(module, torch.jit.ScriptModule):
         raise TorchError("a module of torch.jit has its operators no more; give the module that it was made of")
     if isinstance(example_inputs, Mapping):
@@ -137,21 +135,21 @@ def _require_tensors(module: Any, example_inputs: Any) -> None:
 def _export_onnx(
     program: ExportedProgram, module: Any, input_names: Sequence[str] | None, output_names: Sequence[str] | None
 ) -> onnx.ModelProto:
-    """Export `program` to an ONNX model, with the given names of inputs and outputs."""
+    """Write `program` as an ONNX model with these names of inputs and outputs, checked and named after the module."""
     require_pure(program)
     proto = write_onnx(program, input_names, output_names)
     require_all_pairs(program, proto)
-    named = isinstance(module, (ExportedProgram, GraphModule))
-    proto.graph.name = _module_class(program) if named else type(module).__name__
-    _settle_sizes(proto)
+    is_traced = isinstance(module, (ExportedProgram, GraphModule))
+    proto.graph.name = _module_class(program) if is_traced else type(module).__name__
+    _replace_numeric_dim_params(proto)
     return proto
 
 
 # Open sizes ------------------------------------------------------------------------------------------------------
 
 
-def _settle_sizes(proto: onnx.ModelProto) -> None:
-    """Give sizes that torch.export found to be numbers, where the caller left them open, as numbers; and say so."""
+def _replace_numeric_dim_params(proto: onnx.ModelProto) -> None:
+    """Make open sizes that torch.export found to have only one value fixed sizes, and warn of each."""
     for value in proto.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if dim.dim_param.isdigit():
@@ -160,23 +158,27 @@ def _settle_sizes(proto: onnx.ModelProto) -> None:
 
 
 def _choose_shapes(proto: onnx.ModelProto, example: Any, given_shapes: Mapping[str, Any]) -> dict[str, Any]:
-    """Choose the shapes to compile for: those of the example, open where a Program can leave them so, and
-    `given_shapes`. A warning names sizes that were to be open and are not."""
+    """Choose the shapes to compile for: of the example, open where a Program supports that; `given_shapes` override
+    them.
+
+    A warning names sizes that the user left open and that are fixed.
+    """
     tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor)]
-    full_shapes = {name: tuple(tensor.shape) for name, tensor in zip(input_values(proto), tensors, strict=True)}
-    full_shapes = {name: full_shapes[name] for name in open_inputs(proto)}
-    shapes = open_free_sizes(proto, full_shapes)
+    example_shapes = {name: tuple(tensor.shape) for name, tensor in zip(input_values(proto), tensors, strict=True)}
+    example_shapes = {name: example_shapes[name] for name in open_inputs(proto)}
+    shapes = open_free_sizes(proto, example_shapes)
     fixed = {
-        place for place in open_axes(proto) if place[0] not in given_shapes and shapes[place[0]][place[1]] is not None
+        (name, axis) for name, axis in open_axes(proto) if name not in given_shapes and shapes[name][axis] is not None
     }
-    reasons = why_fixed(proto, full_shapes) if fixed else {}
+    reasons = why_fixed(proto, example_shapes) if fixed else {}
     for name, axis in sorted(fixed):
         reason = f"{reasons[name, axis]}; for any size, give Runtime what celosia.driver.torch.export.to_onnx returns"
-        _warn_fixed_size(name, axis, full_shapes[name][axis], reason)
+        _warn_fixed_size(name, axis, example_shapes[name][axis], reason)
     return {**shapes, **given_shapes}
 
 
 def _warn_fixed_size(name: str, axis: int, size: int, reason: str) -> None:
+    """Warn that a size is fixed which the user left open."""
     warnings.warn(
         f"dimension {axis} of input {name!r} is {size}, and not open as dynamic_shapes has it: {reason}", stacklevel=4
     )
@@ -188,7 +190,10 @@ def _warn_fixed_size(name: str, axis: int, size: int, reason: str) -> None:
 def trace(
     module: torch.nn.Module, example_inputs: Any, kwargs: Mapping[str, Any] | None = None, dynamic_shapes: Any = None
 ) -> ExportedProgram:
-    """Trace `module` with torch.export. TorchError."""
+    """Trace `module` with torch.export, on the CPU and in evaluation mode.
+
+    TorchError; ExportError if torch.export fails.
+    """
     if not isinstance(module, torch.nn.Module):
         raise TorchError(f"a module of PyTorch is needed, not {type(module).__name__}")
     if module.training and not isinstance(module, GraphModule):  # PT2E removes eval() from a GraphModule
@@ -209,7 +214,7 @@ def trace(
             try:
                 return torch.export.export(module, arguments, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
             except Exception as error:
-                if UNREGISTERED not in str(error):
+                if UNREGISTERED_CLASS_ERROR not in str(error):
                     raise
                 _register_dataclasses(module(*arguments, **(kwargs or {})))
             return torch.export.export(module, arguments, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
@@ -223,14 +228,15 @@ def trace(
 
 
 def _register_dataclasses(values: Any) -> None:
-    """Register with torch.export the dataclasses that a module returned: their fields are outputs."""
+    """Register the dataclasses in a module's results with torch.export, so that their fields become outputs."""
     for leaf in tree_leaves(values):
         if is_dataclass(leaf):
             torch.export.register_dataclass(type(leaf))
 
 
 def require_pure(program: ExportedProgram) -> None:
-    """Raise TorchError where `program` does something that an ONNX model cannot: keep state, or draw random numbers."""
+    """Raise TorchError where `program` does something that an ONNX model cannot: write state, or draw random
+    numbers."""
     with silence_exporters():
         program = program.run_decompositions({})  # with writes as further outputs
     signature = program.graph_signature
@@ -245,7 +251,7 @@ def require_pure(program: ExportedProgram) -> None:
 
 
 def _is_random(node: Node) -> bool:
-    """Whether an operator draws numbers: dropout outside of training does not."""
+    """Whether an operator draws random numbers. Dropout outside of training does not."""
     if torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
     schema = node.target._schema.arguments
@@ -259,7 +265,10 @@ def _is_random(node: Node) -> bool:
 def write_onnx(
     program: ExportedProgram, input_names: Sequence[str] | None, output_names: Sequence[str] | None
 ) -> onnx.ModelProto:
-    """Write `program` as ONNX. TorchError."""
+    """Write `program` as ONNX with torch.onnx.
+
+    Names: None for PyTorch's own. TorchError, UnknownOperator, ExportError.
+    """
     for spec in program.graph_signature.output_specs:
         if isinstance(spec.arg, ConstantArgument) and spec.arg.value is not None:
             raise TorchError(f"the module returns {spec.arg.value!r}, which is no tensor; return tensors alone")
@@ -270,65 +279,67 @@ def write_onnx(
             exported = torch.onnx.export(
                 program, dynamo=True, optimize=False, verbose=False, input_names=input_names, output_names=output_names
             )
-            _settle_types(exported.model.graph)
-            _settle_axes(exported.model.graph)
-            _settle_outputs(exported.model.graph, output_names)
+            _fold_cast_likes(exported.model.graph)
+            _fold_constant_reshapes(exported.model.graph)
+            _separate_equal_outputs(exported.model.graph, output_names)
             _name_operators_by_module(exported.model.graph)
             proto: onnx.ModelProto = exported.model_proto
     except Exception as error:  # torch raises many classes
         for cause in _chain_of_causes(error):
             if isinstance(cause, UnsettledError):
-                raise TorchError(str(cause).splitlines()[0]) from error  # torch adds where it was
-            if match := UNKNOWN.search(str(cause)):
+                raise TorchError(str(cause).splitlines()[0]) from error  # torch appends the place in the graph
+            if match := UNKNOWN_OPERATOR_ERROR.search(str(cause)):
                 raise UnknownOperator(match[2]) from error
         raise ExportError(f"torch.onnx cannot write the module: {_first_line(_chain_of_causes(error)[-1])}") from error
     return proto
 
 
 def _require_reals(program: ExportedProgram) -> None:
-    """Raise ExportError for complex inputs and outputs, which torch.onnx makes pairs of."""
+    """Raise ExportError for complex inputs and outputs, which torch.onnx would silently turn into pairs of floats."""
     signature = program.graph_signature
-    border = {*signature.user_inputs, *signature.user_outputs}
+    model_tensors = {*signature.user_inputs, *signature.user_outputs}
     for node in program.graph.nodes:
         value = node.meta.get("val")
-        if node.name in border and isinstance(value, torch.Tensor) and value.is_complex():
+        if node.name in model_tensors and isinstance(value, torch.Tensor) and value.is_complex():
             raise ExportError(f"{node.name} is complex, and ONNX has real numbers; pass it as torch.view_as_real does")
 
 
-def _settle_types(graph: ir.Graph) -> None:
-    """CastLike of a constant becomes a constant: onnxruntime does not see through it, and would leave the convolution
-    before a ReLU6 in float.
+def _fold_cast_likes(graph: ir.Graph) -> None:
+    """Fold each CastLike of a constant to a constant.
+
+    onnxruntime does not fold it, and would compute the convolution before a ReLU6 in float.
     """
     for node in list(graph):
         if node.op_type != "CastLike" or node.inputs[0] is None or node.inputs[1] is None:
             continue
-        fixed, kind = ir.convenience.get_const_tensor(node.inputs[0]), node.inputs[1].dtype
-        if fixed is None or kind is None or node.outputs[0].is_graph_output():
+        constant, dtype = ir.convenience.get_const_tensor(node.inputs[0]), node.inputs[1].dtype
+        if constant is None or dtype is None or node.outputs[0].is_graph_output():
             continue
-        array = fixed.numpy().astype(kind.numpy())
+        array = constant.numpy().astype(dtype.numpy())
         value = new_constant(graph, node.outputs[0].name or "constant", array)
         ir.convenience.replace_all_uses_with(node.outputs[0], value)
         graph.remove(node, safe=True)
 
 
-def _settle_axes(graph: ir.Graph) -> None:
-    """Reshape of a constant, in which torch.onnx wraps axes, becomes a constant: where sizes are open, what an operator
-    does with samples must be seen before anything is folded.
+def _fold_constant_reshapes(graph: ir.Graph) -> None:
+    """Fold each Reshape of an int64 constant, in which torch.onnx wraps axes.
+
+    With open sizes the compiler examines axes of operators before it folds constants itself.
     """
     for node in list(graph):
         if node.op_type != "Reshape" or node.outputs[0].is_graph_output():
             continue
-        fixed, shape = (None if value is None else ir.convenience.get_const_tensor(value) for value in node.inputs)
-        if fixed is None or shape is None or fixed.dtype != ir.DataType.INT64:
+        constant, shape = (None if value is None else ir.convenience.get_const_tensor(value) for value in node.inputs)
+        if constant is None or shape is None or constant.dtype != ir.DataType.INT64:
             continue
-        array = fixed.numpy().reshape(shape.numpy())  # torch.onnx writes no 0 there
+        array = constant.numpy().reshape(shape.numpy())  # torch.onnx writes no 0 there
         value = new_constant(graph, node.outputs[0].name or "constant", array)
         ir.convenience.replace_all_uses_with(node.outputs[0], value)
         graph.remove(node, safe=True)
 
 
-def _settle_outputs(graph: ir.Graph, names: Sequence[str] | None) -> None:
-    """Make two tensors of one that is returned twice, because outputs are told apart by their names."""
+def _separate_equal_outputs(graph: ir.Graph, names: Sequence[str] | None) -> None:
+    """Copy a tensor that is returned twice, since outputs need distinct names; then name the outputs."""
     for number, value in enumerate(graph.outputs):
         if value in graph.outputs[:number]:
             name = names[number] if names else f"{value.name}_{number}"
@@ -341,23 +352,26 @@ def _settle_outputs(graph: ir.Graph, names: Sequence[str] | None) -> None:
 
 # Names -----------------------------------------------------------------------------------------------------------
 
-TRACED = re.compile(r"L\['\w+'\]\.?")
+TRACE_PREFIX = re.compile(r"L\['\w+'\]\.?")
 """Prefix that Dynamo puts before the path of a module."""
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+"""ONNX operators that give their module's name to a group of operators."""
 
 
 def _name_operators_by_module(graph: ir.Graph) -> None:
-    """Call each operator by the path of its module, "blocks.0.fc": with PyTorch's operator behind it where the module
-    has several, "blocks.0.add_1", and with ONNX's where that became several, "blocks.0.fc/Add" beside the product. An
-    operator outside of modules keeps its name, as quantisations do.
+    """Name each operator after the path of its PyTorch module, so that users recognise it: "blocks.0.fc".
+
+    If the module has several PyTorch operators, the operator's name follows: "blocks.0.add_1". If a PyTorch operator
+    became several ONNX operators, all but the main one have their type behind: "blocks.0.fc/Add". Operators outside of
+    modules, such as quantisations, keep their names.
     """
-    parts: dict[str, dict[str, list[ir.Node]]] = {}
+    nodes_of: dict[str, dict[str, list[ir.Node]]] = {}
     for node in graph:
-        path, operator = _module_and_operator(node.metadata_props.get(NAMES))
+        path, operator = _module_and_operator(node.metadata_props.get(SCOPE_KEY))
         if path:
-            parts.setdefault(path, {}).setdefault(operator, []).append(node)
+            nodes_of.setdefault(path, {}).setdefault(operator, []).append(node)
     used_names: set[str] = set()
-    for path, operators in parts.items():
+    for path, operators in nodes_of.items():
         for operator, nodes in operators.items():
             full_name = path if len(operators) == 1 else f"{path}.{operator}"
             main = _main_operator(nodes, operator)
@@ -371,25 +385,28 @@ def _name_operators_by_module(graph: ir.Graph) -> None:
 
 
 def _main_operator(nodes: list[ir.Node], operator: str) -> ir.Node | None:
-    """Return the operator to report on: the only product, else the one that torch.onnx named as PyTorch's."""
+    """Return the main one of the ONNX operators of a PyTorch operator: the only product, else the one of its name."""
     products = [node for node in nodes if node.op_type in PRODUCTS]
     named = [node for node in nodes if (node.name or "").startswith(f"node_{operator}")]
     return next(iter(products or named), None) if len(products) < 2 else None
 
 
-def _module_and_operator(noted: str | None) -> tuple[str, str]:
-    """Return (path of the innermost module, name of PyTorch's operator); "" where there is none."""
-    names = [str(name) for name in literal_eval(noted)] if noted else []
-    return (TRACED.sub("", names[-2]) if len(names) > 1 else ""), (names[-1] if names else "")
+def _module_and_operator(scopes: str | None) -> tuple[str, str]:
+    """Return (path of the innermost module, name of PyTorch's operator) from metadata; "" where there is none.
+
+    scopes: the value at SCOPE_KEY, a Python list as text; None without.
+    """
+    names = [str(name) for name in literal_eval(scopes)] if scopes else []
+    return (TRACE_PREFIX.sub("", names[-2]) if len(names) > 1 else ""), (names[-1] if names else "")
 
 
 def _module_class(program: ExportedProgram) -> str:
-    """Class of the module that `program` was exported from, which its operators name."""
+    """Return the class name of the module that `program` was exported from, as its operators record it; or "model"."""
     for node in program.graph.nodes:
-        for path, kind in node.meta.get("nn_module_stack", {}).values():
-            kind = str(kind).rpartition(".")[2]
-            if not TRACED.sub("", path) and kind not in ("GraphModule", "Wrapper"):  # torch.export's own
-                return kind
+        for path, class_name in node.meta.get("nn_module_stack", {}).values():
+            class_name = str(class_name).rpartition(".")[2]
+            if not TRACE_PREFIX.sub("", path) and class_name not in ("GraphModule", "Wrapper"):  # torch.export's own
+                return class_name
     return "model"
 
 
@@ -397,10 +414,13 @@ def _module_class(program: ExportedProgram) -> str:
 
 
 def require_all_pairs(program: ExportedProgram, proto: onnx.ModelProto) -> None:
-    """Raise TorchError where the model's quantisations and dequantisations differ from the module's."""
+    """Raise TorchError unless the ONNX model has as many quantise and dequantise operators as the module.
+
+    torch.onnx drops some silently.
+    """
     for node in _all_operators(program):
         if node.target._schema.name == "quantized_decomposed::quantize_per_tensor":
-            _require_whole_range(node)
+            _require_full_range(node)
     for kind, op in ("quantize", "QuantizeLinear"), ("dequantize", "DequantizeLinear"):
         before = [node.name for node in _all_operators(program) if _is_quantisation(node, kind)]
         after = [_pytorch_operator(node) for node in proto.graph.node if node.op_type == op]
@@ -414,16 +434,17 @@ def require_all_pairs(program: ExportedProgram, proto: onnx.ModelProto) -> None:
 
 
 def _is_quantisation(node: Node, kind: str) -> bool:
+    """Whether an operator quantises or dequantises. kind: "quantize" or "dequantize"."""
     namespace, name = node.target._schema.name.split("::")
     if node.target in PAIRS:  # a pair is both
         return True
     return namespace in ("quantized_decomposed", "torchao") and name.startswith(f"{kind}_")
 
 
-def _require_whole_range(node: Node) -> None:
-    """Raise TorchError for a quantisation that does not use its type's whole range."""
-    low, high, kind = node.args[3:6]
-    info = torch.iinfo(kind)
+def _require_full_range(node: Node) -> None:
+    """Raise TorchError for a quantisation to less than its type's full range, which ONNX cannot express."""
+    low, high, dtype = node.args[3:6]
+    info = torch.iinfo(dtype)
     if (low, high) != (info.min, info.max):
         raise TorchError(
             f"{node.name} quantises to {low}..{high}, and ONNX's QuantizeLinear to {info.min}..{info.max}; let the "
@@ -432,32 +453,33 @@ def _require_whole_range(node: Node) -> None:
 
 
 def _pytorch_operator(node: onnx.NodeProto) -> str:
-    """Name of PyTorch's operator that `node` comes from."""
-    return _module_and_operator(next((entry.value for entry in node.metadata_props if entry.key == NAMES), None))[1]
+    """Return the name of the PyTorch operator that an ONNX node comes from."""
+    return _module_and_operator(next((entry.value for entry in node.metadata_props if entry.key == SCOPE_KEY), None))[1]
 
 
 # Helpers ---------------------------------------------------------------------------------------------------------
 
 
 def _all_operators(program: ExportedProgram) -> Iterator[Node]:
-    """Yield every operator, those of subgraphs too."""
+    """Yield all ATen and custom operators of a program, also those in subgraphs."""
     for module in program.graph_module.modules():
         if isinstance(module, GraphModule):
             yield from (node for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
 
 
 def _chain_of_causes(error: BaseException) -> list[BaseException]:
-    """Yield `error` and its causes, the first cause last: torch.onnx wraps its errors in pages of text."""
+    """Return `error` and its causes, the original one last: torch.onnx wraps its errors in pages of text."""
     return [error, *([] if error.__cause__ is None else _chain_of_causes(error.__cause__))]
 
 
 def _first_line(error: BaseException) -> str:
+    """Return the first line of an error's message that is not empty; else the name of its class."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 @contextlib.contextmanager
 def silence_exporters() -> Iterator[None]:
-    """Silence logs and warnings of the exporters, which say nothing of the model."""
+    """Silence logs and warnings of PyTorch's exporters, which are not about the model."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -28,6 +28,7 @@ from celosia.driver.tune.tune import Tuning, deadline_of_budget, open_records
 from celosia.hw.spec.config import Config
 
 Told = Callable[[KernelState], None]
+"""Callback with the state after each trial."""
 
 
 def tune_cpu(
@@ -44,10 +45,10 @@ def tune_cpu(
     >>> tuning.report["seconds_tuned"] <= tuning.report["seconds_own"]
     True
 
-    trials: the most schedules that are tried. records: a file that keeps them, and in which those that are known are
-    not run again. jobs: processes that measure. search: one of `tune.search.SEARCHES`. learner: "ridge", or "trees"
-    (needs the extra `tune`). deadline: seconds for one trial. accelerator: False tunes a model that is wholly compiled
-    for the CPU. budget: seconds, or "90s", "30m", "2h", after which no trial is begun any more. progress: called with
+    trials: the most schedules that are tried. records: a file that keeps the trials; those that it has are not run
+    again. jobs: processes that measure. search: one of `tune.search.SEARCHES`. learner: "ridge", or "trees"
+    (needs the extra `tune`). deadline: seconds for one trial. accelerator: False tunes a model that is compiled for the
+    CPU only. budget: seconds, or "90s", "30m", "2h", after which no more trials begin. progress: called with
     the name of each stage; told: with the KernelState after each trial.
 
     The report has seconds_own and seconds_tuned (of all kernels, by short trials), measured, known, failed, seconds,
@@ -59,21 +60,32 @@ def tune_cpu(
     """
     kernel_records, started, until = open_records(records), time.perf_counter(), deadline_of_budget(budget)
 
-    def compiled(choices: KernelSchedules) -> Program:
+    def compile_with(choices: KernelSchedules) -> Program:
+        """Compile the model with these schedules of kernels; `choices` records the workloads that it meets."""
         with using_schedules(choices):
             return compile_model(
                 source, config, progress, check=check, shapes=shapes, accelerator=accelerator, records=None
             )
 
-    met = KernelSchedules()
-    compiled(met)
+    default_schedules = KernelSchedules()
+    compile_with(default_schedules)
     if progress is not None:
         progress("tuning")
     state, traces = _tune_kernels(
-        kernel_records, met.workloads.values(), trials, jobs, search, learner, seed, deadline, fleet, told, until
+        kernel_records,
+        default_schedules.workloads.values(),
+        trials,
+        jobs,
+        search,
+        learner,
+        seed,
+        deadline,
+        fleet,
+        told,
+        until,
     )
     return Tuning(
-        compiled(KernelSchedules(traces)), _tuning_report(state, kernel_records, time.perf_counter() - started)
+        compile_with(KernelSchedules(traces)), _tuning_report(state, kernel_records, time.perf_counter() - started)
     )
 
 
@@ -107,15 +119,18 @@ def _tune_kernels(
     learner: str, seed: int, deadline: float, fleet: Fleet | None, told: Told,
     until: float = math.inf,
 ) -> tuple[KernelState, dict[str, Trace]]:  # fmt: skip
-    """Tune the kernels. Returns the last state, and the best trace of each."""
-    with nullcontext(fleet) if fleet else Fleet.local(jobs, deadline) as measuring:
-        tuner = KernelTuner(records, measuring, trials, search, learner, seed, told, until)
+    """Tune kernels, each with the number of its occurrences. Return the last state, and the best trace of each by name.
+
+    until: time.monotonic after which no trial begins.
+    """
+    with nullcontext(fleet) if fleet else Fleet.local(jobs, deadline) as trial_fleet:
+        tuner = KernelTuner(records, trial_fleet, trials, search, learner, seed, told, until)
         traces = tuner.tune(workloads)
     return tuner.state, traces
 
 
 def _tuning_report(state: KernelState, records: Records, seconds: float) -> dict[str, Any]:
-    """Plain data on a tuning: kernels, seconds, trials."""
+    """Return the report of `tune_cpu` as plain data."""
     kernels = [
         {
             "kernel": s.workload.name, "count": s.count, "trials": s.trials, "own": s.usual, "tuned": s.final,

@@ -1,9 +1,9 @@
-"""Fleets that measure for a tuning, by name: processes here, a board over ssh, or the workers of a Dask cluster.
+"""Open the fleet that measures for a search: processes of this machine, a board over ssh, or workers of a Dask cluster.
 
     python -m celosia.driver.tune.fleet ssh://root@pynq        # measures on a board; see worker_process.py
 
-Nothing here listens on a port: a Dask scheduler is the user's own, and is asked. Whoever reaches it or a worker may run
-what they like there, unless it has TLS: one that is open to the world is refused.
+Nothing here listens on a port: users start a Dask scheduler themselves. Whoever reaches a scheduler or worker may run
+any code there, unless it has TLS; so one with a public address and without TLS is refused.
 """
 
 from __future__ import annotations
@@ -33,38 +33,41 @@ from celosia.plain import Sentence
 from celosia.sim.devices import SSH_PREFIX
 
 RTL = "rtl"
-"""Resources of a Dask worker: how many simulators it may run at once, and `board:NAME`, 1 for each board that it alone
-has a connection to."""
+"""Resource of a Dask worker: the number of RTL simulators that it may run at once. Its other resources are
+`board:NAME`, 1 for each board that only it is connected to."""
 CONNECT_SECONDS = 10
+"""Seconds to wait for a Dask scheduler."""
 
 
 class PoolError(Sentence, ValueError):
-    """An invalid pool, or one without a worker for the task; the message says what to do."""
+    """An invalid pool, or one without a worker for the task. The message says what to do."""
 
 
 def open_fleet(
     judge: CostSource, jobs: int = 0, pool: str | None = None, deadline: float = DEADLINE, sudo: bool = False,
     base: int | None = None,
 ) -> Fleet:  # fmt: skip
-    """Open the fleet that measures for `judge`. Raises PoolError, SshError for an invalid board name, MissingLibrary
-    without Dask.
+    """Open the fleet that measures on the device of `judge`.
 
-    jobs: processes of this machine; 0: this one. pool: dask://HOST:PORT instead, all of whose workers with the resource
-    count; dask+tls:// with the certificates that Dask's configuration names, dask+insecure:// where the scheduler or a
-    worker has a public address and no TLS, which is refused otherwise. deadline: seconds for each trial. sudo, base: of
-    a board, as `celosia run` takes them.
+    jobs: processes of this machine; 0: this one. pool: the workers of dask://HOST:PORT instead, all that have the
+    resource (see RTL); dask+tls:// with the certificates of Dask's configuration; dask+insecure:// also where the
+    scheduler or a worker has a public address and no TLS. deadline: seconds for each trial. sudo, base: of a board, as
+    `celosia run` takes them. Raises PoolError, SshError for an invalid board name, MissingLibrary without Dask.
     """
     resource = resource_of(judge)
-    module = board_worker_command(judge.device, sudo, base) if judge.board else WORKER_ARGUMENTS
+    worker_arguments = board_worker_command(judge.device, sudo, base) if judge.board else WORKER_ARGUMENTS
     if pool is not None:
-        return _open_dask_fleet(judge, pool, module, deadline)
+        return _open_dask_fleet(judge, pool, worker_arguments, deadline)
     if judge.board:
-        return Fleet([WorkerProcess(str(resource), (sys.executable, *module))], deadline)
+        return Fleet([WorkerProcess(str(resource), (sys.executable, *worker_arguments))], deadline)
     return Fleet.local(jobs, deadline)
 
 
 def resource_of(judge: CostSource) -> str | None:
-    """Resource that a worker must have. SshError where a board's name is none."""
+    """Return the resource that a Dask worker must have to measure for `judge`; None for none.
+
+    SshError for an invalid board name.
+    """
     if judge.board:
         return f"board:{ssh_destination(_address_of(judge.device))[-1].rsplit('@')[-1]}"
     return RTL if judge.device == "rtl" else None
@@ -74,13 +77,16 @@ def resource_of(judge: CostSource) -> str | None:
 
 
 def board_worker_command(url: str, sudo: bool = False, base: int | None = None) -> tuple[str, ...]:
-    """Command that Python runs to measure on a board."""
-    place = () if base is None else (f"--base={base}",)
-    return ("-m", "celosia.driver.tune.fleet", *(["--sudo"] if sudo else []), *place, url)
+    """Return the arguments of Python for a process that measures on a board: this file's `main`."""
+    base_option = () if base is None else (f"--base={base}",)
+    return ("-m", "celosia.driver.tune.fleet", *(["--sudo"] if sudo else []), *base_option, url)
 
 
 class BoardMeasurer:
-    """Session with a board, opened when it is needed; a lost one is answered with LOST, and opened again."""
+    """Measures layers on a board. Its ssh session is opened at the first job, and again after it was lost.
+
+    A job whose session is lost has the Status LOST. url: of the board. options: of the board's device.
+    """
 
     def __init__(self, url: str, sudo: bool = False, options: Mapping[str, Any] = {}) -> None:
         self.url, self.sudo, self.options = url, sudo, options
@@ -88,6 +94,7 @@ class BoardMeasurer:
         self._session = ExitStack()
 
     def __call__(self, job: AnyJob) -> TrialResult:
+        """Measure a LayerJob."""
         assert isinstance(job, LayerJob)
         try:
             return measure(job, self._open_device)
@@ -96,7 +103,7 @@ class BoardMeasurer:
             return TrialResult(Status.LOST, detail=str(error))
 
     def _open_device(self, cfg: Config, judge: CostSource) -> RemoteDevice:
-        """Open the board's device for a Config."""
+        """Return the board's device with the accelerator of `cfg`; it replaces that of another Config."""
         if cfg not in self._devices:
             self.close()  # the board has one accelerator
             connection = self._session.enter_context(connect_unattended(_address_of(self.url)))
@@ -113,14 +120,15 @@ class BoardMeasurer:
 
 
 def _address_of(url: str) -> str:
+    """Return USER@BOARD of ssh://USER@BOARD/DEVICE."""
     return url.removeprefix(SSH_PREFIX).partition("/")[0]
 
 
 # Dask -------------------------------------------------------------------------------------------------------------
 
 
-def _open_dask_fleet(judge: CostSource, pool: str, module: Sequence[str], deadline: float) -> Fleet:
-    """Make each worker a device, as often as it may measure at once."""
+def _open_dask_fleet(judge: CostSource, pool: str, worker_arguments: Sequence[str], deadline: float) -> Fleet:
+    """Open a fleet with a device for each job that a worker of the pool may run at once. PoolError, MissingLibrary."""
     resource = resource_of(judge)
     _require_private(pool, _scheduler_address(pool))
     client = _connect_to_pool(pool)
@@ -130,26 +138,26 @@ def _open_dask_fleet(judge: CostSource, pool: str, module: Sequence[str], deadli
     except PoolError:
         client.close()
         raise
-    places: list[Measurer] = []
+    devices: list[Measurer] = []
     for address, worker in _workers_by_address(client).items():
         count = worker["nthreads"] if resource is None else int(worker["resources"].get(resource, 0))
         requirement = {} if resource is None else {"resources": {resource: 1}}
         for number in range(count):
             executor = client.get_executor(workers=[address], pure=False, **requirement)
             name = f"worker {worker['name']}" + (f", {number + 1} of {count}" if count > 1 else "")
-            places.append(ExecutorWorker(name, executor, module, partial(_is_connected, client, address)))
-    if not places:
+            devices.append(ExecutorWorker(name, executor, worker_arguments, partial(_is_connected, client, address)))
+    if not devices:
         client.close()
         option = "" if resource is None else f" --resources {resource}=1"
         subject = "no worker" if resource is None else f"no worker with the resource {resource}"
         raise PoolError(
-            f"{pool} has {subject}; start one: dask worker {_scheduler_address(pool)}{_local_options(pool)}{option}"
+            f"{pool} has {subject}; start one: dask worker {_scheduler_address(pool)}{_listening_options(pool)}{option}"
         )
-    return Fleet(places, deadline, client.close)
+    return Fleet(devices, deadline, client.close)
 
 
 def _connect_to_pool(pool: str) -> Any:
-    """Connect to a Dask pool. PoolError."""
+    """Return a Dask client of the pool's scheduler. PoolError where none answers, MissingLibrary without Dask."""
     address = _scheduler_address(pool)
     try:
         distributed: Any = importlib.import_module("distributed")
@@ -159,26 +167,26 @@ def _connect_to_pool(pool: str) -> Any:
         return distributed.Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except OSError:
         port = address.rsplit(":")[-1]
-        line = f"dask scheduler{_local_options(pool)} --port {port}"
-        raise PoolError(f"no scheduler answers at {pool}; start one: {line}") from None
+        command = f"dask scheduler{_listening_options(pool)} --port {port}"
+        raise PoolError(f"no scheduler answers at {pool}; start one: {command}") from None
 
 
 def _scheduler_address(pool: str) -> str:
-    """Dask's own address for dask://HOST:PORT."""
-    parts = urlsplit(pool)
+    """Return Dask's own form of a pool's address: tcp://HOST:PORT for dask://HOST:PORT. PoolError for other texts."""
+    url = urlsplit(pool)
     try:
-        host, port = parts.hostname, parts.port
+        host, port = url.hostname, url.port
     except ValueError:
         host = port = None
-    if parts.scheme not in SCHEMES or not host or not port or parts.path.strip("/"):
+    if url.scheme not in SCHEMES or not host or not port or url.path.strip("/"):
         raise PoolError(f"{pool!r} is no pool; write dask://HOST:PORT, or dask+tls://HOST:PORT")
-    return f"{SCHEMES[parts.scheme]}://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{SCHEMES[url.scheme]}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _local_options(pool: str) -> str:
-    """Options without which Dask would listen on all interfaces, to anyone.
+def _listening_options(pool: str) -> str:
+    """Return options for `dask scheduler` and `dask worker`, without which they listen on all interfaces, to anyone.
 
-    >>> _local_options("dask://127.0.0.1:8786"), _local_options("dask+tls://10.0.0.5:8786")
+    >>> _listening_options("dask://127.0.0.1:8786"), _listening_options("dask+tls://10.0.0.5:8786")
     (' --host 127.0.0.1', ' --protocol tls')
     """
     host = urlsplit(pool).hostname
@@ -188,24 +196,25 @@ def _local_options(pool: str) -> str:
 
 
 LOCAL = ("127.0.0.1", "::1", "localhost")
+"""Names of this machine."""
 SCHEMES = {"dask": "tcp", "dask+insecure": "tcp", "dask+tls": "tls"}
-"""Ways to a pool, and what Dask calls them."""
+"""Dask's schemes of addresses, by those of a pool."""
 
 
 def allow_any_interface(pool: str | None) -> str | None:
-    """Return the pool's address with the scheme that allows public network interfaces without TLS."""
+    """Return the pool's address with the scheme that allows public addresses without TLS (`--insecure-pool`)."""
     return None if pool is None else pool.replace("dask://", "dask+insecure://", 1)
 
 
 def _require_private(pool: str, address: str) -> None:
-    """Raise PoolError where anybody may reach `address`, and run code there."""
+    """Raise PoolError where `address` is public and without TLS, so that anybody may run code there."""
     if pool.startswith("dask+insecure:") or not address.startswith("tcp:"):
         return
     host, port = urlsplit(address).hostname, urlsplit(address).port
     try:
-        addresses = {str(place[4][0]).partition("%")[0] for place in socket.getaddrinfo(host, port)}
+        addresses = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, port)}
     except OSError:
-        return  # nobody answers there
+        return  # the name is unknown, so connecting will fail
     public = [address for address in sorted(addresses) if not ipaddress.ip_address(address).is_private]
     if public:
         raise PoolError(
@@ -216,19 +225,21 @@ def _require_private(pool: str, address: str) -> None:
 
 
 def _workers_by_address(client: Any) -> dict[str, Any]:
+    """Return Dask's data on each worker of the pool, by address."""
     workers: dict[str, Any] = client.scheduler_info(n_workers=-1)["workers"]
     return workers
 
 
 def _is_connected(client: Any, address: str) -> bool:
+    """Whether the worker at `address` is still part of the pool."""
     try:
         return address in _workers_by_address(client)
-    except Exception:  # nor is the scheduler
+    except Exception:  # the scheduler does not answer either
         return False
 
 
 def main(arguments: list[str]) -> None:
-    """Serve measurements on a board: the main function of a process of `open_fleet`, see `--help`."""
+    """Serve jobs on stdin by measuring on a board: the main function of a process that `open_fleet` starts."""
     docstring = "Measures on a board: Jobs come in, Results go out."
     parser = argparse.ArgumentParser(prog="python -m celosia.driver.tune.fleet", description=docstring)
     parser.add_argument("url", help="ssh://USER@BOARD, or ssh://USER@BOARD/functional")

@@ -1,4 +1,7 @@
-"""Optimise an ONNX model to fewer cycles on an accelerator, with equal bytes under onnxruntime."""
+"""`celosia.optimise`: rewrite an ONNX model to take fewer cycles, with equal bytes under onnxruntime.
+
+The search is in `compiler/superoptimise/`; here onnxruntime, fleets and tuning are added to it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from celosia.compiler.compile import compile as compiled
+from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importing.dimensions import Shapes
 from celosia.compiler.options import Options, Run, Source, expand_options
@@ -19,7 +22,7 @@ from celosia.compiler.pricing import pricing
 from celosia.compiler.program import Program
 from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.optimise import Optimised
-from celosia.compiler.superoptimise.optimise import optimise as optimised
+from celosia.compiler.superoptimise.optimise import optimise as search_model
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.state import SearchState
 from celosia.compiler.tune.records import Records
@@ -38,31 +41,32 @@ def optimise(
     accelerator: bool = True, fast_math: bool = False, records: str | Path | None = None,
     tune: int = 0, jobs: int = 0, pool: str | None = None, fleet: Fleet | None = None,
 ) -> Optimised:  # fmt: skip
-    """Rewrite a model by rules that are proved, until no rewritten one takes fewer cycles or `budget` seconds are over.
+    """Rewrite a model by proved rules, until no rewritten model takes fewer cycles or `budget` seconds are over.
 
-    accelerator: False for a model that runs on this processor alone; then rules of floats are taken, too, and what
-    counts is the time of its kernels, on one thread.
+    accelerator: False for a model that runs only on this processor; then rules on floats are used, too, and the cost is
+    the time of its kernels on one thread.
 
-    fast_math: rules are taken, too, that hold where floats are real numbers, so that they are rounded elsewhere.
-    Outputs are then as near to the original's as rounding may bring them (compiler/superoptimise/rounding.py), or the
-    model is refused; `Optimised.report` has how near they are, under "fast_math".
+    fast_math: also use rules that hold for real numbers but round floats differently. Outputs then differ from the
+    original's by rounding only (compiler/superoptimise/rounding.py), or the model is refused; `Optimised.report` has
+    the difference under "fast_math".
 
-    shapes: of inputs whose sizes are open, which the optimised model has then. rules: beside Celosia's own; they are
-    proved now, which needs z3. `Optimised.report` says under "rules" in how many places each fits, and what it saves at
-    most by estimate, whether it was taken or not. search: of choices.SUPEROPTIMISERS. queue goes on with what is a
-    little dearer than the best, too, greedy takes the best next step. Ctrl-C ends the search and keeps the best.
-    `Optimised.model` is the original where nothing better was found; what is better gives the bytes of the original
-    under onnxruntime, for random inputs.
+    shapes: sizes of inputs that are open; the optimised model has these. rules: besides Celosia's own; they are proved
+    now, which needs z3. `Optimised.report` has under "rules" in how many places each applies, and the most that it
+    saves by estimate, whether it was used or not. search: of choices.SUPEROPTIMISERS. "queue" also continues from
+    models that cost a little more than the best; "greedy" takes the best next step. Ctrl-C ends the search and keeps
+    the best. `Optimised.model` is the original where nothing better was found; a better model gives the bytes of the
+    original under onnxruntime, for random inputs.
 
-    records: a file, as that of `celosia tune`, which keeps what was found: the next search of the model goes on from
-    there, and ends at once where this one has found all, or has had as long. It need not be there yet.
+    records: a file, as of `celosia tune`, that keeps the results: the next search of the model continues from them, and
+    ends at once if this one was complete, or took as long. It is made if it does not exist.
 
-    tune: trials of schedules, as `celosia tune` makes them, of the original and of each of the five best, after
-    `budget`: the one that takes fewest cycles then is taken; records keep these trials, too, for `compile(records=)`.
+    tune: trials of schedules, as of `celosia tune`, of the original and of each of the five best models, after
+    `budget`: the model that then takes the fewest cycles wins. records keep these trials, too, for `compile(records=)`.
 
-    jobs, pool: who weighs steps, several at a time, and who tunes, as `celosia.tune` has it; 0 jobs: this process.
-    Their price of a step is an estimate; the whole is priced, and bytes are compared, here. A step whose device gives
-    no answer is left out; where no device is left, this process goes on. fleet: other devices, which stay open.
+    jobs, pool: processes that price steps, several at a time, and that tune, as `celosia.tune` takes them; 0 jobs: this
+    process. Their price of a step is an estimate; complete models are priced, and bytes compared, in this process. A
+    step without an answer is left out; if all devices are lost, this process continues alone. fleet: devices of the
+    caller, which stay open.
 
     >>> import celosia
     >>> found = celosia.optimise(celosia.models.demo_model_path(), "tiny", budget=1)
@@ -80,30 +84,34 @@ def optimise(
     progress("reading the model")
 
     def oracle(model: onnx.ModelProto) -> Run:
+        """Return a function that runs a model under onnxruntime, to compare bytes."""
         progress("comparing with the original under onnxruntime")
         return open_model(model)
 
     known_records = None if records is None else Records.load(records, must_exist=False)
-    with _open_measuring_fleet(tune if accelerator else 0, jobs, pool, fleet) as other_devices:
-        costs = pricing(source, cfg, on_cpu=None if accelerator else compiled)
-        if other_devices is not None and tune:
-            costs = costs._replace(tuned=partial(_tuned_cycles, cfg, tune, records, other_devices, progress))
+    with _open_measuring_fleet(tune if accelerator else 0, jobs, pool, fleet) as measuring_fleet:
+        costs = pricing(source, cfg, on_cpu=None if accelerator else compile_model)
+        if measuring_fleet is not None and tune:
+            costs = costs._replace(tuned=partial(_tuned_cycles, cfg, tune, records, measuring_fleet, progress))
         with weigh_with_fleet(
-            other_devices if jobs or pool or fleet else None, cfg, costs, fleet is not None
-        ) as shared:
-            result = optimised(
-                source, shared, budget, oracle, shapes, own=rules, told=told, way=search, floats=not accelerator,
+            measuring_fleet if jobs or pool or fleet else None, cfg, costs, fleet is not None
+        ) as fleet_costs:
+            result = search_model(
+                source, fleet_costs, budget, oracle, shapes, own=rules, told=told, way=search, floats=not accelerator,
                 records=known_records, config=cfg.digest if accelerator else processor(), fast_math=fast_math,
             )  # fmt: skip
-        result.state.left_out = {} if other_devices is None else dict(other_devices.left_out)
+        result.state.left_out = {} if measuring_fleet is None else dict(measuring_fleet.left_out)
     return result
 
 
 def _open_measuring_fleet(
     trials: int, jobs: int, pool: str | None, fleet: Fleet | None
 ) -> AbstractContextManager[Fleet | None]:  # fmt: skip
-    """Open the fleet that weighs steps and measures schedules: now, so that a pool that does not answer costs no
-    search. `fleet` stays open."""
+    """Return a context of the fleet that prices steps and measures schedules; None in it where this process does both.
+
+    It opens before the search, so that a pool that does not answer is an error at once. `fleet`, the caller's, stays
+    open.
+    """
     if fleet is not None or not (trials or jobs or pool):
         return nullcontext(fleet)
     from celosia.compiler.tune.layer_trial import CostSource
@@ -120,7 +128,7 @@ def _tuned_cycles(
     cfg: Config, trials: int, records: str | Path | None, fleet: Fleet, progress: Callable[[str], None],
     model: onnx.ModelProto,
 ) -> float:  # fmt: skip
-    """Cycles of a model with schedules of its own; none for one without anything on the accelerator."""
+    """Return the cycles of a model after tuning its schedules; 0 where nothing of it runs on the accelerator."""
     from celosia.driver.tune.tune import tune as tune_model
 
     progress("tuning one of the best")
@@ -131,21 +139,25 @@ def _tuned_cycles(
     return float(tuning.report["cycles"])
 
 
-def _check_arguments(accelerator: bool, other_devices: bool) -> None:
-    """Check the arguments. MissingLibrary; BudgetError where other processes would measure this processor."""
+def _check_arguments(accelerator: bool, uses_fleet: bool) -> None:
+    """Raise MissingLibrary without onnxruntime; BudgetError where other processes would time kernels of this
+    processor."""
     require_onnxruntime()
-    if other_devices and not accelerator:
+    if uses_fleet and not accelerator:
         raise BudgetError("the time of this processor is measured in one process alone; leave out jobs and pool")
 
 
 @expand_options(Options)
 def compile(source: Source, options: Options) -> Program:
-    """Compile as `celosia.compiler.compile.compile`, whose text it has, with onnxruntime as the oracle of
-    `optimise`."""
+    """Compile as `celosia.compiler.compile.compile`, whose docstring it gets, with onnxruntime as oracle for
+    `optimise`.
+
+    This is `celosia.compile`: the compiler itself does not import onnxruntime.
+    """
     if options.optimise is not None and options.oracle is None:
         require_onnxruntime()
         options = replace(options, oracle=open_model)
-    return compiled(source, **vars(options))
+    return compile_model(source, **vars(options))
 
 
-compile.__doc__ = compiled.__doc__
+compile.__doc__ = compile_model.__doc__

@@ -32,7 +32,7 @@ from celosia.hw.spec.config import Config
 
 @dataclass(frozen=True)
 class Tuning:
-    """Result of `tune`. program: compiled with it. report: plain data, see `tune`."""
+    """Result of `tune` or `tune_cpu`. program: compiled with the best schedules. report: plain data, see there."""
 
     program: Program
     report: dict[str, Any]
@@ -60,14 +60,14 @@ def tune(
     >>> tuning.report["cycles"] <= tuning.report["untuned"]
     True
 
-    trials: most points of layers that are tried. records: a file that keeps them, and in which those that are known are
-    not run again; None: nowhere. device: "timed" or "rtl", which says how many cycles layers take, or a board, as
-    "ssh://USER@BOARD" (sudo, base: as `celosia run` takes them); the whole is judged by the timing model. memory:
-    behind both, a model, its name, or a board's .toml file. jobs: processes that measure; 0: this one. search: one of
+    trials: the most points of layers that are tried. records: a file that keeps the trials; those that it has are not
+    run again; None: they are not kept. device: that measures the cycles of layers, "timed", "rtl", or a board as
+    "ssh://USER@BOARD" (sudo, base: as `celosia run` takes them); the whole network is judged by the timing model.
+    memory: a memory model, its name, or a board's .toml file. jobs: processes that measure; 0: this one. search: one of
     `tune.search.SEARCHES`. learner: "ridge", or "trees" (needs the extra `tune`). deadline: seconds for one trial.
-    pool: "dask://HOST:PORT", whose workers measure (needs the extra `fleet`). fleet: other devices, which stay open.
-    budget: seconds, or "90s", "30m", "2h", after which no trial is begun any more.
-    progress: called with the name of each stage; told: with the NetworkState after each trial.
+    pool: "dask://HOST:PORT", whose workers measure (needs the extra `fleet`). fleet: devices of the caller, which stay
+    open. budget: seconds, or "90s", "30m", "2h", after which no more trials begin. progress: called with the name of
+    each stage; told: with the NetworkState after each trial.
 
     The report has cycles and untuned (of the whole network), `regret` (all layers together take at most that share
     fewer cycles, proved), trials, measured, known, failed, seconds, left_out (devices by name), damaged (lines of the
@@ -80,8 +80,8 @@ def tune(
     judge, until = CostSource(device, memory_model_text(memory_model(memory))), deadline_of_budget(budget)
     known_records = open_records(records)
     started = time.perf_counter()
-    with nullcontext(fleet) if fleet else open_fleet(judge, jobs, pool, deadline, sudo, base) as measuring:
-        tuner = Tuner(known_records, measuring, trials, judge, search, learner, seed, told, until)
+    with nullcontext(fleet) if fleet else open_fleet(judge, jobs, pool, deadline, sudo, base) as trial_fleet:
+        tuner = Tuner(known_records, trial_fleet, trials, judge, search, learner, seed, told, until)
         network = network_of(source, config, progress, shapes=shapes)
         if not network.launches:
             raise ModelError(_nothing_to_tune_text(source, network.cfg))
@@ -95,7 +95,7 @@ def tune(
 
 
 def _nothing_to_tune_text(source: str | Path | onnx.ModelProto, cfg: Config) -> str:
-    """Explain why a model cannot be tuned on the accelerator, and what to do."""
+    """Return the error message for a model of which nothing runs on the accelerator, with what to do instead."""
     name = source.graph.name or "this model" if isinstance(source, onnx.ModelProto) else Path(source).stem
     return (
         f"nothing of {name} runs on the accelerator of {cfg.name}, so that there is nothing to tune: make an int8 "
@@ -105,19 +105,25 @@ def _nothing_to_tune_text(source: str | Path | onnx.ModelProto, cfg: Config) -> 
 
 
 def deadline_of_budget(budget: str | float | None) -> float:
-    """End of a budget that begins now, of time.monotonic. BudgetError."""
+    """Return the end of a budget that begins now, as a value of time.monotonic; infinite without a budget.
+
+    budget: see `tune`. BudgetError.
+    """
     return math.inf if budget is None else time.monotonic() + seconds_of(budget)
 
 
 def open_records(records: str | Path | Records | None) -> Records:
-    """Open `tune`'s argument as Records; a file need not be there yet. RecordsError."""
+    """Return the argument `records` of `tune` as Records: empty ones for None or a file that does not exist.
+
+    RecordsError.
+    """
     if isinstance(records, Records):
         return records
     return Records() if records is None else Records.load(records, must_exist=False)
 
 
 def _tuning_report(tuner: Tuner, records: Records, seconds: float) -> dict[str, Any]:
-    """Plain data on a tuning: layers, cycles, trials, seconds."""
+    """Return the report of `tune` as plain data."""
     state = tuner.state
     layers = [
         {
@@ -137,5 +143,5 @@ def _tuning_report(tuner: Tuner, records: Records, seconds: float) -> dict[str, 
 
 
 def _json_number(value: float) -> float | None:
-    """Convert a number for JSON, which has no infinity."""
+    """Return a number for JSON, which has no infinity: None for that."""
     return value if math.isfinite(value) else None

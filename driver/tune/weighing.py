@@ -1,6 +1,7 @@
-"""Price parts of models with a Fleet, for a search that weighs steps by them (docs/superoptimiser.md).
+"""Price parts of models with a Fleet, so that the superoptimiser weighs several steps at a time
+(docs/superoptimiser.md).
 
-The result is an estimate: it decides which step is taken next, and never what a model costs in the end.
+A price is an estimate: it decides which step is tried next. Complete models are priced in the searching process.
 """
 
 from __future__ import annotations
@@ -24,25 +25,28 @@ from celosia.hw.spec.config import Config
 from celosia.plain import from_json
 
 STEP_SECONDS = 120.0
-"""Seconds that a step may take a device; a part of a large network takes some."""
+"""Seconds after which a device that prices a step counts as hung."""
 
 
 @dataclass(frozen=True)
 class PartJob:
-    """A Job of a Fleet. model: a part of one, as bytes."""
+    """A job for a Fleet: price a part of a model. model: the part as a serialised ONNX model."""
 
     model: bytes
     cfg: Config
     version: int = VERSION
-    """Version of the asking Celosia."""
+    """Version of the Celosia that asks: a worker of another version refuses."""
 
     @property
     def group(self) -> str:
-        """Key of jobs that share caches: the Config, whose chains of layers are remembered."""
+        """Key of jobs that should run in one process, as they share caches: the Config."""
         return self.cfg.digest
 
     def run(self) -> TrialResult:
-        """Weigh the part: its Price as JSON; REFUSED for one that does not compile."""
+        """Price the part in this process.
+
+        The TrialResult has the Price as JSON; REFUSED for a part that does not compile.
+        """
         if self.version != VERSION:
             return TrialResult(Status.FAILED, detail=other_version(self.version))
         try:
@@ -56,7 +60,7 @@ class PartJob:
 
 
 def parse_price(result: TrialResult) -> Price:
-    """Price in the result of a PartJob, whoever ran it."""
+    """Return the Price in the result of a PartJob, which an untrusted worker may have sent: UNMEASURED if malformed."""
     if result.status != Status.OK:
         return INFEASIBLE if result.status == Status.REFUSED else UNMEASURED
     try:
@@ -69,38 +73,46 @@ def parse_price(result: TrialResult) -> Price:
 
 @contextmanager
 def weigh_with_fleet(fleet: Fleet | None, cfg: Config, costs: Pricing, stays: bool = False) -> Iterator[Pricing]:
-    """Return `costs` with steps weighed by `fleet`; unchanged where there is none. stays: `fleet` is used for something
-    else afterwards, so jobs under way run to their end."""
+    """Return a context of `costs` in which `fleet` prices steps; of `costs` as they are without a fleet.
+
+    stays: the fleet is used afterwards, so its jobs end before the context does.
+    """
     if fleet is None:
         yield costs
         return
     line = fleet.open_line()
 
-    def begin(part: onnx.ModelProto) -> Awaited:
-        return _Answer(line, line.submit(PartJob(part.SerializeToString(), cfg)))
+    def submit_part(part: onnx.ModelProto) -> Awaited:
+        """Let the fleet price a part; return the pending price."""
+        return _PendingPrice(line, line.submit(PartJob(part.SerializeToString(), cfg)))
 
-    def tuned(model: onnx.ModelProto) -> float:
+    def tune_after_pricing(model: onnx.ModelProto) -> float:
+        """Tune a model in the same fleet, after ending the jobs that price steps."""
         assert costs.tuned is not None
         line.close()
         return costs.tuned(model)
 
     for _ in fleet.devices:
-        begin(onnx.ModelProto())  # an empty job: workers load the compiler while the original is priced here
+        submit_part(onnx.ModelProto())  # an empty job: workers load the compiler while the original is priced here
     try:
-        waits = None if costs.tuned is None else tuned
-        yield costs._replace(elsewhere=begin, helpers=len(fleet.devices), tuned=waits)
+        tuned = None if costs.tuned is None else tune_after_pricing
+        yield costs._replace(elsewhere=submit_part, helpers=len(fleet.devices), tuned=tuned)
     finally:
         if stays:
             line.close()
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _PendingPrice:
+    """The Price of a submitted part, once its job has ended (see `Awaited`)."""
+
     line: JobLine
     future: Future[TrialResult]
 
     def ready(self) -> bool:
+        """Whether the job has ended, or no device is left to run it."""
         return self.future.done() or self.line.is_dead
 
     def price(self) -> Price | None:
+        """Return the Price; None where there is none."""
         return parse_price(self.future.result()) if self.future.done() else None

@@ -79,8 +79,8 @@ def test_all_of_a_model_with_other_names(tmp_path: Path, b: Builder) -> None:
     floats, names = renamed(in_floats(model))
     quantised, exact = Flow(model), Flow(floats)
     found = matched(model, floats, feed_of(model), tmp_path)
-    assert set(found.found) == {*quantised.inputs, *quantised.maker} and not found.left
-    for own, (other, how) in found.found.items():
+    assert set(found.counterparts) == {*quantised.inputs, *quantised.maker} and not found.unmatched
+    for own, (other, how) in found.counterparts.items():
         assert how != "name" and other == exact.source(names[own])
 
 
@@ -98,8 +98,8 @@ def test_equal_branches_are_told_apart_by_their_values(tmp_path: Path) -> None:
         node.input[1:], node.output[:] = own[:-1], own[-1:]
     floats, names = renamed(_sorted(shuffled))
     found = matched(model, floats, feed_of(model), tmp_path)
-    assert all(other == Flow(floats).source(names[own]) for own, (other, _) in found.found.items())
-    assert sum(how == "structure" for _, how in found.found.values()) == 5
+    assert all(other == Flow(floats).source(names[own]) for own, (other, _) in found.counterparts.items())
+    assert sum(how == "structure" for _, how in found.counterparts.values()) == 5
 
 
 def _sorted(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -127,10 +127,10 @@ def test_what_quantisation_absorbs(tmp_path: Path) -> None:
     first.output[0] = "before"
     found = matched(model, floats, feed_of(model), tmp_path)
     convs = [node.output[0] for node in model.graph.node if node.op_type == "Conv"]
-    assert [found.found[name] for name in convs] == [
+    assert [found.counterparts[name] for name in convs] == [
         (relu.output[0], "structure"), (second.output[0], "structure")
     ]  # fmt: skip
-    assert not found.left
+    assert not found.unmatched
 
 
 def test_what_has_no_counterpart_is_listed(tmp_path: Path) -> None:

@@ -30,14 +30,14 @@ from celosia.compiler.layer import TilingError
 from celosia.compiler.tune.device_pool import Fleet, Job
 from celosia.compiler.tune.layer_trial import Status, TrialResult
 from celosia.driver import cli
-from celosia.driver.explore import confirm, explorer, subject
+from celosia.driver.explore import confirm, explorer, model_cost
 from celosia.driver.explore.configs import ConfigSpace
 from celosia.driver.explore.explore import Interrupted, explore, parse_seconds
 from celosia.driver.explore.explorer import is_dominated
+from celosia.driver.explore.model_cost import Cost, CostJob, ExploredModel, estimate_cycles, measure_cycles
 from celosia.driver.explore.objectives import energy_mj, objectives, power_drawn
 from celosia.driver.explore.records import ExploreError, Points, exploration_context
 from celosia.driver.explore.resource_use import Resources
-from celosia.driver.explore.subject import Ask, Cost, ExploredModel, estimate_cycles, measure_cycles
 from celosia.hw.boards.boards import find_board
 from celosia.hw.spec.config import PRESETS, Config
 
@@ -195,8 +195,8 @@ def test_a_bound_that_is_too_high_loses_points(
     model: Path, expected: set[tuple[float, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fault that the test above must find."""
-    right = subject.network_bound
-    monkeypatch.setattr(subject, "network_bound", lambda *given: 3 * right(*given))
+    right = model_cost.network_bound
+    monkeypatch.setattr(model_cost, "network_bound", lambda *given: 3 * right(*given))
     assert found_values(explore(model, space=SPACE)) != expected
 
 
@@ -225,9 +225,9 @@ def test_failures_say_what_kind_they_are(model: Path, monkeypatch: pytest.Monkey
     assert point.failure is not None and point.failure.kind == "layers" and "wgt_depth 8" in point.failure.why
     assert found.front == () and found.report["take"].startswith("No Config")
 
-    right = subject.measure_cycles
+    right = model_cost.measure_cycles
     lazy = lambda *given: replace(right(*given), on_cpu=9)  # noqa: E731
-    monkeypatch.setitem(subject.RUNGS, "timed", lazy)
+    monkeypatch.setitem(model_cost.RUNGS, "timed", lazy)
     found = explore(model, space={**SPACE, "taps": (0,)}, points=3)
     kinds = {point.failure.kind for point in found.points if point.rung == "timed" and point.failure is not None}
     assert kinds == {"cpu"} and found.front == ()
@@ -236,7 +236,7 @@ def test_failures_say_what_kind_they_are(model: Path, monkeypatch: pytest.Monkey
         name = "a board that dies"
 
         def measure(self, job: Job, deadline: float) -> TrialResult:
-            assert isinstance(job, Ask)
+            assert isinstance(job, CostJob)
             return job.run() if job.rung == "closed" else TrialResult(Status.HUNG, detail="no answer")
 
         def close(self) -> None:
@@ -257,7 +257,7 @@ def test_the_same_again_measures_nothing_and_damage_is_counted(
     assert first.report["state"]["points"] <= 8
     explore(model, space=SPACE, folder=tmp_path)
     lines = (tmp_path / "points.jsonl").read_bytes().splitlines(keepends=True)
-    monkeypatch.setitem(subject.RUNGS, "timed", None)  # nothing is measured any more
+    monkeypatch.setitem(model_cost.RUNGS, "timed", None)  # nothing is measured any more
     again = explore(model, space=SPACE, folder=tmp_path)
     assert found_values(again) == expected and again.report["state"]["points"] == 0
     monkeypatch.undo()
@@ -343,7 +343,7 @@ def test_what_has_not_begun_within_the_budget_is_not_measured(
         passed += 10
         return measure_cycles(*given)
 
-    monkeypatch.setitem(subject.RUNGS, "timed", slow)
+    monkeypatch.setitem(model_cost.RUNGS, "timed", slow)
     monkeypatch.setattr("celosia.driver.explore.explore._start_clock", lambda before: lambda: before + passed)
     state = explore(model, space=SPACE, budget=25, folder=tmp_path).report["state"]
     assert (state["points"], state["ended"], state["seconds"]) == (2, "budget", 30)
@@ -373,7 +373,7 @@ def test_ctrl_c_leaves_the_front_so_far(model: Path, tmp_path: Path, monkeypatch
             raise KeyboardInterrupt
         return measure_cycles(*given)
 
-    monkeypatch.setitem(subject.RUNGS, "timed", until_then)
+    monkeypatch.setitem(model_cost.RUNGS, "timed", until_then)
     with pytest.raises(Interrupted) as ended:
         explore(model, space=SPACE, folder=tmp_path)
     monkeypatch.undo()

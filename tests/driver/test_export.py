@@ -33,7 +33,7 @@ from celosia.driver.export import emulate
 from celosia.driver.export.bridge import Bridge, FunctionalRegisters, RtlRegisters, empty_outputs
 from celosia.driver.export.c_project import RUNTIME, Exported, export_program, write_project
 from celosia.driver.export.forms import form_of
-from celosia.driver.export.memory_map import NotExportable, assign_places
+from celosia.driver.export.memory_map import NotExportable, assign_locations
 from celosia.driver.export.objects import undefined_symbols
 from celosia.driver.export.targets import find_export_target
 from celosia.hw.spec.config import PRESETS
@@ -565,4 +565,4 @@ def test_tensors_that_c_has_not() -> None:
     for changed, said in (({"dtype": "object"}, "C has no object"), ({"shape": (-1, 3)}, "only known when it runs")):
         other = replace(program.inputs[0], **changed)  # type: ignore[arg-type]
         with pytest.raises(NotExportable, match=said):
-            assign_places(replace(program, inputs=(other, *program.inputs[1:])))
+            assign_locations(replace(program, inputs=(other, *program.inputs[1:])))

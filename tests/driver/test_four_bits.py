@@ -25,7 +25,7 @@ import celosia
 from celosia.driver.cli import app
 from celosia.driver.host import oracle
 from celosia.driver.quantize import four_bits
-from celosia.driver.quantize.four_bits import CODEBOOK_BLOCK, in_four_bits
+from celosia.driver.quantize.four_bits import CODEBOOK_BLOCK, quantise_weights
 from celosia.driver.quantize.quantize import quantize
 from celosia.driver.quantize.second_moments import measure_second_moments
 from celosia.hw.spec.config import PRESETS
@@ -59,7 +59,7 @@ def test_every_group_is_few_bits_times_a_factor(
     rng = np.random.default_rng(seed)
     w = (rng.standard_t(3, (outputs, inputs, *kernel)) * spread).astype(np.float32)
     w = np.moveaxis(w, 0, axis) if not kernel else w
-    found = in_four_bits(w, axis if not kernel else 0, bits=bits)
+    found = quantise_weights(w, axis if not kernel else 0, bits=bits)
     assert found.w8.shape == w.shape and found.w8.dtype == np.int8 and np.all(found.scale > 0)
     parts = groups(found.w8, axis if not kernel else 0)
     if bits == 4:
@@ -79,7 +79,7 @@ def test_weights_that_are_such_stay_what_they_are() -> None:
     w8 = (rng.integers(-8, 8, (4, 3, CODEBOOK_BLOCK)) * rng.integers(1, 17, (4, 3, 1))).reshape(4, -1)
     w8[:, :2] = -128, 112  # which fixes the step
     w8[:, 2:CODEBOOK_BLOCK] = w8[:, 2:CODEBOOK_BLOCK] // 16 * 16
-    found = in_four_bits((w8 * 0.25).astype(np.float32), 0)
+    found = quantise_weights((w8 * 0.25).astype(np.float32), 0)
     np.testing.assert_allclose(found.w8 * found.scale[:, None], w8 * 0.25, rtol=1e-6)
 
 
@@ -88,7 +88,7 @@ def test_groups_are_nearer_than_a_scale_for_each_channel() -> None:
     w = np.random.default_rng(0).normal(size=(64, 256)).astype(np.float32) * np.repeat(
         [0.5, 1, 2, 1] * 2, CODEBOOK_BLOCK
     )
-    found = in_four_bits(w, 0)
+    found = quantise_weights(w, 0)
     step = np.abs(w).max(1, keepdims=True) / 7
 
     def sqnr(near: NDArray[Any]) -> float:
@@ -116,7 +116,7 @@ def test_errors_of_weights_make_up_for_each_other(axis: int) -> None:
     given = w if axis == 0 else np.ascontiguousarray(w.T)
     errors = []
     for known in (None, seen.T @ seen):
-        found = in_four_bits(given, axis, known)
+        found = quantise_weights(given, axis, known)
         assert all(factor_of(group) is not None for group in groups(found.w8, axis))
         near = found.w8 * (found.scale[:, None] if axis == 0 else found.scale)
         errors.append(float((((near if axis == 0 else near.T) - w) @ held.T).std()))
@@ -128,7 +128,7 @@ def test_inputs_that_are_always_nothing_do_no_harm() -> None:
     x, w = mixed(rng, 200, 40), rng.normal(size=(5, 40)).astype(np.float32)
     x[:, ::3] = 0
     for known in (x.T @ x, np.zeros((40, 40))):
-        found = in_four_bits(w, 0, known)
+        found = quantise_weights(w, 0, known)
         assert np.abs(found.w8 * found.scale[:, None] - w).max() < np.abs(w).max()
 
 
@@ -271,7 +271,7 @@ def test_other_numbers_of_bits_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_comparison_sees_a_bias_in_old_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(four_bits._Quantised, "rescale_bias", lambda *_: None)
+    monkeypatch.setattr(four_bits._QdqModel, "rescale_bias", lambda *_: None)
     with pytest.raises(AssertionError):
         test_biases_follow_their_weights(tmp_path)
 

@@ -183,7 +183,7 @@ def test_where_a_sequence_ends(files: dict[str, Path]) -> None:
     with pytest.raises(InputError, match="a sequence of 1"):
         Decoder(files["gpt"], length=1)
     assert Decoder(files["gpt"]).length == 40
-    assert Decoder(files["llama"]).length == decoding.LENGTH
+    assert Decoder(files["llama"]).length == decoding.DEFAULT_LENGTH
 
 
 # Interfaces -------------------------------------------------------------------------------------------------------

@@ -220,7 +220,7 @@ def test_a_graph_that_depends_on_values_runs_in_pytorch(capfd: pytest.CaptureFix
     found, warned = told(call, *given)
     torch.testing.assert_close(found, put(*given))
     assert not programs and len(warned) == 1
-    assert "put to PyTorch: torch.export cannot trace" in warned[0] and "_Bound" not in warned[0]
+    assert "put to PyTorch: torch.export cannot trace" in warned[0] and "_BoundGraph" not in warned[0]
     assert "def forward" not in capfd.readouterr().err
 
 

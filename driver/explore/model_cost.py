@@ -1,7 +1,7 @@
 """Cost of a model on a Config without a Program: in closed form, or with its instructions on the timing model.
 
-The graph after its passes, which every Config shares, is made once in a process. Neither kernels of the CPU nor the
-verifier run, for only cycles and bytes are asked for.
+The graph after its passes is the same for all Configs, so it is computed once in a process. Neither CPU kernels are
+compiled nor does the verifier run: only cycles and bytes count.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ from celosia.hw.spec.isa import Unit
 from celosia.sim.timing import predict
 
 UNITS = tuple(unit.name.lower() for unit in Unit)
+"""Names of the units: load, gemm, vector, store."""
+LIMITING_SHARE = 0.75
+"""A unit limits a model if it is busy for at least this share of the cycles."""
 
 
 @dataclass(frozen=True)
 class ExploredModel:
-    """A model that is explored. digest: of its file."""
+    """A model that is explored. name: its file name without suffix. path: absolute. digest: of the file's bytes."""
 
     name: str
     path: str
@@ -51,7 +54,7 @@ class ExploredModel:
 
     @staticmethod
     def of(path: str | Path) -> ExploredModel:
-        """Describe a model. ModelError where there is no such file."""
+        """Return the model in a file. ModelError where there is no such file."""
         try:
             data = Path(path).read_bytes()
         except OSError as error:
@@ -61,11 +64,11 @@ class ExploredModel:
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a model on a Config, for `images` at once.
+    """Cost of one run of a model on a Config.
 
-    cycles: of all launches; in closed form an estimate. bound: cycles that it is not below, 0 where nobody looked.
-    busy: cycles of work of each of UNITS. moved: bytes from and to DRAM. macs: multiplications of the model. on_cpu:
-    operators that the accelerator does not take.
+    images: images of a run. cycles: of all launches; in closed form an estimate. bound: a lower bound of cycles, 0
+    where it was not computed. busy: cycles in which a unit works, by name of UNITS. moved: bytes from and to DRAM.
+    macs: multiplications on the accelerator. on_cpu: number of operators that stay on the CPU.
     """
 
     images: int
@@ -78,65 +81,73 @@ class Cost:
 
     @property
     def limit(self) -> str:
-        """Unit that works for most of the cycles, at least three quarters of them; else latency."""
+        """The busiest unit if it limits the model (LIMITING_SHARE), else "latency"."""
         unit = max(self.busy, key=self.busy.__getitem__)
-        return unit if self.busy[unit] >= 0.75 * self.cycles else "latency"
+        return unit if self.busy[unit] >= LIMITING_SHARE * self.cycles else "latency"
 
 
 def _load_graph(subject: ExploredModel, cfg: Config) -> tuple[ir.Model, int]:
-    """Return the graph after its passes, and images in a run. Raises ModelError."""
-    return _prepare(subject, cfg.batch, cfg if list(for_hardware(cfg)) else None)
+    """Return the graph after the passes for `cfg`, and the images of a run. ModelError.
+
+    Configs that need no passes of their own share a cached graph.
+    """
+    return _import_graph(subject, cfg.batch, cfg if list(for_hardware(cfg)) else None)
 
 
 @lru_cache(maxsize=8)
-def _prepare(subject: ExploredModel, batch: int, cfg: Config | None) -> tuple[ir.Model, int]:
-    """Import a model and run its passes. cfg: None for all Configs that no pass depends on."""
+def _import_graph(subject: ExploredModel, batch: int, cfg: Config | None) -> tuple[ir.Model, int]:
+    """Import a model for `batch` images and run its passes. cfg: None where no pass depends on the Config."""
     specialised = specialise(subject.path, None, batch)
     Pipeline(*PASSES, *(for_hardware(cfg) if cfg else ())).run(specialised.graph)
     return specialised.graph, batch if specialised.batched else 1
 
 
-def cpu_operators(subject: ExploredModel, cfg: Config, products: bool = False) -> int:
-    """List the operators that stay on the CPU, without looking at tiles; or sum the products of those that do not.
-    ModelError."""
-    selection = place(_load_graph(subject, cfg)[0], cfg)
-    return sum(choice.layer.macs for choice in selection.choices) if products else len(selection.cpu)
+def count_cpu_operators(subject: ExploredModel, cfg: Config) -> int:
+    """Count the operators that stay on the CPU, without looking for tilings. ModelError."""
+    return len(place(_load_graph(subject, cfg)[0], cfg).cpu)
+
+
+def count_accelerated_macs(subject: ExploredModel, cfg: Config) -> int:
+    """Count the multiplications that run on the accelerator, without looking for tilings. ModelError."""
+    return sum(choice.layer.macs for choice in place(_load_graph(subject, cfg)[0], cfg).choices)
 
 
 def explain_nothing_on_accelerator(subject: ExploredModel) -> str:
-    """Explain why no Config can be judged by a model: nothing of it runs on the accelerator."""
+    """Return the error message for a model of which nothing runs on the accelerator."""
     return f"nothing of {subject.name} runs on the accelerator; make an int8 model of it with `celosia quantize`"
 
 
 def estimate_cycles(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Cost:
-    """Layer by layer, by the compiler's estimate of the schedules that it takes: milliseconds. Blocks are not formed.
+    """Estimate the Cost in closed form, layer by layer, by the compiler's cost model. Takes milliseconds.
+
+    Blocks are not formed: each tensor between layers counts as moved to and from DRAM.
 
     TilingError where a layer does not fit the scratchpads; ModelError.
     """
     graph, images = _load_graph(subject, cfg)
     selection = place(graph, cfg)
-    seconds_of: dict[Workload, float] = {}
-    requests, total, moved, vector = [], 0.0, 0, 0
+    cycles_of: dict[Workload, float] = {}
+    workloads_of_layers, total, moved, vector = [], 0.0, 0, 0
     for choice in selection.choices:
         candidates = [workload for computation in lower_layer(cfg, choice.layer) for workload in workloads(computation)]
         layer_workloads = [candidate for candidate in candidates if isinstance(candidate, Workload)]
-        for work in layer_workloads:
-            if work not in seconds_of:
-                seconds_of[work] = estimated_cycles(cfg, work)
-            total += seconds_of[work]
-            vector += work.out_blocks * work.rows * work.columns * work.images * max(1, work.sums)
-        requests.append((choice.layer, layer_workloads))
+        for workload in layer_workloads:
+            if workload not in cycles_of:
+                cycles_of[workload] = estimated_cycles(cfg, workload)
+            total += cycles_of[workload]
+            vector += workload.out_blocks * workload.rows * workload.columns * workload.images * max(1, workload.sums)
+        workloads_of_layers.append((choice.layer, layer_workloads))
         moved += choice.layer.x.size(cfg) + choice.layer.y.size(cfg)
         moved += 0 if choice.layer.gemm is None else choice.layer.gemm.weights.size
-    gemm = sum(workload.steps for _, layer_workloads in requests for workload in layer_workloads)
+    gemm = sum(workload.steps for _, layer_workloads in workloads_of_layers for workload in layer_workloads)
     busy = {"gemm": gemm, "vector": vector, "load": moved // cfg.bus_bytes, "store": 0}
-    bound = int(network_bound(cfg, requests, memory_model(memory)))
+    bound = int(network_bound(cfg, workloads_of_layers, memory_model(memory)))
     macs = sum(choice.layer.macs for choice in selection.choices)
     return Cost(images, max(bound, round(total)), bound, busy, moved, macs, len(selection.cpu))
 
 
 def measure_cycles(subject: ExploredModel, cfg: Config, memory: MemoryModel | str) -> Cost:
-    """Compile the model, and run its instructions on the timing model. ModelError."""
+    """Compile the model, and run its instructions on the timing model. Takes seconds. ModelError, TilingError."""
     graph, images = _load_graph(subject, cfg)
     lowered = lower(cfg, graph, Planner(cfg))
     image, values, moved = lowered.image, Counter[str](), 0
@@ -152,21 +163,21 @@ def measure_cycles(subject: ExploredModel, cfg: Config, memory: MemoryModel | st
 
 
 def cycles_with_records(subject: ExploredModel, cfg: Config, memory: str) -> int | None:
-    """Cycles with the schedules that come with Celosia for this Config, as `compile` uses them; None without any."""
+    """Return the cycles with the records that come with Celosia for this Config; None if there are none."""
     if not shipped(cfg).trials:
         return None
     graph, _ = _load_graph(subject, cfg)
-
     lowered = lower(cfg, graph, Planner(cfg), schedules=TuningDecisions(records=Records()))
     return lowered.network.cycles(lowered.image, CostSource("timed", memory))
 
 
 RUNGS = {"closed": estimate_cycles, "timed": measure_cycles}
+"""Functions that compute a Cost, by name of the rung (`ladder.py`)."""
 
 
 @dataclass(frozen=True)
-class Ask:
-    """Job of a Fleet: cost of a model on a Config at a rung of RUNGS. Its TrialResult holds the Cost as JSON."""
+class CostJob:
+    """A job for a Fleet: compute the Cost of a model on a Config at a rung of RUNGS. Its TrialResult has it as JSON."""
 
     subject: ExploredModel
     cfg: Config
@@ -175,11 +186,11 @@ class Ask:
 
     @property
     def group(self) -> str:
-        """Key of jobs that share the loaded graph: the model."""
+        """Key of the model: jobs of one key run in one process if possible, as they share its graph."""
         return self.subject.digest
 
     def run(self) -> TrialResult:
-        """Measure the Job in this process; the Status says what went wrong."""
+        """Compute the Cost in this process; the Status of the TrialResult says what went wrong."""
         try:
             if ExploredModel.of(self.subject.path).digest != self.subject.digest:
                 return TrialResult(Status.FAILED, detail=f"{self.subject.path} is another file here; give all the same")
@@ -192,11 +203,11 @@ class Ask:
 
 
 def config_for_cycles(cfg: Config) -> Config:
-    """Return `cfg` without what cycles do not depend on: `packed` and `pump`."""
+    """Return `cfg` with fixed `packed` and `pump`, on which cycles do not depend: such Configs share measurements."""
     return replace(cfg, packed=True, pump=1)
 
 
 def parse_cost(result: TrialResult) -> Cost:
-    """Return the Cost in the answer of an Ask; for a TrialResult that is OK."""
+    """Return the Cost in the result of a CostJob. The result must be OK."""
     fields: dict[str, Any] = json.loads(result.detail)
     return Cost(**fields)
