@@ -196,10 +196,10 @@ def _better_slopes(least: Int64, most: Int64, ma: int, mb: int, c: int) -> tuple
     """
     pairs, signs, slacks = [], [], []
     for sign, room in ((-1, c - least), (1, most - c)):
-        near = room < min(np.partition(room, _NEAREST_PAIRS, axis=None)[_NEAREST_PAIRS], _NO_BOUND // 2)
-        pairs.append(np.argwhere(near) - 128)
+        is_near_bound = room < min(np.partition(room, _NEAREST_PAIRS, axis=None)[_NEAREST_PAIRS], _NO_BOUND // 2)
+        pairs.append(np.argwhere(is_near_bound) - 128)
         signs.append(np.full(len(pairs[-1]), sign))
-        slacks.append(room[near])
+        slacks.append(room[is_near_bound])
     point, side, slack = np.concatenate(pairs), np.concatenate(signs)[:, None], np.concatenate(slacks)
     unit = float(np.abs(slack).max(initial=1))
     rows = np.concatenate([side * point, side, np.ones_like(side)], axis=1).astype(np.float64)

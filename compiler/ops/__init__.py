@@ -139,12 +139,12 @@ def _out_of_bounds_complaint(tensors: Iterable[Tensor]) -> str:
     It walks the expressions of `tensors` and of all that they read. Reads under a condition, or at indices known only
     at run time, are not checked: their builders keep them inside.
     """
-    waiting, seen = list(tensors), set[Tensor]()
+    waiting, visited = list(tensors), set[Tensor]()
     while waiting:
         tensor = waiting.pop()
-        if tensor in seen or tensor.body is None or not tensor.size:
+        if tensor in visited or tensor.body is None or not tensor.size:
             continue
-        seen.add(tensor)
+        visited.add(tensor)
         for read in _unconditional_loads(tensor.body):
             waiting.append(read.tensor)
             flat = len(read.index) != len(read.tensor.shape)

@@ -31,6 +31,7 @@ def quantize_blocks(node: Node) -> list[Tensor]:
     inner, blocks = x.shape[-1], largest.shape[-1]
 
     def byte(*i: Expr) -> Expr:
+        """Return a quantised element; 0 beyond K."""
         position = i[-2] * size + i[-1]
         divides = inner % size == 0
         value = x[(*i[:-2], position if divides else T.minimum(position, inner - 1))] * inverse_scales[i[:-1]]

@@ -123,6 +123,7 @@ def _bit_plane(x: Tensor, levels: BitLevels, place: int, axis: int, dtype: str, 
     shift = place + levels.step.bit_length() - 1
 
     def body(*i: Expr) -> Expr:
+        """Return a byte with the bits of eight elements."""
         first, total = i[axis] if distance > 1 else i[axis] * 8, None
         for k in range(8):
             u = x[(*i[:axis], first + k * distance, *i[axis + 1 :])].astype("uint8") - (levels.low & 255)
@@ -274,6 +275,7 @@ def matrix_product(
     sums = T.compute((*a.shape[:-2], m), row_sums, "row_sums") if arithmetic.needs_sum_u else None
 
     def body(*i: Expr) -> Expr:
+        """Return the result of a row and a column of a panel."""
         row, block, column = i[-3:]
         lead_a, lead_b = batch_index(a, i[:-3]), batch_index(b, i[:-3])
 

@@ -19,6 +19,7 @@ from celosia.compiler.ops.registry import OPS, Array, Node, op, reshaped
 from celosia.compiler.program.op_spec import Kind
 
 F32 = "float32"
+"""Name of the element type in which most of these operators compute."""
 
 
 def build_operator(
@@ -342,8 +343,8 @@ def embed_layer_normalization(node: Node) -> list[Tensor]:
     Further outputs: the sum of the mask of each sample, and the sum of the embeddings.
     """
     tables = [node.optional(f"{name}_embedding") for name in ("word", "position", "segment")]
-    rest = [node.optional(name) for name in ("beta", "mask", "position_ids")]
-    return _embed_and_normalise(node, tables, node.input("gamma"), *rest)
+    beta, mask, position_ids = (node.optional(name) for name in ("beta", "mask", "position_ids"))
+    return _embed_and_normalise(node, tables, node.input("gamma"), beta, mask, position_ids)
 
 
 @op(
@@ -364,21 +365,21 @@ def quantised_embed_layer_normalization(node: Node) -> list[Tensor]:
         scale = node.scalar(f"{name}_scale", F32)
         return T.compute(x.shape, lambda *i: (x[i].astype("int32") - zero).astype(F32) * scale, "real")
 
-    words, places = (dequantised(f"{name}_embedding", f"{name}_embedding_quant") for name in ("word", "position"))
+    words, positions = (dequantised(f"{name}_embedding", f"{name}_embedding_quant") for name in ("word", "position"))
     segments = dequantised("segment_embedding", "segment_embedding")
     gamma, beta = (dequantised(name, f"{name}_quant") for name in ("gamma", "beta"))
     if gamma is None:
         raise node.fail("gamma is missing")
-    return _embed_and_normalise(node, [words, places, segments], gamma, beta, node.optional("mask"), None)
+    return _embed_and_normalise(node, [words, positions, segments], gamma, beta, node.optional("mask"), None)
 
 
 def _embed_and_normalise(
     node: Node, tables: list[Tensor | None], gamma: Tensor, beta: Tensor | None, mask: Tensor | None,
-    places: Tensor | None,
+    position_ids: Tensor | None,
 ) -> list[Tensor]:  # fmt: skip
     """Look up and add the embeddings of words, positions and segments, then normalise the sum.
 
-    tables: word, position and segment embeddings. places: position of each word [1 or B, S]; None: 0, 1, 2, ... Returns
+    tables: word, position and segment embeddings. position_ids: of each word, [1 or B, S]; None: 0, 1, 2, ... Returns
     the outputs of EmbedLayerNormalization. Raises Unsupported without the first two tables.
     """
     ids, segments = node.input("input_ids"), node.optional("segment_ids")
@@ -387,7 +388,10 @@ def _embed_and_normalise(
         raise node.fail("an embedding is missing")
 
     def embedding(b: Expr, s: Expr, h: Expr) -> Expr:
-        position = s if places is None else places[(0 if places.shape[0] == 1 else b), s].astype(INDEX)
+        """Return element h of the sum of the embeddings of word s in sample b."""
+        position = (
+            s if position_ids is None else position_ids[(0 if position_ids.shape[0] == 1 else b), s].astype(INDEX)
+        )
         word = words[T.clip(ids[b, s].astype(INDEX), 0, words.shape[0] - 1), h]
         total = word + positions[T.clip(position, 0, positions.shape[0] - 1), h]
         if segments is None or kinds is None:

@@ -130,6 +130,7 @@ def transposed_convolution(
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(geometry.kernel))
 
     def body(ni: Expr, g: Expr, mi: Expr, *o: Expr) -> Expr:
+        """Return the sum over the taps whose input element exists."""
         inside: Expr | None = None
         pixel = []
         for d in range(sp):

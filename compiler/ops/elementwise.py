@@ -162,13 +162,13 @@ def power(x: Expr, y: Expr) -> Expr:
 def modulo(x: Expr, y: Expr, fmod: bool) -> Expr:
     """Return the remainder of x / y with the sign of the divisor y; with fmod, with that of the dividend x."""
     if fmod and is_float(x.dtype):
-        rest = T.binary("mod", call("abs", x), call("abs", y))
-        return select(x < 0, -rest, rest)
-    rest = T.binary("mod", x, y)
+        magnitude = T.binary("mod", call("abs", x), call("abs", y))
+        return select(x < 0, -magnitude, magnitude)
+    remainder = T.binary("mod", x, y)
     if not fmod or x.dtype.startswith("uint"):
-        return rest
-    signs_differ = (rest < 0) ^ (x < 0)
-    return select(signs_differ & T.binary("ne", rest, 0), rest - y, rest)
+        return remainder
+    signs_differ = (remainder < 0) ^ (x < 0)
+    return select(signs_differ & T.binary("ne", remainder, 0), remainder - y, remainder)
 
 
 BINARY: dict[str, Callable[[Expr, Expr, Attrs], Expr]] = {

@@ -69,6 +69,7 @@ def group_query_attention(node: Node) -> list[Tensor]:
         size = max(total, node.input(name).shape[2] if node.has(name) else 0)
 
         def element(b: Expr, h: Expr, t: Expr, d: Expr) -> Expr:
+            """Return a new element at the steps of this call, an old one before them, and 0 behind them."""
             step = t - before(b)
             appended = select((step >= 0) & (step < steps), new[b, h, T.clip(step, 0, steps - 1), d], 0)
             if past is None or not past.shape[2]:
@@ -122,6 +123,7 @@ def _visibility(node: Node, before: Callable[[Expr], Expr]) -> Visibility:
     window = int(node.attrs.get("local_window_size", -1))
 
     def is_visible(i: tuple[Expr, ...]) -> Expr:
+        """Return whether the key of a score may be attended to."""
         sample, _, row, column = i
         is_filled = column <= last.flat(sample).astype(INDEX)
         if not causal:

@@ -61,8 +61,8 @@ def right_zero(node: Node, operand: str, dtype: str) -> ZeroPoint:
     if not node.has(operand):
         return ZeroPoint(lambda m: wrap(-move, "int32"), is_zero=not move)
     tensor, value = node.input(operand), node.value(operand)
-    known = value is not None and not np.any(value.astype(np.int32) - move)
-    return ZeroPoint(lambda m: tensor.flat(0 if tensor.size == 1 else m).astype("int32") - move, known)
+    is_zero = value is not None and not np.any(value.astype(np.int32) - move)
+    return ZeroPoint(lambda m: tensor.flat(0 if tensor.size == 1 else m).astype("int32") - move, is_zero)
 
 
 def _as_int8(w: Expr) -> Expr:
@@ -101,6 +101,7 @@ def matrix_product(
     sums = None if zb.is_zero else _row_sums(left, inner)
 
     def body(*i: Expr) -> Expr:
+        """Return the result of a row and a column of a panel."""
         row, block, column = i[-3:]
         lead_a, lead_b = batch_index(a, i[:-3]), batch_index(b, i[:-3])
         k = T.reduce_axis(steps, "k")
@@ -249,11 +250,12 @@ def _convolve_planes(
             (n, group, pack.length), lambda ni, g, p: pack.window_product(image, ones, g * mg, ni, g, p), "window_sums"
         )  # fmt: skip
 
-    def plane(ni: Expr, g: Expr, mi: Expr, place: Expr) -> Expr:
+    def plane(ni: Expr, g: Expr, mi: Expr, position: Expr) -> Expr:
+        """Return the result of the window at a position of the plane of an output channel."""
         channel = g * mg + mi
-        acc = pack.window_product(image, weights, channel, ni, g, place) + offset[channel]
+        acc = pack.window_product(image, weights, channel, ni, g, position) + offset[channel]
         if sums is not None:
-            acc = acc - zw.at(channel) * sums[ni, g, place]
+            acc = acc - zw.at(channel) * sums[ni, g, position]
         return finish(acc, channel)
 
     return T.compute((n, group, mg, pack.length), plane, "conv")

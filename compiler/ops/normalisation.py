@@ -76,13 +76,13 @@ def sum_in_lanes(x: Tensor, axis: int) -> Tensor:
     A vector holds one partial sum in each lane. Of 16 lanes the upper half is added to the lower, then neighbours
     (github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/mlas/lib/x86_64/TransKernelAvx512F.S).
     """
-    count, places = x.shape[axis], target().lanes(x.dtype)
-    k = T.reduce_axis(count // places, "k")
+    count, lane_count = x.shape[axis], target().lanes(x.dtype)
+    k = T.reduce_axis(count // lane_count, "k")
 
     def part(*i: Expr) -> Expr:
-        return T.sum(x[(*i[:axis], k * places + i[axis], *i[axis + 1 :])], k)
+        return T.sum(x[(*i[:axis], k * lane_count + i[axis], *i[axis + 1 :])], k)
 
-    lanes = T.compute((*x.shape[:axis], places, *x.shape[axis + 1 :]), part, "lanes")
+    lanes = T.compute((*x.shape[:axis], lane_count, *x.shape[axis + 1 :]), part, "lanes")
 
     def total(*i: Expr) -> Expr:
         """Add the partial sums and the elements beyond the last full vector."""
@@ -90,10 +90,10 @@ def sum_in_lanes(x: Tensor, axis: int) -> Tensor:
         def index_along_axis(position: int) -> tuple[Value, ...]:
             return (*i[:axis], position, *i[axis + 1 :])
 
-        sums = [lanes[index_along_axis(lane)] for lane in range(places)]
-        for lane, position in enumerate(range(count // places * places, count)):
+        sums = [lanes[index_along_axis(lane)] for lane in range(lane_count)]
+        for lane, position in enumerate(range(count // lane_count * lane_count, count)):
             sums[lane] = sums[lane] + x[index_along_axis(position)]
-        if places == 16:
+        if lane_count == 16:
             sums = [low + high for low, high in zip(sums[:8], sums[8:])]
         while len(sums) > 1:
             sums = [low + high for low, high in zip(sums[::2], sums[1::2])]
@@ -152,11 +152,11 @@ def row_mean_square(x: Tensor, mean: Tensor | None = None) -> Tensor:
     count = x.shape[-1]
     k = T.reduce_axis(count // ROW_LANES, "k")
 
-    def distance(i: tuple[Expr, ...], place: Value) -> Expr:
-        return x[(*i, place)] if mean is None else x[(*i, place)] - mean[(*i, 0)]
+    def distance(row: tuple[Expr, ...], position: Value) -> Expr:
+        return x[(*row, position)] if mean is None else x[(*row, position)] - mean[(*row, 0)]
 
-    def square(i: tuple[Expr, ...], place: Value) -> Expr:
-        return distance(i, place) * distance(i, place)
+    def square(row: tuple[Expr, ...], position: Value) -> Expr:
+        return distance(row, position) * distance(row, position)
 
     lanes = T.compute((*x.shape[:-1], ROW_LANES), lambda *i: T.sum(square(i[:-1], k * ROW_LANES + i[-1]), k), "lanes")
 
@@ -165,11 +165,11 @@ def row_mean_square(x: Tensor, mean: Tensor | None = None) -> Tensor:
         row = i[:-1]
         halves = [lanes[(*row, lane)] + lanes[(*row, lane + 4)] for lane in range(4)]
         total = (halves[0] + halves[2]) + (halves[1] + halves[3])
-        rest = [distance(row, place) for place in range(count // ROW_LANES * ROW_LANES, count)]
-        rounded_squares = 4 if len(rest) >= 4 else 0
-        for d in rest[:rounded_squares]:
+        remaining = [distance(row, position) for position in range(count // ROW_LANES * ROW_LANES, count)]
+        rounded_squares = 4 if len(remaining) >= 4 else 0
+        for d in remaining[:rounded_squares]:
             total = total + d * d
-        for d in rest[rounded_squares:]:
+        for d in remaining[rounded_squares:]:
             total = call("fma", d, d, total)
         return total / count
 

@@ -54,26 +54,29 @@ class ConvPacking:
     extents: elements of the padded image that lines cover, in each dimension.
     flips_sign: whether packing inverts top bits, since x is int8 and the products take uint8 (or the reverse).
     zero: the zero point of the packed image, None for 0. pad_byte: the zero point as an element of x.
-    reads_image (of subclasses): words are packed from x itself, not from a padded copy; source: the tensor that they
-    are packed from.
     """
 
+    reads_image: bool
+    """Whether words are packed from x itself, not from a padded copy; set by subclasses."""
+    source: Tensor
+    """x or its padded copy, of which words are packed; set by subclasses."""
+
     def __init__(
-        self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr, steps: Shape, reach: Shape
+        self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr, steps: Shape, step_distance: Shape
     ):  # fmt: skip
         self.x, self.w, self.window, self.group = x, w, window, group
         self.group_channels = w.shape[1]
-        self.steps, self.step_distance = steps, reach
+        self.steps, self.step_distance = steps, step_distance
         self.phases = tuple(s if k > 1 else 1 for s, k in zip(window.stride, steps[1:]))
         self.lines = tuple(
-            o + (k - 1) * d // s for o, k, d, s in zip(window.out, steps[1:], reach, window.stride)
+            o + (k - 1) * d // s for o, k, d, s in zip(window.out, steps[1:], step_distance, window.stride)
         )  # fmt: skip
         self.flips_sign = x.dtype == "int8"
         self.zero: Expr | None = zx
         self.pad_byte = (zx.astype("uint8") ^ (128 if self.flips_sign else 0)).astype(x.dtype)
         self.extents = tuple(line * s for line, s in zip(self.lines, window.stride))
         self.line_strides = [prod(self.lines[d + 1 :]) for d in range(len(self.lines))]
-        self.length = sum((o - 1) * move for o, move in zip(window.out, self.line_strides)) + 1
+        self.length = sum((o - 1) * stride for o, stride in zip(window.out, self.line_strides)) + 1
 
     def needs_padding(self) -> bool:
         """Return whether the packed image has elements outside of x."""
@@ -104,8 +107,8 @@ class ConvPacking:
         """Pack the image into `channels` words for each element."""
         sp = len(self.window.size)
 
-        def body(ni: Expr, block: Expr, *rest: Expr) -> Expr:
-            phase, line = rest[:sp], rest[sp:]
+        def body(ni: Expr, block: Expr, *spatial: Expr) -> Expr:
+            phase, line = spatial[:sp], spatial[sp:]
             pixel = [i * s + p for i, s, p in zip(line, self.window.stride, phase)]
             return self.word_at(ni, block, pixel)
 
@@ -172,10 +175,24 @@ class ConvPacking:
         """Return a copy of x in memory, padded by zero points to `ends` elements in each dimension."""
 
         def body(ni: Expr, c: Expr, *index: Expr) -> Expr:
-            here, inside = self.x[(ni, c, *self.unpadded_index(index))], self.bounds_test(index, ends)
-            return here if inside is None else select(inside, here, self.pad_byte)
+            word, inside = self.x[(ni, c, *self.unpadded_index(index))], self.bounds_test(index, ends)
+            return word if inside is None else select(inside, word, self.pad_byte)
 
         return replace(T.compute((*self.x.shape[:2], *ends), body, "padded"), stored=True)
+
+    def channel_at(self, ni: Expr, channel: Expr, index: Sequence[Expr]) -> Expr:
+        """Return an element of `source`, of which words of several channels are packed, at `index` of the padded image.
+
+        Words beyond the last channel read the last one; their weights are 0.
+        """
+        if self.group_channels % 4:
+            channel = T.minimum(channel, self.x.shape[1] - 1)
+        return self.source[(ni, channel, *(self.unpadded_index(index) if self.reads_image else index))]
+
+    def pad_word(self, word: Expr, index: Sequence[Expr], padding: Callable[[], Expr]) -> Expr:
+        """Return `word`, or `padding()` where it is packed from x itself and `index` lies outside of x."""
+        inside = self.bounds_test(index, self.extents) if self.reads_image else None
+        return word if inside is None else select(inside, word, padding())
 
 
 class Channels(ConvPacking):
@@ -191,18 +208,8 @@ class Channels(ConvPacking):
         first = block * 4
         if self.group_channels % 4:
             first = block // self.steps[0] * self.group_channels + block % self.steps[0] * 4
-        at = self.unpadded_index(index) if self.reads_image else index
-
-        def element(j: int) -> Expr:
-            return self.source[
-                (ni, first + j if self.group_channels % 4 == 0 else T.minimum(first + j, self.x.shape[1] - 1), *at)
-            ]
-
-        here, inside = (
-            pack_quad(element, self.flips_sign),
-            self.bounds_test(index, self.extents) if self.reads_image else None,
-        )
-        return here if inside is None else select(inside, here, pack_quad(lambda j: self.pad_byte, self.flips_sign))
+        word = pack_quad(lambda j: self.channel_at(ni, first + j, index), self.flips_sign)
+        return self.pad_word(word, index, lambda: pack_quad(lambda j: self.pad_byte, self.flips_sign))
 
     def pack_weights(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
         """Return weights [M, *steps] of uint32: four channels each."""
@@ -222,10 +229,11 @@ class LineQuads(ConvPacking):
 
     def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr):
         *first, last = window.kernel
-        *reach, move = window.dilation
-        super().__init__(x, w, window, group, zx, (w.shape[1], *first, -(-last // 4)), (*reach, 4 * move))
-        self.ends = (*self.extents[:-1], self.extents[-1] + 3 * move)
-        # Elements are read up to four times, and with conditions, for which a processor needs masks of bytes.
+        *distances, last_distance = window.dilation
+        steps = (w.shape[1], *first, -(-last // 4))
+        super().__init__(x, w, window, group, zx, steps, (*distances, 4 * last_distance))
+        self.ends = (*self.extents[:-1], self.extents[-1] + 3 * last_distance)
+        # Elements are read up to four times, and with conditions, which only masks of bytes make fast.
         self.reads_image = (
             set(window.stride) == {1} and (x.body is None or x.stored) and "avx512bw" in target().features
         )
@@ -239,8 +247,8 @@ class LineQuads(ConvPacking):
             at = [*lead, last + j * self.window.dilation[-1]]
             if not self.reads_image:
                 return self.source[(ni, block, *at)]
-            here, inside = self.source[(ni, block, *self.unpadded_index(at))], self.bounds_test(at, self.ends)
-            return here if inside is None else select(inside, here, self.pad_byte)
+            word, inside = self.source[(ni, block, *self.unpadded_index(at))], self.bounds_test(at, self.ends)
+            return word if inside is None else select(inside, word, self.pad_byte)
 
         return pack_quad(element, self.flips_sign)
 
@@ -282,27 +290,13 @@ class Pairs(ConvPacking):
         return self._pack_image(2 * self.group * self.steps[0])
 
     def word_at(self, ni: Expr, block: Expr, index: Sequence[Expr]) -> Expr:
-        """Return two channels of an element."""
+        """Return two channels of an element; zero points outside of the image."""
         first = block * 2
         if self.group_channels % 4:
             pairs = 2 * self.steps[0]
             first = block // pairs * self.group_channels + block % pairs * 2
-        at = self.unpadded_index(index) if self.reads_image else index
-
-        def element(j: int) -> Expr:
-            return self.source[
-                (ni, first + j if self.group_channels % 4 == 0 else T.minimum(first + j, self.x.shape[1] - 1), *at)
-            ]
-
-        here, inside = (
-            pack_pair(element, self.flips_sign),
-            self.bounds_test(index, self.extents) if self.reads_image else None,
-        )
-        return (
-            here
-            if inside is None
-            else select(inside, here, store_once(pack_pair(lambda j: self.pad_byte, self.flips_sign)))
-        )
+        word = pack_pair(lambda j: self.channel_at(ni, first + j, index), self.flips_sign)
+        return self.pad_word(word, index, lambda: store_once(pack_pair(lambda j: self.pad_byte, self.flips_sign)))
 
     def pack_weights(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
         """Return weights [M, *steps, 2] of uint16: two channels each."""
@@ -344,9 +338,8 @@ class Widened(ConvPacking):
     def word_at(self, ni: Expr, block: Expr, index: Sequence[Expr]) -> Expr:
         """Return the difference of one element from zx; 0 outside of the image."""
         at = self.unpadded_index(index) if self.reads_image else index
-        here = self.source[(ni, block, *at)].astype("int16") - self.stored_zero_point
-        inside = self.bounds_test(index, self.extents) if self.reads_image else None
-        return here if inside is None else select(inside, here, 0)
+        word = self.source[(ni, block, *at)].astype("int16") - self.stored_zero_point
+        return self.pad_word(word, index, lambda: wrap(0, "int16"))
 
     def pack_weights(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
         """Return weights [M, *steps] of int16."""

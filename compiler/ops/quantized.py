@@ -27,6 +27,7 @@ from celosia.compiler.program.host.hostops.value_types import parameter_shape_er
 from celosia.compiler.program.op_spec import Kind
 
 F32 = "float32"
+"""Name of the element type of scales and of results before they are rounded."""
 
 
 def quantize(x: Expr, scale: Expr, zero: Expr, dtype: str) -> Expr:
@@ -440,6 +441,7 @@ def qlinear_softmax(node: Node) -> Tensor:
     zero = node.scalar("y_zero_point", "int32")
 
     def body(*i: Expr) -> Expr:
+        """Return a power as a share of the sum of its row, in output units."""
         units = round_even(power(i) * steps / at(total, i))
         if x.dtype == "int8":
             y = select(units < 2.0**31, units.astype("int32"), -(2**31)) + zero

@@ -48,8 +48,9 @@ def _transpose_axes(x: Tensor, perm: Sequence[int]) -> Tensor:
 
 
 COMMON_OPERANDS = "x w:weights r:weights b:bias? sequence_lens? initial_h?"
-"""Operands of RNN and GRU, which LSTM has first."""
+"""Operands of RNN and GRU, with which those of LSTM begin."""
 LSTM_OPERANDS = f"{COMMON_OPERANDS} initial_c? p:weights?"
+"""Operands of LSTM; p: peepholes."""
 
 
 class _Layer:
@@ -249,6 +250,7 @@ def gru(node: Node) -> list[Tensor]:
             product_of_reset = layer.multiply_state_gates(reset, 2, 1)
 
         def new(d: Expr, b: Expr, j: Expr) -> Expr:
+            """Return element j of the state of direction d, sequence b."""
             reset_part = gate(1, d, b, j) * from_state[d, b, j + 2 * hidden] if after else product_of_reset[d, b, j]
             z = gate(0, d, b, j)
             value = (wrap(1, z.dtype) - z) * layer.activate(

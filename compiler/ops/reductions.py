@@ -26,15 +26,16 @@ def reduce_axes(
     shape = tuple(1 if d in ks else n for d, n in enumerate(x.shape) if keepdims or d not in ks)
 
     def body(*index: Expr) -> Expr:
-        rest = iter(index)
+        """Return one result: x indexed by reduction axes where `axes` are, by the index elsewhere."""
+        indices = iter(index)
         full: list[Expr] = []
         for d in range(len(x.shape)):
             if d in ks:
                 if keepdims:
-                    next(rest)
+                    next(indices)
                 full.append(ks[d])
             else:
-                full.append(next(rest))
+                full.append(next(indices))
         point = tuple(full)
         return fn(value(point) if value else x[point], tuple(ks.values()))
 
@@ -159,9 +160,9 @@ def top_k(node: Node) -> list[Tensor]:
             best_key = select(T.equal(i[axis], rank), at(best[rank], i), best_key)
         return wrap(n - 1, "int64") - (best_key & (2**32 - 1))
 
-    places = T.compute(shape, position, "places")
-    values = T.compute(shape, lambda *i: x[(*i[:axis], T.clip(places[i], 0, n - 1), *i[axis + 1 :])], "values")
-    return [values, places]
+    positions = T.compute(shape, position, "places")
+    values = T.compute(shape, lambda *i: x[(*i[:axis], T.clip(positions[i], 0, n - 1), *i[axis + 1 :])], "values")
+    return [values, positions]
 
 
 def _sort_key(x: Expr) -> Expr:
@@ -180,7 +181,7 @@ def cumulative(node: Node) -> Tensor:
     axis += len(x.shape) if axis < 0 else 0
     if not 0 <= axis < len(x.shape) or x.size == 0 or x.dtype not in ("float32", "float64", "int32", "int64"):
         raise node.fail(f"along axis {axis} of {x.dtype}{list(x.shape)}")
-    count, rest = x.shape[axis], (*x.shape[:axis], *x.shape[axis + 1 :])
+    count, other_axes = x.shape[axis], (*x.shape[:axis], *x.shape[axis + 1 :])
     reverse, exclusive = (bool(node.attrs.get(name, 0)) for name in ("reverse", "exclusive"))
     zero = wrap(-0.0 if is_float(x.dtype) and not exclusive else 0, x.dtype)  # -0.0 + -0.0 stays -0.0
 
@@ -189,10 +190,10 @@ def cumulative(node: Node) -> Tensor:
         return x[(*i[:axis], count - 1 - t if reverse else t, *i[axis:])]
 
     def step(t: Axis, state: tuple[Tensor, ...]) -> list[Tensor]:
-        return [T.compute(rest, lambda *i: state[0][i] + terms[(t, *i)], "next")]
+        return [T.compute(other_axes, lambda *i: state[0][i] + terms[(t, *i)], "next")]
 
-    terms = replace(T.compute((count, *rest), term, "terms"), stored=True)
-    sums = T.scan(count, [T.compute(rest, lambda *i: zero, "start")], step, "sums")
+    terms = replace(T.compute((count, *other_axes), term, "terms"), stored=True)
+    sums = T.scan(count, [T.compute(other_axes, lambda *i: zero, "start")], step, "sums")
 
     def total(*i: Expr) -> Expr:
         at_ = count - 1 - i[axis] if reverse else i[axis]

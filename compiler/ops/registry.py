@@ -150,7 +150,7 @@ def op(*names: str, kind: Kind, operands: str, **facts: Any) -> Callable[[Builde
     raises TypeError where an operator has a builder already.
     """
 
-    def add(builder: Builder) -> Builder:
+    def register(builder: Builder) -> Builder:
         for name in names:
             if name in OPS:
                 raise TypeError(f"{name}: defined twice, by {OPS[name].__name__} and {builder.__name__}")
@@ -158,7 +158,7 @@ def op(*names: str, kind: Kind, operands: str, **facts: Any) -> Callable[[Builde
             state(name, operands=operands, kind=kind, **facts)
         return builder
 
-    return add
+    return register
 
 
 def at(tensor: Tensor, index: Sequence[Expr]) -> Expr:

@@ -22,6 +22,7 @@ from celosia.compiler.program.host.op import memory_bytes
 from celosia.compiler.program.op_spec import Kind, Moves
 
 F32 = np.float32
+"""Short name, as formulas round to float32 after each operation."""
 Float32 = NDArray[np.float32]
 Indices = NDArray[np.int64]
 HALF_WAY = 1e-6
@@ -249,6 +250,7 @@ def interpolate_corners(x: Tensor, axes: Sequence[int], taps: Sequence[ResizeTap
     weight = [T.constant(t.weight.astype(dtype), "weight") for t in taps]
 
     def body(*i: Expr) -> Expr:
+        """Return the weighted sum of the corners around one element."""
         total: Expr | None = None
         for corner in product(*(range(2) for _ in axes)):
             point, factor = list(i), None

@@ -30,8 +30,8 @@ def view_shape(node: Node) -> Shape:
             if not node.attrs.get("allowzero", 0):
                 wanted = [x.shape[d] if v == 0 and d < rank else v for d, v in enumerate(wanted)]
             if wanted.count(-1) == 1:
-                rest = prod(v for v in wanted if v != -1)
-                wanted[wanted.index(-1)] = x.size // rest if rest else 0
+                known_size = prod(v for v in wanted if v != -1)
+                wanted[wanted.index(-1)] = x.size // known_size if known_size else 0
             if prod(wanted) != x.size or min(wanted, default=0) < 0:
                 raise node.fail(f"{list(x.shape)} cannot be reshaped to {wanted}")
             return tuple(wanted)
@@ -98,12 +98,13 @@ def concatenate(node: Node, tensors: list[Tensor], axis: int, maps: list[Callabl
     shape[axis] = sum(t.shape[axis] for t in tensors)
 
     def body(*index: Expr) -> Expr:
+        """Return the element of the tensor in whose part the index lies; the last tensor is the default."""
         start = shape[axis]
         value: Expr | None = None
         for tensor, fn in reversed(parts):
             start -= tensor.shape[axis]
-            here = fn(tensor[(*index[:axis], index[axis] - start, *index[axis + 1 :])])
-            value = here if value is None else select(index[axis] < start + tensor.shape[axis], here, value)
+            element = fn(tensor[(*index[:axis], index[axis] - start, *index[axis + 1 :])])
+            value = element if value is None else select(index[axis] < start + tensor.shape[axis], element, value)
         assert value is not None
         return value
 
@@ -176,9 +177,9 @@ def padded(x: Tensor, before: Shape, after: Shape, value: Expr, change: Callable
             for needed, test in ((b > 0, i >= b), (a > 0, i < b + n)):
                 if needed:
                     inside = test if inside is None else inside & test
-        here = x[tuple(i - b for i, b in zip(index, before))]
-        here = here if change is None else change(here)
-        return here if inside is None else select(inside, here, value)
+        element = x[tuple(i - b for i, b in zip(index, before))]
+        element = element if change is None else change(element)
+        return element if inside is None else select(inside, element, value)
 
     return T.compute(shape, body, "pad")
 

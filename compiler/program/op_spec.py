@@ -79,6 +79,7 @@ class OperandSpec:
 
 
 _OPERAND = re.compile(r"(?P<name>\w+)(?:<(?P<type>.)>)?(?::(?P<role>\w+))?(?P<optional>\??)")
+"""One operand in a declaration: name<type>:role?"""
 
 
 def parse_operands(text: str) -> tuple[tuple[OperandSpec, ...], int]:
@@ -223,8 +224,9 @@ class OpSpec:
         group = next((group for group in self.groups(count) if number in group), tuple(range(count)))
         operand = self.operand_at(number)
         parameters = {
-            other.role: place for place in group
-            if operand and (other := self.operand_at(place)) and other.quantises and other.of == operand.name
+            parameter.role: place for place in group
+            if operand and (parameter := self.operand_at(place)) and parameter.quantises and parameter.of ==
+            operand.name
         }  # fmt: skip
         return parameters[Role.SCALE], parameters[Role.ZERO_POINT]
 
@@ -250,7 +252,9 @@ class OpSpec:
 
 
 F = TypeVar("F")
+"""Type of a function."""
 Input = TypeVar("Input")
+"""Type of an input of a node: a name, a value, an array."""
 
 
 def filling(table: dict[str, F]) -> Callable[..., Callable[[F], F]]:

@@ -25,10 +25,10 @@ def reference_output(layer: Layer, values: Mapping[Activation, Int8]) -> Int8:
     values: the activations that it reads, in the same layout.
     """
     if layer.is_block:
-        known = dict(values)
-        for part in layer.layers:
-            known[part.y] = reference_output(part, known)
-        return known[layer.y]
+        activations = dict(values)
+        for block_layer in layer.layers:
+            activations[block_layer.y] = reference_output(block_layer, activations)
+        return activations[layer.y]
     x, epilogue = values[layer.x], layer.epilogue
     if layer.softmax is not None:
         heads = [_softmax(head, layer.softmax, epilogue) for head in np.split(x, layer.heads, axis=1)]

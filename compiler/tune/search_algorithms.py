@@ -77,9 +77,9 @@ class Search:
     @property
     def bound(self) -> float:
         """Lower bound of the cost of every point that has not been tried."""
-        rest = np.ones(len(self.space), bool)
-        rest[list(self.known)] = False
-        return float(self.space.bounds[rest].min(initial=math.inf))
+        untried = np.ones(len(self.space), bool)
+        untried[list(self.known)] = False
+        return float(self.space.bounds[untried].min(initial=math.inf))
 
     @property
     def regret(self) -> float:
@@ -246,6 +246,7 @@ class Climb(Learning):
 
 
 _CLASSES = (Descent, Climb, Evolution, Annealing, Random)
+"""In the order of SEARCH_NAMES."""
 SEARCHES: dict[str, Callable[[SearchSpace, np.random.Generator], Search]] = dict(
     zip(SEARCH_NAMES, _CLASSES, strict=True)
 )

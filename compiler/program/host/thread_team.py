@@ -199,12 +199,12 @@ if hasattr(os, "register_at_fork"):
 class KernelCall:
     """A prepared call of a kernel.
 
-    whole: address of the function that does all of its work on one thread. phases: for each phase the address of the
+    alone: address of the function that does all of its work on one thread. phases: for each phase the address of the
     function that does one thread's part, and whether threads share the phase; empty where one thread does all.
     arguments: addresses of tensors and workspace.
     """
 
-    whole: int
+    alone: int
     phases: tuple[tuple[int, bool], ...]
     arguments: Sequence[int]
 
@@ -225,7 +225,7 @@ class CallList:
         stamps = [(team.stamp, _address(self._stamps) + k * ctypes.sizeof(_Time)) for k in range(len(calls) + 1)]
         alone = [stamps[0]]
         for call, arguments, stamp in zip(calls, argument_addresses, stamps[1:]):
-            alone += [(call.whole, arguments), stamp]
+            alone += [(call.alone, arguments), stamp]
         self._lists = [encode_calls(alone)]
         self._alone = _address(self._lists[0])
         self._shared: Any = None
@@ -243,7 +243,7 @@ class CallList:
         first, other = [stamps[0]], []
         synchronised = True  # whether all threads see the results of all earlier calls
         for call, arguments, stamp in zip(calls, argument_addresses, stamps[1:]):
-            for function, shared in call.phases or ((call.whole, False),):
+            for function, shared in call.phases or ((call.alone, False),):
                 if shared and not synchronised:
                     first.append(wait)
                     other.append(wait)

@@ -261,7 +261,7 @@ def _mean_seconds(run: Callable[[], object], count: int, clock: Callable[[], flo
 
 
 def _random(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
-    """Return random floats around 0, bytes of the complete range, or other integers of 0 or 1, which are valid indices."""
+    """Return random floats around 0, bytes of the complete range, or other integers of 0 or 1 (valid as indices)."""
     if is_float(dtype):
         return rng.standard_normal(shape, np.float32).astype(numpy_dtype(dtype))
     if dtype in ("int8", "uint8"):

@@ -10,6 +10,7 @@ from celosia.compiler.program.host.hostops.host_registry import Array, host
 from celosia.compiler.program.host.op import HostOp
 
 TRAINING_DOMAIN = "ai.onnx.preview.training"
+"""Domain of optimisers."""
 
 
 def _tensors_with_states(inputs: tuple[Array, ...], kinds: int) -> list[tuple[Array, ...]]:

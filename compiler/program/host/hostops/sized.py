@@ -59,10 +59,12 @@ _BINARY: dict[str, Callable[..., Any]] = {
     "LessOrEqual": np.less_equal, "Greater": np.greater, "GreaterOrEqual": np.greater_equal, "Or": np.logical_or,
     "Xor": np.logical_xor,
 }  # fmt: skip
+"""Operator of two tensors -> numpy function."""
 _UNARY: dict[str, Callable[..., Any]] = {
     "Abs": np.abs, "Ceil": np.ceil, "Cos": np.cos, "Exp": np.exp, "Floor": np.floor, "Log": np.log, "Neg": np.negative,
     "Not": np.logical_not, "Round": np.rint, "Sign": np.sign, "Sin": np.sin, "Sqrt": np.sqrt, "Tanh": np.tanh,
 }  # fmt: skip
+"""Operator of one tensor -> numpy function."""
 
 
 @sized(*_BINARY)
@@ -158,6 +160,7 @@ def softmax(op: HostOp, x: Array) -> Any:
 _REDUCE: dict[str, Callable[..., Any]] = {
     "ReduceSum": np.sum, "ReduceMean": np.mean, "ReduceMax": np.max, "ReduceMin": np.min, "ReduceProd": np.prod,
 }  # fmt: skip
+"""Operator -> numpy reduction."""
 _WIDE = {(op, kind): {"dtype": np.float64} for op in ("ReduceSum", "ReduceProd") for kind in "iu"}
 """(operator, numpy kind of integers) -> arguments of the numpy function, which combines them in float64.
 

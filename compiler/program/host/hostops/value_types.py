@@ -101,6 +101,7 @@ _INTEGER = re.compile(r"\s*([+-]?\d+)", re.ASCII)
 _REAL = re.compile(
     r"\s*([+-]?)(0x[\da-f]+(?:\.[\da-f]*)?(?:p[+-]?\d+)?|inf|nan|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)", re.I | re.A
 )
+"""A decimal or hexadecimal number, an infinity or NaN at the beginning of a text."""
 
 
 def _parse_numbers(op: HostOp, texts: Array, kind: np.dtype[Any]) -> Array:
