@@ -77,7 +77,7 @@ def kernel(layer: Layer, levels: tuple[BitLevels, BitLevels], by_bits: bool) -> 
     w = rng.choice(np.array(levels[1].values, np.int8), (layer.outputs, layer.channels, k, k))
     image, weights = T.placeholder(x.shape, "uint8", "x"), T.placeholder(w.shape, "int8", "w")
     node = Node("ConvInteger", {"pads": [k // 2] * 4, "strides": [layer.stride] * 2}, (image, weights), (None, w))
-    zero, none = T.wrap(0, "int32"), integer.Zero(lambda m: T.wrap(0, "int32"), none=True)
+    zero, none = T.wrap(0, "int32"), integer.ZeroPoint(lambda m: T.wrap(0, "int32"), is_zero=True)
     if by_bits:
         y = bit_serial.convolution(node, image, weights, levels, zero, 0, none, None, lambda acc, m: acc)
     else:
@@ -120,7 +120,8 @@ def _chosen(target: str) -> dict[str, int]:
     with compiling_for(TARGETS.get(target)):
         return {
             name: sum(
-                bit_serial.pays(levels, each.channels, each.kernel**2, each.outputs, each.stride**2) for each in LAYERS
+                bit_serial.is_faster(levels, each.channels, each.kernel**2, each.outputs, each.stride**2)
+                for each in LAYERS
             )
             for name, levels in LEVELS.items()
         }

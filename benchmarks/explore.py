@@ -24,7 +24,7 @@ from celosia.bitstreams.synthesis import measure_usage
 from celosia.compiler.layer import TilingError
 from celosia.compiler.tune.device_pool import Fleet, Job
 from celosia.compiler.tune.layer_trial import VERSION, Status, TrialResult
-from celosia.compiler.tune.records import append, sealed, unsealed
+from celosia.compiler.tune.records import append_line, decode_line, encode_line
 from celosia.driver.explore.configs import ConfigSpace
 from celosia.driver.explore.confirm import measure_rtl_cycles
 from celosia.driver.explore.explore import Exploration, explore, first_configs
@@ -69,7 +69,7 @@ class FrontTable:
         if self.path.exists():
             for line in filter(None, self.path.read_bytes().split(b"\n")):
                 try:
-                    row = unsealed(line)
+                    row = decode_line(line)
                 except (ValueError, KeyError, TypeError):
                     continue
                 result = TrialResult(Status(row["status"]), row["cycles"], row["detail"])
@@ -84,7 +84,7 @@ class FrontTable:
             self.known[_key(missing[number])] = result
             model, config, rung = _key(missing[number])
             found = {"status": result.status.value, "cycles": result.cycles, "detail": result.detail}
-            append(self.path, sealed({"model": model, "config": config, "rung": rung, **found}))
+            append_line(self.path, encode_line({"model": model, "config": config, "rung": rung, **found}))
             say(f"front: {len(self.known):,} of {len(asks):,} known")
 
         if missing:

@@ -26,7 +26,7 @@ from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.schedule.kernel_schedules import KernelSchedules, KernelWorkload, using_schedules
 from celosia.compiler.tune.device_pool import Fleet
 from celosia.compiler.tune.kernels.kernel_plan import KernelPlan
-from celosia.compiler.tune.kernels.kernel_space import estimate_plan, template
+from celosia.compiler.tune.kernels.kernel_space import estimate_plan, template_space
 from celosia.compiler.tune.kernels.kernel_trial import processor
 from celosia.compiler.tune.kernels.kernel_tuner import KernelTuner
 from celosia.compiler.tune.records import Records
@@ -165,7 +165,7 @@ def _own(workload: KernelWorkload) -> list[KernelPlan]:
 
 
 def _template(workload: KernelWorkload) -> list[KernelPlan]:
-    return list(template(workload).points)
+    return list(template_space(workload).points)
 
 
 def _workloads(model: onnx.ModelProto) -> list[KernelWorkload]:

@@ -24,7 +24,7 @@ from celosia.compiler.switches import leaving_out
 from celosia.compiler.target import Target, compiling_for, find_target
 from celosia.compiler.tune.network import Network
 from celosia.compiler.tune.records import Records
-from celosia.compiler.tune.shipped import asked_for
+from celosia.compiler.tune.shipped import load_requested
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.garbage import raised_gc_threshold
 
@@ -75,7 +75,7 @@ def compile(source: Source, options: Options) -> Program:
     """
     started = time.perf_counter()
     processor = find_target(options.target) if isinstance(options.target, str) else options.target
-    records = asked_for(options.records)
+    records = load_requested(options.records)
     model, derivation = _optimise(source, options)
     with (
         compiling_for(processor), naming_shapes(options.shapes), raised_gc_threshold(), leaving_out(options.left_out),
@@ -111,7 +111,9 @@ def network_of(source: Source, options: Options) -> Network:
     options = replace(options, check=False)
     with naming_shapes(options.shapes), raised_gc_threshold():
         prepared = prepare(source, options)
-        return lower_prepared(prepared, planner_for(prepared, options, asked_for(options.records)), options).network
+        return lower_prepared(
+            prepared, planner_for(prepared, options, load_requested(options.records)), options
+        ).network
 
 
 def _optimise(source: Source, options: Options) -> tuple[Source, str]:

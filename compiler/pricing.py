@@ -17,7 +17,7 @@ from celosia.compiler.lowering import lower_prepared, planner_for
 from celosia.compiler.options import Options, Source, expand_options
 from celosia.compiler.program import Program
 from celosia.compiler.superoptimise.price import INFEASIBLE, Price, Pricing, price_of
-from celosia.compiler.tune.shipped import SHIPPED, asked_for
+from celosia.compiler.tune.shipped import SHIPPED, load_requested
 from celosia.garbage import raised_gc_threshold
 from celosia.hw.spec.config import Config
 
@@ -39,7 +39,7 @@ def price(source: Source, options: Options) -> Price:
     """
     options = replace(options, check=False)
     with naming_shapes(options.shapes), raised_gc_threshold():
-        records = asked_for(options.records)
+        records = load_requested(options.records)
         prepared = prepare(source, options)
         planner = planner_for(prepared, options, records)
         timed = _timed_chains(prepared.cfg)
@@ -108,7 +108,7 @@ def optimise_source(source: Source, options: Options, compile: Compile) -> tuple
     if options.oracle is None:
         raise BudgetError("there is no oracle to compare an optimised model with; call celosia.compile, or give one")
     options.say("looking for a model that takes less time")
-    records = asked_for(options.records)
+    records = load_requested(options.records)
     optimised = optimise(
         source, pricing(source, options.config, options.records, None if options.accelerator else compile),
         seconds(options.optimise), options.oracle, options.shapes, floats=not options.accelerator,

@@ -54,7 +54,7 @@ from celosia.compiler.language.tile import (
     stores,
     upstream,
 )
-from celosia.compiler.ops.integer import Zero, matrix_product
+from celosia.compiler.ops.integer import ZeroPoint, matrix_product
 from celosia.compiler.tensorize.intrinsics import requantised, rescaled
 
 Element = Callable[[Expr, Expr], Expr]
@@ -89,7 +89,7 @@ def add_product(into: Tensor, overwrite: bool, a: Element, b: Element, steps: in
     left, right = T.compute((m, steps), a, "a"), T.compute((steps, n), b, "b")
     if left.dtype == "int8":
         za, zb = (wrap(zero, "int32") for zero in (zeros[0] + 128, zeros[1]))
-        result = matrix_product(left, right, za, Zero(lambda _: zb, none=not zeros[1]), finish)
+        result = matrix_product(left, right, za, ZeroPoint(lambda _: zb, is_zero=not zeros[1]), finish)
     else:
         k = T.reduce_axis(steps, "k")
         result = T.compute((m, n), lambda i, j: finish(T.sum(a(i, k) * b(k, j), k), (i, j)), "product")

@@ -11,10 +11,12 @@ kernels in their order, bit for bit; tests compare them with onnxruntime, which 
 - *derivations* (`fold_scale`, `fit_rescale_add`, `fit_rescale_mul`, ...) find the integers for one operator. Where an
 operator has few inputs they try them all, so the result is proved; None means that no exact integers were found.
 
-The hardware holds int8. A uint8 tensor is stored with its top bit flipped (x - 128), and so are its zero points;
-derivations take the ONNX values and return parameters for the stored ones. See docs/numerics.md.
+The hardware stores int8. A uint8 tensor is stored with its top bit flipped (x - 128), and so are its zero points.
+"Stored bytes" below are these int8; derivations take the ONNX values and return parameters for stored bytes. Arguments
+sx, sw, sa, sb are scales of inputs, sy or sc of the result; zx, za, zb, zy, zc are their zero points. See
+docs/numerics.md.
 
-  quantize            how floats become bytes and back; which arrays these functions take
+  quantize            how floats become bytes and back; which array types these functions take
   requantiser         which multiplier and shift replace the scale of a convolution or matrix product
   addition            which integers make the residual add equal to QLinearAdd
   multiplication      which integers make the requantiser equal to QLinearMul
@@ -61,8 +63,11 @@ from celosia.compiler.numerics.unary import UNARY, unary_table
 
 
 class BinaryFunction(NamedTuple):
-    """A function of two tensors of bytes: as onnxruntime computes it on bytes, on floats between DequantizeLinear and
-    QuantizeLinear, and what fits the integers of the hardware to the latter, where they have any."""
+    """The forms of an operator of two byte tensors, each with the arguments (a, b, sa, za, sb, zb, sc, zc).
+
+    of_bytes: onnxruntime's operator on bytes. of_floats: the float operator between DequantizeLinear and
+    QuantizeLinear. fit_floats: finds the hardware's integers that are equal to of_floats; None where there are none.
+    """
 
     of_bytes: Callable[..., NDArray[Any]]
     of_floats: Callable[..., NDArray[Any]]
@@ -73,7 +78,7 @@ BINARY = {
     "Add": BinaryFunction(qlinear_add, float_add, fit_float_add),
     "Mul": BinaryFunction(qlinear_mul, float_mul, None),
 }
-"""By the float operator."""
+"""Float operator -> its forms on bytes."""
 INT8 = "session.qdqisint8allowed"
 """Session option with which onnxruntime computes QDQ pairs of int8 in integers. By default it converts them to uint8,
 whose products with int8 weights saturate on processors without VNNI."""

@@ -28,10 +28,10 @@ from celosia.compiler.program.host.float32_math import fma
 def qlinear_add(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> Array:
     """Compute com.microsoft.QLinearAdd, bit-exact on x86 with AVX2.
 
-    a, b: both int8 or both uint8, broadcast; so is the result.
+    a, b: both int8 or both uint8, broadcast. Returns that type.
 
-    onnxruntime swaps its operands where the first one is the scalar of a broadcast along the innermost axis (also where
-    both have one element): callers must then swap them, too.
+    onnxruntime swaps its operands where the first one is the scalar of a broadcast along the innermost axis, also where
+    both have one element; callers must then swap them, too.
     """
     dtype = byte_type(a.dtype)
     ra, rb, fixed = _add_terms(sa, za, sb, zb, sc, zc)
@@ -41,7 +41,7 @@ def qlinear_add(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: 
 
 @np.errstate(all="ignore")
 def float_add(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> Array:
-    """Compute dequantise, float32 add, quantise, as for an Add that onnxruntime leaves in float.
+    """Dequantise, add in float32 and quantise, as onnxruntime computes an Add that it leaves in float.
 
     a, b: both int8 or both uint8, broadcast. Returns that type.
     """
@@ -50,14 +50,14 @@ def float_add(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: fl
 
 @np.errstate(all="ignore")
 def _add_terms(sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> tuple[np.float32, np.float32, np.float32]:
-    """Return both scale ratios and the constant part of the sum, folded as onnxruntime's kernel folds them."""
+    """Return sa / sc, sb / sc and the constant term of the sum, in the order of onnxruntime's kernel."""
     ra, rb = f32(sa) / f32(sc), f32(sb) / f32(sc)
     return ra, rb, f32(zc) - f32(fma(ra, f32(za), rb * f32(zb)))
 
 
 @dataclass(frozen=True)
 class RescaleAdd:
-    """Parameters of clip(rne((q * ma + r * mb + c) / 2^shift)) on stored bytes.
+    """Parameters of the hardware's residual add: clip(rne((q * ma + r * mb + c) / 2^shift)) of stored bytes q, r.
 
     ma, mb: signed, 32 bits; c: signed, 48 bits; shift: 0..63.
     """
@@ -69,20 +69,19 @@ class RescaleAdd:
 
 
 def rescale_add(q: ArrayLike, r: ArrayLike, p: RescaleAdd, lo: int = -128, hi: int = 127) -> Int8:
-    """Compute the hardware's residual add: exact integers, ties to even. q, r: int8, broadcast."""
+    """Compute the hardware's residual add of stored bytes q, r (int8, broadcast), exactly, with ties to even."""
     total = np.asarray(q, np.int64) * p.ma + np.asarray(r, np.int64) * p.mb + p.c
-    return np.clip(divide_even(total, min(p.shift, 62)), lo, hi).astype(np.int8)  # beyond 62 all are 0 as well
+    return np.clip(divide_even(total, min(p.shift, 62)), lo, hi).astype(np.int8)  # shifts of 62 and 63 both give 0
 
 
 def fit_rescale_add(
     sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike, a: Array | None = None,
     b: Array | None = None,
 ) -> RescaleAdd | None:  # fmt: skip
-    """Find integers with which `rescale_add` equals `qlinear_add` on all 65,536 pairs of bytes; None where none exist
-    nearby.
+    """Find integers with which `rescale_add` equals `qlinear_add` on all 65,536 pairs of bytes, or None.
 
-    dtype: int8 or uint8, of the three tensors. a, b: values of an operand that is constant; pairs with other values do
-    not matter.
+    dtype: int8 or uint8, of the three tensors. a, b: values of an operand that is constant (None: not constant); pairs
+    with other values do not matter. None means that the search found no such integers.
 
     The rounded ratios suffice for most scales. Float32 rounds the partial sum, so a few pairs next to a tie may round
     the other way; then a linear program in three unknowns adjusts ma, mb and c until every pair rounds correctly.
@@ -90,24 +89,28 @@ def fit_rescale_add(
     >>> fit_rescale_add(0.5, 3, 0.25, 0, 0.5, 0, np.int8)
     RescaleAdd(ma=536870912, mb=268435456, c=-1610612736, shift=29)
     """
-    return _fit(qlinear_add, (sa, za, sb, zb, sc, zc), dtype, a, b)
+    return _fit_to_reference(qlinear_add, (sa, za, sb, zb, sc, zc), dtype, a, b)
 
 
 def fit_float_add(
     sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike, a: Array | None = None,
     b: Array | None = None,
 ) -> RescaleAdd | None:  # fmt: skip
-    """Find integers with which `rescale_add` equals `float_add` on all pairs, as `fit_rescale_add` does."""
-    return _fit(float_add, (sa, za, sb, zb, sc, zc), dtype, a, b)
+    """Find integers with which `rescale_add` equals `float_add` on all pairs, or None.
+
+    For the arguments see `fit_rescale_add`.
+    """
+    return _fit_to_reference(float_add, (sa, za, sb, zb, sc, zc), dtype, a, b)
 
 
-def _fit(
+def _fit_to_reference(
     reference: Callable[..., Array], quantisation: tuple[float, int, float, int, float, int], dtype: DTypeLike,
     a: Array | None, b: Array | None,
 ) -> RescaleAdd | None:  # fmt: skip
-    """Find integers with which `rescale_add` equals `reference` on all relevant pairs, which is checked by enumeration.
+    """Find integers with which `rescale_add` equals `reference` on all relevant pairs, or None.
 
-    quantisation: scale and zero point of both operands and the result.
+    Each candidate is checked on all pairs. reference: `qlinear_add` or `float_add`. quantisation: scale and zero point
+    of both operands and the result. dtype, a, b: see `fit_rescale_add`.
     """
     byte_dtype = byte_type(dtype)
     lo, hi = limits(byte_dtype)
@@ -115,10 +118,12 @@ def _fit(
     stored = reference(values[:, None], values, *quantisation).astype(np.int64) - (lo + 128)
     is_relevant = np.outer(*(np.isin(values, values if constant is None else constant) for constant in (a, b)))
     ra, rb, fixed = (float(x) for x in _add_terms(*quantisation))
-    offset = fixed + (ra + rb - 1) * (lo + 128)  # of stored bytes
+    offset = fixed + (ra + rb - 1) * (lo + 128)  # constant term for stored bytes
     if not np.isfinite(offset):
         return None
-    shift = int(min(30 - np.frexp(max(ra, rb))[1], 46 - np.frexp(abs(offset) + 1)[1], 48))  # leaves room to move
+    shift = int(
+        min(30 - np.frexp(max(ra, rb))[1], 46 - np.frexp(abs(offset) + 1)[1], 48)
+    )  # leaves room to adjust ma and mb
     if shift < 1:
         return None
     ma, mb = round(ra * 2.0**shift), round(rb * 2.0**shift)
@@ -137,37 +142,41 @@ def _fit(
 def nearest_rescale_add(
     sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike
 ) -> RescaleAdd | None:
-    """Return integers with which `rescale_add` rounds the real sum, except within 2^-14 of a tie.
+    """Return integers with which `rescale_add` rounds the real sum correctly, except within 2^-14 of a tie.
 
-    Returns None for scales too far apart. dtype: int8 or uint8, of the three tensors.
+    It is what an Add gets where no exact integers exist. Returns None where the scales are too far apart. dtype: int8
+    or uint8, of the three tensors.
 
     >>> nearest_rescale_add(0.5, 3, 0.25, 0, 0.5, 0, np.int8)
     RescaleAdd(ma=536870912, mb=268435456, c=-1610612736, shift=29)
     """
-    low = limits(byte_type(dtype))[0] + 128
+    storage_shift = limits(byte_type(dtype))[0] + 128  # 128 for uint8, 0 for int8
     if not f32(sc):
         return None
     ra, rb = (float(f32(scale)) / float(f32(sc)) for scale in (sa, sb))
-    offset = zc - ra * za - rb * zb + (ra + rb - 1) * low
+    offset = zc - ra * za - rb * zb + (ra + rb - 1) * storage_shift
     if not np.isfinite(offset):
         return None
     shift = int(min(30 - np.frexp(max(ra, rb))[1], 46 - np.frexp(abs(offset) + 1)[1], 48))
-    if shift < 22:  # each of the three is off by half a unit, times a byte
+    if shift < 22:  # ma, mb and c are each rounded by half a unit, and multiplied by a byte
         return None
     return RescaleAdd(round(ra * 2.0**shift), round(rb * 2.0**shift), round(offset * 2.0**shift), shift)
 
 
 _STORED = np.arange(-128, 128)
+"""All stored bytes."""
 _NO_BOUND = np.int64(1) << 60
-_NEAREST_PAIRS = 1000  # pairs nearest to their bound on each side
+"""Larger than every `c`."""
+_NEAREST_PAIRS = 1000
+"""Pairs nearest to their bound, on each side, that enter the linear program."""
 
 
 def _offset_interval(
     expected: Int64, is_relevant: NDArray[np.bool_], ma: int, mb: int, shift: int
 ) -> tuple[Int64, Int64]:
-    """Return for each pair the least and the greatest `c` with which it rounds to `expected` [256, 256].
+    """Return, for each pair of bytes, the least and the greatest `c` with which it rounds to `expected` [256, 256].
 
-    There is no bound on a clipped side, nor for a pair that is not relevant.
+    A result that is clipped has no bound on that side; a pair that is not relevant has none (_NO_BOUND).
     """
     product = _STORED[:, None] * ma + _STORED * mb
     is_odd = expected & 1  # a tie goes to the even neighbour
@@ -179,17 +188,18 @@ def _offset_interval(
 
 
 def _better_slopes(least: Int64, most: Int64, ma: int, mb: int, c: int) -> tuple[int, int]:
-    """Find slopes near (ma, mb) that keep every pair as far as possible from its bounds.
+    """Find multipliers near (ma, mb) that keep every pair as far as possible from its bounds, and return them.
 
-    Moving by (da, db, dc) must keep least <= c + q*da + r*db + dc <= most; the linear program maximises the smallest
-    distance. Only pairs near a bound enter it; the next enumeration finds the others.
+    least, most: bounds of `c` for each pair, see `_offset_interval`. A change by (da, db, dc) must keep
+    least <= c + q*da + r*db + dc <= most; a linear program maximises the smallest distance from these bounds. Only
+    pairs near a bound enter it; the next enumeration finds the others.
     """
     pairs, signs, slacks = [], [], []
     for sign, room in ((-1, c - least), (1, most - c)):
-        near = room < min(np.partition(room, _NEAREST_PAIRS, axis=None)[_NEAREST_PAIRS], _NO_BOUND // 2)
-        pairs.append(np.argwhere(near) - 128)
+        is_near_bound = room < min(np.partition(room, _NEAREST_PAIRS, axis=None)[_NEAREST_PAIRS], _NO_BOUND // 2)
+        pairs.append(np.argwhere(is_near_bound) - 128)
         signs.append(np.full(len(pairs[-1]), sign))
-        slacks.append(room[near])
+        slacks.append(room[is_near_bound])
     point, side, slack = np.concatenate(pairs), np.concatenate(signs)[:, None], np.concatenate(slacks)
     unit = float(np.abs(slack).max(initial=1))
     rows = np.concatenate([side * point, side, np.ones_like(side)], axis=1).astype(np.float64)
@@ -198,9 +208,9 @@ def _better_slopes(least: Int64, most: Int64, ma: int, mb: int, c: int) -> tuple
     if abs(best[3]) * unit < 8 and len(tight) > 1:  # no room: the tight pairs, on one line, must be exact ties
         i, j = tight[:2]
         (u, v), k = point[i] - point[j], side[i, 0] * slack[i] - side[j, 0] * slack[j]
-        on_line = _integers_on_line(int(u), int(v), int(k), da, db)
-        if on_line is not None:
-            da, db = on_line
+        nearby = _integers_on_line(int(u), int(v), int(k), da, db)
+        if nearby is not None:
+            da, db = nearby
     return ma + round(da), mb + round(db)
 
 
@@ -218,10 +228,10 @@ def _integers_on_line(u: int, v: int, k: int, x: float, y: float) -> tuple[int, 
 
 
 def _maximise_last(rows: Float64, bounds: Float64) -> tuple[Array, list[int]]:
-    """Solve a linear program: the x with the greatest last entry, rows @ x <= bounds and |x| <= 1; and the tight
-    rows.
+    """Solve a linear program: maximise the last entry of x under rows @ x <= bounds and |x| <= 1.
 
-    Dual simplex method: it starts at a corner of the cube and exchanges one of its rows for the one most violated.
+    Returns x and the indices of the rows that are tight. Dual simplex method: it starts at a corner of the cube
+    |x| <= 1 and exchanges one of its constraints for the one most violated.
     """
     count = rows.shape[1]
     cube = np.concatenate([np.eye(count), -np.eye(count)])

@@ -1,4 +1,4 @@
-"""Quantised multiplication: QLinearMul, and the requantiser's arguments that make it equal."""
+"""Quantised multiplication: QLinearMul, and arguments with which the hardware's requantiser equals it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def qlinear_mul(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: 
 
 @np.errstate(all="ignore")
 def float_mul(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> Array:
-    """Compute dequantise, float32 multiply, quantise, as for a Mul that onnxruntime leaves in float.
+    """Dequantise, multiply in float32 and quantise, as onnxruntime computes a Mul that it leaves in float.
 
     a, b: both int8 or both uint8, broadcast. Returns that type.
     """
@@ -44,6 +44,7 @@ def float_mul(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: fl
 
 @np.errstate(all="ignore")
 def _scaled_product(product: Array, scale: Float32, zc: int, dtype: np.dtype[Any]) -> Array:
+    """Return products of integers as bytes of `dtype`: scaled, with the zero point added before they are rounded."""
     return convert_saturating(product.astype(f32) * scale + f32(zc), dtype)
 
 
@@ -58,12 +59,12 @@ class RescaleMul:
 
 
 def fit_rescale_mul(sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike) -> RescaleMul | None:
-    """Find arguments with which `requantize` of (q - za) * (r - zb) equals `qlinear_mul` on all 65,536 pairs, or
-    None.
+    """Find arguments with which `requantize` of (q - za) * (r - zb) equals `qlinear_mul` on all pairs, or None.
 
-    QLinearMul rounds to even after adding the zero point, the hardware before: ties differ where zc is odd. Then the
-    multiplier changes by a few units, or output units that are nearly an integer number of products move from the zero
-    point to the bias. Each candidate is tested on the products next to ties, then on all.
+    dtype: int8 or uint8, of the three tensors. QLinearMul rounds to even after it adds the zero point, the hardware
+    before: ties differ where zc is odd. Then the multiplier changes by a few units, or the bias takes over a part of
+    the zero point that is nearly an integer number of products. Each candidate is tested on the products next to ties,
+    then on all.
     """
     kind = byte_type(dtype)
     lo, hi = limits(kind)
@@ -77,7 +78,7 @@ def fit_rescale_mul(sa: float, za: int, sb: float, zb: int, sc: float, zc: int, 
     zero_point = zc - (lo + 128)
 
     is_near_tie = np.abs(products * float(scale) % 1 - 0.5) < 2.0**-8
-    moved_units = zero_point - np.arange(-128, 128)  # steps that the bias takes over
+    moved_units = zero_point - np.arange(-128, 128)  # output units that the bias takes over from the zero point
     biases = np.rint(moved_units / max(float(scale), 2.0**-20))
     for k in np.lexsort((np.abs(moved_units), np.abs(biases * float(scale) - moved_units)))[:16]:
         for step in sorted(range(-8, 9), key=abs):
@@ -91,4 +92,5 @@ def fit_rescale_mul(sa: float, za: int, sb: float, zb: int, sc: float, zc: int, 
 
 
 def _requantise(acc: Array, p: RescaleMul) -> Int8:
+    """Compute `requantize` with the arguments p."""
     return requantize(acc, p.bias, p.multiplier, p.shift, p.zero_point)

@@ -7,25 +7,27 @@ from numpy.typing import ArrayLike, NDArray
 
 from celosia.compiler.numerics.quantize import Float32, Int8, Int32, Int64, f32
 
-MULTIPLIER_BITS = 24  # significand of a float32
+MULTIPLIER_BITS = 24
+"""Bits of a multiplier: those of the significand of a float32."""
 SHIFT_BITS = 6
+"""Bits of a shift."""
 
 
 def conv_scale(sx: ArrayLike, sw: ArrayLike, sy: ArrayLike) -> Float32:
-    """Return the factor from accumulator to output units: f32(f32(sx * sw) / sy), in onnxruntime's order.
+    """Return the scale of a convolution, from accumulator to output units: f32(f32(sx * sw) / sy), as onnxruntime.
 
-    Broadcasts.
+    sx, sw, sy: scales of input, weights and output; they broadcast.
 
     >>> conv_scale(0.5, [0.25, 0.5], 0.125).tolist()
     [1.0, 2.0]
     """
-    with np.errstate(all="ignore"):  # what is not finite is refused, or compared, where it is used
+    with np.errstate(all="ignore"):  # callers refuse results that are not finite
         product = np.asarray(sx, f32) * np.asarray(sw, f32)
         return np.asarray(product / np.asarray(sy, f32), f32)
 
 
 def fold_scale(scale: ArrayLike) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
-    """Return multiplier (2^23 <= m < 2^24, or 0) and shift (0..63) with which `requantize` equals `requantize_f32`.
+    """Return the multiplier (2^23 <= m < 2^24, or 0) and shift (0..63) with which `requantize` equals `requantize_f32`.
 
     scale: any shape, float32, finite and not negative (else ValueError). m * 2^-shift is `scale` exactly for
     2^-40 <= scale < 2^24. Below, every int32 times `scale` rounds to 0 and so does m = 0; above, every int32 but 0
@@ -82,12 +84,13 @@ def requantize(
 
 
 def _wrapping_sum(acc: ArrayLike, bias: ArrayLike) -> Int32:
+    """Return acc + bias modulo 2^32, as the hardware adds int32."""
     total = np.asarray(acc, np.int64) + np.asarray(bias, np.int64)
     return np.asarray(total & 0xFFFFFFFF, np.uint32).view(np.int32)
 
 
 def _bit_length(magnitude: Int64) -> Int64:
-    """Return the bits of each integer, which must not be negative and have at most 53 significant bits."""
+    """Return the number of bits of each integer, none negative or with more than 53 significant bits."""
     return np.frexp(magnitude.astype(np.float64))[1].astype(np.int64)
 
 
@@ -98,15 +101,19 @@ def _round_to_24_bits(v: Int64) -> Int64:
 
 
 def divide_even(x: Int64, shift: ArrayLike) -> Int64:
-    """Divide x by 2^shift (0..62), to nearest, ties to even."""
+    """Divide x by 2^shift (0..62), rounded to nearest, ties to even."""
     down = np.right_shift(x, shift)
-    twice = (x - np.left_shift(down, shift)) << 1
-    one = np.left_shift(np.int64(1), shift)
-    return np.asarray(down + ((twice > one) | ((twice == one) & (down & 1 == 1))), np.int64)
+    twice_remainder = (x - np.left_shift(down, shift)) << 1
+    divisor = np.left_shift(np.int64(1), shift)
+    rounds_up = (twice_remainder > divisor) | ((twice_remainder == divisor) & (down & 1 == 1))
+    return np.asarray(down + rounds_up, np.int64)
 
 
 def _divide_f32(p: Int64, shift: Int64) -> Int64:
-    """Divide p (|p| < 2^56) by 2^shift, to nearest; what float32 cannot tell from a tie is a tie, and goes to even."""
+    """Divide p (|p| < 2^56) by 2^shift, rounded to nearest, ties to even.
+
+    Fractions that float32 cannot distinguish from 1/2 count as ties, as onnxruntime rounds the product to float32.
+    """
     p, shift = np.broadcast_arrays(p, shift)
     is_zero = shift > 58  # |p| / 2^59 < 1/4: rounds to 0
     shift = np.where(is_zero, 0, shift)

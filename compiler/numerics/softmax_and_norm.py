@@ -1,7 +1,7 @@
-"""Constants of LayerNormalization and RMSNormalization of bytes to bytes (arithmetic: sim/functional/norm.py).
+"""Constants of LayerNormalization and RMSNormalization of bytes to bytes, and QLinearSoftmax.
 
-A row's results are gamma / sy (z + beta / gamma), rounded, where z is the normalised row: the scale of the input, sx,
-occurs in epsilon alone.
+sim/functional/norm.py has the arithmetic of the normalisations. The results of a row are gamma / sy (z + beta / gamma),
+rounded, where z is the normalised row; the scale of the input, sx, occurs in epsilon only.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from celosia.compiler.numerics.requantiser import fold_scale
 from celosia.hw.spec.pipeline import EPSILON_SHIFT, MAX_NORM_ELEMENTS, NORM_FRACTION
 
 MAX_ERROR = 2.0**-14
-"""Limit of the error of results before rounding, in output units, for results of at most MAX_RESULT units."""
+"""Limit of the error of results before rounding, in output units."""
 MAX_RESULT = 128
+"""Largest magnitude of a result, in output units, to which MAX_ERROR applies."""
 MAX_EPSILON = 1 << 17
 """Limit of epsilon, in squared units of the input."""
 
@@ -31,19 +32,22 @@ class NormError(ValueError):
 class NormConstants:
     """Constants of one normalisation.
 
-    epsilon: added to variances times N^2 for rows of N elements, in squared input units of 2^-EPSILON_SHIFT. bias: beta
-    / gamma of each channel with NORM_FRACTION fractional bits. scale: gamma / sy * 2^-NORM_FRACTION of each channel,
-    for `fold_scale`. off: bound of the error of results before rounding, in output units.
+    epsilon: added to N^2 times the variance of rows of N elements, in squared input units of 2^-EPSILON_SHIFT. bias:
+    beta / gamma of each channel with NORM_FRACTION fractional bits. scale: gamma / sy * 2^-NORM_FRACTION of each
+    channel, for `fold_scale`. error_bound: of results before rounding, in output units.
     """
 
     epsilon: int
     bias: Int32
     scale: Float32
-    off: float
+    error_bound: float
 
 
 def norm_constants(gamma: Float32, beta: Float32, sx: float, sy: float, epsilon: float) -> NormConstants:
-    """Derive the constants for rows of as many elements as `gamma` and `beta` have. Raises NormError.
+    """Derive the constants of a normalisation of rows with as many elements as `gamma` and `beta` have.
+
+    gamma, beta: scale and offset of each element. sx, sy: scales of input and result. Raises NormError where integers
+    cannot represent them.
 
     >>> norm_constants(np.ones(4, f32), np.full(4, 0.5, f32), 0.5, 0.25, 0.0).bias.tolist()
     [16777216, 16777216, 16777216, 16777216]
@@ -76,8 +80,8 @@ def norm_constants(gamma: Float32, beta: Float32, sx: float, sy: float, epsilon:
             f"channel {channel} has a scale of {gamma[channel]:g} and an offset of {beta[channel]:g} for steps of "
             f"{sy:g}, which integers do not hold"
         )
-    added = round(count**2 * scaled_epsilon * 2**EPSILON_SHIFT)
-    return NormConstants(added, bias.astype(np.int32), scale, float(error_bound.max(initial=0.0)))
+    integer_epsilon = round(count**2 * scaled_epsilon * 2**EPSILON_SHIFT)
+    return NormConstants(integer_epsilon, bias.astype(np.int32), scale, float(error_bound.max(initial=0.0)))
 
 
 def _error_bound(gamma: Float64, beta: Float64) -> Float64:
@@ -86,23 +90,25 @@ def _error_bound(gamma: Float64, beta: Float64) -> Float64:
 
 
 def exponent_room(count: int) -> float:
-    """Return the exponent of the largest power in a row of `count`, so that the sum stays a finite float32.
+    """Return the exponent to which QLinearSoftmax shifts the largest element of a row of `count`.
 
-    The logarithm must be float32's: it decides the last bit of the powers, and so ties of a few equal values.
+    With it the sum of all powers stays a finite float32. The logarithm is rounded to float32 as in onnxruntime: it
+    decides the last bit of the powers, and so ties of a few equal values.
     """
     largest_sum_term = np.float64(np.finfo(f32).max / f32(count))
     return max(0.0, float(f32(np.log(largest_sum_term))) - 5)
 
 
 def largest_power(count: int) -> float:
-    """Bound the largest power in a row of `count` elements, with a margin for scales in float32."""
+    """Return an upper bound of the powers of a row of `count` elements, with a margin for float32 scales."""
     return float(np.exp(exponent_room(count))) * (1 + 1e-4)
 
 
 def softmax_powers(count: int, sx: float, sy: float) -> Array:
-    """Return the table of QLinearSoftmax by the distance from the row's largest element, -255 to 0: [512] float32.
+    """Return the tables of QLinearSoftmax for rows of `count` elements: [512] float32.
 
-    The first half holds powers, the second half the powers times output units.
+    An index of either half is 255 plus the distance from the row's largest element, -255 to 0. The first half holds
+    powers, the second half the powers times the output units in 1.
     """
     sx = float(f32(sx))
     powers = np.exp((np.arange(256) - 255 + exponent_room(count) / sx) * sx).astype(f32)
@@ -113,12 +119,12 @@ def softmax_powers(count: int, sx: float, sy: float) -> Array:
 def qlinear_softmax(x: Array, sx: float, sy: float, zy: int) -> Array:
     """Compute com.microsoft.QLinearSoftmax over the last axis.
 
-    x: int8 or uint8, whatever its zero point; so is the result.
+    x: int8 or uint8; its zero point does not matter. Returns that type.
 
-    Exponentials come from a table, scaled so that the sum stays below the largest float32; the row's maximum meets its
-    last entry. Sums run left to right in float32, and the output scale counts as a whole fraction 1 / floor(1 / sy).
-    A power times that may be infinite, as in a row of one element with sy = 1/256: what a conversion of x86 makes of
-    it, the smallest int32 or 0 as uint32, counts as the number of steps.
+    Exponentials come from a table, scaled so that the sum stays below the largest float32; the row's maximum selects
+    its last entry. Sums run left to right in float32, and the output scale counts as 1 / floor(1 / sy). A power times
+    floor(1 / sy) may be infinite, as in a row of one element with sy = 1/256. Then the result is what x86 converts
+    infinity to: the smallest int32, or 0 as uint32.
     """
     lo, hi = limits(byte_type(x.dtype))
     powers, scaled_powers = np.split(softmax_powers(x.shape[-1], sx, sy), 2)

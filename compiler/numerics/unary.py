@@ -30,10 +30,10 @@ def unary_table(
     zy: int,
     dtype: DTypeLike,
 ) -> Int8:
-    """Tabulate dequantise -> op -> quantise: [256] int8, entry i for the stored byte i - 128.
+    """Tabulate dequantise -> op -> quantise for all bytes: [256] int8, entry i for the stored byte i - 128.
 
-    op: a key of UNARY, or a function of a float32 array (which then gets no attributes). KeyError for another name.
-    "Identity" is a change of scale, and the table of QLinearConcat.
+    op: a key of UNARY, or a function of a float32 array, which gets no attributes. dtype: int8 or uint8, of input and
+    result. "Identity" changes the scale, as QLinearConcat does with each operand. Raises KeyError for an unknown name.
 
     >>> unary_table("Relu", {}, 0.5, 0, 0.5, 0, np.int8)[[0, 127, 128, 255]].tolist()
     [0, 0, 0, 127]
@@ -47,26 +47,28 @@ def unary_table(
 
 
 def _hard_sigmoid(x: Float32, alpha: float = 0.2, beta: float = 0.5) -> Float32:
+    """Return clip(alpha * x + beta, 0, 1) in float32."""
     return np.asarray(np.clip(f32(alpha) * x + f32(beta), f32(0), f32(1)))
 
 
 def _clip(x: Float32, min: float = -np.inf, max: float = np.inf) -> Float32:
-    x = np.where(x < f32(min), f32(min), x)  # a bound that is NaN bounds nothing
+    """Return x within [min, max]; a bound that is NaN has no effect."""
+    x = np.where(x < f32(min), f32(min), x)
     return np.where(f32(max) < x, f32(max), x)
 
 
 def _gelu(x: Array) -> Array:
+    """Return gelu(x) by erf."""
     return np.asarray(0.5 * x * (1 + _erf(x * math.sqrt(0.5))))
 
 
 def _in_float64(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Return `function` of its argument converted to float64, so that only the table rounds its result."""
     return lambda x, **attributes: function(x.astype(np.float64), **attributes)
 
 
 _erf: Callable[[Array], Array] = np.vectorize(math.erf, otypes=[np.float64])
 
-# The first group repeats onnxruntime bit by bit. The second rounds once where onnxruntime errs by a few units of the
-# last place of float32: a table entry can differ where its value is that near to a tie (docs/numerics.md: how often).
 UNARY: dict[str, Callable[..., Array]] = {
     "Identity": lambda x: x,
     "Relu": lambda x: np.maximum(x, f32(0)),
@@ -83,6 +85,8 @@ UNARY: dict[str, Callable[..., Array]] = {
     "Ceil": np.ceil,
     "Floor": np.floor,
     "Round": np.rint,
+    # The functions above repeat onnxruntime bit by bit. Those below round once, where onnxruntime errs by a few units
+    # of the last place of float32: an entry can differ where its value is that near to a tie (see docs/numerics.md).
     "Elu": _in_float64(lambda x, alpha=1.0: np.where(x >= 0, x, alpha * np.expm1(x))),
     "Erf": _in_float64(_erf),
     "Exp": _in_float64(np.exp),
@@ -93,3 +97,4 @@ UNARY: dict[str, Callable[..., Array]] = {
     "Softsign": _in_float64(lambda x: x / (1 + np.abs(x))),
     "Tanh": _in_float64(np.tanh),
 }
+"""Operator -> function of a float32 array and, by name, of the operator's attributes."""

@@ -1,28 +1,32 @@
 """The operators of the CPU: a builder per ONNX operator, which returns tensor expressions.
 
-Every builder takes a Node (operator, attributes, input tensors, constants) and returns its output tensors. In the order
+Every builder takes a Node (operator, attributes, input tensors, constants) and returns its output tensors. compiler/cpu
+schedules and compiles these expressions; operators without a builder run in numpy (program/host/hostops). In the order
 in which to read:
 
-  registry       Node, the table OPS, the decorator `op` and helpers of all builders; decides what counts as Unsupported
-  window         sliding windows of convolutions and pooling as indices; decides where padding is copied
-  elementwise    unary and binary operators, activations, Clip, Cast
-  shape          operators that move elements: Transpose, Concat, Slice, Pad, Gather, Resize's relatives
-  resize         Resize and Upsample as tables of indices and weights
-  reductions     Reduce*, ArgMax, TopK, CumSum; decides how integers are reduced
-  normalisation  softmax and normalisation by means and variances, in onnxruntime's order of additions
-  convolution    float convolutions; decides between rows of outputs and flattened planes
-  products       float matrix products; decides whether the second matrix is packed into panels
-  pooling        max and average pooling of floats and of bytes
-  packing        layouts of the bytes of an integer convolution for dot-product instructions
-  integer        integer convolutions and matrix products with zero points; decides the layout by the processor
-  bit_serial     products of operands with 1 or 2 bits by `and` and population counts; decides whether that pays
-  quantized      QuantizeLinear and the QLinear operators; decides between integer and bit_serial
-  recurrent      RNN, GRU, LSTM as a scan over steps
-  contrib        onnxruntime's fused operators, as the operators they stand for
-  attention      attention with heads, masks and caches; grouped: with shared keys and values
-  blocked        operators on images in channel blocks, which graph/simplify/blocked_layout.py inserts
-  accelerator_ops    our own operators for layers of the accelerator: sums of bytes in blocks (graph/block_sums.py) and
-                     normalisation in integers (graph/quantized/rounded.py)
+  node             CpuNode and InputType: one operator of a CPU function, and the shape and type of an input
+  types            which element types kernels have
+  registry         Node, the table OPS, the decorator `op` and helpers of builders; decides what counts as Unsupported
+  window           sliding windows of convolutions and pooling as indices; decides where padding is copied
+  elementwise      unary and binary operators, activations, Clip, Cast
+  shape            operators that move elements: Transpose, Concat, Slice, Pad, Gather, DepthToSpace, ...
+  resize           Resize and Upsample as tables of indices and weights
+  reductions       Reduce*, ArgMax, TopK, CumSum; decides how integers are reduced
+  normalisation    softmax and normalisation by means and variances, in onnxruntime's order of additions
+  convolution      float convolutions; decides between rows of outputs and flattened planes
+  products         float matrix products; decides whether the second matrix is packed into panels
+  pooling          max and average pooling of floats and of bytes
+  packing          layouts of the bytes of an integer convolution for dot-product instructions
+  integer          integer convolutions and matrix products with zero points; decides the layout by the processor
+  bit_serial       products of operands with 1 or 2 bits by `and` and population counts; decides whether that is faster
+  quantized        QuantizeLinear and the QLinear operators; decides between integer and bit_serial
+  recurrent        RNN, GRU, LSTM as a scan over steps
+  contrib          onnxruntime's fused operators, built of the operators that each replaces
+  attention        MultiHeadAttention, Attention, QAttention and RotaryEmbedding of onnxruntime, with masks and caches
+  grouped          GroupQueryAttention: attention in which several query heads share one head of keys and values
+  blocked          operators on images in channel blocks, which graph/simplify/blocked_layout.py inserts
+  accelerator_ops  our own operators for layers of the accelerator: sums of bytes in blocks (graph/block_sums.py) and
+                   normalisation in integers (graph/quantized/rounded.py)
 """
 
 from __future__ import annotations
@@ -91,16 +95,18 @@ def build(
     op: str, attrs: dict[str, Any], inputs: Sequence[Tensor | None], values: Sequence[Array | None] | None = None,
     *, outputs: int = 1, opset: int = 21, name: str = "",
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return the outputs of one operator as expressions of its inputs (None where an optional one is left out).
+    """Build one operator: return its outputs as expressions of its inputs (None where an optional one is left out).
 
-    `values` holds arrays for those inputs that are constant; see Node. Raises Unsupported, naming operator and node.
+    It checks types and indices around the builder of OPS, and computes bfloat16 (for some operators also float16) in
+    float32. values: arrays of those inputs that are constant; see Node. outputs: number of outputs that are read.
+    Raises Unsupported, naming operator and node.
     """
     if op not in OPS:
         raise Unsupported(f"{op}{f' {name!r}' if name else ''}: there is no such operator on the CPU")
-    narrow = _computed_wide(op, inputs)
+    narrow = _narrow_float_type(op, inputs)  # "" where the operator computes in the types of its inputs
     result_is_narrow = narrow and (inputs[0] is None or inputs[0].dtype not in ("float32", "float64"))
     if narrow:
-        inputs = [None if t is None else _cast(t, narrow, "float32") for t in inputs]
+        inputs = [None if t is None else _cast_tensor(t, narrow, "float32") for t in inputs]
     node = Node(op, attrs, tuple(inputs), tuple(values) if values else (None,) * len(inputs), outputs, opset, name)
     for number, tensor in enumerate(inputs):
         if tensor is not None and tensor.dtype not in TYPES:
@@ -114,31 +120,32 @@ def build(
     built = (result,) if isinstance(result, Tensor) else tuple(result)
     if len(built) < outputs:
         raise node.fail(f"output {len(built)}")
-    if why := _outside(built):
+    if why := _out_of_bounds_complaint(built):
         raise node.fail(f"{why} (inputs {', '.join(str(list(t.shape)) for t in inputs if t is not None)})")
-    return tuple(_cast(t, "float32", narrow) for t in built) if result_is_narrow else built
+    return tuple(_cast_tensor(t, "float32", narrow) for t in built) if result_is_narrow else built
 
 
-def _computed_wide(op: str, inputs: Sequence[Tensor | None]) -> str:
-    """Return the type of the inputs that `op` computes in float32, float16 or bfloat16; "" for none."""
+def _narrow_float_type(op: str, inputs: Sequence[Tensor | None]) -> str:
+    """Return the 16-bit float type of inputs that `op` computes in float32: "float16" or "bfloat16"; "" for neither."""
     types = {t.dtype for t in inputs if t is not None}
     if "bfloat16" in types and op not in ("Cast", "CastLike"):
         return "bfloat16"
     return "float16" if "float16" in types and op_spec(op).wide else ""
 
 
-def _outside(tensors: Iterable[Tensor]) -> str:
-    """Return a complaint about reads outside of a tensor, as where shapes do not fit the operator; "" for none.
+def _out_of_bounds_complaint(tensors: Iterable[Tensor]) -> str:
+    """Return a sentence about a read outside of a tensor, as where shapes do not fit the operator; "" for none.
 
-    Reads under a condition, or at indices known only at run time, are kept inside by their builders.
+    It walks the expressions of `tensors` and of all that they read. Reads under a condition, or at indices known only
+    at run time, are not checked: their builders keep them inside.
     """
-    waiting, seen = list(tensors), set[Tensor]()
+    waiting, visited = list(tensors), set[Tensor]()
     while waiting:
         tensor = waiting.pop()
-        if tensor in seen or tensor.body is None or not tensor.size:
+        if tensor in visited or tensor.body is None or not tensor.size:
             continue
-        seen.add(tensor)
-        for read in _reads(tensor.body):
+        visited.add(tensor)
+        for read in _unconditional_loads(tensor.body):
             waiting.append(read.tensor)
             flat = len(read.index) != len(read.tensor.shape)
             for index, size in zip(read.index, (read.tensor.size,) if flat else read.tensor.shape):
@@ -148,18 +155,18 @@ def _outside(tensors: Iterable[Tensor]) -> str:
     return ""
 
 
-def _reads(e: Expr) -> Iterator[Load]:
-    """Yield the loads that happen whatever the values are."""
+def _unconditional_loads(e: Expr) -> Iterator[Load]:
+    """Yield the loads of `e` that are executed whatever the values are: not those in a branch of a Select."""
     if isinstance(e, Reduce) and any(not axis.extent for axis in e.axes):
         return
     if isinstance(e, Load):
         yield e
     for child in (e.cond,) if isinstance(e, Select) else e.children():
-        yield from _reads(child)
+        yield from _unconditional_loads(child)
 
 
-def _cast(tensor: Tensor, source: str, target: str) -> Tensor:
-    """Return a tensor of type `source` as `target`; others unchanged."""
+def _cast_tensor(tensor: Tensor, source: str, target: str) -> Tensor:
+    """Convert a tensor of element type `source` to `target`; return tensors of other types unchanged."""
     if tensor.dtype != source:
         return tensor
     return compute(tensor.shape, lambda *i: tensor[i].astype(target), f"{tensor.name}_{target}")

@@ -1,11 +1,12 @@
 """Products of operands with 1 or 2 bits, by bit planes, `and` and population counts.
 
-Operands are x = x0 + sx * u and w = w0 + sw * v, where u and v have one bit or two (program/bit_levels.py). The bits of
-a place of u are a plane, eight channels a byte; planes are convolved as bytes are (integer.py), with
+Operands are x = x0 + sx * u and w = w0 + sw * v, where u and v have one bit or two (program/bit_levels.py). Bit i of
+all u is a plane, u_i, with eight channels in a byte. Planes are convolved as bytes are (integer.py), but with
 
     sum u * v  =  sum over planes i, j of 2**(i + j) * popcount(u_i & v_j)
 
-in the place of products. What bytes count is added up as long as a byte holds it, then dot4 by ones widens it. And
+instead of products. Each byte of a word counts its own bits; counts are added up as long as a byte holds them, then
+dot4 by ones adds the bytes of a word. And
 
     sum (x - zx) * (w - zw)  =  sx * sw * sum u * v  +  (w0 - zw) * sx * sum u
                                 + (x0 - zx) * (sw * sum v + count * (w0 - zw))
@@ -26,9 +27,9 @@ import numpy as np
 from celosia.compiler import expr as T
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.expr.math_functions import ONES
-from celosia.compiler.ops.integer import WIDTHS, Index, Zero, columns_of, rows_of, width_of
+from celosia.compiler.ops.integer import WIDTHS, Index, ZeroPoint, pack_columns, pack_rows, panel_width
 from celosia.compiler.ops.packing import Channels
-from celosia.compiler.ops.products import at_lead, batch_of
+from celosia.compiler.ops.products import batch_index, batch_shape
 from celosia.compiler.ops.registry import Node
 from celosia.compiler.ops.window import SlidingWindow
 from celosia.compiler.program.bit_levels import BitLevels
@@ -36,31 +37,31 @@ from celosia.compiler.program.op_spec import op_spec
 from celosia.compiler.target import dot_instructions, target
 
 LEVELS = "levels"
-"""Attribute of an operator that holds the BitLevels of operands with few values, by the input's number."""
+"""Attribute that the compiler adds to an operator: the BitLevels of operands with few values, by the input's number."""
 MAX_BYTE = 255
-"""Largest count of a byte."""
+"""Largest count that a byte holds."""
 
 
-def most_words(x: BitLevels, w: BitLevels) -> int:
-    """Return the number of words of 32 products whose counts a byte can hold."""
+def max_countable_words(x: BitLevels, w: BitLevels) -> int:
+    """Return how many words, each of 32 products, can be counted before a byte of the count could overflow."""
     return MAX_BYTE // (8 * ((1 << x.bits) - 1) * ((1 << w.bits) - 1))
 
 
-MOST_ADDED = 9
-"""Limit of words that are added before bytes are widened: more gain little, and are unrolled."""
+MAX_ADDED_WORDS = 9
+"""Limit of the words whose counts are added before bytes are widened to int32. All are unrolled; more gain little."""
 
-Pair = tuple[int, Expr, Expr] | tuple[int, Expr]
-"""(binary place of a count, two words whose `and` is counted), or (binary place, one word)."""
+CountedWords = tuple[int, Expr, Expr] | tuple[int, Expr]
+"""Words whose set bits are counted: (binary place of the count, two words, whose `and` is counted) or (place, word)."""
 
 
-def counted(pairs: Iterable[Pair]) -> Expr:
-    """Return the sum of 2**place * popcount(u & v) over all pairs, as int32.
+def sum_of_bit_counts(words: Iterable[CountedWords]) -> Expr:
+    """Return the sum of 2**place * popcount(u & v) over all `words`, as int32.
 
     Each byte of a uint32 counts separately, up to MAX_BYTE; dot4 by ones adds the four.
     """
     by_place: dict[int, Expr] = {}
-    for place, word, *others in pairs:
-        count = call("popcount4", word & others[0] if others else word)
+    for place, word, *other_word in words:
+        count = call("popcount4", word & other_word[0] if other_word else word)
         by_place[place] = by_place[place] + count if place in by_place else count
     total = by_place.pop(max(by_place))
     for place in sorted(by_place, reverse=True):
@@ -68,57 +69,64 @@ def counted(pairs: Iterable[Pair]) -> Expr:
     return call("dot4", total, wrap(ONES, "uint32"))
 
 
-def chunks_of(steps: Sequence[int], most: int) -> tuple[int, ...]:
-    """Return how many steps of each reduction axis to add before bytes are widened, the last axes first.
+def chunk_sizes(steps: Sequence[int], most: int) -> tuple[int, ...]:
+    """Return how many steps of each reduction axis to add before bytes are widened to int32.
 
-    At most `most` in total, and never all, so that a reduction remains.
+    steps: extents of the axes, of which the last ones are taken first. most: limit of the product of the sizes. Not all
+    steps are taken, so that a reduction remains.
     """
     sizes: list[int] = []
-    most = min(most, MOST_ADDED, prod(steps) - 1)
+    most = min(most, MAX_ADDED_WORDS, prod(steps) - 1)
     for extent in reversed(steps):
         sizes.append(max(n for n in range(1, min(extent, max(most, 1)) + 1) if extent % n == 0))
         most //= sizes[-1]
     return tuple(reversed(sizes))
 
 
-def summed(pairs: Callable[[Sequence[Expr]], Iterable[Pair]], steps: Sequence[int], chunks: Sequence[int] = ()) -> Expr:
-    """Return the sum of the counts of `pairs` at all reduction steps, `chunks` of them at once."""
+def reduce_bit_counts(
+    words_at: Callable[[Sequence[Expr]], Iterable[CountedWords]], steps: Sequence[int], chunks: Sequence[int] = ()
+) -> Expr:
+    """Return the sum over all reduction steps of the bit counts of `words_at` a step.
+
+    steps: extents of the reduction axes. chunks: steps of each axis that are added before bytes are widened (see
+    `chunk_sizes`); () for one each.
+    """
     chunks = chunks or (1,) * len(steps)
     axes = tuple(T.reduce_axis(n // size, f"k{d}") for d, (n, size) in enumerate(zip(steps, chunks)))
-    inside = itertools.product(*map(range, chunks))
-    found = [
-        pair for own in inside for pair in pairs([axis * n + wrap(k, INDEX) for axis, n, k in zip(axes, chunks, own)])
-    ]
-    return T.sum(counted(found), axes)
+    words: list[CountedWords] = []
+    for offsets in itertools.product(*map(range, chunks)):
+        words += words_at([axis * n + wrap(k, INDEX) for axis, n, k in zip(axes, chunks, offsets)])
+    return T.sum(sum_of_bit_counts(words), axes)
 
 
-def planes(x: Tensor, levels: BitLevels, axis: int, dtype: str, spread: bool = False) -> list[Tensor]:
-    """Return a tensor for each bit of u: eight elements along `axis` in each byte, of type `dtype`, and 0 beyond its
-    end.
+def bit_planes(x: Tensor, levels: BitLevels, axis: int, dtype: str, spread: bool = False) -> list[Tensor]:
+    """Split x into bit planes, one tensor for each bit of u: eight elements along `axis` in a byte of type `dtype`.
 
-    Byte p has the elements from 8 * p on, the first in the lowest bit. spread: it has every n-th element from p on,
-    where n is the number of bytes, a multiple of four, so that vectors run along the axis.
+    Byte p has the elements from 8 * p on, the first in the lowest bit; bits beyond the end of the axis are 0. With
+    `spread` byte p has every n-th element from p on, where n is the number of bytes, a multiple of four; then vectors
+    run along the axis.
     """
     axis, size = axis % len(x.shape), x.shape[axis]
     count = -(-size // 32) * 4 if spread else -(-size // 8)
     if x.body is not None or size != 8 * count:  # computed once, and filled up
-        given, shape = x, tuple(8 * count if d == axis else n for d, n in enumerate(x.shape))
+        source, shape = x, tuple(8 * count if d == axis else n for d, n in enumerate(x.shape))
 
         def element(*i: Expr) -> Expr:
-            return given[i] if size == 8 * count else select(i[axis] < size, given[i], levels.low)
+            return source[i] if size == 8 * count else select(i[axis] < size, source[i], levels.low)
 
         x = replace(T.compute(shape, element, "levels"), stored=True)
-    return [_plane(x, levels, place, axis, dtype, count if spread else 1) for place in range(levels.bits)]
+    return [_bit_plane(x, levels, place, axis, dtype, count if spread else 1) for place in range(levels.bits)]
 
 
-def _plane(x: Tensor, levels: BitLevels, place: int, axis: int, dtype: str, apart: int) -> Tensor:
-    """Return bit `place` of u; `apart`: the distance of the elements of a byte."""
+def _bit_plane(x: Tensor, levels: BitLevels, place: int, axis: int, dtype: str, distance: int) -> Tensor:
+    """Return the plane of bit `place` of u; distance: along `axis` between the elements of one byte."""
     shift = place + levels.step.bit_length() - 1
 
     def body(*i: Expr) -> Expr:
-        first, total = i[axis] if apart > 1 else i[axis] * 8, None
+        """Return a byte with the bits of eight elements."""
+        first, total = i[axis] if distance > 1 else i[axis] * 8, None
         for k in range(8):
-            u = x[(*i[:axis], first + k * apart, *i[axis + 1 :])].astype("uint8") - (levels.low & 255)
+            u = x[(*i[:axis], first + k * distance, *i[axis + 1 :])].astype("uint8") - (levels.low & 255)
             bit = (u >> shift - k if shift >= k else u << k - shift) & (1 << k)
             total = bit if total is None else total | bit
         assert total is not None
@@ -129,209 +137,234 @@ def _plane(x: Tensor, levels: BitLevels, place: int, axis: int, dtype: str, apar
 
 
 @dataclass(frozen=True)
-class Factors:
-    """Constants that turn sums of bits into sums of levels: acc = scale * sum u*v + (w0 - zw) * sx * sum u + offset.
+class LevelArithmetic:
+    """Turns sums of u and v into the sum of (x - zx) * (w - zw), by the equation at the top of this file.
 
-    count: terms of a sum.
+    x, w: levels of both operands. zx, zw: zero points, not shifted. count: terms of a sum.
     """
 
     x: BitLevels
     w: BitLevels
     zx: Expr
-    zw: Zero
+    zw: ZeroPoint
     count: int
 
     def offset(self, channel: Expr, sum_v: Expr) -> Expr:
-        """Return the part of an output channel's sum that does not depend on x; sum_v: the sum of its v."""
-        low = wrap(self.x.low, "int32") - self.zx
-        return low * (sum_v * self.w.step + self.below(channel) * self.count)
+        """Return the terms of an output channel's sum that do not depend on x; sum_v: the sum of its v."""
+        lowest_x = wrap(self.x.low, "int32") - self.zx
+        return lowest_x * (sum_v * self.w.step + self.lowest_weight(channel) * self.count)
 
-    def below(self, channel: Expr) -> Expr:
-        """Return w0 - zw of an output channel."""
+    def lowest_weight(self, channel: Expr) -> Expr:
+        """Return w0 - zw of an output channel: its lowest weight without the zero point."""
         return wrap(self.w.low, "int32") - self.zw.at(channel)
 
-    def acc(self, sum_uv: Expr, sum_u: Expr | None, offset: Expr, channel: Expr) -> Expr:
-        """Return the sum of (x - zx) * (w - zw). sum_u: None where its factor is 0."""
+    def sum_of_products(self, sum_uv: Expr, sum_u: Expr | None, offset: Expr, channel: Expr) -> Expr:
+        """Return the sum of (x - zx) * (w - zw) of an output channel.
+
+        sum_uv: sum of u * v. sum_u: sum of u, None where its factor is 0. offset: see the method.
+        """
         total = sum_uv * (self.x.step * self.w.step) + offset
-        return total if sum_u is None else total + self.below(channel) * (sum_u * self.x.step)
+        return total if sum_u is None else total + self.lowest_weight(channel) * (sum_u * self.x.step)
 
     @property
     def needs_sum_u(self) -> bool:
-        """Whether sums of u matter: not for weights whose lowest level is 0 and that have no zero points."""
-        return self.w.low != 0 or not self.zw.none
+        """Whether sums of u have to be computed: not where the lowest weight and the zero points are 0."""
+        return self.w.low != 0 or not self.zw.is_zero
 
 
 def convolution(
-    node: Node, x: Tensor, w: Tensor, levels: tuple[BitLevels, BitLevels], zx: Expr, pad: int, zw: Zero,
+    node: Node, x: Tensor, w: Tensor, levels: tuple[BitLevels, BitLevels], zx: Expr, pad: int, zw: ZeroPoint,
     bias: Tensor | None, finish: Callable[[Expr, Expr], Expr],
 ) -> Tensor:  # fmt: skip
-    """Return integer.convolution of operands that have these `levels`.
+    """Return what integer.convolution returns, bit-serially, of operands that have these `levels`.
 
     zx, zw: zero points, not shifted. pad: value of the padding, one of the levels of x if windows reach it.
     """
     group = int(node.attrs.get("group", 1))
     window = SlidingWindow.of(node, x.shape[2:], w.shape[2:])
     count = w.shape[1] * prod(window.kernel)
-    how, u = Factors(*levels, zx, zw, count), levels[0].place(pad) if pad in levels[0].values else 0
-    vs = planes(w, levels[1], 1, "int8")
+    arithmetic = LevelArithmetic(*levels, zx, zw, count)
+    pad_code = levels[0].place(pad) if pad in levels[0].values else 0
+    weight_planes = bit_planes(w, levels[1], 1, "int8")
     packs = [
-        Channels(each, vs[0], window, group, wrap(255 * (u >> place & 1), "int32"))
-        for place, each in enumerate(planes(x, levels[0], 1, "uint8"))
+        Channels(plane, weight_planes[0], window, group, wrap(255 * (pad_code >> place & 1), "int32"))
+        for place, plane in enumerate(bit_planes(x, levels[0], 1, "uint8"))
     ]
-    images, first = [each.image() for each in packs], packs[0]
-    weights = [first.packed(each, lambda v: v) for each in vs]
+    images, first = [pack.packed_image() for pack in packs], packs[0]
+    weights = [first.pack_weights(plane, lambda v: v) for plane in weight_planes]
     all_of_x = T.compute((1, *w.shape[1:]), lambda *i: wrap(1, "uint8"), "ones")
-    ones = [first.packed(each, lambda v: v) for each in planes(all_of_x, BitLevels(0, 1, 1), 1, "int8")]
-    chunks = chunks_of(first.steps, most_words(*levels))
+    ones = [first.pack_weights(plane, lambda v: v) for plane in bit_planes(all_of_x, BitLevels(0, 1, 1), 1, "int8")]
+    chunks = chunk_sizes(first.steps, max_countable_words(*levels))
 
-    def total(right: Sequence[Tensor], channel: Expr, ni: Expr, g: Expr, place: Expr) -> Expr:
-        def pairs(ks: Sequence[Expr]) -> Iterator[Pair]:
-            start = first.start(images[0], ni, g, ks) + place
-            for (i, image), (j, each) in itertools.product(enumerate(images), enumerate(right)):
-                yield i + j, image.flat(start), each[(channel, *ks)]
+    def window_sum(right: Sequence[Tensor], channel: Expr, ni: Expr, g: Expr, position: Expr) -> Expr:
+        """Return the sum of u * v over a window; right: packed planes of v."""
 
-        return summed(pairs, first.steps, chunks)
+        def words_at(ks: Sequence[Expr]) -> Iterator[CountedWords]:
+            start = first.flat_start(images[0], ni, g, ks) + position
+            for (i, image), (j, plane) in itertools.product(enumerate(images), enumerate(right)):
+                yield i + j, image.flat(start), plane[(channel, *ks)]
 
-    def offsets(mi: Expr) -> Expr:
-        found = how.offset(mi, summed(lambda ks: [(j, each[(mi, *ks)]) for j, each in enumerate(weights)], first.steps))
-        return found if bias is None else found + bias[mi]
+        return reduce_bit_counts(words_at, first.steps, chunks)
 
-    offset = T.compute((w.shape[0],), offsets, "offset")
+    def channel_offset(mi: Expr) -> Expr:
+        """Return the terms of an output channel that do not depend on x, and its bias."""
+        sum_v = reduce_bit_counts(lambda ks: [(j, plane[(mi, *ks)]) for j, plane in enumerate(weights)], first.steps)
+        terms = arithmetic.offset(mi, sum_v)
+        return terms if bias is None else terms + bias[mi]
+
+    offset = T.compute((w.shape[0],), channel_offset, "offset")
     n, mg, zero = x.shape[0], w.shape[0] // group, wrap(0, INDEX)
     sums: Tensor | None = None
-    if how.needs_sum_u:
-        sums = T.compute((n, group, first.length), lambda ni, g, p: total(ones, zero, ni, g, p), "window_sums")
+    if arithmetic.needs_sum_u:
+        sums = T.compute((n, group, first.length), lambda ni, g, p: window_sum(ones, zero, ni, g, p), "window_sums")
 
-    def body(ni: Expr, g: Expr, mi: Expr, place: Expr) -> Expr:
+    def body(ni: Expr, g: Expr, mi: Expr, position: Expr) -> Expr:
         channel = g * mg + mi
-        sum_u = None if sums is None else sums[ni, g, place]
-        return finish(how.acc(total(weights, channel, ni, g, place), sum_u, offset[channel], channel), channel)
+        sum_u = None if sums is None else sums[ni, g, position]
+        sum_uv = window_sum(weights, channel, ni, g, position)
+        return finish(arithmetic.sum_of_products(sum_uv, sum_u, offset[channel], channel), channel)
 
-    return first.windows_of(T.compute((n, group, mg, first.length), body, "conv"))
+    return first.extract_windows(T.compute((n, group, mg, first.length), body, "conv"))
 
 
 def matrix_product(
-    a: Tensor, b: Tensor, levels: tuple[BitLevels, BitLevels], za: Expr, zb: Zero,
+    a: Tensor, b: Tensor, levels: tuple[BitLevels, BitLevels], za: Expr, zb: ZeroPoint,
     finish: Callable[[Expr, Index], Expr], turn_a: bool = False, turn_b: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return integer.matrix_product of operands that have these `levels`.
+    """Return what integer.matrix_product returns, bit-serially, of operands that have these `levels`.
 
     za, zb: zero points, not shifted. Raises ValueError for shapes that do not fit.
     """
     inner = a.shape[-2 if turn_a else -1]
     m, n = a.shape[-1 if turn_a else -2], b.shape[-2 if turn_b else -1]
-    batch = batch_of(a, b, inner, b.shape[-1 if turn_b else -2])
-    how, steps = Factors(*levels, za, zb, inner), -(-inner // 32)
-    width = width_of(n, 32 if m > 4 else WIDTHS[0])
-    lefts = [rows_of(each, steps, turn_a) for each in planes(a, levels[0], -2 if turn_a else -1, "uint8", spread=True)]
-    along = -1 if turn_b else -2
-    rights = [columns_of(each, steps, width, turn_b) for each in planes(b, levels[1], along, "int8", spread=True)]
+    batch = batch_shape(a, b, inner, b.shape[-1 if turn_b else -2])
+    arithmetic, steps = LevelArithmetic(*levels, za, zb, inner), -(-inner // 32)
+    width = panel_width(n, 32 if m > 4 else WIDTHS[0])
+    lefts = [
+        pack_rows(plane, steps, turn_a)
+        for plane in bit_planes(a, levels[0], -2 if turn_a else -1, "uint8", spread=True)
+    ]
+    b_axis = -1 if turn_b else -2
+    rights = [
+        pack_columns(plane, steps, width, turn_b) for plane in bit_planes(b, levels[1], b_axis, "int8", spread=True)
+    ]
     all_of_a = T.compute((inner, 1), lambda *i: wrap(1, "uint8"), "ones")
     (ones,) = (
-        columns_of(each, steps, 1, False) for each in planes(all_of_a, BitLevels(0, 1, 1), -2, "int8", spread=True)
+        pack_columns(plane, steps, 1, False)
+        for plane in bit_planes(all_of_a, BitLevels(0, 1, 1), -2, "int8", spread=True)
     )
-    chunks = chunks_of((steps,), most_words(*levels))
+    chunks = chunk_sizes((steps,), max_countable_words(*levels))
 
-    def offsets(*i: Expr) -> Expr:
+    def column_offset(*i: Expr) -> Expr:
+        """Return the terms of a column of b that do not depend on a."""
         *lead, block, column = i
 
-        def pairs(ks: Sequence[Expr]) -> Iterator[Pair]:
-            yield from ((j, each[(*lead, block, *ks, column)]) for j, each in enumerate(rights))
+        def words_at(ks: Sequence[Expr]) -> Iterator[CountedWords]:
+            yield from ((j, plane[(*lead, block, *ks, column)]) for j, plane in enumerate(rights))
 
-        return how.offset(block * width + column, summed(pairs, (steps,)))
+        return arithmetic.offset(block * width + column, reduce_bit_counts(words_at, (steps,)))
 
-    offset = T.compute((*rights[0].shape[:-3], n // width, width), offsets, "offset")
+    offset = T.compute((*rights[0].shape[:-3], n // width, width), column_offset, "offset")
 
     def row_sums(*i: Expr) -> Expr:
-        return summed(
-            lambda ks: [(j, each[(*i, *ks)], ones[0, ks[0], 0]) for j, each in enumerate(lefts)], (steps,), chunks
+        """Return the sum of u of a row of a."""
+        return reduce_bit_counts(
+            lambda ks: [(j, plane[(*i, *ks)], ones[0, ks[0], 0]) for j, plane in enumerate(lefts)], (steps,), chunks
         )
 
-    sums = T.compute((*a.shape[:-2], m), row_sums, "row_sums") if how.needs_sum_u else None
+    sums = T.compute((*a.shape[:-2], m), row_sums, "row_sums") if arithmetic.needs_sum_u else None
 
     def body(*i: Expr) -> Expr:
+        """Return the result of a row and a column of a panel."""
         row, block, column = i[-3:]
-        lead_a, lead_b = at_lead(a, i[:-3]), at_lead(b, i[:-3])
+        lead_a, lead_b = batch_index(a, i[:-3]), batch_index(b, i[:-3])
 
-        def pairs(ks: Sequence[Expr]) -> Iterator[Pair]:
+        def words_at(ks: Sequence[Expr]) -> Iterator[CountedWords]:
             for (p, left), (q, right) in itertools.product(enumerate(lefts), enumerate(rights)):
                 yield p + q, left[(*lead_a, row, *ks)], right[(*lead_b, block, *ks, column)]
 
         j = block * width + column
         sum_u = None if sums is None else sums[(*lead_a, row)]
-        acc = how.acc(summed(pairs, (steps,), chunks), sum_u, offset[(*lead_b, block, column)], j)
+        sum_uv = reduce_bit_counts(words_at, (steps,), chunks)
+        acc = arithmetic.sum_of_products(sum_uv, sum_u, offset[(*lead_b, block, column)], j)
         return finish(acc, (*i[:-3], row, j))
 
     product = T.compute((*batch, m, n // width, width), body, "matmul")
     return replace(product, shape=(*batch, m, n))
 
 
-# Whether it pays: instructions of vectors, by what the processor has
+# Whether it is faster than products of bytes, by the number of vector instructions that the processor needs
 
 
-DOT4 = {"vnni": 1.0, "i8mm": 1.0, "dotprod": 2.0, "pairs": 7.0, "neon": 4.5, "bytes": 16.0}
-"""Cost in vector instructions of four products per 32-bit lane, by the instructions of dot4 (llvm/dot.py)."""
-PACKED = 1.0
-"""Cost in vector instructions of packing an element of x into one plane."""
-MARGIN = 1.15
-"""Factor by which the bit-serial way must be cheaper."""
+DOT4_COST = {"vnni": 1.0, "i8mm": 1.0, "dotprod": 2.0, "pairs": 7.0, "neon": 4.5, "bytes": 16.0}
+"""Vector instructions for four products in each 32-bit lane, by the instructions of dot4 (llvm/dot.py)."""
+PACKING_COST = 1.0
+"""Vector instructions for packing an element of x into one plane."""
+REQUIRED_GAIN = 1.15
+"""Factor by which the bit-serial way must need fewer instructions."""
 
 
-def _count() -> float:
-    """Return the cost of 32 products of bits per 32-bit lane: `and`, population count, addition."""
-    has = target().features
-    if has & {"avx512bitalg", "neon"}:
+def _bit_product_cost() -> float:
+    """Return the vector instructions for 32 products of bits in each 32-bit lane: `and`, population count, addition."""
+    features = target().features
+    if features & {"avx512bitalg", "neon"}:
         return 3
-    return 8 if "avx2" in has else 14
+    return 8 if "avx2" in features else 14
 
 
-def pays(levels: tuple[BitLevels, BitLevels], channels: int, taps: int, outputs: int, moved: int = 1) -> bool:
-    """Return whether the bit-serial way is faster.
+def is_faster(levels: tuple[BitLevels, BitLevels], channels: int, taps: int, outputs: int, moved: int = 1) -> bool:
+    """Return whether a product or convolution is faster bit-serially than by bytes.
 
-    channels: reduced channels of each of the `taps`. outputs: columns of a product, or channels of a convolution, made
-    of them. moved: elements of x, and of a channel, for each position of the result.
+    channels: input channels, or elements, that are reduced for each of the `taps` of a window (1 for a product).
+    outputs: output channels, or columns, that are computed from them. moved: elements of a channel of x that are packed
+    for each position of the result.
     """
-    planes = levels[0].bits * levels[1].bits
-    by_bits = -(-channels // 32) * taps * outputs * planes * _count() + moved * channels * levels[0].bits * PACKED
-    by_bytes = -(-channels // 4) * taps * outputs * DOT4[dot_instructions(target().features)[0]]
-    return not target().has_amx and MARGIN * by_bits < by_bytes
+    bit_planes = levels[0].bits * levels[1].bits
+    by_bits = (
+        -(-channels // 32) * taps * outputs * bit_planes * _bit_product_cost()
+        + moved * channels * levels[0].bits * PACKING_COST
+    )
+    by_bytes = -(-channels // 4) * taps * outputs * DOT4_COST[dot_instructions(target().features)[0]]
+    return not target().has_amx and REQUIRED_GAIN * by_bits < by_bytes
 
 
-def _levels(node: Node) -> tuple[BitLevels, BitLevels] | None:
-    """Return the levels of both operands, if known, and if the second can be packed at compile time."""
+def _levels_of_operands(node: Node) -> tuple[BitLevels, BitLevels] | None:
+    """Return the levels of both operands; None where they are unknown, or the second is not packed at compile time."""
     first, second = op_spec(node.op).factors
-    known = node.attrs.get(LEVELS, {})
-    x, w = known.get(first), known.get(second)
+    levels = node.attrs.get(LEVELS, {})
+    x, w = levels.get(first), levels.get(second)
     return (x, w) if x is not None and w is not None and node.is_fixed(second) else None
 
 
-def for_convolution(node: Node, zero: str) -> tuple[tuple[BitLevels, BitLevels], int] | None:
-    """Return (levels, zero point of x) of a convolution that is faster bit-serially; None for others.
+def convolution_levels(node: Node, zero: str) -> tuple[tuple[BitLevels, BitLevels], int] | None:
+    """Return (levels of both operands, zero point of x) of a convolution that is faster bit-serially; None for others.
 
-    The zero point, input `zero`, is one of the levels where windows reach beyond the image.
+    zero: name of the operand that is the zero point of x. Where windows reach beyond the image, the levels of x include
+    the zero point, with which it is padded.
     """
     first, second = (node.input(number) for number in op_spec(node.op).factors)
-    found, group = _levels(node), int(node.attrs.get("group", 1))
-    if found is None or len(second.shape) < 3 or (group > 1 and second.shape[1] % 8) or not second.size * first.size:
+    levels, group = _levels_of_operands(node), int(node.attrs.get("group", 1))
+    if levels is None or len(second.shape) < 3 or (group > 1 and second.shape[1] % 8) or not second.size * first.size:
         return None
     window = SlidingWindow.of(node, first.shape[2:], second.shape[2:])
-    fixed = node.value(zero) if node.has(zero) else np.zeros((), np.int64)
-    if fixed is None or fixed.size != 1:
+    zero_point = node.value(zero) if node.has(zero) else np.zeros((), np.int64)
+    if zero_point is None or zero_point.size != 1:
         return None
-    x: BitLevels | None = found[0]
+    x: BitLevels | None
+    x, w = levels
     if any(sum(window.margins(), ())):
-        x = found[0].joined(int(fixed.item()))
+        x = x.joined(int(zero_point.item()))
     outputs, moved = second.shape[0] // group, prod(window.stride)
-    if x is None or not pays((x, found[1]), second.shape[1], prod(window.kernel), outputs, moved):
+    if x is None or not is_faster((x, w), second.shape[1], prod(window.kernel), outputs, moved):
         return None
-    return (x, found[1]), int(fixed.item())
+    return (x, w), int(zero_point.item())
 
 
-def for_product(node: Node, turn_a: bool, turn_b: bool) -> tuple[BitLevels, BitLevels] | None:
-    """Return the levels of a matrix product that is faster bit-serially; None for others."""
+def product_levels(node: Node, turn_a: bool, turn_b: bool) -> tuple[BitLevels, BitLevels] | None:
+    """Return the levels of both operands of a matrix product that is faster bit-serially; None for others."""
     a, b = (node.input(number) for number in op_spec(node.op).factors)
-    found = _levels(node)
-    if found is None or min(len(a.shape), len(b.shape)) < 2 or not a.size * b.size:
+    levels = _levels_of_operands(node)
+    if levels is None or min(len(a.shape), len(b.shape)) < 2 or not a.size * b.size:
         return None
     inner, columns = a.shape[-2 if turn_a else -1], b.shape[-2 if turn_b else -1]
-    return found if pays(found, inner, 1, columns) else None
+    return levels if is_faster(levels, inner, 1, columns) else None

@@ -15,7 +15,7 @@ from celosia.compiler.program.op_spec import Kind
 from celosia.compiler.target import target
 
 MIN_LINE_ELEMENTS = 48
-"""Shortest line of outputs that fills vectors well enough; shorter ones are computed by flattened planes."""
+"""Length of a line of outputs that fills vectors well enough; shorter ones are computed by flattened planes."""
 
 
 def convolution(
@@ -24,8 +24,9 @@ def convolution(
 ) -> Tensor:  # fmt: skip
     """Return finish(sum over the window of x * w, output channel). x: [N, C, ...], w: [M, C/group, ...].
 
-    change_x and change_w are applied once to each element before it is multiplied. Products have the type of the
-    changed w, to which x is converted.
+    pad_value: of elements around the image. change_x and change_w are applied once to each element before it is
+    multiplied. Products have the type of the changed w, to which x is converted. Short lines of outputs are computed by
+    `_convolution_by_plane`. Raises Unsupported for shapes that do not fit.
     """
     group = int(node.attrs.get("group", 1))
     n, c, m = x.shape[0], x.shape[1], w.shape[0]
@@ -33,17 +34,18 @@ def convolution(
         raise node.fail(f"x {list(x.shape)}, w {list(w.shape)}, group {group}")
     cg, mg = c // group, m // group
     window = SlidingWindow.of(node, x.shape[2:], w.shape[2:])
-    # Where lines fill half a vector, parting phases takes longer than it saves; by channel, lines share what they read.
+    # With a stride, splitting the image into phases takes longer than it saves where a line fills half a vector. With
+    # one input channel, lines share what they read.
     lanes = target().lanes(x.dtype)
-    few = lanes // 2 if set(window.stride) != {1} else lanes if cg == 1 else MIN_LINE_ELEMENTS
-    small = len(window.out) > 1 and 1 < window.out[-1] < few and prod(window.kernel) > 1
-    p = window.padded(x, pad_value, change_x) if not small else window.phases(x, pad_value, change_x)
+    short_line = lanes // 2 if set(window.stride) != {1} else lanes if cg == 1 else MIN_LINE_ELEMENTS
+    by_plane = len(window.out) > 1 and 1 < window.out[-1] < short_line and prod(window.kernel) > 1
+    p = window.phases(x, pad_value, change_x) if by_plane else window.padded(x, pad_value, change_x)
     if change_w is not None:
-        raw, fn = w, change_w
-        w = T.compute(raw.shape, lambda *i: fn(raw[i], i), "weights")
+        unchanged, fn = w, change_w
+        w = T.compute(unchanged.shape, lambda *i: fn(unchanged[i], i), "weights")
     kc = T.reduce_axis(cg, "c")
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
-    if small:
+    if by_plane:
         return _convolution_by_plane(window, p, w, kc, ks, (n, group, mg), finish)
 
     def body(ni: Expr, g: Expr, mi: Expr, *o: Expr) -> Expr:
@@ -61,31 +63,35 @@ def _convolution_by_plane(
 ) -> Tensor:  # fmt: skip
     """Convolve small images with each phase of a padded plane as one row, so that vectors cross line ends.
 
-    Results between the lines are discarded. p: see `SlidingWindow.phases`. lead: batch, groups, output channels
-    of a group.
+    Results between the lines are discarded. p: the image as SlidingWindow.phases returns it. kc, ks: reduction axes
+    over channels and taps. lead: batch, groups, output channels of a group.
     """
     n, group, mg = lead
     lines = p.shape[-len(ks) :]
-    moves = [prod(lines[d + 1 :]) for d in range(len(lines))]
-    length = sum((o - 1) * move for o, move in zip(window.out, moves)) + 1
+    line_strides = [prod(lines[d + 1 :]) for d in range(len(lines))]
+    length = sum((o - 1) * stride for o, stride in zip(window.out, line_strides)) + 1
     plane_size = prod(p.shape[2:])
-    reach: Expr = wrap(0, INDEX)
+    tap_offset: Expr = wrap(0, INDEX)
     for d, (k, stride, dilation) in enumerate(zip(ks, window.stride, window.dilation)):
         phase = (k * dilation) % stride * prod((*window.stride[d + 1 :], *lines))
-        reach = reach + phase + (k * dilation) // stride * moves[d] if stride > 1 else reach + k * (dilation * moves[d])
+        if stride > 1:
+            tap_offset = tap_offset + phase + (k * dilation) // stride * line_strides[d]
+        else:
+            tap_offset = tap_offset + k * (dilation * line_strides[d])
     cg = kc.extent
 
-    def plane(ni: Expr, g: Expr, mi: Expr, at_: Expr) -> Expr:
+    def plane(ni: Expr, g: Expr, mi: Expr, position: Expr) -> Expr:
+        """Return the sum of the window that begins at a position of the plane."""
         start = ni * (p.shape[1] * plane_size) + (g * cg + kc) * plane_size
-        return T.sum(p.flat(start + at_ + reach).astype(w.dtype) * w[(g * mg + mi, kc, *ks)], (kc, *ks))
+        return T.sum(p.flat(start + position + tap_offset).astype(w.dtype) * w[(g * mg + mi, kc, *ks)], (kc, *ks))
 
     sums = T.compute((n, group, mg, length), plane, "planes")
 
     def body(ni: Expr, g: Expr, mi: Expr, *o: Expr) -> Expr:
-        at_: Expr = wrap(0, INDEX)
-        for i, move in zip(o, moves):
-            at_ = at_ + i * move
-        return finish(sums[ni, g, mi, at_], g * mg + mi)
+        position: Expr = wrap(0, INDEX)
+        for i, stride in zip(o, line_strides):
+            position = position + i * stride
+        return finish(sums[ni, g, mi, position], g * mg + mi)
 
     return replace(T.compute((n, group, mg, *window.out), body, "conv"), shape=(n, group * mg, *window.out))
 
@@ -105,36 +111,39 @@ def conv(node: Node) -> Tensor:
 def conv_transpose(node: Node) -> Tensor:
     """Build ConvTranspose, with any groups, strides, dilations and number of axes."""
     x, w, bias = node.input("x"), node.input("w"), node.optional("b")
-    return transposed(node, x, w, lambda x, w: x * w, lambda acc, m: acc if bias is None else acc + bias[m])
+    return transposed_convolution(node, x, w, lambda x, w: x * w, lambda acc, m: acc if bias is None else acc + bias[m])
 
 
-def transposed(
+def transposed_convolution(
     node: Node, x: Tensor, w: Tensor, multiply: Callable[[Expr, Expr], Expr], finish: Callable[[Expr, Expr], Expr]
 ) -> Tensor:
-    """Return a transposed convolution, computed per output element (gathered).
+    """Return a transposed convolution, for each output element the sum of the inputs that reach it.
 
     y[o] = finish(sum over k of multiply(x[(o + before - k*dilation) / stride], w[k]), channel), over the k whose
     quotient is an integer inside x. x: [N, C, ...], w: [C, M/group, ...].
     """
-    to = transposed_windows(node.attrs, x.shape[2:], w.shape[2:])
+    geometry = transposed_windows(node.attrs, x.shape[2:], w.shape[2:])
     group, sp = int(node.attrs.get("group", 1)), len(x.shape) - 2
     n, c, mg = x.shape[0], x.shape[1], w.shape[1]
     cg = c // group
     kc = T.reduce_axis(cg, "c")
-    ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(to.kernel))
+    ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(geometry.kernel))
 
     def body(ni: Expr, g: Expr, mi: Expr, *o: Expr) -> Expr:
+        """Return the sum over the taps whose input element exists."""
         inside: Expr | None = None
-        place = []
+        pixel = []
         for d in range(sp):
-            shifted = o[d] + to.before[d] - ks[d] * to.dilation[d]
-            at_ = shifted // to.stride[d]
-            test = (shifted >= 0) & (at_ < x.shape[2 + d]) & T.equal(shifted % to.stride[d], 0)
+            shifted = o[d] + geometry.before[d] - ks[d] * geometry.dilation[d]
+            position = shifted // geometry.stride[d]
+            test = (shifted >= 0) & (position < x.shape[2 + d]) & T.equal(shifted % geometry.stride[d], 0)
             inside = test if inside is None else inside & test
-            place.append(at_)
+            pixel.append(position)
         assert inside is not None
         channel = g * cg + kc
-        product = multiply(x[(ni, channel, *place)], w[(channel, mi, *ks)])
+        product = multiply(x[(ni, channel, *pixel)], w[(channel, mi, *ks)])
         return finish(T.sum(select(inside, product, 0), (kc, *ks)), g * mg + mi)
 
-    return replace(T.compute((n, group, mg, *to.out), body, "conv_transpose"), shape=(n, group * mg, *to.out))
+    return replace(
+        T.compute((n, group, mg, *geometry.out), body, "conv_transpose"), shape=(n, group * mg, *geometry.out)
+    )

@@ -17,7 +17,7 @@ from celosia.compiler.program.op_spec import Kind, Moves
 
 
 def one(x: Expr) -> Expr:
-    """1 of the element type of `x`."""
+    """Return the constant 1 in the element type of `x`."""
     return wrap(1, x.dtype)
 
 
@@ -39,88 +39,89 @@ def sign(x: Expr) -> Expr:
 
 
 def softplus(x: Expr) -> Expr:
-    """Return log(1 + exp(x)) without overflow, as e * log(u) / (u - 1) with u = 1 + e rounded (Kahan)."""
+    """Return log(1 + exp(x)) without overflow: max(x, 0) + e * log(u) / (u - 1); e = exp(-|x|), u = 1 + e (Kahan)."""
     e = unfused_exp(-call("abs", x))
     u = e + 1
     return T.maximum(x, 0) + select(T.equal(u, 1), e, e * (call("log", u) / (u - 1)))
 
 
 def unfused_exp(x: Expr) -> Expr:
-    """Return exp(x) with the rounding of onnxruntime's activations."""
+    """Return exp(x) with the rounding of onnxruntime's activations, whose kernel has no fused multiply-add."""
     return call("unfused_exp" if x.dtype == "float32" else "exp", x)
 
 
 def selu(x: Expr, alpha: float, gamma: float) -> Expr:
     """Return selu(x). Below 0 both factors are multiplied first, and their product is rounded, as in onnxruntime."""
-    both = float(np.float32(alpha) * np.float32(gamma))
-    return select(x > 0, x * gamma, (unfused_exp(x) - 1) * both)
+    factor = float(np.float32(alpha) * np.float32(gamma))
+    return select(x > 0, x * gamma, (unfused_exp(x) - 1) * factor)
 
 
 def gelu(x: Expr, approximate: str) -> Expr:
     """Return gelu(x) by erf, or by tanh where `approximate` is "tanh"."""
     if approximate == "tanh":
-        near = math.sqrt(2 / math.pi)
-        return x * 0.5 * (call("tanh", x * (0.044715 * near * x * x + near)) + 1)
+        factor = math.sqrt(2 / math.pi)
+        return x * 0.5 * (call("tanh", x * (0.044715 * factor * x * x + factor)) + 1)
     return x * 0.5 * (call("erf", x * math.sqrt(0.5)) + 1)
 
 
 def shrink(x: Expr, limit: float, bias: float) -> Expr:
     """Return 0 between -limit and limit, else x moved towards 0 by `bias`; in float32, as onnxruntime computes it."""
-    near = x.astype("float32")
-    return select(near < -limit, near + bias, select(near > limit, near - bias, 0)).astype(x.dtype)
+    value = x.astype("float32")
+    return select(value < -limit, value + bias, select(value > limit, value - bias, 0)).astype(x.dtype)
 
 
 Attrs = dict[str, Any]
 UNARY: dict[str, Callable[[Expr, Attrs], Expr]] = {}
+"""Operator of one operand -> function of an element and the node's attributes."""
 
 
-def unary(name: str, body: Callable[[Expr, Attrs], Expr], operands: str = "x", **facts: Any) -> None:
-    """Register an operator of one operand, as a function of an element and the attributes."""
+def register_unary(name: str, body: Callable[[Expr, Attrs], Expr], operands: str = "x", **facts: Any) -> None:
+    """Register an operator of one operand. body: function of an element and the attributes; facts: see registry.op."""
     UNARY[name] = body
-    op(name, kind=Kind.INJECTIVE, operands=operands, **facts)(_unary)
+    op(name, kind=Kind.INJECTIVE, operands=operands, **facts)(_build_unary)
 
 
-def _unary(node: Node) -> Tensor:
-    """Build an operator of UNARY. Raises Unsupported for Dropout in training mode."""
+def _build_unary(node: Node) -> Tensor:
+    """Build any operator of UNARY, element by element. Raises Unsupported for Dropout in training mode."""
     if node.op == "Dropout" and node.has("training_mode") and bool(node.constant("training_mode")):
         raise node.fail("training mode")
     return node.elementwise(lambda x: UNARY[node.op](x, node.attrs), node.input(0))
 
 
-unary("Identity", lambda x, a: x, "input", moves=Moves.ALL, view=True)
-unary("Dropout", lambda x, a: x, "data ratio? training_mode:shape?", view=True)
-unary("Abs", lambda x, a: call("abs", x))
-unary("Neg", lambda x, a: -x)
-unary("Reciprocal", lambda x, a: one(x) / x)
-unary("Round", lambda x, a: call("round_even", x))
-unary("Sign", lambda x, a: sign(x), "input")
-unary("Not", lambda x, a: x ^ True)
-unary("BitwiseNot", lambda x, a: x ^ -1)
-unary("IsNaN", lambda x, a: call("isnan", x))
-unary("Relu", lambda x, a: T.maximum(x, 0))
-unary("Sigmoid", lambda x, a: sigmoid(x), wide=True)
-unary("Softplus", lambda x, a: softplus(x), wide=True)
-unary("Softsign", lambda x, a: x * (one(x) / (call("abs", x) + 1)), "input", wide=True)
-unary("LeakyRelu", lambda x, a: select(x < 0, x * a.get("alpha", 0.01), x))
-unary("ThresholdedRelu", lambda x, a: select(x > a.get("alpha", 1.0), x, 0))
-unary("Elu", lambda x, a: select(x < 0, (unfused_exp(x) - 1) * a.get("alpha", 1.0), x), wide=True)
-unary(
+register_unary("Identity", lambda x, a: x, "input", moves=Moves.ALL, view=True)
+register_unary("Dropout", lambda x, a: x, "data ratio? training_mode:shape?", view=True)
+register_unary("Abs", lambda x, a: call("abs", x))
+register_unary("Neg", lambda x, a: -x)
+register_unary("Reciprocal", lambda x, a: one(x) / x)
+register_unary("Round", lambda x, a: call("round_even", x))
+register_unary("Sign", lambda x, a: sign(x), "input")
+register_unary("Not", lambda x, a: x ^ True)
+register_unary("BitwiseNot", lambda x, a: x ^ -1)
+register_unary("IsNaN", lambda x, a: call("isnan", x))
+register_unary("Relu", lambda x, a: T.maximum(x, 0))
+register_unary("Sigmoid", lambda x, a: sigmoid(x), wide=True)
+register_unary("Softplus", lambda x, a: softplus(x), wide=True)
+register_unary("Softsign", lambda x, a: x * (one(x) / (call("abs", x) + 1)), "input", wide=True)
+register_unary("LeakyRelu", lambda x, a: select(x < 0, x * a.get("alpha", 0.01), x))
+register_unary("ThresholdedRelu", lambda x, a: select(x > a.get("alpha", 1.0), x, 0))
+register_unary("Elu", lambda x, a: select(x < 0, (unfused_exp(x) - 1) * a.get("alpha", 1.0), x), wide=True)
+register_unary(
     "Celu",
     lambda x, a: T.maximum(x, 0) + T.minimum((unfused_exp(x / a.get("alpha", 1.0)) - 1) * a.get("alpha", 1.0), 0),
     wide=True,
 )
-unary(
+register_unary(
     "Selu",
     lambda x, a: selu(x, a.get("alpha", 1.67326319217681884765625), a.get("gamma", 1.05070102214813232421875)),
     wide=True,
 )
-unary("HardSigmoid", lambda x, a: T.clip(x * a.get("alpha", 0.2) + a.get("beta", 0.5), 0, 1))
-unary("HardSwish", lambda x, a: x * T.clip(x * (1 / 6) + 0.5, 0, 1), wide=True)
-unary("Gelu", lambda x, a: gelu(x, a.get("approximate", "none")), wide=True)
-unary("Shrink", lambda x, a: shrink(x, a.get("lambd", 0.5), a.get("bias", 0.0)), "input")
-unary("Mish", lambda x, a: x * call("tanh", softplus(x)), wide=True)
-unary("Swish", lambda x, a: x * sigmoid(x * a.get("alpha", 1.0)), wide=True)
-unary("QuickGelu", lambda x, a: x * sigmoid(x * a.get("alpha", 1.702)), domain="com.microsoft")
+register_unary("HardSigmoid", lambda x, a: T.clip(x * a.get("alpha", 0.2) + a.get("beta", 0.5), 0, 1))
+register_unary("HardSwish", lambda x, a: x * T.clip(x * (1 / 6) + 0.5, 0, 1), wide=True)
+register_unary("Gelu", lambda x, a: gelu(x, a.get("approximate", "none")), wide=True)
+register_unary("Shrink", lambda x, a: shrink(x, a.get("lambd", 0.5), a.get("bias", 0.0)), "input")
+register_unary("Mish", lambda x, a: x * call("tanh", softplus(x)), wide=True)
+register_unary("Swish", lambda x, a: x * sigmoid(x * a.get("alpha", 1.0)), wide=True)
+register_unary("QuickGelu", lambda x, a: x * sigmoid(x * a.get("alpha", 1.702)), domain="com.microsoft")
 
 
 @op("Tanh", "Erf", kind=Kind.INJECTIVE, wide=True, operands="input")
@@ -128,13 +129,13 @@ unary("QuickGelu", lambda x, a: x * sigmoid(x * a.get("alpha", 1.702)), domain="
 @op("Exp", "Log", "Sin", "Cos", "Tan", "Sinh", "Cosh", kind=Kind.INJECTIVE, operands="input")
 @op("Asin", "Acos", "Atan", "Asinh", "Acosh", "Atanh", kind=Kind.INJECTIVE, operands="input")
 def intrinsic(node: Node) -> Tensor:
-    """Build an operator that is an intrinsic function of the same name."""
+    """Build an operator that the expression language has as an intrinsic function of the same name in lower case."""
     return node.elementwise(lambda x: call(node.op.lower(), x), node.input(0))
 
 
 @op("IsInf", kind=Kind.INJECTIVE, operands="x")
 def is_inf(node: Node) -> Tensor:
-    """Build IsInf, of one sign or of both."""
+    """Build IsInf, which detects infinities of one sign or of both."""
     positive, negative = node.attrs.get("detect_positive", 1), node.attrs.get("detect_negative", 1)
 
     def body(x: Expr) -> Expr:
@@ -159,15 +160,15 @@ def power(x: Expr, y: Expr) -> Expr:
 
 
 def modulo(x: Expr, y: Expr, fmod: bool) -> Expr:
-    """Return the remainder with the sign of the divisor; with fmod, of the dividend."""
+    """Return the remainder of x / y with the sign of the divisor y; with fmod, with that of the dividend x."""
     if fmod and is_float(x.dtype):
-        rest = T.binary("mod", call("abs", x), call("abs", y))
-        return select(x < 0, -rest, rest)
-    rest = T.binary("mod", x, y)
+        magnitude = T.binary("mod", call("abs", x), call("abs", y))
+        return select(x < 0, -magnitude, magnitude)
+    remainder = T.binary("mod", x, y)
     if not fmod or x.dtype.startswith("uint"):
-        return rest
-    other = (rest < 0) ^ (x < 0)
-    return select(other & T.binary("ne", rest, 0), rest - y, rest)
+        return remainder
+    signs_differ = (remainder < 0) ^ (x < 0)
+    return select(signs_differ & T.binary("ne", remainder, 0), remainder - y, remainder)
 
 
 BINARY: dict[str, Callable[[Expr, Expr, Attrs], Expr]] = {
@@ -191,10 +192,11 @@ BINARY: dict[str, Callable[[Expr, Expr, Attrs], Expr]] = {
     "Greater": lambda x, y, a: y < x,
     "GreaterOrEqual": lambda x, y, a: y <= x,
 }
+"""Operator of two operands -> function of two elements and the node's attributes."""
 
 
-def _binary(node: Node) -> Tensor:
-    """Build an operator of BINARY; Pow by a constant 2 or 0.5 as a product or a square root."""
+def _build_binary(node: Node) -> Tensor:
+    """Build any operator of BINARY; Pow by a constant 2 or 0.5 as a product or a square root."""
     exponent = node.value("y") if node.op == "Pow" else None
     if exponent is not None and exponent.size == 1 and is_float(node.input(0).dtype):
         x, shape = node.input(0), broadcast(node.input(0).shape, exponent.shape)
@@ -207,12 +209,13 @@ def _binary(node: Node) -> Tensor:
 
 for _name in BINARY:
     _operands = {"Pow": "x y", "BitShift": "x y", "PRelu": "x slope"}.get(_name, "a b")
-    op(_name, kind=Kind.INJECTIVE, wide=_name == "Pow", operands=_operands)(_binary)
+    op(_name, kind=Kind.INJECTIVE, wide=_name == "Pow", operands=_operands)(_build_binary)
 
 
 VARIADIC: dict[str, Callable[[Expr, Expr], Expr]] = {
     "Min": T.minimum, "Max": T.maximum, "Sum": lambda x, y: x + y, "Mean": lambda x, y: x + y,
 }  # fmt: skip
+"""Operator of any number of operands -> function that combines two elements; Mean also divides."""
 
 
 @op(*VARIADIC, kind=Kind.INJECTIVE, operands="(data_0)*")
@@ -251,7 +254,7 @@ def clip(node: Node) -> Tensor:
     ]  # fmt: skip
 
     def body(value: Expr) -> Expr:
-        low, high = bounds  # of which a NaN bounds nothing
+        low, high = bounds
         if low is not None:
             value = select(value < low, low, value)
         return value if high is None else select(high < value, high, value)
@@ -277,7 +280,7 @@ def cast_like(node: Node) -> Tensor:
 @op("BiasGelu", kind=Kind.COMPLEX, domain="com.microsoft", operands="a b:bias")
 @op("FastGelu", kind=Kind.COMPLEX, domain="com.microsoft", operands="x bias:bias?")
 def bias_gelu(node: Node) -> Tensor:
-    """Build gelu(x + bias), by erf or by tanh."""
+    """Build BiasGelu or FastGelu: gelu(x + bias), by erf or by tanh; the bias of FastGelu is optional."""
     kind = "tanh" if node.op == "FastGelu" else "none"
     if not node.has(1):
         return node.elementwise(lambda x: gelu(x, kind), node.input(0))

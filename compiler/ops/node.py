@@ -14,7 +14,10 @@ Array = NDArray[Any]
 
 
 def is_mapped(array: Array | None) -> bool:
-    """Return whether the elements lie in a memory-mapped file; such arrays are not repacked, which would copy them."""
+    """Return whether the elements lie in a memory-mapped file; such arrays are not repacked, which would copy them.
+
+    None, which stands for an input that is not constant, gives False.
+    """
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -23,7 +26,7 @@ def is_mapped(array: Array | None) -> bool:
 
 @dataclass(frozen=True)
 class InputType:
-    """Shape and element type of an array, and its value where it is constant."""
+    """Shape and element type of an input of a CPU function, and its value where it is constant."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -37,7 +40,11 @@ class InputType:
 
 @dataclass(frozen=True)
 class CpuNode:
-    """One operator of a CpuFunction. Inputs and outputs by name; "" for an optional one left out."""
+    """One operator of a CpuFunction.
+
+    op: its name in OPS. inputs, outputs: names of tensors; "" for an optional one that is left out. name: of the node
+    in the model, for errors.
+    """
 
     op: str
     inputs: tuple[str, ...]

@@ -1,7 +1,8 @@
 """Layouts of the bytes of an integer convolution, in which windows move by one element.
 
-Images are split by the stride; channels or elements of a line share a word; weights are packed to match. A subclass of
-ConvPacking for each way in which processors multiply bytes; integer._packing decides.
+An image is split into one for each remainder of the stride. Channels, or elements of a line, share a word; weights are
+packed to match. ConvPacking has a subclass for each way in which processors multiply bytes;
+integer._choose_packing decides which is used.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from celosia.compiler.ops.window import SlidingWindow
 from celosia.compiler.target import target
 
 
-def quad(element: Callable[[int], Expr], flip: bool = False) -> Expr:
-    """Return bytes 0 to 3 as a uint32, the first lowest; flip: with inverted top bits."""
+def pack_quad(element: Callable[[int], Expr], flip: bool = False) -> Expr:
+    """Pack element(0) to element(3), bytes, into a uint32, the first lowest; flip: invert the top bit of each byte."""
     total: Expr | None = None
     for k in range(4):
         byte = element(k).astype("uint8").astype("uint32") << 8 * k
@@ -29,132 +30,169 @@ def quad(element: Callable[[int], Expr], flip: bool = False) -> Expr:
     return total ^ (0x80 * ONES) if flip else total
 
 
-def pair(element: Callable[[int], Expr], flip: bool = False) -> Expr:
-    """Return bytes 0 and 1 as a uint16, the first lowest; flip: with inverted top bits."""
+def pack_pair(element: Callable[[int], Expr], flip: bool = False) -> Expr:
+    """Pack element(0) and element(1), bytes, into a uint16, the first lowest; flip: invert the top bit of each byte."""
     low, high = (element(k).astype("uint8").astype("uint16") for k in range(2))
     total = low | high << 8
     return total ^ 0x8080 if flip else total
 
 
 def dot(x: Expr, w: Expr, axes: Any) -> Expr:
-    """Return the int32 sum over `axes` of four byte products each."""
+    """Return the int32 sum over `axes` of dot4(x, w), four products of bytes each."""
     return T.sum(call("dot4", x, w), axes)
 
 
 class ConvPacking:
-    """Layout in which the bytes of a convolution share a word; the base class has uint32 words of four.
+    """Layout in which the bytes of a convolution share words; this base class has uint32 words of four bytes.
 
-    steps: extents of the reduction, the first over channels. reach: elements of the image from one step to the next,
-    in each dimension. phases, lines: of the packed image, remainders of the stride, and lines of each. moves: elements
-    from one line to the next, in each dimension. length: elements from the first window to the end of the last. zero:
-    the zero point of the packed image, None for 0.
+    x, w: image [N, C, ...] and weights [M, C/group, ...]. group_channels: input channels of a group.
+    steps: extents of the reduction axes, the first over words of channels, the others over taps of the kernel.
+    step_distance: elements of the image from one tap step to the next, in each dimension.
+    phases, lines: of the packed image, in each dimension: remainders of the stride, and the elements of each.
+    line_strides: elements of a packed plane from one line to the next, in each dimension.
+    length: elements of a plane from the start of the first window to that of the last, inclusive.
+    extents: elements of the padded image that lines cover, in each dimension.
+    flips_sign: whether packing inverts top bits, since x is int8 and the products take uint8 (or the reverse).
+    zero: the zero point of the packed image, None for 0. pad_byte: the zero point as an element of x.
     """
 
+    reads_image: bool
+    """Whether words are packed from x itself, not from a padded copy; set by subclasses."""
+    source: Tensor
+    """x or its padded copy, of which words are packed; set by subclasses."""
+
     def __init__(
-        self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr, steps: Shape, reach: Shape
+        self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr, steps: Shape, step_distance: Shape
     ):  # fmt: skip
         self.x, self.w, self.window, self.group = x, w, window, group
-        self.cg = w.shape[1]
-        self.steps, self.reach = steps, reach
+        self.group_channels = w.shape[1]
+        self.steps, self.step_distance = steps, step_distance
         self.phases = tuple(s if k > 1 else 1 for s, k in zip(window.stride, steps[1:]))
         self.lines = tuple(
-            o + (k - 1) * d // s for o, k, d, s in zip(window.out, steps[1:], reach, window.stride)
+            o + (k - 1) * d // s for o, k, d, s in zip(window.out, steps[1:], step_distance, window.stride)
         )  # fmt: skip
-        self.flip = x.dtype == "int8"
+        self.flips_sign = x.dtype == "int8"
         self.zero: Expr | None = zx
-        self.pad = (zx.astype("uint8") ^ (128 if self.flip else 0)).astype(x.dtype)
+        self.pad_byte = (zx.astype("uint8") ^ (128 if self.flips_sign else 0)).astype(x.dtype)
         self.extents = tuple(line * s for line, s in zip(self.lines, window.stride))
-        self.moves = [prod(self.lines[d + 1 :]) for d in range(len(self.lines))]
-        self.length = sum((o - 1) * move for o, move in zip(window.out, self.moves)) + 1
+        self.line_strides = [prod(self.lines[d + 1 :]) for d in range(len(self.lines))]
+        self.length = sum((o - 1) * stride for o, stride in zip(window.out, self.line_strides)) + 1
 
-    def axes(self) -> tuple[Axis, ...]:
-        """Create the reduction axes."""
+    def needs_padding(self) -> bool:
+        """Return whether the packed image has elements outside of x."""
+        return any(b != 0 or e > n for b, e, n in zip(self.window.before, self.extents, self.window.size))
+
+    def reduction_axes(self) -> tuple[Axis, ...]:
+        """Create the reduction axes of one sum: words of channels, then taps in each dimension."""
         return tuple(T.reduce_axis(size, f"k{d}") for d, size in enumerate(self.steps))
 
-    def product(self, image: Tensor, weights: Tensor, channel: Expr, ni: Expr, g: Expr, place: Expr) -> Expr:
-        """Return the sum of the window that begins at `place`, times the weights of a channel."""
-        ks = self.axes()
-        return dot(image.flat(self.start(image, ni, g, ks) + place), weights[(channel, *ks)], ks)
+    def window_product(self, image: Tensor, weights: Tensor, channel: Expr, ni: Expr, g: Expr, position: Expr) -> Expr:
+        """Return the sum of products of a window with the weights of an output channel.
 
-    def total(self, weights: Tensor, channel: Expr) -> Expr:
-        """Return the sum of the weights of a channel."""
-        ks = self.axes()
+        image, weights: as packed. ni: sample. g: group. position: of the window in its plane.
+        """
+        ks = self.reduction_axes()
+        return dot(image.flat(self.flat_start(image, ni, g, ks) + position), weights[(channel, *ks)], ks)
+
+    def weight_sum(self, weights: Tensor, channel: Expr) -> Expr:
+        """Return the sum of the packed weights of an output channel, by which the zero point of x is multiplied."""
+        ks = self.reduction_axes()
         return dot(wrap(ONES, "uint32"), weights[(channel, *ks)], ks)
 
-    def image(self) -> Tensor:
-        """Return the packed image: [N, group * channel steps, phases..., lines...] of uint32."""
-        return self._image(self.group * self.steps[0])
+    def packed_image(self) -> Tensor:
+        """Pack the image: [N, group * channel steps, phases..., lines...] of uint32."""
+        return self._pack_image(self.group * self.steps[0])
 
-    def _image(self, channels: int) -> Tensor:
-        """Return the packed image with `channels` words for each element."""
+    def _pack_image(self, channels: int) -> Tensor:
+        """Pack the image into `channels` words for each element."""
         sp = len(self.window.size)
 
-        def body(ni: Expr, block: Expr, *rest: Expr) -> Expr:
-            phase, line = rest[:sp], rest[sp:]
-            own = [i * s + p for i, s, p in zip(line, self.window.stride, phase)]
-            return self.bytes_at(ni, block, own)
+        def body(ni: Expr, block: Expr, *spatial: Expr) -> Expr:
+            phase, line = spatial[:sp], spatial[sp:]
+            pixel = [i * s + p for i, s, p in zip(line, self.window.stride, phase)]
+            return self.word_at(ni, block, pixel)
 
         shape = (self.x.shape[0], channels, *self.phases, *self.lines)
         return T.compute(shape, body, "image")
 
-    def bytes_at(self, ni: Expr, block: Expr, own: Sequence[Expr]) -> Expr:
-        """Return the word of the padded image at index `own`, of channel block `block`."""
+    def word_at(self, ni: Expr, block: Expr, index: Sequence[Expr]) -> Expr:
+        """Return the word of channel block `block` at spatial `index` of the padded image, of sample `ni`."""
         raise NotImplementedError
 
-    def weights(self, change: Callable[[Expr], Expr]) -> Tensor:
-        """Return the packed weights, each element through `change`, filled up with 0: [M, *steps] of uint32."""
-        return self.packed(self.w, change)
+    def packed_weights(self, change: Callable[[Expr], Expr]) -> Tensor:
+        """Pack the weights of this convolution, each through `change`: [M, *steps] of uint32, filled up with 0."""
+        return self.pack_weights(self.w, change)
 
-    def packed(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
-        """Pack any weights [..., C/group, *kernel], as `weights` does with w."""
+    def pack_weights(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
+        """Pack any weights [..., C/group, *kernel] as `packed_weights` does with w, such as bit planes or ones."""
         raise NotImplementedError
 
-    def start(self, image: Tensor, ni: Expr, g: Expr, ks: Sequence[Expr]) -> Expr:
-        """Return the flat element of `image` for step `ks` of the first window."""
+    def flat_start(self, image: Tensor, ni: Expr, g: Expr, ks: Sequence[Expr]) -> Expr:
+        """Return the flat index into `image` of reduction step `ks` of the first window, for sample ni and group g."""
         channel: Expr = g * self.steps[0] + ks[0]
         phase: Expr = wrap(0, INDEX)
-        place: Expr = wrap(0, INDEX)
-        for k, reach, phases, lines in zip(ks[1:], self.reach, self.phases, self.lines):
-            phase = phase * phases + k * reach % phases
-            place = place * lines + k * reach // phases
-        return ((ni * image.shape[1] + channel) * prod(self.phases) + phase) * prod(self.lines) + place
+        position: Expr = wrap(0, INDEX)
+        for k, distance, phases, lines in zip(ks[1:], self.step_distance, self.phases, self.lines):
+            phase = phase * phases + k * distance % phases
+            position = position * lines + k * distance // phases
+        return ((ni * image.shape[1] + channel) * prod(self.phases) + phase) * prod(self.lines) + position
 
-    def windows_of(self, planes: Tensor) -> Tensor:
-        """Extract the windows' results from `planes` [N, group, M/group, length]: [N, M, ...]."""
+    def extract_windows(self, planes: Tensor) -> Tensor:
+        """Extract the results of windows from `planes` [N, group, M/group, length]: [N, M, ...].
+
+        Results of positions between the lines of a plane, which are no windows, are left out.
+        """
         n, m, out = planes.shape[0], planes.shape[1] * planes.shape[2], self.window.out
         if self.length == prod(out):
             return replace(planes, shape=(n, m, *out))
         planes = replace(planes, stored=True)
 
         def body(ni: Expr, mi: Expr, *o: Expr) -> Expr:
-            place: Expr = wrap(0, INDEX)
-            for i, move in zip(o, self.moves):
-                place = place + i * move
-            return planes.flat((ni * m + mi) * self.length + place)
+            position: Expr = wrap(0, INDEX)
+            for i, stride in zip(o, self.line_strides):
+                position = position + i * stride
+            return planes.flat((ni * m + mi) * self.length + position)
 
         return T.compute((n, m, *out), body, "lines")
 
-    def inside(self, own: Sequence[Expr], ends: Sequence[int]) -> Expr | None:
-        """Return the test whether an index below `ends` into the padded image is inside; None for always."""
+    def bounds_test(self, index: Sequence[Expr], ends: Sequence[int]) -> Expr | None:
+        """Return the condition that an index into the padded image lies in the image; None where it always does.
+
+        ends: upper limits of the index, in each dimension.
+        """
         result: Expr | None = None
-        for i, before, size, end in zip(own, self.window.before, self.window.size, ends):
+        for i, before, size, end in zip(index, self.window.before, self.window.size, ends):
             for needed, test in ((before > 0, i >= before), (end > before + size, i < before + size)):
                 if needed:
                     result = test if result is None else result & test
         return result
 
-    def shifted(self, own: Sequence[Expr]) -> list[Expr]:
+    def unpadded_index(self, index: Sequence[Expr]) -> list[Expr]:
         """Convert an index into the padded image to one into the image."""
-        return [i - before for i, before in zip(own, self.window.before)]
+        return [i - before for i, before in zip(index, self.window.before)]
 
-    def padded(self, ends: Sequence[int]) -> Tensor:
-        """Return x with zero points around it, `ends` elements in each dimension, in memory."""
+    def pad_image(self, ends: Sequence[int]) -> Tensor:
+        """Return a copy of x in memory, padded by zero points to `ends` elements in each dimension."""
 
-        def body(ni: Expr, c: Expr, *own: Expr) -> Expr:
-            here, inside = self.x[(ni, c, *self.shifted(own))], self.inside(own, ends)
-            return here if inside is None else select(inside, here, self.pad)
+        def body(ni: Expr, c: Expr, *index: Expr) -> Expr:
+            word, inside = self.x[(ni, c, *self.unpadded_index(index))], self.bounds_test(index, ends)
+            return word if inside is None else select(inside, word, self.pad_byte)
 
         return replace(T.compute((*self.x.shape[:2], *ends), body, "padded"), stored=True)
+
+    def channel_at(self, ni: Expr, channel: Expr, index: Sequence[Expr]) -> Expr:
+        """Return an element of `source`, of which words of several channels are packed, at `index` of the padded image.
+
+        Words beyond the last channel read the last one; their weights are 0.
+        """
+        if self.group_channels % 4:
+            channel = T.minimum(channel, self.x.shape[1] - 1)
+        return self.source[(ni, channel, *(self.unpadded_index(index) if self.reads_image else index))]
+
+    def pad_word(self, word: Expr, index: Sequence[Expr], padding: Callable[[], Expr]) -> Expr:
+        """Return `word`, or `padding()` where it is packed from x itself and `index` lies outside of x."""
+        inside = self.bounds_test(index, self.extents) if self.reads_image else None
+        return word if inside is None else select(inside, word, padding())
 
 
 class Channels(ConvPacking):
@@ -162,32 +200,26 @@ class Channels(ConvPacking):
 
     def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr):
         super().__init__(x, w, window, group, zx, (-(-w.shape[1] // 4), *window.kernel), window.dilation)
-        whole = all(b == 0 and e <= n for b, e, n in zip(window.before, self.extents, window.size))
-        self.direct = whole or set(window.stride) == {1}
-        self.source = x if self.direct else self.padded(self.extents)
+        self.reads_image = not self.needs_padding() or set(window.stride) == {1}
+        self.source = x if self.reads_image else self.pad_image(self.extents)
 
-    def bytes_at(self, ni: Expr, block: Expr, own: Sequence[Expr]) -> Expr:
-        """Return four channels of an element; the zero point outside of the image."""
+    def word_at(self, ni: Expr, block: Expr, index: Sequence[Expr]) -> Expr:
+        """Return four channels of an element; zero points outside of the image."""
         first = block * 4
-        if self.cg % 4:
-            first = block // self.steps[0] * self.cg + block % self.steps[0] * 4
-        at = self.shifted(own) if self.direct else own
+        if self.group_channels % 4:
+            first = block // self.steps[0] * self.group_channels + block % self.steps[0] * 4
+        word = pack_quad(lambda j: self.channel_at(ni, first + j, index), self.flips_sign)
+        return self.pad_word(word, index, lambda: pack_quad(lambda j: self.pad_byte, self.flips_sign))
 
-        def element(j: int) -> Expr:
-            return self.source[(ni, first + j if self.cg % 4 == 0 else T.minimum(first + j, self.x.shape[1] - 1), *at)]
-
-        here, inside = quad(element, self.flip), self.inside(own, self.extents) if self.direct else None
-        return here if inside is None else select(inside, here, quad(lambda j: self.pad, self.flip))
-
-    def packed(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
+    def pack_weights(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
         """Return weights [M, *steps] of uint32: four channels each."""
 
         def body(m: Expr, kc: Expr, *taps: Expr) -> Expr:
             def element(j: int) -> Expr:
                 value = change(w[(m, kc * 4 + j, *taps)])
-                return value if self.cg % 4 == 0 else select(kc * 4 + j < self.cg, value, 0)
+                return value if self.group_channels % 4 == 0 else select(kc * 4 + j < self.group_channels, value, 0)
 
-            return quad(element)
+            return pack_quad(element)
 
         return T.compute((w.shape[0], *self.steps), body, "weights")
 
@@ -197,27 +229,30 @@ class LineQuads(ConvPacking):
 
     def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr):
         *first, last = window.kernel
-        *reach, move = window.dilation
-        super().__init__(x, w, window, group, zx, (w.shape[1], *first, -(-last // 4)), (*reach, 4 * move))
-        self.ends = (*self.extents[:-1], self.extents[-1] + 3 * move)
-        # Elements are read up to four times, and with conditions, for which a processor needs masks of bytes.
-        self.direct = set(window.stride) == {1} and (x.body is None or x.stored) and "avx512bw" in target().features
-        self.source = x if self.direct else self.padded(self.ends)
+        *distances, last_distance = window.dilation
+        steps = (w.shape[1], *first, -(-last // 4))
+        super().__init__(x, w, window, group, zx, steps, (*distances, 4 * last_distance))
+        self.ends = (*self.extents[:-1], self.extents[-1] + 3 * last_distance)
+        # Elements are read up to four times, and with conditions, which only masks of bytes make fast.
+        self.reads_image = (
+            set(window.stride) == {1} and (x.body is None or x.stored) and "avx512bw" in target().features
+        )
+        self.source = x if self.reads_image else self.pad_image(self.ends)
 
-    def bytes_at(self, ni: Expr, block: Expr, own: Sequence[Expr]) -> Expr:
+    def word_at(self, ni: Expr, block: Expr, index: Sequence[Expr]) -> Expr:
         """Return four elements of a line, spaced by the dilation; zero points outside of the image."""
-        *lead, last = own
+        *lead, last = index
 
         def element(j: int) -> Expr:
             at = [*lead, last + j * self.window.dilation[-1]]
-            if not self.direct:
+            if not self.reads_image:
                 return self.source[(ni, block, *at)]
-            here, inside = self.source[(ni, block, *self.shifted(at))], self.inside(at, self.ends)
-            return here if inside is None else select(inside, here, self.pad)
+            word, inside = self.source[(ni, block, *self.unpadded_index(at))], self.bounds_test(at, self.ends)
+            return word if inside is None else select(inside, word, self.pad_byte)
 
-        return quad(element, self.flip)
+        return pack_quad(element, self.flips_sign)
 
-    def packed(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
+    def pack_weights(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
         """Return weights [M, *steps] of uint32: four taps of a line each."""
         size = self.window.kernel[-1]
 
@@ -227,70 +262,64 @@ class LineQuads(ConvPacking):
                 value = change(w[(m, kc, *taps[:-1], tap)])
                 return value if size % 4 == 0 else select(tap < size, value, 0)
 
-            return quad(element)
+            return pack_quad(element)
 
         return T.compute((w.shape[0], *self.steps), body, "weights")
 
 
-def stored(value: Expr) -> Expr:
-    """Return a number that is computed once, into memory, instead of by each vector in wider types."""
+def store_once(value: Expr) -> Expr:
+    """Return a value that is computed once, into memory, instead of by each vector in a wider type."""
     return replace(T.compute((1,), lambda i: value, "fixed"), stored=True)[0]
 
 
 class Pairs(ConvPacking):
     """Two channels in a uint16, for NEON's products of int8 that are added in pairs. Four channels are a step.
 
-    narrow: no weight is -128, so that two products fit into int16.
+    narrow: no weight is -128, so that the sum of two products fits into int16.
     """
 
     def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr, narrow: bool):
         super().__init__(x, w, window, group, zx, (-(-w.shape[1] // 4), *window.kernel), window.dilation)
-        self.flip, self.zero, self.narrow = x.dtype == "uint8", zx - 128, narrow
-        whole = all(b == 0 and e <= n for b, e, n in zip(window.before, self.extents, window.size))
-        self.direct = whole or set(window.stride) == {1}
-        self.pad = stored(self.pad)
-        self.source = x if self.direct else self.padded(self.extents)
+        self.flips_sign, self.zero, self.narrow = x.dtype == "uint8", zx - 128, narrow
+        self.reads_image = not self.needs_padding() or set(window.stride) == {1}
+        self.pad_byte = store_once(self.pad_byte)
+        self.source = x if self.reads_image else self.pad_image(self.extents)
 
-    def image(self) -> Tensor:
-        """Return the packed image: [N, group * channel steps * 2, phases..., lines...] of uint16."""
-        return self._image(2 * self.group * self.steps[0])
+    def packed_image(self) -> Tensor:
+        """Pack the image: [N, group * channel steps * 2, phases..., lines...] of uint16."""
+        return self._pack_image(2 * self.group * self.steps[0])
 
-    def bytes_at(self, ni: Expr, block: Expr, own: Sequence[Expr]) -> Expr:
-        """Return two channels of an element."""
+    def word_at(self, ni: Expr, block: Expr, index: Sequence[Expr]) -> Expr:
+        """Return two channels of an element; zero points outside of the image."""
         first = block * 2
-        if self.cg % 4:
+        if self.group_channels % 4:
             pairs = 2 * self.steps[0]
-            first = block // pairs * self.cg + block % pairs * 2
-        at = self.shifted(own) if self.direct else own
+            first = block // pairs * self.group_channels + block % pairs * 2
+        word = pack_pair(lambda j: self.channel_at(ni, first + j, index), self.flips_sign)
+        return self.pad_word(word, index, lambda: store_once(pack_pair(lambda j: self.pad_byte, self.flips_sign)))
 
-        def element(j: int) -> Expr:
-            return self.source[(ni, first + j if self.cg % 4 == 0 else T.minimum(first + j, self.x.shape[1] - 1), *at)]
-
-        here, inside = pair(element, self.flip), self.inside(own, self.extents) if self.direct else None
-        return here if inside is None else select(inside, here, stored(pair(lambda j: self.pad, self.flip)))
-
-    def packed(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
-        """Return the packed weights: [M, *steps, 2] of uint16."""
+    def pack_weights(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
+        """Return weights [M, *steps, 2] of uint16: two channels each."""
 
         def body(m: Expr, kc: Expr, *taps: Expr) -> Expr:
             def element(j: int) -> Expr:
                 channel = kc * 4 + taps[-1] * 2 + j
                 value = change(w[(m, channel, *taps[:-1])])
-                return value if self.cg % 4 == 0 else select(channel < self.cg, value, 0)
+                return value if self.group_channels % 4 == 0 else select(channel < self.group_channels, value, 0)
 
-            return pair(element)
+            return pack_pair(element)
 
         return T.compute((w.shape[0], *self.steps, 2), body, "weights")
 
-    def product(self, image: Tensor, weights: Tensor, channel: Expr, ni: Expr, g: Expr, place: Expr) -> Expr:
-        ks = self.axes()
-        start = self.start(image, ni, g * 2, [ks[0] * 2, *ks[1:]]) + place
+    def window_product(self, image: Tensor, weights: Tensor, channel: Expr, ni: Expr, g: Expr, position: Expr) -> Expr:
+        ks = self.reduction_axes()
+        start = self.flat_start(image, ni, g * 2, [ks[0] * 2, *ks[1:]]) + position
         plane = prod(image.shape[2:])
         x, w = [image.flat(start + half * plane) for half in range(2)], [weights[(channel, *ks, k)] for k in range(2)]
         return T.sum(call("narrow_pairs" if self.narrow else "pairs", *x, *w), ks)
 
-    def total(self, weights: Tensor, channel: Expr) -> Expr:
-        ks, ones = self.axes(), wrap(ONES & 0xFFFF, "uint16")
+    def weight_sum(self, weights: Tensor, channel: Expr) -> Expr:
+        ks, ones = self.reduction_axes(), wrap(ONES & 0xFFFF, "uint16")
         return T.sum(call("pairs", ones, ones, *(weights[(channel, *ks, k)] for k in range(2))), ks)
 
 
@@ -300,25 +329,23 @@ class Widened(ConvPacking):
     def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr):
         super().__init__(x, w, window, group, zx, w.shape[1:], window.dilation)
         self.zero = None
-        own = zx - 128 if x.dtype == "int8" else zx
-        self.difference = stored(own.astype("int16"))
-        whole = all(b == 0 and e <= n for b, e, n in zip(window.before, self.extents, window.size))
-        self.direct = whole or set(window.stride) == {1}
-        self.pad = stored(self.pad)
-        self.source = x if self.direct else self.padded(self.extents)
+        zero_point = zx - 128 if x.dtype == "int8" else zx  # as x has it, without the shift to uint8
+        self.stored_zero_point = store_once(zero_point.astype("int16"))
+        self.reads_image = not self.needs_padding() or set(window.stride) == {1}
+        self.pad_byte = store_once(self.pad_byte)
+        self.source = x if self.reads_image else self.pad_image(self.extents)
 
-    def bytes_at(self, ni: Expr, block: Expr, own: Sequence[Expr]) -> Expr:
+    def word_at(self, ni: Expr, block: Expr, index: Sequence[Expr]) -> Expr:
         """Return the difference of one element from zx; 0 outside of the image."""
-        at = self.shifted(own) if self.direct else own
-        here = self.source[(ni, block, *at)].astype("int16") - self.difference
-        inside = self.inside(own, self.extents) if self.direct else None
-        return here if inside is None else select(inside, here, 0)
+        at = self.unpadded_index(index) if self.reads_image else index
+        word = self.source[(ni, block, *at)].astype("int16") - self.stored_zero_point
+        return self.pad_word(word, index, lambda: wrap(0, "int16"))
 
-    def packed(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
-        """Return the weights as int16: [M, *steps]."""
+    def pack_weights(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
+        """Return weights [M, *steps] of int16."""
         return T.compute(w.shape, lambda *i: change(w[i]).astype("int16"), "weights")
 
-    def product(self, image: Tensor, weights: Tensor, channel: Expr, ni: Expr, g: Expr, place: Expr) -> Expr:
-        ks = self.axes()
-        x = image.flat(self.start(image, ni, g, ks) + place)
+    def window_product(self, image: Tensor, weights: Tensor, channel: Expr, ni: Expr, g: Expr, position: Expr) -> Expr:
+        ks = self.reduction_axes()
+        x = image.flat(self.flat_start(image, ni, g, ks) + position)
         return T.sum(x.astype("int32") * weights[(channel, *ks)].astype("int32"), ks)

@@ -1,4 +1,4 @@
-"""Max and average pooling."""
+"""Max and average pooling, of floats and of quantised bytes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 from celosia.compiler import expr as T
 from celosia.compiler.expr import Axis, Expr, Tensor, is_float, select, wrap
 from celosia.compiler.expr.nest_parts import reduction_identity
-from celosia.compiler.ops.quantized import F32, dequantized, requantize, with_channels_last
-from celosia.compiler.ops.reductions import reduced
+from celosia.compiler.ops.quantized import F32, accept_channels_last, dequantize, requantize
+from celosia.compiler.ops.reductions import reduce_axes
 from celosia.compiler.ops.registry import Node, op, round_even, saturate
 from celosia.compiler.ops.shape import padded
 from celosia.compiler.ops.window import SlidingWindow
 from celosia.compiler.program.op_spec import Kind, Moves
 
 
-def maxima(window: SlidingWindow, y: Tensor) -> Tensor:
-    """Replace maxima `y` [N, C, windows...] of windows without elements by the smallest finite number.
+def replace_empty_maxima(window: SlidingWindow, y: Tensor) -> Tensor:
+    """Replace the maxima of windows that lie in the padding alone by the smallest finite number, as onnxruntime does.
 
-    onnxruntime gives that number there, and -inf where all elements of a window are -inf.
+    y: maxima [N, C, windows...]. Windows whose elements are all -inf keep -inf.
     """
     empty = [(2 + d, o) for d in range(len(window.size)) for o in window.empty_windows(d)]
     if not empty or not is_float(y.dtype):
@@ -43,28 +43,37 @@ def max_pool(node: Node) -> Tensor:
         raise node.fail("the second output, indices")
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:])
-    if prod(window.kernel) > MANY:
-        return maxima(window, _max_by_axis(window, x))
+    if prod(window.kernel) > MAX_DIRECT_WINDOW:
+        return replace_empty_maxima(window, _max_by_axis(window, x))
     p = window.padded(x, reduction_identity("max", x.dtype))
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
     shape = (*x.shape[:2], *window.out)
-    return maxima(window, T.compute(shape, lambda n, c, *o: T.max(p[(n, c, *window.at(o, ks))], ks), "max_pool"))
+    return replace_empty_maxima(
+        window, T.compute(shape, lambda n, c, *o: T.max(p[(n, c, *window.at(o, ks))], ks), "max_pool")
+    )
 
 
-MANY = 4
-"""Largest window whose maximum is computed at once; larger ones reduce axis by axis, as neighbours share lines."""
+MAX_DIRECT_WINDOW = 4
+"""Elements of the largest window whose maximum is computed at once.
+
+Larger ones are reduced axis by axis, so that neighbouring windows share maxima of lines.
+"""
 
 
 def _max_by_axis(window: SlidingWindow, x: Tensor) -> Tensor:
-    """Reduce maxima along one axis after another; only along the last, vectorised one x is padded."""
+    """Compute the maxima of windows along one axis after another.
+
+    Only the last axis, which is vectorised, reads a padded copy; the others test their index.
+    """
     before, after = window.margins()
     least, last = reduction_identity("max", x.dtype), len(x.shape) - 1
     for d in range(2, last):
         size, first, k = x.shape[d], before[d - 2], T.reduce_axis(window.kernel[d - 2], f"k{d - 2}")
 
         def body(*i: Expr, d: int = d, x: Tensor = x, first: int = first, size: int = size, k: Axis = k) -> Expr:
-            at = i[d] * window.stride[d - 2] + k * window.dilation[d - 2] - first
-            return T.max(select((at >= 0) & (at < size), x[(*i[:d], at, *i[d + 1 :])], least), (k,))
+            position = i[d] * window.stride[d - 2] + k * window.dilation[d - 2] - first
+            element = x[(*i[:d], position, *i[d + 1 :])]
+            return T.max(select((position >= 0) & (position < size), element, least), (k,))
 
         x = T.compute((*x.shape[:d], window.out[d - 2], *x.shape[d + 1 :]), body, "lines")
     lead = (0,) * last
@@ -94,26 +103,26 @@ def average_pool(node: Node) -> Tensor:
 @op("GlobalAveragePool", kind=Kind.REDUCTION, wide=True, operands="x")
 @op("GlobalMaxPool", kind=Kind.REDUCTION, operands="x")
 def global_pool(node: Node) -> Tensor:
-    """Build GlobalMaxPool or GlobalAveragePool: complete images become [n, c, 1, ...]."""
+    """Build GlobalMaxPool or GlobalAveragePool: [N, C, ...] to [N, C, 1, ...]."""
     x = node.input(0)
     axes = range(2, len(x.shape))
     if node.op == "GlobalMaxPool":
-        return reduced(x, axes, True, T.max, "global_max")
-    return reduced(x, axes, True, lambda v, ks: T.sum(v, ks) / prod(x.shape[2:]), "global_average")
+        return reduce_axes(x, axes, True, T.max, "global_max")
+    return reduce_axes(x, axes, True, lambda v, ks: T.sum(v, ks) / prod(x.shape[2:]), "global_average")
 
 
 @op(
     "QLinearGlobalAveragePool", kind=Kind.REDUCTION, domain="com.microsoft", variant_of="GlobalAveragePool",
     operands="x<T> x_scale x_zero_point y_scale y_zero_point<T>",
 )  # fmt: skip
-@with_channels_last
+@accept_channels_last
 def qlinear_global_average_pool(node: Node) -> Tensor:
-    """Build QLinearGlobalAveragePool; with channels_last, channels are the last axis."""
-    return global_average(node)
+    """Build QLinearGlobalAveragePool; with the attribute channels_last, channels are the last axis."""
+    return _global_average(node)
 
 
-def global_average(node: Node) -> Tensor:
-    """Return the mean of each image [n, c, ...] of bytes, requantised."""
+def _global_average(node: Node) -> Tensor:
+    """Return the mean of each channel of images [N, C, ...] of bytes, by an int32 sum that is requantised."""
     x = node.input(0)
     zx, count = node.scalar("x_zero_point", "int32"), prod(x.shape[2:])
     scale = node.scalar("x_scale", F32) / (node.scalar("y_scale", F32) * float(count))
@@ -122,7 +131,7 @@ def global_average(node: Node) -> Tensor:
     def mean(v: Expr, ks: Any) -> Expr:
         return requantize(T.sum(v.astype("int32") - zx, ks), scale, zy, x.dtype)
 
-    return reduced(x, range(2, len(x.shape)), True, mean, "average")
+    return reduce_axes(x, range(2, len(x.shape)), True, mean, "average")
 
 
 @op(
@@ -130,7 +139,7 @@ def global_average(node: Node) -> Tensor:
     operands="x x_scale x_zero_point y_scale y_zero_point",
 )  # fmt: skip
 def qlinear_mean(node: Node) -> Tensor:
-    """Build our QLinearMean: the mean over rows and columns with the factor that the accelerator has."""
+    """Build our QLinearMean: the mean over rows and columns, with the accelerator's factor (numerics.mean_scale)."""
     x = node.input(0)
     zx, count = node.scalar("x_zero_point", "int32"), prod(x.shape[2:])
     sx, sy = (node.scalar(name, F32).astype("float64") for name in ("x_scale", "y_scale"))
@@ -139,27 +148,27 @@ def qlinear_mean(node: Node) -> Tensor:
     def mean(v: Expr, ks: Any) -> Expr:
         return requantize(T.sum(v.astype("int32") - zx, ks), scale.astype(F32), zy, x.dtype)
 
-    return reduced(x, range(2, len(x.shape)), True, mean, "average")
+    return reduce_axes(x, range(2, len(x.shape)), True, mean, "average")
 
 
 @op(
     "QLinearAveragePool", kind=Kind.COMPLEX, heavy=True, windows=True, domain="com.microsoft",
     variant_of="AveragePool", shaped_as="MaxPool", operands="x<T> x_scale x_zero_point? y_scale y_zero_point<T>?",
 )  # fmt: skip
-@with_channels_last
+@accept_channels_last
 def qlinear_average_pool(node: Node) -> Tensor:
-    """Build QLinearAveragePool: float32 sums in the order of elements, integers for a global window.
+    """Build QLinearAveragePool: float32 sums in the order of elements, integer sums for a global window.
 
-    With our attribute `integers` it adds integers, as the accelerator does.
+    With our attribute `integers` all sums are those of integers, as on the accelerator.
     """
     x = node.input(0)
     window = SlidingWindow.of(node, x.shape[2:])
     if window.is_global:
-        return global_average(node)
+        return _global_average(node)
     ks = tuple(T.reduce_axis(k, f"k{d}") for d, k in enumerate(window.kernel))
     if node.attrs.get("integers"):
         return _average_of_integers(node, x, window, ks)
-    p = window.padded(x, wrap(0, F32), lambda v: dequantized(node, v))
+    p = window.padded(x, wrap(0, F32), lambda v: dequantize(node, v))
     sy, zy = node.scalar("y_scale", F32), node.scalar("y_zero_point", F32)
 
     def body(n: Expr, c: Expr, *o: Expr) -> Expr:
@@ -171,7 +180,7 @@ def qlinear_average_pool(node: Node) -> Tensor:
 
 
 def _average_of_integers(node: Node, x: Tensor, window: SlidingWindow, ks: tuple[T.Axis, ...]) -> Tensor:
-    """Return windows' means by integer sums, requantised by the divisor of each window."""
+    """Return the means of windows by integer sums, requantised with a scale for the divisor of each window."""
     zx = node.scalar("x_zero_point", "int32")
     p = window.padded(x, wrap(0, "int32"), lambda v: v.astype("int32") - zx)
     sx, sy, zy = node.scalar("x_scale", F32), node.scalar("y_scale", F32), node.scalar("y_zero_point", x.dtype)

@@ -21,23 +21,26 @@ def product(
     change_b: ChangeAt = None, finish: Callable[[Expr, tuple[Expr, ...]], Expr] = lambda acc, i: acc,
     fixed_b: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return numpy.matmul(a, b) of tensors with at least two dimensions, elements through their changes first.
+    """Return finish(numpy.matmul(a, b), its index), for tensors of at least two dimensions.
 
-    fixed_b: `b` is constant, or the same for many products, so that a reordered copy of it is free.
+    transpose_a, transpose_b: the last two axes are swapped first. change_a, change_b: functions of each element before
+    it is multiplied. fixed_b: `b` is constant, or the same for many products, so that a packed copy of it costs
+    nothing. It decides between rows of b, columns of b, and b packed into panels. Raises ValueError for shapes that do
+    not fit.
     """
     inner = a.shape[-2 if transpose_a else -1]
     m, n = a.shape[-1 if transpose_a else -2], b.shape[-2 if transpose_b else -1]
-    batch = batch_of(a, b, inner, b.shape[-1 if transpose_b else -2])
+    batch = batch_shape(a, b, inner, b.shape[-1 if transpose_b else -2])
 
     def prepared(t: Tensor, turn: bool, change: ChangeAt, name: str) -> Tensor:
-        """Return a matrix transposed and changed element by element."""
+        """Return matrices, transposed where `turn` is set, with `change` applied to each element."""
         if change is None and not turn:
             return t
         shape = (*t.shape[:-2], t.shape[-1], t.shape[-2]) if turn else t.shape
 
         def element(*i: Expr) -> Expr:
-            own = (*i[:-2], i[-1], i[-2]) if turn else i
-            return t[own] if change is None else change(t[own], own)
+            source = (*i[:-2], i[-1], i[-2]) if turn else i
+            return t[source] if change is None else change(t[source], source)
 
         return T.compute(shape, element, name)
 
@@ -53,59 +56,68 @@ def product(
     width = next((w for w in widths if w > 1 and n % w == 0), 0)
     large = inner * n * itemsize(b.dtype) > PACKED_BYTES
     if not dot and width and large and (m >= PACKED_ROWS or streamed):
-        packed = _panels(b, width)
+        packed = _pack_panels(b, width)
 
         def by_panel(*i: Expr) -> Expr:
             *lead, row, panel, lane = i
             index = (*lead, row, panel * width + lane)
-            right = packed[(*at_lead(b, lead), panel, k, lane)]
-            return finish(T.sum(a[(*at_lead(a, lead), row, k)] * right, k), index)
+            right = packed[(*batch_index(b, lead), panel, k, lane)]
+            return finish(T.sum(a[(*batch_index(a, lead), row, k)] * right, k), index)
 
         return replace(T.compute((*batch, m, n // width, width), by_panel, "matmul"), shape=(*batch, m, n))
 
     def body(*i: Expr) -> Expr:
-        lead_a = at_lead(a, i[:-2])
-        lead_b = at_lead(b, i[:-2])
+        lead_a = batch_index(a, i[:-2])
+        lead_b = batch_index(b, i[:-2])
         right = b[(*lead_b, i[-1], k)] if dot else b[(*lead_b, k, i[-1])]
         return finish(T.sum(a[(*lead_a, i[-2], k)] * right, k), i)
 
     return T.compute((*batch, m, n), body, "matmul")
 
 
-def batch_of(a: Tensor, b: Tensor, inner: int, other: int) -> Shape:
-    """Return the broadcast batch dimensions of a matrix product.
+def batch_shape(a: Tensor, b: Tensor, inner_a: int, inner_b: int) -> Shape:
+    """Return the broadcast batch dimensions of a matrix product of a and b.
 
-    inner, other: reduced elements of both operands. Raises ValueError where they differ, or batches do not broadcast.
+    inner_a, inner_b: extents of the axis of each over which the product sums. Raises ValueError where these differ, or
+    the batches do not broadcast.
     """
     with suppress(ValueError):
-        if inner == other:
+        if inner_a == inner_b:
             return broadcast(a.shape[:-2], b.shape[:-2])
     raise ValueError(f"{list(a.shape)} and {list(b.shape)} do not multiply")
 
 
 PACKED_ROWS = 16
-"""Fewest rows of a product for which a packed copy of the second matrix pays."""
+"""Rows of a product from which a packed copy of the second matrix saves more time than it takes."""
 PACKED_BYTES = 1 << 15
-"""Size of a matrix above which its rows lie so far apart that caches and address translation suffer."""
+"""Bytes of a matrix above which its rows lie so far apart that caches and address translation suffer."""
 
 
-def _panels(b: Tensor, width: int) -> Tensor:
+def _pack_panels(b: Tensor, width: int) -> Tensor:
     """Pack b [..., K, N] into panels [..., N / width, K, width], which a register tile reads contiguously."""
     shape = (*b.shape[:-2], b.shape[-1] // width, b.shape[-2], width)
     packed = T.compute(shape, lambda *i: b[(*i[:-3], i[-2], i[-3] * width + i[-1])], "panels")
     return replace(packed, stored=True)
 
 
-def at_lead(t: Tensor, index: Sequence[Expr]) -> tuple[Expr, ...]:
-    """Return `index` for the batch axes of `t`, 0 where they are broadcast."""
-    own = index[len(index) - (len(t.shape) - 2) :] if len(t.shape) > 2 else ()
-    return tuple(wrap(0, INDEX) if n == 1 else i for i, n in zip(own, t.shape))
+def batch_index(t: Tensor, index: Sequence[Expr]) -> tuple[Expr, ...]:
+    """Return the index of the batch axes of `t` (all but the last two), 0 where an axis is broadcast.
+
+    index: of the batch axes of the product.
+    """
+    batch_rank = len(t.shape) - 2
+    last_indices = index[len(index) - batch_rank :] if batch_rank > 0 else ()
+    return tuple(wrap(0, INDEX) if n == 1 else i for i, n in zip(last_indices, t.shape))
 
 
-def matmul_any(
+def multiply_any_rank(
     node: Node, a: Tensor, b: Tensor, multiply: Callable[..., Tensor] | None = None, **how: Any
 ) -> Tensor:  # fmt: skip
-    """Return multiply(a, b, ...), defined on matrices (default: product), for vectors as well."""
+    """Multiply matrices or vectors as numpy.matmul does: a vector is a row on the left, a column on the right.
+
+    multiply: the product of matrices, by default `product`; how: its further arguments. Raises Unsupported for scalars
+    and for shapes that do not fit.
+    """
     if not a.shape or not b.shape:
         raise node.fail("an operand is a scalar")
     left = reshaped(a, (1, *a.shape)) if len(a.shape) == 1 else a
@@ -124,8 +136,8 @@ def matmul_any(
 
 @op("MatMul", kind=Kind.COMPLEX, wide=True, operands="a b")
 def matmul(node: Node) -> Tensor:
-    """Build MatMul: batches are broadcast; vectors are rows or columns."""
-    return matmul_any(node, node.input(0), node.input(1), fixed_b=node.is_fixed(1))
+    """Build MatMul: batches are broadcast, vectors are rows or columns."""
+    return multiply_any_rank(node, node.input(0), node.input(1), fixed_b=node.is_fixed(1))
 
 
 @op("Gemm", kind=Kind.COMPLEX, wide=True, heavy=True, operands="a b c:bias?")
@@ -136,6 +148,7 @@ def gemm(node: Node) -> Tensor:
     c = node.optional("c")
 
     def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
+        """Return alpha * acc + beta * c of one element, without factors of 1."""
         acc = acc if alpha == 1 else acc * alpha
         if c is None or beta == 0:
             return acc

@@ -1,4 +1,7 @@
-"""Quantised operators: QuantizeLinear, QLinear* and integer operators, bit-identical to onnxruntime."""
+"""Quantised operators: QuantizeLinear, QLinear* and integer operators, bit-identical to onnxruntime.
+
+sx, sw, sy and zx, zw, zy are scales and zero points of the input, the weights and the result.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from celosia.compiler import expr as T
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.numerics.softmax_and_norm import exponent_room
 from celosia.compiler.ops import bit_serial, integer
-from celosia.compiler.ops.convolution import transposed
+from celosia.compiler.ops.convolution import transposed_convolution
 from celosia.compiler.ops.integer import left_zero, matrix_product, right_zero
-from celosia.compiler.ops.products import matmul_any
-from celosia.compiler.ops.reductions import reduced
+from celosia.compiler.ops.products import multiply_any_rank
+from celosia.compiler.ops.reductions import reduce_axes
 from celosia.compiler.ops.registry import Node, at, clamp, limits, op, round_even, saturate
 from celosia.compiler.ops.shape import concatenate
 from celosia.compiler.ops.types import ONNX_TYPES
@@ -24,20 +27,25 @@ from celosia.compiler.program.host.hostops.value_types import parameter_shape_er
 from celosia.compiler.program.op_spec import Kind
 
 F32 = "float32"
+"""Name of the element type of scales and of results before they are rounded."""
 
 
 def quantize(x: Expr, scale: Expr, zero: Expr, dtype: str) -> Expr:
-    """Return clip(rne(x / scale) + zero); NaN gives the smallest value."""
+    """Return float32 x in integers of `dtype`: clip(rne(x / scale) + zero); NaN gives the smallest value."""
     return saturate(round_even(x / scale) + zero.astype(F32), dtype)
 
 
 def requantize(acc: Expr, scale: Expr, zero: Expr, dtype: str) -> Expr:
-    """Return clip(rne(f32(acc) * scale) + zero) of an int32."""
+    """Return the int32 `acc` in integers of `dtype`: clip(rne(f32(acc) * scale) + zero)."""
     return saturate(round_even(acc.astype(F32) * scale) + zero.astype(F32), dtype)
 
 
-def parameter(node: Node, operand: str, x: Tensor, index: tuple[Expr, ...], default: str | None = None) -> Expr:
-    """Return the scale or zero point of an element of x: per tensor, per index of `axis`, or per block."""
+def parameter_at(node: Node, operand: str, x: Tensor, index: tuple[Expr, ...], default: str | None = None) -> Expr:
+    """Return the scale or zero point of the element of x at `index`: per tensor, per index of `axis`, or per block.
+
+    operand: its name. default: element type of the 0 that is returned where the operand is left out. Raises
+    Unsupported for a shape that does not fit x.
+    """
     if not node.has(operand):
         assert default is not None
         return wrap(0, default)
@@ -62,8 +70,8 @@ def quantize_linear(node: Node) -> Tensor:
         raise node.fail(f"to {dtype}")
 
     def body(*i: Expr) -> Expr:
-        zero = parameter(node, "y_zero_point", x, i, dtype)
-        return quantize(x[i].astype(F32), parameter(node, "y_scale", x, i).astype(F32), zero, dtype)
+        zero = parameter_at(node, "y_zero_point", x, i, dtype)
+        return quantize(x[i].astype(F32), parameter_at(node, "y_scale", x, i).astype(F32), zero, dtype)
 
     return T.compute(x.shape, body, "quantize")
 
@@ -79,15 +87,18 @@ def dequantize_linear(node: Node) -> Tensor:
     def body(*i: Expr) -> Expr:
         value = x[i].astype("int32")
         if node.has("x_zero_point"):
-            value = value - parameter(node, "x_zero_point", x, i, x.dtype).astype("int32")
-        return (value.astype(F32) * parameter(node, "x_scale", x, i).astype(F32)).astype(dtype)
+            value = value - parameter_at(node, "x_zero_point", x, i, x.dtype).astype("int32")
+        return (value.astype(F32) * parameter_at(node, "x_scale", x, i).astype(F32)).astype(dtype)
 
     return T.compute(x.shape, body, "dequantize")
 
 
-def range_of_bytes(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return scale and zero point of uint8 for the least range of x over `axes` that contains 0."""
-    low, high = reduced(x, axes, False, T.min, "low"), reduced(x, axes, False, T.max, "high")
+def dynamic_quantisation(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the scale and zero point with which uint8 covers the values of x over `axes`, and 0.
+
+    They are those of DynamicQuantizeLinear.
+    """
+    low, high = reduce_axes(x, axes, False, T.min, "low"), reduce_axes(x, axes, False, T.max, "high")
     reach = T.compute(low.shape, lambda *i: T.maximum(high[i], 0) - T.minimum(low[i], 0), "reach")
     scale = T.compute(low.shape, lambda *i: select(T.equal(reach[i], 0), 1, reach[i] / wrap(255.0, F32)), "scale")
     zero = T.compute(low.shape, lambda *i: saturate(round_even(-T.minimum(low[i], 0) / scale[i]), "uint8"), "zero")
@@ -104,9 +115,9 @@ def _output_dtype(node: Node, default: str) -> str:
 
 @op("DynamicQuantizeLinear", kind=Kind.OPAQUE, operands="x")
 def dynamic_quantize_linear(node: Node) -> list[Tensor]:
-    """Build DynamicQuantizeLinear: uint8 with the scale and zero point of the values' range."""
+    """Build DynamicQuantizeLinear: uint8 with the scale and zero point that the range of the values gives."""
     x = node.input(0)
-    scale, zero = range_of_bytes(x, range(len(x.shape)))
+    scale, zero = dynamic_quantisation(x, range(len(x.shape)))
     y = T.compute(x.shape, lambda *i: quantize(x[i], scale[()], zero[()], "uint8"), "quantize")
     return [y, scale, zero][: node.outputs]
 
@@ -114,8 +125,8 @@ def dynamic_quantize_linear(node: Node) -> list[Tensor]:
 # Convolution and matrix products
 
 
-def with_channels_last(build: Callable[[Node], Tensor]) -> Callable[[Node], Tensor]:
-    """Extend a builder to images whose channels are the last axis, as the attribute channels_last says."""
+def accept_channels_last(build: Callable[[Node], Tensor]) -> Callable[[Node], Tensor]:
+    """Decorate a builder to take images whose channels are the last axis, where the attribute channels_last says so."""
 
     def built(node: Node) -> Tensor:
         """Build the operator on a transposed view, and transpose its result back."""
@@ -130,8 +141,8 @@ def with_channels_last(build: Callable[[Node], Tensor]) -> Callable[[Node], Tens
     return built
 
 
-def _eight_bits(*tensors: Tensor) -> str:
-    """Return the type of the last tensor. Raises TypeError unless all have 8 bits; signs may differ."""
+def _require_bytes(*tensors: Tensor) -> str:
+    """Return the element type of the last of `tensors`. Raises TypeError unless all are int8 or uint8."""
     for tensor in tensors:
         if tensor.dtype not in ("int8", "uint8"):
             raise TypeError(f"element type {tensor.dtype}")
@@ -142,12 +153,12 @@ def _eight_bits(*tensors: Tensor) -> str:
     "QLinearConv", kind=Kind.COMPLEX, heavy=True, multiplies_bytes=True, windows=True, variant_of="Conv",
     operands="x x_scale x_zero_point w:weights w_scale w_zero_point y_scale y_zero_point b:bias?",
 )  # fmt: skip
-@with_channels_last
+@accept_channels_last
 def qlinear_conv(node: Node) -> Tensor:
     """Build QLinearConv in onnxruntime's form: y = clip(rne(f32(acc + bias) * ((sx * sw) / sy)) + zy)."""
     x, w, bias = node.input("x"), node.input("w"), node.optional("b")
     sx, sw, sy = node.scalar("x_scale", F32), node.input("w_scale"), node.scalar("y_scale", F32)
-    kind = _eight_bits(x, w, node.input("y_zero_point"))
+    kind = _require_bytes(x, w, node.input("y_zero_point"))
     zy = node.scalar("y_zero_point", kind)
     scale = T.compute((sw.size,), lambda m: (sx * sw.flat(m)) / sy, "scale")
 
@@ -160,10 +171,10 @@ def qlinear_conv(node: Node) -> Tensor:
 def _convolution(node: Node, x: Tensor, w: Tensor, bias: Tensor | None, finish: Callable[[Expr, Expr], Expr]) -> Tensor:
     """Return an integer convolution, bit-serial or by bytes, whichever is faster.
 
-    zero_x, zero_w: inputs that are zero points.
+    finish: function of the int32 sum with its bias, and the output channel.
     """
-    if (found := bit_serial.for_convolution(node, "x_zero_point")) is not None:
-        levels, pad = found
+    if (bit_serial_form := bit_serial.convolution_levels(node, "x_zero_point")) is not None:
+        levels, pad = bit_serial_form
         zx, zw = node.scalar("x_zero_point", "int32"), right_zero(node, "w_zero_point", "int8")
         return bit_serial.convolution(node, x, w, levels, zx, pad, zw, bias, finish)
     zx, zw = left_zero(node, "x_zero_point", x.dtype), right_zero(node, "w_zero_point", w.dtype)
@@ -174,13 +185,16 @@ def _product(
     node: Node, a: Tensor, b: Tensor, finish: Callable[[Expr, tuple[Expr, ...]], Expr],
     turn_a: bool = False, turn_b: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return an integer matrix product, bit-serial or by bytes, whichever is faster."""
+    """Return an integer matrix product, bit-serial or by bytes, whichever is faster.
+
+    finish: function of the int32 sum and its index. turn_a, turn_b: matrices are transposed.
+    """
     how: dict[str, Any] = {"turn_a": turn_a, "turn_b": turn_b, "finish": finish}
-    if (levels := bit_serial.for_product(node, turn_a, turn_b)) is not None:
+    if (levels := bit_serial.product_levels(node, turn_a, turn_b)) is not None:
         zeros = {"za": node.scalar("a_zero_point", "int32"), "zb": right_zero(node, "b_zero_point", "int8")}
-        return matmul_any(node, a, b, bit_serial.matrix_product, **how, **zeros, levels=levels)
+        return multiply_any_rank(node, a, b, bit_serial.matrix_product, **how, **zeros, levels=levels)
     zeros = {"za": left_zero(node, "a_zero_point", a.dtype), "zb": right_zero(node, "b_zero_point", b.dtype)}
-    return matmul_any(node, a, b, matrix_product, **how, **zeros)
+    return multiply_any_rank(node, a, b, matrix_product, **how, **zeros)
 
 
 @op(
@@ -188,21 +202,26 @@ def _product(
     operands="x x_scale x_zero_point w:weights w_scale w_zero_point y_scale y_zero_point b:bias?",
 )  # fmt: skip
 def qlinear_conv_transpose(node: Node) -> Tensor:
-    """Build our QLinearConvTranspose: inputs of QLinearConv, weights and attributes of ConvTranspose."""
+    """Build our QLinearConvTranspose: a ConvTranspose of bytes with the operands of QLinearConv.
+
+    Raises Unsupported for weights with a zero point.
+    """
     x, w, bias = node.input("x"), node.input("w"), node.optional("b")
     sx, sw, sy = node.scalar("x_scale", F32), node.input("w_scale"), node.scalar("y_scale", F32)
-    zx, kind = node.scalar("x_zero_point", "int32"), _eight_bits(x, w, node.input("y_zero_point"))
+    zx, kind = node.scalar("x_zero_point", "int32"), _require_bytes(x, w, node.input("y_zero_point"))
     zy = node.scalar("y_zero_point", kind)
-    if not right_zero(node, "w_zero_point", w.dtype).none:
+    if not right_zero(node, "w_zero_point", w.dtype).is_zero:
         raise node.fail("weights with a zero point")
     scale = T.compute((sw.size,), lambda m: (sx * sw.flat(m)) / sy, "scale")
-    move = 128 if w.dtype == "uint8" else 0
+    w_shift = 128 if w.dtype == "uint8" else 0
 
     def finish(acc: Expr, m: Expr) -> Expr:
         acc = acc if bias is None else acc + bias[m]
         return requantize(acc, scale[m if sw.size > 1 else 0], zy, kind)
 
-    return transposed(node, x, w, lambda a, b: (a.astype("int32") - zx) * (b.astype("int32") - move), finish)
+    return transposed_convolution(
+        node, x, w, lambda a, b: (a.astype("int32") - zx) * (b.astype("int32") - w_shift), finish
+    )
 
 
 @op(
@@ -210,7 +229,7 @@ def qlinear_conv_transpose(node: Node) -> Tensor:
     operands="x w:weights x_zero_point? w_zero_point?",
 )  # fmt: skip
 def conv_integer(node: Node) -> Tensor:
-    """Build ConvInteger: int32 sums."""
+    """Build ConvInteger: a convolution of bytes with int32 results."""
     return _convolution(node, node.input("x"), node.input("w"), None, lambda acc, m: acc)
 
 
@@ -222,7 +241,7 @@ def qlinear_matmul(node: Node) -> Tensor:
     """Build QLinearMatMul; the second matrix may have a scale for each column."""
     a, b = node.input("a"), node.input("b")
     sa, sb, sy = node.scalar("a_scale", F32), node.input("b_scale"), node.scalar("y_scale", F32)
-    kind = _eight_bits(a, b, node.input("y_zero_point"))
+    kind = _require_bytes(a, b, node.input("y_zero_point"))
     zy = node.scalar("y_zero_point", kind)
     scale = T.compute((sb.size,), lambda j: (sa * sb.flat(j).astype(F32)) / sy, "scale")
 
@@ -237,7 +256,7 @@ def qlinear_matmul(node: Node) -> Tensor:
     operands="a b a_zero_point? b_zero_point?",
 )  # fmt: skip
 def matmul_integer(node: Node) -> Tensor:
-    """Build MatMulInteger with int32 results, or MatMulIntegerToFloat (com.microsoft), scaled to float."""
+    """Build MatMulInteger: a product of byte matrices with int32 results."""
     return _product(node, node.input("a"), node.input("b"), lambda acc, i: acc)
 
 
@@ -246,7 +265,7 @@ def matmul_integer(node: Node) -> Tensor:
     operands="a b a_scale b_scale a_zero_point? b_zero_point? bias:bias?",
 )  # fmt: skip
 def matmul_integer_to_float(node: Node) -> Tensor:
-    """int32 products, scaled to float."""
+    """Build MatMulIntegerToFloat (com.microsoft): int32 products of bytes, scaled to float32, plus an optional bias."""
     sa, sb, bias = node.scalar("a_scale", F32), node.input("b_scale"), node.optional("bias")
 
     def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
@@ -261,7 +280,7 @@ def matmul_integer_to_float(node: Node) -> Tensor:
     operands="a<T> a_scale a_zero_point b<U> b_scale b_zero_point c<i>:bias? y_scale? y_zero_point<V>?",
 )  # fmt: skip
 def qgemm(node: Node) -> Tensor:
-    """Build QGemm (com.microsoft); without an output scale the result is float."""
+    """Build QGemm (com.microsoft): alpha A B + C of bytes; without an output scale the result is float32."""
     a, b, c = node.input("a"), node.input("b"), node.optional("c")
     sa, sb = node.scalar("a_scale", F32), node.input("b_scale")
     alpha = float(node.attrs.get("alpha", 1.0))
@@ -275,31 +294,32 @@ def qgemm(node: Node) -> Tensor:
 
     def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
         acc = acc if c is None else acc + at(c, i)
-        here = scale[i[-1] if sb.size > 1 else 0]
-        return acc.astype(F32) * here if zy is None else requantize(acc, here, zy, a.dtype)
+        column_scale = scale[i[-1] if sb.size > 1 else 0]
+        return acc.astype(F32) * column_scale if zy is None else requantize(acc, column_scale, zy, a.dtype)
 
-    turns = bool(node.attrs.get("transA", 0)), bool(node.attrs.get("transB", 0))
-    return _product(node, a, b, finish, *turns)
+    turn_a, turn_b = (bool(node.attrs.get(name, 0)) for name in ("transA", "transB"))
+    return _product(node, a, b, finish, turn_a, turn_b)
 
 
-# Two operands (com.microsoft)
+# Operators of two operands (com.microsoft)
 
-OF_TWO: dict[str, Any] = {
+BINARY_FACTS: dict[str, Any] = {
     "kind": Kind.INJECTIVE, "domain": "com.microsoft", "heavy": True,
     "operands": "a<T> a_scale a_zero_point? b<T> b_scale b_zero_point? c_scale c_zero_point<T>?",
 }  # fmt: skip
+"""Arguments of the decorator `op` that QLinearAdd and QLinearMul share."""
 
 
 def convert_saturating(x: Expr, dtype: str) -> Expr:
-    """Convert a float as cvtps2dq and pack instructions do: NaN and x >= 2^31 give the smallest value."""
+    """Convert a float as x86's cvtps2dq and packing instructions do: NaN and x >= 2^31 give the smallest value."""
     return select(x < 2.0**31, saturate(round_even(x), dtype), limits(dtype)[0])
 
 
-@op("QLinearAdd", variant_of="Add", **OF_TWO)
+@op("QLinearAdd", variant_of="Add", **BINARY_FACTS)
 def qlinear_add(node: Node) -> Tensor:
     """Build QLinearAdd: fma(a, ra, fma(b, rb, constant)), with operands swapped where onnxruntime swaps them.
 
-    With our attribute `factors` it adds as the accelerator does.
+    With our attribute `factors` it computes the accelerator's rescale-add.
     """
     a, b = node.input("a"), node.input("b")
     if "factors" in node.attrs:
@@ -321,9 +341,9 @@ def qlinear_add(node: Node) -> Tensor:
     return node.elementwise(body, a, b)
 
 
-@op("QLinearMul", variant_of="Mul", **OF_TWO)
+@op("QLinearMul", variant_of="Mul", **BINARY_FACTS)
 def qlinear_mul(node: Node) -> Tensor:
-    """Build QLinearMul of bytes, broadcast."""
+    """Build QLinearMul: the product of bytes, broadcast; the zero point is added before rounding."""
     a, b = node.input("a"), node.input("b")
     sa, sb, sc = (node.scalar(f"{name}_scale", F32) for name in "abc")
     za, zb = node.scalar("a_zero_point", "int32"), node.scalar("b_zero_point", "int32")
@@ -337,27 +357,28 @@ def qlinear_mul(node: Node) -> Tensor:
     return node.elementwise(body, a, b)
 
 
-# One operand (com.microsoft)
+# Operators of one operand (com.microsoft)
 
-OF_ONE: dict[str, Any] = {
+UNARY_FACTS: dict[str, Any] = {
     "kind": Kind.INJECTIVE, "domain": "com.microsoft", "shaped_as": "Identity",
     "operands": "x<T> x_scale x_zero_point? y_scale y_zero_point<T>?",
 }  # fmt: skip
+"""Arguments of the decorator `op` that QLinearSigmoid and QLinearLeakyRelu share."""
 
 
-def dequantized(node: Node, x: Expr, scale: str | int = "x_scale", zero: str | int = "x_zero_point") -> Expr:
-    """Return the float32 of a byte. scale, zero: numbers of the inputs with its parameters."""
+def dequantize(node: Node, x: Expr, scale: str | int = "x_scale", zero: str | int = "x_zero_point") -> Expr:
+    """Return the float32 value of a byte x. scale, zero: operands, by name or number, that are its parameters."""
     return node.scalar(scale, F32) * (x.astype("int32") - node.scalar(zero, "int32")).astype(F32)
 
 
-@op("QLinearSigmoid", variant_of="Sigmoid", **OF_ONE)
-@op("QLinearLeakyRelu", variant_of="LeakyRelu", **OF_ONE)
+@op("QLinearSigmoid", variant_of="Sigmoid", **UNARY_FACTS)
+@op("QLinearLeakyRelu", variant_of="LeakyRelu", **UNARY_FACTS)
 def qlinear_unary(node: Node) -> Tensor:
     """Build QLinearSigmoid or QLinearLeakyRelu."""
     alpha = node.attrs.get("alpha", 0.01)
 
     def body(x: Expr) -> Expr:
-        value = dequantized(node, x)
+        value = dequantize(node, x)
         value = call("sigmoid", value) if node.op == "QLinearSigmoid" else select(value >= 0, value, value * alpha)
         return quantize(value, node.scalar("y_scale", F32), node.scalar("y_zero_point", x.dtype), x.dtype)
 
@@ -375,7 +396,8 @@ def qlinear_concat(node: Node) -> Tensor:
     sy, zy = node.scalar("y_scale", F32), node.scalar("y_zero_point", tensors[0].dtype)
 
     def rescale(scale: int, zero: int) -> Any:
-        return lambda v: quantize(dequantized(node, v, scale, zero), sy, zy, v.dtype)
+        """Return a function that requantises bytes with these inputs as scale and zero point."""
+        return lambda v: quantize(dequantize(node, v, scale, zero), sy, zy, v.dtype)
 
     axis = node.axis(1, len(tensors[0].shape))
     return concatenate(node, tensors, axis, [rescale(scale, zero) for _, scale, zero in groups])
@@ -383,7 +405,10 @@ def qlinear_concat(node: Node) -> Tensor:
 
 @op("Table", kind=Kind.COMPLEX, domain="celosia", operands="x table")
 def table(node: Node) -> Tensor:
-    """Build our Table: a lookup of bytes; entry i is for the byte that the accelerator stores as i - 128."""
+    """Build our Table: a function of one byte as a lookup in 256 entries (numerics.unary_table).
+
+    Entry i is for the byte that the accelerator stores as i - 128.
+    """
     entries, signed = node.input("table"), node.input("x").dtype == "int8"
 
     def body(x: Expr) -> Expr:
@@ -406,21 +431,22 @@ def qlinear_softmax(node: Node) -> Tensor:
     sx = node.scalar("x_scale", F32).astype("float64")
     shift = wrap(exponent_room(count), "float64") / sx
     table = T.compute((256,), lambda i: call("exp", (i.astype("float64") - 255.0 + shift) * sx).astype(F32), "powers")
-    largest = reduced(x, axes, True, T.max, "largest")
+    largest = reduce_axes(x, axes, True, T.max, "largest")
 
     def power(i: tuple[Expr, ...]) -> Expr:
         return table[(x[i].astype("int32") - at(largest, i).astype("int32") + 255).astype(INDEX)]
 
-    total = reduced(x, axes, True, T.ordered_sum, "total", power)
+    total = reduce_axes(x, axes, True, T.ordered_sum, "total", power)
     steps = call("floor", wrap(1.0, F32) / node.scalar("y_scale", F32))
     zero = node.scalar("y_zero_point", "int32")
 
     def body(*i: Expr) -> Expr:
-        whole = round_even(power(i) * steps / at(total, i))
+        """Return a power as a share of the sum of its row, in output units."""
+        units = round_even(power(i) * steps / at(total, i))
         if x.dtype == "int8":
-            moved = select(whole < 2.0**31, whole.astype("int32"), -(2**31)) + zero
-        else:  # modulo 2^32; what is infinite becomes NaN, and that 0
-            moved = clamp(whole - call("floor", whole * 2.0**-32) * 2.0**32, 0, 255).astype("int32") + zero
-        return T.clip(moved, *limits(x.dtype)).astype(x.dtype)
+            y = select(units < 2.0**31, units.astype("int32"), -(2**31)) + zero
+        else:  # modulo 2^32; infinity becomes NaN by the difference, and NaN becomes 0 by the clamp
+            y = clamp(units - call("floor", units * 2.0**-32) * 2.0**32, 0, 255).astype("int32") + zero
+        return T.clip(y, *limits(x.dtype)).astype(x.dtype)
 
     return T.compute(x.shape, body, "softmax")

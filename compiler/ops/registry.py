@@ -1,4 +1,4 @@
-"""The table of operators, and helpers of all builders."""
+"""The table of operators (OPS), the decorator that fills it, and helpers of all builders."""
 
 from __future__ import annotations
 
@@ -19,19 +19,25 @@ from celosia.compiler.program.op_spec import Kind, op_spec, state
 Array = NDArray[Any]
 Shape = tuple[int, ...]
 Change = Callable[[Expr], Expr] | None
-ChangeAt = Callable[[Expr, tuple[Expr, ...]], Expr] | None  # an element and its index
+"""A function of an element that is applied before it is used; None: the element as it is."""
+ChangeAt = Callable[[Expr, tuple[Expr, ...]], Expr] | None
+"""As Change, but a function of the element and its index."""
 
 
 class Unsupported(ValueError):
-    """An operator, or a use of one, that the CPU cannot compile; the importer falls back to the host."""
+    """An operator, or a use of one, that no kernel can compute; the host runtime then executes it in numpy."""
 
 
 @dataclass(frozen=True)
 class Node:
     """One operator to build: ONNX attributes as Python values, inputs as tensors (None where left out).
 
-    `values` holds the arrays of inputs that are constant. Shapes, axes and the like must be; the numbers that a kernel
-    computes with are read at run time even where they are constant, so that equal layers share one kernel.
+    values: the arrays of inputs that are constant, None for the others. Shapes, axes and the like must be constant. The
+    numbers that a kernel computes with are read at run time even where they are constant, so that equal layers share
+    one kernel. outputs: number of outputs that are read. opset: version of the operator's domain. name: of the node in
+    the model, for errors.
+
+    Methods take an operand by its documented name ("x_scale") or by the number of its input.
     """
 
     op: str
@@ -47,20 +53,20 @@ class Node:
         return Unsupported(f"{self.op}{f' {self.name!r}' if self.name else ''}: {why}")
 
     def number(self, operand: str | int) -> int:
-        """The number of an operand. UnknownOperand where the operator declares none of this name."""
+        """Return the number of the input that an operand is. Raises UnknownOperand for a name that is not declared."""
         return operand if isinstance(operand, int) else op_spec(self.op).number(operand)
 
     def groups(self) -> list[tuple[int, ...]]:
-        """The numbers of the operands that repeat, group by group."""
+        """Return the numbers of the inputs that repeat (as those of QLinearConcat), one tuple for each group."""
         return op_spec(self.op).groups(len(self.inputs))
 
     def has(self, operand: str | int) -> bool:
-        """Return whether input `i` is given."""
+        """Return whether an operand is present, not left out."""
         i = self.number(operand)
         return i < len(self.inputs) and self.inputs[i] is not None
 
     def input(self, operand: str | int) -> Tensor:
-        """Return input `i`. Raises Unsupported where it is left out."""
+        """Return the tensor of an operand. Raises Unsupported where it is left out."""
         i = self.number(operand)
         tensor = self.inputs[i] if i < len(self.inputs) else None
         if tensor is None:
@@ -68,45 +74,50 @@ class Node:
         return tensor
 
     def optional(self, operand: str | int) -> Tensor | None:
-        """An operand, None where it is left out."""
+        """Return the tensor of an operand, or None where it is left out."""
         return self.input(operand) if self.has(operand) else None
 
     def value(self, operand: str | int) -> Array | None:
-        """The array of an operand, None where it is left out or no constant."""
+        """Return the array of an operand, or None where it is left out or not constant."""
         return self.values[self.number(operand)] if self.has(operand) else None
 
     def constant(self, operand: str | int) -> Array:
-        """Return the array of input `i`. Raises Unsupported, naming it `what`, where it is no constant."""
+        """Return the array of an operand. Raises Unsupported where it is not constant, or left out."""
         value = self.value(operand)
         if value is None:
             raise self.fail(f"{self._named(operand)} is not a constant")
         return value
 
     def is_fixed(self, operand: str | int) -> bool:
-        """Return whether input `i` is a constant of which a reordered copy may be kept."""
+        """Return whether an operand is a constant of which a packed copy may be made when the model is compiled."""
         value = self.value(operand)
         return value is not None and not is_mapped(value)
 
     def _named(self, operand: str | int) -> str:
+        """Return the name and number of an operand, for errors."""
         return f"{operand} (input {self.number(operand)})" if isinstance(operand, str) else f"input {operand}"
 
     def ints(self, name: str) -> list[int] | None:
-        """Return a list that is an attribute in old versions of an operator and input `i` in new ones; None for
-        neither.
+        """Return the integers of `name`, an attribute in old opsets and an operand in new ones; None for neither.
+
+        Raises Unsupported where the operand is not constant.
         """
         if name in self.attrs:
             return [int(v) for v in np.atleast_1d(self.attrs[name])]
         return [int(v) for v in np.atleast_1d(self.constant(name))] if self.has(name) else None
 
     def axis(self, default: int, rank: int) -> int:
-        """Return the attribute `axis`, counted from the front. Raises Unsupported where there is no such axis."""
+        """Return the attribute `axis`, or `default`, counted from the front of `rank` dimensions.
+
+        Raises Unsupported where there is no such axis.
+        """
         axis = int(self.attrs.get("axis", default))
         if not -rank <= axis < max(rank, 1):
             raise self.fail(f"axis {axis} of {rank} dimensions")
         return axis % rank if rank else 0
 
     def elementwise(self, fn: Callable[..., Any], *tensors: Tensor) -> Tensor:
-        """Return fn of corresponding elements, broadcast. Raises Unsupported where shapes do not fit."""
+        """Apply `fn` to corresponding elements of `tensors`, broadcast. Raises Unsupported where shapes do not fit."""
         try:
             shape = broadcast(*(t.shape for t in tensors))
         except ValueError as e:
@@ -114,7 +125,10 @@ class Node:
         return T.compute(shape, lambda *i: fn(*(at(t, i) for t in tensors)), self.op.lower())
 
     def scalar(self, operand: str | int, dtype: str, default: float = 0) -> Expr:
-        """Return the only element of input `i`, as `dtype`; `default` where it is left out."""
+        """Return the only element of an operand as `dtype`, or `default` where it is left out.
+
+        Raises Unsupported where the operand has several elements.
+        """
         if not self.has(operand):
             return T.wrap(default, dtype)
         tensor = self.input(operand)
@@ -124,16 +138,19 @@ class Node:
 
 
 Builder = Callable[[Node], Tensor | Sequence[Tensor]]
+"""A function that returns the outputs of one operator as tensor expressions."""
 OPS: dict[str, Builder] = {}
+"""Operator -> its builder; other domains than ONNX's precede the name where it would collide."""
 
 
 def op(*names: str, kind: Kind, operands: str, **facts: Any) -> Callable[[Builder], Builder]:
-    """Register a builder in OPS, and the facts of these operators for the other passes.
+    """Return a decorator that registers a builder in OPS, and facts of its operators for other passes.
 
-    operands: see `op_spec.parse_operands`. TypeError where an operator has a builder already.
+    kind: for operator fusion. operands: see `op_spec.parse_operands`. facts: further fields of OpSpec. The decorator
+    raises TypeError where an operator has a builder already.
     """
 
-    def add(builder: Builder) -> Builder:
+    def register(builder: Builder) -> Builder:
         for name in names:
             if name in OPS:
                 raise TypeError(f"{name}: defined twice, by {OPS[name].__name__} and {builder.__name__}")
@@ -141,17 +158,20 @@ def op(*names: str, kind: Kind, operands: str, **facts: Any) -> Callable[[Builde
             state(name, operands=operands, kind=kind, **facts)
         return builder
 
-    return add
+    return register
 
 
 def at(tensor: Tensor, index: Sequence[Expr]) -> Expr:
-    """Return the element of `tensor` that numpy's broadcasting puts at `index`."""
-    own = index[len(index) - len(tensor.shape) :]
-    return tensor[tuple(0 if n == 1 else i for i, n in zip(own, tensor.shape))]
+    """Return the element of `tensor` that numpy's broadcasting puts at `index` of the result."""
+    last_indices = index[len(index) - len(tensor.shape) :]
+    return tensor[tuple(0 if n == 1 else i for i, n in zip(last_indices, tensor.shape))]
 
 
 def reshaped(tensor: Tensor, shape: Shape, name: str = "view") -> Tensor:
-    """Return a tensor with its elements in row-major order under another shape."""
+    """Return a tensor with the same elements in row-major order and another shape.
+
+    Raises Unsupported where the number of elements differs.
+    """
     if prod(shape) != tensor.size:
         raise Unsupported(f"{tensor.name}: {list(tensor.shape)} cannot be reshaped to {list(shape)}")
 
@@ -176,7 +196,7 @@ def limits(dtype: str) -> tuple[int, int]:
 
 
 def saturate(x: Expr, dtype: str) -> Expr:
-    """Convert a float with an integer value to an integer type, saturating."""
+    """Convert a float with an integer value to an integer type; values beyond its limits become the nearest limit."""
     return clamp(x, *limits(dtype)).astype(dtype)
 
 

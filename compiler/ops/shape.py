@@ -16,7 +16,10 @@ from celosia.compiler.program.op_spec import Kind, Moves
 
 
 def view_shape(node: Node) -> Shape:
-    """Return the output shape of a view operator. Raises Unsupported where it does not fit."""
+    """Return the output shape of a view operator: Reshape, Flatten, Squeeze, Unsqueeze; others keep the input's shape.
+
+    Raises Unsupported where the attributes or constants do not fit the input.
+    """
     x = node.input(0)
     rank = len(x.shape)
     match node.op:
@@ -27,8 +30,8 @@ def view_shape(node: Node) -> Shape:
             if not node.attrs.get("allowzero", 0):
                 wanted = [x.shape[d] if v == 0 and d < rank else v for d, v in enumerate(wanted)]
             if wanted.count(-1) == 1:
-                rest = prod(v for v in wanted if v != -1)
-                wanted[wanted.index(-1)] = x.size // rest if rest else 0
+                known_size = prod(v for v in wanted if v != -1)
+                wanted[wanted.index(-1)] = x.size // known_size if known_size else 0
             if prod(wanted) != x.size or min(wanted, default=0) < 0:
                 raise node.fail(f"{list(x.shape)} cannot be reshaped to {wanted}")
             return tuple(wanted)
@@ -48,8 +51,8 @@ def view_shape(node: Node) -> Shape:
                 raise node.fail("axes are missing")
             total = rank + len(axes)
             new = {a % total for a in axes}
-            left = iter(x.shape)
-            return tuple(1 if d in new else next(left) for d in range(total))
+            old_sizes = iter(x.shape)
+            return tuple(1 if d in new else next(old_sizes) for d in range(total))
     return x.shape
 
 
@@ -82,7 +85,10 @@ def concat(node: Node) -> Tensor:
 
 
 def concatenate(node: Node, tensors: list[Tensor], axis: int, maps: list[Callable[[Expr], Expr]]) -> Tensor:
-    """Return the tensors side by side along `axis`, each element through the map of its tensor."""
+    """Concatenate `tensors` along `axis`. maps: for each tensor, a function of its elements, such as requantisation.
+
+    Raises Unsupported where other axes differ.
+    """
     first = tensors[0]
     for t in tensors:
         if [n for d, n in enumerate(t.shape) if d != axis] != [n for d, n in enumerate(first.shape) if d != axis]:
@@ -92,12 +98,13 @@ def concatenate(node: Node, tensors: list[Tensor], axis: int, maps: list[Callabl
     shape[axis] = sum(t.shape[axis] for t in tensors)
 
     def body(*index: Expr) -> Expr:
+        """Return the element of the tensor in whose part the index lies; the last tensor is the default."""
         start = shape[axis]
         value: Expr | None = None
         for tensor, fn in reversed(parts):
             start -= tensor.shape[axis]
-            here = fn(tensor[(*index[:axis], index[axis] - start, *index[axis + 1 :])])
-            value = here if value is None else select(index[axis] < start + tensor.shape[axis], here, value)
+            element = fn(tensor[(*index[:axis], index[axis] - start, *index[axis + 1 :])])
+            value = element if value is None else select(index[axis] < start + tensor.shape[axis], element, value)
         assert value is not None
         return value
 
@@ -156,7 +163,10 @@ def split(node: Node) -> list[Tensor]:
 
 
 def padded(x: Tensor, before: Shape, after: Shape, value: Expr, change: Callable[[Expr], Expr] | None = None) -> Tensor:
-    """Return x, each element through `change`, with `value` around it."""
+    """Pad x with `value`, `before` and `after` elements on each axis; elements of x go through `change` first.
+
+    A negative number of elements cuts them off.
+    """
     if not any(before) and not any(after) and change is None:
         return x
     shape = tuple(b + n + a for b, n, a in zip(before, x.shape, after))
@@ -167,9 +177,9 @@ def padded(x: Tensor, before: Shape, after: Shape, value: Expr, change: Callable
             for needed, test in ((b > 0, i >= b), (a > 0, i < b + n)):
                 if needed:
                     inside = test if inside is None else inside & test
-        here = x[tuple(i - b for i, b in zip(index, before))]
-        here = here if change is None else change(here)
-        return here if inside is None else select(inside, here, value)
+        element = x[tuple(i - b for i, b in zip(index, before))]
+        element = element if change is None else change(element)
+        return element if inside is None else select(inside, element, value)
 
     return T.compute(shape, body, "pad")
 
@@ -185,9 +195,9 @@ def pad(node: Node) -> Tensor:
     if pads is None:
         raise node.fail("pads are missing")
     before, after = [0] * rank, [0] * rank
-    places = [a % rank for a in axes] if axes is not None else list(range(rank))
-    for k, d in enumerate(places):
-        before[d], after[d] = pads[k], pads[k + len(places)]
+    padded_axes = [a % rank for a in axes] if axes is not None else list(range(rank))
+    for k, d in enumerate(padded_axes):
+        before[d], after[d] = pads[k], pads[k + len(padded_axes)]
     mode = node.attrs.get("mode", "constant")
     if mode == "constant":
         value = wrap(node.attrs["value"], x.dtype) if "value" in node.attrs else node.scalar("constant_value", x.dtype)
@@ -195,9 +205,9 @@ def pad(node: Node) -> Tensor:
     cut = tuple(slice(max(0, -b), n - max(0, -a)) for b, a, n in zip(before, after, x.shape))
     if any(b < 0 for b in before + after):  # negative pads cut
         starts = [c.start for c in cut]
-        whole = x
+        uncut = x
         x = T.compute(
-            tuple(c.stop - c.start for c in cut), lambda *i: whole[tuple(k + s for k, s in zip(i, starts))], "cut"
+            tuple(c.stop - c.start for c in cut), lambda *i: uncut[tuple(k + s for k, s in zip(i, starts))], "cut"
         )
         before, after = [max(0, b) for b in before], [max(0, a) for a in after]
 
@@ -224,8 +234,8 @@ def pad(node: Node) -> Tensor:
     )  # fmt: skip
 
 
-def wrapped(index: Expr, n: int) -> Expr:
-    """Return an index read at run time, kept in range; negative ones count from the end."""
+def wrap_index(index: Expr, n: int) -> Expr:
+    """Clamp an index that is read at run time to an axis of n elements; negative ones count from the end."""
     index = index.astype(INDEX)
     return T.clip(select(index < 0, index + n, index), 0, max(n - 1, 0))
 
@@ -238,42 +248,42 @@ def gather(node: Node) -> Tensor:
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
 
     def body(*index: Expr) -> Expr:
-        chosen = wrapped(indices[index[axis : axis + count]], x.shape[axis])
-        return x[(*index[:axis], chosen, *index[axis + count :])]
+        position = wrap_index(indices[index[axis : axis + count]], x.shape[axis])
+        return x[(*index[:axis], position, *index[axis + count :])]
 
     return T.compute(shape, body, "gather")
 
 
 @op("GatherElements", kind=Kind.COMPLEX, moves=Moves.SOME, operands="data indices")
 def gather_elements(node: Node) -> Tensor:
-    """Build GatherElements: elements along an axis."""
+    """Build GatherElements: for each index one element along an axis, at its place on the other axes."""
     x, indices = node.input(0), node.input(1)
     axis = node.axis(0, len(x.shape))
 
     def body(*index: Expr) -> Expr:
-        return x[(*index[:axis], wrapped(indices[index], x.shape[axis]), *index[axis + 1 :])]
+        return x[(*index[:axis], wrap_index(indices[index], x.shape[axis]), *index[axis + 1 :])]
 
     return T.compute(indices.shape, body, "gather_elements")
 
 
 @op("GatherND", kind=Kind.COMPLEX, moves=Moves.SOME, operands="data indices")
 def gather_nd(node: Node) -> Tensor:
-    """Build GatherND: slices at rows of indices, possibly by batch."""
+    """Build GatherND: each row of indices selects a slice of x; the first `batch_dims` axes correspond."""
     x, indices = node.input(0), node.input(1)
     batch, depth = int(node.attrs.get("batch_dims", 0)), indices.shape[-1]
     lead = indices.shape[:-1]
 
     def body(*index: Expr) -> Expr:
         head = index[: len(lead)]
-        chosen = [wrapped(indices[(*head, k)], x.shape[batch + k]) for k in range(depth)]
-        return x[(*index[:batch], *chosen, *index[len(lead) :])]
+        positions = [wrap_index(indices[(*head, k)], x.shape[batch + k]) for k in range(depth)]
+        return x[(*index[:batch], *positions, *index[len(lead) :])]
 
     return T.compute((*lead, *x.shape[batch + depth :]), body, "gather_nd")
 
 
 @op("Expand", kind=Kind.INJECTIVE, moves=Moves.SOME, operands="input shape:shape")
 def expand(node: Node) -> Tensor:
-    """Build Expand: broadcast. Raises Unsupported where the shape is no constant, or does not fit."""
+    """Build Expand: broadcast to a constant shape. Raises Unsupported where it is no constant, or does not fit."""
     x = node.input(0)
     try:
         shape = broadcast(x.shape, tuple(int(v) for v in node.constant("shape")))
@@ -284,7 +294,7 @@ def expand(node: Node) -> Tensor:
 
 @op("Tile", kind=Kind.INJECTIVE, moves=Moves.SOME, operands="input repeats:shape")
 def tile(node: Node) -> Tensor:
-    """Build Tile: repetition along each axis, by constants."""
+    """Build Tile: repetition along each axis, by constant numbers of times."""
     x, repeats = node.input(0), [int(v) for v in node.constant("repeats")]
     shape = tuple(n * r for n, r in zip(x.shape, repeats))
     return T.compute(shape, lambda *i: x[tuple(k if r == 1 else k % n for k, n, r in zip(i, x.shape, repeats))], "tile")
@@ -331,8 +341,8 @@ def trilu(node: Node) -> Tensor:
     upper = node.attrs.get("upper", 1)
 
     def body(*i: Expr) -> Expr:
-        keep = i[-1] - i[-2] >= k if upper else i[-1] - i[-2] <= k
-        return select(keep, x[i], 0)
+        is_inside = i[-1] - i[-2] >= k if upper else i[-1] - i[-2] <= k
+        return select(is_inside, x[i], 0)
 
     return T.compute(x.shape, body, "trilu")
 
@@ -360,11 +370,11 @@ def one_hot(node: Node) -> Tensor:
 
 @op("Shape", "Size", kind=Kind.OPAQUE, operands="data")
 def shape_of(node: Node) -> Tensor:
-    """Build Shape or Size, an int64 constant."""
+    """Build Shape (or a slice of it) or Size, as an int64 constant."""
     x = node.input(0)
     start, end = int(node.attrs.get("start", 0)), node.attrs.get("end")
     dims = x.shape[start : None if end is None else int(end)]
-    return copied(np.array(x.size if node.op == "Size" else dims, np.int64), node.op.lower())
+    return copy_constant(np.array(x.size if node.op == "Size" else dims, np.int64), node.op.lower())
 
 
 @op("ConstantOfShape", kind=Kind.OPAQUE, operands="input:shape")
@@ -400,8 +410,8 @@ def eye_like(node: Node) -> Tensor:
     return T.compute(x.shape, lambda i, j: select(T.equal(j - i, k), wrap(1, dtype), wrap(0, dtype)), "eye")
 
 
-def copied(array: Array, name: str) -> Tensor:
-    """Return a computed tensor with the values of `array`, so that an output is no constant."""
+def copy_constant(array: Array, name: str) -> Tensor:
+    """Return a tensor computed as a copy of `array`: outputs of builders must be computed, not constants."""
     table = T.constant(array, f"{name}_table")
     return T.compute(array.shape, lambda *i: table[i], name)
 

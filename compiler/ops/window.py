@@ -14,24 +14,28 @@ from celosia.compiler.program.host.window_geometry import Windows, windows
 
 @dataclass(frozen=True)
 class SlidingWindow(Windows):
-    """Window geometry whose elements are addressed by expressions."""
+    """Window geometry (see Windows) with methods that index tensors by expressions, for builders."""
 
     @classmethod
     def of(cls, node: Node, size: Shape, kernel: Shape | None = None) -> SlidingWindow:
-        """Return the windows of `node` over inputs of `size`; kernel: of its weights, if any."""
-        found = windows(node.op, node.attrs, size, kernel)
-        return cls(*(getattr(found, field.name) for field in fields(found)))
+        """Derive the windows of `node` over inputs of spatial `size`. Raises WindowError.
+
+        kernel: spatial shape of the weights; None for pooling, which has it as an attribute.
+        """
+        geometry = windows(node.op, node.attrs, size, kernel)
+        return cls(*(getattr(geometry, field.name) for field in fields(geometry)))
 
     def padded(self, x: Tensor, value: Expr, change: Change = None) -> Tensor:
-        """Return x padded to everything that windows reach."""
+        """Pad x [N, C, ...] with `value` as far as windows reach; elements of x go through `change` first."""
         before, after = self.margins()
         lead = (0,) * (len(x.shape) - len(self.size))
         return padded(x, (*lead, *before), (*lead, *after), value, change)
 
     def phases(self, x: Tensor, value: Expr, change: Change = None) -> Tensor:
-        """Return x padded and split by the remainders of the strides, so that windows move by one element.
+        """Pad x [N, C, ...] and split it by remainders of the strides, so that windows move by one element.
 
-        Shape: [N, C, remainders..., lines...], without remainders where all strides are 1.
+        Elements of x go through `change` first. Shape of the result: [N, C, remainders..., lines...], without the
+        remainders where all strides are 1.
         """
         before, after = self.margins()
         lead = (0,) * (len(x.shape) - len(self.size))
@@ -44,18 +48,19 @@ class SlidingWindow(Windows):
         shape = (*x.shape[: len(lead)], *self.stride, *lines)
 
         def body(*i: Expr) -> Expr:
-            rest, own = i[: len(lead)], i[len(lead) :]
-            place = (line * s + phase for phase, line, s in zip(own, own[len(self.stride) :], self.stride))
-            return image[(*rest, *place)]
+            batch_and_channel, spatial = i[: len(lead)], i[len(lead) :]
+            remainders, lines = spatial[: len(self.stride)], spatial[len(self.stride) :]
+            pixel = (line * s + remainder for remainder, line, s in zip(remainders, lines, self.stride))
+            return image[(*batch_and_channel, *pixel)]
 
         return T.compute(shape, body, "phases")
 
     def at(self, out: Sequence[Expr], k: Sequence[Expr]) -> tuple[Expr, ...]:
-        """Return the index into the padded input of tap `k` of window `out`."""
+        """Return the spatial index, in the padded input, of element `k` of window `out`."""
         return tuple(o * s + i * d for o, s, i, d in zip(out, self.stride, k, self.dilation))
 
     def count(self, out: Sequence[Expr]) -> Expr:
-        """Return the divisor of an average over window `out`, as an index; at least one."""
+        """Return the number by which an average over window `out` divides, as an index expression; at least 1."""
         total: Expr = wrap(1, INDEX)
         for d, o in enumerate(out):
             counts = self.divisors(d)

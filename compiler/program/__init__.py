@@ -1,14 +1,16 @@
 """The Program: contents of a compiled model, its file, and its host runtime.
 
-dtypes, op_spec       what element types there are; what the compiler knows of each operator
-model                what a Program contains: tensors, steps, kernels, image
-activation_packing   how activations lie in the accelerator's DRAM
-bit_levels           which few-bit code holds the values of a tensor
-saved, program_file  how arrays, operators and a Program become a file, and back
-safe_files           how files are read and replaced without ever leaving half of one
-check_program        which contents are refused before they run
-host/                how kernels and numpy operators run on the CPU
-html                 how tables look in notebooks
+dtypes              which element types exist, and their ONNX numbers
+op_spec             what all passes know of each operator: operands, kind for fusion, quantised form, domain
+bit_levels          which one- or two-bit code holds the values of a tensor
+model               what a Program contains: tensors, steps, kernels, constants, image
+activation_packing  in which order the values of an activation lie in the accelerator's DRAM
+saved               how arrays, host operators and dataclasses become bytes, and back
+program_file        which parts the file of a Program has; decides its format version
+check_program       which contents of a file are refused before they run
+safe_files          how any file of Celosia is read and replaced without ever leaving half of one
+host/               how kernels and numpy operators run on the CPU
+html                how tables look in notebooks
 """
 
 from celosia.compiler.program.model import (

@@ -11,9 +11,9 @@ Bytes = NDArray[np.uint8]
 
 
 def pack_activation(cfg: Config, values: NDArray[np.int8], groups: int) -> Bytes:
-    """Pack [images, channels, height, width] int8 as [images/batch][groups][height][width][batch][group].
+    """Pack [images, channels, height, width] int8 as [images/batch][groups][height][width][batch][group] bytes.
 
-    Missing images and channels are zeros.
+    groups: channel groups of the storage, of cfg.group channels each. Missing images and channels become zeros.
     """
     images, channels, height, width = values.shape
     batches = -(-images // cfg.batch)
@@ -29,9 +29,9 @@ def pack_activation(cfg: Config, values: NDArray[np.int8], groups: int) -> Bytes
 def unpack_activation(
     cfg: Config, data: Bytes, shape: tuple[int, int, int, int], groups: int, offset: int = 0
 ) -> NDArray[np.int8]:
-    """Unpack an activation, the inverse of `pack_activation`.
+    """Unpack an activation [images, channels, height, width] int8, the inverse of `pack_activation`.
 
-    It begins `offset` groups into a storage of `groups` channel groups.
+    data: bytes of a storage of `groups` channel groups. shape: of the activation, which begins `offset` groups into it.
     """
     images, channels, height, width = shape
     batches = -(-images // cfg.batch)

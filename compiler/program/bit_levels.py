@@ -1,4 +1,4 @@
-"""Few-bit codes: tensors whose elements have only two to four distinct values, for bit-serial kernels."""
+"""Few-bit codes of tensors whose elements have only two to four distinct values, for bit-serial kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_LEVEL_BITS = 2
-"""Limit of the bits of a code; with more, products of bytes are faster."""
+"""Limit of the bits of a code; with more bits, products of bytes are faster."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class BitLevels:
 
     @staticmethod
     def of(values: Any) -> BitLevels | None:
-        """Return the levels with the fewest bits that contain these integers; None where they need too many bits."""
+        """Return the levels with the fewest bits that contain the integers `values`; None where they need too many."""
         distinct = np.unique(np.asarray(values))
         if not distinct.size or distinct.size > 1 << MAX_LEVEL_BITS:
             return None
@@ -52,6 +52,6 @@ class BitLevels:
         return (values.astype(np.int64) - self.low) // self.step >> position & 1
 
     def joined(self, *others: BitLevels | int) -> BitLevels | None:
-        """Return the levels that contain the values of all, or None."""
+        """Return the levels that contain these and all of `others`, levels or single values; None as for `of`."""
         more = (other if isinstance(other, int) else other.values for other in others)
         return BitLevels.of(np.concatenate([self.values, *map(np.atleast_1d, more)]))

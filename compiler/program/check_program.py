@@ -1,4 +1,4 @@
-"""Validate a Program from a file before it runs: valid checksums do not make its contents safe."""
+"""Validation of a Program from a file before it runs: valid checksums do not make its contents safe."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from celosia.compiler.program.model import (
 from celosia.hw.spec.isa import instruction_bytes
 
 ALIGNMENT = 64
+"""Bytes to which buffers in the arena are aligned."""
 MAX_DRAM_BYTES = 1 << 32
 """Limit of the accelerator's memory: addresses in instructions have 32 bits."""
 MAX_ELEMENTS = 1 << 48
+"""Limit of the elements of a tensor."""
 Types = dict[str, tuple[str, tuple[int, ...]] | None]
 """Tensor -> (element type, shape), or None where they are known only at run time."""
 
@@ -52,12 +54,13 @@ def check(program: Contents) -> None:
 
 
 def _require(condition: bool, message: str) -> None:
+    """Raise ProgramError with `message` where the condition does not hold."""
     if not condition:
         raise ProgramError(message)
 
 
 def _require_known(known: Mapping[str, Any], names: Iterable[str], role: str) -> None:
-    """Raise ProgramError for the first of `names` that no earlier step makes."""
+    """Raise ProgramError for the first of `names` that is not in `known`: no earlier step makes it."""
     for name in names:
         _require(name in known, f"{role} {name!r} is made by nothing")
 
@@ -81,11 +84,12 @@ def _check_batch(program: Contents) -> None:
 
 
 def _type_of_info(tensor: TensorInfo) -> tuple[str, tuple[int, ...]] | None:
+    """Return (element type, shape) of a tensor; None for sequences, and where a size is known only at run time."""
     return (tensor.dtype, tensor.shape) if tensor.kind == "tensor" and -1 not in tensor.shape else None
 
 
 def _fixed_type(program: Contents, name: str) -> tuple[str, tuple[int, ...]]:
-    """Return (element type, shape) of a tensor; ProgramError where they are not fixed."""
+    """Return (element type, shape) of a tensor. Raises ProgramError where they are known only at run time."""
     type_ = _type_of_info(program.tensors[name]) if name in program.tensors else None
     if type_ is None:
         raise ProgramError(f"tensor {name!r} has no fixed type and shape")
@@ -115,7 +119,7 @@ def _check_memory(program: Contents) -> None:
 def _check_cpu_step(program: Contents, step: CpuStep, known: Types) -> Types:
     """Check that a kernel's signature fits its tensors, or that a view keeps type and size.
 
-    Returns the outputs' types.
+    known: types of the tensors that exist before the step. Returns the outputs' types.
     """
     _require_known(known, step.inputs, "input")
     results: Types = {name: _fixed_type(program, name) for name in step.outputs}
@@ -173,7 +177,7 @@ def _check_launch(program: Contents, step: LaunchStep, known: Types) -> Types:
 
 
 def _check_cache(program: Contents, pack: Pack, shape: tuple[int, ...]) -> None:
-    """Check that a tensor which continues a cache has the rows of an input first."""
+    """Check that a tensor which continues a key-value cache begins with the rows of an input."""
     if pack.cache:
         cached_shape = next((tensor.shape for tensor in program.inputs if tensor.name == pack.cache), ())
         has_rows = (
@@ -187,7 +191,7 @@ def _check_cache(program: Contents, pack: Pack, shape: tuple[int, ...]) -> None:
 
 
 def _check_form(form: FormInfo, shape: tuple[int, ...], name: str) -> None:
-    """Check that FormInfo.arrange of a tensor of this shape gives the dimensions in the step, within DRAM."""
+    """Check that FormInfo.arrange of tensor `name` of this shape gives the dimensions of the form, within DRAM."""
     message = f"tensor {name!r} cannot be arranged as {form}"
     sizes = (*form.kernel, *form.strides, *form.dilations)
     is_valid = form.fold in ("", "x", "xy", *MATRICES) and min(*sizes, 1) > 0 and min(*form.pads, *form.dims) >= 0
@@ -218,3 +222,4 @@ _STEPS: dict[type, Callable[[Contents, Any, Types], Types]] = {
     HostStep: _check_host_step,
     LaunchStep: _check_launch,
 }
+"""Type of a step -> function that checks it and returns the types of its outputs."""

@@ -12,7 +12,7 @@ ONNX_TYPES = dict(enumerate((
     "uint64", "complex64", "complex128", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
     "float8_e5m2fnuz", "uint4", "int4", "float4_e2m1fn", "float8_e8m0fnu", "uint2", "int2",
 ), start=1))  # fmt: skip
-"""onnx.TensorProto.DataType -> element type; strings are objects."""
+"""onnx.TensorProto.DataType -> name of the element type; strings are numpy objects."""
 
 
 @functools.cache
@@ -36,5 +36,5 @@ def itemsize(name: str) -> int:
 
 
 def is_float(kind: np.dtype[Any]) -> bool:
-    """Return whether `kind` is a float of any width or complex."""
+    """Return whether `kind` is a float of any width, of numpy or ml_dtypes, or complex."""
     return kind.kind in "fc" or "float" in kind.name

@@ -44,9 +44,10 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class ArenaPlan:
-    """Memory plan of CPU tensors: the offset of each buffer, the size of the arena, and its lower bound.
+    """Memory plan of the tensors that CPU steps pass to each other, in one arena.
 
-    lower_bound: the largest sum of buffers that are live at one step.
+    offsets: byte offset of each tensor's buffer. size: bytes of the arena. lower_bound: bytes that every plan needs,
+    the largest sum of the buffers that are live at one step.
     """
 
     offsets: dict[Any, int] = field(default_factory=dict)
@@ -56,7 +57,7 @@ class ArenaPlan:
 
 @dataclass(frozen=True)
 class PassInfo:
-    """A pass over the graph, and the number of operators before and after it."""
+    """A pass over the graph that has run: its name, description, and the number of operators before and after it."""
 
     name: str
     doc: str
@@ -68,9 +69,9 @@ class PassInfo:
 class FormInfo:
     """The layout in which the host arranges a tensor for the accelerator (compiler.graph.select.ActivationLayout).
 
-    dims: [images, channels, height, width] on the accelerator. fold: "" or what is moved into channels: windows ("x",
-    "xy": im2col along width, or both axes) or matrices (MATRICES). kernel, strides, dilations, pads: of these windows.
-    pad: the byte of the padding. inverted: whether bytes are complemented.
+    dims: [images, channels, height, width] on the accelerator. fold: what is moved into channels: "" nothing, "x" or
+    "xy" windows (im2col along the width, or along both axes), a key of MATRICES matrices. kernel, strides, dilations,
+    pads: of these windows. pad: the byte of the padding. inverted: whether bytes are complemented.
     """
 
     dims: tuple[int, int, int, int]
@@ -104,7 +105,7 @@ class FormInfo:
         return tiles.reshape(images, channels * taps[0] * taps[1], height, width)
 
     def _arrange_matrices(self, array: Bytes) -> Bytes:
-        """Arrange matrices one after the other along channels; their rows become pixels of an image of one row."""
+        """Arrange matrices one after the other along channels; their rows become the pixels of an image of one row."""
         order, sizes = np.argsort(MATRICES[self.fold]), matrix_sizes(array.shape)
         matrices = array.reshape(sizes).transpose(order)
         padded = np.full((len(matrices), self.dims[1] // len(matrices), self.dims[3]), self.pad, array.dtype)
@@ -112,7 +113,7 @@ class FormInfo:
         return (~padded if self.inverted else padded).reshape(self.dims)
 
     def restore(self, values: Bytes, shape: tuple[int, ...]) -> Bytes:
-        """Return the tensor of this shape whose arranged elements are `values`; not for folds of windows."""
+        """Return the tensor of `shape` from its arranged elements: the inverse of `arrange`, except for windows."""
         if self.fold not in MATRICES:
             return values.reshape(shape)
         count, columns, rows = matrix_counts(self.fold, shape)
@@ -123,7 +124,7 @@ class FormInfo:
 MATRICES = {"rows": (0, 2, 1), "columns": (0, 1, 2), "heads": (2, 0, 1)}
 """Fold -> permutation between a tensor's last three axes and [matrix, channel, pixel]."""
 BY_ROWS = "rows", "columns"
-"""Folds of which the host can arrange single rows, as a key-value cache needs."""
+"""Folds whose rows the host can arrange one by one, as a key-value cache needs."""
 
 
 def matrix_sizes(shape: tuple[int, ...]) -> tuple[int, int, int]:
@@ -149,9 +150,11 @@ def matrix_counts(fold: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Pack:
-    """Copy of tensor `value` into DRAM at `address`, in a storage of `groups` channel groups, before a launch.
+    """A copy of a tensor from the host into DRAM, before a launch.
 
-    cache: the input whose rows the tensor has first, where DRAM keeps them from run to run.
+    value: name of the tensor. form: how it is arranged. address: of its storage in DRAM, which has `groups` channel
+    groups. cache: name of the key-value cache input with whose rows the tensor begins, where DRAM keeps these rows from
+    run to run; "" for none.
     """
 
     value: str
@@ -163,7 +166,11 @@ class Pack:
 
 @dataclass(frozen=True)
 class Unpack:
-    """Copy of tensor `value` from DRAM after a launch: from `address`, `offset` channel groups into its `groups`."""
+    """A copy of a tensor from DRAM to the host, after a launch.
+
+    value: name of the tensor. form: how it is arranged. address: of its storage in DRAM, which has `groups` channel
+    groups; the tensor begins at group `offset`.
+    """
 
     value: str
     form: FormInfo
@@ -174,7 +181,7 @@ class Unpack:
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """An operator of the graph on the CPU, and the reason why it is not offloaded."""
+    """An operator of the graph that runs on the CPU: name of the node, operator, and why it is not offloaded."""
 
     name: str
     op: str
@@ -183,7 +190,10 @@ class NodeInfo:
 
 @dataclass(frozen=True)
 class CpuStep:
-    """A compiled kernel, by its number, and the operators in it; without a kernel, a view of the first input."""
+    """A step that runs a compiled kernel, or, without one, returns a view of its first input.
+
+    nodes: the operators that it computes. inputs, outputs: names of tensors. kernel: number in Contents.kernels.
+    """
 
     nodes: tuple[NodeInfo, ...]
     inputs: tuple[str, ...]
@@ -195,7 +205,7 @@ class CpuStep:
 
 @dataclass(frozen=True)
 class HostStep:
-    """One operator that the host runtime executes."""
+    """A step that runs one operator in the host runtime (host/execute.py)."""
 
     nodes: tuple[NodeInfo, ...]
     inputs: tuple[str, ...]
@@ -206,8 +216,9 @@ class HostStep:
 
 @dataclass(frozen=True)
 class PartInfo:
-    """The schedule of a layer or of a part of it: workload, decisions by name, and the number of its `loops` in the
-    Program.
+    """The schedule of a layer, or of a part of it.
+
+    workload: its description. decisions: values by name. loops: number of its loop nest in Contents.loops.
     """
 
     workload: str
@@ -219,9 +230,10 @@ class PartInfo:
 class LayerInfo:
     """A layer, or a block of layers, of a launch.
 
-    what: kind, kernel, channels and fused operators, for people. bytes_kept: intermediates of a block that stay on
-    chip. cycles_together: predicted cycles of the block; cycles_apart: of its layers one by one, 0 where one does not
-    fit the scratchpads alone.
+    name: of the layer. op: its kind, such as "Conv". nodes: names of its nodes in the model. macs: its multiplications.
+    bytes_loaded, bytes_stored: its traffic with DRAM. note: a remark for people. bytes_kept: intermediates of a block
+    that stay on chip. cycles_together: predicted cycles of the block; cycles_apart: of its layers one by one, 0 where
+    one does not fit the scratchpads alone. what: kind, kernel, channels and fused operators, for people.
     """
 
     name: str
@@ -244,7 +256,11 @@ class LayerInfo:
 
 @dataclass(frozen=True)
 class LaunchStep:
-    """One run of the accelerator. layer_of[i]: number in `layers` of instruction i."""
+    """A step that runs an instruction stream on the accelerator.
+
+    address: of the first instruction in DRAM. count: of instructions. layer_of: for each instruction the number of its
+    layer in `layers`. pack, unpack: copies of tensors into DRAM before it, and out of DRAM after it.
+    """
 
     address: int
     count: int
@@ -262,7 +278,12 @@ accelerator."""
 
 @dataclass(repr=False)
 class Contents:
-    """The fields of a Program; `program_file.Program` adds saving and loading."""
+    """The fields of a Program; `program_file.Program` adds saving and loading.
+
+    name: of the model. config: of the accelerator. inputs, outputs: of the model. tensors: those that steps pass on, by
+    name. steps: in the order in which they run. constants: arrays by name. kernels: of CpuSteps. image: constants and
+    instructions in DRAM from `image_address` on. dram_size: bytes of DRAM that launches use.
+    """
 
     name: str
     config: Config
@@ -276,7 +297,9 @@ class Contents:
     image_address: int
     dram_size: int
     arena_lower_bound: int = 0
+    """Bytes of DRAM for activations that no plan can go below."""
     macs_total: int = 0
+    """Multiplications of the complete model, wherever they run."""
     placements: list[dict[str, str]] = field(default_factory=list)
     """For each operator: name, op, place ("accelerator", "cpu", "free"), reason."""
     compile_seconds: float = 0.0
@@ -311,7 +334,7 @@ class Contents:
         return next((tensor.shape[0] for tensor in self.inputs if tensor.name in self.batched), 0)
 
     def info(self, name: str) -> TensorInfo:
-        """Describe a tensor that steps read, which may be a constant."""
+        """Return name, type and shape of a tensor that steps read, which may be a constant."""
         if name in self.tensors:
             return self.tensors[name]
         return TensorInfo(name, self.constants[name].dtype.name, self.constants[name].shape)

@@ -1,6 +1,7 @@
-"""Facts of each operator beside its computation: one OpSpec, filled where the operator is defined.
+"""Facts of each operator besides its computation: one OpSpec, filled where the operator is defined.
 
-`@op` of compiler/ops and `@host` of program/host/hostops fill it. Other tables of operators are derived from it.
+The decorators `@op` of compiler/ops and `@host` of program/host/hostops fill it. Other tables of operators are derived
+from it (`operators_with`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Kind(Enum):
 
 
 class Moves(Enum):
-    """Origin of the elements of a result that is moved, not computed."""
+    """Where the elements of a result come from, for operators that move elements and compute none."""
 
     ALL = "every element of its operand, once"
     SOME = "elements of its operand, by their places"
@@ -36,7 +37,7 @@ class Moves(Enum):
 
 
 class Role(Enum):
-    """Purpose of an operand."""
+    """What an operand is for."""
 
     DATA = "data"
     WEIGHTS = "weights"
@@ -48,11 +49,11 @@ class Role(Enum):
 
 
 PARAMETERS = {"scale": Role.SCALE, "zero_point": Role.ZERO_POINT}
-"""Ends of the names of operands that say how another one, or the result, is quantised."""
+"""Ending of an operand's name -> role, for operands that say how another one, or the result, is quantised."""
 
 
 class UnknownOperand(Exception):
-    """A name that is none of an operator's operands."""
+    """A name that an operator does not declare for any of its operands."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,9 @@ class OperandSpec:
     """One operand of an operator.
 
     name: that of the documentation of ONNX or onnxruntime, in lower case. of: for a scale or zero point, the operand
-    that it belongs to, "" for the result. type: for an operator of onnxruntime, its element types, a letter: f float32,
-    i int32, T, U and V one of eight bits, Q a quantised one, the same wherever the letter is the same, . any.
+    that it quantises, "" for the result. optional: whether it may be left out. type: for an operator of onnxruntime, a
+    letter for its element type: f float32, i int32, T, U, V int8 or uint8, Q any quantised type, "." any type; operands
+    with the same letter have the same type. "" where it is not declared.
     """
 
     name: str
@@ -77,13 +79,15 @@ class OperandSpec:
 
 
 _OPERAND = re.compile(r"(?P<name>\w+)(?:<(?P<type>.)>)?(?::(?P<role>\w+))?(?P<optional>\??)")
+"""One operand in a declaration: name<type>:role?"""
 
 
 def parse_operands(text: str) -> tuple[tuple[OperandSpec, ...], int]:
-    """The operands that `text` declares in their order, and how many of the last ones form a group that may repeat.
+    """Parse a declaration of operands; return them in order, and how many of the last ones may repeat as a group.
 
-    An operand is its name, its type in angle brackets and its role behind a colon, where there are any, and "?" where
-    it may be left out. X_scale and X_zero_point belong to X. The last operands may be a group, "(...)*".
+    An operand is written as its name, then perhaps its type in angle brackets, its role after a colon, and "?" where it
+    may be left out: "x<T>:weights?". X_scale and X_zero_point quantise X. The last operands may be a group that
+    repeats, "(...)*". Raises ValueError for another syntax.
 
     >>> operands, repeated = parse_operands("y_scale y_zero_point (inputs inputs_scale inputs_zero_point)*")
     >>> repeated, operands[3].role.value, operands[3].of, operands[0].of
@@ -100,11 +104,11 @@ def parse_operands(text: str) -> tuple[tuple[OperandSpec, ...], int]:
         OperandSpec(match["name"], _role(match), "", bool(match["optional"]), match["type"] or "")
         for match in fields if match is not None
     ]  # fmt: skip
-    return tuple(_owned(operand, operands) for operand in operands), len(group.split())
+    return tuple(_with_owner(operand, operands) for operand in operands), len(group.split())
 
 
-def _owned(operand: OperandSpec, operands: list[OperandSpec]) -> OperandSpec:
-    """`operand` with what it quantises among `operands`, and a type where others have one."""
+def _with_owner(operand: OperandSpec, operands: list[OperandSpec]) -> OperandSpec:
+    """Fill in which of `operands` a scale or zero point quantises, and its type where others declare theirs."""
     if not operand.quantises:
         return operand
     prefix = operand.name.removesuffix(f"_{operand.role.name.lower()}")
@@ -117,6 +121,7 @@ def _owned(operand: OperandSpec, operands: list[OperandSpec]) -> OperandSpec:
 
 
 def _role(match: re.Match[str]) -> Role:
+    """Return the role that a match of _OPERAND declares, else the one that the end of its name implies."""
     if match["role"]:
         return Role(match["role"])
     return next((role for end, role in PARAMETERS.items() if match["name"].endswith(f"_{end}")), Role.DATA)
@@ -124,16 +129,25 @@ def _role(match: re.Match[str]) -> Role:
 
 @dataclass(frozen=True)
 class OpSpec:
-    """The row of an operator.
+    """All that passes know of one operator.
 
-    operands, repeated: see `parse_operands`. domain: "" for ONNX's own. variant_of: the float operator of ONNX that it
-    computes of quantised operands, or with others behind it; its data, weights and bias are that one's, in that order.
-    view: it changes the shape alone, so its output may share the memory of its input. wide: it takes several steps
-    for a result; those of float16 are in float32, and the result is rounded once. heavy: it is never left to the host
-    runtime for the sake of an open size. multiplies_bytes: it adds up products of its first two operands, of bytes.
-    windows: its attributes are those of windows. shaped_as: for one of onnxruntime's, of whose shapes ONNX knows
-    nothing, ONNX's of the same shape and type, where that is not the one it is a variant of. first: it runs in numpy
-    even though there is a kernel. random: it returns something else each time.
+    name: as in models; a domain may precede it where it would collide with an operator of ONNX.
+    kind: its class for operator fusion.
+    operands, repeated: see `parse_operands`.
+    domain: "" for ONNX's own.
+    variant_of: the float operator of ONNX that it computes in quantised operands, or with further operators fused. Its
+    data, weights and bias are those of that operator, in the same order.
+    moves: where its elements come from, None where it computes them.
+    view: it changes only the shape, so its output may share the memory of its input.
+    wide: it needs several operations for a result; for float16 these are in float32, and the result is rounded once.
+    heavy: it is slow without a kernel of its own, so a model whose open sizes reach it is compiled for given sizes
+    (graph/importing/specialise.py).
+    multiplies_bytes: it adds up products of its first two data operands, which are bytes.
+    windows: its attributes are those of sliding windows (host/window_geometry.py).
+    shaped_as: for an operator of onnxruntime, whose shapes ONNX does not infer, an operator of ONNX with the same shape
+    and type; "" where that is `variant_of`.
+    first: it runs in numpy even though there is a kernel.
+    random: its results differ each time.
     """
 
     name: str = ""
@@ -157,18 +171,18 @@ class OpSpec:
         return {operand.name: number for number, operand in enumerate(self.operands)}
 
     def number(self, name: str) -> int:
-        """The number of the operand `name`. UnknownOperand."""
+        """Return the number of the operand `name`. Raises UnknownOperand."""
         if name not in self._numbers:
             declared = ", ".join(self._numbers) or "none"
             raise UnknownOperand(f"{self.name} has no operand {name!r}; it has {declared}")
         return self._numbers[name]
 
     def having(self, *roles: Role) -> tuple[int, ...]:
-        """The numbers of the operands of these roles."""
+        """Return the numbers of the operands with one of these roles."""
         return tuple(number for number, operand in enumerate(self.operands) if operand.role in roles)
 
     def operand_at(self, number: int) -> OperandSpec | None:
-        """The operand that input `number` is; None where none is declared. The last ones may repeat."""
+        """Return the operand that input `number` is; None where none is declared. The last operands may repeat."""
         count = len(self.operands)
         if self.repeated and number >= count:
             number = count - self.repeated + (number - count) % self.repeated
@@ -176,66 +190,75 @@ class OpSpec:
 
     @cached_property
     def shape_inputs(self) -> tuple[int, ...]:
-        """The inputs whose values a kernel's code depends on; where they are no constants, it is made at run time."""
+        """The numbers of the inputs whose values the code of a kernel depends on, such as axes and sizes.
+
+        Where they are not constant, the kernel is compiled at run time.
+        """
         return self.having(Role.SHAPE)
 
     @cached_property
     def weights(self) -> int | None:
-        """The input that holds weights, None where none does."""
+        """The number of the input that holds weights, None where there is none."""
         return next(iter(self.having(Role.WEIGHTS)), None)
 
     @cached_property
     def data(self) -> tuple[int, ...]:
-        """The inputs whose elements it computes with: neither biases nor parameters."""
+        """The numbers of the inputs that are data or weights, not biases, parameters or shapes."""
         return self.having(Role.DATA, Role.WEIGHTS)
 
     def data_among(self, count: int) -> list[int]:
-        """As `data`, of `count` inputs, among which the last operands may repeat."""
+        """Return the numbers of data and weights among `count` inputs, of which the last operands may repeat."""
         operands = [self.operand_at(number) for number in range(count)]
         return [n for n, operand in enumerate(operands) if operand and operand.role in (Role.DATA, Role.WEIGHTS)]
 
     def groups(self, count: int) -> list[tuple[int, ...]]:
-        """The numbers of the operands that repeat, group by group, of `count` inputs."""
+        """Return the numbers of the inputs that repeat, one tuple for each group, where a node has `count` inputs."""
         starts = range(len(self.operands) - self.repeated, count, self.repeated) if self.repeated else ()
         return [tuple(range(start, start + self.repeated)) for start in starts]
 
     def quantisation_of(self, number: int, count: int) -> tuple[int, int]:
-        """The inputs that are the scale and the zero point of input `number`, of `count`. LookupError without them."""
+        """Return the numbers of the scale and the zero point of input `number`, where a node has `count` inputs.
+
+        Raises LookupError where the operator declares none.
+        """
         group = next((group for group in self.groups(count) if number in group), tuple(range(count)))
         operand = self.operand_at(number)
         parameters = {
-            other.role: place for place in group
-            if operand and (other := self.operand_at(place)) and other.quantises and other.of == operand.name
+            parameter.role: place for place in group
+            if operand and (parameter := self.operand_at(place)) and parameter.quantises and parameter.of ==
+            operand.name
         }  # fmt: skip
         return parameters[Role.SCALE], parameters[Role.ZERO_POINT]
 
     @property
     def shape_like(self) -> str:
-        """ONNX's operator of the same shape and type, of the same data; "" where none is known."""
+        """Name of the operator of ONNX whose result has the same shape and type for the same data; "" for none."""
         return self.shaped_as or (self.variant_of if self.scale is not None and self.domain == "com.microsoft" else "")
 
     @cached_property
     def factors(self) -> tuple[int, ...]:
-        """The inputs, of bytes, whose products it adds up."""
+        """The numbers of the two inputs, of bytes, whose products it adds up; () for other operators."""
         return self.data if self.multiplies_bytes else ()
 
     @cached_property
     def scale(self) -> int | None:
-        """The input that is the scale of its result, None where that has none."""
+        """The number of the input that is the scale of the result, None where there is none."""
         return next((number for number in self.having(Role.SCALE) if not self.operands[number].of), None)
 
     @cached_property
     def zero_point(self) -> int | None:
-        """The input that is the zero point of its result, None where that has none."""
+        """The number of the input that is the zero point of the result, None where there is none."""
         return next((number for number in self.having(Role.ZERO_POINT) if not self.operands[number].of), None)
 
 
 F = TypeVar("F")
+"""Type of a function."""
 Input = TypeVar("Input")
+"""Type of an input of a node: a name, a value, an array."""
 
 
 def filling(table: dict[str, F]) -> Callable[..., Callable[[F], F]]:
-    """Return a decorator that enters a function in `table` under the names of the operators it is for."""
+    """Return a decorator factory: `@filling(table)(*names)` enters a function in `table` under operators' names."""
 
     def for_operators(*names: str) -> Callable[[F], F]:
         def register(function: F) -> F:
@@ -248,11 +271,16 @@ def filling(table: dict[str, F]) -> Callable[..., Callable[[F], F]]:
 
 
 _ROWS: dict[str, OpSpec] = {}
+"""Operator -> all that is known of it."""
 _NOTHING = OpSpec()
+"""A row with nothing filled in, for comparison."""
 
 
 def state(name: str, operands: str = "", **facts: Any) -> None:
-    """Fill in fields of an operator's row; operands: see `parse_operands`. TypeError where one is filled already."""
+    """Fill in fields of an operator's row, in several calls if need be.
+
+    operands: see `parse_operands`. facts: fields of OpSpec. Raises TypeError where a field is filled already.
+    """
     row = op_spec(name)
     if operands:
         facts["operands"], facts["repeated"] = parse_operands(operands)
@@ -262,12 +290,15 @@ def state(name: str, operands: str = "", **facts: Any) -> None:
 
 
 def op_spec(name: str) -> OpSpec:
-    """The row of an operator; an operator of a kernel of its own, of which nothing else is known, has none."""
+    """Return the row of an operator; an empty one for a name that is not known, such as a user's own kernel."""
     return _ROWS.get(name) or OpSpec(name)
 
 
 def find_operand(operator: str, inputs: Sequence[Input], name: str) -> Input | None:
-    """The one of `inputs` that is the operand `name` of `operator`, None where it is left out. UnknownOperand."""
+    """Return the one of a node's `inputs` that is the operand `name`; None where it is left out.
+
+    Raises UnknownOperand.
+    """
     number = op_spec(operator).number(name)
     return inputs[number] if number < len(inputs) else None
 
@@ -275,9 +306,10 @@ def find_operand(operator: str, inputs: Sequence[Input], name: str) -> Input | N
 def arrange(
     form: str, operands: Sequence[Sequence[Input]], result: Sequence[Input] = (), bias: Input | None = None
 ) -> list[Input | None]:
-    """The inputs of `form`, an operator on quantised operands; what is left out at the end is left away.
+    """Return the inputs of `form`, an operator on quantised operands, in the order that it declares.
 
-    operands: of each its integers, scale and zero point. result: scale and zero point of the result.
+    operands: for each data operand its integers, scale and zero point. result: scale and zero point of the result.
+    Inputs that are left out are None; those at the end are not listed.
     """
     spec = op_spec(form)
     parts = {Role.DATA: 0, Role.WEIGHTS: 0, Role.SCALE: 1, Role.ZERO_POINT: 2}
@@ -293,31 +325,34 @@ def arrange(
         else:
             inputs.append(operands[names.index(operand.of or operand.name)][parts[operand.role]])
     if spec.repeated:
-        inputs += [each[parts[operand.role]] for each in operands for operand in group]
+        inputs += [quantised[parts[operand.role]] for quantised in operands for operand in group]
     while inputs and inputs[-1] is None:
         inputs.pop()
     return inputs
 
 
 def operators_with(fact: str, *among: Any) -> frozenset[str]:
-    """The operators of whose rows a field is one of `among`, or is filled at all."""
+    """Return the operators whose row has one of the values `among` in the field `fact`; without `among`, any value."""
     values = ((name, getattr(row, fact)) for name, row in _ROWS.items())
     empty = getattr(_NOTHING, fact)
     return frozenset(name for name, value in values if (value in among if among else value != empty))
 
 
 def all_operators() -> frozenset[str]:
-    """All operators."""
+    """Return the names of all operators that have a row."""
     return frozenset(_ROWS)
 
 
 def quantised_forms(*names: str) -> list[str]:
-    """The operators that compute one of these float operators in quantised operands, with a quantised result."""
+    """Return the operators that compute one of the float operators `names` in quantised operands and results."""
     return [form for form, row in _ROWS.items() if row.variant_of in names and row.scale is not None]
 
 
 def quantised_form(name: str) -> str:
-    """The operator that computes the float operator `name` in quantised operands and results. LookupError."""
+    """Return the operator that computes the float operator `name` in quantised operands and results.
+
+    Raises LookupError where there is none.
+    """
     if not (forms := quantised_forms(name)):
         raise LookupError(f"{name} has no quantised form")
     return forms[0]

@@ -37,7 +37,9 @@ from celosia.hw.spec.config import Config
 from celosia.plain import from_json
 
 FORMAT = "celosia-program"
+"""Value of "format" in the manifest."""
 VERSION = 11
+"""Version of the file format; other versions are refused."""
 
 
 class Program(Contents):
@@ -136,7 +138,7 @@ launches, 100.0% of the MACs, 2 operators on the CPU>
         ):
             if "manifest.json" not in archive.namelist():
                 raise ProgramError(f"{path} is not a Celosia Program: it has no manifest")
-            program = _read(Path(path), archive)
+            program = _read_archive(Path(path), archive)
             program.trusted = trust or digest is not None
             return program
 
@@ -146,24 +148,26 @@ launches, 100.0% of the MACs, 2 operators on the CPU>
         with open(path, "rb") as file:
             try:
                 return file.read(4) == b"PK\3\4" or zipfile.is_zipfile(file)
-            except zipfile.BadZipFile:  # which is_zipfile finds at the end of some
+            except zipfile.BadZipFile:  # is_zipfile raises it for some damaged archives
                 return True
 
 
 _KINDS = {CpuStep: "cpu", HostStep: "host", LaunchStep: "launch"}
+"""Type of a step -> its name in the manifest."""
 MAX_MANIFEST_BYTES = 1 << 26
-"""Limit of the manifest; a layer takes some 2,000 bytes."""
+"""Limit of the size of the manifest, in which a layer takes some 2,000 bytes."""
 MAX_LOOPS_BYTES = 1 << 22
-"""Limit of the text of a kernel's loops, whose syntax tree takes many times as much memory."""
+"""Limit of the size of the text of a kernel's loops, whose syntax tree takes many times as much memory."""
 MAX_PART_BYTES = 1 << 32
-"""Limit of a part of a Program after decompression."""
+"""Limit of the size of any other part of a Program after decompression."""
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Compression methods that zipfile can decompress piece by piece."""
 CHUNK_BYTES = 1 << 20
+"""Bytes that are decompressed at once."""
 
 
 def _max_bytes(name: str) -> int:
-    """Return the limit of the size of a part."""
+    """Return the limit of the size of the part of this name, in bytes."""
     if name.endswith(".loops"):
         return MAX_LOOPS_BYTES
     return MAX_MANIFEST_BYTES if name.startswith("manifest.") else MAX_PART_BYTES
@@ -185,8 +189,8 @@ def _read_part(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
     return bytes(data)
 
 
-def _read(path: Path, archive: zipfile.ZipFile) -> Program:
-    """Read and verify the manifest and all parts, then assemble the Program. Raises ProgramError."""
+def _read_archive(path: Path, archive: zipfile.ZipFile) -> Program:
+    """Read the manifest and all parts, verify their checksums, and assemble the Program. Raises ProgramError."""
     text = _read_part(path, archive, "manifest.json")
     if hashlib.sha256(text).hexdigest().encode() != _read_part(path, archive, "manifest.sha256"):
         raise ProgramError(f"{path} is damaged: the checksum of its manifest differs")
@@ -211,7 +215,7 @@ def _read(path: Path, archive: zipfile.ZipFile) -> Program:
 
 
 def _read_with_digest(path: Path, digest: str) -> bytes:
-    """Read a file and require this SHA-256. Raises ProgramError."""
+    """Read a file. Raises ProgramError where its SHA-256 is not `digest`, in hexadecimal."""
     data = path.read_bytes()
     actual = hashlib.sha256(data).hexdigest()
     if actual != digest.strip().lower():
@@ -220,7 +224,7 @@ def _read_with_digest(path: Path, digest: str) -> bytes:
 
 
 def _kernel_fields(kernel: CompiledKernel) -> dict[str, Any]:
-    """Return the fields of a kernel that the manifest holds."""
+    """Return the fields of a kernel that the manifest holds: all but code and bulk data."""
     left_out = ("code", "host", "loops", "tables")
     fields = {field.name: getattr(kernel, field.name) for field in dataclasses.fields(kernel)}
     return {name: value for name, value in fields.items() if name not in left_out} | {"tables": len(kernel.tables)}
@@ -251,7 +255,10 @@ _FIELDS = (
 
 
 def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
-    """Build and check the Program. Raises ValueError, KeyError or TypeError for contents that cannot be."""
+    """Build the Program from the manifest and the other parts by name, and check it.
+
+    Raises ValueError, KeyError, TypeError or ProgramError for impossible contents.
+    """
     config = Config.from_dict(manifest["config"])
     if config.digest != manifest["config_digest"]:
         raise ValueError("the digest of its Config differs")

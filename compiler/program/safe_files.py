@@ -14,7 +14,7 @@ from celosia.plain import Sentence
 
 @contextmanager
 def reading(path: str | Path, error: type[Exception], verdict: str, way_out: str = "") -> Iterator[None]:
-    """Convert any exception that libraries raise for a damaged file into `error`, in one sentence.
+    """Run a block that reads a file; convert any exception that libraries raise for it into `error`, in one sentence.
 
     The sentence has `path`, `verdict` (such as "is damaged"), the reason and `way_out`. zipfile and numpy do not
     document their exceptions: besides BadZipFile and ValueError they raise EOFError, NotImplementedError, RuntimeError,
@@ -43,13 +43,13 @@ class OutputError(Sentence, OSError):
     """A file that cannot be written; one sentence with its path and the reason."""
 
 
-def _target(path: str | Path) -> Path:
-    """Resolve links, so that the file that a link points to is replaced and not the link."""
+def _resolve_links(path: str | Path) -> Path:
+    """Return the path without links, so that the file that a link points to is replaced and not the link."""
     return Path(os.path.realpath(path))
 
 
-def _temporary(path: Path) -> tuple[int, Path]:
-    """Create a temporary file in the folder of `path`. Returns (handle, path). Raises OutputError."""
+def _create_temporary(path: Path) -> tuple[int, Path]:
+    """Create a temporary file in the folder of `path`. Returns (its open handle, its path). Raises OutputError."""
     if path.is_dir():
         raise OutputError(f"cannot write {path}: it is a folder; give the name of a file")
     if not path.parent.is_dir():
@@ -68,19 +68,19 @@ def _is_special(path: Path) -> bool:
 
 def check_writable(path: str | Path) -> None:
     """Raise OutputError where `replacing(path)` could not write; called before long work."""
-    target = _target(path)
+    target = _resolve_links(path)
     if _is_special(target):
         return
-    handle, temporary = _temporary(target)
+    handle, temporary = _create_temporary(target)
     os.close(handle)
     temporary.unlink()
 
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Write `path` atomically: yields a temporary file that replaces `path` at the end and is removed on an error.
+    """Write `path` atomically: yield a temporary file that replaces `path` at the end and is removed on an error.
 
-    OutputError where it cannot be written, also for an OSError from within.
+    Raises OutputError where it cannot be written, also for an OSError from within.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -89,14 +89,14 @@ def replacing(path: str | Path) -> Iterator[Path]:
     >>> [(file.name, file.read_text()) for file in folder.iterdir()]
     [('a', 'all of it')]
     """
-    target = _target(path)
+    target = _resolve_links(path)
     if _is_special(target):
         try:
             yield target
         except OSError as error:
             raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
         return
-    handle, temporary = _temporary(target)
+    handle, temporary = _create_temporary(target)
     os.close(handle)
     try:
         yield temporary

@@ -1,4 +1,4 @@
-"""Serialisation of arrays, host operators and dataclasses as .npy and JSON, which numpy alone can read back."""
+"""Serialisation of arrays, host operators and dataclasses as .npy and JSON, which can be read with numpy alone."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def array_bytes(array: Array) -> bytes:
 
 
 def load_array(data: bytes) -> Array:
-    """Read what `array_bytes` wrote. Raises ValueError where `data` is something else."""
+    """Read an array that `array_bytes` wrote. Raises ValueError for other data."""
     if data.startswith(b"\x93NUMPY"):
         loaded: Array = np.load(io.BytesIO(data), allow_pickle=False)
         array = aligned_empty(loaded.dtype, loaded.shape)
@@ -61,7 +61,7 @@ def op_bytes(op: HostOp) -> bytes:
 
 
 def load_op(data: bytes) -> HostOp:
-    """Read what `op_bytes` wrote. Raises ValueError, TypeError or KeyError where `data` is something else."""
+    """Read an operator that `op_bytes` wrote. Raises ValueError, TypeError or KeyError for other data."""
     require_few_values(data)
     op = json.loads(data, object_hook=_decode)
     if not isinstance(op, HostOp):
@@ -70,7 +70,7 @@ def load_op(data: bytes) -> HostOp:
 
 
 def _encode(value: Any) -> dict[str, Any]:
-    """Convert operators, subgraphs, bytes and arrays to JSON objects with KIND."""
+    """Convert operators, subgraphs, bytes and arrays to JSON objects that name their type under KIND_KEY."""
     if isinstance(value, HostOp | Body):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return {KIND_KEY: type(value).__name__, **fields}
@@ -82,7 +82,7 @@ def _encode(value: Any) -> dict[str, Any]:
 
 
 def _decode(fields: dict[str, Any]) -> Any:
-    """Convert JSON objects with KIND back; other objects stay as they are."""
+    """Convert JSON objects that name a type under KIND_KEY back; other objects stay as they are."""
     kind = fields.get(KIND_KEY)
     if kind in ("bytes", "array"):
         data = base64.b64decode(fields["base64"])
@@ -99,10 +99,10 @@ def _decode(fields: dict[str, Any]) -> Any:
 
 
 def from_plain(kind: Any, value: Any, name_of_value: str = "value", **more: Any) -> Any:
-    """Convert plain data of JSON to the type `kind`: a dataclass, tuple, list, dict, str, number, bool, or a union of
-    these.
+    """Convert plain data of JSON to the type `kind`, checking that it fits.
 
-    more: fields of the dataclass that JSON does not hold. ValueError where `value` is something else.
+    kind: a dataclass, tuple, list, dict, str, number, bool, or a union of these. name_of_value: for errors. more:
+    fields of the dataclass that the JSON does not hold. Raises ValueError where `value` does not fit.
 
     >>> from_plain(tuple[int, ...], [1, 2])
     (1, 2)
@@ -139,12 +139,12 @@ def from_plain(kind: Any, value: Any, name_of_value: str = "value", **more: Any)
 
 @cache
 def _field_types(kind: Any) -> dict[str, Any]:
-    """Return the types of a dataclass's fields, cached, as Python evaluates the annotations each time."""
+    """Return the type of each field of a dataclass; cached, because Python evaluates the annotations at each call."""
     return typing.get_type_hints(kind)
 
 
 def _require_type(value: Any, kind: Any, name_of_value: str) -> Any:
-    """Return `value`; ValueError where it is not of the type `kind`. A bool is no int."""
+    """Return `value`; raise ValueError where it is not of the type `kind`. A bool does not count as an int."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{name_of_value} is {str(value)[:50]!r}")
     return value

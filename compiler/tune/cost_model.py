@@ -17,7 +17,7 @@ from celosia.compiler.tune.search_space import Floats, SearchSpace
 from celosia.compiler.tune.tuner_options import LEARNER_NAMES
 
 Learner = Callable[[Floats, Floats], Callable[[Floats], Floats]]
-"""Fits features [samples, features] to targets [samples]; returns a function that predicts targets."""
+"""Function that fits features [samples, features] to targets [samples]; it returns a function that predicts targets."""
 RIDGE_PENALTY = 3.0
 """Shrinkage of ridge regression, for features of unit variance."""
 
@@ -27,21 +27,22 @@ class MissingLearner(ImportError):
 
 
 def ridge(features: Floats, targets: Floats) -> Callable[[Floats], Floats]:
-    """Fit a linear function of the features and their squares by ridge regression."""
+    """Fit a linear function of the features and their squares by ridge regression; a Learner."""
     wide = _with_squares(features)
     middle, scale = wide.mean(0), wide.std(0) + 1e-6
     x, mean = (wide - middle) / scale, targets.mean()
     weights = np.linalg.solve(x.T @ x + RIDGE_PENALTY * np.eye(x.shape[1]), x.T @ (targets - mean))
-    low, high = targets.min() - np.ptp(targets), targets.max() + np.ptp(targets)  # do not extrapolate far
+    low, high = targets.min() - np.ptp(targets), targets.max() + np.ptp(targets)  # limits of extrapolation
     return lambda others: np.clip((_with_squares(others) - middle) / scale @ weights + mean, low, high)
 
 
 def _with_squares(features: Floats) -> Floats:
+    """Return [samples, 2 * features]: the features, then their squares."""
     return np.concatenate([features, features**2], axis=1)
 
 
 def trees(features: Floats, targets: Floats, rank: bool = False) -> Callable[[Floats], Floats]:
-    """Fit gradient-boosted trees. rank: learn only the order. Raises MissingLearner."""
+    """Fit gradient-boosted trees; a Learner. rank: learn only the order of targets. Raises MissingLearner."""
     try:
         xgboost: Any = importlib.import_module("xgboost")
     except ImportError:
@@ -59,10 +60,14 @@ def trees(features: Floats, targets: Floats, rank: bool = False) -> Callable[[Fl
 
 
 LEARNERS: dict[str, Learner] = dict(zip(LEARNER_NAMES, (ridge, trees), strict=True))
+"""Name -> learner; the first is the default."""
 
 
 class CostModel:
-    """Learns from the trials of all spaces of one tuning."""
+    """Predicts costs of points, learning from the trials of all spaces of one tuning.
+
+    features, targets: of each trial. A target is the logarithm of measured over estimated cost.
+    """
 
     def __init__(self, learner: Learner = ridge) -> None:
         self.learner = learner
@@ -71,13 +76,13 @@ class CostModel:
         self._predict: Callable[[Floats], Floats] | None = None
 
     def learn(self, space: SearchSpace, index: int, cost: float) -> None:
-        """Add the cost of point `index` of `space`."""
+        """Add a trial: the measured cost of point `index` of `space`."""
         self.features.append(space.features[index])
         self.targets.append(float(np.log(cost / space.base[index])))
         self._predict = None
 
     def expected(self, space: SearchSpace) -> Floats:
-        """Predict the cost of each point of `space`."""
+        """Return the expected cost of each point of `space`; the estimate itself before two trials are known."""
         if len(self.targets) < 2:
             return space.base
         if self._predict is None:

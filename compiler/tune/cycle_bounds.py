@@ -1,9 +1,11 @@
 """Lower bounds of the cycles of any schedule of a layer, with which a search can prove that it is done.
 
-Each unit has its minimum: gemm its steps, the vector unit its entries, each memory port the beats of its data. Data is
-loaded more than once where a loop walks over more than a scratchpad holds: each time, except for what the scratchpad
-can have kept. Nothing is computed before the first tile has arrived, and nothing ends before the last bytes are stored.
- tests/tune compares this with the timing model on every point of many spaces.
+Each unit needs a minimum: gemm its steps, the vector unit its entries, each memory port the beats of its data. Where a
+loop walks several times over more data than a scratchpad holds, all but the part that the scratchpad can hold is loaded
+again each time. Nothing is computed before the first tile has arrived, and nothing ends before the last bytes are
+stored. tests/compiler/test_tune.py compares the bounds with the timing model on every point of many spaces.
+
+In arguments, p is a workload.
 """
 
 from __future__ import annotations
@@ -32,32 +34,32 @@ def _entry_bytes(cfg: Config, name: str) -> int:
 
 
 def _weight_bytes(cfg: Config, p: Workload) -> float:
-    """Return the bytes of a layer's weights that one port loads."""
+    """Return the bytes of the weights of a workload that one port has to load."""
     return p.out_blocks * p.in_blocks * p.places * p.weight_bytes(cfg) / (1 + _is_spread(cfg, p))
 
 
 def _is_spread(cfg: Config, p: Workload) -> bool:
-    """Return whether each port may load one half of the weights."""
+    """Return whether the weights of a workload are spread weights, of which each port loads one half."""
     return scratchpads(cfg)["wgt"].spread and not p.packed
 
 
-def _bytes_of_busier_port(cfg: Config, p: Workload, near: Floats, far: Floats) -> Floats:
-    """Bound the bytes through the busier port.
+def _bytes_of_busier_port(cfg: Config, p: Workload, first_port: Floats, weights: Floats) -> Floats:
+    """Return a lower bound of the bytes that the busier port loads.
 
-    near: bytes of the first port. far: bytes of weights, which the last port or both load.
+    first_port: bytes that only the first port loads. weights: bytes of weights, which the last port loads, or both.
     """
     if cfg.ports == 1:
-        return near + far
-    return np.maximum(near, (near + far) / 2 if _is_spread(cfg, p) else far)
+        return first_port + weights
+    return np.maximum(first_port, (first_port + weights) / 2 if _is_spread(cfg, p) else weights)
 
 
 def lower_bounds(
     cfg: Config, workloads: Sequence[Workload | Group], points: Sequence[tuple[Tiling, ...]], copies: int,
     memory: MemoryModel | str,
 ) -> Floats:  # fmt: skip
-    """Bound the cycles of a layer, run `copies` times in a row on `memory`, for each of `points`.
+    """Return a lower bound of the cycles of a layer, run `copies` times in a row, for each of `points`: [points].
 
-    workloads: the workloads of the layer.
+    workloads: those of the layer; several, or a Group, have one bound for all points. memory: its memory model.
     """
     memory_ = memory_model(memory)
     first, *others = workloads
@@ -74,14 +76,14 @@ def lower_bounds(
     written = sum(
         _output_entries(problem, cfg) for problem in workloads if not (isinstance(problem, Group) and problem.following)
     )
-    busiest = max(gemm, vector, _beats(cfg, memory_, weights), written * cfg.lanes / cfg.bus_bytes)
-    return np.full(len(points), float(copies * busiest + _end_latency(memory_)))
+    unit_cycles = max(gemm, vector, _beats(cfg, memory_, weights), written * cfg.lanes / cfg.bus_bytes)
+    return np.full(len(points), float(copies * unit_cycles + _end_latency(memory_)))
 
 
 def network_bound(cfg: Config, layers: Sequence[tuple[Layer, Sequence[Workload]]], memory: MemoryModel) -> float:
-    """Bound the cycles of these layers, in order, whatever their blocks and tiles.
+    """Return a lower bound of the cycles of `layers`, run in order, whatever their blocks and tiles.
 
-    A block leaves out what no window of its last layer reads.
+    layers: each with its workloads. A block does not compute pixels that no window of its last layer reads.
     """
     all_workloads = [workload for _, workloads in layers for workload in workloads]
     shares = _shares_read([layer for layer, _ in layers]) if cfg.forward else [1.0] * len(layers)
@@ -89,7 +91,7 @@ def network_bound(cfg: Config, layers: Sequence[tuple[Layer, Sequence[Workload]]
     vector = sum(s * _output_entries(p) for s, (_, layer_workloads) in zip(shares, layers) for p in layer_workloads)
     weights: dict[Hashable, float] = {}
     for layer, layer_workloads in layers:
-        if layer.gemm is not None:  # what two layers share may stay; few bytes tell weights apart well enough
+        if layer.gemm is not None:  # weights that layers share may be loaded once; their first bytes identify them
             size = sum(_weight_bytes(cfg, p) for p in layer_workloads if not p.grouped)
             key = layer.gemm.weights.shape, layer.gemm.weights.reshape(-1)[:64].tobytes()
             weights[key] = max(size, weights.get(key, 0))
@@ -99,7 +101,10 @@ def network_bound(cfg: Config, layers: Sequence[tuple[Layer, Sequence[Workload]]
 
 
 def _shares_read(layers: Sequence[Layer]) -> list[float]:
-    """Return the share of each layer's pixels that later windows read; 1 where something else reads it."""
+    """Return the share of the pixels of each layer's output that later layers read.
+
+    It is 1 where anything but a window reads the output.
+    """
     sizes: dict[Activation, tuple[int, int]] = {}
     for layer in reversed(layers):
         y = layer.y
@@ -114,44 +119,49 @@ def _shares_read(layers: Sequence[Layer]) -> list[float]:
 
 
 def _product_bounds(cfg: Config, p: Workload, points: Sequence[Tiling], copies: int, memory: MemoryModel) -> Floats:
-    """Bound the cycles of a convolution or a matrix product for each point."""
+    """Return a lower bound of the cycles of a convolution or a matrix product for each point; see `lower_bounds`."""
     n, y, x, k = (np.array([getattr(d, name) for d in points]) for name in ("n", "y", "x", "k"))
     order = np.array([d.order for d in points])
     is_split, weights_outside = np.isin(order, CUT_ORDERS), np.isin(order, ["weights", "pieces"])
     n_tiles, spatial = -(-p.out_blocks // n), -(-p.rows // y) * -(-p.columns // x) * p.images
     blocks = p.in_blocks - 1 + 1 / cfg.inp_pieces  # the last one may have channels for one piece only
-    room = depths(cfg)
+    capacity = depths(cfg)  # entries of each scratchpad
 
     def reloaded(size: Floats, passes: Floats, depth: int) -> Floats:
         """Return the entries that are loaded when a loop walks `passes` times over `size` of them."""
         return size + (passes - 1) * np.maximum(0, size - depth)
 
-    seen = _positions_read(p.window, 0, p.rows, p.rows) * _positions_read(p.window, 1, p.columns, p.columns) * p.images
-    inp = reloaded(np.full(len(points), seen * blocks), np.where(weights_outside, n_tiles, 1), room["inp"])
+    pixels_read = (
+        _positions_read(p.window, 0, p.rows, p.rows) * _positions_read(p.window, 1, p.columns, p.columns) * p.images
+    )
+    inp = reloaded(np.full(len(points), pixels_read * blocks), np.where(weights_outside, n_tiles, 1), capacity["inp"])
     all_weights = float(p.out_blocks * p.in_blocks * p.places)
     wgt = np.where(
-        order == "weights", all_weights, reloaded(np.full(len(points), all_weights), spatial, room["wgt"])
+        order == "weights", all_weights, reloaded(np.full(len(points), all_weights), spatial, capacity["wgt"])
     )  # fmt: skip
     tile = n * p.in_blocks * p.places * 1.0
-    wgt = np.where(order == "pieces", p.out_blocks // n * reloaded(tile, spatial, room["wgt"]), wgt)
+    wgt = np.where(order == "pieces", p.out_blocks // n * reloaded(tile, spatial, capacity["wgt"]), wgt)
     tiles = n_tiles * spatial
     fetched = (tiles * -(-p.in_blocks // k) + 2 * tiles) * instruction_bytes(cfg)  # GEMM; VECTOR, STORE
-    near = inp * _entry_bytes(cfg, "inp") + fetched + (_output_entries(p, cfg) * cfg.lanes if p.residual else 0)
-    far = wgt * p.weight_bytes(cfg)
-    read = _beats(cfg, memory, _bytes_of_busier_port(cfg, p, near, far))
+    residual = _output_entries(p, cfg) * cfg.lanes if p.residual else 0
+    first_port = inp * _entry_bytes(cfg, "inp") + fetched + residual
+    read = _beats(cfg, memory, _bytes_of_busier_port(cfg, p, first_port, wgt * p.weight_bytes(cfg)))
     write = _beats(cfg, memory, _output_entries(p, cfg) * cfg.lanes)
 
     rows = np.array([_positions_read(p.window, 0, int(size), p.rows) for size in y])
     columns = np.array([_positions_read(p.window, 1, int(size), p.columns) for size in x])
-    tile_near = np.minimum(k, blocks) * rows * columns * _entry_bytes(cfg, "inp")
-    tile_far = n * np.where(is_split, k, p.in_blocks) * p.places * p.weight_bytes(cfg)
-    first = _bytes_of_busier_port(cfg, p, tile_near, tile_far) // cfg.bus_bytes
-    compute = first + copies * max(p.steps, _output_entries(p))
+    tile_inputs = np.minimum(k, blocks) * rows * columns * _entry_bytes(cfg, "inp")
+    tile_weights = n * np.where(is_split, k, p.in_blocks) * p.places * p.weight_bytes(cfg)
+    first_tile = _bytes_of_busier_port(cfg, p, tile_inputs, tile_weights) // cfg.bus_bytes
+    compute = first_tile + copies * max(p.steps, _output_entries(p))
     return np.asarray(np.maximum(np.maximum(compute, copies * read), copies * write) + _end_latency(memory), np.float64)
 
 
 def _positions_read(w: Window, axis: int, count: int, window_count: int) -> int:
-    """Count the rows or columns inside the image that the first `count` of all windows read."""
+    """Return how many rows (axis 0) or columns (axis 1) of the image the first `count` windows along it read.
+
+    window_count: number of all windows along the axis.
+    """
     before, after = w.pads[axis], w.pads[axis + 2]
     size = (window_count - 1) * w.strides[axis] + w.reach(axis) - before - after
     steps = range(0, w.reach(axis), w.dilations[axis])
@@ -161,14 +171,14 @@ def _positions_read(w: Window, axis: int, count: int, window_count: int) -> int:
 
 
 def _output_entries(p: Workload | Group, cfg: Config | None = None) -> float:
-    """Return the output entries of the vector unit; with `cfg`, those that are stored at least."""
+    """Return the entries that the vector unit computes; with `cfg`, a lower bound of the entries that are stored."""
     last = p.last if isinstance(p, Group) else p
     blocks = last.out_blocks if cfg is None else last.out_blocks - 1 + 1 / cfg.out_pieces
     return blocks * last.rows * last.columns * last.images
 
 
 def _beats(cfg: Config, memory: MemoryModel, size: Floats | float) -> Floats:
-    """Return the cycles of a port for this number of bytes, refreshes included."""
+    """Return the cycles in which a port moves `size` bytes, with the refreshes of the memory in between."""
     beats: Floats = np.floor_divide(size, cfg.bus_bytes, dtype=np.float64)
     if not memory.refresh_period:
         return beats
@@ -177,6 +187,6 @@ def _beats(cfg: Config, memory: MemoryModel, size: Floats | float) -> Floats:
 
 
 def _end_latency(memory: MemoryModel) -> int:
-    """Return the latency of the first LOAD and of the last STORE."""
-    usual = MEMORY.read_latency + MEMORY.write_latency
-    return LOAD_LATENCY + STORE_LATENCY - usual + memory.read_latency + memory.write_latency
+    """Return the cycles of latency of the first LOAD and of the last STORE, which nothing can hide."""
+    modelled = MEMORY.read_latency + MEMORY.write_latency  # the part of LOAD_LATENCY and STORE_LATENCY by memory
+    return LOAD_LATENCY + STORE_LATENCY - modelled + memory.read_latency + memory.write_latency

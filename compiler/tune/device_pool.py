@@ -3,9 +3,9 @@
     with Fleet.local(2) as fleet:
         fleet.run(jobs, lambda number, result: ...)
 
-Each trial is answered once. A trial whose process dies is tried again by another; one that misses its deadline is
-killed with all its children and answered with HUNG. A device that fails three times in a row is excluded and named. A
-device keeps to trials of one group, such as one Config, as long as there are some.
+Each trial has one result. A trial whose process dies is tried again by another device. A trial that misses its deadline
+is killed with all its child processes; its result is HUNG. A device that fails three times in a row is excluded and
+named. A device prefers trials of one group, such as one Config, for which it has a simulator loaded.
 """
 
 from __future__ import annotations
@@ -24,21 +24,24 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
-from celosia.compiler.tune.layer_trial import OF_THE_DEVICE, Status, TrialResult
+from celosia.compiler.tune.layer_trial import DEVICE_FAILURES, Status, TrialResult
 from celosia.compiler.tune.tuner_options import DEADLINE
 from celosia.plain import Sentence
 
 MAX_ATTEMPTS = 2
-"""Attempts of a trial whose process dies, or whose connection is lost."""
+"""Limit of the attempts of a trial whose process dies, or whose connection is lost."""
 RETRIED_STATUSES = (Status.CRASHED, Status.LOST)
-"""Failures that say nothing about the trial, so that it is tried again."""
+"""Outcomes that say nothing about the schedule, so that the trial is repeated."""
 MAX_FAILURES = 3
 """Consecutive failures after which a device is excluded."""
-POLL_SECONDS, EXTRA_SECONDS = 1.0, 60.0
-"""Seconds between two checks that an executor's worker is alive; seconds that it may take beyond a trial's deadline."""
+POLL_SECONDS = 1.0
+"""Seconds between two checks that an executor's worker is alive."""
+EXTRA_SECONDS = 60.0
+"""Seconds that an executor's worker may take beyond the deadline of a trial."""
 WORKER_ARGUMENTS = ("-m", "celosia.compiler.tune.worker_process")
-"""Arguments with which Python runs a measuring process."""
-Keep = Callable[[int, TrialResult], None]
+"""Arguments with which Python runs a process that answers trials."""
+OnResult = Callable[[int, TrialResult], None]
+"""Function that takes the index of a job and its result."""
 
 
 class FleetError(Sentence, RuntimeError):
@@ -50,7 +53,7 @@ class Job(Protocol):
 
     @property
     def group(self) -> str:
-        """Name of jobs that share what a device loads; a device prefers jobs of the group it ran last."""
+        """Name that jobs share which need the same data loaded; a device prefers jobs of the group it ran last."""
         ...
 
     def run(self) -> TrialResult:
@@ -67,11 +70,11 @@ class Measurer(Protocol):
         ...
 
     def close(self) -> None:
-        """End what the device has started."""
+        """End all processes that the device has started."""
 
 
 class InProcess:
-    """Runs trials in this process, where nothing can end one early."""
+    """A device that runs trials in this process, where nothing can end one early."""
 
     name = "this process"
 
@@ -83,9 +86,9 @@ class InProcess:
 
 
 class WorkerProcess:
-    """Runs trials in a process of its own, in its own process group, started on demand.
+    """A device that runs trials in a process of its own, in its own process group, which it starts on demand.
 
-    command: see worker_process.py.
+    command: starts a process that answers jobs as worker_process.py does.
     """
 
     def __init__(self, name: str, command: Sequence[str] = (sys.executable, *WORKER_ARGUMENTS)) -> None:
@@ -97,11 +100,11 @@ class WorkerProcess:
         """Run `job` in the process; kill the process group at the deadline."""
         late = threading.Event()
 
-        def end() -> None:
+        def kill_late_process() -> None:
             late.set()
             self.close()
 
-        timer = threading.Timer(deadline, end)
+        timer = threading.Timer(deadline, kill_late_process)
         timer.start()
         try:
             result = self._exchange(job)
@@ -114,7 +117,7 @@ class WorkerProcess:
         return result
 
     def _exchange(self, job: Job) -> TrialResult:
-        """Send a job to the process and wait for its result."""
+        """Send a job to the process and wait for its result. Raises ValueError for another answer."""
         process = self._start()
         assert process.stdin is not None and process.stdout is not None
         pickle.dump(job, process.stdin)
@@ -125,20 +128,20 @@ class WorkerProcess:
         return result
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """Return the process, started if necessary with one thread for BLAS."""
+        """Return the process; start it if there is none."""
         with self._lock:
             if self._process is None:
-                # One thread each: they are many, and the threads of BLAS wait for each other.
-                alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+                # Many processes run side by side, and threads of BLAS would wait for each other.
+                one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
                 paths = os.pathsep.join(path for path in sys.path if path)
                 self._process = subprocess.Popen(
                     self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-                    env=os.environ | alone | {"PYTHONPATH": paths},
+                    env=os.environ | one_thread | {"PYTHONPATH": paths},
                 )  # fmt: skip
             return self._process
 
     def close(self) -> None:
-        """Kill the process and all that it has started."""
+        """Kill the process and all processes that it has started."""
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
@@ -151,9 +154,10 @@ class WorkerProcess:
 
 
 class ExecutorWorker:
-    """A worker of an Executor, such as Dask's; there a WorkerProcess runs the trials, so that deadlines hold.
+    """A device that is a worker of an Executor, such as Dask's; a WorkerProcess beside it runs the trials.
 
-    module: what Python runs as that process. alive: returns whether the worker still exists.
+    The process can be killed at its deadline, the worker cannot. module: arguments with which Python runs the process.
+    alive: returns whether the worker still exists.
     """
 
     def __init__(
@@ -167,7 +171,7 @@ class ExecutorWorker:
         self._closed = False
 
     def measure(self, job: Job, deadline: float) -> TrialResult:
-        """Submit `job` to the executor and wait, checking that the worker is alive."""
+        """Submit `job` to the executor and wait for its result, checking that the worker is alive."""
         end = time.monotonic() + deadline + EXTRA_SECONDS
         future = None
         try:
@@ -180,7 +184,7 @@ class ExecutorWorker:
                         return TrialResult(Status.CRASHED, detail="its worker is gone")
                     if time.monotonic() >= end:
                         return TrialResult(Status.HUNG, detail=f"no answer within {deadline:g} s")
-        except Exception as error:  # the executor's own: a worker or its machine is gone
+        except Exception as error:  # of a class of the executor's: a worker or its machine is gone
             return TrialResult(Status.CRASHED, detail=f"{type(error).__name__}: {error}")
         finally:
             if future is not None:
@@ -191,19 +195,25 @@ class ExecutorWorker:
 
 
 _thread_workers = threading.local()
-"""WorkerProcesses of each thread of an executor's worker."""
+"""For each thread of an executor's worker its WorkerProcesses."""
 
 
 def measure_apart(module: Sequence[str], job: Job, deadline: float) -> TrialResult:
-    """Run `job` in a process beside this one, which stays for the next job of this thread."""
-    stations: dict[Sequence[str], WorkerProcess] = _thread_workers.__dict__.setdefault("stations", {})
-    if module not in stations:
-        stations[module] = WorkerProcess(f"beside {os.getpid()}", (sys.executable, *module))
-    return stations[module].measure(job, deadline)
+    """Run `job` in a WorkerProcess beside this process, which is a worker of an executor.
+
+    The WorkerProcess stays for the next job of this thread.
+    """
+    processes: dict[Sequence[str], WorkerProcess] = _thread_workers.__dict__.setdefault("processes", {})
+    if module not in processes:
+        processes[module] = WorkerProcess(f"beside {os.getpid()}", (sys.executable, *module))
+    return processes[module].measure(job, deadline)
 
 
 class Fleet:
-    """Devices that take trials from one queue. deadline: seconds for each trial. ended: called after closing."""
+    """Devices that take trials from one queue, each in a thread of its own.
+
+    deadline: seconds for each trial. ended: called after all devices are closed.
+    """
 
     def __init__(
         self, devices: Sequence[Measurer], deadline: float = DEADLINE, ended: Callable[[], object] = lambda: None
@@ -212,16 +222,19 @@ class Fleet:
         self.left_out: dict[str, str] = {}
         """Excluded devices by name, with their last failure."""
         self._failures = dict.fromkeys((device.name for device in devices), 0)
+        """Consecutive failures of each device."""
         self._last_group: dict[str, str] = {}
         """Group of each device's last job."""
         self._changed = threading.Condition()
+        """Guards queues and the fields above; notified at each change."""
         self._closed = False
-        self._keeping = threading.Lock()
+        self._reporting = threading.Lock()
+        """Held while a result is handed over, so that results come one at a time."""
         self._threads = ThreadPoolExecutor(len(self.devices), "measure")
 
     @staticmethod
     def local(jobs: int, deadline: float = DEADLINE) -> Fleet:
-        """Create a fleet of `jobs` processes of this machine; 0: this process itself."""
+        """Create a fleet of `jobs` processes on this machine; with 0, this process is the only device."""
         return Fleet([WorkerProcess(f"process {index}") for index in range(jobs)] or [InProcess()], deadline)
 
     def __enter__(self) -> Fleet:
@@ -233,7 +246,7 @@ class Fleet:
         self.close()
 
     def close(self) -> None:
-        """Cancel running trials and end all devices. Cancelled trials have no result."""
+        """Cancel running trials, which then have no result, and end all devices."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -243,53 +256,56 @@ class Fleet:
         self._threads.shutdown()
         self.ended()
 
-    def run(self, jobs: Sequence[Job], keep: Keep, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Run all `jobs`; `keep` gets the index and the result of each as soon as it is known, one at a time.
+    def run(self, jobs: Sequence[Job], on_result: OnResult, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Run all `jobs`; `on_result` gets the index and the result of each as soon as it is known, one at a time.
 
-        is_over: asked before each job; once it is true, no other begins. Raises FleetError where no device is left;
-        jobs that were not kept were not measured then.
+        is_over: called before each job; once it returns True, no other begins. Raises FleetError where no device is
+        left; jobs without a result were not run then.
         """
         queue = _Queue(jobs, is_over)
-        futures = [self._threads.submit(self._serve_device, device, queue, keep) for device in self._alive()]
+        futures = [
+            self._threads.submit(self._serve_device, device, queue, on_result) for device in self._alive_devices()
+        ]
         try:
             for future in as_completed(futures):
                 future.result()
         finally:
             with self._changed:
-                queue.given_up = True
+                queue.is_closed = True
                 self._changed.notify_all()
-        if queue.open and not queue.ended:
+        if queue.open and not queue.is_ended:
             if self._closed:
                 raise CancelledError
             failures = "; ".join(f"{name} ({failure})" for name, failure in self.left_out.items())
             raise FleetError(f"no device is left to measure on: {failures}")
 
     def open_line(self) -> JobLine:
-        """Open a line for jobs that come one by one."""
+        """Return a line for jobs that come one by one."""
         return JobLine(self)
 
-    def _alive(self) -> list[Measurer]:
+    def _alive_devices(self) -> list[Measurer]:
+        """Return the devices that are not excluded."""
         return [device for device in self.devices if device.name not in self.left_out]
 
-    def _serve_device(self, device: Measurer, queue: _Queue, keep: Keep) -> None:
-        """Run jobs on `device` until none is left for it."""
+    def _serve_device(self, device: Measurer, queue: _Queue, on_result: OnResult) -> None:
+        """Run jobs of `queue` on `device` until none is left for it; a thread of the fleet runs this."""
         while (index := self._next_job(device, queue)) is not None:
             result = TrialResult(Status.CRASHED)
             try:
                 result = device.measure(queue.jobs[index], self.deadline)
             finally:
                 is_retried = self._note_result(device, queue, index, result)
-            if self._closed and result.status in OF_THE_DEVICE:
+            if self._closed and result.status in DEVICE_FAILURES:
                 return
             if not is_retried:
-                with self._keeping:
-                    keep(index, result)
+                with self._reporting:
+                    on_result(index, result)
 
     def _next_job(self, device: Measurer, queue: _Queue) -> int | None:
-        """Wait for the next job for `device`; None where there is none."""
+        """Wait for a job that `device` may run and return its index; None where there will be none."""
         with self._changed:
-            while not (self._closed or queue.given_up or queue.check_ended() or device.name in self.left_out):
-                others = {other.name for other in self._alive()} - {device.name}
+            while not (self._closed or queue.is_closed or queue.check_ended() or device.name in self.left_out):
+                others = {other.name for other in self._alive_devices()} - {device.name}
                 index = queue.take(device.name, others, self._last_group.get(device.name))
                 if index is not None:
                     self._last_group[device.name] = queue.jobs[index].group
@@ -297,13 +313,13 @@ class Fleet:
                 if not queue.open:
                     break
                 self._changed.wait()
-            queue.working.discard(device.name)
+            queue.serving.discard(device.name)
         return None
 
     def _note_result(self, device: Measurer, queue: _Queue, index: int, result: TrialResult) -> bool:
-        """Count failures of the device, and return whether another device shall try the job again."""
+        """Count failures of the device, exclude it after MAX_FAILURES, and return whether the job is tried again."""
         with self._changed:
-            failed = result.status in OF_THE_DEVICE
+            failed = result.status in DEVICE_FAILURES
             self._failures[device.name] = self._failures[device.name] + 1 if failed else 0
             if self._failures[device.name] >= MAX_FAILURES:
                 self.left_out[device.name] = f"{result.status}: {result.detail}"
@@ -315,7 +331,10 @@ class Fleet:
 
 
 class JobLine:
-    """Jobs of a Fleet that come one by one, each with a Future of its result. The line has the Fleet for itself."""
+    """Jobs of a Fleet that come one by one, each with a Future of its result.
+
+    Nothing else may use the Fleet at the same time.
+    """
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -325,71 +344,78 @@ class JobLine:
 
     @property
     def is_dead(self) -> bool:
-        """Whether no device is left; unanswered jobs will get no answer then."""
-        return not self.fleet._alive()
+        """Whether all devices are excluded; jobs without a result will get none then."""
+        return not self.fleet._alive_devices()
 
     def submit(self, job: Job) -> Future[TrialResult]:
-        """Append `job` to the line, and start idle devices."""
+        """Append `job` to the line, let idle devices serve it, and return a Future of its result."""
         fleet, queue, future = self.fleet, self._queue, Future[TrialResult]()
         with fleet._changed:
             index, self._count = self._count, self._count + 1
             queue.jobs[index], self._futures[index] = job, future
             queue.waiting.append(index)
             queue.open.add(index)
-            for device in fleet._alive():
-                if device.name not in queue.working:
-                    queue.working.add(device.name)
-                    fleet._threads.submit(fleet._serve_device, device, queue, self._keep)
+            for device in fleet._alive_devices():
+                if device.name not in queue.serving:
+                    queue.serving.add(device.name)
+                    fleet._threads.submit(fleet._serve_device, device, queue, self._set_result)
             fleet._changed.notify_all()
         return future
 
-    def _keep(self, index: int, result: TrialResult) -> None:
+    def _set_result(self, index: int, result: TrialResult) -> None:
+        """Answer the Future of a job."""
         del self._queue.jobs[index]
         self._futures.pop(index).set_result(result)
 
     def close(self) -> None:
         """Begin no more jobs, and wait for those that are running."""
         with self.fleet._changed:
-            self._queue.given_up = True
+            self._queue.is_closed = True
             self.fleet._changed.notify_all()
-            while self._queue.working and not self.fleet._closed:
+            while self._queue.serving and not self.fleet._closed:
                 self.fleet._changed.wait(POLL_SECONDS)
 
 
 class _Queue:
-    """Jobs that wait for a device.
+    """Jobs of a Fleet by index, and which of them wait for a device.
 
-    open: indices of jobs without an answer. ended: whether no other job is to begin.
+    jobs: by index. waiting: indices of jobs that no device runs. open: indices of jobs without a result. tried: for
+    each job the names of the devices that have failed on it. is_ended: whether `is_over` has returned True. is_closed:
+    whether the caller takes no more results. serving: names of the devices that serve a JobLine.
     """
 
     def __init__(self, jobs: Sequence[Job], is_over: Callable[[], bool]) -> None:
-        """is_over: asked before each job; once it is true, no other begins."""
-        self.jobs, self.is_over, self.ended = dict(enumerate(jobs)), is_over, False
+        self.jobs, self.is_over = dict(enumerate(jobs)), is_over
         self.waiting, self.open = list(self.jobs), set(self.jobs)
         self.tried: dict[int, list[str]] = {}
-        self.given_up = False
-        self.working: set[str] = set()
-        """Devices that wait for jobs of a JobLine."""
+        self.is_ended = self.is_closed = False
+        self.serving: set[str] = set()
 
     def check_ended(self) -> bool:
-        """Return whether no more jobs shall begin, and remember it."""
-        self.ended = self.ended or self.is_over()
-        return self.ended
+        """Ask `is_over` until it returns True, keep the answer in `is_ended`, and return it."""
+        self.is_ended = self.is_ended or self.is_over()
+        return self.is_ended
 
     def take(self, name: str, others: set[str], last_group: str | None) -> int | None:
-        """Take the first job that device `name` may run, preferably of the group it ran last; None where there is none.
+        """Remove the first waiting job that device `name` may run, and return its index; None where there is none.
 
-        A job that it has tried goes to one of `others` that has not, if there is any.
+        Jobs of `last_group`, the group that the device ran last, come first. A job on which the device has failed is
+        left to one of the devices `others` that has not tried it, if there is any.
         """
-        free = [n for n in self.waiting if name not in (tried := self.tried.get(n, ())) or not others.difference(tried)]
-        if not free:
+
+        def may_run(index: int) -> bool:
+            tried = self.tried.get(index, ())
+            return name not in tried or not others.difference(tried)
+
+        eligible = [index for index in self.waiting if may_run(index)]
+        if not eligible:
             return None
-        index = next((n for n in free if self.jobs[n].group == last_group), free[0])
+        index = next((n for n in eligible if self.jobs[n].group == last_group), eligible[0])
         self.waiting.remove(index)
         return index
 
     def put_back(self, index: int, name: str) -> bool:
-        """Queue a job again, and return whether it has another attempt."""
+        """Note that device `name` failed on a job; return whether it has another attempt, for which it waits again."""
         tried = self.tried.setdefault(index, [])
         tried.append(name)
         if len(tried) < MAX_ATTEMPTS:

@@ -16,16 +16,19 @@ from celosia.compiler.numerics import RescaleAdd, requantize, rescale_add
 from celosia.sim.functional.norm import normalise_rows
 
 Sums = NDArray[np.float64]
-"""Integers below 2^53, which float64 adds exactly and BLAS fast."""
+"""Integers below 2^53, which float64 adds exactly, and fast by BLAS."""
 
 
-def meaning(layer: Layer, values: Mapping[Activation, Int8]) -> Int8:
-    """The output of `layer`, [images, channels, height, width] int8, over those of the activations that it reads."""
+def reference_output(layer: Layer, values: Mapping[Activation, Int8]) -> Int8:
+    """Compute the output of `layer`, [images, channels, height, width] int8.
+
+    values: the activations that it reads, in the same layout.
+    """
     if layer.is_block:
-        known = dict(values)
-        for part in layer.layers:
-            known[part.y] = meaning(part, known)
-        return known[layer.y]
+        activations = dict(values)
+        for block_layer in layer.layers:
+            activations[block_layer.y] = reference_output(block_layer, activations)
+        return activations[layer.y]
     x, epilogue = values[layer.x], layer.epilogue
     if layer.softmax is not None:
         heads = [_softmax(head, layer.softmax, epilogue) for head in np.split(x, layer.heads, axis=1)]
@@ -41,7 +44,7 @@ def meaning(layer: Layer, values: Mapping[Activation, Int8]) -> Int8:
 
 
 def _sums(layer: Layer, values: Mapping[Activation, Int8]) -> NDArray[Any]:
-    """Compute the integers that the vector unit requantises or clips, from x."""
+    """Compute the integers that the vector unit then requantises or clips, of the shape of the output."""
     x = values[layer.x]
     if layer.gemm is not None:
         return _convolution(x, layer, layer.gemm)
@@ -63,19 +66,19 @@ def _sums(layer: Layer, values: Mapping[Activation, Int8]) -> NDArray[Any]:
 
 
 def _softmax(x: Int8, softmax: Softmax, epilogue: Epilogue) -> Int8:
-    """Along the channels."""
-    powers, shares = np.split(softmax.powers, 2)
-    places = 255 + x.astype(np.int64) - x.max(axis=1, keepdims=True)
-    total = np.zeros_like(powers[places[:, 0]])
+    """Compute the softmax of x along the channels, as numerics.qlinear_softmax does."""
+    powers, scaled_powers = np.split(softmax.powers, 2)
+    indices = 255 + x.astype(np.int64) - x.max(axis=1, keepdims=True)
+    total = np.zeros_like(powers[indices[:, 0]])
     for channel in range(x.shape[1]):
-        total = total + powers[places[:, channel]]
-    steps = np.rint(shares[places] / total[:, None]) + softmax.zero_point
+        total = total + powers[indices[:, channel]]
+    steps = np.rint(scaled_powers[indices] / total[:, None]) + softmax.zero_point
     result: Int8 = np.clip(steps, *epilogue.clip).astype(np.int8)
     return result
 
 
 def _apply_epilogue(result: Int8, epilogue: Epilogue, values: Mapping[Activation, Int8]) -> Int8:
-    """Apply table and residual after the clip."""
+    """Apply the lookup table and the residual add to clipped results. values: contain the residual operand."""
     if epilogue.table is not None:
         result = epilogue.table[result.astype(np.int64) + 128]
     if (r := epilogue.residual) is not None:
@@ -93,19 +96,20 @@ def _window_view(x: Int8, w: Window, pad_value: int) -> Int8:
 
 
 def _convolution(x: Int8, layer: Layer, gemm: Gemm) -> Sums:
-    """Sums of products: for each position of the kernel, one matrix product for each group of channels."""
+    """Return the sums of a convolution: for each kernel position, one matrix product for each group of channels."""
     windows = _window_view(x, layer.window, layer.pad_value)
     images, _, height, width = windows.shape[:4]
     outputs, depth, *kernel = gemm.weights.shape
     total = np.zeros((gemm.groups, outputs // gemm.groups, images * height * width))
     for position in np.ndindex(*kernel):
         values = windows[..., *position].astype(np.float64).reshape(images, gemm.groups, depth, height * width)
-        near = values.transpose(1, 2, 0, 3).reshape(gemm.groups, depth, -1)
-        far = gemm.weights[..., *position].astype(np.float64).reshape(gemm.groups, -1, depth)
-        total += far @ near
+        inputs = values.transpose(1, 2, 0, 3).reshape(gemm.groups, depth, -1)
+        weights = gemm.weights[..., *position].astype(np.float64).reshape(gemm.groups, -1, depth)
+        total += weights @ inputs
     return total.reshape(outputs, images, height, width).swapaxes(0, 1)
 
 
 def _requantise(total: NDArray[np.generic], r: Requantise, epilogue: Epilogue) -> Int8:
+    """Requantise sums [images, channels, height, width] with a multiplier for each channel."""
     bias, multiplier, shift = (parameter[None, :, None, None] for parameter in (r.bias, r.multiplier, r.shift))
     return requantize(total.astype(np.int64), bias, multiplier, shift, r.zero_point, *epilogue.clip)

@@ -1,10 +1,10 @@
 """Trial of a layer: compile it under given decisions, run it, and compare its output with the reference.
 
-    result = measure(LayerJob(cfg, packed(layer), decisions, CostSource("timed"), limit=0))
+    result = measure(LayerJob(cfg, pickled(layer), decisions, CostSource("timed"), limit=0))
 
 The layer runs twice in a row, the second time with other constants and, where shapes allow it, on its own output. So
-the overlap of one layer's end with the next one's loads counts, as in a network. A schedule with wrong output has no
-cycles.
+the cycles include the overlap of the end of a layer with the loads of the next one, as in a network. A schedule with
+wrong output has no cycles.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from celosia.compiler.program.activation_packing import unpack_activation
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.schedule_policy import FixedSchedule
 from celosia.compiler.tensorize.space import Tiling
-from celosia.compiler.tune.layer_reference import meaning
+from celosia.compiler.tune.layer_reference import reference_output
 from celosia.hw.boards.memory import IDEAL, ZYNQ_HP
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Device, DeviceError, TimeLimit
@@ -45,16 +45,18 @@ Bytes = NDArray[np.uint8]
 VERSION = 5
 """Version of measurements. A change of the timing model, of generated streams or of this file raises it, and records of
 other versions are no longer exact."""
-Opened = Callable[[Config, "CostSource"], Device]
+OpenDevice = Callable[[Config, "CostSource"], Device]
+"""Function that opens the Device of a board."""
 COPIES = 2
-"""Runs of the layer in a row."""
+"""Number of times that a trial runs the layer in a row."""
 MAX_CACHED_LAYERS = 8
 """Limit of the layers whose reference output a process caches."""
 MAX_CYCLES = 1 << 32
+"""Cycles at which a run without a limit is given up."""
 
 
 class Status(StrEnum):
-    """Outcome of a trial. Only OK has cycles; CENSORED has a limit that they exceed."""
+    """Outcome of a trial. Only OK has a cost; CENSORED: it was given up at a limit that its cycles exceed."""
 
     OK = "ok"
     CENSORED = "censored"
@@ -66,15 +68,16 @@ class Status(StrEnum):
     CRASHED = "process died"
 
 
-OF_THE_DEVICE = (Status.FAILED, Status.HUNG, Status.CRASHED, Status.LOST)
-"""Failures that indicate a faulty device rather than a bad schedule."""
+DEVICE_FAILURES = (Status.FAILED, Status.HUNG, Status.CRASHED, Status.LOST)
+"""Outcomes that indicate a faulty device rather than a bad schedule."""
 
 
 @dataclass(frozen=True)
 class CostSource:
-    """Source of cycle counts: the timing model or the RTL with a memory model, or a board as ssh://USER@BOARD.
+    """What the cycles of a trial come from: the timing model or the RTL with a memory model, or a board.
 
-    With a board, complete networks are judged by the timing model with that memory.
+    device: "timed", "rtl", or ssh://USER@BOARD. memory: name of the memory model; with a board, the timing model uses
+    it to predict complete networks.
     """
 
     device: str = "timed"
@@ -91,20 +94,21 @@ class CostSource:
 
     @property
     def bounds(self) -> str:
-        """Name of the memory model for lower bounds: as fast as any that a trial may have."""
+        """Name of the memory model for lower bounds: at least as fast as the memory of a trial."""
         return IDEAL.name if self.board else self.memory
 
     @property
     def version(self) -> str:
-        """Name of the measurer in a record."""
+        """Name of the measurer in records, with VERSION."""
         return f"{self.device} {VERSION}" if self.board else f"{self.device} {VERSION}, {self.memory}"
 
 
 TIMED = CostSource()
+"""The timing model with the default memory."""
 
 
 def other_version(requested: int) -> str:
-    """Return the error for a job of another VERSION."""
+    """Return the error message for a job of a process whose VERSION is another, `requested`."""
     return f"version {VERSION} of what is measured is here, {requested} was asked for; install the same Celosia"
 
 
@@ -112,8 +116,8 @@ def other_version(requested: int) -> str:
 class LayerJob:
     """A trial of a layer that a device runs.
 
-    layer: as `pickled`. decisions: for each workload of it. limit: cycles at which a run is given up (0: none), and
-    reported as CENSORED.
+    layer: as `pickled` returns it. decisions: one Tiling for each of its workloads. judge: what the cycles come from.
+    limit: cycles at which the run is given up and reported as CENSORED; 0: none.
     """
 
     cfg: Config
@@ -126,10 +130,11 @@ class LayerJob:
 
     @property
     def group(self) -> str:
-        """The Config: a device that has run such a job has its simulator loaded."""
+        """Digest of the Config: a device that has run a job of this group has its simulator loaded."""
         return self.cfg.digest
 
     def run(self) -> TrialResult:
+        """Run the trial in this process."""
         return measure(self)
 
 
@@ -137,7 +142,8 @@ class LayerJob:
 class TrialResult:
     """Result of a trial.
 
-    cycles: of the layer twice in a row where `status` is OK, the limit where it is CENSORED.
+    cycles: of the layer twice in a row where `status` is OK, the limit where it is CENSORED. detail: the reason of a
+    failure, for people. seconds: duration of the trial.
     """
 
     status: Status
@@ -156,8 +162,8 @@ def pickled(layer: Layer) -> bytes:
     return pickle.dumps(layer)
 
 
-def measure(job: LayerJob, board: Opened | None = None) -> TrialResult:
-    """Compile, run and compare; a failure of the layer, its decisions or the device becomes a Status.
+def measure(job: LayerJob, board: OpenDevice | None = None) -> TrialResult:
+    """Run a trial: compile, run and compare; a failure of the layer, its decisions or the device becomes a Status.
 
     board: opens the Device of a board; its errors other than DeviceError are raised.
     """
@@ -173,7 +179,7 @@ def measure(job: LayerJob, board: Opened | None = None) -> TrialResult:
     return replace(result, seconds=time.perf_counter() - started)
 
 
-def _run_trial(job: LayerJob, board: Opened | None) -> TrialResult:
+def _run_trial(job: LayerJob, board: OpenDevice | None) -> TrialResult:
     """Run a trial. Raises the errors that `measure` converts."""
     if job.version != VERSION:
         return TrialResult(Status.FAILED, detail=other_version(job.version))
@@ -194,7 +200,7 @@ def _run_trial(job: LayerJob, board: Opened | None) -> TrialResult:
         device = _rtl_device(job.cfg, job.judge.memory) if board is None else board(job.cfg, job.judge)
         case.fill(device, image)
         cycles = device.run(launch.address, launch.count, job.limit or MAX_CYCLES).cycles or 0
-        if 0 < job.limit < cycles:  # a board's limit is one of seconds
+        if 0 < job.limit < cycles:  # a board stops only at a limit of seconds
             return TrialResult(Status.CENSORED, job.limit)
     wrong = case.difference(device, image)
     return TrialResult(Status.WRONG, detail=wrong) if wrong else TrialResult(Status.OK, cycles)
@@ -202,23 +208,25 @@ def _run_trial(job: LayerJob, board: Opened | None) -> TrialResult:
 
 @lru_cache(maxsize=1)
 def _rtl_device(cfg: Config, memory: str) -> Device:
-    from celosia.sim.rtl.rtlsim import RtlDevice  # builds a simulator; the timing model needs none
+    """Return the RTL simulator of a Config; a process caches one."""
+    from celosia.sim.rtl.rtlsim import RtlDevice  # imported late: it builds a simulator
 
     return RtlDevice(cfg, memory, quiet=True)
 
 
 @lru_cache(maxsize=MAX_CACHED_LAYERS)
 def _case(cfg: Config, layer: bytes) -> LayerCase:
+    """Return the LayerCase of a pickled layer; a process caches some, with their expected outputs."""
     return LayerCase(cfg, pickle.loads(layer))
 
 
 class LayerCase:
-    """A layer several times in a row, random bytes for its inputs, and its expected outputs."""
+    """A layer twice in a row, random bytes for its inputs, and its expected outputs."""
 
     def __init__(self, cfg: Config, layer: Layer) -> None:
         self.cfg, self.layers = cfg, run_twice(layer)
-        self.output_storages = {each.y.storage for each in self.layers}
-        read = (act.storage for each in self.layers for act in each.inputs())
+        self.output_storages = {copy.y.storage for copy in self.layers}
+        read = (act.storage for copy in self.layers for act in copy.inputs())
         self.input_storages = list(dict.fromkeys(storage for storage in read if storage not in self.output_storages))
 
     def cycles(self, decisions: Sequence[Tiling], memory: str = ZYNQ_HP.name) -> int:
@@ -239,18 +247,18 @@ class LayerCase:
     def bytes(self) -> dict[Storage, Bytes]:
         """Random bytes of each input storage."""
         rng = np.random.default_rng(0)
-        sizes = {act.storage: act.size(self.cfg) for each in self.layers for act in each.inputs()}
+        sizes = {act.storage: act.size(self.cfg) for copy in self.layers for act in copy.inputs()}
         return {storage: _random(rng, sizes[storage]) for storage in self.input_storages}
 
     @cached_property
     def expected(self) -> dict[Activation, Int8]:
-        """Expected value of each output."""
+        """Expected value of each output, by layer_reference."""
         values: dict[Activation, Int8] = {}
         for layer in self.layers:
             for act in layer.inputs():
                 if act not in values:
                     values[act] = _values(self.cfg, self.bytes[act.storage], act)
-            values[layer.y] = meaning(layer, values)
+            values[layer.y] = reference_output(layer, values)
         return {layer.y: values[layer.y] for layer in self.layers}
 
     def image(self, decisions: Sequence[Tiling]) -> Image:
@@ -259,7 +267,7 @@ class LayerCase:
         return build(self.cfg, [list(self.layers)], [set(self.input_storages)], [self.output_storages], planner)
 
     def fill(self, device: Device, image: Image) -> None:
-        """Load program and inputs into `device`."""
+        """Write instructions, constants and inputs into the memory of `device`."""
         device.allocate(image.size)
         device.write(0, np.zeros(image.constants_address, np.uint8))
         device.write(image.constants_address, image.constants)
@@ -281,32 +289,33 @@ class LayerCase:
 
 
 def _random(rng: np.random.Generator, size: int) -> Bytes:
-    """Return bytes of the complete range in one half, small ones in the other, whose sums do not saturate."""
+    """Return random bytes: one half of the complete range, the other half small, so that their sums do not saturate."""
     data = rng.integers(-128, 128, size).astype(np.int8)
     data[size // 2 :] >>= 3
     return data.view(np.uint8)
 
 
 def _values(cfg: Config, memory: Bytes, act: Activation) -> Int8:
-    """Read `act`, [images, channels, rows, columns], from memory that begins with its storage."""
+    """Return activation `act` as [images, channels, rows, columns]; memory: bytes from the start of its storage on."""
     shape = act.images, act.channels, act.pixels.rows, act.pixels.columns
     array = unpack_activation(cfg, memory, shape, act.storage_groups, act.group_offset)
     return np.ascontiguousarray(array[:, :, *act.cut(cfg)[1:]])
 
 
 def run_twice(layer: Layer) -> tuple[Layer, ...]:
-    """Return `layer` on storages of its own, and a copy with other constants, so that nothing stays on chip in between.
+    """Return `layer` on storages of its own, and a copy with other constants.
 
-    The copy reads the output of the first, where that has the shape of its input.
+    Other constants must be loaded again, as in a network. The copy reads the output of the first layer, where that has
+    the shape of its input.
     """
     first = _on_own_storages(layer, {})
     x, y = first.x, first.y
-    same = x.storage.groups == y.storage.groups and replace(x, storage=y.storage) == y
-    return first, _on_own_storages(_with_rotated_constants(first), {x.storage: y.storage} if same else {})
+    is_chained = x.storage.groups == y.storage.groups and replace(x, storage=y.storage) == y
+    return first, _on_own_storages(_with_rotated_constants(first), {x.storage: y.storage} if is_chained else {})
 
 
 def _on_own_storages(layer: Layer, storages: dict[Storage, Storage]) -> Layer:
-    """Move the layer's activations to `storages`, with new ones for those that are missing."""
+    """Return the layer with its activations moved: storages maps old ones to new ones; missing ones are created."""
 
     def move(act: Activation) -> Activation:
         if act.storage not in storages:
@@ -317,7 +326,7 @@ def _on_own_storages(layer: Layer, storages: dict[Storage, Storage]) -> Layer:
 
 
 def _with_rotated_constants(layer: Layer) -> Layer:
-    """Return `layer` with other constants: those of each output channel at the next one."""
+    """Return `layer` with other constants: each output channel has those of the one before it."""
     if layer.is_block:
         return Layer.block(tuple(_with_rotated_constants(inner) for inner in layer.layers), layer.cuts)
     gemm, softmax, r = layer.gemm, layer.softmax, layer.requantise
@@ -331,7 +340,7 @@ def _with_rotated_constants(layer: Layer) -> Layer:
 
 
 def _rotate_channels(values: NDArray[Any]) -> NDArray[Any]:
-    """Rotate `values` by one channel; where that changes nothing, replace them."""
+    """Rotate `values` by one along the first axis, the channels; where that changes nothing, replace them by 0 or 1."""
     rotated = np.roll(values, 1, 0)
     if rotated.size and np.array_equal(rotated, values):
         rotated[...] = 0 if rotated.flat[0] else 1

@@ -1,5 +1,6 @@
-"""Records applied to a network: all its launches as one stream, under the decisions of records or the compiler's
-own.
+"""Records applied to a network: its launches are compiled under the decisions of records, or the compiler's own.
+
+`TuningDecisions.build` decides which: decisions that a search tries, else records where they save cycles, else none.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ from celosia.hw.spec.config import Config
 from celosia.sim.timing import predict
 
 Tuned = Mapping[str, Point]
-"""Workload -> decisions; the compiler decides all others."""
+"""Workload -> decisions; the compiler decides workloads that are not listed."""
 
 
 @dataclass(frozen=True)
 class Occurrence:
-    """A workload of a network: one of its layers, the compiler's own decisions (`usual`), and the number of layers."""
+    """A workload of a network.
+
+    layer: the first layer that has it. usual: the compiler's own decisions. count: number of layers that have it.
+    """
 
     workload: str
     layer: Layer
@@ -41,7 +45,11 @@ class Occurrence:
 
 @dataclass
 class Network:
-    """The layers of a model in launches, as `image.build` takes them."""
+    """The layers of a model in launches, with all that `image.build` takes.
+
+    written, read: for each launch the storages that the host writes before it and reads after it. planner: schedules
+    the layers.
+    """
 
     cfg: Config
     launches: list[list[Layer]]
@@ -51,7 +59,7 @@ class Network:
 
     @cached_property
     def image(self) -> Image:
-        """The image under the compiler's own decisions. Raises LayerErrors where a layer does not fit."""
+        """Image under the compiler's own decisions. Raises LayerErrors where a layer does not fit."""
         return build(self.cfg, self.launches, self.written, self.read, self.planner)
 
     def build(self, tuned: Tuned) -> Image:
@@ -67,7 +75,7 @@ class Network:
         return sum(predict(self.cfg, code, judge.memory, address).cycles for code, address in codes)
 
     def occurrences(self) -> list[Occurrence]:
-        """Return the workloads of layers that the user has not decided, in order."""
+        """Return the workloads of the layers in order, except for those that the user has decided."""
         by_name: dict[str, Occurrence] = {}
         policy = self.planner.policy
         for layers in self.launches:
@@ -101,9 +109,9 @@ class AppliedRecords:
     """Effect of records on a network.
 
     source: "network" where this network was tuned, "layers" where records of its layers were combined, "none" where
-    there are none. layers: workloads that they decide, `of` all. cycles, untuned: of the complete network, with and
-    without them. inexact: records of another version or device that were tried. refused: why decisions of records could
-    not be followed.
+    there are none. config: name of the Config. layers: number of workloads that records decide. of: number of all
+    workloads. cycles, untuned: predicted for the complete network, with and without records. inexact: number of records
+    of another version or device that were tried. refused: reasons why decisions of records could not be followed.
     """
 
     source: str
@@ -116,7 +124,7 @@ class AppliedRecords:
     refused: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Describe in one line which records decide, and what they save."""
+        """Return one line that says which records decide, and how many cycles they save."""
         if self.source == "none":
             return f"records: none for this network on {self.config}; the compiler decides"
         origin = "this network's own" if self.source == "network" else "its layers' own, put together"
@@ -128,8 +136,9 @@ class AppliedRecords:
 
 
 def known_chains(cfg: Config, records: Records) -> dict[str, float]:
-    """Return the cycles of layer chains, by name, that block search need not predict again; inf where one does not
-    fit.
+    """Return the cycles of chains of layers, by name, so that the block search need not predict them again.
+
+    They are inf where a chain does not fit the scratchpads.
     """
     return {
         key.workload: inf if result.cost is None else result.cycles
@@ -139,6 +148,7 @@ def known_chains(cfg: Config, records: Records) -> dict[str, float]:
 
 
 NO_RECORDS = Records()
+"""Default of arguments; nothing is added to it."""
 
 
 def apply_records(
@@ -146,16 +156,16 @@ def apply_records(
 ) -> tuple[Image, AppliedRecords]:
     """Build the image under the best decisions in `records`, or the compiler's own where these take fewer cycles.
 
-    trusted: records whose cycles of complete networks are believed; where both variants are among them, nothing is
-    compared. Raises LayerErrors where a layer does not fit.
+    judge: the measurer whose records count as exact. trusted: records whose cycles of complete networks are believed:
+    where they have them with and without tuning, neither is predicted. Raises LayerErrors where a layer does not fit.
     """
-    nothing = AppliedRecords("none", network.cfg.name)
+    no_records = AppliedRecords("none", network.cfg.name)
     if not records.knows(network.cfg):
-        return network.image, nothing
+        return network.image, no_records
     try:
         occurrences = network.occurrences()
     except TilingError:
-        return network.image, nothing  # which tells of all layers that do not fit
+        return network.image, no_records  # building the image raises LayerErrors, which names all layers
     by_workload = {occurrence.workload: occurrence for occurrence in occurrences}
     recorded = records.best(network.cfg, network.name, network_measurer(judge))
     source, inexact, tuned = "network", 0, {}
@@ -168,7 +178,7 @@ def apply_records(
                 inexact += not best[2]
                 tuned[name] = _decisions_or_none(best[0].schedule)
     if not tuned and source == "layers":
-        return network.image, nothing
+        return network.image, no_records
     illegal = {
         name: why for name, point in tuned.items() if (why := _legality_error(network, by_workload[name].layer, point))
     }
@@ -176,40 +186,39 @@ def apply_records(
         f"a record of {by_workload[name].layer.name!r} cannot be followed: {why}" for name, why in illegal.items()
     ]
     tuned = {name: point for name, point in tuned.items() if name not in illegal}
-    image, used, cycles, untuned = None, 0, 0, 0
+    image, decided, cycles, untuned = None, 0, 0, 0
     if any(point != by_workload[name].usual for name, point in tuned.items()):
         try:
-            other = network.build(tuned)
+            tuned_image = network.build(tuned)
         except (LayerErrors, TilingError) as error:
             refused.append(f"records cannot be followed: {error}")
         else:
-            with_them, without = (trusted.get(network_key(network, occurrence, judge)) for occurrence in (tuned, {}))
-            cycles = with_them.cycles if with_them else network.cycles(other, judge)
-            untuned = without.cycles if without else network.cycles(network.image, judge)
+            trusted_tuned, trusted_untuned = (trusted.get(network_key(network, d, judge)) for d in (tuned, {}))
+            cycles = trusted_tuned.cycles if trusted_tuned else network.cycles(tuned_image, judge)
+            untuned = trusted_untuned.cycles if trusted_untuned else network.cycles(network.image, judge)
             if cycles < untuned:
-                image, used = other, len(tuned)
+                image, decided = tuned_image, len(tuned)
     image = network.image if image is None else image
     return image, AppliedRecords(
-        source, network.cfg.name, used, len(by_workload), cycles, untuned, inexact, tuple(refused)
+        source, network.cfg.name, decided, len(by_workload), cycles, untuned, inexact, tuple(refused)
     )
 
 
 @dataclass(frozen=True)
 class TuningDecisions:
-    """Schedules that tuning has found: the caller's (`tuned`), else those of records, else none.
+    """Where a compilation takes tuned schedules from: `tuned`, else `records`, else none.
 
-    tuned: decisions by workload, as a search tries them. records: the caller's, to which those are added that come with
-    Celosia; None takes neither.
+    tuned: decisions by workload that must be followed, as a search tries them. records: the user's, to which those that
+    come with Celosia are added; None: neither.
     """
 
     tuned: Tuned | None = None
     records: Records | None = None
 
     def build(self, network: Network) -> tuple[Image, str]:
-        """Generate the image of a network under these decisions.
+        """Build the image of a network under these decisions; return it with a sentence on what records decided.
 
-        Returns it with a sentence on what records decided. Raises LayerErrors where a layer does not fit, and
-        DecisionsError where one cannot follow `tuned`.
+        Raises LayerErrors where a layer does not fit, and DecisionsError where one cannot follow `tuned`.
         """
         if self.tuned is not None:
             return follow_decisions(network, self.tuned), ""
@@ -222,7 +231,7 @@ class TuningDecisions:
 
 
 def follow_decisions(network: Network, tuned: Tuned) -> Image:
-    """Build the image under these decisions.
+    """Build the image of a network under the decisions `tuned`.
 
     Raises DecisionsError where a layer cannot follow them, LayerErrors where one never fits.
     """
@@ -234,12 +243,12 @@ def follow_decisions(network: Network, tuned: Tuned) -> Image:
                 raise DecisionsError(f"decisions for {occurrence.layer.name!r} cannot be followed: {why}")
         return network.build(tuned)
     except (LayerErrors, TilingError) as error:
-        _ = network.image
+        _ = network.image  # raises LayerErrors where a layer fits under no decisions
         raise DecisionsError(f"decisions cannot be followed: {error}") from None
 
 
 def _legality_error(network: Network, layer: Layer, point: Point) -> str | None:
-    """Return why `point` is not in the search space of `layer`, or None."""
+    """Return a clause that says why `point` is not in the search space of `layer`, or None where it is."""
     layer_workloads = [
         workload for computation in network.planner.computations(layer) for workload in workloads(computation)
     ]
@@ -251,7 +260,10 @@ def _legality_error(network: Network, layer: Layer, point: Point) -> str | None:
 
 
 def network_measurer(judge: CostSource) -> str:
-    """Return the measurer of complete networks: the timing model, whatever judges layers."""
+    """Return the name under which records keep cycles of complete networks, with the memory model of `judge`.
+
+    The timing model always predicts them, whatever measures layers.
+    """
     return f"whole {CostSource('timed', judge.memory).version}"
 
 
@@ -261,7 +273,7 @@ def network_key(network: Network, tuned: Tuned, judge: CostSource) -> Key:
 
 
 def network_schedule(key: Key) -> dict[str, Point]:
-    """Return the decisions by workload in a record of a network; {} where it is none."""
+    """Return the decisions by workload in the key of a complete network's record; {} for other keys."""
     rows = json.loads(key.schedule)
     if not isinstance(rows, dict):
         return {}
@@ -269,7 +281,7 @@ def network_schedule(key: Key) -> dict[str, Point]:
 
 
 def _decisions_or_none(text: str) -> Point:
-    """Parse decisions; () where the text has none, which is legal for no layer."""
+    """Parse the decisions of a layer; () where the text has none, which no layer can follow."""
     try:
         return schedule_of(text)
     except ValueError:
@@ -277,7 +289,7 @@ def _decisions_or_none(text: str) -> Point:
 
 
 def measure_network(network: Network, tuned: Tuned, judge: CostSource) -> TrialResult:
-    """Predict the cycles of the network under `tuned` decisions."""
+    """Predict the cycles of the complete network under the decisions `tuned`; REFUSED where a layer cannot follow."""
     try:
         return TrialResult(Status.OK, network.cycles(network.build(tuned), judge))
     except (LayerErrors, TilingError) as error:

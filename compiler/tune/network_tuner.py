@@ -1,9 +1,9 @@
-"""Tuner of a network: its layers one by one, where most cycles can be saved, then the complete network.
+"""Tuner of a network: first its layers one by one, where most cycles can be saved, then the complete network.
 
-Each workload is tuned alone first: its search proposes points, a fleet measures them, records keep the results. Then
-the best few of each are tried in the complete stream, on the timing model, and kept where it takes fewer cycles. Known
-trials are not measured again, and a search proposes the same points again, so that an interrupted tuning continues
-where it was, and a finished one measures nothing.
+Each workload is first tuned alone: its search proposes points, a fleet measures them, records keep the results. Then
+the best few points of each are tried in the complete instruction stream, on the timing model, and kept where it takes
+fewer cycles. Known trials are not measured again, and a search proposes the same points again. So an interrupted tuning
+continues where it was, and a finished one measures nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from celosia.compiler.tune.search_space import Point, Space, layer_space
 POINTS_PER_ASK = 8
 """Points that a search is asked for at once."""
 SEARCHES_PER_ROUND = 4
-"""Searches that are asked in a round; the first round asks all."""
+"""Searches that are asked in a round, the most promising ones; the first round asks all."""
 ABORT_FACTOR = 3
-"""Multiple of the best cycles at which a run is given up."""
+"""Multiple of the fewest cycles so far at which a trial is given up."""
 FINALISTS = 3
 """Points of a workload that are tried in the complete stream."""
 
@@ -37,7 +37,9 @@ FINALISTS = 3
 class LayerSubject:
     """A workload that is being tuned.
 
-    usual, best: cycles of the compiler's own decisions and of the best, for two runs in a row.
+    space, search: its points, and what decides which are tried. layer: its layer, pickled for jobs. usual, best: cycles
+    of the compiler's own decisions and of the best ones, for two runs in a row. trials: number of points tried. done:
+    whether its search has ended.
     """
 
     occurrence: Occurrence
@@ -60,17 +62,18 @@ class LayerSubject:
 
     @property
     def promise(self) -> float:
-        """Cycles that can still be saved at most, divided by the trials so far; decides who gets the next trials."""
-        rest = self.best - min(self.best, self.search.bound)
-        return rest * self.occurrence.count / (self.trials + POINTS_PER_ASK)
+        """Bound of the cycles that can still be saved, divided by the trials so far: who gets the next trials."""
+        savings = self.best - min(self.best, self.search.bound)
+        return savings * self.occurrence.count / (self.trials + POINTS_PER_ASK)
 
 
 @dataclass
 class NetworkState(Progress):
     """Progress of the tuning of a network.
 
-    untuned, tuned: cycles of the network, without tuning and so far. evaluations, known_evaluations: predictions of the
-    complete network, made now and known from the records.
+    subjects: its workloads. untuned, tuned: cycles of the network without tuning, and so far. evaluations,
+    known_evaluations: predictions of the complete network that were computed now, and that records had. stage: what is
+    being done, for people.
     """
 
     subjects: list[LayerSubject] = field(default_factory=list)
@@ -90,17 +93,19 @@ class NetworkState(Progress):
 
 
 class Tuner:
-    """Tunes one network. trials: limit of the points of layers that are tried, known ones included."""
+    """Tunes one network."""
 
     def __init__(
         self, records: Records, fleet: Fleet, trials: int, judge: CostSource = TIMED, search: str = "descent",
         learner: str = "ridge", seed: int = 0, on_progress: Callable[[NetworkState], None] = lambda state: None,
         until: float = math.inf,
     ) -> None:  # fmt: skip
-        """on_progress: called after each trial and each prediction of the network. search: a name of SEARCHES; learner:
-        of LEARNERS.
+        """Prepare a tuning. Raises ValueError for an unknown search or learner.
 
-        until: value of time.monotonic after which no trial begins. Raises ValueError for an unknown search or learner.
+        records: known trials, to which new ones are added. fleet: devices that run trials. trials: limit of the points
+        of layers that are tried, known ones included. judge: what the cycles of layers come from. search: a name of
+        SEARCHES. learner: a name of LEARNERS. on_progress: called after each trial and each prediction of the network.
+        until: value of time.monotonic after which no trial begins.
         """
         check_names(search, learner)
         self.records, self.fleet, self.judge = records, fleet, judge
@@ -113,21 +118,21 @@ class Tuner:
         state = self.state
         state.stage = "layers"
         for occurrence in network.occurrences():
-            if (subject := self._subject(network, occurrence)) is not None:
+            if (subject := self._create_subject(network, occurrence)) is not None:
                 state.subjects.append(subject)
-        self._round(network, [(s, [s.space.index(s.occurrence.usual)]) for s in state.subjects])
+        self._run_round(network, [(s, [s.space.index(s.occurrence.usual)]) for s in state.subjects])
         for subject in state.subjects:
             subject.usual = subject.best
         self._search(network)
         state.stage = "the whole network"
-        self.chosen = self._combine(network)
+        self.chosen = self._choose_combination(network)
         return self.chosen
 
-    def _subject(self, network: Network, occurrence: Occurrence) -> LayerSubject | None:
-        """Create the search of a workload; None where its layout is not one that the space covers."""
+    def _create_subject(self, network: Network, occurrence: Occurrence) -> LayerSubject | None:
+        """Create the search of a workload; None where search spaces do not cover the layout of its layer."""
         try:
             space = layer_space(network.cfg, occurrence.layer, occurrence.usual, self.judge.bounds)
-        except TilingError:  # its layout is not one that the space covers
+        except TilingError:
             return None
         return LayerSubject(
             occurrence, space, create_search(self.search, space, self.seed, self.model), pickled(occurrence.layer)
@@ -137,38 +142,38 @@ class Tuner:
 
     def _search(self, network: Network) -> None:
         """Run rounds of trials, for the most promising workloads first, until the budget is spent."""
-        state, first = self.state, True
+        state, is_first_round = self.state, True
         while state.spent < state.trials and not self._is_over():
             active = sorted((s for s in state.subjects if not s.done), key=lambda s: -s.promise)
             asked: list[tuple[LayerSubject, list[int]]] = []
-            left = state.trials - state.spent
-            for subject in active if first else active[:SEARCHES_PER_ROUND]:
-                numbers = subject.search.ask(min(POINTS_PER_ASK, left))
+            remaining = state.trials - state.spent
+            for subject in active if is_first_round else active[:SEARCHES_PER_ROUND]:
+                numbers = subject.search.ask(min(POINTS_PER_ASK, remaining))
                 subject.done = not numbers
-                left -= len(numbers)
+                remaining -= len(numbers)
                 if numbers:
                     asked.append((subject, numbers))
-                if not left:
+                if not remaining:
                     break
-            first = False
+            is_first_round = False
             if not active:
                 return
             for part in range(
                 0, len(asked), SEARCHES_PER_ROUND
             ):  # the first asks come from all layers, and may take minutes
                 if not self._is_over():
-                    self._round(network, asked[part : part + SEARCHES_PER_ROUND])
+                    self._run_round(network, asked[part : part + SEARCHES_PER_ROUND])
 
     def _is_over(self) -> bool:
         """Return whether the time budget is spent."""
         return time.monotonic() >= self.until
 
-    def _round(self, network: Network, asked: list[tuple[LayerSubject, list[int]]]) -> None:
-        """Measure unknown points, then tell the searches, in the order in which they asked."""
+    def _run_round(self, network: Network, asked: list[tuple[LayerSubject, list[int]]]) -> None:
+        """Measure the points that searches asked for, unless known, then tell the searches, in the order of `asked`."""
         trials = [(subject, index) for subject, numbers in asked for index in numbers]
         keys = [Key.of(network.cfg, s.space.name, s.space.points[n], self.judge.version) for s, n in trials]
-        measured = self.records.measured(
-            self.fleet, keys, lambda position: self._job(network, *trials[position]),
+        measured = self.records.measure_unknown(
+            self.fleet, keys, lambda position: self._create_job(network, *trials[position]),
             lambda position, result, is_new: self._count(trials[position][0], result, is_new),
             lambda position, result: self._is_credible(result, *trials[position]),
         )  # fmt: skip
@@ -177,7 +182,8 @@ class Tuner:
             subject.search.tell([(index, results[subject, index].cost) for index in numbers])
         self.on_progress(self.state)
 
-    def _job(self, network: Network, subject: LayerSubject, index: int) -> LayerJob:
+    def _create_job(self, network: Network, subject: LayerSubject, index: int) -> LayerJob:
+        """Return the trial of a point, with the cycles at which it is given up."""
         limit = int(ABORT_FACTOR * subject.best) if math.isfinite(subject.best) else 0
         return LayerJob(network.cfg, subject.layer, subject.space.points[index], self.judge, limit)
 
@@ -197,10 +203,13 @@ class Tuner:
         if is_new:
             self.on_progress(self.state)
 
-    # The whole -----------------------------------------------------------------------------------------------------
+    # The complete network ------------------------------------------------------------------------------------------
 
-    def _combine(self, network: Network) -> Tuned:
-        """Choose the decisions of the complete network: the best of all layers or none, then workload by workload."""
+    def _choose_combination(self, network: Network) -> Tuned:
+        """Choose the decisions under which the complete network takes the fewest predicted cycles.
+
+        It begins with the best decisions of all workloads, or none, then tries finalists workload by workload.
+        """
         state = self.state
         chosen: dict[str, Point] = {}
         cycles = state.untuned = state.tuned = int(self._network_cycles(network, chosen))
@@ -224,7 +233,7 @@ class Tuner:
         return chosen
 
     def _finalists(self, subject: LayerSubject) -> list[Point]:
-        """Return the best few points that beat the compiler's own, and that one; nothing where none does."""
+        """Return the best few points that beat the compiler's own, then that one; [] where none beats it."""
         known = subject.search.known
         order = sorted((n for n in known if known[n] < subject.usual), key=lambda n: (known[n], n))[:FINALISTS]
         return [subject.space.points[n] for n in order] + [subject.occurrence.usual] * bool(order)

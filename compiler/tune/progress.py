@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Progress:
-    """Counts of a tuning that is running.
+    """Counts of trials of a tuning that is running.
 
-    trials: limit. measured: trials that ran now; known: those that were in the records; failed: those without a result.
-    left_out: excluded devices by name, with the reason. started: time.perf_counter().
+    trials: limit of their number. measured: those that ran now. known: those that were in the records. failed: those
+    without a cost. left_out: excluded devices by name, with the reason. started: time.perf_counter() at the beginning.
     """
 
     trials: int

@@ -1,13 +1,13 @@
-"""Tuning records: measurements as a file of JSON lines, one trial a line, which many can append to and join.
+"""Tuning records: measurements as a file of JSON lines, one trial in each, to which several processes can append.
 
     {"workload": "1x14x14 of 8 blocks ... #0c2f", "config": "9a31...", "schedule": [{"n": 2, "y": 2, ...}],
      "measurer": "timed 1, zynq-hp", "status": "ok", "cycles": 235916, "detail": "", "crc": 305419896}
 
-Of a kernel of the CPU, "config" is the processor, "schedule" a trace, and "cycles" are picoseconds.
+For a kernel of the CPU, "config" is the processor, "schedule" a trace, and "cycles" are picoseconds.
 
-A line is appended in one write. Concatenated files are one file. Damaged lines are skipped and counted. A trial is
-identified by workload, Config, schedule and measurer; where two lines disagree about one, the worse counts, because
-nothing here can tell which is right.
+A line is appended in one write. Concatenated files are a valid file. Damaged lines are skipped and counted. A trial is
+identified by workload, Config, schedule and measurer. Where two lines disagree about a trial, the worse counts, because
+nothing here can decide which is right.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from celosia.compiler.tune.layer_trial import Status, TrialResult
 from celosia.hw.spec.config import Config
 from celosia.plain import Sentence, from_json
 
-Schedule = Sequence[Tiling]
-
 
 class RecordsError(Sentence, ValueError):
     """Records that cannot be read; the message names the file and what to do."""
@@ -36,7 +34,11 @@ class RecordsError(Sentence, ValueError):
 
 @dataclass(frozen=True)
 class Key:
-    """Identity of a trial. schedule: canonical JSON of the decisions, by name."""
+    """Identity of a trial.
+
+    workload: description of the workload. config: digest of the Config. schedule: canonical JSON of the decisions.
+    measurer: what measured, with its version, such as "timed 5, zynq-hp" (CostSource.version).
+    """
 
     workload: str
     config: str
@@ -45,23 +47,27 @@ class Key:
 
     @staticmethod
     def of(cfg: Config, workload: str, schedule: Any, measurer: str) -> Key:
-        """Create the key of a trial on `cfg`. schedule: Tiling, or a mapping of names to them."""
+        """Return the key of a trial on `cfg`.
+
+        schedule: a sequence of Tilings, or a mapping of workloads to such sequences.
+        """
         return Key(workload, cfg.digest, _canonical(_plain(schedule)), measurer)
 
 
 def _plain(schedule: Any) -> Any:
-    """Convert decisions to plain data."""
+    """Convert decisions to plain data for JSON."""
     if isinstance(schedule, Mapping):
         return {name: _plain(decisions) for name, decisions in schedule.items()}
     return [decisions.to_json() for decisions in schedule]
 
 
 def _canonical(value: Any) -> str:
+    """Return JSON that is equal for equal values."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def schedule_of(text: str) -> tuple[Tiling, ...]:
-    """Return the decisions in a Key's schedule. Raises ValueError where there are none."""
+    """Parse the decisions in a Key's schedule. Raises ValueError where they are none of a layer."""
     rows = from_json(text)
     if not isinstance(rows, list):
         raise ValueError("a schedule is a list of decisions")
@@ -69,13 +75,17 @@ def schedule_of(text: str) -> tuple[Tiling, ...]:
 
 
 class Records:
-    """Trials by their keys. path: the file that `add` appends to; None: memory only."""
+    """Trials by their keys.
+
+    path: the file to which `add` appends; None: memory only. trials: all results. by_workload: the same for each
+    (workload, digest of a Config).
+    """
 
     def __init__(self, path: str | Path | None = None) -> None:
         self.path = None if path is None else Path(path)
         self.trials: dict[Key, TrialResult] = {}
         self.damaged = self.conflicts = 0
-        """Numbers of damaged lines, and of lines that contradict another one."""
+        """Number of damaged lines, and number of lines that contradict another one."""
         self.by_workload: dict[tuple[str, str], dict[Key, TrialResult]] = {}
 
     @staticmethod
@@ -108,11 +118,11 @@ class Records:
         return self.trials.get(key)
 
     def knows(self, cfg: Config) -> bool:
-        """Return whether anything was measured on `cfg`."""
+        """Return whether there is any trial on `cfg`."""
         return any(config == cfg.digest for _, config in self.by_workload)
 
     def joined(self, others: Records) -> Records:
-        """Return the union with `others`, in memory, with this path and count of damaged lines."""
+        """Return the union with `others`, with the path and the number of damaged lines of these records."""
         if not self.trials and self.path is None:
             return others
         union = Records(self.path)
@@ -126,19 +136,22 @@ class Records:
         """Keep a trial and append it to the file. Raises OutputError."""
         self._keep(key, result)
         if self.path is not None:
-            append(self.path, _encode(key, result))
+            append_line(self.path, _encode(key, result))
 
-    def measured(
+    def measure_unknown(
         self, fleet: Fleet, keys: Sequence[Key], job: Callable[[int], Job],
         on_result: Callable[[int, TrialResult, bool], None],
         credible: Callable[[int, TrialResult], bool] = lambda index, result: True,
     ) -> list[TrialResult]:  # fmt: skip
-        """Return the result of each key, running the trials on `fleet` whose result is not known or not credible.
+        """Return the result of each of `keys`; run the trials whose result is not known, or not credible, on `fleet`.
 
-        job, credible: called with the index in `keys`. on_result: called with the index, the result and whether it is
-        new, as soon as it is known. Raises FleetError, OutputError.
+        job: returns the Job of a key by its index. credible: returns whether a known result may be used. on_result:
+        called with the index, the result and whether it is new, as soon as it is known. Raises FleetError, OutputError.
         """
-        known = {index: found for index, key in enumerate(keys) if (found := self.get(key)) and credible(index, found)}
+        known: dict[int, TrialResult] = {}
+        for index, key in enumerate(keys):
+            if (recorded := self.get(key)) and credible(index, recorded):
+                known[index] = recorded
         for index, result in known.items():
             on_result(index, result, False)
         missing = [index for index in range(len(keys)) if index not in known]
@@ -154,17 +167,18 @@ class Records:
         return [known[index] for index in range(len(keys))]
 
     def best(self, cfg: Config, workload: str, measurer: str) -> tuple[Key, TrialResult, bool] | None:
-        """Return the fewest cycles of a workload by `measurer`, else by any measurer, and whether it is exact.
+        """Return the trial of a workload with the fewest cycles, and whether `measurer` measured it.
 
-        An inexact result is only worth a try.
+        Where `measurer` measured none, it is the best of any other measurer, which may not be the best here. None where
+        there is no successful trial.
         """
         known = [(k, r) for k, r in self.by_workload.get((workload, cfg.digest), {}).items() if r.cost is not None]
-        exact = [(key, result) for key, result in known if key.measurer == measurer]
-        best = min(exact or known, key=lambda trial: (trial[1].cycles, trial[0].schedule), default=None)
-        return None if best is None else (*best, bool(exact))
+        by_measurer = [(key, result) for key, result in known if key.measurer == measurer]
+        best = min(by_measurer or known, key=lambda trial: (trial[1].cycles, trial[0].schedule), default=None)
+        return None if best is None else (*best, bool(by_measurer))
 
     def _keep(self, key: Key, result: TrialResult) -> None:
-        """Keep a trial; of two results, the worse."""
+        """Keep a trial in memory; of two results of one trial, the worse, and count contradictions."""
         before = self.trials.get(key)
         if before is not None and (before.status, before.cycles) != (result.status, result.cycles):
             self.conflicts += before.status == result.status == Status.OK
@@ -174,8 +188,9 @@ class Records:
 
 
 def _worse(a: TrialResult, b: TrialResult) -> TrialResult:
-    """Return the worse of two results of one trial; any settled result is preferred to a device failure, which may be
-    transient.
+    """Return the worse of two results of one trial.
+
+    A result that concerns the schedule is preferred to a failure of the device, which may be transient.
     """
     settled = [result for result in (a, b) if result.status in (Status.OK, Status.WRONG, Status.REFUSED)]
     if len(settled) == 1:
@@ -191,16 +206,16 @@ def _encode(key: Key, result: TrialResult) -> bytes:
         "status": result.status.value, "cycles": result.cycles, "detail": result.detail[:200],
         "seconds": round(result.seconds, 3),
     }  # fmt: skip
-    return sealed(row)
+    return encode_line(row)
 
 
-def sealed(row: Mapping[str, Any]) -> bytes:
-    """Encode `row` as a line with a checksum."""
+def encode_line(row: Mapping[str, Any]) -> bytes:
+    """Encode `row` as a JSON line with a checksum; `decode_line` reads it."""
     return _canonical({**row, "crc": zlib.crc32(_canonical(row).encode())}).encode() + b"\n"
 
 
-def unsealed(line: bytes) -> dict[str, Any]:
-    """Decode a line. Raises ValueError, KeyError, TypeError where it is damaged."""
+def decode_line(line: bytes) -> dict[str, Any]:
+    """Decode a line that `encode_line` wrote. Raises ValueError, KeyError or TypeError where it is damaged."""
     row = from_json(line)
     if not isinstance(row, dict):
         raise TypeError("a record has names")
@@ -211,7 +226,7 @@ def unsealed(line: bytes) -> dict[str, Any]:
 
 def _parse(line: bytes) -> tuple[Key, TrialResult]:
     """Decode a record. Raises ValueError, KeyError, TypeError where it is damaged."""
-    row = unsealed(line)
+    row = decode_line(line)
     status, cycles = Status(row["status"]), row["cycles"]
     if not isinstance(cycles, int) or isinstance(cycles, bool) or cycles < (status == Status.OK):
         raise ValueError(f"{cycles!r} are no cycles")
@@ -222,16 +237,17 @@ def _parse(line: bytes) -> tuple[Key, TrialResult]:
     return key, replace(TrialResult(status, cycles), detail=str(row["detail"]), seconds=float(row["seconds"]))
 
 
-def append(path: Path, line: bytes) -> None:
-    """Append a line in one write, so that lines of several processes never mix; an incomplete last line is ended
-    first.
+def append_line(path: Path, line: bytes) -> None:
+    """Append a line to a file in one write, so that lines of several processes never mix.
+
+    An incomplete last line is ended first. Raises OutputError.
     """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             end = os.lseek(handle, 0, os.SEEK_END)
-            cut = end > 0 and os.pread(handle, 1, end - 1) != b"\n"
-            os.write(handle, b"\n" + line if cut else line)
+            is_incomplete = end > 0 and os.pread(handle, 1, end - 1) != b"\n"
+            os.write(handle, b"\n" + line if is_incomplete else line)
         finally:
             os.close(handle)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Search algorithms for the cheapest point of a space: they are asked what to try, and told what it cost.
+"""Search algorithms for the cheapest point of a space: `ask` returns points to try, `tell` takes what they cost.
 
     search = SEARCHES["descent"](space, np.random.default_rng(0))
     while numbers := search.ask(8):
@@ -20,10 +20,14 @@ from celosia.compiler.tune.search_space import Floats, SearchSpace
 from celosia.compiler.tune.tuner_options import SEARCH_NAMES
 
 Costs = Sequence[tuple[int, float | None]]
+"""(index of a point, its cost; None where it has none)."""
 
 
 class Search:
-    """Base class of searches: costs that are known, and the best of them."""
+    """Base class of searches.
+
+    known: cost of each point that was told, inf where it has none. asked: points that are not to be proposed again.
+    """
 
     def __init__(self, space: SearchSpace, rng: np.random.Generator) -> None:
         self.space, self.rng = space, rng
@@ -32,17 +36,17 @@ class Search:
 
     @property
     def best(self) -> int | None:
-        """Index of the cheapest point that was tried."""
+        """Index of the cheapest point that was tried; None where none has a cost."""
         best = min(self.known, key=self.known.__getitem__, default=None)
         return None if best is None or math.isinf(self.known[best]) else best
 
     @property
     def lowest(self) -> float:
-        """Its cost; inf where nothing is known."""
+        """Cost of the best point; inf where none has a cost."""
         return math.inf if self.best is None else self.known[self.best]
 
     def ask(self, count: int) -> list[int]:
-        """Return up to `count` points to try now."""
+        """Return up to `count` points to try now, none of them asked for before; [] ends the search."""
         selected: list[int] = []
         for index in self.proposals(count):
             if len(selected) == count:
@@ -62,17 +66,20 @@ class Search:
             self.known[index] = math.inf if cost is None else cost
 
     def proposals(self, count: int) -> Iterable[int]:
-        """Yield points in the order in which they should be tried; points that were asked for are skipped."""
+        """Yield points in the order in which they should be tried; `ask` leaves out those it has returned before.
+
+        count: number of points that `ask` needs, for searches that propose more on demand.
+        """
         raise NotImplementedError
 
-    # How far from the best ---------------------------------------------------------------------------------------
+    # Distance from the optimum -----------------------------------------------------------------------------------
 
     @property
     def bound(self) -> float:
         """Lower bound of the cost of every point that has not been tried."""
-        rest = np.ones(len(self.space), bool)
-        rest[list(self.known)] = False
-        return float(self.space.bounds[rest].min(initial=math.inf))
+        untried = np.ones(len(self.space), bool)
+        untried[list(self.known)] = False
+        return float(self.space.bounds[untried].min(initial=math.inf))
 
     @property
     def regret(self) -> float:
@@ -96,6 +103,7 @@ class Annealing(Search):
     """Simulated annealing with several chains, each of which walks to neighbours."""
 
     chains, hot, cooling = 4, 0.05, 0.9
+    """Number of chains; first temperature, a share of the cost; factor of the temperature at each answer."""
 
     def __init__(self, space: SearchSpace, rng: np.random.Generator) -> None:
         super().__init__(space, rng)
@@ -110,12 +118,12 @@ class Annealing(Search):
             yield from self.positions
         for _ in range(4 * count):
             for chain, position in enumerate(self.positions):
-                step = int(self.rng.choice(self.space.neighbours(position) or [position]))
-                if step in self.known:
-                    self._walk(chain, step)
+                neighbour = int(self.rng.choice(self.space.neighbours(position) or [position]))
+                if neighbour in self.known:
+                    self._walk(chain, neighbour)
                 else:
-                    self.waiting_chain[step] = chain
-                    yield step
+                    self.waiting_chain[neighbour] = chain
+                    yield neighbour
         yield from self.space.sample(len(self.space), self.rng)
 
     def tell(self, costs: Costs) -> None:
@@ -127,7 +135,7 @@ class Annealing(Search):
                 self._walk(self.waiting_chain.pop(index), index)
 
     def _walk(self, chain: int, to: int) -> None:
-        """Move a chain if the point is cheaper, or else with the probability of the temperature."""
+        """Move a chain to point `to` if that is cheaper, else with a probability that falls with the temperature."""
         current, proposed = self.known.get(self.positions[chain], math.inf), self.known[to]
         worse = (
             math.log(proposed / current) if math.isfinite(proposed) and math.isfinite(current) else proposed - current
@@ -140,14 +148,15 @@ class Evolution(Search):
     """Evolutionary search: mutations of the fitter of two of the best points."""
 
     population, mutation = 16, 0.85
+    """Number of best points that have children; probability that a child is mutated only once."""
 
     def proposals(self, count: int) -> Iterable[int]:
         """Yield mutated points, then random ones."""
         if len(self.known) < self.population:
             yield from self.space.sample(self.population, self.rng)
-        fit = sorted(self.known, key=self.known.__getitem__)[: self.population]
-        for _ in range(8 * count if fit else 0):
-            child = fit[min(self.rng.integers(0, len(fit), 2))]
+        fittest = sorted(self.known, key=self.known.__getitem__)[: self.population]
+        for _ in range(8 * count if fittest else 0):
+            child = fittest[min(self.rng.integers(0, len(fittest), 2))]
             child = int(self.rng.choice(self.space.neighbours(child) or [child]))
             while self.rng.random() > self.mutation:
                 child = int(self.rng.choice(self.space.neighbours(child) or [child]))
@@ -156,12 +165,13 @@ class Evolution(Search):
 
 
 class Learning(Search):
-    """Base class of searches by a cost model, which is ridge regression or boosted trees.
+    """Base class of searches by a cost model, which learns from each trial.
 
     It counts trials since the last improvement; searches end after `patience` of them.
     """
 
     patience, min_gain = 32, 0.001
+    """Trials without improvement that end a search; share by which a cost must fall to be an improvement."""
 
     def __init__(self, space: SearchSpace, rng: np.random.Generator, model: CostModel | None = None) -> None:
         super().__init__(space, rng)
@@ -180,6 +190,7 @@ class Learning(Search):
         self.trials_since_gain = 0 if has_improved else self.trials_since_gain + len(costs)
 
     def _expected(self) -> Floats:
+        """Return the cost of each point by the model, at least its lower bound."""
         return np.maximum(self.model.expected(self.space), self.space.bounds)
 
 
@@ -198,13 +209,13 @@ class Descent(Learning):
             return
         expected = self._expected()
         promising = np.ones(len(self.space), bool)
-        if self.best is not None:  # what a bound shows to be no better is not tried
+        if self.best is not None:  # points whose lower bound is no better than the best cost are not tried
             promising = self.space.bounds < self.known[self.best]
         order = [index for index in np.argsort(expected, kind="stable").tolist() if promising[index]]
         neighbours = [] if self.best is None else self.space.neighbours(self.best)
         neighbours = sorted((index for index in neighbours if promising[index]), key=expected.__getitem__)
-        half = [index for index in order if index not in self.asked][: -(-count // 2)]
-        yield from (*half, *neighbours, *order) if self.known else order
+        most_promising = [index for index in order if index not in self.asked][: -(-count // 2)]
+        yield from (*most_promising, *neighbours, *order) if self.known else order
 
 
 class Climb(Learning):
@@ -214,6 +225,7 @@ class Climb(Learning):
     """
 
     width, min_gain = 3, 0.005
+    """Number of best points whose neighbours are tried; see Learning."""
 
     def proposals(self, count: int) -> Iterable[int]:
         """Yield point 0 first, then neighbours of the best few points."""
@@ -233,13 +245,16 @@ class Climb(Learning):
         yield from np.argsort(expected, kind="stable").tolist()
 
 
-_KINDS = (Descent, Climb, Evolution, Annealing, Random)
-SEARCHES: dict[str, Callable[[SearchSpace, np.random.Generator], Search]] = dict(zip(SEARCH_NAMES, _KINDS, strict=True))
+_CLASSES = (Descent, Climb, Evolution, Annealing, Random)
+"""In the order of SEARCH_NAMES."""
+SEARCHES: dict[str, Callable[[SearchSpace, np.random.Generator], Search]] = dict(
+    zip(SEARCH_NAMES, _CLASSES, strict=True)
+)
 """Name -> search; the first is the default."""
 
 
 def check_names(search: str, learner: str) -> None:
-    """Raise ValueError for an unknown search or learner."""
+    """Raise ValueError unless SEARCHES has the name `search`, and LEARNERS the name `learner`."""
     for name, known in ((search, SEARCHES), (learner, LEARNERS)):
         if name not in known:
             raise ValueError(f"there is no {name!r}; take {', '.join(known)}")

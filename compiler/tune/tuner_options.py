@@ -1,4 +1,4 @@
-"""Options of the tuner and their defaults. It imports nothing, so that `--help` is fast."""
+"""Options of the tuner and their defaults. This file imports nothing, so that `--help` is fast."""
 
 SEARCH_NAMES = ("descent", "climb", "evolution", "annealing", "random")
 """Search algorithms; the first is the default."""

@@ -1,4 +1,4 @@
-"""A process that runs trials: pickled Jobs come in, TrialResults go out, one after the other.
+"""A process that runs trials: it reads pickled Jobs and answers each with a pickled TrialResult.
 
 python -m celosia.compiler.tune.worker_process
 """
@@ -17,7 +17,7 @@ from celosia.compiler.tune.layer_trial import TrialResult
 
 
 def serve(jobs: BinaryIO, results: BinaryIO, measure: Callable[[Job], TrialResult]) -> None:
-    """Answer each Job of `jobs` until there are no more."""
+    """Read Jobs from `jobs` until its end, and write the result of `measure` of each to `results`."""
     while True:
         try:
             job = pickle.load(jobs)
@@ -28,10 +28,10 @@ def serve(jobs: BinaryIO, results: BinaryIO, measure: Callable[[Job], TrialResul
 
 
 def main(measure: Callable[[Job], TrialResult] = lambda job: job.run()) -> None:
-    """Serve standard input and output. measure: runs a Job."""
+    """Answer Jobs from standard input on standard output until its end. measure: runs a Job."""
     results = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not come between answers
-    with suppress(BrokenPipeError):  # nobody waits for the answer any more
+    os.dup2(2, 1)  # texts that libraries print must not come between answers
+    with suppress(BrokenPipeError):  # the reader has ended
         serve(sys.stdin.buffer, results, measure)
 
 

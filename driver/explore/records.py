@@ -21,7 +21,7 @@ from typing import Any
 from celosia.compiler.program.safe_files import OutputError, write_text
 from celosia.compiler.program.saved import from_plain
 from celosia.compiler.tune.layer_trial import VERSION
-from celosia.compiler.tune.records import append, sealed, unsealed
+from celosia.compiler.tune.records import append_line, decode_line, encode_line
 from celosia.driver.explore.model_cost import Cost, ExploredModel
 from celosia.driver.explore.resource_use import Resources
 from celosia.driver.run.explain import UNITS
@@ -171,7 +171,7 @@ class Points:
         if self.path is not None and self.path.exists():
             for line in filter(bytes.strip, self.path.read_bytes().split(b"\n")):
                 try:
-                    self._keep(Point.from_json(unsealed(line)))
+                    self._keep(Point.from_json(decode_line(line)))
                 except (ValueError, KeyError, TypeError, ConfigError):
                     self.damaged += 1
 
@@ -179,7 +179,7 @@ class Points:
         """Keep a point, and append it to the file. OutputError."""
         self._keep(point)
         if self.path is not None:
-            append(self.path, sealed(point.to_json()))
+            append_line(self.path, encode_line(point.to_json()))
 
     def get(self, cfg: Config) -> Point | None:
         """Return the point of `cfg`, whatever its name; None for an unknown one."""

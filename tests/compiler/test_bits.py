@@ -40,7 +40,7 @@ LEVELS = [
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever can be computed by bits is."""
-    monkeypatch.setattr(bit_serial, "pays", lambda *_: True)
+    monkeypatch.setattr(bit_serial, "is_faster", lambda *_: True)
 
 
 # The function ---------------------------------------------------------------------------------------------------------
@@ -265,5 +265,5 @@ def test_levels_are_found_behind_what_moves_them(always: None) -> None:
 )
 def test_what_pays_depends_on_the_processor(features: str, x: int, w: int, by_bits: bool) -> None:
     with compiling_for(Target(64, 32, frozenset(features.split()), machine="other")):
-        assert bit_serial.pays((BitLevels(0, 1, x), BitLevels(0, 1, w)), 256, 9, 256) is by_bits
-        assert not bit_serial.pays((BitLevels(0, 1, x), BitLevels(0, 1, w)), 3, 9, 64)
+        assert bit_serial.is_faster((BitLevels(0, 1, x), BitLevels(0, 1, w)), 256, 9, 256) is by_bits
+        assert not bit_serial.is_faster((BitLevels(0, 1, x), BitLevels(0, 1, w)), 3, 9, 64)

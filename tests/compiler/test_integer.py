@@ -21,7 +21,7 @@ import celosia
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import CpuFunction, compile_op
 from celosia.compiler.cpu.llvm import compile_function, dot
-from celosia.compiler.ops.integer import quad
+from celosia.compiler.ops.integer import pack_quad
 from celosia.compiler.ops.node import CpuNode, InputType
 from celosia.compiler.target import AMX_FEATURES, compiling_for, this_processor
 
@@ -173,8 +173,8 @@ def test_every_lowering_of_dot4_is_exact(features: str, n: int) -> None:
         pytest.skip(f"this processor has no {', '.join(sorted(missing))}")
     x, w = T.placeholder((9, 4), "uint8", "x"), T.placeholder((9, 4, n), "int8", "w")
     k = T.reduce_axis(9, "k")
-    left = T.compute((9,), lambda i: quad(lambda j: x[i, j]), "left")
-    right = T.compute((9, n), lambda i, c: quad(lambda j: w[i, j, c]), "right")
+    left = T.compute((9,), lambda i: pack_quad(lambda j: x[i, j]), "left")
+    right = T.compute((9, n), lambda i, c: pack_quad(lambda j: w[i, j, c]), "right")
     y = T.compute((n,), lambda c: T.sum(T.call("dot4", left[k], right[k, c]), k), "y")
     from celosia.compiler.cpu.schedule import schedule
 

@@ -21,7 +21,7 @@ from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.intrinsics import declared
 from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.layer_reference import meaning
+from celosia.compiler.tune.layer_reference import reference_output
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.driver.accuracy.compare import compare
 from celosia.hw.spec.config import PRESETS, Config
@@ -114,7 +114,7 @@ def test_what_the_intrinsics_declare(cfg: Config, channels: int) -> None:
     par = pack.arrange_parameters(cfg, layer.requantise).view(np.uint64)
     (y,) = interpret(function, tiles, par, scalars=dict(computation.scalars))
     found = y[..., 0, :].transpose(0, 1, 4, 2, 3).reshape(1, groups * cfg.group, 1, 3)
-    np.testing.assert_array_equal(found[:, :channels], meaning(layer, {layer.x: x}))
+    np.testing.assert_array_equal(found[:, :channels], reference_output(layer, {layer.x: x}))
 
 
 def test_names_of_intrinsics() -> None:

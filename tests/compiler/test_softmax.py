@@ -21,7 +21,7 @@ from celosia.compiler.selfcheck import operator_results as selfcheck_operators
 from celosia.compiler.selfcheck.check_launches import SelfCheckError
 from celosia.compiler.tensorize.intrinsics import declared
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.layer_reference import meaning
+from celosia.compiler.tune.layer_reference import reference_output
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.spec.config import PRESETS, Config, ConfigError
 from celosia.hw.spec.isa import Buffer, Opcode
@@ -97,7 +97,7 @@ def test_what_the_intrinsics_declare(cfg: Config, channels: int) -> None:
     assert layer.softmax is not None
     (y,) = interpret(function, whole, layer.softmax.powers[None], scalars=scalars)
     found = y[..., 0, :].transpose(0, 1, 4, 2, 3).reshape(1, -1, 1, 3)
-    expected = meaning(layer, {layer.x: x})
+    expected = reference_output(layer, {layer.x: x})
     np.testing.assert_array_equal(found[:, :channels], expected)
     assert (found[:, channels:] == -128).all()
     rows = qlinear_softmax(x[0, :, 0].T, 0.1, 1 / 255, -128)

@@ -22,7 +22,7 @@ from celosia.compiler.tensorize.space import Tiling
 from celosia.compiler.tensorize.tilings_file import why_not_tiling
 from celosia.compiler.tune import layer_trial as measuring
 from celosia.compiler.tune.cost_model import CostModel, ridge, trees
-from celosia.compiler.tune.layer_reference import meaning
+from celosia.compiler.tune.layer_reference import reference_output
 from celosia.compiler.tune.layer_trial import CostSource, LayerCase, LayerJob, Status, TrialResult, measure, pickled
 from celosia.compiler.tune.records import Key, Records, RecordsError, schedule_of
 from celosia.compiler.tune.search_algorithms import SEARCHES, Descent, Search
@@ -85,7 +85,7 @@ def conv(cfg: Config, channels: int = 20, size: int = 8, outputs: int = 24, kern
 @given(networks())
 def test_meaning_is_that_of_plain_loops(net: Network) -> None:
     (layer,) = net.layers
-    np.testing.assert_array_equal(meaning(layer, net.given), plain_meaning(layer, net.given))
+    np.testing.assert_array_equal(reference_output(layer, net.given), plain_meaning(layer, net.given))
 
 
 # Spaces -----------------------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def test_a_trial_without_a_result_says_why(monkeypatch: pytest.MonkeyPatch) -> N
     assert refused.status == Status.REFUSED and refused.detail and refused.cost is None
     assert measure(replace(job, decisions=())).status == Status.REFUSED
     measuring._case.cache_clear()
-    monkeypatch.setattr(measuring, "meaning", lambda layer, values: meaning(layer, values) ^ 1)
+    monkeypatch.setattr(measuring, "reference_output", lambda layer, values: reference_output(layer, values) ^ 1)
     wrong = measure(job)
     assert wrong.status == Status.WRONG and wrong.cycles == 0 and "are wrong, the first at image" in wrong.detail
     measuring._case.cache_clear()

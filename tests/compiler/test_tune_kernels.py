@@ -26,19 +26,19 @@ from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.target import compiling_for, this_processor
 from celosia.compiler.tune.device_pool import Fleet, FleetError
 from celosia.compiler.tune.kernels import kernel_trial as trials
-from celosia.compiler.tune.kernels.kernel_cost import count
+from celosia.compiler.tune.kernels.kernel_cost import count_features
 from celosia.compiler.tune.kernels.kernel_plan import KernelPlan, LoopCut
-from celosia.compiler.tune.kernels.kernel_space import MAX_CODE, Plans, estimate_plan, initial_plans, template
+from celosia.compiler.tune.kernels.kernel_space import MAX_CODE, Plans, estimate_plan, initial_plans, template_space
 from celosia.compiler.tune.kernels.kernel_trial import KernelJob, pickled, processor
 from celosia.compiler.tune.kernels.kernel_tuner import (
     OWN_SCHEDULE,
     KernelState,
     KernelTuner,
-    measured_by,
+    measurer_name,
     plan_text,
     recorded_traces,
 )
-from celosia.compiler.tune.kernels.plan_changes import RULES, View, neighbours
+from celosia.compiler.tune.kernels.plan_changes import RULES, StageView, neighbours
 from celosia.compiler.tune.layer_trial import Status, TrialResult
 from celosia.compiler.tune.records import Key, Records
 from celosia.compiler.tune.search_algorithms import Climb
@@ -171,7 +171,7 @@ def test_every_rule_finds_something_that_can_be_compiled(rule: Any) -> None:
             if estimate_plan(workload, plan) is None:
                 continue
             made = workload.apply(plan.trace)
-            views = (View(plan, made, stage) for stage, _ in plan.stages)
+            views = (StageView(plan, made, stage) for stage, _ in plan.stages)
             for other in (each for view in views for each in rule(view)):
                 if other != plan and estimate_plan(workload, other) is not None:
                     return
@@ -214,7 +214,7 @@ def test_counts_know_tiles_of_registers() -> None:
         made[acc].reorder("i0.o", "i1.o", "r", "i0.i", "i1.i")
         made[acc].unroll("i0.i")
         made[acc].vectorize("i1.i")
-        costs.append(count(workload.loops(made)))
+        costs.append(count_features(workload.loops(made)))
     assert costs[1].loads < costs[0].loads
     assert costs[1].cost < costs[0].cost
 
@@ -231,7 +231,7 @@ def test_what_takes_long_to_compile_is_no_point() -> None:
 
 def test_the_template_is_all_tiles_that_fit() -> None:
     workload = product(32, 64, 32)
-    space = template(workload)
+    space = template_space(workload)
     knobs = [space.knobs(plan) for plan in space.points]
     sizes = {(row["height"], row["width"]) for row in knobs if row["stage"] == "y"} | {
         (row["height"], row["width"]) for row in knobs
@@ -384,7 +384,7 @@ def test_climb_reaches_what_is_best() -> None:
     """Plans of a growing space whose cost is known: tiles of 5 rows, and nothing else split."""
     with compiling_for(replace(this_processor(), vector_bytes=64, registers=32)):
         space = Plans(product(40, 40, 40), initial_plans(product(40, 40, 40)))
-    space.fill()
+    space.add_remaining_plans()
     search = Climb(space, np.random.default_rng(0))
 
     def cost(plan: KernelPlan) -> float:
@@ -402,10 +402,10 @@ def records_of(
 ) -> Records:
     records = Records(path)
     records.add(
-        Key(workload.name, where, plan_text(own(workload)), measured_by(True, False)),
+        Key(workload.name, where, plan_text(own(workload)), measurer_name(True, False)),
         TrialResult(Status.OK, own_time, OWN_SCHEDULE),
     )
-    records.add(Key(workload.name, where, plan_text(plan), measured_by(True, False)), TrialResult(Status.OK, time_))
+    records.add(Key(workload.name, where, plan_text(plan), measurer_name(True, False)), TrialResult(Status.OK, time_))
     return records
 
 
@@ -427,7 +427,7 @@ def test_records_of_another_processor_are_left_alone(tmp_path: Path) -> None:
         recorded_traces(records_of(tmp_path / "c", workload, other, processor(), 100, 50))[workload.name]
     ) == str(other.trace)
     short = Records()
-    short.add(Key(workload.name, processor(), plan_text(other), measured_by(False, False)), TrialResult(Status.OK, 1))
+    short.add(Key(workload.name, processor(), plan_text(other), measurer_name(False, False)), TrialResult(Status.OK, 1))
     assert recorded_traces(short) == {}
 
 
@@ -476,11 +476,11 @@ def test_a_record_that_cannot_be_followed_is_said(tmp_path: Path) -> None:
     records = Records(path)
     for workload, _ in met.workloads.values():
         records.add(
-            Key(workload.name, processor(), plan_text(own(workload)), measured_by(True, False)),
+            Key(workload.name, processor(), plan_text(own(workload)), measurer_name(True, False)),
             TrialResult(Status.OK, 100, OWN_SCHEDULE),
         )
         records.add(
-            Key(workload.name, processor(), '[["nobody","split","i0",4]]', measured_by(True, False)),
+            Key(workload.name, processor(), '[["nobody","split","i0",4]]', measurer_name(True, False)),
             TrialResult(Status.OK, 1),
         )
     said: list[str] = []

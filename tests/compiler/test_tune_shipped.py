@@ -84,13 +84,13 @@ def test_presets_have_them_and_no_other_config_has() -> None:
 
 
 def test_what_is_asked_for(tmp_path: Path) -> None:
-    assert shipped.asked_for(None) is None and shipped.asked_for("none") is None
-    given = shipped.asked_for("shipped")
+    assert shipped.load_requested(None) is None and shipped.load_requested("none") is None
+    given = shipped.load_requested("shipped")
     assert given is not None and given.trials == {}
     path = tmp_path / "r.jsonl"
     key = Key("w", PRESETS["pynq"].digest, "[]", "m")
     Records(path).add(key, TrialResult(Status.OK, 7))
-    own = shipped.asked_for(path)
+    own = shipped.load_requested(path)
     assert own is not None and own.trials == {key: TrialResult(Status.OK, 7)}
     together = own.joined(shipped.shipped(PRESETS["pynq"]))
     assert together.trials == own.trials | shipped.shipped(PRESETS["pynq"]).trials and together.path == path

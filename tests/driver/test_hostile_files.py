@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 import celosia
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, ProgramError
-from celosia.compiler.tune.records import Records, RecordsError, sealed
+from celosia.compiler.tune.records import Records, RecordsError, encode_line
 from celosia.driver.cli import app
 from celosia.driver.cli.errors import _error_classes_by_exit_code
 from celosia.driver.explore.configs import ConfigSpace, SpaceError
@@ -125,7 +125,7 @@ def test_records(what: str, tmp_path: Path) -> None:
     """A line that is none is left out, as a damaged one is."""
     row = {"workload": "w", "config": "c", "schedule": [{"n": 1}], "measurer": "m", "status": "ok", "cycles": 5,
            "detail": "", "seconds": 1.0}  # fmt: skip
-    good, path = sealed(row), tmp_path / "records.jsonl"
+    good, path = encode_line(row), tmp_path / "records.jsonl"
     for name in row:
         text = json.dumps(row | {name: "HERE"}, sort_keys=True, separators=(",", ":")).replace('"HERE"', WORST[what])
         bad = f'{text[:-1]},"crc":{zlib.crc32(text.encode())}}}\n'.encode()
@@ -334,7 +334,7 @@ def test_an_exploration_changed_at_random(model: Path, tmp_path: Path) -> None:
         for row in changed:
             for _ in range(rng.choice((0, 1, 1, 2))):
                 change(row, rng)
-        (folder / "points.jsonl").write_bytes(b"".join(map(sealed, changed)))
+        (folder / "points.jsonl").write_bytes(b"".join(map(encode_line, changed)))
         is_sentence_or_fine(seed, *call(*line))
     front = json.loads(sound["front.json"])
     for seed in range(tries(6)):

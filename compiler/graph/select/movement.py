@@ -20,7 +20,7 @@ from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, attributes_of, constant, shape
 from celosia.compiler.layer import Activation, Layer, Window
 from celosia.compiler.ops.registry import Node, Unsupported
-from celosia.compiler.ops.resize import nearest
+from celosia.compiler.ops.resize import nearest_indices
 from celosia.compiler.strided_view import StridedView
 
 MAX_COPIES = 16
@@ -59,7 +59,7 @@ def _nearest_indices(node: ir.Node) -> dict[int, NDArray[np.int64]]:
     opset = 11 if node.op_type == "Resize" else 9
     expression_node = Node(node.op_type, attributes_of(node), tuple(tensors), values, 1, opset, node.name or "")
     try:
-        indices = nearest(expression_node)
+        indices = nearest_indices(expression_node)
     except Unsupported as error:
         raise NotOffloadable(f"{error}; resize to nearest neighbours by a whole number") from None
     axes = image_axes(len(node.inputs[0].shape or ()))  # type: ignore[union-attr]

@@ -1,11 +1,14 @@
-"""The host runtime, in the order in which a step runs. It imports numpy and the standard library only, for boards.
+"""The host runtime, in the order in which a step runs. It imports only numpy and the standard library, for boards.
 
 op                     what a host operator is, and which errors and sizes are reported
 execute                whether numpy or a compiled kernel runs an operator
 hostops/               what each operator computes in numpy
-kernel_compiler        whether kernels can be compiled on this machine
+kernel_compiler        whether kernels can be compiled and linked on this machine
 kernel                 how compiled code is called on arrays
 thread_team            how many threads run kernels, and which list of calls each works through
+
+Rules that builders of kernels (compiler/ops) and numpy operators share:
+
 window_geometry        where sliding windows and transposed convolutions read and write
 shape_rules            which positions Slice takes, and which shape broadcasting gives
 recurrent_activations  which functions a recurrent layer applies

@@ -1,8 +1,8 @@
-"""The host runtime: executes operators that are no loops, or whose shapes are known only at run time.
+"""Execution of operators that are no loops over elements, or whose shapes are known only at run time.
 
-`execute` runs a HostOp (from cpu/parse.py) on arrays: in numpy where one function serves all sizes (hostops/sized.py),
-with a kernel compiled for these shapes (cpu/dynamic.py) where it is a tensor expression, else with the numpy function
-of `hostops.HOST`.
+`execute` runs a HostOp (from cpu/parse.py) on arrays. In this order it takes: a numpy function that serves all sizes
+(hostops/sized.py); a kernel compiled for these shapes (cpu/dynamic.py), where the operator is a tensor expression; the
+numpy function of `hostops.HOST`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from celosia.compiler.program.host.op import Body, HostError, HostOp, Value, bod
 
 
 def needs_compiler(op: HostOp) -> str:
-    """Return why `op` cannot run without LLVM, as a sentence; "" where it can."""
+    """Return a sentence that says why `op`, or one in its subgraphs, cannot run without LLVM; "" where it can."""
     if (op.domain, op.op) not in HOST and sized_function(op) is None:
         return str(op.fail("its shapes are known only at run time, when a board cannot compile it any more"))
     return next(filter(None, (needs_compiler(inner) for body in bodies(op) for inner in body.ops)), "")
 
 
 def execute(op: HostOp, values: Mapping[str, Value], once: bool = False) -> list[Value]:
-    """Compute the outputs of `op`. values: of its inputs and of names that its subgraphs capture. Raises HostError.
+    """Compute the outputs of `op`. Raises HostError.
 
-    once: it will not run for other sizes, so the kernel that a Program would contain computes it, with equal results.
+    values: by name, of its inputs and of all that its subgraphs capture. once: it will not run for other sizes, so the
+    kernel that a Program would contain computes it, with equal results, instead of a numpy function.
     """
     args = [values[name] if name else None for name in op.inputs]
     function = HOST.get((op.domain, op.op))
@@ -62,7 +63,7 @@ def execute(op: HostOp, values: Mapping[str, Value], once: bool = False) -> list
 
 
 def _result_list(op: HostOp, result: Value) -> list[Value]:
-    """Convert a function's result to a list of arrays; HostError where outputs are missing."""
+    """Convert a function's result, one value or a tuple, to a list. Raises HostError where outputs are missing."""
     results = list(result) if isinstance(result, tuple) else [result]
     if len(results) < op.wanted:
         raise op.fail(f"it has no output {len(results)}")
@@ -70,7 +71,7 @@ def _result_list(op: HostOp, result: Value) -> list[Value]:
 
 
 def _run_body(body: Body, args: Sequence[Value], outer: Mapping[str, Value]) -> list[Value]:
-    """Run a subgraph and return its outputs. outer: the values around it."""
+    """Run a subgraph on `args` and return its outputs. outer: values by name from which it captures."""
     values = {name: outer[name] for name in body.captured} | body.constants
     values |= dict(zip(body.inputs, args))
     for op in body.ops:

@@ -28,7 +28,7 @@ def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> Float32:
     c64 = np.asarray(c, np.float64)
     total = np.asarray(product + c64)
     ties = (total.view(np.int64) & HALF_BITS == TIE) | (np.abs(total) < np.finfo(np.float32).tiny)
-    if np.any(ties):  # else float64 is so near that its rounding does not change that to float32
+    if np.any(ties):  # elsewhere the rounding to float64 does not change the rounding to float32
         total[ties] = _add_rounding_to_odd(*(np.broadcast_to(operand, total.shape)[ties] for operand in (product, c64)))
     return np.asarray(total, np.float32)
 
@@ -38,8 +38,9 @@ HALF_BITS, TIE = (1 << 29) - 1, 1 << 28
 
 
 def _add_rounding_to_odd(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Add and round to odd: the last bit is set where the sum is inexact, so that no second rounding sees a false
-    tie.
+    """Add float64 numbers and round to odd: set the last bit where the sum is inexact.
+
+    Then rounding the result to float32 sees no false tie.
     """
     total = a + b
     head = total - a

@@ -22,19 +22,23 @@ from celosia.compiler.program.host.kernel_compiler import kernel_linker
 from celosia.compiler.program.host.thread_team import CallList, KernelCall, team
 
 Array = NDArray[Any]
-MAGIC = b"celosia2"  # begins a saved kernel; the digit counts conventions of calling it
-Signature = tuple[tuple[str, tuple[int, ...]], ...]  # (dtype, shape) of each array
+MAGIC = b"celosia2"
+"""First bytes of a saved kernel; the digit is the version of its calling convention."""
+Signature = tuple[tuple[str, tuple[int, ...]], ...]
+"""(element type, shape) of each array."""
 
 
 def host() -> str:
-    """Return the triple, processor and features that machine code made here needs; "" without LLVM."""
+    """Return target triple, processor name and features for which kernels are compiled here; "" without LLVM."""
     llvm = kernel_linker()
     return "" if llvm is None else str(llvm.host())
 
 
 def load_library(data: bytes) -> ctypes.CDLL:
-    """Load the shared object `data`. Raises OSError where it is not for this machine."""
-    with tempfile.NamedTemporaryFile(suffix=".so") as file:  # a name of its own: dlopen knows libraries by name
+    """Load a shared object, given as bytes. Raises OSError where it is not for this machine."""
+    with tempfile.NamedTemporaryFile(
+        suffix=".so"
+    ) as file:  # a new name: dlopen would return a library of the same name
         file.write(data)
         file.flush()
         return ctypes.CDLL(file.name)
@@ -52,7 +56,8 @@ def aligned_empty(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
 
 
 MIN_ALIGNED_BYTES = 1 << 15
-"""Smaller arrays stay in the first-level cache, and aligning them takes longer than it saves."""
+"""Bytes of an array from which it is aligned: for smaller ones, in the first-level cache, that takes longer than it
+saves."""
 
 
 def new_output(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
@@ -70,8 +75,11 @@ def align(array: Array) -> Array:
 
 
 _local = threading.local()
+"""Workspace of each thread."""
 _HEAD = object.__basicsize__
-_pointer_at = ctypes.c_void_p.from_address  # looked up once: types of ctypes take long to find what they have
+"""Bytes of the head of a Python object, after which numpy stores the address of the elements."""
+_pointer_at = ctypes.c_void_p.from_address
+"""Looked up once, because attributes of ctypes types are slow to find."""
 
 
 def address_of(array: Array) -> int:
@@ -83,7 +91,7 @@ def address_of(array: Array) -> int:
 
 
 def _workspace(size: int) -> int:
-    """Return the address of at least `size` bytes, aligned to 64, for the kernel that this thread runs next."""
+    """Return the address of `size` bytes, aligned to 64, for the kernel that this thread runs next; 0 for size 0."""
     if size == 0:
         return 0
     buffer: Array | None = getattr(_local, "workspace", None)
@@ -94,10 +102,14 @@ def _workspace(size: int) -> int:
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """A compiled function. Call it with the input arrays; it returns the list of outputs.
+    """A compiled loop nest as machine code. Call it with the input arrays; it returns the list of outputs.
 
-    `run` writes into existing arrays instead. `to_bytes` and `from_bytes` transfer the machine code.
-    shared_bytes, phases: see codegen.Rendered. Results do not depend on the number of threads.
+    `run` writes into existing arrays instead; `call` prepares a call for a CallList. `to_bytes` and `from_bytes`
+    transfer the machine code. Results do not depend on the number of threads.
+
+    name: of its function. inputs, outputs: element types and shapes. workspace_bytes: memory for intermediates that one
+    thread needs; shared_bytes: the part of it that all threads share. code: relocatable machine code. host: the machine
+    that it is for, as `host()` returns it. phases: for each phase, whether threads share it.
     """
 
     name: str
@@ -121,10 +133,10 @@ class CompiledKernel:
         return outputs
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int = 1) -> None:
-        """Compute `outputs` on up to `threads` threads.
+        """Compute `outputs`, existing arrays, on up to `threads` threads.
 
-        outputs: C-contiguous; they overlap no other array but the inputs that `in_place` names. Raises ValueError where
-        number, type or shape of an array differ from the kernel's.
+        outputs: C-contiguous; they overlap no other array, except for the inputs that `in_place` names. Raises
+        ValueError where number, type or shape of an array differ from the kernel's.
         """
         arrays = self._check_arrays(inputs, outputs)
         addresses = [*map(address_of, arrays)]
@@ -143,10 +155,11 @@ class CompiledKernel:
             CallList([self._call(addresses, workspace)], team(self.library), threads).run()
 
     def call(self, arrays: Sequence[Array | None], workspace: int) -> KernelCall:
-        """Prepare a call with these inputs and outputs, which are checked once and whose memory must stay.
+        """Prepare a call for a CallList: check inputs and outputs once, and take their addresses.
 
-        arrays: None where the address is filled in later; it is 0 until then. workspace: address of `workspace_for`
-        bytes. Raises ValueError as `run` does, and where an input that is computed in place lies elsewhere.
+        arrays: inputs, then outputs; their memory must stay where it is. None where the address is filled in later; it
+        is 0 until then. workspace: address of `workspace_for` bytes. Raises ValueError as `run` does, and where an
+        input that is computed in place lies elsewhere.
         """
         for array, (dtype, shape) in zip(arrays, self._types):
             if array is not None and (array.dtype, array.shape) != (dtype, shape):
@@ -162,6 +175,7 @@ class CompiledKernel:
         return self._call(addresses, workspace)
 
     def _call(self, addresses: Sequence[int], workspace: int) -> KernelCall:
+        """Return a call with these addresses, without checks."""
         linked = self._linked
         phases = tuple((linked[name], divided) for name, divided in zip(self._part_names, self.phases))
         return KernelCall(linked[self.name], phases, (*addresses, workspace))
@@ -171,13 +185,13 @@ class CompiledKernel:
         return self.workspace_bytes + (self.workspace_bytes - self.shared_bytes) * (threads - 1)
 
     def _check_arrays(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Array]:
-        """Check all arrays, and make inputs C-contiguous. Raises ValueError."""
+        """Return inputs and outputs, checked, with inputs copied where they are not C-contiguous. Raises ValueError."""
         if len(inputs) != len(self.inputs) or len(outputs) != len(self.outputs):
             raise ValueError(
                 f"{self.name}: {len(inputs)} inputs and {len(outputs)} outputs given, "
                 f"{len(self.inputs)} and {len(self.outputs)} expected"
             )
-        arrays: list[Array] = []  # until the kernel has returned
+        arrays: list[Array] = []  # the caller keeps them alive until the kernel has returned
         for array, (dtype, shape) in zip((*inputs, *outputs), self._types):
             if type(array) is not np.ndarray:
                 array = np.asarray(array)
@@ -192,23 +206,27 @@ class CompiledKernel:
 
     @functools.cached_property
     def _types(self) -> tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]:
+        """numpy type and shape of each input, then of each output."""
         return tuple((numpy_dtype(dtype), shape) for dtype, shape in (*self.inputs, *self.outputs))
 
     @functools.cached_property
     def _linked(self) -> Any:
-        """Link the machine code. Returns the addresses of its functions, by name."""
+        """Addresses of the functions by name; the first use links the machine code into this process.
+
+        Raises RuntimeError where it was compiled for another machine.
+        """
         if self.host != host():
             made_for = " ".join(self.host.split()[:2])
             raise RuntimeError(f"kernel {self.name} was made for {made_for}; compile the model again on this machine")
         llvm = kernel_linker()
         assert llvm is not None  # or this would not be the host that it was made for
-        return llvm.link([self.name, *self._part_names], self.code)  # the code lives as long as this
+        return llvm.link([self.name, *self._part_names], self.code)  # the result owns the code
 
     def bind(self, library: ctypes.CDLL) -> None:
-        """Use the code in a shared object. Raises AttributeError where it lacks a function of this name."""
+        """Take the functions from a shared object instead of `code`. Raises AttributeError where it lacks one."""
         names = [self.name, *self._part_names]
         self.__dict__["_linked"] = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in names}
-        self.__dict__["library"] = library  # the code lives as long as this
+        self.__dict__["library"] = library  # keeps the code alive
 
     @functools.cached_property
     def library(self) -> ctypes.CDLL | None:
@@ -217,9 +235,10 @@ class CompiledKernel:
 
     @functools.cached_property
     def _entry(self) -> Any:
-        """Function that does all of the work, declared with one argument.
+        """Function that does all of the work on one thread.
 
-        It reads neither of its two numbers, whose conversion would take ctypes longer than all else.
+        It is declared with one argument, the address of the argument list: it does not read the other two, the number
+        of the thread and that of all threads, whose conversion in ctypes would take longer than all else.
         """
         return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._linked[self.name])
 
@@ -230,6 +249,7 @@ class CompiledKernel:
 
     @property
     def _part_names(self) -> list[str]:
+        """Names of the functions that do one thread's part of each phase."""
         return [f"{self.name}.{number}" for number in range(len(self.phases))]
 
     def to_bytes(self) -> bytes:
@@ -245,7 +265,7 @@ class CompiledKernel:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> CompiledKernel:
-        """Read what `to_bytes` wrote. Raises ValueError where `data` is damaged or something else."""
+        """Read a kernel that `to_bytes` wrote. Raises ValueError where `data` is damaged or something else."""
         payload = data[40:]
         if data[:8] != MAGIC or data[8:40] != hashlib.sha256(payload).digest():
             raise ValueError("not a kernel, or a damaged one")

@@ -1,4 +1,4 @@
-"""Host operators with their subgraphs, their errors, and the limit of memory."""
+"""Host operators (HostOp) with their subgraphs (Body), their errors, and the limit of memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_SENTENCE = 600
 
 
 def clip_sentence(sentence: str) -> str:
-    """Put `sentence` on one line, and cut out its middle where it is long."""
+    """Put `sentence` on one line, and replace its middle by dots where it exceeds MAX_SENTENCE."""
     line = " ".join(sentence.split())
     half = MAX_SENTENCE // 2
     return line if len(line) <= MAX_SENTENCE else f"{line[:half]} ... {line[-half:]}"
@@ -39,7 +39,12 @@ class HostError(Sentence, ValueError):
 
 @dataclass(frozen=True)
 class HostOp:
-    """One operator. `key` distinguishes operators with different attributes; `opset` is the version of its domain."""
+    """One operator that the host runtime executes.
+
+    op, domain: which operator. name: of its node in the model. inputs, outputs: names of values; "" for one that is
+    left out. attrs: attributes as Python values; a subgraph is a Body. opset: version of the domain. key: a digest that
+    distinguishes operators with different attributes, for compiled kernels.
+    """
 
     op: str
     domain: str
@@ -51,21 +56,21 @@ class HostOp:
     key: bytes
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """Return an attribute, or `default`."""
+        """Return an attribute, or `default` where it is missing."""
         return self.attrs.get(name, default)
 
     @property
     def label(self) -> str:
-        """Operator and name, for errors."""
+        """Operator and name of the node (else of its first output), for errors."""
         return f"{self.op} ({self.name or next(filter(None, self.outputs), '')})"
 
     def fail(self, why: str) -> HostError:
-        """Build a HostError that names the operator."""
+        """Return a HostError that names the operator and says `why`."""
         return HostError(f"{self.label}: {why}")
 
     @property
     def wanted(self) -> int:
-        """Number of outputs."""
+        """Number of outputs that the node has, which a function must return."""
         return len(self.outputs)
 
 
@@ -73,8 +78,9 @@ class HostOp:
 class Body:
     """A subgraph of a control-flow operator.
 
-    captured: names that it reads from outside. types: element type and shape of its outputs, as far as the model tells;
-    unknown sizes are 0.
+    inputs, outputs: names of its values. constants: arrays by name. ops: its operators, in the order in which they run.
+    captured: names that it reads from the graph around it. types: element type and shape of its outputs, as far as the
+    model says; unknown sizes are 0.
     """
 
     inputs: tuple[str, ...]
@@ -85,13 +91,13 @@ class Body:
     types: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def nothing(self, output: int) -> Array:
-        """Return an empty stack of this output, the result of a Scan or Loop without iterations."""
+        """Return a stack of no values of output `output`: the result of a Scan or Loop without iterations."""
         kind, dims = self.types[output] if output < len(self.types) else ("float32", ())
         return np.zeros((0, *dims), numpy_dtype(kind))
 
 
 def bodies(op: HostOp) -> Iterable[Body]:
-    """Yield the subgraphs of `op`."""
+    """Yield the subgraphs in the attributes of `op`."""
     for value in op.attrs.values():
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, Body):
@@ -99,20 +105,20 @@ def bodies(op: HostOp) -> Iterable[Body]:
 
 
 def memory_bytes() -> int:
-    """Return the bytes of this machine's memory, or of what this process may use."""
+    """Return the bytes of memory of this machine, or those that this process may use if they are fewer."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    bytes_ = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return bytes_ if limit == resource.RLIM_INFINITY else min(bytes_, limit)
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return physical if limit == resource.RLIM_INFINITY else min(physical, limit)
 
 
 def check_size(size: int, owner: str) -> None:
-    """Raise HostError where `size` bytes exceed this machine's memory."""
+    """Raise HostError, which names `owner`, where `size` bytes exceed this machine's memory."""
     if size > memory_bytes():
         raise HostError(f"{owner} takes {size} bytes, more than this machine's memory")
 
 
 def describe(value: Value) -> str:
-    """Return element type and shape, for messages."""
+    """Return element type and shape of a value, or the length of a sequence, for messages."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
     return "none" if value is None else f"a sequence of {len(value)}"

@@ -12,12 +12,14 @@ DEFAULT_PARAMETERS: dict[str, tuple[float, ...]] = {
     "affine": (1.0, 0.0), "elu": (1.0,), "hardsigmoid": (0.2, 0.5), "leakyrelu": (0.01,), "scaledtanh": (1.0, 1.0),
     "thresholdedrelu": (1.0,),
 }  # fmt: skip
-"""Function -> default alpha, or alpha and beta."""
+"""Function -> its default parameters: alpha, or alpha and beta. Functions without parameters are not listed."""
 
 
 def activations(attrs: Mapping[str, Any], default: Sequence[str], directions: int) -> list[list[Activation]]:
-    """Return the activation functions of each direction; ONNX lists parameters in the order of the functions that have
-    them.
+    """Read the activation functions of each direction from a recurrent layer's attributes.
+
+    default: names of the functions of one direction where the attribute `activations` is missing. ONNX lists alphas and
+    betas in the order of the functions that have them.
 
     >>> activations({"activations": ["Relu", "Affine"], "activation_alpha": [2.0]}, ["Tanh", "Tanh"], 1)
     [[('relu', ()), ('affine', (2.0, 0.0))]]

@@ -11,7 +11,7 @@ UNBOUNDED_ENDS = (2**31 - 1, 2**63 - 1)
 def slice_positions(size: int, start: int, end: int, step: int) -> range:
     """Return the positions that Slice selects on an axis of `size`. Raises ValueError where the step is 0.
 
-    Backwards, a start before the axis selects its first element, where Python selects nothing.
+    With a negative step, a start before the axis selects its first element, where Python selects nothing.
 
     >>> [list(slice_positions(5, start, end, -2)) for start, end in ((10, -(2**63)), (-9, -6), (3, 2**63 - 1))]
     [[4, 2, 0], [0], [3, 1]]
@@ -26,7 +26,7 @@ def slice_positions(size: int, start: int, end: int, step: int) -> range:
 
 
 def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape to which `shapes` broadcast, whatever their ranks. Raises ValueError where they do not.
+    """Return the shape to which `shapes`, of any ranks, broadcast. Raises ValueError where they do not.
 
     >>> broadcast((3, 1), (4,), ())
     (3, 4)

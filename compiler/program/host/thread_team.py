@@ -1,7 +1,7 @@
-"""A team of threads that share the loops of kernels, and the lists of calls that each works through.
+"""A team of threads that share the loops of kernels (Team), and the lists of calls that each works through (CallList).
 
-Workers stay in machine code (llvm/team_code.py), where Python's global lock does not matter and nothing is raised. They
-spin for a while, so that the next kernels begin within a microsecond, and then sleep.
+Workers stay in machine code (llvm/team_code.py), where they neither need Python's global lock nor raise exceptions.
+They spin for a while, so that the next kernels begin within a microsecond, and then sleep.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from celosia.compiler.program.host.kernel_compiler import kernel_linker
 from celosia.plain import Sentence
 
 THREADS_VARIABLE = "CELOSIA_THREADS"
+"""Environment variable with the default number of threads."""
 MAX_DEFAULT_THREADS = 8
-"""Limit of the default: more threads seldom help one inference."""
+"""Limit of the default number of threads: more seldom help one inference."""
 MAX_THREADS = 1024
+"""Limit of the number of threads that a user may choose."""
 
 
 class ThreadsError(Sentence, ValueError):
@@ -34,7 +36,10 @@ def processors() -> int:
 
 
 def default_threads() -> int:
-    """Read the number of threads from the environment, or count the processors, at most MAX_DEFAULT_THREADS."""
+    """Return the number of threads from the environment, else the number of processors up to MAX_DEFAULT_THREADS.
+
+    Raises ThreadsError where the environment variable is no sensible number.
+    """
     text = os.environ.get(THREADS_VARIABLE)
     if text is None:
         return min(processors(), MAX_DEFAULT_THREADS)
@@ -44,13 +49,15 @@ def default_threads() -> int:
 
 
 def check_thread_count(count: int, source: str = "threads") -> int:
-    """Return `count`; ThreadsError where it is no sensible number of threads. source: where it comes from."""
+    """Return `count`. Raises ThreadsError, which names the `source` of the number, unless it is 1 to MAX_THREADS."""
     if not 1 <= count <= MAX_THREADS:
         raise ThreadsError(f"{source} is {count}; take a number of threads from 1 to {MAX_THREADS}")
     return count
 
 
 FUNCTIONS = tuple(f"celosia_{name}" for name in ("run", "wait", "stamp", "go", "serve", "prepare", "wake"))
+"""Functions of llvm/team_code.py: run a list of calls alone; wait at the barrier; write a time stamp; run a list in
+each thread; serve a worker's slot until it is stopped; prepare a slot; wake a worker in a new state."""
 ASLEEP, IDLE, WORK, STOP = range(4)
 """States of a worker, as the machine code has them."""
 SLOT_BYTES = 128
@@ -60,7 +67,7 @@ SLOT_BYTES = 128
 class Team:
     """The calling thread and its workers, which start when they are first needed.
 
-    They run one set of lists at a time.
+    The team runs one set of lists at a time. Slots are memory through which the caller gives a worker its list.
     """
 
     def __init__(self, addresses: dict[str, int], code_owner: Any) -> None:
@@ -68,7 +75,7 @@ class Team:
         pointer, integer = ctypes.c_void_p, ctypes.c_int64
         self.code_owner = code_owner
         self.alone = ctypes.CFUNCTYPE(None, pointer)(addresses["celosia_run"])
-        """Runs a list of calls on this thread alone, see CompiledKernel._entry."""
+        """Runs a list of calls on this thread alone; declared with one argument like CompiledKernel._entry."""
         self.go = ctypes.CFUNCTYPE(None, pointer, pointer, integer)(addresses["celosia_go"])
         self.serve = ctypes.CFUNCTYPE(None, pointer, integer)(addresses["celosia_serve"])
         self.prepare = ctypes.CFUNCTYPE(None, pointer)(addresses["celosia_prepare"])
@@ -80,20 +87,20 @@ class Team:
         self.workers: list[_Worker] = []
 
     def run(self, lists: Any) -> bool:
-        """Run the list at address lists[k] in thread k; thread 0 is this one. Returns whether it ran.
+        """Run the list at address lists[k] in thread k, where thread 0 is the calling one; return whether it ran.
 
         It returns False at once where the team is busy or the system gives no threads.
         """
         if self.busy.locked():
             return False
-        with self.busy:  # the one way to take a lock that an interrupt cannot come after
+        with self.busy:  # unlike acquire(), it cannot be interrupted between taking the lock and the block
             if self._start_workers(len(lists)):
                 self.go(self.slots, lists, len(lists))
                 return True
         return False
 
     def _start_workers(self, parts: int) -> bool:
-        """Start workers for this number of parts. Returns False where the system gives no more threads."""
+        """Start the workers for `parts` threads, the caller included; return False where the system gives no more."""
         while len(self.workers) < parts - 1:
             self.workers.append(_Worker(self, len(self.workers) + 1))
         try:
@@ -105,7 +112,7 @@ class Team:
         return True
 
     def reset_after_fork(self) -> None:
-        """Forget the workers in a child process, where they do not exist and the lock may be stuck.
+        """Forget the workers in a child process, where their threads do not exist and the lock may be taken for ever.
 
         Calls that were prepared for the team stay valid: slots and barrier keep their addresses.
         """
@@ -114,7 +121,7 @@ class Team:
         ctypes.memset(self.memory, 0, len(self.memory))
 
     def stop(self) -> None:
-        """End the workers. They run machine code, which must exist until then."""
+        """End the workers; until then, the machine code that they run must exist."""
         with self.busy:
             for worker in self.workers:
                 worker.stop()
@@ -139,17 +146,22 @@ class _Worker(threading.Thread):
 
 
 def _zeroed_lines(count: int) -> tuple[Any, int]:
-    """Allocate zeroed slots. Returns the memory and the aligned address in it."""
+    """Allocate `count` zeroed slots of SLOT_BYTES. Returns the memory, and the aligned address of the first slot."""
     memory = (ctypes.c_char * ((count + 1) * SLOT_BYTES))()
     return memory, -(-_address(memory) // SLOT_BYTES) * SLOT_BYTES
 
 
 _team: Team | None = None
+"""The team of this process."""
 _lock = threading.Lock()
+"""Held while the team is created."""
 
 
 def team(library: ctypes.CDLL | None = None) -> Team:
-    """Return the team of this process; its code comes from the first `library` of kernels that asks, or is compiled."""
+    """Return the team of this process, created by the first call.
+
+    library: shared object of kernels that contains the team's machine code; None: it is compiled.
+    """
     global _team
     with _lock:
         if _team is None and library is not None:
@@ -157,13 +169,14 @@ def team(library: ctypes.CDLL | None = None) -> Team:
             _team = Team(addresses, library)
         elif _team is None:
             llvm = kernel_linker()
-            assert llvm is not None  # or there would be no kernel that asks
+            assert llvm is not None  # without LLVM no kernel is compiled that could need a team
             _team = Team(*llvm.link_team())
         return _team
 
 
 @atexit.register
 def _stop() -> None:
+    """End the workers before the process ends."""
     if _team is not None:
         _team.stop()
 
@@ -186,18 +199,21 @@ if hasattr(os, "register_at_fork"):
 class KernelCall:
     """A prepared call of a kernel.
 
-    whole: address of the function that does all of its work. phases: address of the function that does a part of each
-    phase, and whether threads share the phase; empty where one thread does all. arguments: addresses of tensors and
-    workspace.
+    alone: address of the function that does all of its work on one thread. phases: for each phase the address of the
+    function that does one thread's part, and whether threads share the phase; empty where one thread does all.
+    arguments: addresses of tensors and workspace.
     """
 
-    whole: int
+    alone: int
     phases: tuple[tuple[int, bool], ...]
     arguments: Sequence[int]
 
 
 class CallList:
-    """Kernels that run one after the other, in up to `threads` threads. Their arguments may change between runs."""
+    """Kernels that run one after the other, in up to `threads` threads.
+
+    arguments: the argument lists of all calls, which may change between runs; that of call k begins at starts[k].
+    """
 
     def __init__(self, calls: Sequence[KernelCall], team: Team, threads: int = 1) -> None:
         """Encode the calls once, with time stamps around each; for several threads also with barriers."""
@@ -209,7 +225,7 @@ class CallList:
         stamps = [(team.stamp, _address(self._stamps) + k * ctypes.sizeof(_Time)) for k in range(len(calls) + 1)]
         alone = [stamps[0]]
         for call, arguments, stamp in zip(calls, argument_addresses, stamps[1:]):
-            alone += [(call.whole, arguments), stamp]
+            alone += [(call.alone, arguments), stamp]
         self._lists = [encode_calls(alone)]
         self._alone = _address(self._lists[0])
         self._shared: Any = None
@@ -222,12 +238,12 @@ class CallList:
     def _parallel_lists(
         self, calls: Sequence[KernelCall], argument_addresses: Sequence[int], stamps: Sequence[tuple[int, int]]
     ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Return the lists of this thread and of every other one, with barriers around shared phases."""
+        """Return the list of the calling thread and that of every other one, with barriers around shared phases."""
         wait = self.team.wait, self.team.barrier
         first, other = [stamps[0]], []
-        synchronised = True  # whether all threads see all that has been done
+        synchronised = True  # whether all threads see the results of all earlier calls
         for call, arguments, stamp in zip(calls, argument_addresses, stamps[1:]):
-            for function, shared in call.phases or ((call.whole, False),):
+            for function, shared in call.phases or ((call.alone, False),):
                 if shared and not synchronised:
                     first.append(wait)
                     other.append(wait)
@@ -240,7 +256,7 @@ class CallList:
         return first, other
 
     def run(self) -> Stamps:
-        """Run all calls, on this thread alone where the team is busy. Returns when each began and ended."""
+        """Run all calls, on this thread alone where the team is busy; return the times when each began and ended."""
         if self._shared is None or not self.team.run(self._shared):
             self.team.alone(self._alone)
         return Stamps(bytes(self._stamps))
@@ -257,12 +273,12 @@ class Stamps(bytes):
 
 
 def encode_calls(records: Sequence[tuple[int, int]]) -> Any:
-    """Encode a list for llvm/team_code.py: an int64 with the number of records, then pairs (function, arguments)."""
+    """Encode a list for llvm/team_code.py: the number of records as int64, then pairs (function, arguments)."""
     head = [len(records)] + [0] * (8 // _WORD - 1)
     return _pointer_array([*head, *itertools.chain.from_iterable(records)])
 
 
-# By ctypes: numpy 2 leaves a broken array behind where an interrupt comes while it makes one.
+# Memory comes from ctypes: an interrupt during the creation of a numpy 2 array leaves a broken array behind.
 
 
 class _Time(ctypes.Structure):
@@ -272,6 +288,7 @@ class _Time(ctypes.Structure):
 
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
+"""Bytes of a pointer."""
 
 
 def _pointer_array(values: Sequence[int]) -> Any:

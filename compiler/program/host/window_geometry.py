@@ -2,9 +2,9 @@
 attributes.
 
 All code that reads kernel_shape, strides, pads, auto_pad, dilations, ceil_mode, count_include_pad, output_padding or
-output_shape uses this module. ONNX's text, its shape inference and onnxruntime differ in them, and so do onnxruntime's
-operators: each is followed, and compared on random attributes (tests/compiler/test_windows.py). Attributes that only
-ONNX's text allows mean what the text says.
+output_shape uses this module. The specification of ONNX, its shape inference and onnxruntime differ in them, and so do
+onnxruntime's operators. This module follows onnxruntime for each operator; tests/compiler/test_windows.py compares them
+on random attributes. Attributes that onnxruntime refuses mean what the specification says.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ class WindowError(ValueError):
 
 @dataclass(frozen=True)
 class Windows:
-    """Geometry of windows of `kernel` elements over inputs of `size`; each field has one entry for each dimension.
+    """Geometry of sliding windows; each field has one entry for each spatial dimension.
 
-    Window o, of `out`, begins at o * stride - before, and its elements are `dilation` apart. `before` is negative where
-    the first window begins inside the input. counted: an average divides by the number of a window's elements in
-    [first, last), or by all of them where it is None.
+    size: of the input. kernel: elements of a window. stride: distance of two windows. dilation: distance of two
+    elements of a window. before, after: padding; `before` is negative where the first window begins inside the input.
+    out: number of windows; window o begins at o * stride - before. counted: an average divides by the number of
+    elements that a window has at positions from counted[0] to before counted[1]; None: by the number of all its
+    elements.
     """
 
     size: tuple[int, ...]
@@ -45,17 +47,20 @@ class Windows:
         return self.kernel == self.size and not any(self.before + self.after)
 
     def taps(self, axis: int, o: int) -> range:
-        """Return the positions of window `o` along `axis`, those in the padding included."""
+        """Return the positions in the input of the elements of window `o` along `axis`, also those in the padding."""
         start = o * self.stride[axis] - self.before[axis]
         return range(start, start + self.kernel[axis] * self.dilation[axis], self.dilation[axis])
 
     def empty_windows(self, axis: int) -> list[int]:
-        """Return the windows without an element of the input along `axis`, such as dilated ones around it."""
+        """Return the numbers of the windows that have no element of the input along `axis`, only padding."""
         size = range(self.size[axis])
         return [o for o in range(self.out[axis]) if not any(tap in size for tap in self.taps(axis, o))]
 
     def divisors(self, axis: int) -> list[int]:
-        """Return what averages divide by along `axis`, for each window; the product over all axes is the divisor."""
+        """Return the divisor of averages along `axis`, for each window.
+
+        An average divides by the product over all axes.
+        """
         bounds, kernel, dilation = self.counted[axis], self.kernel[axis], self.dilation[axis]
         if bounds is None:
             return [kernel] * self.out[axis]
@@ -64,12 +69,12 @@ class Windows:
         return [max(0, end - first) for first, end in ends]
 
     def margins(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the padding before and after each dimension that windows use; negative before is cut off."""
+        """Return the padding that windows reach before and after each dimension; a negative one cuts elements off."""
         ends = (self.taps(d, count - 1)[-1] + 1 for d, count in enumerate(self.out))
         return self.before, tuple(max(0, end - size) for end, size in zip(ends, self.size))
 
     def pad(self, x: NDArray[Any], fill: Any, axis: int) -> NDArray[Any]:
-        """Pad `x` with `fill` as far as the windows reach, for windows over its dimensions from `axis` on."""
+        """Pad `x` with `fill` as far as windows reach; the spatial dimensions of x begin at `axis`."""
         before, after = self.margins()
         if not any((*before, *after)):
             return x
@@ -79,16 +84,16 @@ class Windows:
         return np.pad(inside, edges, constant_values=np.asarray(fill, x.dtype))
 
     def with_unit_row(self) -> Windows:
-        """Return one-dimensional windows as windows over an image of one row."""
+        """Return the geometry with a first dimension of size 1: one-dimensional windows over an image of one row."""
         size, kernel, stride, dilation = ((1, *v) for v in (self.size, self.kernel, self.stride, self.dilation))
         before, after, out = (0, *self.before), (0, *self.after), (1, *self.out)
         return Windows(size, kernel, stride, dilation, before, after, out, ((0, 1), *self.counted))
 
 
 def windows(op: str, attrs: Mapping[str, Any], size: Sequence[int], kernel: Sequence[int] | None = None) -> Windows:
-    """Derive the windows of operator `op` with `attrs` over inputs of `size`. Raises WindowError.
+    """Derive the windows of operator `op` with attributes `attrs` over inputs of spatial `size`. Raises WindowError.
 
-    kernel: shape of the weights' kernel, for operators with weights; others have it as an attribute.
+    kernel: spatial shape of the weights; None for operators without weights, which have it as an attribute.
 
     >>> windows("MaxPool", {"kernel_shape": [1], "strides": [2], "ceil_mode": 1}, [4]).out  # a third would be outside
     (2,)
@@ -111,7 +116,7 @@ def windows(op: str, attrs: Mapping[str, Any], size: Sequence[int], kernel: Sequ
         elif auto != "NOTSET":
             raise WindowError(f"auto_pad {auto!r}; ONNX has NOTSET, SAME_UPPER, SAME_LOWER and VALID")
     include_pad, ceil = bool(attrs.get("count_include_pad")), bool(attrs.get("ceil_mode"))
-    counts_all = "QLinear" in op  # which divides by what windows have beyond the padding, too
+    counts_all = "QLinear" in op  # it also counts elements beyond the padding
     out = []
     for d in range(n):
         extent = (kernel[d] - 1) * dilation[d] + 1
@@ -121,9 +126,8 @@ def windows(op: str, attrs: Mapping[str, Any], size: Sequence[int], kernel: Sequ
             steps = -(-slack // stride[d]) if ceil or slack < 0 else steps  # towards zero, as C++ does
             if ceil and steps * stride[d] >= size[d] + before[d]:
                 steps -= 1  # a window must begin inside the input or the padding before it
-        if steps < -pooling or (
-            slack < 0 and include_pad and not (counts_all or ceil)
-        ):  # of which versions have other averages
+        # In the second case, averages differ between versions of onnxruntime.
+        if steps < -pooling or (slack < 0 and include_pad and not (counts_all or ceil)):
             raise WindowError(f"a window of {extent} on {size[d]} elements with padding of {before[d]} and {after[d]}")
         out.append(steps + 1)
     counted = tuple(
@@ -134,9 +138,10 @@ def windows(op: str, attrs: Mapping[str, Any], size: Sequence[int], kernel: Sequ
 
 @dataclass(frozen=True)
 class TransposedWindows:
-    """Geometry of a transposed convolution: input i and weight k add to output i * stride + k * dilation - before.
+    """Geometry of a transposed convolution; each field has one entry for each spatial dimension.
 
-    `out`: number of outputs. Each field has one entry for each dimension.
+    Element i of the input and weight k contribute to output i * stride + k * dilation - before. size: of the input.
+    kernel: of the weights. out: of the output.
     """
 
     size: tuple[int, ...]
@@ -147,7 +152,7 @@ class TransposedWindows:
     out: tuple[int, ...]
 
     def with_unit_row(self) -> TransposedWindows:
-        """Return one-dimensional windows as windows over an image of one row."""
+        """Return the geometry with a first dimension of size 1, over an image of one row."""
         size, kernel, stride, dilation = ((1, *v) for v in (self.size, self.kernel, self.stride, self.dilation))
         return TransposedWindows(size, kernel, stride, dilation, (0, *self.before), (1, *self.out))
 
@@ -156,6 +161,8 @@ def transposed_windows(
     attrs: Mapping[str, Any], size: Sequence[int], kernel: Sequence[int] | None = None
 ) -> TransposedWindows:
     """Derive the geometry of a transposed convolution or of MaxUnpool. Raises WindowError.
+
+    attrs: of the operator. size: spatial, of the input. kernel: spatial shape of the weights; None: the attribute.
 
     >>> transposed_windows({"strides": [3], "auto_pad": "SAME_UPPER"}, [4], [2]).out  # its kernel reaches no further
     (11,)
@@ -184,7 +191,7 @@ def transposed_windows(
 
 
 def split_padding(total: int, auto: str) -> tuple[int, int]:
-    """Split padding into before and after; the larger half comes after for SAME_UPPER.
+    """Split `total` padding into (before, after); auto: with SAME_UPPER the larger half comes after, else before.
 
     >>> split_padding(3, "SAME_UPPER"), split_padding(3, "SAME_LOWER")
     ((1, 2), (2, 1))
@@ -194,7 +201,10 @@ def split_padding(total: int, auto: str) -> tuple[int, int]:
 
 
 def _same_padding(size: int, stride: int, extent: int, convolution: bool) -> int:
-    """Return the total padding with which windows of `extent` have size / stride outputs; it may be negative."""
+    """Return the total padding with which windows of `extent` give size / stride outputs, rounded up.
+
+    It may be negative. convolution: whether onnxruntime's rule for convolutions applies, else that for pooling.
+    """
     outputs = -(-size // stride)
     total = (outputs - 1) * stride + extent - size
     if convolution and int((size + 2 * total - extent) / stride + 1) < outputs:
@@ -203,8 +213,9 @@ def _same_padding(size: int, stride: int, extent: int, convolution: bool) -> int
 
 
 def _read_numbers(name: str, values: Any, count: int, least: int | None = None) -> tuple[int, ...]:
-    """Convert an attribute to `count` integers; WindowError where there are more, fewer, or smaller ones than
-    `least`.
+    """Convert the values of attribute `name` to `count` integers.
+
+    Raises WindowError where there are more or fewer, or one is smaller than `least`.
     """
     numbers = tuple(int(value) for value in values or ())
     if len(numbers) != count:

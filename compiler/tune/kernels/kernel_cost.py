@@ -22,21 +22,31 @@ from celosia.compiler.target import target
 from celosia.compiler.tune.search_space import Floats
 
 L1_BYTES = 32 << 10
+"""Bytes of the first-level data cache."""
 LINE_BYTES = 64
+"""Bytes of a cache line."""
 MAX_CODE = 1500
 """Limit of unrolled vector operations, because LLVM takes more than linear time for long blocks."""
 COSTLY_OPERATIONS = 16
+"""Number of operations as which a function such as exp counts."""
 FEATURE_NAMES = (
     "operations", "loads", "stores", "iterations", "lines", "far lines", "spilled", "registers", "code", "inner",
     "statements",
 )  # fmt: skip
+"""Names of the fields of Counts, in order."""
 FEATURE_CYCLES = (0.5, 0.5, 1.0, 1.0, 4.0, 12.0, 4.0)
 """Cycles of one unit of each of the first FEATURE_NAMES."""
 
 
 @dataclass
 class Counts:
-    """Features of a loop nest, see FEATURE_NAMES."""
+    """Features of a loop nest.
+
+    operations, loads, stores: executed, in vectors. iterations: of loops that are neither unrolled nor vectorised.
+    lines, far_lines: cache lines that miss the first-level, and the second-level cache. spilled: vectors that do not
+    fit the registers. registers: vectors of the largest local tensor. code: unrolled vector operations in the code.
+    inner: iterations of the shortest innermost loop. statements: number of stores and updates.
+    """
 
     operations: float = 0
     loads: float = 0
@@ -57,33 +67,37 @@ class Counts:
 
     @property
     def cost(self) -> float:
-        """Estimated cycles."""
+        """Estimated cycles, a weighted sum of the first features."""
         return sum(weight * value for weight, value in zip(FEATURE_CYCLES, self.values)) + 1
 
     @property
     def features(self) -> Floats:
-        """[fields], log(1 + count)."""
+        """[fields], log(1 + count) of each field, for the cost model."""
         return np.log1p(np.array(self.values, np.float64))
 
 
 @dataclass(frozen=True)
 class _Context:
-    """Where a statement stands: loops around it, the variables that names depend on, tensors in registers."""
+    """The context of a statement.
+
+    loops: around it, the outermost first. lets: for each variable of a Let the loop variables that it depends on.
+    registers: local tensors, which live in registers.
+    """
 
     loops: tuple[For, ...] = ()
     lets: dict[Var, frozenset[Var]] = field(default_factory=dict)
     registers: frozenset[Tensor] = frozenset()
 
 
-def count(function: Function) -> Counts:
-    """Count the features of a function."""
+def count_features(function: Function) -> Counts:
+    """Return the features of a kernel's loop nest."""
     counts = Counts()
     _count(function.body, _Context(), counts)
     return counts
 
 
 def _count(stmt: Stmt, context: _Context, counts: Counts) -> None:
-    """Add the counts of a statement and those inside it."""
+    """Add the features of a statement, and of those inside it, to `counts`."""
     if isinstance(stmt, For):
         inside = _Context((*context.loops, stmt), context.lets, context.registers)
         if _is_real_loop(stmt):
@@ -105,15 +119,17 @@ def _count(stmt: Stmt, context: _Context, counts: Counts) -> None:
 
 
 def _is_real_loop(loop: For) -> bool:
+    """Return whether a loop remains one in machine code, neither unrolled nor vectorised."""
     return loop.kind not in ("unrolled", "vectorized")
 
 
 def _variables(e: Expr, lets: dict[Var, frozenset[Var]]) -> frozenset[Var]:
+    """Return the loop variables on which an expression depends, also through those of a Let."""
     return frozenset().union(*(lets.get(n, frozenset((n,))) for n in walk(e) if isinstance(n, Var)))
 
 
 def _count_access(stmt: Store | Update, context: _Context, counts: Counts) -> None:
-    """Add the counts of a store or update."""
+    """Add the features of a store or update, and of the loads in it, to `counts`."""
     nodes = [node for e in exprs(stmt) for node in walk(e)]
     work = [n for n in nodes if isinstance(n, Binary | Call | Cast | Select | Reduce) and n.dtype != INDEX]
     operations = sum(COSTLY_OPERATIONS if isinstance(n, Call) and n.name in COSTLY else 1 for n in work)
@@ -148,7 +164,10 @@ def _count_access(stmt: Store | Update, context: _Context, counts: Counts) -> No
 
 
 def _count_cache_lines(reads: list[Load], used: dict[Load, frozenset[Var]], context: _Context, counts: Counts) -> None:
-    """Count the lines that miss the first-level cache, and those that miss the second."""
+    """Add the cache lines of `reads` that miss the first-level and the second-level cache to `counts`.
+
+    used: the loop variables on which the index of each depends.
+    """
     for size, name in ((L1_BYTES, "lines"), (target().cache_bytes // 2, "far_lines")):
         level = len(context.loops)
         while level and sum(_bytes_touched(read, used[read], context.loops[level - 1 :]) for read in reads) <= size:
@@ -165,6 +184,9 @@ def _count_cache_lines(reads: list[Load], used: dict[Load, frozenset[Var]], cont
 
 
 def _bytes_touched(read: Load, used: frozenset[Var], loops: tuple[For, ...]) -> float:
-    """Return the bytes of a tensor that iterations of `loops` read."""
+    """Return the bytes of a tensor that a load touches during all iterations of `loops`.
+
+    used: loop variables on which its index depends.
+    """
     elements = prod(loop.extent for loop in loops if loop.var in used)
     return float(min(read.tensor.nbytes, elements * itemsize(read.tensor.dtype)))

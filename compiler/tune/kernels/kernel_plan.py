@@ -1,7 +1,7 @@
-"""Plans: schedules of kernels in normal form, so that one decision can be changed.
+"""Plans: schedules of kernels in a normal form, in which one decision can change while the others stay.
 
-A plan has for each tensor how its loops are split, their order, how they run, and where it is computed. Equal plans
-make equal loops.
+A plan says for each tensor how its loops are split, in which order and how they run, and where it is computed. Equal
+plans give equal loop nests.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from celosia.compiler.expr.trace import Trace, TraceStep
 
 @dataclass(frozen=True)
 class LoopCut:
-    """A split of `loop` into loop.o (tiles) and loop.i (within a tile); with `factor` 0, a fusion of it with the loop
-    `tail`.
+    """A split or a fusion of loops.
+
+    With a factor: `loop` is split into loop.o (over tiles) and loop.i (factor iterations within a tile), and `tail`
+    says what happens to the remaining iterations. With factor 0: `loop` is fused with the loop inside it, named `tail`.
     """
 
     loop: str
@@ -27,26 +29,28 @@ class LoopCut:
 
     @property
     def step(self) -> tuple[str, tuple[str | int, ...]]:
-        """The primitive and its arguments, as in a Trace."""
+        """Primitive of a Trace and its arguments that make this split or fusion."""
         return ("split", (self.loop, self.factor, self.tail)) if self.factor else ("fuse", (self.loop, self.tail))
 
     @property
-    def makes(self) -> tuple[str, ...]:
-        """Names of the loops that result."""
+    def new_loops(self) -> tuple[str, ...]:
+        """Names of the loops that appear, the outermost first."""
         return (f"{self.loop}.o", f"{self.loop}.i") if self.factor else (f"{self.loop}.{self.tail}",)
 
     @property
-    def takes(self) -> tuple[str, ...]:
+    def old_loops(self) -> tuple[str, ...]:
         """Names of the loops that disappear."""
         return (self.loop,) if self.factor else (self.loop, self.tail)
 
 
 @dataclass(frozen=True)
 class StageLoops:
-    """Loops of one tensor.
+    """Loops of one tensor, all by name.
 
-    roots: the loops before any split. kinds: of loops that are not serial. lanes: widths of accumulate_lanes of the
-    innermost one. at: the tensor and the loop inside which it is computed.
+    roots: the loops before any split. cuts: splits and fusions, in the order in which they are applied. order: the
+    resulting loops, the outermost first. kinds: (loop, kind) of those that are not serial. lanes: widths in which the
+    innermost loop accumulates its sums (accumulate_lanes); () for none. at: the tensor and the loop of it inside which
+    this tensor is computed; None: it has loops of its own.
     """
 
     roots: tuple[str, ...]
@@ -61,26 +65,26 @@ class StageLoops:
         return dict(self.kinds).get(loop, "serial")
 
     def with_kind(self, loop: str, kind: str) -> StageLoops:
-        """Return the loops with another kind for one of them."""
+        """Return a copy with another kind for one loop."""
         others = {entry for entry in self.kinds if entry[0] != loop}
         return replace(self, kinds=frozenset(others | ({(loop, kind)} if kind != "serial" else set())))
 
-    def without(self, loops: tuple[str, ...]) -> StageLoops:
-        """Return the loops without the kinds of `loops`, which no longer exist."""
+    def without_kinds(self, loops: tuple[str, ...]) -> StageLoops:
+        """Return a copy without the kinds of `loops`, which no longer exist."""
         return replace(self, kinds=frozenset(entry for entry in self.kinds if entry[0] not in loops))
 
     def split_order(self) -> tuple[str, ...]:
-        """Return the order in which the splits and fusions alone leave the loops."""
+        """Return the order of the loops after `cuts`, before any reordering."""
         order = list(self.roots)
         for cut in self.cuts:
             position = order.index(cut.loop)
-            order[position : position + len(cut.takes)] = cut.makes
+            order[position : position + len(cut.old_loops)] = cut.new_loops
         return tuple(order)
 
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """Loops of all tensors of a kernel. stages: (tensor, loops)."""
+    """A schedule of a kernel in normal form. stages: (name of a tensor, its loops) for all tensors that can change."""
 
     stages: tuple[tuple[str, StageLoops], ...]
 
@@ -93,7 +97,7 @@ class KernelPlan:
 
     @property
     def trace(self) -> Trace:
-        """The primitives that turn the base schedule into this plan."""
+        """Primitives that turn the base schedule into this plan."""
         return Trace([*self._loop_steps(), *self._attachment_steps()])
 
     def _loop_steps(self) -> Iterator[TraceStep]:
@@ -109,6 +113,7 @@ class KernelPlan:
                 yield TraceStep(stage, "accumulate_lanes", (loops.order[-1], list(loops.lanes)))
 
     def _attachment_steps(self) -> Iterator[TraceStep]:
+        """Yield the steps that move tensors into a loop of their reader."""
         for stage, loops in self.stages:
             if loops.at is not None:
                 yield TraceStep(stage, "compute_at", ({"stage": loops.at[0]}, loops.at[1]))
@@ -121,10 +126,11 @@ class KernelPlan:
 
 
 PRIMITIVE = {"unrolled": "unroll", "vectorized": "vectorize"}
+"""Kind of a loop -> primitive of a Trace that sets it."""
 
 
 def can_change(stage: Stage) -> bool:
-    """Return whether rules may change a stage; a scan keeps its order."""
+    """Return whether rules may change the loops of a stage: not those of a scan, whose order is fixed."""
     return not isinstance(stage.body, Scan)
 
 

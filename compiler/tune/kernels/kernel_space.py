@@ -1,7 +1,7 @@
-"""Search spaces of kernels: the schedules of a template, or all that single changes lead to.
+"""Search spaces of kernels: all plans that single changes lead to (Plans), or the schedules of a template.
 
 A search sees indices with estimates, neighbours and features. Every point can be lowered, breaks no rule of the loop IR
-and is short enough to compile; only a trial shows its cost.
+and is short enough to compile. Only a trial shows its cost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from celosia.compiler.cpu.schedule.register_tiles import RegisterTile
 from celosia.compiler.cpu.schedule.vectorize import Knobs, schedule
 from celosia.compiler.expr import Schedule, verify
 from celosia.compiler.expr.verify import IRError
-from celosia.compiler.tune.kernels.kernel_cost import MAX_CODE, Counts, count
+from celosia.compiler.tune.kernels.kernel_cost import MAX_CODE, Counts, count_features
 from celosia.compiler.tune.kernels.kernel_plan import KernelPlan
 from celosia.compiler.tune.kernels.plan_changes import RULES, Rule, neighbours
 from celosia.compiler.tune.search_space import Floats, Space
@@ -23,28 +23,29 @@ from celosia.compiler.tune.search_space import Floats, Space
 NEIGHBOURS_PER_ASK = 24
 """Neighbours of a point that are checked each time a search asks for them."""
 VECTOR_COUNTS = (1, 2, 4, 8)
+"""Vectors that one iteration of a template's loop computes."""
 
 
 def estimate_plan(workload: KernelWorkload, plan: KernelPlan, most_code: float = MAX_CODE) -> Counts | None:
-    """Return the features of `plan`; None where it is illegal or takes too long to compile."""
+    """Return the features of `plan`; None where it is illegal, or its code exceeds `most_code` operations."""
     try:
-        counts = count(verify(workload.loops(workload.apply(plan.trace))))
+        counts = count_features(verify(workload.loops(workload.apply(plan.trace))))
     except (ValueError, IRError):
         return None
     return counts if counts.code <= most_code else None
 
 
 class Plans:
-    """A search space that grows from initial plans by the rules. No lower bounds are known.
+    """A search space that grows from initial plans by rules. No lower bounds are known.
 
-    begin: initial plans; the first is the compiler's own, which stays even if it is too long; `fill` adds the others.
-    seed: selects the neighbours that are checked.
+    begin: initial plans. The first is the compiler's own, which is point 0 even if its code is too long;
+    `add_remaining_plans` adds the others. rules: yield the neighbours of a plan. seed: selects the neighbours that are
+    checked.
     """
 
     def __init__(
         self, workload: KernelWorkload, begin: Iterable[KernelPlan], rules: Sequence[Rule] = RULES, seed: int = 0
     ) -> None:
-        """Add the first initial plan, whatever its size."""
         self.workload, self.rules, self.name = workload, tuple(rules), workload.name
         self.points: list[KernelPlan] = []
         self._counts: list[Counts] = []
@@ -53,20 +54,20 @@ class Plans:
         self._known_neighbours: dict[int, dict[int, None]] = {}
         self._rng = np.random.default_rng(seed)
         self._most_code = float("inf")
-        self._rest = iter(begin)
-        self.index(next(self._rest))
+        self._remaining_plans = iter(begin)
+        self.index(next(self._remaining_plans))
         self._most_code = max(MAX_CODE, 2 * self._counts[0].code)
 
-    def fill(self) -> None:
+    def add_remaining_plans(self) -> None:
         """Add the remaining initial plans, which takes a while."""
-        for plan in self._rest:
+        for plan in self._remaining_plans:
             self.index(plan)
 
     def __len__(self) -> int:
         return len(self.points)
 
     def index(self, plan: KernelPlan) -> int | None:
-        """Return the index of `plan`, which is added if it can be tried; else None."""
+        """Return the index of `plan`, which is added to the space if it is not in it; None where it cannot be tried."""
         if plan not in self._indices:
             counts = estimate_plan(self.workload, plan, self._most_code)
             self._indices[plan] = None if counts is None else len(self.points)
@@ -82,7 +83,7 @@ class Plans:
 
     @property
     def bounds(self) -> Floats:
-        """[points], 0: nothing is known."""
+        """[points] zeros: no lower bounds are known."""
         return np.zeros(len(self))
 
     @property
@@ -91,7 +92,7 @@ class Plans:
         return np.array([counts.features for counts in self._counts])
 
     def neighbours(self, index: int) -> list[int]:
-        """Return the known neighbours, and some more each time."""
+        """Return the neighbours of a point that are known, after checking some more."""
         known = self._known_neighbours.setdefault(index, {})
         plan = self.points[index]
         others = list(neighbours(plan, self.workload.apply(plan.trace), self.rules))
@@ -117,12 +118,10 @@ class Plans:
 # The template -------------------------------------------------------------------------------------------------------
 
 
-def template(workload: KernelWorkload) -> Space[KernelPlan]:
-    """Build the space of register tiles and vector counts of single tensors, as the compiler's own schedule has
-    them.
-    """
+def template_space(workload: KernelWorkload) -> Space[KernelPlan]:
+    """Build the space of the compiler's own schedule with another register tile or vector count for one tensor."""
     plans: dict[KernelPlan, tuple[Mapping[str, int | str], Counts]] = {}
-    for knobs, schedule_ in _instances(workload):
+    for knobs, schedule_ in _template_schedules(workload):
         plan = KernelPlan.of(schedule_)
         limit = MAX_CODE if plans else float("inf")
         if plan not in plans and (counts := estimate_plan(workload, plan, limit)) is not None:
@@ -134,12 +133,12 @@ def template(workload: KernelWorkload) -> Space[KernelPlan]:
     )  # fmt: skip
 
 
-def _instances(
+def _template_schedules(
     workload: KernelWorkload, max_tiles: int | None = None
 ) -> Iterator[tuple[Mapping[str, int | str], Schedule]]:  # fmt: skip
-    """Yield the template's schedules with their knobs; the compiler's own is first.
+    """Yield the schedules of the template with their knobs; the compiler's own is the first.
 
-    max_tiles: limit of tiles for each tensor, those with the least work; None: all.
+    max_tiles: limit of the register tiles of each tensor, of which those with the least work are taken; None: all.
     """
     default = schedule(workload.outputs)
     no_choice: dict[str, int | str] = {
@@ -149,11 +148,12 @@ def _instances(
     for name in (tensor.name for tensor in default.stages):
         tiles: list[RegisterTile] = []
 
-        def first(offered: list[RegisterTile], into: list[RegisterTile] = tiles) -> RegisterTile:
+        def note_tiles(offered: list[RegisterTile], into: list[RegisterTile] = tiles) -> RegisterTile:
+            """Keep the tiles between which the scheduler chooses, and choose the first."""
             into.extend(offered)
             return offered[0]
 
-        schedule(workload.outputs, {name: Knobs(first)})
+        schedule(workload.outputs, {name: Knobs(note_tiles)})
         for tile in tiles[:max_tiles]:
             knobs = {
                 "stage": name, "rows": tile.rows, "columns": tile.columns, "height": tile.height, "width": tile.width,
@@ -168,6 +168,6 @@ def _instances(
 
 
 def initial_plans(workload: KernelWorkload, max_tiles: int = 16) -> Iterator[KernelPlan]:
-    """Yield the compiler's own plan, then those of the template with the least work."""
-    for _, schedule_ in _instances(workload, max_tiles):
+    """Yield the compiler's own plan, then plans of the template, of each tensor those with the least work."""
+    for _, schedule_ in _template_schedules(workload, max_tiles):
         yield KernelPlan.of(schedule_)

@@ -1,8 +1,9 @@
 """Trial of a kernel: compile its loops under a trace, compare its outputs, and time it.
 
 Compiler and machine code run in a process forked for the trial, because nothing can interrupt LLVM, and a crash must
-end only the trial. Processor time is measured, of the fastest of many runs, alternating with the compiler's own
-schedule: both run with the same clock, caches and load, so that their ratio is more reliable than a time.
+end only the trial. The cost is the processor time of the fastest of many runs. They alternate with runs of the
+compiler's own schedule: both run with the same clock, caches and load, so that their ratio is more reliable than a
+time.
 """
 
 from __future__ import annotations
@@ -39,21 +40,23 @@ VERSION = 1
 ABORT_FACTOR = 3.0
 """Multiple of the best time at which a trial is given up."""
 MAX_SECONDS = 10.0
-"""Limit for compiling a kernel and running it once."""
+"""Seconds in which a trial must end: compiling and all runs."""
 SAMPLE_SECONDS = 4e-4
-"""Several runs are timed together where one is shorter."""
+"""Seconds of a sample: shorter runs are repeated, and timed together."""
 MIN_SAMPLES = 3
+"""Samples of each kernel for a first comparison."""
 TOLERANCE = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-4, "float64": 1e-9}
-"""Limit of the difference of floats, relative to their largest value: sums may be added in another order."""
+"""Element type -> limit of the difference of outputs, relative to their largest value: sums may change their order."""
 MAX_DEPTH = 20_000
 """Limit of the depth of expressions, which are pickled recursively."""
 MAX_CACHED_KERNELS = 4
+"""Kernels whose inputs and expected outputs a process keeps."""
 MAX_COPIES = 64
-"""Limit of the copies of constants; small constants stay in the cache, as they would in a model."""
+"""Limit of the copies of constants of a cold trial; small constants stay in the cache, as they would in a model."""
 
 
 def processor() -> str:
-    """Return the name of this processor with a digest of all that machine code made here depends on."""
+    """Return the name of this processor in records, with a digest of all that compiled code depends on."""
     triple, cpu, *_ = host().split()
     return f"{cpu} {triple.split('-')[0]} #{hashlib.sha256(host().encode()).hexdigest()[:8]}"
 
@@ -72,15 +75,10 @@ def pickled(workload: KernelWorkload) -> bytes:
 class KernelJob:
     """A trial of a kernel that a device runs.
 
-    workload: as `pickled`. trace: JSON. seconds: time budget of the measurement. usual: picoseconds of the compiler's
-    own schedule, by which the ratio is multiplied; 0: its time here counts. limit: picoseconds at which the trial is
-    given up (0: none). cold: constants come from beyond the second-level cache, as in a model whose weights do not fit.
-    rounds: number of measurements, of which the worst ratio counts.
-
-    usual: picoseconds that the compiler's own schedule takes, by which the ratio is multiplied; 0 where that is not
-    known, and its time here counts. limit: picoseconds at which the trial is given up (0: none). cold: constants come
-    from beyond the second cache, as in a model whose weights do not fit into it. rounds: the time is measured so often,
-    and the worst of the ratios counts.
+    workload: as `pickled` returns it. trace: JSON. usual: picoseconds of the compiler's own schedule, which are
+    multiplied by the measured ratio; 0: its time in this trial counts. limit: picoseconds at which the trial is given
+    up; 0: none. seconds: time budget of the measurement. cold: constants come from beyond the second-level cache, as in
+    a model whose weights do not fit. rounds: number of measurements, of which the worst ratio counts.
     """
 
     workload: bytes
@@ -93,7 +91,7 @@ class KernelJob:
 
     @property
     def group(self) -> str:
-        """Trials of one workload share the expected outputs."""
+        """Digest of the workload: its trials share inputs and expected outputs."""
         return hashlib.sha256(self.workload).hexdigest()
 
     def run(self) -> TrialResult:
@@ -112,13 +110,13 @@ class KernelJob:
 def _run_in_child(trial: Callable[[], TrialResult]) -> TrialResult:
     """Run `trial` in a child process and return its result; a crash becomes WRONG, a timeout REFUSED."""
     fork = multiprocessing.get_context("fork")
-    answers, answer = fork.Pipe(duplex=False)
-    child = fork.Process(target=_send_result, args=(answer, trial), daemon=True)
+    receiver, sender = fork.Pipe(duplex=False)
+    child = fork.Process(target=_send_result, args=(sender, trial), daemon=True)
     child.start()
-    answer.close()
+    sender.close()
     try:
-        if answers.poll(MAX_SECONDS):
-            result = answers.recv()
+        if receiver.poll(MAX_SECONDS):
+            result = receiver.recv()
             assert isinstance(result, TrialResult)
             return result
         return TrialResult(Status.REFUSED, detail=f"it takes more than {MAX_SECONDS:g} s to compile and run")
@@ -128,32 +126,35 @@ def _run_in_child(trial: Callable[[], TrialResult]) -> TrialResult:
     finally:
         child.kill()
         child.join()
-        answers.close()
+        receiver.close()
 
 
-def _send_result(answer: Connection, trial: Callable[[], TrialResult]) -> None:
+def _send_result(sender: Connection, trial: Callable[[], TrialResult]) -> None:
+    """Run `trial` and send its result; any exception becomes REFUSED. The child process runs this."""
     try:
         result = trial()
     except Exception as error:
         result = TrialResult(Status.REFUSED, detail=f"{type(error).__name__}: {error}")
-    answer.send(result)
+    sender.send(result)
 
 
 @lru_cache(maxsize=MAX_CACHED_KERNELS)
 def _case(workload: bytes) -> KernelCase:
+    """Return the KernelCase of a pickled workload; a process caches some."""
     return KernelCase(pickle.loads(workload))
 
 
 class KernelCase:
-    """A workload with random inputs, and the expected outputs."""
+    """A workload with random inputs and the expected outputs, which all its trials share."""
 
     def __init__(self, workload: KernelWorkload) -> None:
         self.workload = workload
 
     def prepare(self, cold: bool) -> None:
         """Compute what all trials share, before they fork. Raises TypeError, ValueError where it cannot be compiled."""
-        for name in ("default_kernel", "expected", *(["_copies"] if cold else [])):
-            getattr(self, name)
+        _ = self.default_kernel, self.expected
+        if cold:
+            _ = self._copies
 
     @cached_property
     def default_kernel(self) -> CompiledKernel:
@@ -162,17 +163,17 @@ class KernelCase:
 
     @cached_property
     def arrays(self) -> list[Array]:
-        """Random inputs, always equal."""
+        """Random inputs, the same in each process."""
         rng = np.random.default_rng(0)
         return [_random(rng, t.dtype, t.shape) for t in self.workload.inputs]
 
     @cached_property
     def _copies(self) -> list[list[Array]]:
         """Copies of the inputs with constants of their own, together twice as large as the second-level cache."""
-        constants = [tensor in self.workload.constants for tensor in self.workload.inputs]
+        is_constant = [tensor in self.workload.constants for tensor in self.workload.inputs]
         count = min(MAX_COPIES, 1 + 2 * target().cache_bytes // max(1, self.workload.constant_bytes))
         return [
-            [array.copy() if constant else array for array, constant in zip(self.arrays, constants)]
+            [array.copy() if constant else array for array, constant in zip(self.arrays, is_constant)]
             for _ in range(count)
         ]
 
@@ -183,31 +184,32 @@ class KernelCase:
         return plain(*self.arrays)
 
     def measure(self, kernel: CompiledKernel, job: KernelJob) -> TrialResult:
-        """Measure the picoseconds of `kernel`, alternating with the default one; WRONG where its outputs are."""
+        """Compare the outputs of `kernel` with the expected ones, then time it, alternating with the default kernel."""
         outputs = [aligned_empty(numpy_dtype(dtype), shape) for dtype, shape in kernel.outputs]
         for array in outputs:
-            array.view(np.uint8).fill(0xA5)  # what is not written shows
+            array.view(np.uint8).fill(0xA5)  # elements that are not written differ
         kernel.run(self.arrays, outputs)
         if wrong := self._output_error(outputs):
             return TrialResult(Status.WRONG, detail=wrong)
         inputs = itertools.cycle(self._copies if job.cold else [self.arrays])
         runs = [lambda: self.default_kernel.run(next(inputs), outputs), lambda: kernel.run(next(inputs), outputs)]
-        default_kernel, time_ = time_alternating(runs, 0, MIN_SAMPLES)
-        usual = job.usual or round(default_kernel * 1e12)
-        if job.limit and usual * time_ / default_kernel > job.limit:
+        default_time, time_ = time_alternating(runs, 0, MIN_SAMPLES)
+        usual = job.usual or round(default_time * 1e12)
+        if job.limit and usual * time_ / default_time > job.limit:
             return TrialResult(Status.CENSORED, job.limit)
         if job.rounds == 1:
-            times = [tuple(map(min, zip((default_kernel, time_), time_alternating(runs, job.seconds))))]
+            times = [tuple(map(min, zip((default_time, time_), time_alternating(runs, job.seconds))))]
         else:
             times = [tuple(time_alternating(runs, job.seconds / job.rounds)) for _ in range(job.rounds)]
-        default_kernel, time_ = max(times, key=lambda pair: pair[1] / pair[0])
+        default_time, time_ = max(times, key=lambda pair: pair[1] / pair[0])
         return TrialResult(
             Status.OK,
-            max(1, round(usual * time_ / default_kernel)),
-            f"{time_ * 1e6:.4g} us, {default_kernel * 1e6:.4g} us own",
+            max(1, round(usual * time_ / default_time)),
+            f"{time_ * 1e6:.4g} us, {default_time * 1e6:.4g} us own",
         )
 
     def _output_error(self, outputs: Sequence[Array]) -> str:
+        """Return a sentence that says which output is wrong, "" where all are within TOLERANCE."""
         for position, (actual, expected) in enumerate(zip(outputs, self.expected)):
             if (gap := difference(actual, expected)) > TOLERANCE.get(expected.dtype.name, 0.0):
                 return f"output {position} differs by {gap:.3g} of its largest value"
@@ -215,7 +217,7 @@ class KernelCase:
 
 
 def difference(actual: Array, expected: Array) -> float:
-    """Return the largest difference relative to the largest of `expected`.
+    """Return the largest difference, relative to the largest magnitude in `expected`.
 
     It is infinite where NaN, infinities or integers differ.
     """
@@ -234,22 +236,24 @@ def time_alternating(
     clock: Callable[[], float] = time.thread_time,
     before: Callable[[Callable[[], object]], object] = lambda run: None,
 ) -> list[float]:  # fmt: skip
-    """Measure the seconds of the fastest run of each, run in alternation for this time and number of samples.
+    """Return the seconds of the fastest call of each of `runs`, which are called in alternation.
 
-    The default clock is the processor time of this thread. before: called with each before its samples.
+    It takes `samples` or more samples of each, and goes on for `seconds`. clock: by default the processor time of this
+    thread. before: called with a run before each of its samples.
     """
-    counts = [max(1, round(SAMPLE_SECONDS / max(_once(run, 1, clock), 1e-7))) for run in runs]
+    counts = [max(1, round(SAMPLE_SECONDS / max(_mean_seconds(run, 1, clock), 1e-7))) for run in runs]
     best = [float("inf")] * len(runs)
     end, rounds = time.perf_counter() + seconds, 0
     while rounds < samples or time.perf_counter() < end:
         for position, (run, count) in enumerate(zip(runs, counts)):
             before(run)
-            best[position] = min(best[position], _once(run, count, clock))
+            best[position] = min(best[position], _mean_seconds(run, count, clock))
         rounds += 1
     return best
 
 
-def _once(run: Callable[[], object], count: int, clock: Callable[[], float]) -> float:
+def _mean_seconds(run: Callable[[], object], count: int, clock: Callable[[], float]) -> float:
+    """Return the mean duration of `count` calls."""
     start = clock()
     for _ in range(count):
         run()
@@ -257,9 +261,7 @@ def _once(run: Callable[[], object], count: int, clock: Callable[[], float]) -> 
 
 
 def _random(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
-    """Return random floats around 0, bytes of the complete range, or other integers 0 and 1, which are valid
-    indices.
-    """
+    """Return random floats around 0, bytes of the complete range, or other integers of 0 or 1 (valid as indices)."""
     if is_float(dtype):
         return rng.standard_normal(shape, np.float32).astype(numpy_dtype(dtype))
     if dtype in ("int8", "uint8"):

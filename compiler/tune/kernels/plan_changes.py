@@ -1,7 +1,7 @@
-"""Moves of the kernel search: each rule yields plans that differ from a plan in one decision.
+"""Neighbours of a plan in the kernel search: each rule yields plans that differ from a plan in one decision.
 
-A rule knows nothing of operators. Its proposals may be impossible: the schedule's own checks, `lower` and `verify`
-filter them.
+A rule knows nothing of operators. The plans that it yields may be impossible; kernel_space.estimate_plan drops those
+that the schedule's own checks, `lower` or `verify` refuse.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from celosia.compiler.tune.kernels.kernel_plan import KernelPlan, LoopCut, Stage
 TILE_FACTORS = (2, 3, 4, 6, 8)
 """Iterations of a loop that a register tile unrolls."""
 BLOCK_FACTORS = (4, 8, 16, 32, 64, 128, 256)
+"""Iterations of the inner loop where a loop is split for caches."""
 MAX_UNROLLED = 16
+"""Iterations of the longest loop that is unrolled completely."""
 MAX_LISTED_FACTOR = 64
-"""Limit up to which all divisors are tried as factors; beyond it, powers of two."""
+"""Limit up to which all divisors are tried as factors; beyond it only factors near the present one."""
 
 
 @dataclass(frozen=True)
-class View:
-    """One tensor of a plan and its schedule, as rules see it. name: the tensor."""
+class StageView:
+    """The arguments of a rule: a plan, the schedule that it gives, and the name of one tensor, whose loops change."""
 
     plan: KernelPlan
     schedule: Schedule
@@ -34,85 +36,88 @@ class View:
 
     @property
     def loops(self) -> StageLoops:
-        """Its loops in the plan."""
+        """Loops of the tensor in the plan."""
         return self.plan[self.name]
 
     @property
     def axes(self) -> dict[str, Axis]:
-        """Its loops in the schedule by name, the outermost first."""
+        """Loops of the tensor in the schedule by name, the outermost first."""
         return {axis.name: axis for axis in self.schedule[self.name].order}
 
     @property
     def reduces(self) -> list[Reduce]:
-        """The reductions in its body."""
+        """Reductions in the body of the tensor."""
         return [node for node in walk(self.schedule[self.name].body) if isinstance(node, Reduce)]
 
     @property
     def is_ordered(self) -> bool:
-        """Whether its sums must keep their order."""
+        """Whether the sums of the tensor must keep their order."""
         return any(reduce.kind == "ordered_sum" for reduce in self.reduces)
 
     def extent(self, loop: str) -> int:
-        """Return the extent of a loop that exists or was split."""
+        """Return the extent of a loop of the tensor that exists, or that was split or fused."""
         stage = self.schedule[self.name]
         axes = [*stage.roots, *stage.order]
         axes += [axis for r in stage.relations for axis in vars(r).values() if isinstance(axis, Axis)]
         return next(axis.extent for axis in axes if axis.name == loop)
 
-    def new(self, loops: StageLoops) -> KernelPlan:
-        """Return the plan with other loops for this tensor."""
+    def with_loops(self, loops: StageLoops) -> KernelPlan:
+        """Return the plan with other loops for the tensor."""
         return self.plan.with_stage(self.name, loops)
 
 
-Rule = Callable[[View], Iterator[KernelPlan]]
+Rule = Callable[[StageView], Iterator[KernelPlan]]
+"""Function that yields plans which differ in one decision for one tensor."""
 
 
-def factors(view: View) -> Iterator[KernelPlan]:
-    """Yield plans with another tile size."""
+def change_factors(view: StageView) -> Iterator[KernelPlan]:
+    """Yield plans with another factor of a split."""
     for position, cut in enumerate(view.loops.cuts):
         for factor in _other_factors(view.extent(cut.loop), cut.factor) if cut.factor else ():
             cuts = list(view.loops.cuts)
             cuts[position] = replace(cut, factor=factor)
-            yield view.new(replace(view.loops, cuts=tuple(cuts)))
+            yield view.with_loops(replace(view.loops, cuts=tuple(cuts)))
 
 
 def _other_factors(extent: int, current: int) -> list[int]:
+    """Return factors for a loop other than the current one: small divisors of its extent, and nearby numbers."""
     divisors = {size for size in range(1, min(extent, MAX_LISTED_FACTOR) + 1) if extent % size == 0}
     similar = {current - 1, current + 1, current - 2, current + 2, current * 2, current // 2, current * 4, current // 4}
     return sorted(size for size in divisors | similar if 1 <= size <= extent and size != current)
 
 
-def orders(view: View) -> Iterator[KernelPlan]:
+def move_loops(view: StageView) -> Iterator[KernelPlan]:
     """Yield plans with a loop moved to another position. A last loop in vectors or lanes stays last."""
     order = view.loops.order
-    free = len(order) - (bool(view.loops.lanes) or (bool(order) and view.loops.kind(order[-1]) == "vectorized"))
-    for source in range(free):
-        for destination in range(free):
-            if destination in (source, source - 1):  # the latter is what the former makes from the other side
+    is_last_fixed = bool(view.loops.lanes) or (bool(order) and view.loops.kind(order[-1]) == "vectorized")
+    movable = len(order) - is_last_fixed
+    for source in range(movable):
+        for destination in range(movable):
+            if destination in (source, source - 1):  # an exchange of neighbours is yielded once, by the first of them
                 continue
-            reordered = list(order[:free])
+            reordered = list(order[:movable])
             reordered.insert(destination, reordered.pop(source))
-            yield view.new(replace(view.loops, order=(*reordered, *order[free:])))
+            yield view.with_loops(replace(view.loops, order=(*reordered, *order[movable:])))
 
 
-def tiles(view: View) -> Iterator[KernelPlan]:
+def add_register_tiles(view: StageView) -> Iterator[KernelPlan]:
     """Yield plans with a few iterations of a loop unrolled innermost, in registers where there is a reduction."""
     for loops, (_, inner) in _split_variants(view, TILE_FACTORS):
         order = [loop for loop in loops.order if loop != inner]
         last = len(order) - (loops.kind(order[-1]) == "vectorized" or bool(loops.lanes))
         order.insert(last, inner)
-        yield view.new(replace(loops, order=tuple(order)).with_kind(inner, "unrolled"))
+        yield view.with_loops(replace(loops, order=tuple(order)).with_kind(inner, "unrolled"))
 
 
-def blocks(view: View) -> Iterator[KernelPlan]:
+def split_loops(view: StageView) -> Iterator[KernelPlan]:
     """Yield plans with a loop split, the outer part in place or outermost."""
     for loops, (outer, _) in _split_variants(view, BLOCK_FACTORS):
-        yield view.new(loops)
-        yield view.new(replace(loops, order=(outer, *(loop for loop in loops.order if loop != outer))))
+        yield view.with_loops(loops)
+        yield view.with_loops(replace(loops, order=(outer, *(loop for loop in loops.order if loop != outer))))
 
 
-def _split_variants(view: View, factors: Sequence[int]) -> Iterator[tuple[StageLoops, tuple[str, str]]]:
-    """Yield (loops with one of them split in place, the names of both parts) for each loop longer than a factor."""
+def _split_variants(view: StageView, factors: Sequence[int]) -> Iterator[tuple[StageLoops, tuple[str, str]]]:
+    """Yield (loops with one split in place, names of the outer and inner part) for each loop longer than a factor."""
     for axis in _splittable_loops(view):
         for factor in factors:
             if axis.extent > factor:
@@ -120,37 +125,37 @@ def _split_variants(view: View, factors: Sequence[int]) -> Iterator[tuple[StageL
                 yield loops, (f"{axis.name}.o", inner)
 
 
-def _splittable_loops(view: View) -> list[Axis]:
-    """Return the loops that run serially, and so can be split."""
+def _splittable_loops(view: StageView) -> list[Axis]:
+    """Return the loops that can be split: those that run serially, without a last loop whose sums use lanes."""
     last = view.loops.order[-1:] if view.loops.lanes else ()
     return [axis for name, axis in view.axes.items() if view.loops.kind(name) == "serial" and name not in last]
 
 
 def _split_loop(loops: StageLoops, axis: Axis, factor: int) -> tuple[StageLoops, str]:
-    """Return (loops with `axis` split in place, the name of the inner part)."""
+    """Split loop `axis` by a factor in place. Returns (the new loops, the name of the inner loop)."""
     tail = "guard" if axis.reduce else "shift"
     cut = LoopCut(axis.name, factor, tail)
     position = loops.order.index(axis.name)
-    order = (*loops.order[:position], *cut.makes, *loops.order[position + 1 :])
-    return replace(loops, cuts=(*loops.cuts, cut), order=order), cut.makes[1]
+    order = (*loops.order[:position], *cut.new_loops, *loops.order[position + 1 :])
+    return replace(loops, cuts=(*loops.cuts, cut), order=order), cut.new_loops[1]
 
 
-def joins(view: View) -> Iterator[KernelPlan]:
-    """Yield plans with a split undone."""
+def undo_splits(view: StageView) -> Iterator[KernelPlan]:
+    """Yield plans with a split undone, the loop in the place of its outer or of its inner part."""
     loops = view.loops
     for position, cut in enumerate(loops.cuts):
-        if not cut.factor or not set(cut.makes) <= set(loops.order):
+        if not cut.factor or not set(cut.new_loops) <= set(loops.order):
             continue
-        outer, inner = cut.makes
+        outer, inner = cut.new_loops
         for removed, remaining in ((inner, outer), (outer, inner)):
             order = tuple(cut.loop if loop == remaining else loop for loop in loops.order if loop != removed)
             cuts = (*loops.cuts[:position], *loops.cuts[position + 1 :])
-            others = loops.without(cut.makes)
-            yield view.new(replace(others, cuts=cuts, order=order))
+            others = loops.without_kinds(cut.new_loops)
+            yield view.with_loops(replace(others, cuts=cuts, order=order))
 
 
-def fused(view: View) -> Iterator[KernelPlan]:
-    """Yield plans with two neighbouring loops over elements fused."""
+def fuse_loops(view: StageView) -> Iterator[KernelPlan]:
+    """Yield plans with two neighbouring loops fused, neither of them a reduction."""
     loops = view.loops
     for outer, inner in zip(loops.order, loops.order[1:]):
         if view.axes[outer].reduce or view.axes[inner].reduce or {loops.kind(outer), loops.kind(inner)} != {"serial"}:
@@ -159,26 +164,26 @@ def fused(view: View) -> Iterator[KernelPlan]:
         split = loops.split_order()
         if outer in split and split.index(outer) + 1 < len(split) and split[split.index(outer) + 1] == inner:
             position = loops.order.index(outer)
-            order = (*loops.order[:position], *cut.makes, *loops.order[position + 2 :])
-            yield view.new(replace(loops, cuts=(*loops.cuts, cut), order=order))
+            order = (*loops.order[:position], *cut.new_loops, *loops.order[position + 2 :])
+            yield view.with_loops(replace(loops, cuts=(*loops.cuts, cut), order=order))
 
 
-def unrolled(view: View) -> Iterator[KernelPlan]:
+def toggle_unrolling(view: StageView) -> Iterator[KernelPlan]:
     """Yield plans with a short loop unrolled, or no longer unrolled."""
     for name, axis in view.axes.items():
         kind = view.loops.kind(name)
         if kind == "unrolled":
-            yield view.new(view.loops.with_kind(name, "serial"))
+            yield view.with_loops(view.loops.with_kind(name, "serial"))
         elif kind == "serial" and 1 < axis.extent <= MAX_UNROLLED and not view.loops.lanes:
-            yield view.new(view.loops.with_kind(name, "unrolled"))
+            yield view.with_loops(view.loops.with_kind(name, "unrolled"))
 
 
-def vectors(view: View) -> Iterator[KernelPlan]:
-    """Yield plans with another loop vectorised, or none."""
+def change_vectorised_loop(view: StageView) -> Iterator[KernelPlan]:
+    """Yield plans with another loop vectorised, or with none."""
     current = next((name for name, kind in view.loops.kinds if kind == "vectorized"), None)
     plain = view.loops if current is None else view.loops.with_kind(current, "serial")
     if current is not None:
-        yield view.new(plain)
+        yield view.with_loops(plain)
     if view.loops.lanes:
         return
     lanes = target().lanes(view.schedule[view.name].tensor.dtype)
@@ -188,11 +193,11 @@ def vectors(view: View) -> Iterator[KernelPlan]:
         for width in (lanes, 2 * lanes, 4 * lanes):
             loops, inner = _split_loop(plain, axis, min(width, axis.extent))
             order = (*(loop for loop in loops.order if loop != inner), inner)
-            yield view.new(replace(loops, order=order).with_kind(inner, "vectorized"))
+            yield view.with_loops(replace(loops, order=order).with_kind(inner, "vectorized"))
 
 
-def lanes(view: View) -> Iterator[KernelPlan]:
-    """Yield plans with the innermost reduction accumulated in another number of lanes, or in none."""
+def change_lanes(view: StageView) -> Iterator[KernelPlan]:
+    """Yield plans with the innermost reduction accumulated in another number of lanes, or without lanes."""
     if len(view.reduces) != 1 or any(kind == "vectorized" for _, kind in view.loops.kinds):
         return
     width = target().lanes(view.reduces[0].dtype)
@@ -201,13 +206,13 @@ def lanes(view: View) -> Iterator[KernelPlan]:
         return
     for widths in ((), (width,), (2 * width, width), (4 * width, width), (8 * width, width), (4 * width, width, 4)):
         if widths != view.loops.lanes and all(lane_width <= axis.extent for lane_width in widths):
-            yield view.new(replace(view.loops, lanes=widths))
+            yield view.with_loops(replace(view.loops, lanes=widths))
 
 
-def places(view: View) -> Iterator[KernelPlan]:
+def change_attachment(view: StageView) -> Iterator[KernelPlan]:
     """Yield plans with the tensor computed inside a loop of its only reader, or before it."""
     if view.loops.at is not None:
-        yield view.new(replace(view.loops, at=None))
+        yield view.with_loops(replace(view.loops, at=None))
     tensor = view.schedule.tensor(view.name)
     readers = _readers_of(view.schedule, tensor)
     if tensor in view.schedule.outputs or len(readers) != 1:
@@ -215,17 +220,28 @@ def places(view: View) -> Iterator[KernelPlan]:
     reader = readers[0].name
     for loop in dict(view.plan.stages)[reader].order if can_change(view.schedule[reader]) else ():
         if (reader, loop) != view.loops.at and view.plan[reader].kind(loop) == "serial":
-            yield view.new(replace(view.loops, at=(reader, loop)))
+            yield view.with_loops(replace(view.loops, at=(reader, loop)))
 
 
-RULES: tuple[Rule, ...] = (factors, orders, tiles, blocks, joins, fused, unrolled, vectors, lanes, places)
+RULES: tuple[Rule, ...] = (
+    change_factors,
+    move_loops,
+    add_register_tiles,
+    split_loops,
+    undo_splits,
+    fuse_loops,
+    toggle_unrolling,
+    change_vectorised_loop,
+    change_lanes,
+    change_attachment,
+)
 """Rules for a kernel on one thread."""
 
 
 def neighbours(plan: KernelPlan, schedule: Schedule, rules: tuple[Rule, ...] = RULES) -> Iterator[KernelPlan]:
     """Yield plans that differ from `plan`, with this schedule, in one decision; ordered sums keep their order."""
     for name, _ in plan.stages:
-        view = View(plan, schedule, name)
+        view = StageView(plan, schedule, name)
         for rule in rules:
             for other in rule(view):
                 if other != plan and not (
@@ -234,12 +250,13 @@ def neighbours(plan: KernelPlan, schedule: Schedule, rules: tuple[Rule, ...] = R
                     yield other
 
 
-def _summation_order(plan: KernelPlan, view: View) -> object:
-    """Return a key of the order in which a tensor adds up."""
+def _summation_order(plan: KernelPlan, view: StageView) -> object:
+    """Return a key that is equal for plans under which the tensor adds its terms in the same order."""
     loops = plan[view.name]
     roots = [axis.name for axis in view.schedule[view.name].roots if axis.reduce]
     return [loop for loop in loops.order if loop.split(".")[0] in roots], loops.lanes
 
 
 def _readers_of(schedule: Schedule, tensor: Tensor) -> list[Tensor]:
+    """Return the tensors whose bodies read `tensor`."""
     return [t for t, stage in schedule.stages.items() if any(read.tensor is tensor for read in loads(stage.body))]

@@ -32,7 +32,7 @@ from celosia.compiler.superoptimise.search import Searching
 from celosia.compiler.superoptimise.state import SearchState
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 from celosia.compiler.tune.layer_trial import TIMED
-from celosia.compiler.tune.records import Records, sealed, unsealed
+from celosia.compiler.tune.records import Records, decode_line, encode_line
 from celosia.driver.cli import app
 from celosia.driver.explore.configs import DEFAULT
 from celosia.driver.explore.explore import Interrupted
@@ -334,12 +334,12 @@ def test_what_was_found_is_kept_and_gone_on_from(tmp_path: Path) -> None:
     assert not difference(model, again.model, open_model) and not difference(first.model, again.model, open_model)
     other = driver(branches(True, seed=1), "pynq", budget=20, records=file)  # other weights are another model
     assert other.state.ended != "known" and len(Records.load(file).trials) == 2
-    row = unsealed(lines)
+    row = decode_line(lines)
     row["schedule"] |= {"rules": "", "steps": [*row["schedule"]["steps"], ["no rule", ["none"], 1], []]}
-    file.write_bytes(sealed(row))
+    file.write_bytes(encode_line(row))
     assert driver(model, "pynq", budget=20, records=file).state.ended != "known"
     row["schedule"]["steps"].pop()
-    file.write_bytes(sealed(row))
+    file.write_bytes(encode_line(row))
     further = driver(model, "pynq", budget=20, records=file)  # by other rules: gone on from
     assert further.state.bests[1][1] == first.after.total and further.state.ended != "known"
 

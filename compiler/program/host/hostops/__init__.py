@@ -1,18 +1,15 @@
 """ONNX operators in numpy: control flow, sequences, strings, and other operators that are no loops over elements.
 
-host_registry    which numpy function computes an operator
-sized            which function computes an operator for tensors of any size
-control          If, Loop, Scan, constants, random numbers
-shape_ops        shapes and views
-scatter          selection, scattering, sorting
-sequences        sequences and optionals
-value_types      casts, and quantisation to element types that kernels lack
-recurrent_ops    RNN, GRU, LSTM
-vision           sampling, boxes, pooling with indices, deformable convolution
-signal           Fourier transforms, mel filters
-text             strings, n-grams
-images           decoding of image files
-learning         optimisers, batch normalisation in training, trees
+A function takes (op, *inputs) and returns an output, or a tuple of outputs; an optional input that is left out is None.
+
+host_registry    which numpy function computes an operator: the table HOST and the decorator `host`
+sized            which function computes an operator for tensors of any size, so that no kernel is compiled for each
+size control          If, Loop, Scan, constants, random numbers shape_ops        shapes and views scatter
+selection, scattering, sorting sequences        sequences and optionals value_types      casts, and quantisation to
+element types that kernels lack recurrent_ops    RNN, GRU, LSTM where no kernel can compute them vision
+sampling, boxes, pooling with indices, deformable convolution signal           Fourier transforms, mel filters text
+strings, n-grams images           decoding of image files learning         optimisers, batch normalisation in training,
+trees
 """
 
 from celosia.compiler.program.host.hostops import (  # they fill the table
@@ -33,7 +30,7 @@ from celosia.compiler.program.host.hostops.sized import sized_function, sized_na
 from celosia.compiler.program.op_spec import operators_with
 
 FIRST = operators_with("first")
-"""Operators that run in numpy even though a kernel exists, as it would take longer to compile than they take to run."""
+"""Operators that run in numpy even though a kernel exists: compiling it would take longer than they take to run."""
 RANDOM = operators_with("random")
 """Operators whose results differ each time."""
 

@@ -10,12 +10,12 @@ from celosia.compiler.program.host.hostops.host_registry import Array, Value, ho
 from celosia.compiler.program.host.op import Body, HostOp, check_size
 
 Run = Callable[[Body, Sequence[Value]], list[Value]]
-"""Runs a subgraph on its inputs and returns its outputs."""
+"""Function that runs a subgraph on its inputs and returns its outputs."""
 
 
 @host("If")
 def if_(op: HostOp, condition: Array, *, run: Run) -> tuple[Value, ...]:
-    """Run one of two subgraphs."""
+    """Run one of two subgraphs, by the condition, and return its outputs."""
     body = op.attrs["then_branch" if condition.reshape(-1)[0] else "else_branch"]
     return tuple(run(body, []))
 
@@ -24,19 +24,19 @@ def if_(op: HostOp, condition: Array, *, run: Run) -> tuple[Value, ...]:
 def loop(
     op: HostOp, trips: Array | None = None, condition: Array | None = None, *state: Value, run: Run
 ) -> tuple[Value, ...]:
-    """Run a subgraph until a count or a condition ends it.
+    """Run a subgraph until a number of trips or a condition ends it.
 
     Returns the state that it carries from iteration to iteration, then its other outputs, stacked over iterations.
     """
     body = op.attrs["body"]
     carried = list(state)
     count = None if trips is None else int(trips.reshape(-1)[0])
-    go = condition is None or bool(condition.reshape(-1)[0])
+    continues = condition is None or bool(condition.reshape(-1)[0])
     rows: list[list[Array]] = [[] for _ in body.outputs[1 + len(state) :]]
     i = stacked_bytes = 0
-    while go and (count is None or i < count):
-        out = run(body, [np.array(i, np.int64), np.array(go), *carried])
-        go = bool(np.reshape(out[0], -1)[0])
+    while continues and (count is None or i < count):
+        out = run(body, [np.array(i, np.int64), np.array(continues), *carried])
+        continues = bool(np.reshape(out[0], -1)[0])
         carried = out[1 : 1 + len(state)]
         for row, value in zip(rows, out[1 + len(state) :]):
             row.append(value)
@@ -49,7 +49,7 @@ def loop(
 
 @host("Scan")
 def scan(op: HostOp, *inputs: Value, run: Run) -> tuple[Value, ...]:
-    """Run a subgraph over slices of the inputs; returns the state and the stacked outputs."""
+    """Run a subgraph over slices of the inputs; return the last states and the stacked outputs."""
     if op.opset < 9:
         return _scan_batches(op, *inputs, run=run)
     return _scan(
@@ -59,7 +59,7 @@ def scan(op: HostOp, *inputs: Value, run: Run) -> tuple[Value, ...]:
 
 
 def _scan_batches(op: HostOp, lengths: Array | None, *inputs: Array, run: Run) -> tuple[Value, ...]:
-    """Run Scan of opset 8, whose values have a batch dimension in front."""
+    """Run Scan of opset 8, whose inputs have a batch dimension in front: a scan for each sample."""
     if lengths is not None:
         raise op.fail("lengths of sequences are not supported in opset 8")
     results = [
@@ -73,7 +73,11 @@ def _scan(
     op: HostOp, inputs: tuple[Value, ...] | list[Value], run: Run, backward: list[int] | None,
     axes: list[int] | None, out_backward: list[int] | None, out_axes: list[int] | None,
 ) -> tuple[Value, ...]:  # fmt: skip
-    """Run Scan over slices along `axes`. backward: inputs that run from the end; out_*: the same for outputs."""
+    """Run one scan over slices of its inputs; return the last states and the stacked outputs.
+
+    inputs: states, then the inputs that are sliced. backward: for each of the latter, whether it runs from the end.
+    axes: along which each is sliced. out_backward, out_axes: the same for outputs. None stands for forward and axis 0.
+    """
     body, count = op.attrs["body"], int(op.attrs["num_scan_inputs"])
     states = len(inputs) - count
     state, scanned = list(inputs[:states]), list(inputs[states:])
@@ -108,7 +112,7 @@ def constant(op: HostOp) -> Value:
 
 @host("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", random=True)
 def random(op: HostOp, like: Array | None = None) -> Array:
-    """Draw an array of random numbers, from the attribute `seed` where there is one."""
+    """Draw an array of normal or uniform random numbers; like: input whose shape it takes."""
     kind = np.dtype(np.float32) if like is None else like.dtype
     kind = numpy_type(op.attrs["dtype"]) if "dtype" in op.attrs else kind
     rng = _generator(op)

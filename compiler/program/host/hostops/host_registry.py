@@ -1,4 +1,4 @@
-"""Registry of the operators that run in numpy."""
+"""The table of the operators that run in numpy (HOST), the decorator that fills it, and conversions that they share."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from celosia.compiler.program.op_spec import state
 
 Array = NDArray[Any]
 Value = Any
+"""An array, a list of values (a sequence), or None (an empty optional)."""
 Function = Callable[..., Any]
-"""(op, *inputs) -> output, or a tuple of outputs. Inputs left out are None. With subgraphs also run= (control.Run)."""
+"""Function of (op, *inputs) that returns an output or a tuple of outputs.
+
+For an operator with subgraphs it also takes run=, a function that runs one (control.Run).
+"""
 
 HOST: dict[tuple[str, str], Function] = {}
 """(domain, operator) -> function."""
-
-
 KNOWN_DOMAINS = (*DOMAINS, "ai.onnx.ml", "ai.onnx.preview.training")
-"""Domains of the operators that have a row in program/op_spec.py; rows are kept by name alone."""
+"""Domains whose operators have rows in program/op_spec.py, which are found by the operator's name alone."""
 
 
 def host(*names: str, domain: str = "", **facts: Any) -> Callable[[Function], Function]:
-    """Return a decorator that registers a function, and enters `facts` in the rows of its operators
-    (program/op_spec.py).
+    """Return a decorator that registers a numpy function for the operators `names` of a domain.
+
+    facts: fields of their OpSpec, which it fills in. The decorator raises TypeError where an operator has a function.
     """
 
     def register(function: Function) -> Function:
@@ -35,7 +38,7 @@ def host(*names: str, domain: str = "", **facts: Any) -> Callable[[Function], Fu
             if (domain, name) in HOST:
                 raise TypeError(f"{name}: defined twice, by {HOST[domain, name].__name__} and {function.__name__}")
             HOST[domain, name] = function
-            if domain in KNOWN_DOMAINS:  # an operator of a user's may share a name with one of ONNX
+            if domain in KNOWN_DOMAINS:  # a user's operator in a domain of its own may share a name with one of ONNX
                 state(name, domain=domain, **facts)
         return function
 

@@ -15,7 +15,7 @@ from celosia.compiler.program.host.op import HostOp
 
 @host("ImageDecoder")
 def image_decoder(op: HostOp, x: Array) -> Array:
-    """Decode the bytes of an image file to [height, width, channels] uint8. Raises HostError for other formats."""
+    """Decode the bytes of an image file to [height, width, channels] uint8. Raises HostError for unknown formats."""
     data = x.tobytes()
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         image = _decode_png(op, data)
@@ -51,7 +51,7 @@ def _decode_by_pillow(op: HostOp, data: bytes) -> Array:
 
 
 def _as_pixels(op: HostOp, data: bytes, shape: tuple[int, ...]) -> Array:
-    """View bytes as an array of this shape; HostError where there are too few."""
+    """Return bytes as a uint8 array of this shape. Raises HostError where there are too few."""
     size = int(np.prod(shape))
     if len(data) < size:
         raise op.fail(f"the image has {len(data)} bytes of pixels where {size} are expected")
@@ -59,7 +59,7 @@ def _as_pixels(op: HostOp, data: bytes, shape: tuple[int, ...]) -> Array:
 
 
 def _to_rgb(op: HostOp, pixels: Array) -> Array:
-    """Convert pixels of 1 (grey), 2 (with alpha), 3 or 4 channels to [height, width, 3]."""
+    """Convert pixels of 1 (grey), 2 (grey and alpha), 3 or 4 (alpha) channels to [height, width, 3], without alpha."""
     channels = pixels.shape[2]
     return np.repeat(pixels[..., :1], 3, axis=2) if channels < 3 else pixels[..., :3].copy()
 
@@ -86,7 +86,10 @@ def _decode_png(op: HostOp, data: bytes) -> Array:
 
 
 def _unfilter_png_line(op: HostOp, kind: int, line: Array, above: Array, step: int) -> Array:
-    """Restore a line of a PNG image: each byte is the difference to a prediction from its left and upper neighbours."""
+    """Restore a line of a PNG image, whose bytes are differences to a prediction from left and upper neighbours.
+
+    kind: number of the filter. above: the restored line before it. step: bytes of a pixel.
+    """
     if kind == 0:
         return line
     if kind == 2:

@@ -10,10 +10,14 @@ from celosia.compiler.program.host.hostops.host_registry import Array, host
 from celosia.compiler.program.host.op import HostOp
 
 TRAINING_DOMAIN = "ai.onnx.preview.training"
+"""Domain of optimisers."""
 
 
 def _tensors_with_states(inputs: tuple[Array, ...], kinds: int) -> list[tuple[Array, ...]]:
-    """Return, for each optimised tensor, itself, its gradient and its states; the inputs are sorted by kind."""
+    """Return for each optimised tensor the tuple of itself, its gradient and its states.
+
+    inputs: all tensors, then all gradients, then all states of each kind. kinds: the number of these groups.
+    """
     count = len(inputs) // kinds
     return [inputs[i::count] for i in range(count)]
 
@@ -63,6 +67,7 @@ def adam(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Array, .
 
 
 def _sorted_by_kind(new: Sequence[tuple[Array, ...]]) -> tuple[Array, ...]:
+    """Return the outputs of an optimiser: all new tensors, then their states kind by kind, as float32."""
     return tuple(value.astype(np.float32) for kind in zip(*new) for value in kind)
 
 
@@ -89,7 +94,9 @@ def batch_normalisation(
 
 
 COMPARISONS = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
+"""Modes 0 to 5 of a node of a tree: how it compares a feature with its split value."""
 BRANCH_MEMBER = 6
+"""Mode of a node that tests whether a feature is in a set."""
 
 
 @host("TreeEnsemble", domain="ai.onnx.ml")
@@ -124,7 +131,7 @@ def tree_ensemble(op: HostOp, x: Array) -> Array:
                 return int(child)
             node = child
 
-    for row in x:
+    for row in x:  # for each target the weights of the leaves that the trees select
         weights: list[list[float]] = [[] for _ in range(targets)]
         for root in a["tree_roots"]:
             leaf_node = leaf(row, root)

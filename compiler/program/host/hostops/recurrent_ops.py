@@ -1,5 +1,7 @@
-"""RNN, GRU and LSTM in numpy, where no kernel can compute them: one product for all inputs, then a step for each
-time.
+"""RNN, GRU and LSTM in numpy, where no kernel can compute them.
+
+One matrix product serves the inputs of all steps; then the steps follow one by one. x: inputs [steps, batch, inputs].
+w, r: weights of inputs and of states. b: biases of both. h, c: initial states and cells. p: peepholes.
 """
 
 from __future__ import annotations
@@ -48,10 +50,11 @@ def _run_steps(
     op: HostOp, gates: int, default: list[str], x: Array, w: Array, r: Array, b: Array | None, lengths: Array | None,
     initial: list[Array | None], step: Callable[..., tuple[Array, ...]], extra: Callable[[int], tuple[object, ...]],
 ) -> tuple[Array, ...]:  # fmt: skip
-    """Run all directions and times of a recurrent layer.
+    """Run all directions and steps of a recurrent layer; return the first state of all steps, and all last states.
 
-    step: (gates of the input, states, R, Rb, activations, *extra) -> new states. Returns all outputs and the last
-    states.
+    gates: number of gates. default: activation functions where no attribute names others. lengths: of the sequences.
+    initial: states before the first step, None for zeros. step: function of (contribution of the inputs to all gates,
+    states, weights and biases of states, activation functions, *extra(direction)) that returns the new states.
     """
     if op.attr("layout", 0):
         x = x.swapaxes(0, 1)

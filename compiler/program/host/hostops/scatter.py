@@ -8,12 +8,13 @@ from celosia.compiler.program.host.hostops.host_registry import Array, host
 from celosia.compiler.program.host.op import HostOp
 
 REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+"""Attribute `reduction` of scattering operators -> function that combines an element with an update."""
 
 
 @host("NonZero")
 def nonzero(op: HostOp, x: Array) -> Array:
     """Return the indices of elements that are not 0: [axes, count] int64."""
-    return np.array(np.nonzero(np.atleast_1d(x)), np.int64)[: max(x.ndim, 0) or 0 if x.ndim == 0 else None]
+    return np.array(np.nonzero(np.atleast_1d(x)), np.int64)[: x.ndim]
 
 
 @host("Compress")
@@ -24,7 +25,7 @@ def compress(op: HostOp, x: Array, keep: Array) -> Array:
 
 @host("ScatterElements", "Scatter")
 def scatter_elements(op: HostOp, x: Array, indices: Array, updates: Array) -> Array:
-    """Write or combine updates along an axis of `x`. Raises HostError for an index out of range."""
+    """Write updates at indices along an axis of `x`, or combine them. Raises HostError for an index out of range."""
     axis = op.attr("axis", 0)
     out = x.copy()
     wrapped = _wrap_negative(op, indices, x.shape[axis])
@@ -36,7 +37,7 @@ def scatter_elements(op: HostOp, x: Array, indices: Array, updates: Array) -> Ar
 
 @host("ScatterND")
 def scatter_nd(op: HostOp, x: Array, indices: Array, updates: Array) -> Array:
-    """Write or combine slices at rows of indices. Raises HostError for an index out of range."""
+    """Write slices at rows of indices of `x`, or combine them. Raises HostError for an index out of range."""
     out = x.copy()
     columns = np.moveaxis(indices, -1, 0)
     _scatter(op, out, tuple(_wrap_negative(op, column, n) for column, n in zip(columns, x.shape)), updates)
@@ -44,7 +45,7 @@ def scatter_nd(op: HostOp, x: Array, indices: Array, updates: Array) -> Array:
 
 
 def _scatter(op: HostOp, out: Array, index: tuple[Array, ...], updates: Array) -> None:
-    """Write updates at an index, or combine them with the reduction of the attribute."""
+    """Write `updates` to `out` at an index, or combine them by the attribute `reduction`."""
     reduction = op.attr("reduction", "none")
     if reduction == "none":
         out[index] = updates

@@ -1,4 +1,4 @@
-"""Operators on shapes and views: compiling a kernel would take longer than they take to run."""
+"""Operators on shapes and views, which run in numpy since compiling a kernel would take longer than they take."""
 
 from __future__ import annotations
 

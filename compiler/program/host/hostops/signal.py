@@ -9,11 +9,12 @@ from celosia.compiler.program.host.op import HostOp, check_size
 
 
 def _to_complex(x: Array) -> Array:
-    """Convert [..., 1] or [..., 2] (real and imaginary part) to numbers."""
+    """Convert [..., 1] (real) or [..., 2] (real and imaginary part) to real or complex numbers [...]."""
     return x[..., 0] + 1j * x[..., 1] if x.shape[-1] == 2 else x[..., 0]
 
 
 def _from_complex(x: Array, kind: np.dtype[np.float32]) -> Array:
+    """Convert complex numbers [...] to real and imaginary parts [..., 2] of type `kind`."""
     return np.stack([x.real, x.imag], axis=-1).astype(kind)
 
 

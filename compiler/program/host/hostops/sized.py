@@ -1,7 +1,7 @@
 """Operators in numpy for tensors whose sizes are known only at run time: detected boxes, a growing cache.
 
 A kernel is compiled for one shape, which takes longer than these functions run. A function returns NotImplemented for
-what it cannot compute; then a kernel does it.
+inputs on which numpy differs from ONNX or onnxruntime; then a kernel is compiled.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ _SIZED: dict[str, tuple[int, Function]] = {}
 
 
 def sized_function(op: HostOp) -> Function | None:
-    """Return the function that computes `op` for any sizes, with the signature of HOST's; None where there is none."""
+    """Return the function that computes `op` for any sizes, called like those of HOST; None where there is none."""
     since, function = _SIZED.get(op.op, (0, None)) if op.domain in ("", "ai.onnx") else (0, None)
     return function if op.opset >= since else None
 
 
 def sized_names() -> Sequence[str]:
-    """Return the operators that have such a function."""
+    """Return the names of the operators that have a function for any sizes."""
     return sorted(_SIZED)
 
 
 def sized(*names: str, since: int = 7) -> Callable[[Function], Function]:
-    """Return a decorator that registers a function. since: the first opset with this meaning."""
+    """Return a decorator that registers a function for the operators `names`. since: the first opset with this meaning.
+
+    The registered function returns NotImplemented for element types that are not in NUMPY_TYPES.
+    """
 
     def register(function: Function) -> Function:
         def guarded(op: HostOp, *inputs: Value) -> Any:
@@ -56,21 +59,23 @@ _BINARY: dict[str, Callable[..., Any]] = {
     "LessOrEqual": np.less_equal, "Greater": np.greater, "GreaterOrEqual": np.greater_equal, "Or": np.logical_or,
     "Xor": np.logical_xor,
 }  # fmt: skip
+"""Operator of two tensors -> numpy function."""
 _UNARY: dict[str, Callable[..., Any]] = {
     "Abs": np.abs, "Ceil": np.ceil, "Cos": np.cos, "Exp": np.exp, "Floor": np.floor, "Log": np.log, "Neg": np.negative,
     "Not": np.logical_not, "Round": np.rint, "Sign": np.sign, "Sin": np.sin, "Sqrt": np.sqrt, "Tanh": np.tanh,
 }  # fmt: skip
+"""Operator of one tensor -> numpy function."""
 
 
 @sized(*_BINARY)
 def binary(op: HostOp, a: Array, b: Array) -> Any:
-    """Compute arithmetic, comparisons and logic."""
+    """Compute arithmetic, comparisons and logic of two tensors, broadcast."""
     return _BINARY[op.op](a, b)
 
 
 @sized(*_UNARY)
 def unary(op: HostOp, x: Array) -> Any:
-    """Compute functions of one element; rounding leaves integers unchanged."""
+    """Compute a function of each element; rounding leaves integers unchanged."""
     if x.dtype.kind in "iu" and op.op in ("Ceil", "Floor", "Round"):
         return x
     return _UNARY[op.op](x)
@@ -155,8 +160,12 @@ def softmax(op: HostOp, x: Array) -> Any:
 _REDUCE: dict[str, Callable[..., Any]] = {
     "ReduceSum": np.sum, "ReduceMean": np.mean, "ReduceMax": np.max, "ReduceMin": np.min, "ReduceProd": np.prod,
 }  # fmt: skip
+"""Operator -> numpy reduction."""
 _WIDE = {(op, kind): {"dtype": np.float64} for op in ("ReduceSum", "ReduceProd") for kind in "iu"}
-"""Type in which integers are combined, see reductions.py."""
+"""(operator, numpy kind of integers) -> arguments of the numpy function, which combines them in float64.
+
+That is what ops/reductions.py does.
+"""
 
 
 @sized(*_REDUCE, since=11)
@@ -170,7 +179,7 @@ def reduce(op: HostOp, x: Array, axes: Array | None = None) -> Any:
     along = tuple(chosen) if chosen else None
     y = _REDUCE[op.op](x, axis=along, keepdims=bool(op.attr("keepdims", 1)), **_WIDE.get((op.op, x.dtype.kind), {}))
     if y.dtype != x.dtype and np.any(np.abs(y) >= min(np.iinfo(x.dtype).max, 2**53)):
-        return NotImplemented  # it is rounded
+        return NotImplemented  # the float64 sum may be rounded
     return y.astype(x.dtype)
 
 
@@ -183,7 +192,7 @@ def arg(op: HostOp, x: Array) -> Any:
     return pick(x, axis=op.attr("axis", 0), keepdims=bool(op.attr("keepdims", 1))).astype(np.int64)
 
 
-# Elements in other places ----------------------------------------------------------------------------------------
+# Operators that move elements ------------------------------------------------------------------------------------
 
 
 @sized("Transpose", since=1)

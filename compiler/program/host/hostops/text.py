@@ -44,7 +44,7 @@ def _words(text: str, limit: int) -> list[str]:
 
 @host("RegexFullMatch")
 def full_match(op: HostOp, x: Array) -> Array:
-    """Return whether the pattern matches the complete text of each element."""
+    """Return for each element whether the pattern matches its complete text."""
     pattern = re.compile(op.attrs["pattern"])
     return np.array([pattern.fullmatch(str(text)) is not None for text in x.reshape(-1)], bool).reshape(x.shape)
 
@@ -63,7 +63,10 @@ def normalise(op: HostOp, x: Array) -> Array:
 
 @host("TfIdfVectorizer")
 def tf_idf(op: HostOp, x: Array) -> Array:
-    """Count n-grams of a pool. max_skip_count: the words of an n-gram may be up to that far apart, evenly."""
+    """Count in each row the n-grams of a pool, weighted by the attribute `mode`.
+
+    Up to max_skip_count words may be skipped between two words of an n-gram, always the same number.
+    """
     words = op.attr("pool_int64s") or op.attr("pool_strings")
     starts, columns = op.attrs["ngram_counts"], op.attrs["ngram_indexes"]
     grams: dict[tuple[object, ...], int] = {}
@@ -101,7 +104,7 @@ def label_encoder(op: HostOp, x: Array) -> Array:
     """Map each key to its value, or to the default. Raises HostError without keys or values."""
 
     def attribute(role: str) -> tuple[list[object], object]:
-        """Return the list in the attributes `keys_*` or `values_*`, and its element type."""
+        """Return the list in the attributes `keys_*` or `values_*` (role: "keys" or "values"), and its element type."""
         for kind, dtype in (("int64s", np.int64), ("strings", object), ("floats", np.float32), ("tensor", None)):
             if f"{role}_{kind}" in op.attrs:
                 values = op.attrs[f"{role}_{kind}"]

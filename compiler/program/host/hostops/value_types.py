@@ -29,7 +29,7 @@ def cast_like(op: HostOp, x: Array, like: Array) -> Array:
 
 
 def convert(op: HostOp, x: Array, kind: np.dtype[Any]) -> Array:
-    """Convert to another element type, as Cast defines it."""
+    """Convert x to the element type `kind`, as Cast with the attributes of `op` defines it."""
     if kind.kind == "O":
         return np.array([_text(value) for value in x.reshape(-1)], object).reshape(x.shape)
     if x.dtype.kind == "O":
@@ -50,7 +50,11 @@ def convert(op: HostOp, x: Array, kind: np.dtype[Any]) -> Array:
 
 
 def small_float(x: Array, kind: np.dtype[Any], saturate: bool, rounding: str = "up") -> Array:
-    """Convert to a float of 8 bits or fewer; values beyond the largest saturate, or become infinite or NaN."""
+    """Convert to a float of 8 bits or fewer.
+
+    saturate: values beyond the largest become the largest; else infinite or NaN. rounding: the attribute round_mode,
+    for powers of two.
+    """
     import ml_dtypes
 
     info = ml_dtypes.finfo(kind)
@@ -65,7 +69,7 @@ def small_float(x: Array, kind: np.dtype[Any], saturate: bool, rounding: str = "
 
 
 def _to_power_of_two(x: Array, kind: np.dtype[Any], saturate: bool, rounding: str) -> Array:
-    """Convert to float8_e8m0fnu, a power of two, from the bits of the exponent."""
+    """Convert float32 to float8_e8m0fnu, a power of two, by its exponent; rounding: "up", "nearest" or "down"."""
     bits = np.abs(x).view(np.uint32)
     exponent, mantissa = (bits >> 23).astype(np.int32), bits & 0x7FFFFF
     if rounding == "up":
@@ -93,9 +97,11 @@ def _text(value: Any) -> str:
 
 
 _INTEGER = re.compile(r"\s*([+-]?\d+)", re.ASCII)
+"""An integer at the beginning of a text."""
 _REAL = re.compile(
     r"\s*([+-]?)(0x[\da-f]+(?:\.[\da-f]*)?(?:p[+-]?\d+)?|inf|nan|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)", re.I | re.A
 )
+"""A decimal or hexadecimal number, an infinity or NaN at the beginning of a text."""
 
 
 def _parse_numbers(op: HostOp, texts: Array, kind: np.dtype[Any]) -> Array:
@@ -107,7 +113,7 @@ def _parse_numbers(op: HostOp, texts: Array, kind: np.dtype[Any]) -> Array:
 
 
 def _parse_int(op: HostOp, text: str, kind: np.dtype[Any]) -> int:
-    """Parse an integer of 64 bits, of which the type keeps the lowest."""
+    """Parse an integer of 64 bits, of which the type `kind` keeps the lowest. Raises HostError where there is none."""
     match = _INTEGER.match(text)
     if match is None or not -(2**63) <= int(match[1]) < 2 ** (64 if kind == np.uint64 else 63):
         raise op.fail(f"{text[:40]!r} is no integer of 64 bits")
@@ -141,7 +147,7 @@ def bit_cast(op: HostOp, x: Array) -> Array:
 
 
 def _broadcast_parameters(op: HostOp, values: Array, x: Array) -> Array:
-    """Broadcast scales or zero points to the elements of x. Raises HostError."""
+    """Broadcast scales or zero points of `op` to the elements of x. Raises HostError where they do not fit."""
     try:
         return broadcast_parameters(values, x.shape, op.attr("axis", 1), op.attr("block_size", 0))
     except ValueError as error:
@@ -149,10 +155,10 @@ def _broadcast_parameters(op: HostOp, values: Array, x: Array) -> Array:
 
 
 def broadcast_parameters(values: Array, shape: tuple[int, ...], axis: int, block: int) -> Array:
-    """Broadcast scales or zero points of a tensor of `shape` to it.
+    """Broadcast scales or zero points to a tensor of `shape`, which they quantise.
 
-    There is one for all, one for each index of `axis`, or one for each block of `block` indices. Raises ValueError
-    where they do not fit.
+    There is one for all, one for each index of `axis`, or one for each block of `block` indices (0: no blocks). Raises
+    ValueError where they do not fit.
     """
     if why := parameter_shape_error(values.shape, shape, axis, block):
         raise ValueError(why)
@@ -230,7 +236,7 @@ def dequantize(op: HostOp, x: Array, scale: Array, zero: Array | None = None) ->
 
 @host("GatherBlockQuantized", domain="com.microsoft", operands="data indices scales zero_points?")
 def gather_block_quantised(op: HostOp, x: Array, indices: Array, scales: Array, zeros: Array | None = None) -> Array:
-    """Gather and dequantise elements of x, whose blocks have a scale and a zero point each.
+    """Gather elements of x, whose blocks have a scale and a zero point each, and dequantise them.
 
     An index out of range gives 0. Bytes hold one number of 8 bits, or several smaller ones in the last axis, low bits
     first.
@@ -248,18 +254,18 @@ def gather_block_quantised(op: HostOp, x: Array, indices: Array, scales: Array, 
     y = _unpack_bits(np.take(x, wrapped, along), bits)
     axis = across if across < along else across + indices.ndim - 1
 
-    def of_elements(values: Array) -> Array:
-        """Repeat the values of blocks for each of their elements."""
-        values = np.take(values, blocks, along)
+    def for_elements(parameters: Array) -> Array:
+        """Gather the parameters of blocks like x, and repeat each for all elements of its block."""
+        gathered: Array = np.take(parameters, blocks, along)
         if along == across:
-            return values
-        broadcast_parameters: Array = np.take(values, np.arange(y.shape[axis]) // size, axis)
-        return broadcast_parameters
+            return gathered
+        repeated: Array = np.take(gathered, np.arange(y.shape[axis]) // size, axis)
+        return repeated
 
     level = y.astype(np.int32) - (1 << (bits - 1) if x.dtype == np.uint8 else 0)
     if zeros is not None:
-        level = y.astype(np.int32) - of_elements(_unpack_bits(zeros, bits)).astype(np.int32)
-    real = level.astype(np.float32) * of_elements(scales).astype(np.float32)
+        level = y.astype(np.int32) - for_elements(_unpack_bits(zeros, bits)).astype(np.int32)
+    real = level.astype(np.float32) * for_elements(scales).astype(np.float32)
     is_valid = inside.reshape((1,) * along + inside.shape + (1,) * (x.ndim - along - 1))
     return np.where(is_valid, real, 0).astype(scales.dtype)
 
@@ -293,7 +299,7 @@ def block_shape_error(
 
 
 def _unpack_bits(x: Array, bits: int) -> Array:
-    """Unpack the numbers that bytes hold along the last axis."""
+    """Unpack numbers of `bits` bits, several in a byte along the last axis, the first in the lowest bits."""
     if bits == 8:
         return x
     parts = x[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8((1 << bits) - 1)

@@ -48,13 +48,16 @@ def non_max_suppression(
 
 @host("RoiAlign")
 def roi_align(op: HostOp, x: Array, rois: Array, images: Array) -> Array:
-    """Pool regions of images at bilinear samples: [rois, channels, height, width], by mean or maximum."""
+    """Pool regions of images at bilinear samples: [rois, channels, height, width], by mean or maximum.
+
+    rois: corners x1, y1, x2, y2 of each region. images: number of the image of each.
+    """
     height, width = op.attr("output_height", 1), op.attr("output_width", 1)
     scale, sampling = op.attr("spatial_scale", 1.0), op.attr("sampling_ratio", 0)
     half_pixel = op.attr("coordinate_transformation_mode", "half_pixel" if op.opset >= 16 else "") == "half_pixel"
     offset = 0.5 if half_pixel else 0.0
     out = np.zeros((len(rois), x.shape[1], height, width), x.dtype)
-    kind = np.float64 if x.dtype == np.float64 else np.float32  # what is outside, and how many points, is decided in it
+    kind = np.float64 if x.dtype == np.float64 else np.float32  # its rounding decides which samples lie outside
     for region, (roi, image) in enumerate(zip(rois.astype(kind), images)):
         x1, y1, x2, y2 = roi * kind(scale) - kind(offset)
         tall, wide = y2 - y1, x2 - x1
@@ -76,9 +79,9 @@ def roi_align(op: HostOp, x: Array, rois: Array, images: Array) -> Array:
 
 
 def _sample_grid(image: Array, ys: Array, xs: Array, reduce: str) -> Array:
-    """Sample bilinearly at all pairs of `ys` and `xs`: [channels, ys, xs].
+    """Sample an image bilinearly at all pairs of `ys` and `xs`: [channels, ys, xs].
 
-    reduce: with "max", the largest weighted corner instead of the sum.
+    reduce: "max" for the largest weighted corner instead of the sum, as onnxruntime's RoiAlign has it.
     """
     weights, corners = [], []
     for coordinate, size in ((ys, image.shape[1]), (xs, image.shape[2])):
@@ -160,7 +163,7 @@ def _reflect(p: Array, low: float, high: float) -> Array:
 
 @host("Col2Im", operands="input image_shape block_shape")
 def col2im(op: HostOp, x: Array, image: Array, block: Array) -> Array:
-    """Add up blocks, given as columns, at their positions in an image."""
+    """Add up blocks, which are columns of x, at their positions in an image: the inverse of im2col."""
     sizes, kernel = int_list(image), int_list(block)
     w = _windows(op, sizes, kernel)
     columns = x.reshape(x.shape[0], -1, *kernel, *w.out)
@@ -173,7 +176,7 @@ def col2im(op: HostOp, x: Array, image: Array, block: Array) -> Array:
 
 
 def _windows(op: HostOp, size: Sequence[int], kernel: Sequence[int] | None = None) -> Windows:
-    """Derive the geometry of windows. Raises HostError."""
+    """Derive the geometry of the windows of `op` (see window_geometry.windows). Raises HostError."""
     try:
         return windows(op.op, op.attrs, size, kernel)
     except WindowError as error:
@@ -216,11 +219,11 @@ def max_pool(op: HostOp, x: Array) -> tuple[Array, Array]:
     positions = np.arange(int(np.prod(x.shape[2:]))).reshape(x.shape[2:][::-1] if by_columns else x.shape[2:])
     positions = positions.T if by_columns else positions
     values = _window_elements(x, w, low)
-    outside = -sum(positions.strides) // positions.itemsize  # where onnxruntime has the largest of nothing
+    outside = -sum(positions.strides) // positions.itemsize  # onnxruntime's position of the maximum of an empty window
     window_positions = np.broadcast_to(_window_elements(positions, w, outside), values.shape)
     best = values.argmax(axis=-1)[..., None]
-    beyond = np.take_along_axis(window_positions, best, -1) < 0  # then none in x is larger, if there is any
-    best = np.where(beyond, (window_positions >= 0).argmax(axis=-1)[..., None], best)
+    is_padding = np.take_along_axis(window_positions, best, -1) < 0  # then all elements in x are as small as padding
+    best = np.where(is_padding, (window_positions >= 0).argmax(axis=-1)[..., None], best)
     best_positions = np.take_along_axis(window_positions, best, -1)[..., 0]
     base = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * len(w.size)) * positions.size
     lowest = np.asarray(low if x.dtype.kind in "iu" else np.finfo(x.dtype).min, x.dtype)
@@ -274,7 +277,7 @@ def max_unpool(op: HostOp, x: Array, indices: Array, output_shape: Array | None 
 def deform_conv(
     op: HostOp, x: Array, w: Array, offset: Array, b: Array | None = None, mask: Array | None = None
 ) -> Array:
-    """Convolve with a learned offset for each tap, sampled bilinearly."""
+    """Convolve at positions that are moved by a computed offset for each tap, sampled bilinearly."""
     groups, shared = op.attr("group", 1), op.attr("offset_group", 1)
     kernel = list(w.shape[2:])
     geometry = _windows(op, x.shape[2:], kernel)
@@ -301,7 +304,7 @@ def deform_conv(
 
 
 def _sample_bilinear(image: Array, ys: Array, xs: Array) -> Array:
-    """Sample at coordinates: [channels, ...]; zeros outside of the image."""
+    """Sample an image bilinearly at coordinates `ys`, `xs` of equal shape: [channels, ...]; it is 0 outside."""
     height, width = image.shape[1:]
     y0, x0 = np.floor(ys).astype(np.int64), np.floor(xs).astype(np.int64)
     out = np.zeros((image.shape[0], *ys.shape))
