@@ -1,4 +1,6 @@
-"""Rules of convolutions: merge kernels of two sizes; move padding, channels, groups and strides into weights or channels.
+"""Rules of convolutions: merge kernels of two sizes; move padding, channels and groups into weights.
+
+Strides of 2 become channels by SpaceToDepth.
 """
 
 from __future__ import annotations
