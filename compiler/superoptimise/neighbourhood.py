@@ -128,6 +128,7 @@ class Neighbourhoods:
         """
 
         def info(name: str) -> onnx.ValueInfoProto:
+            """Return name, type and shape of a tensor as ONNX has them."""
             kind = part.kinds[name]
             return helper.make_tensor_value_info(
                 name, helper.np_dtype_to_tensor_dtype(np.dtype(kind.dtype)), kind.shape

@@ -225,6 +225,7 @@ def price_function(original: onnx.ModelProto, graph: BytesGraph, pricing: Pricin
     original_price: list[Price] = []
 
     def price_of(candidate: BytesGraph) -> Price:
+        """Return the price of a graph."""
         if candidate is graph:
             original_price.append(pricing.whole(original))
             return original_price[0]

@@ -364,6 +364,7 @@ def operation_reader(*operators: str, quantised_too: bool = True) -> Callable[[O
     """
 
     def add(function: OperationReader) -> OperationReader:
+        """Register `function` for each operator, in both forms."""
         for operator in operators:
             QDQ_READERS[operator] = lambda reader, node, y: function(reader, reader.operation(node, y))
             if quantised_too:

@@ -80,7 +80,7 @@ class RuleSearch:
     known_steps: Sequence[KnownStep] = ()
     """Steps of an earlier search, from whose result this one begins."""
     is_known_complete: bool = False
-    """Whether the earlier search found all there is, so that nothing remains after its steps."""
+    """The earlier search found all there is, so that nothing remains to be searched after its steps."""
     pricing_seconds: float = 0.0
     """Seconds that the last exact price took."""
     last_gains: dict[str, float] = field(default_factory=dict)
@@ -165,6 +165,7 @@ class RuleSearch:
         number = count()
 
         def put(graph: DerivedGraph, unweighed: Iterator[DerivedGraph] | None = None) -> None:
+            """Add a graph to the queue. unweighed: its further steps, where some have been weighed."""
             heapq.heappush(queue, (graph.price.total, next(number), graph, unweighed))
 
         put(start, self._weighed_steps(start))

@@ -176,6 +176,7 @@ def _function_of_table(table: Array) -> Callable[..., Array]:
     """Return the function of one or two bytes that looks up table[a + 128, b + 128]; b is 0 where it is missing."""
 
     def look_up(a: Array, b: Array | None = None) -> Array:
+        """Look up the result for each byte, or pair of bytes."""
         other = np.zeros_like(a) if b is None else b
         return np.asarray(table[(a.astype(np.int64) + 128) % 256, (other.astype(np.int64) + 128) % 256])
 

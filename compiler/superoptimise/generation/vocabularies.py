@@ -70,7 +70,9 @@ class AlgebraVocabulary:
 
     def draw(self, rng: np.random.Generator) -> dict[str, Any]:
         """Draw values of all sizes and choices."""
-        values: dict[str, Any] = {each.name: each.among[rng.integers(len(each.among))] for each in self._sizes.choices}
+        values: dict[str, Any] = {
+            choice.name: choice.among[rng.integers(len(choice.among))] for choice in self._sizes.choices
+        }
         others = iter(rng.permutation(np.arange(*DIMENSIONS)).tolist())
         for size in self._sizes.sizes:
             limits = {**SMALL, **self.ranges}.get(size.name, None if size.least else (0, 2))
@@ -141,7 +143,7 @@ def join_constants(first: list[Term], second: list[Term], axis: int = 0) -> list
 
 def cut_constants(weights: list[Term], axis: int = 0) -> list[Term]:
     """Return the constants of a product for its outputs P to Q only. axis: of the outputs in the weights."""
-    return [slice_of(each, 0 if place else axis, P, Q) for place, each in enumerate(weights)]
+    return [slice_of(constant, 0 if place else axis, P, Q) for place, constant in enumerate(weights)]
 
 
 def _strides() -> AlgebraVocabulary:
@@ -190,8 +192,7 @@ def _convolutions() -> AlgebraVocabulary:
     more: dict[str, Any] = {"pads": tuple(a + b for a, b in zip(PADS, around))}
     ops = (
         function(F),
-        *(convolve(each) for each in (first, second, join_constants(first, second), cut_constants(first), narrow,
-            wide)),
+        *map(convolve, (first, second, join_constants(first, second), cut_constants(first), narrow, wide)),
         convolve(first, **more), lambda x: pad_of(x, XZ, (0, 0, *around[:2], 0, 0, *around[2:])),
         cut(0), cut(1), cut(1, 0, O1), cut(1, O1, O1 + O2),
     )  # fmt: skip
@@ -205,7 +206,8 @@ def _products(rank: int) -> AlgebraVocabulary:
     first, second = (list[Term](constants(i, o, (sizes[-1], o))) for i, o in ((1, O1), (2, O2)))
     ops = (
         function(F),
-        *(multiply(last, each) for each in (first, second, join_constants(first, second, 1), cut_constants(first, 1))),
+        *(multiply(last, weights)
+          for weights in (first, second, join_constants(first, second, 1), cut_constants(first, 1))),
         *map(cut, range(rank)), cut(last, 0, O1), cut(last, O1, O1 + O2), *([permute(1, 0, 2)] if rank == 3 else []),
     )  # fmt: skip
     leaves = tuple(Leaf(name, sizes) for name in "xy")

@@ -67,7 +67,7 @@ def _functions_and_transposes(rank: int) -> list[RewriteRule]:
     sizes = tuple(OpenSize(f"d{axis}") for axis in range(rank))
     x, y = Leaf("x", sizes), Leaf("y", sizes)
     perm = OneOf("perm", tuple(permutations(range(rank))))
-    transposed = [apply("transpose", each, perm=perm) for each in (x, y)]
+    transposed = [apply("transpose", tensor, perm=perm) for tensor in (x, y)]
     says = "a function of single bytes and Transpose change places"
     rules = [
         *_both_ways(

@@ -20,7 +20,7 @@ def any_axis(rank: int) -> OneOf:
 
 def shaped(rank: int, axis: int, along: Dim) -> tuple[Dim, ...]:
     """Return a shape with the size `along` for `axis` and open sizes elsewhere."""
-    return tuple(along if each == axis else OpenSize(f"d{each}") for each in range(rank))
+    return tuple(along if other == axis else OpenSize(f"d{other}") for other in range(rank))
 
 
 def _rules_of_axis(rank: int, axis: int) -> list[RewriteRule]:

@@ -35,7 +35,7 @@ def _compute_pixels_as_channels(outputs: Outputs, by: int) -> Term:
     offsets = list(product(range(by), repeat=2))
     wider = concat_of(0, *(pad_of(w, WZ, (0, 0, i, j, 0, 0, by - 1 - i, by - 1 - j)) for i, j in offsets))
     convolved = convolution(
-        IMAGE, wider, spread(WZ, by * by * number), *(concat_of(0, *[each] * len(offsets)) for each in (b, m)),
+        IMAGE, wider, spread(WZ, by * by * number), *(concat_of(0, *[vector] * len(offsets)) for vector in (b, m)),
         strides=(by, by), dilations=(1, 1), pads=(top, left, bottom + extra[0], right + extra[1]),
     )  # fmt: skip
     return slice_of(slice_of(apply("interleave", convolved, by=by), 2, 0, rows), 3, 0, columns)
@@ -64,7 +64,7 @@ def _remaining_outputs(width: int) -> RewriteRule:
     """
     full = width * (O // width)
     rest = O - full
-    w, b, m = (slice_of(each, 0, 0, full) for each in (WEIGHTS, BIAS, MULTIPLIERS))
+    w, b, m = (slice_of(constant, 0, 0, full) for constant in (WEIGHTS, BIAS, MULTIPLIERS))
     last = _compute_pixels_as_channels(
         (rest, slice_of(WEIGHTS, 0, full, O), slice_of(BIAS, 0, full, O), slice_of(MULTIPLIERS, 0, full, O)), 2
     )

@@ -252,7 +252,7 @@ def _absorb_into_convolution(biased: bool, name: str) -> list[RewriteRule]:
         RewriteRule(
             f"scales behind a convolution{name}", "what channels are multiplied with goes into the weights",
             (_scale(conv, output_vector),),
-            (_conv(IMAGE, _scale(w, output_vector, 0), *(_scale(each, output_vector, 0) for each in b)),),
+            (_conv(IMAGE, _scale(w, output_vector, 0), *(_scale(bias, output_vector, 0) for bias in b)),),
             tidy=True,
         ),
         RewriteRule(
@@ -267,7 +267,7 @@ def _absorb_into_convolution(biased: bool, name: str) -> list[RewriteRule]:
         RewriteRule(
             f"zeros before a convolution{name}", "padding with zeros is the convolution's own",
             (_conv(padded, w, *b),),
-            (_conv(IMAGE, w, *b, pads=tuple(pad + each for pad, each in zip(PADS, around))),), tidy=True,
+            (_conv(IMAGE, w, *b, pads=tuple(pad + more_pad for pad, more_pad in zip(PADS, around))),), tidy=True,
         ),
     ]  # fmt: skip
 
@@ -280,8 +280,8 @@ def _average_behind_convolution(biased: bool, name: str) -> RewriteRule:
     given = {"kernel": kernel, "counted": OneOf("counted", (True, False)), "strides": STRIDES, "dilations": (1, 1)}
     w, *b = _weights("", O, C, biased, (1, 1))
     before = _conv(apply("real_average", IMAGE, pads=PADS, **given), w, *b, **POINTWISE)
-    bias = [apply("real_filled", each, value=0) for each in b]
-    after: Term = apply("real_average", _conv(IMAGE, w, *bias, **POINTWISE), pads=PADS, **given)
+    zero_bias = [apply("real_filled", bias, value=0) for bias in b]
+    after: Term = apply("real_average", _conv(IMAGE, w, *zero_bias, **POINTWISE), pads=PADS, **given)
     return RewriteRule(
         f"an average before a convolution of pixels{name}",
         "an average of pixels and a convolution of single ones change places, but for the bias",

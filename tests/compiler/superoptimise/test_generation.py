@@ -47,7 +47,7 @@ def test_the_page_names_them() -> None:
 
 @pytest.mark.parametrize("vocabulary", sorted({rule.name.rpartition(",")[0] for rule in generated_rules()}))
 def test_a_vocabulary_gives_its_rules_again(vocabulary: str) -> None:
-    """The rules by hand alone prune here, so that there may be more; the command generates all in permute."""
+    """The rules by hand alone prune here, so that there may be more; the command generates all in turn."""
     pytest.importorskip("z3")
     from celosia.compiler.superoptimise.generation.generator import Generator, anonymous_text
     from celosia.compiler.superoptimise.generation.vocabularies import VOCABULARIES
