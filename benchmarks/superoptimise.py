@@ -31,13 +31,13 @@ from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler.compile import compile
 from celosia.compiler.pricing import pricing
 from celosia.compiler.program.safe_files import write_text
+from celosia.compiler.superoptimise.compare_outputs import difference, differing, inputs_of
 from celosia.compiler.superoptimise.derivation import distance
-from celosia.compiler.superoptimise.equal import difference, differing, inputs_of
+from celosia.compiler.superoptimise.generated_rules import generated_rules, stored_text
 from celosia.compiler.superoptimise.optimise import optimise as compared
 from celosia.compiler.superoptimise.proofs import GENERATED
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import GROUPS, RULES
-from celosia.compiler.superoptimise.stored import generated_rules, stored_text
 from celosia.compiler.tune.kernels.kernel_trial import time_alternating
 from celosia.driver.choices import SUPEROPTIMISERS
 from celosia.driver.host.oracle import open_model

@@ -1,10 +1,15 @@
-"""The self-check that follows each compilation, and proves nothing but finds most faults of the compiler.
+"""The self-check that follows each compilation: it proves nothing, but finds most faults of the compiler.
 
-check_launches      whether launches on the functional simulator give the bytes of the graph's operators
-tapped_device       what each layer of a launch reads and stores in that check
-operator_results    what a quantised operator gives on the CPU
-shared_kernels      how convolutions and products of all sizes are computed fast for that
-check_rewriting     whether a tensor of the compiled model equals that of the imported model
-imported_model      what the imported model's operators give, with bounds for roundings
-tolerance           which differences are allowed, and how far rounding alone may move a float
+The first check compares launches with the graph's operators, layer by layer:
+
+check_launches      runs the launches on a simulator and compares the bytes that each layer stores
+tapped_device       the simulator, in which each layer reads random bytes and hands over what it stores
+operator_results    what a quantised operator of the graph gives on the CPU: the reference of both checks
+shared_kernels      convolutions, products and the instruction GEMM, compiled by LLVM for any size
+
+The second check compares the compiled model with the imported one, tensor by tensor, and names the pass at fault:
+
+check_rewriting     computes parts of the compiled model, and compares tensors that both models have
+imported_model      what the imported model's operators give, with bounds for other orders of rounding
+tolerance           how far a tensor may lie from these bounds
 """

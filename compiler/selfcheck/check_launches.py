@@ -1,7 +1,8 @@
-"""Check of launches: run them on the functional simulator and compare each layer's bytes with the CPU's.
+"""The first check: run the launches on the functional simulator and compare each layer's bytes with the CPU's.
 
-Every byte of every layer is compared. A layer is computed from the operators of the graph that it stands for, on the
-bytes that the simulated accelerator has in its memory for them: a wrong layer does not make those after it wrong.
+Every byte of every layer is compared. The expected bytes of a layer are computed from the graph's operators that it
+stands for, on the bytes that the simulated memory holds for their operands. So a wrong layer does not make those after
+it wrong. Tensors are held as codes (operator_results.py): uint8 in the order of the values.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from celosia.compiler.target import compiling_for
 from celosia.sim.device import DeviceError
 
 AXES = ("image", "channel", "row", "column")
+"""Names of the axes of activations, for messages."""
 
 
 class SelfCheckError(RuntimeError):
-    """A compiled model that computes something else than its graph: a fault of Celosia. `layer` is its name."""
+    """A compiled model that computes something else than its graph: a fault of Celosia. `layer`: name of the layer."""
 
     def __init__(self, layer: str, difference: str) -> None:
         super().__init__(f"layer {layer!r} {difference}")
@@ -39,7 +41,9 @@ class SelfCheckError(RuntimeError):
 
 
 class CheckFailed(RuntimeError):
-    """An error inside the check itself, which says nothing about the Program. `program`: the unchecked Program."""
+    """An error inside the check itself, which says nothing about the Program. `program`: the Program, which is not
+    checked.
+    """
 
     def __init__(self, cause: Exception) -> None:
         lines = f"{type(cause).__name__}: {cause}".splitlines()
@@ -51,7 +55,8 @@ class CheckFailed(RuntimeError):
 class Checked:
     """Result of the check: numbers of compared layers and bytes.
 
-    held: the random codes that the accelerator held of each tensor. computed: cached results of operators on the CPU.
+    held: the random codes that the accelerator's memory held of each tensor, by name. computed: results of operators on
+    the CPU. The second check uses both again.
     """
 
     layers: int = 0
@@ -63,11 +68,10 @@ class Checked:
 def self_check(
     program: Program, plans: list[LaunchPlan], selection: Partition, addresses: Mapping[Storage, int], seed: int = 0
 ) -> Checked:
-    """Run the launches of `program` on random inputs and compare.
+    """Run the launches of `program` on random inputs and compare what each layer stores.
 
-    Raises SelfCheckError for the first layer that differs.
-
-    plans: what the launches of `program` were made from. addresses: of storages in DRAM.
+    plans: what the launches were made from. selection: the placement of operators. addresses: of storages in DRAM.
+    seed: of the random inputs. SelfCheckError for the first layer that differs.
     """
     if not plans:
         return Checked()
@@ -89,72 +93,80 @@ class _Check:
         self.computed = CachedResults()
 
     def run(self, plans: list[LaunchPlan]) -> Checked:
-        """Run all launches with random bytes in unused memory, and return the numbers of compared layers and bytes."""
+        """Run all launches, with random bytes in unused memory, and count the compared layers and bytes."""
         program = self.program
         device = TappedDevice(self.cfg, self.rng)
         device.allocate(program.dram_size)
-        device.write(0, random_bytes(self.rng, program.image_address))  # what no channel uses must not matter
+        device.write(0, random_bytes(self.rng, program.image_address))  # unused bytes must not matter
         device.write(program.image_address, program.image)
         layers = total = 0
         for plan, step in zip(plans, program.launches, strict=True):
-            total += self._launch(device, plan, step)
+            total += self._check_launch(device, plan, step)
             layers += len(plan.choices)
         held = {value.name or "": codes for value, codes in self.values.items()}
         return Checked(layers, total, held, self.computed)
 
-    def _launch(self, device: TappedDevice, plan: LaunchPlan, step: LaunchStep) -> int:
-        """Run one launch and compare its layers, in order. Returns the number of compared bytes."""
+    def _check_launch(self, device: TappedDevice, plan: LaunchPlan, step: LaunchStep) -> int:
+        """Run one launch and compare its layers, in order. Returns the number of compared bytes. Raises
+        SelfCheckError.
+        """
         values_read = {storage: value for choice in plan.choices for storage, (value, _) in choice.reads.items()}
         for value, pack in zip(values_read.values(), step.pack, strict=True):
-            self._fill(device, value, pack)
-        places = [self._place(choice) for choice in plan.choices]
+            self._write_input(device, value, pack)
+        places = [self._place_of(choice) for choice in plan.choices]
         failure: DeviceError | None = None
         try:
             device.launch(step, places)
         except DeviceError as error:
             failure = error
             if device.failed_layer is not None:
-                raise SelfCheckError(plan.choices[device.failed_layer].layer.name, _ended(error)) from None
+                raise SelfCheckError(plan.choices[device.failed_layer].layer.name, _describe_error(error)) from None
         total = 0
         for choice, place in zip(plan.choices, places, strict=True):
-            stored_codes = self._stored(choice, place)
-            difference = _difference(self._expected(choice), stored_codes, choice.value)
+            stored_codes = self._stored_codes(choice, place)
+            difference = _difference(self._expected_codes(choice), stored_codes, choice.value)
             softmax = choice.layer.softmax
-            if softmax is not None and (self._spare(choice, place.stored) != softmax.zero_point).any():
+            if softmax is not None and (self._spare_channels(choice, place.stored) != softmax.zero_point).any():
                 difference = (
                     difference or "gives channels beyond its last other than the zero point, on which products rely"
                 )
             if difference:
-                raise SelfCheckError(choice.layer.name, difference if failure is None else _ended(failure))
-            self._keep(choice, self._at(place.fresh, choice.layer.y))
+                raise SelfCheckError(choice.layer.name, difference if failure is None else _describe_error(failure))
+            self._keep_fresh_codes(choice, self._read_activation(place.fresh, choice.layer.y))
             total += stored_codes.size
         for value, unpack in zip(plan.unpacked, step.unpack, strict=True):
             activation = Activation(unpack.value, *unpack.form.dims, Storage("", unpack.groups), unpack.offset)
-            unpacked = unpack.form.restore(self._at(device.dram[unpack.address :], activation), shape(value) or ())
-            if not np.array_equal(unpacked, self._value(value).reshape(unpacked.shape)):
+            unpacked = unpack.form.restore(
+                self._read_activation(device.dram[unpack.address :], activation), shape(value) or ()
+            )
+            if not np.array_equal(unpacked, self._codes_of(value).reshape(unpacked.shape)):
                 raise SelfCheckError(unpack.value, "is not where the host takes it from")
         return total
 
     # Memory ----------------------------------------------------------------------------------------------------
 
-    def _fill(self, device: TappedDevice, value: ir.Value, pack: Pack) -> None:
-        """Write a tensor to the accelerator: of an earlier launch, a constant, or random bytes."""
+    def _write_input(self, device: TappedDevice, value: ir.Value, pack: Pack) -> None:
+        """Write a tensor that the launch reads to device memory: a result of an earlier launch, a constant, or random
+        bytes.
+        """
         dims = shape(value)
         assert dims is not None
         if not self._is_known(value):
             fixed = constant(value)
-            self.values[value] = self._random(value, dims) if fixed is None else codes(fixed)
-        stored = (self._value(value) ^ np.uint8(0x80)).view(np.int8)
+            self.values[value] = self._random_codes(value, dims) if fixed is None else codes(fixed)
+        stored = (self._codes_of(value) ^ np.uint8(0x80)).view(np.int8)
         device.write(pack.address, pack_activation(self.cfg, pack.form.arrange(stored), pack.groups))
 
-    def _random(self, value: ir.Value, dims: tuple[int, ...]) -> Codes:
-        """Draw random codes of these dimensions."""
+    def _random_codes(self, value: ir.Value, dims: tuple[int, ...]) -> Codes:
+        """Draw random codes of these dimensions for a tensor."""
         image = dims if len(dims) == 4 else (int(np.prod(dims[:1])), int(np.prod(dims[1:])), 1, 1)
         data = random_image(self.rng, (image[0], image[1], image[2], image[3]), zero_point(value))
         return data.view(np.uint8).reshape(dims) ^ np.uint8(0x80)
 
-    def _place(self, choice: LayerAssignment) -> Place:
-        """Return the memory of the layer's output, with fresh random bytes for later layers to read."""
+    def _place_of(self, choice: LayerAssignment) -> Place:
+        """Return the memory of the layer's output, with fresh random bytes for later layers to read. Channels beyond
+        the last one of a Softmax get the zero point, on which products rely.
+        """
         y = choice.layer.y
         if y.storage not in self.places:
             size = y.size(self.cfg)
@@ -168,10 +180,10 @@ class _Check:
         image = random_image(self.rng, dims, zero_point(choice.value))
         part[...] = image.reshape(*part.shape[:2], part.shape[4], *dims[2:]).transpose(0, 1, 3, 4, 2)
         if choice.layer.softmax is not None:
-            self._spare(choice, place.fresh)[...] = choice.layer.softmax.zero_point
+            self._spare_channels(choice, place.fresh)[...] = choice.layer.softmax.zero_point
         return place
 
-    def _spare(self, choice: LayerAssignment, memory: Codes) -> NDArray[np.int8]:
+    def _spare_channels(self, choice: LayerAssignment, memory: Codes) -> NDArray[np.int8]:
         """View the channels in `memory` beyond the last one of a Softmax, int8."""
         y = choice.layer.y
         pixels = y.pixels.rows, y.pixels.columns
@@ -179,16 +191,18 @@ class _Check:
         last, first = divmod(choice.layer.x.channels, self.cfg.group)
         return tiles[:, *y.cut(self.cfg)][:, last:, ..., first:]
 
-    def _stored(self, choice: LayerAssignment, place: Place) -> Codes:
-        """Return the codes that a layer stored; padding channels get the host's value, as they do not count."""
-        stored_codes, form = self._at(place.stored, choice.layer.y), self.selection.forms.get(choice.value)
+    def _stored_codes(self, choice: LayerAssignment, place: Place) -> Codes:
+        """Return the codes that a layer stored. Padding channels get the value that the host's layout has there, since
+        their content does not count.
+        """
+        stored_codes, form = self._read_activation(place.stored, choice.layer.y), self.selection.forms.get(choice.value)
         if form is None or not form.fold or form.dims != choice.layer.y.dims:
             return stored_codes
-        info = self._form(choice.value)
+        info = self._form_of(choice.value)
         return info.arrange(info.restore(stored_codes, shape(choice.value) or ()))
 
-    def _at(self, memory: Codes, act: Activation) -> Codes:
-        """Read the codes of `act`, [images, channels, rows, columns], from memory that begins with its storage."""
+    def _read_activation(self, memory: Codes, act: Activation) -> Codes:
+        """Read the codes of `act` [images, channels, rows, columns] from `memory`, which begins with its storage."""
         data = memory[: act.size(self.cfg)]
         images = act.images, act.channels, act.pixels.rows, act.pixels.columns
         array = unpack_activation(self.cfg, data, images, act.storage_groups, act.group_offset)
@@ -197,12 +211,12 @@ class _Check:
 
     # Tensors ---------------------------------------------------------------------------------------------------
 
-    def _form(self, value: ir.Value) -> FormInfo:
+    def _form_of(self, value: ir.Value) -> FormInfo:
         """Return the layout in which layers write `value`, with 0 in padding channels, as they do not count."""
         return replace(self.selection.forms[value].info, pad=0)
 
     def _is_known(self, value: ir.Value) -> bool:
-        """Return whether the codes of `value` are known or follow from known ones."""
+        """Return whether the codes of `value` are held, or follow from held ones by views and concatenations."""
         if value in self.values:
             return True
         producer = value.producer()
@@ -210,87 +224,91 @@ class _Check:
             return all(self._is_known(x) for x in read_by(producer))
         return (producer, 0) in self.parts
 
-    def _value(self, value: ir.Value) -> Codes:
-        """Return the codes of `value`, computing views and concatenations."""
+    def _codes_of(self, value: ir.Value) -> Codes:
+        """Return the codes of `value`; those of views and concatenations are computed from their operands."""
         if value in self.values:
             return self.values[value]
         producer, dims = value.producer(), shape(value)
         assert producer is not None and dims is not None
         if is_concat(producer):
-            parts = [self._part_of(producer, number) for number in range(len(read_by(producer)))]
+            parts = [self._operand_codes(producer, number) for number in range(len(read_by(producer)))]
             self.values[value] = np.concatenate(parts, axis=attribute(producer, "axis", 1)).reshape(dims)
         else:
-            read = [self._value(x) for x in read_by(producer)]
+            read = [self._codes_of(x) for x in read_by(producer)]
             self.values[value] = compute(producer, read, output=producer.outputs.index(value)).reshape(dims)
         return self.values[value]
 
-    def _part_of(self, node: ir.Node, number: int) -> Codes:
-        """Return the codes of an operand of the concatenation `node`, as they lie there."""
+    def _operand_codes(self, node: ir.Node, number: int) -> Codes:
+        """Return the codes of operand `number` of the concatenation `node`, in the operand's shape."""
         value = read_by(node)[number]
         dims = shape(value)
         assert dims is not None
         part = self.parts.get((node, number))
-        return self._value(value) if part is None else self._part_form(node, part).restore(part, dims)
+        return self._codes_of(value) if part is None else self._form_of_part(node, part).restore(part, dims)
 
-    def _part_form(self, node: ir.Node, part: Codes) -> FormInfo:
+    def _form_of_part(self, node: ir.Node, part: Codes) -> FormInfo:
         """Return the layout of an operand of the concatenation `node`, held as `part` [images, channels, rows,
         columns].
         """
         return replace(self.selection.forms[node.outputs[0]].info, dims=part.shape)
 
-    def _keep(self, choice: LayerAssignment, data: Codes) -> None:
-        """Store the codes of the output of `choice`, which may be a region of its tensor."""
+    def _keep_fresh_codes(self, choice: LayerAssignment, data: Codes) -> None:
+        """Hold the fresh codes that replaced the layer's output, for layers that read it. The layer may have written a
+        region of its tensor, or a part of a concatenation.
+        """
         node, dims = choice.nodes[-1], shape(choice.value)
         assert dims is not None
         if is_concat(node):
-            number, first, channels = self._part(choice, node)
+            number, first, channels = self._concat_part(choice, node)
             images, _, *pixels = data.shape
             part = self.parts.setdefault((node, number), np.zeros((images, channels, *pixels), np.uint8))
             part[:, first : first + data.shape[1]] = data
         if is_concat(node) and choice.value is node.outputs[0]:
             return
-        destination, form = self.selection.written[choice.value], self._form(choice.value)
+        destination, form = self.selection.written[choice.value], self._form_of(choice.value)
         if destination.dims == choice.layer.y.dims:
             self.values[choice.value] = form.restore(data, dims)
         else:
-            kept = form.arrange(self.values.setdefault(choice.value, np.zeros(dims, np.uint8)))
-            kept[self._region(choice)] = data
-            self.values[choice.value] = form.restore(kept, dims)
+            arranged = form.arrange(self.values.setdefault(choice.value, np.zeros(dims, np.uint8)))
+            arranged[self._written_region(choice)] = data
+            self.values[choice.value] = form.restore(arranged, dims)
 
-    def _region(self, choice: LayerAssignment) -> tuple[slice, ...]:
+    def _written_region(self, choice: LayerAssignment) -> tuple[slice, ...]:
         """Return the region of its tensor that the layer writes: images, channels, rows, columns."""
-        destination, part = self.selection.written[choice.value], choice.layer.y
-        a, b = destination.pixels, part.pixels
-        first = (part.group_offset - destination.group_offset) * self.cfg.group
-        top, left, down, across = (
-            (b.top - a.top) // a.down, (b.left - a.left) // a.across, b.down // a.down, b.across // a.across
+        destination, y = self.selection.written[choice.value], choice.layer.y
+        outer, inner = destination.pixels, y.pixels
+        first = (y.group_offset - destination.group_offset) * self.cfg.group
+        view = StridedView(
+            destination.height, destination.width,
+            (inner.top - outer.top) // outer.down, (inner.left - outer.left) // outer.across,
+            inner.down // outer.down, inner.across // outer.across,
         )  # fmt: skip
-        rows, columns = StridedView(destination.height, destination.width, top, left, down, across).cut(
-            part.height, part.width
-        )
-        return slice(None), slice(first, first + part.channels), rows, columns
+        rows, columns = view.cut(y.height, y.width)
+        return slice(None), slice(first, first + y.channels), rows, columns
 
-    def _part(self, choice: LayerAssignment, node: ir.Node) -> tuple[int, int, int]:
-        """Find the operand of the concatenation that the layer writes. Returns (operand, first channel, channels)."""
+    def _concat_part(self, choice: LayerAssignment, node: ir.Node) -> tuple[int, int, int]:
+        """Find the operand of the concatenation `node` that the layer writes. Returns (operand, first channel, channels
+        of the operand). SelfCheckError where it writes none.
+        """
         destination, y = self.selection.written[node.outputs[0]], choice.layer.y
         axis, start = attribute(node, "axis", 1), 0
-        if (columns := self._columns(choice, node)) is not None:
+        if (columns := self._matrix_part(choice, node)) is not None:
             return columns
         for position, value in enumerate(read_by(node)):
             dims = shape(value)
             assert dims is not None
-            images = not self.selection.forms[node.outputs[0]].fold  # else rows are the pixels of one row
-            along = images and axis % len(dims) == 1
-            channels, pixel = (start, 0) if along else (0, start)
-            row, column = (pixel, 0) if images and len(dims) == 4 and axis % 4 == 2 else (0, pixel)
+            is_image = not self.selection.forms[node.outputs[0]].fold  # else its rows are the pixels of one image row
+            joins_channels = is_image and axis % len(dims) == 1
+            channels, pixel = (start, 0) if joins_channels else (0, start)
+            row, column = (pixel, 0) if is_image and len(dims) == 4 and axis % 4 == 2 else (0, pixel)
             strided_view = StridedView(destination.height, destination.width, row, column)
             if destination.region(y.dims, channels // self.cfg.group, strided_view) == y and prod(dims) == prod(y.dims):
                 return position, 0, y.channels
-            start += whole_groups(self.cfg, dims[axis]) if along else dims[axis]
+            start += whole_groups(self.cfg, dims[axis]) if joins_channels else dims[axis]
         raise SelfCheckError(choice.layer.name, f"writes no part of {node.name!r}")
 
-    def _columns(self, choice: LayerAssignment, node: ir.Node) -> tuple[int, int, int] | None:
-        """Find the operand where the operands are columns of matrices; None where they are not."""
+    def _matrix_part(self, choice: LayerAssignment, node: ir.Node) -> tuple[int, int, int] | None:
+        """Do so where the operands are columns or rows of matrices; None where they are not."""
         value, y = node.outputs[0], choice.layer.y
         destination, fold, dims = self.selection.written[value], self.selection.forms[value].fold, shape(value) or ()
         axis = {"rows": -1, "columns": -2}.get(fold, 0)
@@ -302,8 +320,8 @@ class _Check:
         )
         if destination.region(y.dims, y.group_offset - destination.group_offset, destination.pixels) != y:
             return None
-        for position, part in enumerate(read_by(node)):
-            size = (shape(part) or ())[axis]
+        for position, value_read in enumerate(read_by(node)):
+            size = (shape(value_read) or ())[axis]
             if (first, y.channels) == (0, size):
                 return position, matrix * size, count * size
             first -= size // self.cfg.group
@@ -311,31 +329,36 @@ class _Check:
 
     # Comparison ------------------------------------------------------------------------------------------------
 
-    def _expected(self, choice: LayerAssignment) -> Codes:
-        """Compute the operators of a layer one after the other."""
+    def _expected_codes(self, choice: LayerAssignment) -> Codes:
+        """Compute the layer's operators one after the other on the held codes. Returns the codes that the layer must
+        store, [images, channels, rows, columns].
+        """
         results: dict[ir.Value, Codes] = {}
         result = None
         for node in choice.nodes:
-            part = self._part(choice, node)[0] if is_concat(node) else None
+            part = self._concat_part(choice, node)[0] if is_concat(node) else None
             read = read_by(node) if part is None else read_by(node)[part : part + 1]
             result = self.computed.compute(node, [self._operand(value, results) for value in read], part)
             results[node.outputs[0]] = result
         assert result is not None
         y = choice.layer.y
         if is_concat(node):
-            _, first, channels = self._part(choice, node)
+            _, first, channels = self._concat_part(choice, node)
             dims = y.images, channels, *y.dims[2:]
-            return replace(self._form(choice.value), dims=dims).arrange(result)[:, first : first + y.channels]
-        arranged = self._form(choice.value).arrange(result)
-        return arranged if self.selection.written[choice.value].dims == y.dims else arranged[self._region(choice)]
+            return replace(self._form_of(choice.value), dims=dims).arrange(result)[:, first : first + y.channels]
+        arranged = self._form_of(choice.value).arrange(result)
+        return (
+            arranged if self.selection.written[choice.value].dims == y.dims else arranged[self._written_region(choice)]
+        )
 
     def _operand(self, value: ir.Value | None, computed: dict[ir.Value, Codes]) -> Codes:
+        """Return the codes of an operand: computed by the layer's earlier operators, or held in memory."""
         assert value is not None
-        return computed[value] if value in computed else self._value(value)
+        return computed[value] if value in computed else self._codes_of(value)
 
 
 def _difference(expected: Codes, actual: Codes, value: ir.Value) -> str:
-    """Describe how two [images, channels, rows, columns] of a tensor differ; "" where they are equal."""
+    """Describe how the stored codes of a layer differ from the expected ones; "" where they are equal."""
     if np.array_equal(expected, actual):
         return ""
     differing = np.argwhere(expected != actual)
@@ -348,7 +371,8 @@ def _difference(expected: Codes, actual: Codes, value: ir.Value) -> str:
     )
 
 
-def _ended(error: DeviceError) -> str:
+def _describe_error(error: DeviceError) -> str:
+    """Describe an error that ended a launch, as part of a SelfCheckError."""
     return f"ends in an error: {error}"
 
 

@@ -1,10 +1,10 @@
-"""Check of all rewriting: compare tensors of the compiled model with those of the imported model.
+"""The second check: compare tensors of the compiled model with those of the imported model, to find wrong rewriting.
 
-The compiled model is computed in *units*: an operator of the accelerator, by the functions of operator_results.py (that
-launches give the same is check_launches' part), or a step of the CPU, by its kernel as it runs in the Program. Each
-tensor that a unit makes and the imported model has, too, is compared with the imported model's operators
-(imported_model.py). Both start from the same values of the nearest tensors before it that both have. Quantised tensors
-among those get random values: after fifty computed layers little but noise would be left to compare.
+The compiled model is computed in *units*: an operator of the accelerator, by operator_results.py (the first check shows
+that launches give the same), or a step of the CPU, by its kernel as it runs in the Program. Each tensor that a unit
+makes and that the imported model has, too, is compared with the imported model's operators (imported_model.py). Both
+start from equal values of the nearest tensors before it that both models have. Quantised tensors among these get random
+values, as after fifty computed layers little but noise would be left to compare.
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ from celosia.compiler.selfcheck.check_launches import CheckFailed, SelfCheckErro
 from celosia.compiler.selfcheck.imported_model import Bounds, NotComputable, Original
 from celosia.compiler.selfcheck.operator_results import CachedResults, codes, is_concat, read_by
 from celosia.compiler.selfcheck.tapped_device import random_image
-from celosia.compiler.selfcheck.tolerance import beyond_rounding, difference_from_bounds
+from celosia.compiler.selfcheck.tolerance import difference_beyond_rounding, difference_from_bounds
 from celosia.compiler.target import compiling_for
 from celosia.sim.functional.fsim import one_blas_thread
 
 Array = NDArray[Any]
 Values = Mapping[str, Any]
 TRIES = 3
-"""Random inputs on all of which a wrong tensor must differ, as one comparison of floats may fall on an edge."""
+"""Number of random inputs on all of which a wrong tensor must differ, as one comparison of floats may fall on an
+edge.
+"""
 
 
 class RewriteError(SelfCheckError):
-    """A tensor of the compiled model that differs from the imported model.
-
-    `tensor`: its name. `after`: the pass that changed it, "" for what comes after passes.
+    """A tensor of the compiled model that differs from the imported model. `tensor`: its name. `after`: the pass that
+    changed it, "" for what comes after all passes.
     """
 
     def __init__(self, tensor: str, what: str, after: str) -> None:
@@ -59,7 +60,9 @@ class RewriteError(SelfCheckError):
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of the compiled model, for these operators. run: computes the outputs from the inputs by name."""
+    """A part of the compiled model that stands for the operators `nodes`. run: computes the outputs from the inputs by
+    name.
+    """
 
     nodes: tuple[ir.Node, ...]
     inputs: tuple[str, ...]
@@ -69,9 +72,9 @@ class Unit:
 
 @dataclass(frozen=True)
 class ComparedTensors:
-    """Numbers of tensors that were compared, and that could not be.
+    """Number of tensors that were compared, and of those left out.
 
-    Not compared are random ones, those of weights that stay in files, and those of operators that refuse random inputs.
+    Left out are random ones, those of weights that stay in files, and those of operators that refuse random inputs.
     """
 
     tensors: int = 0
@@ -80,7 +83,7 @@ class ComparedTensors:
 
 @dataclass(frozen=True)
 class _Without:
-    """The tensors of `shared` except for those in `removed`."""
+    """The value numbers of `shared` except for those in `removed`."""
 
     shared: Container[int]
     removed: set[int]
@@ -93,8 +96,8 @@ class _Without:
 class Comparison:
     """Both models on one random input.
 
-    constants: values that units read beside tensors. held: codes of quantised tensors by name, used where `seed` is 0;
-    all others are random.
+    constants: values that units read beside tensors. held: codes of quantised tensors by name, which launches had in
+    the first check; they are used where `seed` is 0, all others are random.
     """
 
     original: Original
@@ -111,23 +114,25 @@ class Comparison:
         """Values of tensors that both models have."""
 
     def targets(self) -> list[str]:
-        """Return the tensors to compare, in the order of the model."""
+        """Return the names of the tensors to compare, in the order of the model."""
         return [self.shared[tensor] for tensor in sorted(self.shared) if not self._is_untouched(self.shared[tensor])]
 
     def _is_untouched(self, name: str) -> bool:
-        """Return whether the unit that makes `name` is the unchanged operator of the imported model."""
+        """Return whether the unit that makes `name` is an unchanged operator of the imported model, which need not be
+        compared.
+        """
         nodes, original = self.makers[name].nodes, self.original.makers[self.original.number[name]]
-        if len(nodes) != 1 or _description(nodes[0]) != _description(original) or captured(original):
+        if len(nodes) != 1 or _operator_key(nodes[0]) != _operator_key(original) or captured(original):
             return False
-        return all(map(_is_same, nodes[0].inputs, original.inputs))
+        return all(map(_is_same_tensor, nodes[0].inputs, original.inputs))
 
     def difference(self, name: str) -> str:
-        """Describe how `name` differs; "" where it does not. Raises NotComputable."""
+        """Describe how the tensor `name` differs between both models; "" where it does not. Raises NotComputable."""
         number = self.original.number[name]
-        begin, order = self._common_inputs(name)
-        inputs = {tensor: self._value(tensor) for tensor in begin}
+        start, order = self._common_inputs(name)
+        inputs = {tensor: self._value(tensor) for tensor in start}
         nodes = [node for unit in order for node in unit.nodes]
-        slack = max(map(_slack, nodes), default=0.0)
+        slack = max(map(_allowed_steps, nodes), default=0.0)
         known = {tensor: (value, value) for tensor, value in inputs.items()}
         low, high = self.original.compute(number, known, slack)
         self._require_alike(nodes, known, (low, high))
@@ -135,66 +140,66 @@ class Comparison:
             computed = self._compute_by_units(name, order, inputs)
         except (HostError, Unsupported, ValueError) as error:
             return f"it cannot be computed: {error}"
-        complaint = difference_from_bounds(computed, low, high)
-        if complaint and isinstance(low, np.ndarray) and low.dtype.kind == "f" and np.shape(computed) == low.shape:
-            complaint = beyond_rounding(self.original, number, inputs, (low, high), computed)
-        if complaint and self.original.is_vague(known):
+        difference = difference_from_bounds(computed, low, high)
+        if difference and isinstance(low, np.ndarray) and low.dtype.kind == "f" and np.shape(computed) == low.shape:
+            difference = difference_beyond_rounding(self.original, number, inputs, (low, high), computed)
+        if difference and self.original.is_vague(known):
             raise NotComputable
-        return complaint
+        return difference
 
     def _require_alike(self, nodes: Sequence[ir.Node], known: Mapping[int, Any], last: Bounds) -> None:
-        """Raise NotComputable where integer operators are other functions than the floats they replace.
+        """Raise NotComputable where integer operators are documented to differ from the floats that they replace.
 
-        known: values of the float operators; last: those of the tensor that is compared.
+        nodes: operators of the units. known: bounds of the imported model's tensors. last: bounds of the compared
+        tensor.
         """
         if any(map(_is_other_function, nodes)):
             raise NotComputable
         converts = any(is_op(node, "Table", "QLinearAdd", "QLinearMul") for node in nodes)
-        for x, scale in self.original.quantised(known):  # to what the processor converts such floats to
+        for x, scale in self.original.quantised(known):  # NaN and huge floats become other integers on other processors
             with np.errstate(all="ignore"):
                 if np.any(np.isnan(x)) or (converts and np.any(np.abs(x) >= 2.0**31 * float(np.min(scale)))):
                     raise NotComputable
         for out in (node.outputs[0] for node in nodes if is_op(node, "QLinearSoftmax")):
             largest = known.get(self.original.number.get(out.name or "", -1), last)[1]
             if out.dtype == ir.DataType.UINT8 and np.any(largest == 255):
-                raise NotComputable  # which may be 256, and wraps, as onnxruntime's
+                raise NotComputable  # 256 may wrap to 0, as in onnxruntime
 
     def _common_inputs(self, name: str) -> tuple[set[int], list[Unit]]:
         """Return the nearest tensors that determine `name` in both models, and the units in between. Raises
         NotComputable.
 
-        A tensor that one side bypasses is removed, the last one first: a kernel may recompute what another unit makes,
-        duplicates may be merged, f(x, t(x)) may be g(x), and a wrong program reads what it should not. In the end the
-        model's inputs remain.
+        A tensor that one model bypasses cannot be a starting point. Such tensors are removed, the last one first, until
+        both models start from the same ones: a kernel may recompute what another unit makes, duplicates may be merged,
+        f(x, t(x)) may be g(x), and a wrong program reads what it should not. In the end the model's inputs remain.
         """
         number, inputs = self.original.number[name], self.original.inputs
-        before = _Without(self.shared, {number})
+        candidates = _Without(self.shared, {number})
         while True:
-            begin = self.original.stops(number, before)
-            order, ends = self._units_from(name, begin)
-            inside = [tensor for tensor in begin if tensor not in inputs]
+            start = self.original.stops(number, candidates)
+            order, extra_inputs = self._units_from(name, start)
+            inner = [tensor for tensor in start if tensor not in inputs]
             read = {self.original.number.get(tensor) for unit in order for tensor in unit.inputs if tensor}
-            unread = self.original.stops(number, before, of_shapes=False) - read
-            if not (ends or unread) or not inside:
-                return begin | {self.original.number[tensor] for tensor in ends}, order
-            removed = [max(unread.intersection(inside), default=max(inside))]
-            if not ends and unread.isdisjoint(inside):  # inputs that one side computes with: all that depends on them
+            unread = self.original.stops(number, candidates, of_shapes=False) - read
+            if not (extra_inputs or unread) or not inner:
+                return start | {self.original.number[tensor] for tensor in extra_inputs}, order
+            removed = [max(unread.intersection(inner), default=max(inner))]
+            if not extra_inputs and unread.isdisjoint(inner):  # only one side reads some inputs: drop what needs them
                 removed = [
-                    tensor for tensor in inside if not unread.isdisjoint(self.original.stops(tensor, {}))
+                    tensor for tensor in inner if not unread.isdisjoint(self.original.stops(tensor, {}))
                 ] or removed
-            for tensor in removed:
-                before.removed.add(tensor)
+            candidates.removed.update(removed)
 
     # The model's side ------------------------------------------------------------------------------------------
 
     def _value(self, number: int) -> Any:
-        """Return the value of a tensor for both models: random bytes where it is quantised, else the imported
-        model's.
+        """Return the value of a tensor that both models start from: random bytes where it is quantised, else as the
+        imported model computes it.
         """
         waiting = [number]
         while waiting:
             current = waiting[-1]
-            if current not in self.values and (value := self._free_value(current)) is not None:
+            if current not in self.values and (value := self._drawn_value(current)) is not None:
                 self.values[current] = value
             if current in self.values:
                 waiting.pop()
@@ -203,13 +208,13 @@ class Comparison:
             if missing := [stop for stop in stops if stop not in self.values]:
                 waiting += missing
                 continue
-            self.values[current] = self.original.compute(current, {s: (self.values[s],) * 2 for s in stops})[1]
+            self.values[current] = self.original.compute(current, {stop: (self.values[stop],) * 2 for stop in stops})[1]
         return self.values[number]
 
-    def _free_value(self, number: int) -> Any:
-        """Return a value that is drawn and not computed; None where it must be computed.
+    def _drawn_value(self, number: int) -> Any:
+        """Return a value that is drawn rather than computed; None where the tensor must be computed.
 
-        Outputs of tables are computed: they may lack some bytes, and two tables may be merged because of the first
+        Results of tables are computed: they may lack some bytes, and two tables may be merged because of the first
         one's range.
         """
         rng = np.random.default_rng((self.seed, number))
@@ -219,17 +224,19 @@ class Comparison:
         value = next(out for out in node.outputs if self.original.number.get(out.name or "") == number)
         makers = [maker for maker in self.makers[name].nodes if name in {out.name for out in maker.outputs}]
         is_drawn = name in self.held or node.op_type.startswith("Q")
-        if not _is_byte(value) or not is_drawn or any(is_op(maker, "Table") for maker in makers):
+        if not _is_byte_tensor(value) or not is_drawn or any(is_op(maker, "Table") for maker in makers):
             return None
         held_codes = self.held.get(name) if self.seed == 0 else None
-        return _bytes(value, rng) if held_codes is None else _of_codes(held_codes, value)
+        return _random_bytes(value, rng) if held_codes is None else _bytes_of_codes(held_codes, value)
 
     # The compiler's side ---------------------------------------------------------------------------------------
 
-    def _units_from(self, name: str, begin: Collection[int]) -> tuple[list[Unit], set[str]]:
-        """Return the units that make `name` from `begin`, in order, and the model inputs that they read besides."""
+    def _units_from(self, name: str, start: Collection[int]) -> tuple[list[Unit], set[str]]:
+        """Return the units that make `name` from the tensors `start`, in order, and the model inputs that they read
+        besides. NotComputable where a unit reads something that nothing makes.
+        """
         order: list[Unit] = []
-        ends: set[str] = set()
+        extra_inputs: set[str] = set()
         done: set[int] = set()
         waiting = [(self.makers[name], False)]
         while waiting:
@@ -242,18 +249,18 @@ class Comparison:
                 continue
             waiting.append((unit, True))
             for name in filter(None, unit.inputs):
-                if self.original.number.get(name) in begin or name in self.constants:
+                if self.original.number.get(name) in start or name in self.constants:
                     continue
                 if name in self.makers:
                     waiting.append((self.makers[name], False))
                 elif self.original.number.get(name) in self.original.inputs:
-                    ends.add(name)
+                    extra_inputs.add(name)
                 else:
                     raise NotComputable
-        return order, ends
+        return order, extra_inputs
 
     def _compute_by_units(self, name: str, order: Sequence[Unit], inputs: Mapping[int, Any]) -> Any:
-        """Compute `name` by the compiled model's units."""
+        """Compute the tensor `name` by the compiled model's units."""
         computed: dict[str, Any] = {}
         number = self.original.number
         for unit in order:
@@ -269,9 +276,8 @@ class Comparison:
 def check_rewriting(
     original: Original, units: Sequence[Unit], constants: Values, held: Values, after: str = ""
 ) -> ComparedTensors:
-    """Compare the tensors of `units` with `original`. Raises RewriteError for one that differs on TRIES random inputs.
-
-    after: the last pass, where more passes are to come.
+    """Compare the tensors of `units` with `original`. RewriteError for a tensor that differs on all TRIES random
+    inputs. CheckFailed for an error of the check itself. after: the pass that ran last, where more passes are to come.
     """
     tries = [Comparison(original, units, constants, held, seed) for seed in range(TRIES)]
     targets, left_out = tries[0].targets(), 0
@@ -294,7 +300,7 @@ def check_rewriting(
 
 
 def check_pass(original: Original, after: str, model: ir.Model) -> None:
-    """Run `check_rewriting` on a graph between passes, operator by operator."""
+    """Run `check_rewriting` on the graph after a pass, operator by operator."""
     units = [operator_unit(node, model.graph.opset_imports) for node in model.graph]
     constants = {name: constant(value) for name, value in model.graph.initializers.items()}
     check_rewriting(original, units, constants, {}, after)
@@ -304,9 +310,11 @@ def check_pass(original: Original, after: str, model: ir.Model) -> None:
 
 
 def units_of(program: Program, graph: ir.Graph, selection: Partition, computed: CachedResults) -> list[Unit]:
-    """Return the units of `program`. computed: cached results of the accelerator's operators."""
+    """Return the units of `program`: its CPU steps, and operators of the accelerator. computed: results of the latter
+    from the first check, to be used again. For another processor, CPU operators are computed by the host runtime.
+    """
     by_name = {out.name: node for node in graph for out in node.outputs}
-    if not all(kernel.host == host() for kernel in program.kernels):  # they are for another processor
+    if not all(kernel.host == host() for kernel in program.kernels):  # the Program is for another processor
         return [
             operator_unit(node, graph.opset_imports) if node in selection.cpu else _accelerator_unit(node, computed)
             for node in graph
@@ -329,9 +337,10 @@ def operator_unit(node: ir.Node, opsets: Mapping[str, int]) -> Unit:
 
 
 def _kernel_unit(program: Program, step: CpuStep, nodes: tuple[ir.Node, ...]) -> Unit:
-    """Return a CPU step as a unit."""
+    """Return a CPU step as a unit that runs its kernel; a step without a kernel is a change of shape."""
 
     def run(values: Values) -> Sequence[Any]:
+        """Run the kernel on the step's inputs."""
         arrays = [np.asarray(values[name]) for name in step.inputs if name]
         if step.kernel is None:
             return [arrays[0].reshape(program.tensors[step.outputs[0]].shape)]
@@ -345,32 +354,28 @@ def _accelerator_unit(node: ir.Node, computed: CachedResults) -> Unit:
     operands = read_by(node)
 
     def run(values: Values) -> Sequence[Any]:
+        """Compute all outputs of the operator from bytes."""
         arrays = [codes(np.asarray(values[value.name or ""])) for value in operands]
         if is_concat(node):
             parts = [computed.compute(node, [part], number) for number, part in enumerate(arrays)]
             results = [np.concatenate(parts, axis=attribute(node, "axis", 1))]
         else:
             results = [computed.compute(node, arrays, output=output) for output in range(len(node.outputs))]
-        return [_of_codes(result.reshape(shape(out) or ()), out) for result, out in zip(results, node.outputs)]
+        return [_bytes_of_codes(result.reshape(shape(out) or ()), out) for result, out in zip(results, node.outputs)]
 
     inputs, outputs = (tuple(value.name or "" for value in values) for values in (operands, node.outputs))
     return Unit((node,), inputs, outputs, run)
 
 
-def _description(node: ir.Node) -> Any:
-    """Return a key that is equal for equal operators of equal tensors."""
+def _operator_key(node: ir.Node) -> Any:
+    """Return a key that is equal for equal operators that read and write tensors of equal names."""
     attributes = sorted((name, repr(attr.value)) for name, attr in node.attributes.items())
     domain = "" if node.domain == "ai.onnx" else node.domain
-    return (
-        domain,
-        node.op_type,
-        attributes,
-        [value and value.name for value in node.inputs],
-        [o.name for o in node.outputs],
-    )
+    inputs, outputs = [value and value.name for value in node.inputs], [value.name for value in node.outputs]
+    return domain, node.op_type, attributes, inputs, outputs
 
 
-def _is_same(value: ir.Value | None, original: ir.Value | None) -> bool:
+def _is_same_tensor(value: ir.Value | None, original: ir.Value | None) -> bool:
     """Return whether two tensors of one name have equal elements, where they are constant."""
     if value is None or original is None or value.const_value is original.const_value:
         return True
@@ -381,32 +386,36 @@ def _is_same(value: ir.Value | None, original: ir.Value | None) -> bool:
 # Random tensors --------------------------------------------------------------------------------------------------
 
 
-def _is_byte(value: ir.Value) -> bool:
+def _is_byte_tensor(value: ir.Value) -> bool:
+    """Return whether a tensor has bytes and a known shape."""
     return value.dtype in (ir.DataType.INT8, ir.DataType.UINT8) and shape(value) is not None
 
 
-def _of_codes(data: Array, value: ir.Value) -> Array:
-    array = np.asarray(data, order="C")  # which leaves scalars scalars
+def _bytes_of_codes(data: Array, value: ir.Value) -> Array:
+    """Convert codes to int8 or uint8, as `value` has."""
+    array = np.asarray(data, order="C")  # scalars stay scalars
     return (array ^ np.uint8(0x80)).view(np.int8) if value.dtype == ir.DataType.INT8 else array
 
 
-def _bytes(value: ir.Value, rng: np.random.Generator) -> Array:
+def _random_bytes(value: ir.Value, rng: np.random.Generator) -> Array:
+    """Draw random bytes for a tensor, of its type and shape."""
     dims = shape(value) or ()
     image = dims if len(dims) == 4 else (int(np.prod(dims[:1])), int(np.prod(dims[1:])), 1, 1)
     data = random_image(rng, (image[0], image[1], image[2], image[3]), 0).reshape(dims)
-    return _of_codes(data.view(np.uint8) ^ np.uint8(0x80), value)
+    return _bytes_of_codes(data.view(np.uint8) ^ np.uint8(0x80), value)
 
 
 def _random_input(value: ir.Value, rng: np.random.Generator) -> Any:
-    """Draw an input: floats away from ties of the model's scale; bytes; other integers 0 and 1, as most are indices.
+    """Draw an input of the model: bytes, floats, or 0 and 1 for other integers, as most are indices. Raises
+    NotComputable.
 
-    Raises NotComputable.
+    Floats that are quantised first are drawn near the middle of quantisation steps, so that rounding does not decide.
     """
     dims = shape(value)
     if not isinstance(value.type, ir.TensorType) or dims is None or value.dtype in (None, ir.DataType.STRING):
         raise NotComputable
-    if _is_byte(value):
-        return _bytes(value, rng)
+    if _is_byte_tensor(value):
+        return _random_bytes(value, rng)
     kind = numpy_dtype(dtype_name(value))
     if kind.kind in "iub":
         return rng.integers(0, 2, dims).astype(kind)
@@ -416,11 +425,11 @@ def _random_input(value: ir.Value, rng: np.random.Generator) -> Any:
         scale = constant(of_scale) if of_scale is not None and node.inputs[0] is value else None
         if scale is not None and scale.size == 1:
             zero = constant(of_zero)
-            to = numpy_dtype(dtype_name(node.outputs[0]))
-            if is_float(to):
-                steps = rng.uniform(-1, 1, dims) * float(ml_dtypes.finfo(to).max)
+            quantised = numpy_dtype(dtype_name(node.outputs[0]))
+            if is_float(quantised):
+                steps = rng.uniform(-1, 1, dims) * float(ml_dtypes.finfo(quantised).max)
             else:
-                limits = ml_dtypes.iinfo(to)
+                limits = ml_dtypes.iinfo(quantised)
                 steps = rng.integers(int(limits.min), int(limits.max), dims, endpoint=True).astype(np.float64)
                 steps += rng.uniform(-0.4, 0.4, dims)
                 steps -= 0 if zero is None else int(zero.reshape(-1)[0])
@@ -434,7 +443,9 @@ def _random_input(value: ir.Value, rng: np.random.Generator) -> Any:
 
 
 def _adds_bias(node: ir.Node) -> bool:
-    """Return whether a bias may be added to products of bytes, which are rounded then."""
+    """Return whether the operator adds an int32 bias to products of bytes; the model's float bias is rounded to
+    that.
+    """
     spec = op_spec(node.op_type)
     return bool(spec.variant_of and spec.having(Role.BIAS) and spec.scale is not None)
 
@@ -449,8 +460,10 @@ def _may_wrap(node: ir.Node) -> bool:
     return bool(np.max(np.abs(bias.astype(np.int64))) + (w.size // bias.size << 16) >= 2**31)
 
 
-def _slack(node: ir.Node) -> float:
-    """Return the steps by which an integer operator may differ from the floats that it replaces, besides rounding."""
+def _allowed_steps(node: ir.Node) -> float:
+    """Return the number of steps by which an integer operator may differ from the floats that it replaces, beside
+    rounding.
+    """
     if is_op(node, "QLinearSoftmax"):
         return 1.0  # its table is scaled by the whole part of 1 / scale
     if not _adds_bias(node) or product_operands(node)[2] is None:
@@ -460,11 +473,13 @@ def _slack(node: ir.Node) -> float:
     if x is None or w is None or y is None:
         return 0.0
     with np.errstate(all="ignore"):
-        return float(0.5 * np.max(x) * np.max(w) / np.min(y))  # of the bias
+        return float(0.5 * np.max(x) * np.max(w) / np.min(y))  # half a step of the bias, in steps of y
 
 
 def _is_other_function(node: ir.Node) -> bool:
-    """Return whether onnxruntime's integer operator is another function than the float operators that it replaces."""
+    """Return whether onnxruntime's integer operator is another function than the float operators that it replaces: an
+    overflowing softmax, an average with other divisors, or sums that wrap.
+    """
     spec = op_spec(node.op_type)
     if is_op(node, "QLinearSoftmax"):  # where the largest power of a row, times 1 / scale, is infinite
         scale, dims = constant(operand(node, "y_scale")), shape(node.outputs[0])
@@ -472,16 +487,15 @@ def _is_other_function(node: ir.Node) -> bool:
             return False
         count = dims[attribute(node, "axis", -1)]
         return bool(largest_power(count) * np.floor(1 / float(scale.item())) >= np.finfo(np.float32).max)
-    if (
-        spec.windows and spec.weights is None and node.inputs[0] is not None
-    ):  # which counts what lies beyond the padding, too
+    if spec.windows and spec.weights is None and node.inputs[0] is not None:
+        # a quantised average counts what lies beyond the padding, too
         dims, attrs = shape(node.inputs[0]), attributes_of(node)
         if dims is None:
             return False
         size = dims[1:-1] if attrs.get("channels_last") else dims[2:]
         try:
-            whole, real = (windows(op, attrs, size) for op in (node.op_type, spec.variant_of))
+            quantised, floating = (windows(op, attrs, size) for op in (node.op_type, spec.variant_of))
         except WindowError:
             return True
-        return any(whole.divisors(axis) != real.divisors(axis) for axis in range(len(size)))
+        return any(quantised.divisors(axis) != floating.divisors(axis) for axis in range(len(size)))
     return _may_wrap(node)

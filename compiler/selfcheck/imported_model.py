@@ -1,13 +1,13 @@
 """The imported model computed operator by operator, before any rewriting: the reference of check_rewriting.
 
-Large models consist of convolutions, products and a few operators between them: those have fast numpy implementations
-here; the host runtime computes all others. A tensor is found by its value number rather than its name: tensors that the
-same operators compute from the same tensors have one number.
+Large models consist of convolutions, products and a few operators between them. These have fast numpy implementations
+here; the host runtime computes all others. A tensor is identified by its value number rather than its name: tensors
+that equal operators compute from equal tensors have one number.
 
 A rewriting may round a QuantizeLinear to the other side, as an integer operator rounds once where the model's floats
-round several times. So it gives two results, with the quotient moved down and up by ROUNDING_MARGIN of a step and by
-the precision that float32 loses; the compiled model's result must lie between them. Other operators are computed for
-both. Where a sum has elements of either, its two results are no bounds, but show the effect of one element
+round several times. So a QuantizeLinear gives two results, with the quotient moved down and up by ROUNDING_MARGIN of a
+step and by the precision that float32 loses; the compiled model's result must lie between them. Other operators are
+computed for both. Where a sum has elements of either, its two results are no bounds, but show the effect of one element
 (`bounds_distance`).
 """
 
@@ -41,7 +41,7 @@ Bounds = tuple[Any, Any]
 ROUNDING_MARGIN = 0.004
 """Part of a quantisation step that another order of roundings may change."""
 MAX_VAGUE_SHARE = 8
-"""A quantised tensor whose bounds differ by more than one in so many of all steps is not compared."""
+"""A quantised tensor is not compared where its bounds differ by more than 1 / MAX_VAGUE_SHARE of its range."""
 SUM_ROUNDING = 4e-6
 """Rounding error of a float32 sum, relative to the largest element."""
 SCALE_RANGE = 2.0**-100, 2.0**100
@@ -51,30 +51,37 @@ MAX_NUMBERED_ELEMENTS = 64
 
 
 class NotComputable(Exception):
-    """A tensor that cannot be computed here: it is random, its weights are not loaded, or its operator refuses."""
+    """Raised for a tensor that cannot be computed here: it is random, its weights are not loaded, or its operator
+    refuses.
+    """
 
 
 class Original:
-    """The tensors of the imported model by value number (equal for equal computations). It copies `model`."""
+    """The tensors of the imported model by value number, which is equal for equal computations. makers, constants,
+    inputs: where the tensor with a number comes from. The model is copied.
+    """
 
     def __init__(self, model: ir.Model) -> None:
-        """Number the values of the graph: inputs, constants by content, and outputs by operator and operands."""
+        """Number the values of the graph: inputs by name, constants by content, and outputs by operator and
+        operands.
+        """
         self.graph = model.clone().graph
         self.opsets = dict(self.graph.opset_imports)
         self.number: dict[str, int] = {"": -1}
-        """Number of each tensor."""
+        """Value number of each tensor by name; -1 for an input that is left out."""
         self.makers: dict[int, ir.Node] = {}
         self.constants: dict[int, ir.Value] = {}
         self.inputs: dict[int, ir.Value] = {}
         known: dict[Any, int] = {}
 
-        def numbered(value: ir.Value, key: Any) -> int:
+        def assign_number(value: ir.Value, key: Any) -> int:
+            """Return the number of `value`: that of earlier values with the same key, or a new one."""
             return self.number.setdefault(value.name or "", known.setdefault(key, len(known)))
 
         for value in self.graph.inputs:
-            self.inputs[numbered(value, value.name)] = value
+            self.inputs[assign_number(value, value.name)] = value
         for value in self.graph.initializers.values():
-            self.constants[numbered(value, _constant_key(value))] = value
+            self.constants[assign_number(value, _constant_key(value))] = value
         for node in self.graph:
             read = tuple(self.number[name] for name in _names_read(node) if name in self.number)
             attributes = tuple(sorted((name, repr(attr.value)) for name, attr in node.attributes.items()))
@@ -82,12 +89,11 @@ class Original:
             for output, out in enumerate(node.outputs):
                 if out.name:
                     key = (node.domain, node.op_type, read, attributes, output, len(node.outputs), distinct)
-                    self.makers.setdefault(numbered(out, key), node)
+                    self.makers.setdefault(assign_number(out, key), node)
 
-    def stops(self, tensor: int, at: Container[int], of_shapes: bool = True) -> set[int]:
-        """Return the tensors of `at` and the inputs from which `tensor` is computed.
-
-        of_shapes: also those of which only the shape is read.
+    def stops(self, tensor: int, candidates: Container[int], of_shapes: bool = True) -> set[int]:
+        """Return the nearest of `candidates`, and the inputs, from which `tensor` is computed. of_shapes: also those of
+        which only the shape is read.
         """
         reached: set[int] = set()
         waiting, seen = [tensor], {tensor}
@@ -96,7 +102,7 @@ class Original:
             if not of_shapes and current in self.makers and self.makers[current].op_type in ("Shape", "Size"):
                 continue
             for operand in self._operands(current):
-                if operand in at or operand in self.inputs:
+                if operand in candidates or operand in self.inputs:
                     reached.add(operand)
                 elif operand not in seen and operand not in self.constants:
                     seen.add(operand)
@@ -106,43 +112,45 @@ class Original:
     def compute(
         self, tensor: int, known: dict[int, Bounds], slack: float = 0, shake: np.random.Generator | None = None
     ) -> Bounds:  # fmt: skip
-        """Compute `tensor` from those in `known`, to which intermediate tensors are added. Raises NotComputable.
+        """Compute the bounds of `tensor` from those in `known`, to which tensors in between are added. Raises
+        NotComputable.
 
-        slack: added to ROUNDING_MARGIN. shake: moves each float result by what its operator may have rounded, up or
-        down.
+        slack: added to ROUNDING_MARGIN, in steps. shake: if given, each float result is moved at random by what its
+        operator may have rounded.
         """
         waiting = [tensor]
         while waiting:  # a model may be deeper than Python's stack
             current = waiting[-1]
             if current not in known and current in self.constants:
-                known[current] = (array := self._constant(current), array)
-            missing = (
-                [] if current in known else [operand for operand in self._operands(current) if operand not in known]
-            )
-            if not missing and current not in known:
-                self._run(current, known, slack)
-                if shake is not None:
-                    known[current] = self._with_random_rounding(current, known, shake)
-            if missing:
-                waiting += missing
-            else:
+                array = self._constant(current)
+                known[current] = array, array
+            if current in known:
                 waiting.pop()
+                continue
+            if missing := [operand for operand in self._operands(current) if operand not in known]:
+                waiting += missing
+                continue
+            self._compute_operator(current, known, slack)
+            if shake is not None:
+                known[current] = self._with_random_rounding(current, known, shake)
+            waiting.pop()
         return known[tensor]
 
     def _with_random_rounding(self, tensor: int, known: Mapping[int, Bounds], rng: np.random.Generator) -> Bounds:
         """Move each float of both bounds up or down at random, by at most what the operator may have rounded."""
         node = self.makers[tensor]
-        inside = INNER_ROUNDING.get(node.op_type)
+        inner_rounding = INNER_ROUNDING.get(node.op_type)
         low, high = (
-            perturb(side, rng, None if inside is None else inside(known[self._operands(tensor)[0]][number]))
-            for number, side in enumerate(known[tensor])
+            perturb(
+                bound, rng, None if inner_rounding is None else inner_rounding(known[self._operands(tensor)[0]][side])
+            )
+            for side, bound in enumerate(known[tensor])
         )
         return low, high
 
     def is_vague(self, known: Mapping[int, Bounds]) -> bool:
-        """Return whether the bounds of a quantised tensor are so wide that nothing follows for later ones.
-
-        So it is behind many 16-bit tensors with several possible values: products of bounds are no bounds.
+        """Return whether the bounds of a quantised tensor are so wide that nothing follows for later ones. That happens
+        behind many 16-bit tensors with several possible values: products of bounds are no bounds.
         """
         for tensor, (low, high) in known.items():
             node = self.makers.get(tensor)
@@ -153,7 +161,7 @@ class Original:
         return False
 
     def quantised(self, known: Mapping[int, Bounds]) -> Iterator[tuple[Array, Array]]:
-        """Yield (operand, scale) of each QuantizeLinear that makes one of `known`, on both sides."""
+        """Yield (operand, scale) of each QuantizeLinear that makes one of `known`, for both bounds."""
         for tensor in known:
             node = self.makers.get(tensor)
             if node is not None and node.op_type == "QuantizeLinear":
@@ -162,18 +170,22 @@ class Original:
                     yield from zip(x, scale)
 
     def _constant(self, tensor: int) -> Array:
+        """Return the content of a constant. NotComputable where it stays in a file."""
         array = constant(self.constants[tensor])
         if array is None or is_mapped(array):
             raise NotComputable
         return array
 
     def _operands(self, tensor: int) -> list[int]:
+        """Return the numbers of the tensors that the maker of `tensor` reads. NotComputable where nothing makes it."""
         if tensor not in self.makers:
             raise NotComputable
         return [self.number[name] for name in _names_read(self.makers[tensor]) if name]
 
-    def _run(self, tensor: int, known: dict[int, Bounds], slack: float) -> None:
-        """Compute the operator that makes `tensor`, for both bounds, and add its outputs to `known`."""
+    def _compute_operator(self, tensor: int, known: dict[int, Bounds], slack: float) -> None:
+        """Compute the operator that makes `tensor`, for both bounds, and add its outputs to `known`. Raises
+        NotComputable.
+        """
         node = self.makers[tensor]
         if node.op_type in RANDOM:
             raise NotComputable
@@ -181,60 +193,60 @@ class Original:
         names = [name for name in _names_read(node) if name]
         sides = [{name: known[self.number[name]][side] for name in names} for side in (0, 1)]
         one_sided = all(sides[0][name] is sides[1][name] for name in names)
-        scales = [np.asarray(array, np.float64) for array in _scales(op, sides[0])]
+        scales = [np.asarray(array, np.float64) for array in _scales_of(op, sides[0])]
         if not all(np.all((array >= SCALE_RANGE[0]) & (array <= SCALE_RANGE[1])) for array in scales):
             raise NotComputable
         if op.op == "QuantizeLinear" and (scale := _quantiser_scale(op, sides[0])) is not None:
             x, y = (values[op.inputs[0]] for values in sides)
-            more = slack + (0.0 if x is y else bounds_distance(x, y) / float(np.min(scale)))
-            low, high = (_quantise_bound(op, values, scale, side, more) for values, side in zip(sides, (-1, 1)))
+            margin = slack + (0.0 if x is y else bounds_distance(x, y) / float(np.min(scale)))
+            low, high = (_quantise_bound(op, values, scale, side, margin) for values, side in zip(sides, (-1, 1)))
             known[tensor] = low, high
             return
-        low_side = run(op, sides[0])
+        low_side = run_operator(op, sides[0])
         if op.op == "QLinearAveragePool" and one_sided:
             known[tensor] = _average_bounds(op, sides[0], low_side[0])
             return
-        high_side = low_side if one_sided else run(op, sides[1])
+        high_side = low_side if one_sided else run_operator(op, sides[1])
         for out, low, high in zip(node.outputs, low_side, high_side):
             if out.name:
                 declared = shape(out)
                 if declared is not None and isinstance(low, np.ndarray) and low.shape != declared:
-                    raise NotComputable  # onnxruntime runs such models where it computes in integers
-                rounds = rounds_once(op)
-                known[self.number[out.name]] = _widen(low, high) if rounds and not one_sided else (low, high)
+                    raise NotComputable  # onnxruntime runs such models only where it computes in integers
+                is_mixed = rounds_once(op) and not one_sided
+                known[self.number[out.name]] = _widen(low, high) if is_mixed else (low, high)
 
 
 INNER_ROUNDING: dict[str, Callable[[Array], Any]] = {
     "Sigmoid": lambda x: 0.25, **dict.fromkeys(("Celu", "Elu", "HardSigmoid", "Selu"), lambda x: 0.5),
     **dict.fromkeys(("BiasGelu", "FastGelu", "Gelu", "HardSwish", "QuickGelu", "Swish"), lambda x: np.abs(x) / 4),
 }  # fmt: skip
-"""Functions in which onnxruntime adds numbers near 1: the rounding error of that, in units of the type at 1, by the
-operand. Small results have an absolute error of this size."""
+"""Functions in which onnxruntime adds numbers near 1: the rounding error of that, in units in the last place at 1, as a
+function of the operand. Small results have an absolute error of this size.
+"""
 
 
-def perturb(array: Any, rng: np.random.Generator, inside: Any = None) -> Any:
-    """Move each float of `array` by one unit in the last place, up or down, or by `inside` units at 1 if that is more.
-
-    Arrays without floats are returned unchanged.
+def perturb(array: Any, rng: np.random.Generator, units_at_one: Any = None) -> Any:
+    """Move each float of `array` up or down at random, by one unit in the last place or, if that is more, by
+    `units_at_one` units in the last place at 1. Arrays without floats are returned unchanged.
     """
     if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
         return array
     with np.errstate(all="ignore"):
         sign = np.where(rng.random(array.shape) < 0.5, -1, 1).astype(array.dtype)
         moved: Array = np.nextafter(array, sign * np.inf)
-        if inside is None:
+        if units_at_one is None:
             return moved
-        step = np.asarray(inside * np.finfo(array.dtype).eps, array.dtype)
+        step = np.asarray(units_at_one * np.finfo(array.dtype).eps, array.dtype)
         return np.where(np.abs(moved - array) < step, array + sign * step, moved)
 
 
 def _widen(low: Array, high: Array) -> Bounds:
-    """Widen the results of an operator that sums and rounds to bounds, as elements may mix both sides."""
+    """Widen the two results of an operator that sums and rounds to bounds, as elements may mix both sides."""
     if low.dtype.kind == "f":
         return low, high
     limits, a, b = np.iinfo(low.dtype), low.astype(np.int64), high.astype(np.int64)
-    more = max(1, int(np.max(np.abs(b - a), initial=0)))
-    bounds = np.minimum(a, b) - more, np.maximum(a, b) + more
+    margin = max(1, int(np.max(np.abs(b - a), initial=0)))
+    bounds = np.minimum(a, b) - margin, np.maximum(a, b) + margin
     return tuple(np.clip(bound, limits.min, limits.max).astype(low.dtype) for bound in bounds)
 
 
@@ -245,7 +257,9 @@ def _names_read(node: ir.Node) -> Iterator[str]:
 
 
 def _constant_key(value: ir.Value) -> Any:
-    """Return a key that is equal for constants that are surely equal."""
+    """Return a key that is equal for constants that surely have equal content: the content of small ones, the name of
+    large ones.
+    """
     if value.const_value is not None and prod(value.const_value.shape.numpy()) <= MAX_NUMBERED_ELEMENTS:
         array = constant(value)
         if array is not None and array.dtype.kind not in "OSU":
@@ -253,8 +267,8 @@ def _constant_key(value: ir.Value) -> Any:
     return value.name
 
 
-def run(op: HostOp, values: Mapping[str, Any]) -> list[Any]:
-    """Compute the outputs of `op`. Raises NotComputable."""
+def run_operator(op: HostOp, values: Mapping[str, Any]) -> list[Any]:
+    """Compute the outputs of `op` from the values of its operands by name. Raises NotComputable."""
     args = [values[name] if name else None for name in op.inputs]
     quick = QUICK.get(op.op) if op.domain in ("", "ai.onnx") else None
     try:
@@ -273,7 +287,7 @@ def rounds_once(op: HostOp) -> bool:
 
 
 def bounds_distance(low: Array, high: Array) -> float:
-    """Return how far a tensor may lie from both of its results."""
+    """Return how far a tensor may lie from both of its results: twice the largest difference between them."""
     with np.errstate(all="ignore"):
         apart = np.abs(np.subtract(high, low, dtype=np.complex128 if low.dtype.kind == "c" else np.float64))
     return 2 * float(np.max(apart, initial=0.0, where=np.isfinite(apart)))
@@ -283,16 +297,16 @@ def bounds_distance(low: Array, high: Array) -> float:
 
 
 def _quantiser_scale(op: HostOp, values: Mapping[str, Any]) -> Array | None:
-    """Return the scale of a QuantizeLinear to 8 or 16 bits, broadcast to its input; None for other operators."""
-    x, scale = values[op.inputs[0]], _scales(op, values)[0]
+    """Return the scale of a QuantizeLinear from float32 to 8 or 16 bits, shaped to broadcast; None for another one."""
+    x, scale = values[op.inputs[0]], _scales_of(op, values)[0]
     if x.dtype != np.float32 or scale.dtype != np.float32 or scale.ndim > 1:
         return None
-    if quantised_type(op, _zero(op, values)).name not in ("int8", "uint8", "int16", "uint16"):
+    if quantised_type(op, _zero_point(op, values)).name not in ("int8", "uint8", "int16", "uint16"):
         return None
     return _broadcast_along_axis(op, scale, x.ndim)
 
 
-def _scales(op: HostOp, values: Mapping[str, Any]) -> list[Array]:
+def _scales_of(op: HostOp, values: Mapping[str, Any]) -> list[Array]:
     """Return the scales of an operator that quantises or computes with quantised tensors."""
     if op.op in ("QuantizeLinear", "DequantizeLinear"):
         scale, _ = quantisation_names(op.op)
@@ -301,7 +315,8 @@ def _scales(op: HostOp, values: Mapping[str, Any]) -> list[Array]:
     return [array for array in arrays if array.dtype.kind == "f"]
 
 
-def _zero(op: HostOp, values: Mapping[str, Any]) -> Array | None:
+def _zero_point(op: HostOp, values: Mapping[str, Any]) -> Array | None:
+    """Return the zero point of a QuantizeLinear or DequantizeLinear; None where it has none."""
     name = find_operand(op.op, op.inputs, quantisation_names(op.op)[1])
     return values[name] if name else None
 
@@ -310,80 +325,83 @@ def _broadcast_along_axis(op: HostOp, array: Array, rank: int) -> Array:
     """Reshape a parameter of a QuantizeLinear to broadcast along its axis."""
     if array.size == 1:
         return array.reshape(())
-    axis = op.attr("axis", 1) % rank
-    return array.reshape([-1 if d == axis else 1 for d in range(rank)])
+    quantised_axis = op.attr("axis", 1) % rank
+    return array.reshape([-1 if axis == quantised_axis else 1 for axis in range(rank)])
 
 
 def _quantise_bound(op: HostOp, values: Mapping[str, Any], scale: Array, side: int, slack: float) -> Array:
-    """Quantise to the least (side -1) or the greatest (1) value that rounding may give."""
-    x, zero = values[op.inputs[0]], _zero(op, values)
-    kind = quantised_type(op, _zero(op, values))
+    """Quantise to the least (side -1) or the greatest (1) value that rounding may give. slack: steps added to
+    ROUNDING_MARGIN.
+    """
+    x, zero = values[op.inputs[0]], _zero_point(op, values)
+    kind = quantised_type(op, _zero_point(op, values))
     limits = np.iinfo(kind)
     with np.errstate(all="ignore"):
         top = max(abs(float(x.max(initial=0.0))), abs(float(x.min(initial=0.0))))
-        is_clean = not np.isnan(top)  # a NaN may become any byte
-        largest = top if is_clean else float(np.nanmax(np.abs(x), initial=0.0))
+        has_nan = np.isnan(top)  # a NaN may become any byte
+        largest = float(np.nanmax(np.abs(x), initial=0.0)) if has_nan else top
         lost = SUM_ROUNDING * largest / float(np.min(scale))
         moved = np.asarray(x / scale)  # a scalar stays an array
         moved += np.float32(side * (ROUNDING_MARGIN + slack + min(lost, 0.5) + 0.5))
         (np.ceil if side < 0 else np.floor)(moved, out=moved)
         if zero is not None and zero.any():
             moved += _broadcast_along_axis(op, zero, x.ndim).astype(np.float32)
-        if not is_clean:
+        if has_nan:
             np.nan_to_num(moved, copy=False, nan=side * np.inf)
         result: Array = np.clip(moved, limits.min, limits.max, out=moved).astype(kind)
     return result
 
 
 def _average_bounds(op: HostOp, values: Mapping[str, Any], y: Array) -> Bounds:
-    """Bound a float mean `y`: within rounding of a tie, the other side is allowed, too."""
+    """Bound a quantised average `y`: where the mean is within rounding of a tie, the other side is allowed, too."""
     names = [find_operand(op.op, op.inputs, f"{name}_{kind}") for name in "xy" for kind in ("scale", "zero_point")]
     sx, zx, sy, zy = (float(values[name].reshape(())) if name else 0.0 for name in names)
-    last = bool(op.attr("channels_last", 0))
-    x: Array = np.moveaxis(values[op.inputs[0]], -1, 1) if last else values[op.inputs[0]]
-    window = _window(op, x, op.attrs["kernel_shape"])
+    channels_last = bool(op.attr("channels_last", 0))
+    x: Array = np.moveaxis(values[op.inputs[0]], -1, 1) if channels_last else values[op.inputs[0]]
+    window = _sliding_window(op, x, op.attrs["kernel_shape"])
     image, total = window.pad(np.subtract(x, zx, dtype=np.float64), 0.0, 2), np.zeros((*x.shape[:2], *window.out))
     for tap in np.ndindex(*window.kernel):
-        total += _tap(window, image, tap)
+        total += _pixels_at_tap(window, image, tap)
     counts: Array = np.maximum(prod(np.ix_(*(window.divisors(axis) for axis in range(len(window.out))))), 1)
     steps = total * (sx / sy) / counts
     below = np.floor(steps)
     is_tie = np.abs(steps - below - 0.5) <= average_error(sx / sy, 255, int(counts.max(initial=1)))
-    if last:
-        below, is_tie = (np.moveaxis(part, 1, -1) for part in (below, is_tie))
+    if channels_last:
+        below, is_tie = (np.moveaxis(array, 1, -1) for array in (below, is_tie))
     limits = np.iinfo(y.dtype)
     low, high = (np.clip(below + zy + side, limits.min, limits.max).astype(y.dtype) for side in (0, 1))
     return np.where(is_tie, low, y), np.where(is_tie, high, y)
 
 
-# What large models consist of ------------------------------------------------------------------------------------
+# Fast implementations of what large models consist of ------------------------------------------------------------
 
 
-def _window(op: HostOp, x: Array, kernel: Iterable[int]) -> SlidingWindow:
+def _sliding_window(op: HostOp, x: Array, kernel: Iterable[int]) -> SlidingWindow:
+    """Return the geometry of the windows of `op` on x [images, channels, ...]."""
     return SlidingWindow.of(Node(op.op, op.attrs, (), ()), x.shape[2:], tuple(kernel))
 
 
-def _tap(window: SlidingWindow, x: Array, tap: tuple[int, ...]) -> Array:
+def _pixels_at_tap(window: SlidingWindow, x: Array, tap: tuple[int, ...]) -> Array:
     """Return the element at `tap` of each window of a padded image: [images, channels, *out]."""
     first = [k * d for k, d in zip(tap, window.dilation)]
-    parts = [slice(at, at + (o - 1) * s + 1, s) for at, s, o in zip(first, window.stride, window.out)]
-    return x[(slice(None), slice(None), *parts)]
+    slices = [slice(start, start + (o - 1) * s + 1, s) for start, s, o in zip(first, window.stride, window.out)]
+    return x[(slice(None), slice(None), *slices)]
 
 
-def _conv(op: HostOp, x: Array, w: Array, bias: Array | None = None) -> Array:
+def _compute_conv(op: HostOp, x: Array, w: Array, bias: Array | None = None) -> Array:
     """Compute a float convolution: depthwise as sums over taps, else by im2col."""
     groups, (outputs, inner, *taps) = op.attr("group", 1), w.shape
-    window = _window(op, x, taps)
+    window = _sliding_window(op, x, taps)
     padded = window.pad(x, 0.0, 2)
     y: Array
     if inner == 1 and outputs == groups == x.shape[1]:
         y = np.zeros((len(x), outputs, *window.out), np.float32)
         for tap in np.ndindex(*taps):
-            y += _tap(window, padded, tap) * w[(slice(None), 0, *tap)].reshape(-1, *[1] * len(taps))
+            y += _pixels_at_tap(window, padded, tap) * w[(slice(None), 0, *tap)].reshape(-1, *[1] * len(taps))
     else:
         columns = np.empty((len(x), x.shape[1], *taps, *window.out), np.float32)
         for tap in np.ndindex(*taps):
-            columns[(slice(None), slice(None), *tap)] = _tap(window, padded, tap)
+            columns[(slice(None), slice(None), *tap)] = _pixels_at_tap(window, padded, tap)
         rows = columns.reshape(len(x), groups, inner * prod(taps), prod(window.out))
         y = np.matmul(w.reshape(groups, outputs // groups, inner * prod(taps)), rows).reshape(
             len(x), outputs, *window.out
@@ -391,27 +409,28 @@ def _conv(op: HostOp, x: Array, w: Array, bias: Array | None = None) -> Array:
     return y if bias is None else y + bias.reshape(-1, *[1] * len(taps))
 
 
-def _max_pool(op: HostOp, x: Array) -> Array:
-    """Compute a float MaxPool; windows in the padding give the least float."""
+def _compute_max_pool(op: HostOp, x: Array) -> Array:
+    """Compute a float MaxPool; windows that see only padding give the least float."""
     kernel = op.attrs["kernel_shape"]
-    window = _window(op, x, kernel)
+    window = _sliding_window(op, x, kernel)
     padded = window.pad(x, -np.inf, 2)
     taps = np.ndindex(*kernel)
-    y: Array = _tap(window, padded, next(taps)).copy()
+    y: Array = _pixels_at_tap(window, padded, next(taps)).copy()
     for tap in taps:
-        np.maximum(y, _tap(window, padded, tap), out=y)
+        np.maximum(y, _pixels_at_tap(window, padded, tap), out=y)
     inside = window.pad(np.ones_like(x[:1, :1], bool), False, 2)
-    is_empty = ~np.logical_or.reduce([_tap(window, inside, tap) for tap in np.ndindex(*kernel)])
+    is_empty = ~np.logical_or.reduce([_pixels_at_tap(window, inside, tap) for tap in np.ndindex(*kernel)])
     return np.where(is_empty, np.finfo(np.float32).min, y)
 
 
-def _gemm(op: HostOp, a: Array, b: Array, c: Array | None = None) -> Array:
+def _compute_gemm(op: HostOp, a: Array, b: Array, c: Array | None = None) -> Array:
+    """Compute a Gemm."""
     a, b = a.T if op.attr("transA", 0) else a, b.T if op.attr("transB", 0) else b
     y: Array = np.float32(op.attr("alpha", 1.0)) * (a @ b)
     return y if c is None else y + np.float32(op.attr("beta", 1.0)) * c
 
 
-def _batch_norm(op: HostOp, x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Array:
+def _compute_batch_norm(op: HostOp, x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Array:
     """Compute BatchNormalization with one factor and one addend for each channel, as onnxruntime does."""
     factor = scale / np.sqrt(var + np.float32(op.attr("epsilon", 1e-5)))
     addend = bias - mean * factor
@@ -421,7 +440,8 @@ def _batch_norm(op: HostOp, x: Array, scale: Array, bias: Array, mean: Array, va
 
 
 QUICK: dict[str, Callable[..., Array]] = {
-    "Conv": _conv, "MaxPool": _max_pool, "Gemm": _gemm, "BatchNormalization": _batch_norm,
+    "Conv": _compute_conv, "MaxPool": _compute_max_pool, "Gemm": _compute_gemm,
+    "BatchNormalization": _compute_batch_norm,
     "GlobalAveragePool": lambda op, x: x.mean(tuple(range(2, x.ndim)), keepdims=True, dtype=np.float32),
 }  # fmt: skip
 """Fast implementations of operators on float32 tensors with one output."""

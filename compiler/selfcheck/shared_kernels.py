@@ -1,4 +1,4 @@
-"""Kernels with sizes as arguments, so that LLVM compiles them once for every layer of every model.
+"""Kernels with sizes as arguments, so that LLVM compiles them once for all layers of all models.
 
 The CPU backend's kernels have fixed sizes, and compiling one takes tens of milliseconds: too long for a check of each
 convolution. `compiled_gemm` is the instruction GEMM for one Config, of which a launch may have thousands.
@@ -29,20 +29,22 @@ from celosia.sim.functional.decode import Instruction
 from celosia.sim.functional.reference import State
 
 UInt8 = NDArray[np.uint8]
-ROWS, COLUMNS, DEPTH, LANES = 8, 16, 4, 64
-"""Rows and columns of a tile of `matrix_product`, bytes of its innermost product; bytes that `column_maxima` reads."""
+ROWS, COLUMNS, DEPTH = 8, 16, 4
+"""Rows and columns of a register tile of `matrix_product`, and bytes that one dot-product instruction multiplies."""
+LANES = 64
+"""Bytes that `column_maxima` compares at once."""
 
 GEMM_LANES = 16
 """Lanes of int32 in a vector of the compiled GEMM."""
 MAX_VECTORS = 8
-"""Limit of the vectors that hold sums at once."""
+"""Limit of the vectors of sums that the compiled GEMM holds in registers."""
 
 I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 V = Any  # an LLVM value; llvmlite has no types
 
 
 def pack_columns(matrix: NDArray[np.int8]) -> NDArray[np.int8]:
-    """Pack matrix [columns, length] for `matrix_product`: [columns/16, length/4, 16, 4], with zeros beyond."""
+    """Pack weights [columns, length] for `matrix_product`: [columns/16, length/4, 16, 4], padded with zeros."""
     columns, length = matrix.shape
     padded = np.zeros((_round_up(columns, COLUMNS), _round_up(length, DEPTH)), np.int8)
     padded[:columns, :length] = matrix
@@ -51,7 +53,9 @@ def pack_columns(matrix: NDArray[np.int8]) -> NDArray[np.int8]:
 
 
 def rows_for(rows: int, length: int) -> UInt8:
-    """Allocate the left operand of `matrix_product`, [rows, length] rounded up; the padding may hold anything."""
+    """Allocate the left operand of `matrix_product`, [rows, length] rounded up. What the padding holds does not
+    matter.
+    """
     return np.empty((_round_up(rows, ROWS), _round_up(length, DEPTH)), np.uint8)
 
 
@@ -69,7 +73,7 @@ def matrix_product(
     biases[: len(bias)], scales[: len(scale)] = bias, scale
     y = np.empty((rows, blocks * COLUMNS), np.uint8)
     pointers = [array.ctypes.data for array in (x, w, biases, scales, y)]
-    _functions()["dots"](*pointers, zero_x, float(zero_y), rows, blocks, length // DEPTH)
+    _linked_functions()["dots"](*pointers, zero_x, float(zero_y), rows, blocks, length // DEPTH)
     return y[:, : len(bias)]
 
 
@@ -78,23 +82,23 @@ def column_maxima(x: UInt8) -> UInt8:
     taps, count = x.shape
     assert x.flags.c_contiguous and count % LANES == 0
     y = np.empty(count, np.uint8)
-    _functions()["largest"](x.ctypes.data, y.ctypes.data, taps, count)
+    _linked_functions()["largest"](x.ctypes.data, y.ctypes.data, taps, count)
     return y
 
 
-_OPERANDS = {"acc": GEMM_LOOPS[:3], "inp": GEMM_LOOPS, "wgt": GEMM_LOOPS}
-"""Scratchpad that GEMM addresses -> loops that advance the address."""
-_FIELDS = (
+ADDRESS_LOOPS = {"acc": GEMM_LOOPS[:3], "inp": GEMM_LOOPS, "wgt": GEMM_LOOPS}
+"""The scratchpads that GEMM addresses, each with the loops that advance the address."""
+GEMM_FIELDS = (
     *(f"extent_{loop}" for loop in GEMM_LOOPS), "accumulate",
-    *(f"{operand}_{at}" for operand, loops in _OPERANDS.items() for at in ("base", *loops)),
+    *(f"{operand}_{at}" for operand, loops in ADDRESS_LOOPS.items() for at in ("base", *loops)),
 )  # fmt: skip
 """Fields of GEMM, in the order in which its kernel reads them."""
 
 
 def compiled_gemm(state: State) -> Callable[[Instruction], None] | None:
-    """Return a function that executes a GEMM on `state` as `sim.reference.gemm` does, or None.
+    """Return a function that executes a GEMM instruction on `state` as the functional simulator does, but faster.
 
-    None where entries of the Config fill no vectors, or this processor has no instruction for products of bytes.
+    None where entries of the Config fill no vectors, or where this processor has no dot-product instruction for bytes.
     """
     cfg = state.cfg
     row = cfg.group * cfg.block_in
@@ -102,21 +106,23 @@ def compiled_gemm(state: State) -> Callable[[Instruction], None] | None:
     if not is_supported or not dot_instructions(dot.features())[1]:
         return None
     function, code = _link_gemm(cfg)
-    pointers = [getattr(state, operand).ctypes.data for operand in _OPERANDS]
+    pointers = [getattr(state, operand).ctypes.data for operand in ADDRESS_LOOPS]
     pick_fields: Callable[[Sequence[int]], tuple[int, ...]] | None = None
 
     def execute(instruction: Instruction) -> None:
+        """Execute one GEMM instruction."""
         nonlocal pick_fields
-        if pick_fields is None:  # of all GEMMs in the same places
-            pick_fields = itemgetter(*(instruction.names.index(name) for name in _FIELDS))
+        if pick_fields is None:  # all GEMMs have their fields at the same positions
+            pick_fields = itemgetter(*(instruction.names.index(name) for name in GEMM_FIELDS))
         fields = array("q", pick_fields(instruction.values))
         function(fields.buffer_info()[0], *pointers)
-        assert code is not None  # which lives as long as this
+        assert code is not None  # keeps the machine code alive
 
     return execute
 
 
 def _round_up(size: int, step: int) -> int:
+    """Round `size` up to a multiple of `step`."""
     return -(-size // step) * step
 
 
@@ -124,8 +130,8 @@ def _round_up(size: int, step: int) -> int:
 
 
 @cache
-def _functions() -> dict[str, Any]:
-    """Link the kernels for this processor, as functions of ctypes by name."""
+def _linked_functions() -> dict[str, Any]:
+    """Compile and link the two kernels for this processor. Returns them as functions of ctypes by name."""
     module = ir.Module("selfcheck")
     module.features = dot.features()
     _write_matrix_product(module)
@@ -137,12 +143,14 @@ def _functions() -> dict[str, Any]:
         "largest": [pointer] * 2 + [integer] * 2,
     }
     functions: dict[str, Any] = {name: ctypes.CFUNCTYPE(None, *args)(linked[name]) for name, args in types.items()}
-    return functions | {"code": linked}  # which lives as long as they do
+    return functions | {"code": linked}  # keeps the machine code alive
 
 
 @cache
 def _link_gemm(cfg: Config) -> tuple[Any, Any]:
-    """Link the GEMM of `cfg` for this processor. Returns the function and the owner of its code."""
+    """Compile and link the GEMM of `cfg` for this processor. Returns the function, and the owner of its machine
+    code.
+    """
     module = ir.Module("selfcheck")
     module.features = dot.features()
     _write_gemm(module, cfg)
@@ -151,17 +159,20 @@ def _link_gemm(cfg: Config) -> tuple[Any, Any]:
 
 
 def _link(module: Any, names: list[str]) -> Any:
-    """Compile and link a module, with a cache. Returns the addresses of its functions, whose code it owns."""
+    """Compile and link a module, with a cache on disk. Returns the addresses of its functions by name; the result owns
+    their code.
+    """
     text = str(module)
 
     def make() -> CompiledKernel:
+        """Compile the module, where it is not in the cache."""
         return CompiledKernel(names[0], (), (), 0, machine.optimise(text, level=0, unroll=False)[1], machine.host())
 
     return machine.link(names, llvm_compile.read_or_compile(text, "", make).code)
 
 
 def _new_function(module: Any, name: str, types: list[Any]) -> tuple[Any, list[V]]:
-    """Create a function. Returns a builder and its arguments; pointers do not overlap."""
+    """Create a function whose pointers do not overlap. Returns an LLVM builder and the arguments."""
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), types), name)
     function.attributes.add("nounwind")
     for argument in function.args:
@@ -171,10 +182,9 @@ def _new_function(module: Any, name: str, types: list[Any]) -> tuple[Any, list[V
 
 
 @contextmanager
-def _loop(b: Any, count: V, carried: list[V] | None = None) -> Iterator[V]:
-    """Write a loop over 0, 1, … below `count`, which runs at least once.
-
-    carried: values of one iteration that the next one receives.
+def _write_loop(b: Any, count: V, carried: list[V] | None = None) -> Iterator[V]:
+    """Write a loop over 0, 1, … below `count`, which runs at least once. carried: values that each iteration hands to
+    the next one; the list is updated in place.
     """
     values = [] if carried is None else carried
     before, head = b.block, b.append_basic_block("loop")
@@ -194,46 +204,52 @@ def _loop(b: Any, count: V, carried: list[V] | None = None) -> Iterator[V]:
 
 
 def _element_pointer(b: Any, base: V, index: V, element: Any) -> V:
+    """Write the address of element `index` of an array at `base`."""
     return b.gep(base, [index], source_etype=element)
 
 
-def _splat(b: Any, value: V, lanes: int) -> V:
+def _broadcast(b: Any, value: V, lanes: int) -> V:
+    """Write a vector whose lanes all hold `value`."""
     wide = ir.VectorType(value.type, lanes)
-    one = b.insert_element(ir.Constant(wide, ir.Undefined), value, I32(0))
-    return b.shuffle_vector(one, ir.Constant(wide, ir.Undefined), ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
+    first_lane = b.insert_element(ir.Constant(wide, ir.Undefined), value, I32(0))
+    return b.shuffle_vector(
+        first_lane, ir.Constant(wide, ir.Undefined), ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+    )
 
 
 def _write_matrix_product(module: Any) -> None:
-    """Write `matrix_product` in tiles of ROWS x COLUMNS: a lane for each column, an accumulator for each row."""
+    """Write `matrix_product` in register tiles of ROWS x COLUMNS: a lane for each column, an accumulator for each
+    row.
+    """
     pointer = ir.PointerType()
     types = [pointer] * 5 + [I32, F32] + [I64] * 3
     b, (x, w, bias, scale, y, zero_x, zero_y, rows, blocks, depth) = _new_function(module, "dots", types)
     ints, floats, bytes_ = (ir.VectorType(kind, COLUMNS) for kind in (I32, F32, I8))
     tile = b.alloca(ir.ArrayType(ints, ROWS))
-    tile.type = pointer  # llvmlite would compare the type of what is stored with that of the array
-    zeros, ones = _splat(b, zero_y, COLUMNS), _splat(b, I32(0x01010101), COLUMNS)
-    with _loop(b, blocks) as block:
+    tile.type = pointer  # else llvmlite would refuse to store another type than the array
+    zeros, ones = _broadcast(b, zero_y, COLUMNS), _broadcast(b, I32(0x01010101), COLUMNS)
+    with _write_loop(b, blocks) as block:
         factor = b.load(_element_pointer(b, scale, block, floats), typ=floats, align=4)
         columns = _element_pointer(b, w, b.mul(block, depth), ints)
         sums = [ir.Constant(ints, [0] * COLUMNS)]
-        with _loop(b, depth, sums) as k:
+        with _write_loop(b, depth, sums) as k:
             sums[0] = dot.dot4(
                 b, sums[0], ones, b.load(_element_pointer(b, columns, k, ints), typ=ints, align=1), module.features
             )
         offset = b.load(_element_pointer(b, bias, block, ints), typ=ints, align=4)
-        offset = b.sub(offset, b.mul(sums[0], _splat(b, zero_x, COLUMNS)))
-        with _loop(b, b.udiv(rows, I64(ROWS))) as part:
+        offset = b.sub(offset, b.mul(sums[0], _broadcast(b, zero_x, COLUMNS)))
+        with _write_loop(b, b.udiv(rows, I64(ROWS))) as part:
             first = b.mul(part, I64(ROWS))
             lines = [_element_pointer(b, x, b.mul(b.add(first, I64(row)), depth), I32) for row in range(ROWS)]
             sums = [offset] * ROWS
-            with _loop(b, depth, sums) as k:
+            with _write_loop(b, depth, sums) as k:
                 right = b.load(_element_pointer(b, columns, k, ints), typ=ints, align=1)
                 for row, line in enumerate(lines):
-                    left = _splat(b, b.load(_element_pointer(b, line, k, I32), typ=I32, align=1), COLUMNS)
+                    left = _broadcast(b, b.load(_element_pointer(b, line, k, I32), typ=I32, align=1), COLUMNS)
                     sums[row] = dot.dot4(b, sums[row], left, right, module.features)
             for row, total in enumerate(sums):
                 b.store(total, _element_pointer(b, tile, I64(row), ints))
-            with _loop(b, I64(ROWS)) as row:
+            with _write_loop(b, I64(ROWS)) as row:
                 value = b.fmul(b.sitofp(b.load(_element_pointer(b, tile, row, ints), typ=ints), floats), factor)
                 value = b.fadd(_call_intrinsic(b, "llvm.rint", value), zeros)
                 for name, limit in (("llvm.maxnum", 0.0), ("llvm.minnum", 255.0)):
@@ -244,7 +260,7 @@ def _write_matrix_product(module: Any) -> None:
 
 
 def _call_intrinsic(b: Any, name: str, *values: V) -> V:
-    """Call an intrinsic of LLVM on vectors of floats or bytes."""
+    """Write a call of an LLVM intrinsic on vectors of floats or bytes."""
     kind = values[0].type
     suffix = f"v{kind.count}{'f32' if kind.element == F32 else 'i8'}"
     function = b.module.globals.get(f"{name}.{suffix}")
@@ -258,9 +274,9 @@ def _write_column_maxima(module: Any) -> None:
     pointer, wide = ir.PointerType(), ir.VectorType(I8, LANES)
     b, (x, y, taps, count) = _new_function(module, "largest", [pointer, pointer, I64, I64])
     parts = b.udiv(count, I64(LANES))
-    with _loop(b, parts) as part:
+    with _write_loop(b, parts) as part:
         best = [ir.Constant(wide, [0] * LANES)]
-        with _loop(b, taps, best) as tap:
+        with _write_loop(b, taps, best) as tap:
             value = b.load(_element_pointer(b, x, b.add(b.mul(tap, parts), part), wide), typ=wide, align=1)
             best[0] = _call_intrinsic(b, "llvm.umax", best[0], value)
         b.store(best[0], _element_pointer(b, y, part, wide), align=1)
@@ -268,33 +284,36 @@ def _write_column_maxima(module: Any) -> None:
 
 
 def _write_gemm(module: Any, cfg: Config) -> None:
-    """Write GEMM with fields and scratchpads as arguments; a lane multiplies four bytes of an input and a weight."""
+    """Write the instruction GEMM, with its fields and scratchpads as arguments. A lane multiplies four bytes of an
+    input by four of a weight. Weights are made unsigned for the dot product by adding 128; 128 times the sum of inputs
+    is subtracted at the end.
+    """
     pointer, wide = ir.PointerType(), ir.VectorType(I32, GEMM_LANES)
     b, (field_values, acc, inp, wgt) = _new_function(module, "gemm", [pointer] * 4)
     fields = {
         name: b.load(_element_pointer(b, field_values, I64(vector), I64), typ=I64)
-        for vector, name in enumerate(_FIELDS)
+        for vector, name in enumerate(GEMM_FIELDS)
     }
     vectors = min(MAX_VECTORS, cfg.group * cfg.block_in // (4 * GEMM_LANES))
-    signs, ones = (_splat(b, I32(factor), GEMM_LANES) for factor in (0x80808080 - (1 << 32), 0x01010101))
+    signs, ones = (_broadcast(b, I32(factor), GEMM_LANES) for factor in (0x80808080 - (1 << 32), 0x01010101))
     index: dict[str, V] = {}
 
     def entry(operand: str) -> V:
-        """Return the address of an operand's entry in the loops so far."""
+        """Write the address of an operand's entry in the loops that are open."""
         address = fields[f"{operand}_base"]
-        for loop in index.keys() & set(_OPERANDS[operand]):
+        for loop in index.keys() & set(ADDRESS_LOOPS[operand]):
             address = b.add(address, b.mul(index[loop], fields[f"{operand}_{loop}"]))
         return b.and_(address, I64(scratchpads(cfg)[operand].depth - 1))
 
     with ExitStack() as loops:
         for loop in GEMM_LOOPS[:3]:
-            index[loop] = loops.enter_context(_loop(b, fields[f"extent_{loop}"]))
-        sample = loops.enter_context(_loop(b, I64(cfg.batch)))
-        part = loops.enter_context(_loop(b, I64(cfg.block_out * cfg.block_in // (4 * GEMM_LANES * vectors))))
-        sums = [ir.Constant(wide, [0] * GEMM_LANES)] * (vectors + 1)  # the last one of inputs alone
+            index[loop] = loops.enter_context(_write_loop(b, fields[f"extent_{loop}"]))
+        sample = loops.enter_context(_write_loop(b, I64(cfg.batch)))
+        part = loops.enter_context(_write_loop(b, I64(cfg.block_out * cfg.block_in // (4 * GEMM_LANES * vectors))))
+        sums = [ir.Constant(wide, [0] * GEMM_LANES)] * (vectors + 1)  # the last one adds up inputs only
         with ExitStack() as inner:
             for loop in GEMM_LOOPS[3:]:
-                index[loop] = inner.enter_context(_loop(b, fields[f"extent_{loop}"], sums))
+                index[loop] = inner.enter_context(_write_loop(b, fields[f"extent_{loop}"], sums))
             quads = cfg.block_in // 4
             few = ir.VectorType(I32, quads)
             address = b.add(b.mul(entry("inp"), I64(cfg.batch)), sample)
@@ -306,17 +325,17 @@ def _write_gemm(module: Any, cfg: Config) -> None:
             )
             rows = _element_pointer(b, wgt, address, I8)
             for vector in range(vectors):
-                w = b.xor(b.load(_element_pointer(b, rows, I64(vector), wide), typ=wide, align=1), signs)  # plus 128
+                w = b.xor(b.load(_element_pointer(b, rows, I64(vector), wide), typ=wide, align=1), signs)  # adds 128
                 sums[vector] = dot.dot4(b, sums[vector], w, x, module.features)
             sums[-1] = dot.dot4(b, sums[-1], ones, x, module.features)
         for loop in GEMM_LOOPS[3:]:
             del index[loop]
-        correction = b.shl(sums.pop(), _splat(b, I32(7), GEMM_LANES))
+        correction = b.shl(sums.pop(), _broadcast(b, I32(7), GEMM_LANES))
         column = b.mul(part, I64(vectors * GEMM_LANES // quads))
         address = b.add(b.mul(entry("acc"), I64(cfg.out_pieces)), b.udiv(column, I64(cfg.group)))
         address = b.add(b.mul(address, I64(cfg.batch)), sample)
         address = b.add(b.mul(address, I64(cfg.group)), b.urem(column, I64(cfg.group)))
-        _add_lanes(
+        _write_lane_sums(
             b,
             [b.sub(factor, correction) for factor in sums],
             quads,
@@ -326,12 +345,14 @@ def _write_gemm(module: Any, cfg: Config) -> None:
     b.ret_void()
 
 
-def _add_lanes(b: Any, sums: list[V], quads: int, to: V, accumulate: V) -> None:
-    """Add the sums of each `quads` lanes, to the old value where `accumulate` is not 0, and store them."""
+def _write_lane_sums(b: Any, sums: list[V], quads: int, target: V, accumulate: V) -> None:
+    """Write the sums of each `quads` neighbouring lanes to `target`, added to its old values where `accumulate` is not
+    0.
+    """
     count = GEMM_LANES // quads
     few, nothing = ir.VectorType(I32, count), ir.Constant(sums[0].type, ir.Undefined)
     for position, vector_sum in enumerate(sums):
-        pointer = _element_pointer(b, to, I64(position), few)
+        pointer = _element_pointer(b, target, I64(position), few)
         old = b.select(
             b.icmp_signed("!=", accumulate, I64(0)), b.load(pointer, typ=few, align=4), ir.Constant(few, [0] * count)
         )

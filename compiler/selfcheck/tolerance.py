@@ -1,4 +1,4 @@
-"""Tolerance of the check: how far a tensor of the compiled model may lie from the imported model's bounds."""
+"""Tolerance of the second check: how far a compiled model's tensor may lie from the imported model's bounds."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from celosia.compiler.selfcheck.imported_model import Bounds, Original, bounds_d
 
 Array = NDArray[Any]
 RELATIVE, ABSOLUTE = 1e-4, 2e-5
-"""Change of floats by another order of sums, relative to the element and to the largest of the tensor."""
+"""How much another order of a sum may change a float: relative to the element, and to the largest element of the
+tensor.
+"""
 ROUNDINGS = 8
-"""Roundings of 16-bit floats, one per operator, between two compared tensors."""
+"""Number of roundings of 16-bit floats, one per operator, that may lie between two compared tensors."""
 
 
 def difference_from_bounds(actual: Any, low: Any, high: Any, margin: float | Array = 0.0) -> str:
-    """Describe how `actual` lies outside of the bounds; "" where it does not.
+    """Describe how the tensor `actual` lies outside of the bounds; "" where it does not.
 
-    margin: added tolerance of floats, for each element or for all.
+    low, high: the bounds; one object for both where the tensor is exact. They may be lists, for sequences, or None, for
+    an empty optional. margin: added tolerance of floats, for each element or for all.
     """
     if isinstance(low, list):
-        is_like = isinstance(actual, list) and len(actual) == len(low)
-        return next(filter(None, map(difference_from_bounds, actual, low, high)), "") if is_like else "another sequence"
+        if not isinstance(actual, list) or len(actual) != len(low):
+            return "another sequence"
+        return next(filter(None, map(difference_from_bounds, actual, low, high)), "")
     if low is None or actual is None:
         return "" if low is actual else "one is an empty optional"
     actual, low, high = np.asarray(actual), np.asarray(low), np.asarray(high)
@@ -52,7 +56,9 @@ def difference_from_bounds(actual: Any, low: Any, high: Any, margin: float | Arr
 
 
 def _is_too_far(actual: Array, low: Array, high: Array, margin: float | Array) -> Array:
-    """Return where floats are further from [low, high] than another order of sums explains."""
+    """Return, for each element, whether a float is further from [low, high] than another order of sums and the margin
+    explain.
+    """
     wide = np.complex128 if actual.dtype.kind == "c" else np.float64
     a, b = actual.astype(wide), low.astype(wide)
     sizes = np.where(np.isfinite(b), np.abs(b), 0.0)
@@ -63,7 +69,9 @@ def _is_too_far(actual: Array, low: Array, high: Array, margin: float | Array) -
 
 
 def _rounding_loss(kind: np.dtype[Any], sizes: Array) -> Array:
-    """Bound the rounding loss of elements of such sizes: in float16 one rounding after each operator, in a byte one."""
+    """Bound what rounding may change in elements of these sizes: ROUNDINGS roundings of 16-bit floats, or one of a
+    byte.
+    """
     eps = float(ml_dtypes.finfo(kind).eps)
     if kind.itemsize == 1:
         return eps * np.maximum(sizes, float(ml_dtypes.finfo(kind).smallest_subnormal))
@@ -73,30 +81,35 @@ def _rounding_loss(kind: np.dtype[Any], sizes: Array) -> Array:
 
 
 ROUNDING_DRAWS, SAFETY_FACTOR = 3, 16
-"""Random perturbations that estimate the effect of rounding, and the factor by which their maximum is multiplied."""
+"""Number of random perturbations that estimate the effect of rounding, and the factor by which the largest effect is
+multiplied.
+"""
 SIGN_DRAWS = 32
-"""Perturbations that tell whether rounding decides that a result is finite, such as the root of a difference."""
+"""Number of perturbations that tell whether rounding decides that a result is finite, such as the root of a
+difference.
+"""
 
 
-def beyond_rounding(original: Original, tensor: int, given: Mapping[int, Any], bounds: Bounds, actual: Array) -> str:
+def difference_beyond_rounding(
+    original: Original, tensor: int, inputs: Mapping[int, Any], bounds: Bounds, actual: Array
+) -> str:
     """Describe how `actual` lies outside of float `bounds` further than rounding explains; "" where it does not.
 
-    If perturbed results are too close, inputs are perturbed, too, as within a sum that cancels: each element is allowed
-    its own movement, and rounding may decide whether a result is finite, or which infinity it is.
+    inputs: values of the tensors from which both models compute it, by value number. The imported model is computed
+    again with perturbed results; where these are too close, inputs are perturbed, too, as for a sum that cancels. Then
+    each element may move as far as it did, and rounding may decide whether it is finite, or which infinity it is.
     """
     plain = bounds[0]
-    perturbed = _perturbed_results(original, tensor, given, plain, ROUNDING_DRAWS)
+    perturbed = _perturbed_results(original, tensor, inputs, plain, ROUNDING_DRAWS)
     movement: Any = max((np.max(_distance(result, plain), initial=0.0) for result in perturbed), default=0.0)
     if not difference_from_bounds(actual, *bounds, SAFETY_FACTOR * float(movement)):
         return ""
     movement = np.zeros(plain.shape)
     is_finite, is_open = np.isfinite(plain), np.zeros(plain.shape, bool)
-    for result_ in _perturbed_results(original, tensor, given, plain, SIGN_DRAWS, inputs=True):
-        movement = np.maximum(movement, _distance(result_, plain))
-        is_finite, is_open = (
-            is_finite | np.isfinite(result_),
-            is_open | (_number_class(result_) != _number_class(plain)),
-        )
+    for result in _perturbed_results(original, tensor, inputs, plain, SIGN_DRAWS, perturb_inputs=True):
+        movement = np.maximum(movement, _distance(result, plain))
+        is_finite |= np.isfinite(result)
+        is_open |= _number_class(result) != _number_class(plain)
     undefined = is_open & (_number_class(actual) != _number_class(plain)) & (is_finite | ~np.isfinite(actual))
     return difference_from_bounds(np.where(undefined, plain, actual), *bounds, SAFETY_FACTOR * movement)
 
@@ -108,22 +121,23 @@ def _number_class(array: Array) -> NDArray[np.int8]:
 
 
 def _perturbed_results(
-    original: Original, tensor: int, values: Mapping[int, Any], plain: Array, count: int, inputs: bool = False
+    original: Original, tensor: int, inputs: Mapping[int, Any], plain: Array, count: int, perturb_inputs: bool = False
 ) -> Iterator[Array]:
-    """Yield `tensor` with each result of the imported model's operators moved by one unit in the last place at random.
+    """Yield `tensor` computed `count` times, with each result of an operator moved at random by one unit in the last
+    place.
 
-    (CESTAC: Vignes 1993.) inputs: `values`, from which it is computed, are moved, too.
+    (CESTAC: Vignes 1993.) plain: the unperturbed result. perturb_inputs: whether `inputs` are moved, too.
     """
     for seed in range(count):
         rng = np.random.default_rng(seed)
-        known = {each: (perturb(value, rng) if inputs else value,) * 2 for each, value in values.items()}
+        known = {number: (perturb(value, rng) if perturb_inputs else value,) * 2 for number, value in inputs.items()}
         result, _ = original.compute(tensor, known, shake=rng)
         if np.shape(result) == plain.shape:
             yield result
 
 
 def _distance(result: Array, plain: Array) -> Array:
-    """Return the distance of each element from `plain`; 0 where that is no number."""
+    """Return the distance of each element of `result` from `plain`; 0 where it is no finite number."""
     with np.errstate(all="ignore"):
         distance = np.abs(result.astype(np.float64) - plain)
     return np.where(np.isfinite(distance), distance, 0.0)

@@ -1,14 +1,31 @@
-"""A superoptimiser of graphs: rules that are proved, chosen by the cycles of the whole launch.
+"""A superoptimiser of graphs: proved rules rewrite a model, and those are chosen that save cycles of the whole launch.
 
 In the order in which a model passes the files:
 
-optimise                     an ONNX model to one that computes the same bytes in fewer cycles
-reading, forms, graph        which operations of the algebra a model's operators are
-terms, operators, rule, rules/, sizes    what a rule is, and which are written by hand; stored: generated ones
-elements, meaning, prover, proofs, trial which rules are proved, and a test of proofs in onnxruntime's arithmetic
-matching, search, state      where rules fit, and which are taken
-neighbourhood, price, kept               what a step saves, by cycles or by time
-scales, writing              the model as ONNX again; derivation, changes: how it came to be
-floats, reals (with their forms and meanings), rounding    fast-math: floats as real numbers, and the error
-equal                        whether two models give the same bytes under an oracle
+optimise            from an ONNX model to one that computes the same bytes in fewer cycles: the stages below, in order
+budget              parse how long a search may take
+reading             ONNX nodes to operations of the algebra; byte_forms, float_forms and real_forms read each operator
+graph               a model in the algebra
+search              which rules are applied and where; state: the progress of a search
+matching            where a rule fits, and the graph after it
+neighbourhood       estimated saving of one step
+price               cost of a whole model: predicted cycles, or measured time of CPU kernels
+scales              scales of ONNX for the multipliers of a new product
+writing             operations back to ONNX nodes, for each operator
+compare_outputs     whether two models give the same bytes on random inputs
+rounding            with fast-math: how far outputs may differ, and do
+search_records      earlier results of searches, kept in the file of `celosia tune`
+derivation          the steps as text and as metadata of the model; graph_difference: operators before and after
+
+What a rule is, and why it holds:
+
+sizes, terms, rule  symbolic sizes, terms over operators, and rules of two sides
+rules/              rules written by hand
+generation/         rules found by enumeration; generated_rules: the file that holds those that win
+operators           shape of each operator's result, and its value in numpy; shape_demands: which operands it accepts
+elements, meaning   an element of each operator's result as an expression, for proofs
+prover              proofs of rules for all sizes; proofs: the files of proofs, without which no rule is used
+trial               tests of rules on random tensors
+windows, floats, reals  operators on averages, floats and real numbers; window_meaning, float_meaning, real_meaning:
+                    their elements
 """

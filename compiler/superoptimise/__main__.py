@@ -1,9 +1,8 @@
-"""python -m celosia.compiler.superoptimise [--check]: prove every rule, and write proofs.json and the files like it, or
-compare with them.
-python -m celosia.compiler.superoptimise --generate: generate rules, and count them; `python -m benchmarks superoptimise
---only generate` writes those that win on a network to generated.json.
-python -m celosia.compiler.superoptimise --rediscover: generate rules without those written by hand, and count how many
-of these follow from them.
+"""python -m celosia.compiler.superoptimise [--check]: prove every rule and write the files of proofs, or compare with
+them. python -m celosia.compiler.superoptimise --generate: generate rules and print how many there are. To write those
+that save cycles on a network to generated.json, run `python -m benchmarks superoptimise --only generate`. python -m
+celosia.compiler.superoptimise --rediscover: generate rules without knowing those written by hand, and count how many of
+these follow from the generated ones.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from celosia.compiler.program.safe_files import write_text
+from celosia.compiler.superoptimise.generated_rules import generated_rules, stored_text, stored_wins
 from celosia.compiler.superoptimise.proofs import (
     FILE,
     FLOATS_FILE,
@@ -23,15 +23,14 @@ from celosia.compiler.superoptimise.proofs import (
     REALS_FILE,
     WINDOWS_FILE,
     RuleError,
-    text_of,
+    proof_file_text,
 )
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import FLOATS, GROUPS, REALS, RULES, WINDOWS
-from celosia.compiler.superoptimise.stored import generated_rules, stored_text, stored_wins
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code: 1 where a rule is not proved, or a file differs with --check."""
+    """Run the command. Returns the exit code: 1 where a rule is not proved, or a file differs with --check."""
     parser = argparse.ArgumentParser(prog="python -m celosia.compiler.superoptimise", description=__doc__)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--generate", action="store_true")
@@ -39,22 +38,28 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.rediscover:
-            return _rediscover()
+            return _count_rediscovered()
         if options.generate:
-            return 0 if _generate(RULES) else 1
-        others = [rule for rule in RULES if rule not in WINDOWS]
+            return 0 if _generate_rules(RULES) else 1
+        integer_rules = [rule for rule in RULES if rule not in WINDOWS]
         texts: dict[Path, Callable[[], str]] = {
-            file: partial(text_of, rules, file)
-            for file, rules in ((FILE, others), (FLOATS_FILE, FLOATS), (WINDOWS_FILE, WINDOWS), (REALS_FILE, REALS))
+            file: partial(proof_file_text, rules, file)
+            for file, rules in (
+                (FILE, integer_rules),
+                (FLOATS_FILE, FLOATS),
+                (WINDOWS_FILE, WINDOWS),
+                (REALS_FILE, REALS),
+            )
         }
         texts[GENERATED] = lambda: stored_text(generated_rules(), stored_wins())
-        return max(_write(file, text(), options.check) for file, text in texts.items())
+        return max(_write_or_compare(file, text(), options.check) for file, text in texts.items())
     except RuleError as error:
         print(f"celosia: error: {error}", file=sys.stderr)
         return 1
 
 
-def _write(file: Path, text: str, check: bool) -> int:
+def _write_or_compare(file: Path, text: str, check: bool) -> int:
+    """Write the proofs `text` to `file`, or with `check` compare them with it. Returns the exit code."""
     count = text.count('"digest": ')
     if not check:
         write_text(file, text)
@@ -67,8 +72,8 @@ def _write(file: Path, text: str, check: bool) -> int:
     return 0
 
 
-def _generate(known: tuple[RewriteRule, ...]) -> list[RewriteRule]:
-    """Generate the rules of all vocabularies, which do not follow from `known`, and print how many there are."""
+def _generate_rules(known: tuple[RewriteRule, ...]) -> list[RewriteRule]:
+    """Generate rules in all vocabularies that do not follow from `known`, and print how many there are."""
     from celosia.compiler.superoptimise.generation.generator import Counts, Generator
     from celosia.compiler.superoptimise.generation.vocabularies import VOCABULARIES
 
@@ -77,21 +82,25 @@ def _generate(known: tuple[RewriteRule, ...]) -> list[RewriteRule]:
         started = time.perf_counter()
         counts = generator.run(vocabulary)
         total += counts
-        print(f"{vocabulary.name}: {_listed(counts)}, {time.perf_counter() - started:.0f} s", flush=True)
-    print(f"all: {_listed(total)}")
+        print(f"{vocabulary.name}: {_format_counts(counts)}, {time.perf_counter() - started:.0f} s", flush=True)
+    print(f"all: {_format_counts(total)}")
     return generator.rules
 
 
-def _listed(counts: Mapping[str, int]) -> str:
+def _format_counts(counts: Mapping[str, int]) -> str:
+    """Format counts as a list for the terminal."""
     return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
 
-def _rediscover() -> int:
+def _count_rediscovered() -> int:
+    """Generate rules from nothing, and print how many of the rules by hand follow from them. Returns the exit code."""
     from celosia.compiler.superoptimise.generation.subsumption import is_subsumed
 
-    rules = _generate(())
-    for name, every in GROUPS.items():
-        group = [rule for rule in every if rule.before != rule.after]  # what is computed twice follows from nothing
+    rules = _generate_rules(())
+    for name, rules_by_hand in GROUPS.items():
+        group = [
+            rule for rule in rules_by_hand if rule.before != rule.after
+        ]  # rules that share results have equal sides
         follow = [rule for rule in group if is_subsumed(rule, rules)]
         laws = f"{len({rule.says for rule in follow})} of {len({rule.says for rule in group})} laws"
         print(f"{name}: {laws}, {len(follow)} of {len(group)} rules by hand follow from generated ones")

@@ -1,4 +1,8 @@
-"""Keep the derivation of an optimised model in the model itself: an entry of its metadata, which no runtime reads."""
+"""The derivation of an optimised model: an entry of the model's own metadata, which no runtime reads, and texts about
+it.
+
+`celosia inspect --derivation` and the pages of `celosia report` show it.
+"""
 
 from __future__ import annotations
 
@@ -12,46 +16,52 @@ import onnx
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importing.importer import read
 from celosia.compiler.program import Program
-from celosia.compiler.superoptimise import changes
+from celosia.compiler.superoptimise import graph_difference
 
 KEY = "celosia.derivation"
+"""Key of the entry in the model's metadata."""
 NUMBERS = ("cycles_before", "cycles", "host_before", "host")
-STEP = {
+"""Fields of a derivation that are numbers: cycles or nanoseconds before and after."""
+STEP_FIELDS = {
     "rule": str, "says": str, "where": list, "tidied": list, "proof": str, "cycles": float, "host": float,
     "gain": float,
 }  # fmt: skip
+"""Fields of a step, with their types."""
 
 
-def noted(model: onnx.ModelProto, report: Mapping[str, Any]) -> None:
-    """Write what `report` says of steps and costs into the model."""
+def store_derivation(model: onnx.ModelProto, report: Mapping[str, Any]) -> None:
+    """Write the steps and prices of `report` (Optimised.report) into the model's metadata."""
     names = (*NUMBERS, "measured", "steps", "changes", "fast_math")
-    kept = {name: report[name] for name in names if name in report}
-    for entry in [each for each in model.metadata_props if each.key == KEY]:
+    derivation = {name: report[name] for name in names if name in report}
+    for entry in [entry for entry in model.metadata_props if entry.key == KEY]:
         model.metadata_props.remove(entry)
-    model.metadata_props.append(onnx.StringStringEntryProto(key=KEY, value=json.dumps(kept)))
+    model.metadata_props.append(onnx.StringStringEntryProto(key=KEY, value=json.dumps(derivation)))
 
 
 def derivation_of(model: onnx.ModelProto, name: str) -> dict[str, Any] | None:
-    """Read the derivation in a model's metadata; None where it has none. ModelError, with the model's name, for another
-    entry."""
-    return parsed(text, name) if (text := text_in(model)) else None
+    """Read the derivation in a model's metadata; None where it has none. ModelError, with the model's name, for an
+    entry that is no derivation.
+    """
+    return parse_derivation(text, name) if (text := text_in(model)) else None
 
 
 def derivation_in(path: Path) -> dict[str, Any] | None:
-    """Read the derivation of an ONNX file, or of the model of a Program. ModelError, ProgramError."""
+    """Read the derivation of an ONNX file, or of the model that a Program was compiled from; None where it has none.
+    Raises ModelError, ProgramError.
+    """
     if Program.is_program(path):
         text = Program.load(path).derivation
-        return parsed(text, str(path)) if text else None
+        return parse_derivation(text, str(path)) if text else None
     return derivation_of(read(path), str(path))
 
 
 def text_in(model: onnx.ModelProto) -> str:
-    """The entry that `noted` wrote; "" where there is none."""
-    return next((each.value for each in model.metadata_props if each.key == KEY), "")
+    """Return the text that `store_derivation` wrote into a model; "" where there is none."""
+    return next((entry.value for entry in model.metadata_props if entry.key == KEY), "")
 
 
-def parsed(text: str, name: str) -> dict[str, Any]:
-    """A derivation as plain data. ModelError, with the name of the file that has it, for what is none."""
+def parse_derivation(text: str, name: str) -> dict[str, Any]:
+    """Parse the text of a derivation. ModelError, with the name of its file, where it is none."""
     try:
         return checked(json.loads(text))
     except ValueError as error:
@@ -59,7 +69,9 @@ def parsed(text: str, name: str) -> dict[str, Any]:
 
 
 def checked(report: Any) -> dict[str, Any]:
-    """`report`, which has all that is shown. ValueError says what is missing."""
+    """Return `report`, read from a file, if it has everything that texts and pages show; else raise ValueError that
+    says what is missing.
+    """
     if not isinstance(report, dict):
         raise ValueError("it is no object")
     for name in NUMBERS:
@@ -69,24 +81,25 @@ def checked(report: Any) -> dict[str, Any]:
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise ValueError("it has no list of steps")
     for step in steps:
-        for name, kind in STEP.items():
+        for name, kind in STEP_FIELDS.items():
             if not _is_json_of(step.get(name), kind) or (
-                kind is list and not all(isinstance(each, str) for each in step[name])
+                kind is list and not all(isinstance(text, str) for text in step[name])
             ):
                 raise ValueError(f"a step has no {name!r}")
     if "changes" in report:
-        changes.checked(report["changes"])
+        graph_difference.check_changes(report["changes"])
     if "fast_math" in report:
         _check_distance(report["fast_math"])
     return report
 
 
-def _check_distance(found: Any) -> None:
-    outputs = found.get("outputs") if isinstance(found, dict) else None
-    if not isinstance(outputs, dict) or not _is_json_of(found.get("bound"), float):
+def _check_distance(value: Any) -> None:
+    """Raise ValueError unless `value` says how far fast-math's outputs differ."""
+    outputs = value.get("outputs") if isinstance(value, dict) else None
+    if not isinstance(outputs, dict) or not _is_json_of(value.get("bound"), float):
         raise ValueError("how far outputs differ has no 'outputs' or no 'bound'")
     for name, row in outputs.items():
-        if not isinstance(row, dict) or not all(_is_json_of(row.get(each), float) for each in ("absolute", "relative")):
+        if not isinstance(row, dict) or not all(_is_json_of(row.get(key), float) for key in ("absolute", "relative")):
             raise ValueError(f"how far output {name!r} differs is no number")
 
 
@@ -96,31 +109,31 @@ def _is_json_of(value: Any, kind: type) -> bool:
 
 
 def tidied(row: dict[str, Any]) -> str:
-    """The rules that tidied up behind a step."""
-    return ", ".join(f"{name} ({count})" for name, count in _counted(row["tidied"]))
+    """Say which rules tidied up after the step `row`, and how often each."""
+    return ", ".join(f"{name} ({count})" for name, count in _count_names(row["tidied"]))
 
 
 def rule_in(row: Mapping[str, Any]) -> str:
-    """The rule of a step, and whether it holds in real numbers alone."""
+    """Return the name of a step's rule, with a note where it changes values."""
     return f"{row['rule']} (fast-math: changes values)" if row.get("changes_values") else str(row["rule"])
 
 
 def distance(report: Mapping[str, Any]) -> str:
-    """Say how far the outputs of a model are from the original's; "" where fast-math was not asked for."""
-    found = report.get("fast_math")
-    if not found or not report["steps"]:
+    """Say how far the outputs of a fast-math model are from the original's; "" for a model without fast-math."""
+    fast_math = report.get("fast_math")
+    if not fast_math or not report["steps"]:
         return ""
     absolute, relative = (
-        max((row[name] for row in found["outputs"].values()), default=0) for name in ("absolute", "relative")
+        max((row[name] for row in fast_math["outputs"].values()), default=0) for name in ("absolute", "relative")
     )
     return (
         f"fast-math: for random inputs outputs differ from the original's by {absolute:.2g} at most, and by "
-        f"{relative:.2g} of their largest value, where rounding may come to {found['bound']:.2g}"
+        f"{relative:.2g} of their largest value, where rounding may come to {fast_math['bound']:.2g}"
     )
 
 
 def total(report: dict[str, Any]) -> str:
-    """Say what all steps save together."""
+    """Say how much all steps save together."""
     before, after = report["cycles_before"], report["cycles"]
     if is_measured(report):
         before, after = report["host_before"], report["host"]
@@ -132,9 +145,10 @@ def total(report: dict[str, Any]) -> str:
 
 
 def is_measured(report: Mapping[str, Any]) -> bool:
-    """Whether its numbers of the CPU are nanoseconds, of a model without an accelerator."""
+    """Return whether the report is about measured nanoseconds on the CPU, without an accelerator."""
     return bool(report.get("measured"))
 
 
-def _counted(names: list[str]) -> list[tuple[str, int]]:
+def _count_names(names: list[str]) -> list[tuple[str, int]]:
+    """Count each name, in order of first occurrence."""
     return [(name, names.count(name)) for name in dict.fromkeys(names)]

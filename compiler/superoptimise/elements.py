@@ -1,8 +1,8 @@
-"""One element of a tensor, as an expression of elements of those that it is computed from.
+"""Expressions for proofs: one element of a tensor, in terms of elements of the tensors that it is computed from.
 
-Indices and conditions are terms of z3. Numbers are those of the integers modulo 2^32, which accumulators are; what
-rounds is a function of which nothing is known but that equal arguments give equal results, and for some that it is
-monotone.
+meaning.py writes these expressions, and prover.py compares them. Indices and conditions are terms of z3. Numbers are
+integers modulo 2^32, as in accumulators. Functions that round are uninterpreted: equal arguments give equal results,
+and some functions are monotone; the proof may use nothing else about them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Index = tuple[Any, ...]
-"""Indices along each axis: terms of z3, or ints."""
+"""The index along each axis of a tensor: terms of z3, or ints."""
 
 
 @dataclass(frozen=True, eq=False)
 class Number:
+    """A known whole number."""
+
     value: int
 
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """An element of the tensor `name`."""
+    """The element at `index` of the rule's tensor `name`."""
 
     name: str
     index: Index
@@ -30,17 +32,21 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class Plus:
+    """The sum of `parts`."""
+
     parts: tuple[Element, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Times:
+    """The product of `parts`."""
+
     parts: tuple[Element, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Ite:
-    """`yes` where `condition` holds, else `no`."""
+    """If-then-else: `yes` where `condition` holds, else `no`."""
 
     condition: Any
     yes: Element
@@ -49,7 +55,7 @@ class Ite:
 
 @dataclass(frozen=True, eq=False)
 class SumOver:
-    """The sum of `body` over all whole `variables` for which `guard` holds."""
+    """The sum of `body` over all integer values of `variables`, the counters, for which `guard` holds."""
 
     variables: Index
     guard: Any
@@ -58,7 +64,7 @@ class SumOver:
 
 @dataclass(frozen=True, eq=False)
 class MaxOver:
-    """The largest `body` over all whole `variables` for which `guard` holds; there is one."""
+    """The maximum of `body` over all integer values of `variables` for which `guard` holds; at least one does."""
 
     variables: Index
     guard: Any
@@ -67,7 +73,7 @@ class MaxOver:
 
 @dataclass(frozen=True, eq=False)
 class Uninterpreted:
-    """The function `name` of `parts`."""
+    """The uninterpreted function `name` applied to `parts`."""
 
     name: str
     parts: tuple[Element, ...]
@@ -75,9 +81,9 @@ class Uninterpreted:
 
 Element: TypeAlias = Number | Read | Plus | Times | Ite | SumOver | MaxOver | Uninterpreted
 ElementAt = Callable[[Index], Element]
-"""A tensor: its element at each place."""
+"""A tensor in a proof: the function that returns its element at an index."""
 
 
 def minus(a: Element, b: Element) -> Plus:
-    """a - b."""
+    """Return the expression a - b."""
     return Plus((a, Times((Number(-1), b))))

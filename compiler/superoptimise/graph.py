@@ -1,4 +1,7 @@
-"""A model as the algebra sees it: operators on bytes and accumulators, and between them ONNX's as they are."""
+"""A model in the algebra of bytes: operators on bytes and accumulators, between ONNX nodes that are kept as they are.
+
+reading.py makes a BytesGraph of an ONNX model, rules rewrite it, and writing.py makes an ONNX model of it again.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from celosia.compiler import numerics
 
 Array = NDArray[Any]
 ONNX = "onnx"
-"""An operator that the algebra knows nothing of; attribute `proto` is its node."""
+"""The operator of a node that the algebra does not know; its attribute `proto` is the serialised node."""
 ONNX_NAMES = {
     "convolve": "Conv", "float_convolve": "Conv", "multiply": "MatMul", "float_multiply": "MatMul", "plus": "Add",
     "largest": "MaxPool", "largest_again": "MaxPool", "average": "AveragePool", "average_by_products": "Conv",
@@ -23,54 +26,57 @@ ONNX_NAMES = {
     "real_normalised": "BatchNormalization", "phases": "SpaceToDepth", "interleave": "DepthToSpace",
     "transpose": "Transpose", "reshape": "Reshape", "slice": "Slice", "concat": "Concat", "pad": "Pad",
 }  # fmt: skip
-"""ONNX's operator of each operator of the algebra that one stands for."""
+"""The ONNX operator that an operator of the algebra stands for, for those that one node can express."""
 
 
 @dataclass(frozen=True)
-class Meant:
-    """Scale and zero point of bytes for one operator: real = (byte - zero) * scale."""
+class Quantisation:
+    """Scale and zero point with which an operator reads or writes bytes: real = (byte - zero) * scale."""
 
     scale: float
     zero: int
 
     @property
     def pair(self) -> tuple[float, int]:
-        """Scale and zero point, as numerics takes them."""
+        """Scale and zero point as a tuple, as numerics takes them."""
         return self.scale, self.zero
 
 
 @dataclass(frozen=True)
 class ByteMap:
-    """An operator of floats between DequantizeLinear and QuantizeLinear, or one of onnxruntime's that is the same: a
-    function of single bytes.
+    """A function of single bytes: a float operator between DequantizeLinear and QuantizeLinear, or its quantised form.
 
-    operator: ONNX's. attributes: by name, numbers. qdq: how it was written. others: inputs that are constants.
+    operator, attributes: of ONNX's float operator. operands, result: quantisation of each. dtype: of all bytes. qdq:
+    whether the model had QDQ around the float operator. others: further inputs, which are constants.
     """
 
     operator: str
     attributes: tuple[tuple[str, Any], ...]
-    operands: tuple[Meant, ...]
-    result: Meant
+    operands: tuple[Quantisation, ...]
+    result: Quantisation
     dtype: str
     qdq: bool
     others: tuple[str, ...] = ()
 
     def __call__(self, *operands: Array) -> Array:
-        """Apply it to arrays of bytes of one shape. KeyError for an operator of which numerics has no table."""
+        """Apply the function to arrays of bytes of one shape. KeyError for an operator that numerics has no table
+        of.
+        """
         a, y = self.operands[0].pair, self.result.pair
         if len(operands) == 1:
             lowest = np.iinfo(self.dtype).min
-            found = self.table[operands[0].astype(np.int64) - lowest].astype(np.int64) + (lowest + 128)
-            return found.astype(self.dtype)
+            result = self.table[operands[0].astype(np.int64) - lowest].astype(np.int64) + (lowest + 128)
+            return result.astype(self.dtype)
         function = numerics.BINARY[self.operator].of_bytes
         return np.asarray(function(operands[0], operands[1], *a, *self.operands[1].pair, *y))
 
     @cached_property
     def table(self) -> Array:
-        """[256] int8, of bytes in rising order, less 128 where they are uint8; for one operand. KeyError."""
-        given = dict(self.attributes)
+        """The table of a function of one byte: [256] int8 for the bytes in rising order, less 128 where they are uint8.
+        KeyError for an operator that numerics has no table of.
+        """
         return numerics.unary_table(
-            self.operator, given, *self.operands[0].pair, *self.result.pair, np.dtype(self.dtype)
+            self.operator, dict(self.attributes), *self.operands[0].pair, *self.result.pair, np.dtype(self.dtype)
         )
 
     def __str__(self) -> str:
@@ -79,18 +85,18 @@ class ByteMap:
 
 @dataclass(frozen=True)
 class FloatMap:
-    """An operator of floats that is a function of single elements. operator, attributes: as in ByteMap."""
+    """A float operator that is a function of single elements, such as Relu. operator, attributes: as in ByteMap."""
 
     operator: str
     attributes: tuple[tuple[str, Any], ...]
 
     def __call__(self, *operands: Array) -> Array:
-        """Raises ValueError: who runs the model computes it."""
+        """Raise ValueError: only the runtime of the model computes floats."""
         raise ValueError(f"{self.operator} of floats is not computed here")
 
     @property
     def table(self) -> Array:
-        """Raises KeyError: there is none."""
+        """Raise KeyError, as for a ByteMap without a table."""
         raise KeyError(self.operator)
 
     def __str__(self) -> str:
@@ -98,10 +104,11 @@ class FloatMap:
 
 
 @dataclass(frozen=True)
-class Written:
-    """Original form of a requantised product: its operator of ONNX, whether with QDQ, and the scales of x, w and y.
+class OriginalForm:
+    """How the model wrote a requantised product, so that the writer can write it alike.
 
-    biased: it had a bias.
+    operator: of ONNX. qdq: whether QDQ was around it. x, w, y: scales of operands and result, for w one or one for each
+    output. biased: whether it had a bias.
     """
 
     operator: str
@@ -112,13 +119,19 @@ class Written:
     biased: bool
 
 
-Note = Written | Meant | None
-"""Data of an operation that only the writer needs: Written of `requantise`; Meant of movement between QDQ."""
+Note = OriginalForm | Quantisation | None
+"""What the writer must know of an operation beside its meaning: the original form of a `requantise`, or the
+quantisation that QDQ around an operator of bytes had.
+"""
 
 
 @dataclass(frozen=True)
 class GraphOp:
-    """A node. inputs: "" for one that is left out, of an operator of ONNX alone."""
+    """An operation of a graph.
+
+    op: an operator of the algebra, or ONNX. inputs: names of tensors; "" for an input that an ONNX node leaves out.
+    attributes: (name, value), sorted by name. note: for the writer.
+    """
 
     op: str
     inputs: tuple[str, ...]
@@ -130,14 +143,14 @@ class GraphOp:
         return dict(self.attributes)[name]
 
     @property
-    def given(self) -> dict[str, Any]:
-        """Attributes by name."""
+    def attributes_by_name(self) -> dict[str, Any]:
+        """The attributes as a dict."""
         return dict(self.attributes)
 
 
 @dataclass(frozen=True)
 class TensorKind:
-    """Kind of a tensor. shape: None where it is not known."""
+    """Shape and element type of a tensor. shape: None where it is not known."""
 
     shape: tuple[int, ...] | None
     dtype: str
@@ -145,8 +158,12 @@ class TensorKind:
 
 @dataclass(frozen=True)
 class BytesGraph:
-    """operations: in order. kinds: of all tensors of the algebra. inputs, outputs: names, in the model's order. labels:
-    names of nodes in the model, by the tensor that they make."""
+    """A model in the algebra.
+
+    operations: in an order in which they can be computed. constants: by name. kinds: of all tensors of the algebra.
+    inputs, outputs: names in the model's order. labels: the name of the model's node that made a tensor, by the
+    tensor's name.
+    """
 
     operations: tuple[GraphOp, ...]
     constants: Mapping[str, Array]
@@ -155,67 +172,73 @@ class BytesGraph:
     outputs: tuple[str, ...]
     labels: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     _names: list[int] = field(default_factory=lambda: [0], compare=False, repr=False)
+    """The number of names that `fresh` has made. Graphs that are made of each other share it."""
     _digests: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """Digests of constants, which graphs that are made of each other share; none of them has another of the same
-    name."""
+    """Digests of constants by name. Graphs that are made of each other share it; no two of their constants have one
+    name.
+    """
 
     @cached_property
     def makers(self) -> dict[str, GraphOp]:
-        """The operation that makes each tensor."""
-        return {name: each for each in self.operations for name in each.outputs if name}
+        """The operation that makes each tensor, by the tensor's name."""
+        return {name: operation for operation in self.operations for name in operation.outputs if name}
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """Position in `operations` of the operation that makes each tensor."""
-        return {name: place for place, each in enumerate(self.operations) for name in each.outputs if name}
+        """The position in `operations` of the operation that makes each tensor."""
+        return {name: place for place, operation in enumerate(self.operations) for name in operation.outputs if name}
 
     @cached_property
     def by_operator(self) -> dict[str, list[GraphOp]]:
         """The operations of each operator, in order."""
-        found: dict[str, list[GraphOp]] = {}
-        for each in self.operations:
-            found.setdefault(each.op, []).append(each)
-        return found
+        operations: dict[str, list[GraphOp]] = {}
+        for operation in self.operations:
+            operations.setdefault(operation.op, []).append(operation)
+        return operations
 
     @cached_property
     def readers(self) -> dict[str, list[GraphOp]]:
-        """The operations that read each tensor."""
-        found: dict[str, list[GraphOp]] = {}
-        for each in self.operations:
-            for name in dict.fromkeys(filter(None, each.inputs)):
-                found.setdefault(name, []).append(each)
-        return found
+        """The operations that read each tensor, in order."""
+        readers: dict[str, list[GraphOp]] = {}
+        for operation in self.operations:
+            for name in dict.fromkeys(filter(None, operation.inputs)):
+                readers.setdefault(name, []).append(operation)
+        return readers
 
     @cached_property
     def digest(self) -> str:
-        """Digest of what is computed and how it is written, whatever tensors inside are called."""
-        lines, numbers = self._numbered
+        """Digest of what the graph computes and how it is written; names of inner tensors do not matter. The search
+        recognises graphs by it.
+        """
+        lines, numbers = self._lines_and_numbers
         lines = sorted(lines) + [f"output {name} {numbers.get(name)}" for name in self.outputs]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
     @property
-    def numbers(self) -> dict[str, str]:
-        """Digest of what each tensor is computed from, without names."""
-        return self._numbered[1]
+    def value_numbers(self) -> dict[str, str]:
+        """The value number of each tensor: equal for tensors that are computed alike, whatever their names."""
+        return self._lines_and_numbers[1]
 
     @cached_property
-    def _numbered(self) -> tuple[list[str], dict[str, str]]:
+    def _lines_and_numbers(self) -> tuple[list[str], dict[str, str]]:
+        """A line of text for each operation, with value numbers for names, and the value number of each tensor."""
         numbers = {name: f"input {name}" for name in self.inputs}
         lines = []
-        for each in self.operations:
-            read = [numbers.get(name) or self._digest(name) for name in each.inputs]
-            lines.append(f"{each.op} {read} {each.attributes} {each.note}")
-            mine = hashlib.sha256(lines[-1].encode()).hexdigest()[:24]
-            numbers |= {name: f"{mine}.{place}" for place, name in enumerate(each.outputs)}
+        for operation in self.operations:
+            inputs = [numbers.get(name) or self._constant_digest(name) for name in operation.inputs]
+            lines.append(f"{operation.op} {inputs} {operation.attributes} {operation.note}")
+            digest = hashlib.sha256(lines[-1].encode()).hexdigest()[:24]
+            numbers |= {name: f"{digest}.{place}" for place, name in enumerate(operation.outputs)}
         return lines, numbers
 
-    def _digest(self, name: str) -> str:
+    def _constant_digest(self, name: str) -> str:
+        """Return the digest of a constant, or "unknown" for a tensor that is none; digests are remembered."""
         if name not in self._digests:
-            self._digests[name] = _digest(self.constants.get(name))
+            self._digests[name] = _array_digest(self.constants.get(name))
         return self._digests[name]
 
     def fresh(self, near: str) -> str:
-        """A name that no tensor has, of this graph or of one that is made of it."""
+        """Return a name, made of `near`, that no tensor has, neither of this graph nor of one that is made of it."""
         while True:
             self._names[0] += 1
             name = f"{near.split('__')[0]}__{self._names[0]}"
@@ -223,40 +246,45 @@ class BytesGraph:
                 return name
 
     def ordered(self, operations: Sequence[GraphOp]) -> BytesGraph:
-        """The graph with other operations, in any order; what no output needs is left out."""
-        return replace(self, operations=tuple(_needed(operations, self.outputs)), _names=self._names)
+        """Return a graph with these operations instead. They may come in any order; those that no output needs are
+        dropped.
+        """
+        return replace(self, operations=tuple(_needed_operations(operations, self.outputs)), _names=self._names)
 
 
-def _digest(array: Array | None) -> str:
+def _array_digest(array: Array | None) -> str:
+    """Return a digest of type, shape and content of a constant; "unknown" for None."""
     if array is None:
         return "unknown"
     text = f"{array.dtype} {array.shape} ".encode()
     return hashlib.sha256(text + np.ascontiguousarray(array).tobytes()).hexdigest()[:24]
 
 
-def _needed(operations: Sequence[GraphOp], outputs: Sequence[str]) -> Iterator[GraphOp]:
-    """Yield the operations that outputs are made of, each behind those that make its inputs, else in their order."""
-    makers = {name: each for each in operations for name in each.outputs if name}
-    wanted: set[int] = set()
+def _needed_operations(operations: Sequence[GraphOp], outputs: Sequence[str]) -> Iterator[GraphOp]:
+    """Yield the operations that `outputs` depend on, each after those that make its inputs and else in the old order.
+    ValueError for a cycle.
+    """
+    makers = {name: operation for operation in operations for name in operation.outputs if name}
+    needed: set[int] = set()
     waiting = [makers[name] for name in outputs if name in makers]
     while waiting:
-        each = waiting.pop()
-        if id(each) not in wanted:
-            wanted.add(id(each))
-            waiting += [makers[name] for name in each.inputs if name in makers]
+        operation = waiting.pop()
+        if id(operation) not in needed:
+            needed.add(id(operation))
+            waiting += [makers[name] for name in operation.inputs if name in makers]
     done: set[int] = set()
-    limit = sum(len(each.inputs) + 1 for each in operations) * 2
-    for each in operations:
-        stack = [each] if id(each) in wanted else []
+    limit = sum(len(operation.inputs) + 1 for operation in operations) * 2  # a longer stack is a cycle
+    for operation in operations:
+        stack = [operation] if id(operation) in needed else []
         while stack:
             if len(stack) > limit:
                 raise ValueError("operations that read each other in a circle")
             top = stack[-1]
-            before = [makers[name] for name in top.inputs if name in makers and id(makers[name]) not in done]
+            unordered = [makers[name] for name in top.inputs if name in makers and id(makers[name]) not in done]
             if id(top) in done:
                 stack.pop()
-            elif before:
-                stack += before
+            elif unordered:
+                stack += unordered
             else:
                 done.add(id(top))
                 stack.pop()

@@ -1,4 +1,4 @@
-"""Match a rule against a graph, and rewrite the graph where it matches."""
+"""Find where a rule fits a graph (`matches`), and apply it there (`rewrite`)."""
 
 from __future__ import annotations
 
@@ -8,27 +8,41 @@ from typing import Any
 
 import numpy as np
 
-from celosia.compiler.superoptimise.graph import Array, ByteMap, BytesGraph, GraphOp, Meant, Note, TensorKind, Written
-from celosia.compiler.superoptimise.legal import demands
+from celosia.compiler.superoptimise.graph import (
+    ONNX,
+    Array,
+    ByteMap,
+    BytesGraph,
+    GraphOp,
+    Note,
+    OriginalForm,
+    Quantisation,
+    TensorKind,
+)
 from celosia.compiler.superoptimise.operators import OPERATORS
 from celosia.compiler.superoptimise.rule import Absorbs, IsIdentity, Monotone, RewriteRule
 from celosia.compiler.superoptimise.scales import realised
+from celosia.compiler.superoptimise.shape_demands import demands
 from celosia.compiler.superoptimise.sizes import SizeOf, bind, value_of
 from celosia.compiler.superoptimise.terms import ByteFunction, Composed, Leaf, Term, walk
 
-LARGEST_CONSTANT = 1 << 24
-"""Bytes of a constant that a rule makes."""
+MAX_CONSTANT_BYTES = 1 << 24
+"""Limit of the bytes of a constant that a rule makes, such as weights with zeros around them."""
 
 
 class NotTaken(Exception):
-    """A place where a rule fits and may not be taken; one sentence."""
+    """A rule fits at a place but may not be applied there. The message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """roots: the operations whose results `rule.before` are. names: of tensors. values: of sizes. functions: by name.
-    matched: all operations that the terms lie over. numbers:
-    what constants are everywhere."""
+    """A place in a graph where a rule fits.
+
+    roots: the operations whose results are the terms of `rule.before`. names: the graph's tensor for each leaf of the
+    rule. values: of its sizes and choices. functions: the function of bytes for each name. matched: all operations that
+    the terms cover. numbers: values, as arrays, of constants that are one number everywhere (`spread`), by a made-up
+    name.
+    """
 
     rule: RewriteRule
     roots: tuple[GraphOp, ...]
@@ -40,7 +54,13 @@ class Match:
 
 
 @dataclass
-class _Binding:
+class _PartialMatch:
+    """What is known while terms are matched one after the other.
+
+    names, values, functions, matched, numbers: as in Match. open: (expression, value) pairs of sizes that could not be
+    solved yet.
+    """
+
     graph: BytesGraph
     names: dict[str, str] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
@@ -49,8 +69,9 @@ class _Binding:
     matched: list[GraphOp] = field(default_factory=list)
     numbers: dict[str, Array] = field(default_factory=dict)
 
-    def copy(self) -> _Binding:
-        return _Binding(
+    def copy(self) -> _PartialMatch:
+        """Return an independent copy, from which another way to match goes on."""
+        return _PartialMatch(
             self.graph,
             dict(self.names),
             dict(self.values),
@@ -60,80 +81,91 @@ class _Binding:
             dict(self.numbers),
         )
 
-    def fits(self, term: Term, name: str) -> bool:
-        """Whether the tensor `name` may be `term`; binds what it must be then."""
+    def match_term(self, term: Term, name: str) -> bool:
+        """Return whether the tensor `name` can be `term`, and note what leaves, sizes and functions of the term then
+        are.
+        """
         if isinstance(term, Leaf):
-            return self._is_given(term, name)
+            return self._match_leaf(term, name)
         if term.op == "spread" and name in self.graph.constants:
-            return self._is_spread(term, name)
+            return self._match_spread(term, name)
         operation = self.graph.makers.get(name)
         if operation is None or operation.op != term.op or len(operation.inputs) != len(term.args):
             return False
-        if not all(self.fits(arg, each) for arg, each in zip(term.args, operation.inputs)):
+        if not all(self.match_term(arg, operand) for arg, operand in zip(term.args, operation.inputs)):
             return False
         self.matched.append(operation)
-        given = operation.given
-        return all(each in given and self._is_value(value, given[each]) for each, value in term.attributes)
+        attributes = operation.attributes_by_name
+        return all(name in attributes and self._match_value(value, attributes[name]) for name, value in term.attributes)
 
-    def _is_spread(self, term: Composed, name: str) -> bool:
-        """Whether a constant is one number everywhere."""
+    def _match_spread(self, term: Composed, name: str) -> bool:
+        """Match a `spread` term with a constant: whether it is one number everywhere, which becomes the term's leaf."""
         array, (value,) = self.graph.constants[name], term.args
         if not isinstance(value, Leaf) or not array.size or np.any(array != array.flat[0]):
             return False
         number = f"{name} everywhere"
         self.numbers[number] = array.reshape(-1)[0].reshape(())
         if value.name in self.names:
-            known = self._array(self.names[value.name])
+            known = self._constant_array(self.names[value.name])
             if known is None or known.dtype != array.dtype or known != array.flat[0]:
                 return False
         self.names.setdefault(value.name, number)
-        return self._is_value(term["shape"], tuple(array.shape))
+        return self._match_value(term["shape"], tuple(array.shape))
 
-    def _is_same(self, a: str, b: str) -> bool:
-        first, second = self._array(a), self._array(b)
+    def _are_equal_tensors(self, a: str, b: str) -> bool:
+        """Return whether two names stand for one tensor, or for constants of equal content."""
+        first, second = self._constant_array(a), self._constant_array(b)
         if a == b or first is None or second is None:
             return a == b
-        alike = first.dtype == second.dtype and first.shape == second.shape
-        return alike and bool(np.array_equal(first, second))
+        has_same_type = first.dtype == second.dtype and first.shape == second.shape
+        return has_same_type and bool(np.array_equal(first, second))
 
-    def _array(self, name: str) -> Array | None:
+    def _constant_array(self, name: str) -> Array | None:
+        """Return the content of a constant or of a number; None for another tensor."""
         return self.numbers.get(name, self.graph.constants.get(name))
 
-    def _is_given(self, term: Leaf, name: str) -> bool:
+    def _match_leaf(self, term: Leaf, name: str) -> bool:
+        """Match a leaf with the tensor `name`: the leaf's earlier tensor, or a new one whose shape fits."""
         constant = self.graph.constants.get(name)
         if term.constant and constant is None:
             return False
         if term.name in self.names:
-            return self._is_same(self.names[term.name], name)
+            return self._are_equal_tensors(self.names[term.name], name)
         shape = constant.shape if constant is not None else self.graph.kinds[name].shape
         if shape is None or any(size <= 0 for size in shape):
             return False
         self.names[term.name] = name
-        return self._is_value(term.shape, tuple(shape))
+        return self._match_value(term.shape, tuple(shape))
 
-    def _is_value(self, wanted: Any, found: Any) -> bool:
-        if isinstance(wanted, ByteFunction):
-            return bool(self.functions.setdefault(wanted.name, found) == found)
-        if isinstance(wanted, tuple):
-            alike = isinstance(found, tuple) and len(wanted) == len(found)
-            return alike and all(map(self._is_value, wanted, found))
-        if isinstance(wanted, SizeOf) and not bind(wanted, found, self.values):
-            self.open.append((wanted, found))
+    def _match_value(self, expected: Any, actual: Any) -> bool:
+        """Match an attribute or a shape of the rule with that of the graph. An expression with several open sizes is
+        left for `solve_and_check`.
+        """
+        if isinstance(expected, ByteFunction):
+            return bool(self.functions.setdefault(expected.name, actual) == actual)
+        if isinstance(expected, tuple):
+            has_same_length = isinstance(actual, tuple) and len(expected) == len(actual)
+            return has_same_length and all(map(self._match_value, expected, actual))
+        if isinstance(expected, SizeOf) and not bind(expected, actual, self.values):
+            self.open.append((expected, actual))
             return True
-        return bind(wanted, found, self.values)
+        return bind(expected, actual, self.values)
 
-    def holds(self, rule: RewriteRule) -> bool:
-        """Whether what was left open, and the conditions of the rule, are so."""
+    def solve_and_check(self, rule: RewriteRule) -> bool:
+        """Solve the expressions that were left open, and return whether they and the conditions of the rule hold."""
         for _ in self.open:
-            self.open = [(wanted, found) for wanted, found in self.open if not bind(wanted, found, self.values)]
+            self.open = [pair for pair in self.open if not bind(*pair, self.values)]
         try:
-            if any(value_of(wanted, self.values) != found for wanted, found in self.open):
+            if any(value_of(expected, self.values) != actual for expected, actual in self.open):
                 return False
-            return all(self._holds(each) for each in rule.where)
+            return all(self._is_fulfilled(condition) for condition in rule.where)
         except KeyError:
             return False
 
-    def _holds(self, condition: Any) -> bool:
+    def _is_fulfilled(self, condition: Any) -> bool:
+        """Return whether one condition of the rule holds. KeyError for a function without a table, and for an open
+        size.
+        """
         match condition:
             case Monotone(function):
                 steps = np.diff(self.functions[function.name].table.astype(np.int64))
@@ -141,187 +173,214 @@ class _Binding:
             case IsIdentity(function):
                 return bool(np.array_equal(self.functions[function.name].table, np.arange(-128, 128)))
             case Absorbs(outer, inner):
-                f, g = (self.functions[each.name].table.astype(np.int64) for each in (outer, inner))
+                f, g = (self.functions[function.name].table.astype(np.int64) for function in (outer, inner))
                 return bool(np.array_equal(f[g + 128], g))
         return bool(value_of(condition, self.values))
 
 
 def matches(rule: RewriteRule, graph: BytesGraph) -> Iterator[Match]:
-    """Every place where `rule` fits; terms of one operator in the graph's order."""
-    first = rule.before[0]
-    for operation in graph.by_operator.get(first.op, ()) if isinstance(first, Composed) else ():
-        binding = _Binding(graph)
-        if binding.fits(first, operation.outputs[0]):
-            yield from _others(rule, graph, binding, (operation,))
+    """Yield every place where `rule` fits. Where several terms have the same operator, their operations are in the
+    graph's order.
+    """
+    first_term = rule.before[0]
+    for operation in graph.by_operator.get(first_term.op, ()) if isinstance(first_term, Composed) else ():
+        partial = _PartialMatch(graph)
+        if partial.match_term(first_term, operation.outputs[0]):
+            yield from _match_remaining(rule, graph, partial, (operation,))
 
 
-def _others(rule: RewriteRule, graph: BytesGraph, binding: _Binding, roots: tuple[GraphOp, ...]) -> Iterator[Match]:
+def _match_remaining(
+    rule: RewriteRule, graph: BytesGraph, partial: _PartialMatch, roots: tuple[GraphOp, ...]
+) -> Iterator[Match]:
+    """Match the terms of `rule.before` after those that `roots` stand for, and yield complete matches."""
     if len(roots) == len(rule.before):
-        if binding.holds(rule):
+        if partial.solve_and_check(rule):
             yield Match(
-                rule, roots, binding.names, binding.values, binding.functions, tuple(binding.matched), binding.numbers
+                rule, roots, partial.names, partial.values, partial.functions, tuple(partial.matched), partial.numbers
             )
         return
     term = rule.before[len(roots)]
-    for operation in _near(graph, binding, term):
-        other = binding.copy()
-        if operation in roots or (operation.op == roots[-1].op and not _is_behind(graph, operation, roots[-1])):
+    for operation in _candidates_for(graph, partial, term):
+        extended = partial.copy()
+        if operation in roots or (operation.op == roots[-1].op and not _comes_later(graph, operation, roots[-1])):
             continue
-        if isinstance(term, Composed) and operation.op == term.op and other.fits(term, operation.outputs[0]):
-            yield from _others(rule, graph, other, (*roots, operation))
+        if isinstance(term, Composed) and operation.op == term.op and extended.match_term(term, operation.outputs[0]):
+            yield from _match_remaining(rule, graph, extended, (*roots, operation))
 
 
-def _is_behind(graph: BytesGraph, a: GraphOp, b: GraphOp) -> bool:
+def _comes_later(graph: BytesGraph, a: GraphOp, b: GraphOp) -> bool:
+    """Return whether the operation `a` stands behind `b` in the graph."""
     return graph.places[a.outputs[0]] > graph.places[b.outputs[0]]
 
 
-def _near(graph: BytesGraph, binding: _Binding, term: Term) -> list[GraphOp]:
-    """The operations that are made of what is bound, in as many steps as `term` has."""
-    given = {each.name for each in walk(term) if isinstance(each, Leaf) and not each.constant}
-    edge = [binding.names[name] for name in given if name in binding.names]
-    found: dict[str, GraphOp] = {}
-    for _ in range(_depth(term)):
-        reached = [each for name in edge for each in graph.readers.get(name, [])]
-        found |= {each.outputs[0]: each for each in reached}
-        edge = [name for each in reached for name in each.outputs]
-    return sorted(found.values(), key=lambda each: graph.places[each.outputs[0]])
+def _candidates_for(graph: BytesGraph, partial: _PartialMatch, term: Term) -> list[GraphOp]:
+    """List the operations that may be `term`: those that depend on tensors already matched, in as many steps as the
+    term has operators.
+    """
+    leaf_names = {leaf.name for leaf in walk(term) if isinstance(leaf, Leaf) and not leaf.constant}
+    frontier = [partial.names[name] for name in leaf_names if name in partial.names]
+    candidates: dict[str, GraphOp] = {}
+    for _ in range(_operator_depth(term)):
+        reached = [operation for name in frontier for operation in graph.readers.get(name, [])]
+        candidates |= {operation.outputs[0]: operation for operation in reached}
+        frontier = [name for operation in reached for name in operation.outputs]
+    return sorted(candidates.values(), key=lambda operation: graph.places[operation.outputs[0]])
 
 
-def _depth(term: Term) -> int:
-    return 0 if isinstance(term, Leaf) else 1 + max(map(_depth, term.args))
+def _operator_depth(term: Term) -> int:
+    """Return the greatest number of operators on a way through `term`."""
+    return 0 if isinstance(term, Leaf) else 1 + max(map(_operator_depth, term.args))
 
 
-# What a rule makes ---------------------------------------------------------------------------------------------------
+# Rewriting -----------------------------------------------------------------------------------------------------------
 
 
 class GraphBuilder:
-    """Adds the operations of terms to a graph in which a rule matches. made: these operations."""
+    """Adds operations for the terms `after` to a graph in which a rule matches. operations: those that were added.
+    built: the tensor of each term that was built.
+    """
 
     def __init__(self, graph: BytesGraph, match: Match) -> None:
         self.graph, self.match = graph, match
         self.constants, self.kinds = {**graph.constants, **match.numbers}, dict(graph.kinds)
-        self.made: list[GraphOp] = []
-        self.known: dict[Term, str] = {}
-        self.notes = [each.note for each in match.matched if isinstance(each.note, Written)]
+        self.operations: list[GraphOp] = []
+        self.built: dict[Term, str] = {}
+        self.notes = [operation.note for operation in match.matched if isinstance(operation.note, OriginalForm)]
 
-    def name_of(self, term: Term, wanted: str = "") -> str:
-        """The tensor that is `term`, of that name where it must be made. NotTaken."""
-        if term in self.known:
-            return self.known[term]
+    def build(self, term: Term, wanted: str = "") -> str:
+        """Return the tensor that is `term`, computing constants and adding operations for it. Raises NotTaken. wanted:
+        name for the tensor, where it must be made.
+        """
+        if term in self.built:
+            return self.built[term]
         if isinstance(term, Leaf):
             return self.match.names[term.name]
-        inputs = tuple(self.name_of(arg) for arg in term.args)
-        given = {name: self._value(value) for name, value in term.attributes}
+        inputs = tuple(self.build(arg) for arg in term.args)
+        attributes = {name: self._attribute_value(value) for name, value in term.attributes}
         arrays = [self.constants.get(name) for name in inputs]
         shapes = [self._shape(name) for name in inputs]
-        if not all(demands(term.op, shapes, given)):
+        if not all(demands(term.op, shapes, attributes)):
             raise NotTaken(f"{term.op} does not take operands of these shapes")
         if term.op == "concat" and len(set(map(self._dtype, inputs))) != 1:
             raise NotTaken("numbers of two types are not put together")
         if all(array is not None for array in arrays):
-            self.known[term] = self._constant(OPERATORS[term.op].evaluate(arrays, given), inputs[0])  # type: ignore[arg-type]
+            self.built[term] = self._add_constant(OPERATORS[term.op].evaluate(arrays, attributes), inputs[0])  # type: ignore[arg-type]
         else:
             near = self.match.roots[0].outputs[0]
-            self.known[term] = self._operation(term.op, inputs, given, wanted or self.graph.fresh(near))
-        return self.known[term]
+            self.built[term] = self._add_operation(term.op, inputs, attributes, wanted or self.graph.fresh(near))
+        return self.built[term]
 
-    def _value(self, value: Any) -> Any:
+    def _attribute_value(self, value: Any) -> Any:
+        """Return the value of an attribute in the graph: its function of bytes, or its sizes as ints."""
         return (
             self.match.functions[value.name] if isinstance(value, ByteFunction) else value_of(value, self.match.values)
         )
 
     def _shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a constant or tensor."""
         return self.constants[name].shape if name in self.constants else self.kinds[name].shape or ()
 
     def _dtype(self, name: str) -> str:
+        """Return the element type of a constant or tensor."""
         return self.constants[name].dtype.name if name in self.constants else self.kinds[name].dtype
 
-    def _constant(self, array: Array, near: str) -> str:
-        if array.nbytes > LARGEST_CONSTANT:
+    def _add_constant(self, array: Array, near: str) -> str:
+        """Add a constant and return its name. Raises NotTaken for one that is too large."""
+        if array.nbytes > MAX_CONSTANT_BYTES:
             raise NotTaken("a constant would be too large")
         name = self.graph.fresh(near)
         self.constants[name] = np.asarray(array, order="C")
         return name
 
-    def _operation(self, op: str, inputs: tuple[str, ...], given: dict[str, Any], name: str) -> str:
-        shape = OPERATORS[op].shape([self._shape(each) for each in inputs], given)
+    def _add_operation(self, op: str, inputs: tuple[str, ...], attributes: dict[str, Any], name: str) -> str:
+        """Add an operation that makes the tensor `name`, and return that name."""
+        shape = OPERATORS[op].shape([self._shape(operand) for operand in inputs], attributes)
         dtype = "int32" if op in ("convolve", "multiply") else self._dtype(inputs[2 if op == "requantise" else 0])
-        self.made.append(GraphOp(op, inputs, (name,), tuple(sorted(given.items())), self._note(op, inputs)))
+        self.operations.append(
+            GraphOp(op, inputs, (name,), tuple(sorted(attributes.items())), self._note_for(op, inputs))
+        )
         self.kinds[name] = TensorKind(tuple(shape), dtype)
         return name
 
-    def _read_as(self, x: str) -> Meant | None:
-        """Scale and zero point of `x` for the product that reads it."""
-        for each in self.match.matched:
-            if each.op == "convolve" and each.inputs[0] == x:
-                return Meant(self.notes[0].x, int(self.constants[each.inputs[1]]))
+    def _quantisation_read_with(self, x: str) -> Quantisation | None:
+        """Return the quantisation with which the matched convolution reads `x`; None where none reads it."""
+        for operation in self.match.matched:
+            if operation.op == "convolve" and operation.inputs[0] == x:
+                return Quantisation(self.notes[0].x, int(self.constants[operation.inputs[1]]))
         return None
 
-    def _made_as(self, x: str) -> Meant | None:
-        """Scale and zero point of `x` for the product that makes it, of those that are made here."""
-        for each in self.made:
-            if each.outputs[0] == x and isinstance(each.note, Written):
-                return Meant(each.note.y, int(self.constants[each.inputs[-1]]))
+    def _quantisation_made_with(self, x: str) -> Quantisation | None:
+        """Return the quantisation with which a new product makes `x`; None where none makes it."""
+        for operation in self.operations:
+            if operation.outputs[0] == x and isinstance(operation.note, OriginalForm):
+                return Quantisation(operation.note.y, int(self.constants[operation.inputs[-1]]))
         return None
 
-    def _note(self, op: str, inputs: tuple[str, ...]) -> Note:
+    def _note_for(self, op: str, inputs: tuple[str, ...]) -> Note:
+        """Return what the writer must know of a new operation: scales for a product, the quantisation around an
+        operator that moves bytes. Raises NotTaken where no scales give the multipliers.
+        """
         if op == "phases" and self.notes:
-            return self._read_as(inputs[0])
+            return self._quantisation_read_with(inputs[0])
         if op == "interleave":
-            return self._made_as(inputs[0])
+            return self._quantisation_made_with(inputs[0])
         if op != "requantise":
-            found = (each.note for each in self.match.matched if each.op == op)
-            return next(found, None)
+            return next((operation.note for operation in self.match.matched if operation.op == op), None)
         note = realised(self.constants[inputs[1]], self.notes)
         if note is None:
             raise NotTaken("no scales of ONNX have these multipliers")
         return note
 
 
-def rewritten(graph: BytesGraph, match: Match) -> BytesGraph:
-    """`graph` with what the rule makes where it fits. NotTaken."""
+def rewrite(graph: BytesGraph, match: Match) -> BytesGraph:
+    """Apply the rule of `match` to `graph` where it fits, and return the new graph. Raises NotTaken."""
     builder = GraphBuilder(graph, match)
-    same: dict[str, str] = {}
+    replaced_by: dict[str, str] = {}
     for root, term in zip(match.roots, match.rule.after):
-        wanted = root.outputs[0]
-        found = builder.name_of(term, wanted)
-        if found != wanted:
-            same[wanted] = found
-    gone = {root.outputs[0] for root in match.roots}
-    left = [each for each in graph.operations if each.outputs[0] not in gone]
-    places = {each.outputs[0]: place for place, each in enumerate(graph.operations)}
-    first = min(places[name] for name in gone)
-    before = [each for each in left if places[each.outputs[0]] < first]
-    operations = [*before, *builder.made, *left[len(before) :]]
-    made = replace(graph, constants=builder.constants, kinds=builder.kinds)
-    return made.ordered(_renamed(made, operations, same))
+        name = root.outputs[0]
+        result = builder.build(term, name)
+        if result != name:
+            replaced_by[name] = result
+    removed = {root.outputs[0] for root in match.roots}
+    remaining = [operation for operation in graph.operations if operation.outputs[0] not in removed]
+    places = {operation.outputs[0]: place for place, operation in enumerate(graph.operations)}
+    first = min(places[name] for name in removed)
+    before = [operation for operation in remaining if places[operation.outputs[0]] < first]
+    operations = [*before, *builder.operations, *remaining[len(before) :]]
+    new_graph = replace(graph, constants=builder.constants, kinds=builder.kinds)
+    return new_graph.ordered(_rename_tensors(new_graph, operations, replaced_by))
 
 
-def _renamed(graph: BytesGraph, operations: Sequence[GraphOp], same: dict[str, str]) -> list[GraphOp]:
-    """`operations`, where each tensor of `same` is the other one. NotTaken."""
-    pairs: dict[str, str] = {}
-    for gone, kept in same.items():
-        if gone in graph.outputs:
-            if kept in graph.outputs or kept in graph.inputs or kept in graph.constants:
+def _rename_tensors(graph: BytesGraph, operations: Sequence[GraphOp], replaced_by: dict[str, str]) -> list[GraphOp]:
+    """Let readers of each removed tensor read the one that replaces it. An output of the model keeps its name: there
+    the replacement is renamed. Raises NotTaken.
+    """
+    new_names: dict[str, str] = {}
+    for removed, replacement in replaced_by.items():
+        if removed in graph.outputs:
+            if replacement in graph.outputs or replacement in graph.inputs or replacement in graph.constants:
                 raise NotTaken("an output of the model would be another tensor")
-            pairs[kept] = gone
+            new_names[replacement] = removed
         else:
-            pairs[gone] = kept
-    for each in operations:
-        if each.op == "onnx" and any(name in pairs for name in each.inputs[_own_inputs(each) :]):
+            new_names[removed] = replacement
+    for operation in operations:
+        if operation.op == ONNX and any(name in new_names for name in operation.inputs[_node_input_count(operation) :]):
             raise NotTaken("a tensor is read inside of an operator")
     return [
         replace(
-            each, inputs=tuple(pairs.get(name, name) for name in each.inputs),
-            outputs=tuple(pairs.get(name, name) for name in each.outputs),
-        ) for each in operations
+            operation, inputs=tuple(new_names.get(name, name) for name in operation.inputs),
+            outputs=tuple(new_names.get(name, name) for name in operation.outputs),
+        ) for operation in operations
     ]  # fmt: skip
 
 
-def _own_inputs(each: GraphOp) -> int:
+def _node_input_count(operation: GraphOp) -> int:
+    """Return the number of inputs that the node of an ONNX operation names itself; further ones are read by its
+    subgraphs.
+    """
     import onnx
 
-    return len(onnx.NodeProto.FromString(each["proto"]).input)
+    return len(onnx.NodeProto.FromString(operation["proto"]).input)
 
 
-__all__ = ["GraphBuilder", "Match", "Meant", "NotTaken", "matches", "rewritten"]
+__all__ = ["GraphBuilder", "Match", "NotTaken", "matches", "rewrite"]

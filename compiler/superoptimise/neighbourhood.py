@@ -1,7 +1,7 @@
-"""Estimate what a step saves by itself: the operations that it changes, with those next to them, as two small models.
+"""Estimate what a step saves: price the changed operations and those next to them, before and after, as small models.
 
-Cycles hang on shapes, not on weights: a block that stands in a network ten times is priced once. It is an estimate, as
-all of a step's price is until the whole model's turn comes.
+Cycles depend on shapes and not on weights, so that a block which a network has ten times is priced once. The search
+prices the whole model later, when its turn comes.
 """
 
 from __future__ import annotations
@@ -12,200 +12,223 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import helper
 
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.superoptimise.graph import ONNX, ByteMap, BytesGraph, GraphOp, Written
+from celosia.compiler.superoptimise.graph import ONNX, ByteMap, BytesGraph, GraphOp, OriginalForm
 from celosia.compiler.superoptimise.price import INFEASIBLE, UNMEASURED, Awaited, Price, Pricing
 from celosia.compiler.superoptimise.windows import Averaging
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 
 NOISE = 0.03
-"""Share of a time that is measured by which it may differ for no reason."""
+"""Relative difference of two measured times that is taken for noise."""
 POOLINGS = ("largest", "average")
+"""Operators that convolutions of parallel branches overlap with."""
 
 
 @dataclass
 class Neighbourhoods:
-    """model: whose opsets the small ones have. known: prices of those that were asked for, by likeness; measured: what
-    is saved from one to another, where that was measured anew; under_way: those that are priced elsewhere."""
+    """Estimates savings of steps, and remembers the prices of parts of models.
+
+    model: the original, whose opsets the parts get. pricing: how parts are priced. prices: of parts by `likeness`.
+    measured: savings between two parts, where times were measured again. under_way: parts that helpers are pricing.
+    """
 
     model: onnx.ModelProto
     pricing: Pricing
-    known: dict[str, Price] = field(default_factory=dict)
+    prices: dict[str, Price] = field(default_factory=dict)
     measured: dict[tuple[str, str], float] = field(default_factory=dict)
     under_way: dict[str, Awaited] = field(default_factory=dict)
 
-    def begin(self, before: BytesGraph, after: BytesGraph) -> Callable[[], bool]:
-        """Have what `gain` needs priced elsewhere; tells whether it need not wait for that any more."""
+    def begin_weighing(self, before: BytesGraph, after: BytesGraph) -> Callable[[], bool]:
+        """Let helpers price what `gain` will need. Returns a function that tells whether `gain` need not wait for
+        them.
+        """
         if self.pricing.elsewhere is None:
             return lambda: True
-        names = []
+        keys = []
         for part in self._parts(before, after) or ():
-            names.append(alike := likeness(part))
-            if alike not in self.known and alike not in self.under_way:
+            keys.append(key := likeness(part))
+            if key not in self.prices and key not in self.under_way:
                 try:
-                    self.under_way[alike] = self.pricing.elsewhere(self._model(part))
+                    self.under_way[key] = self.pricing.elsewhere(self._model(part))
                 except Unwritable:
-                    self.known[alike] = INFEASIBLE
-        return lambda: all(name not in self.under_way or self.under_way[name].ready() for name in names)
+                    self.prices[key] = INFEASIBLE
+        return lambda: all(key not in self.under_way or self.under_way[key].ready() for key in keys)
 
     def gain(self, before: BytesGraph, after: BytesGraph) -> float | None:
-        """Cycles that `after` saves where it differs; negative where it loses some, None where that cannot be told."""
+        """Estimate the cycles or nanoseconds that the step from `before` to `after` saves; negative for a loss. None
+        where it cannot be told; minus infinity where helpers could not price a part.
+        """
         parts = self._parts(before, after)
         if parts is None:
             return None
-        old, new = map(self._priced, parts)
+        old, new = map(self._price_part, parts)
         if old is UNMEASURED or new is UNMEASURED:
             return -inf
         if old is INFEASIBLE:
             return None
         saved = old.total - new.total
-        return self._anew(parts[0], parts[1]) if old.measured and saved > NOISE * old.total else saved
+        return self._measure_again(parts[0], parts[1]) if old.measured and saved > NOISE * old.total else saved
 
     def _parts(self, before: BytesGraph, after: BytesGraph) -> list[BytesGraph] | None:
-        """Cut out where two graphs differ, each part as a graph of its own."""
-        kept = set(before.operations) & set(after.operations)
-        changed = [[each for each in graph.operations if each not in kept] for graph in (before, after)]
-        near = {
-            each for graph, ops in zip((before, after), changed) for each in _next_to(graph, ops) if each in kept
+        """Cut the neighbourhood of the difference out of both graphs. None where a tensor at its edge has no shape."""
+        common = set(before.operations) & set(after.operations)
+        changed = [
+            [operation for operation in graph.operations if operation not in common] for graph in (before, after)
+        ]
+        adjacent = {
+            operation for graph, operations in zip((before, after), changed)
+            for operation in _adjacent_operations(graph, operations) if operation in common
         }  # fmt: skip
         parts = []
-        for graph, ops in zip((before, after), changed):
-            inside = near.union(ops)
-            part = _part(graph, [each for each in graph.operations if each in inside])
+        for graph, operations in zip((before, after), changed):
+            inside = adjacent.union(operations)
+            part = _cut_out(graph, [operation for operation in graph.operations if operation in inside])
             if part is None:
                 return None
             parts.append(part)
         return parts
 
-    def _anew(self, before: BytesGraph, after: BytesGraph) -> float:
-        """Measure both sides of a step again, by turns: until now each was measured at another time."""
-        alike = likeness(before), likeness(after)
-        if alike not in self.measured and self.pricing.anew is not None:
-            saved = self.pricing.anew(self._model(before), self._model(after))
-            self.measured[alike] = saved if saved > NOISE * self.known[alike[0]].total else 0
-        return self.measured.get(alike, 0)
+    def _measure_again(self, before: BytesGraph, after: BytesGraph) -> float:
+        """Measure both sides of a step in alternation, as the known times may be from different moments. A saving
+        within NOISE counts as 0.
+        """
+        keys = likeness(before), likeness(after)
+        if keys not in self.measured and self.pricing.measured_gain is not None:
+            saved = self.pricing.measured_gain(self._model(before), self._model(after))
+            self.measured[keys] = saved if saved > NOISE * self.prices[keys[0]].total else 0
+        return self.measured.get(keys, 0)
 
-    def _priced(self, part: BytesGraph) -> Price:
-        alike = likeness(part)
-        if alike in self.under_way and self.under_way[alike].ready():
-            told = self.under_way.pop(alike).price()
-            if told is UNMEASURED:
-                return told
-            if told is not None:
-                self.known[alike] = told
-        if alike not in self.known:
+    def _price_part(self, part: BytesGraph) -> Price:
+        """Return the price of a part: the remembered one, the one from a helper, or a new one."""
+        key = likeness(part)
+        if key in self.under_way and self.under_way[key].ready():
+            price = self.under_way.pop(key).price()
+            if price is UNMEASURED:
+                return price
+            if price is not None:
+                self.prices[key] = price
+        if key not in self.prices:
             try:
-                self.known[alike] = self.pricing.part(self._model(part))
+                self.prices[key] = self.pricing.part(self._model(part))
             except (Unwritable, ModelError):
-                self.known[alike] = INFEASIBLE
-        return self.known[alike]
+                self.prices[key] = INFEASIBLE
+        return self.prices[key]
 
     def _model(self, part: BytesGraph) -> onnx.ModelProto:
-        return OnnxWriter(part, self._skeleton(part)).write()
+        """Write a part as an ONNX model."""
+        return OnnxWriter(part, self._empty_model(part)).write()
 
-    def _skeleton(self, part: BytesGraph) -> onnx.ModelProto:
+    def _empty_model(self, part: BytesGraph) -> onnx.ModelProto:
+        """Make a model without nodes that has the inputs and outputs of `part`, and the opsets and functions of the
+        original.
+        """
+
         def info(name: str) -> onnx.ValueInfoProto:
+            """Return name, type and shape of a tensor as ONNX has them."""
             kind = part.kinds[name]
-            return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(_numpy(kind.dtype)), kind.shape)
+            return helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(np.dtype(kind.dtype)), kind.shape
+            )
 
         graph = helper.make_graph([], "part", list(map(info, part.inputs)), list(map(info, part.outputs)))
-        made: onnx.ModelProto = helper.make_model(graph, opset_imports=self.model.opset_import)
-        made.ir_version = self.model.ir_version
-        made.functions.extend(self.model.functions)
-        return made
+        model: onnx.ModelProto = helper.make_model(graph, opset_imports=self.model.opset_import)
+        model.ir_version = self.model.ir_version
+        model.functions.extend(self.model.functions)
+        return model
 
 
 def likeness(part: BytesGraph) -> str:
-    """A digest that is equal for graphs of the same operators on tensors of the same shapes, whatever their weights and
-    scales."""
-    known = {name: f"input {number} {part.kinds[name]}" for number, name in enumerate(part.inputs)}
+    """Return a digest that is equal for graphs with the same operators on tensors of the same shapes, whatever their
+    weights, scales and names.
+    """
+    numbers = {name: f"input {number} {part.kinds[name]}" for number, name in enumerate(part.inputs)}
     lines = []
-    for each in part.operations:
-        read = [known.get(name) or _constant(part, name) for name in each.inputs]
-        lines.append(f"{each.op} {read} {[(name, _plain(each, value)) for name, value in each.attributes]}")
-        if isinstance(each.note, Written):
-            lines[-1] += f" {each.note.operator} {each.note.qdq} {each.note.biased}"
-        mine = hashlib.sha256(lines[-1].encode()).hexdigest()[:24]
-        known |= {name: f"{mine}.{place}" for place, name in enumerate(each.outputs)}
-    lines = sorted(lines) + sorted(f"output {known.get(name)}" for name in part.outputs)
+    for operation in part.operations:
+        inputs = [numbers.get(name) or _describe_constant(part, name) for name in operation.inputs]
+        attributes = [(name, _without_scales(operation, value)) for name, value in operation.attributes]
+        lines.append(f"{operation.op} {inputs} {attributes}")
+        if isinstance(operation.note, OriginalForm):
+            lines[-1] += f" {operation.note.operator} {operation.note.qdq} {operation.note.biased}"
+        digest = hashlib.sha256(lines[-1].encode()).hexdigest()[:24]
+        numbers |= {name: f"{digest}.{place}" for place, name in enumerate(operation.outputs)}
+    lines = sorted(lines) + sorted(f"output {numbers.get(name)}" for name in part.outputs)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
 
 
-def _constant(part: BytesGraph, name: str) -> str:
+def _describe_constant(part: BytesGraph, name: str) -> str:
+    """Describe a constant by type and shape."""
     array = part.constants.get(name)
     return "none" if array is None else f"{array.dtype} {array.shape}"
 
 
-def _plain(each: GraphOp, value: Any) -> Any:
-    """An attribute without scales, and without names of tensors."""
+def _without_scales(operation: GraphOp, value: Any) -> Any:
+    """Return the value of an attribute without scales and names of tensors, on which no price depends."""
     if isinstance(value, ByteMap):
         return (
             value.operator,
             value.attributes,
             value.dtype,
             value.qdq,
-            [each == value.result for each in value.operands],
+            [quantisation == value.result for quantisation in value.operands],
         )
     if isinstance(value, Averaging):
         return value.dtype, value.qdq
-    if each.op == ONNX:
+    if operation.op == ONNX:
         node = onnx.NodeProto.FromString(value)
         return node.domain, node.op_type, [attribute.SerializeToString() for attribute in node.attribute]
     return value
 
 
-def _numpy(name: str) -> object:
-    import numpy as np
-
-    return np.dtype(name)
-
-
-def _next_to(graph: BytesGraph, operations: Iterable[GraphOp]) -> set[GraphOp]:
-    """Operations that read what `operations` make, or make what they read; products with what requantises them. Of a
-    pooling also the branches beside it: convolutions there hide what it takes."""
-    found: set[GraphOp] = set()
-    for each in operations:
-        found.update(reader for name in each.outputs for reader in graph.readers.get(name, []))
-        if each.op in POOLINGS:
-            found |= _branches(graph, each)
-        found.update(graph.makers[name] for name in each.inputs if name in graph.makers)
-    for each in [*found, *operations]:
-        if each.op == "requantise" and each.inputs[0] in graph.makers:
-            found.add(graph.makers[each.inputs[0]])
-        elif each.op in ("convolve", "multiply"):
-            found.update(graph.readers.get(each.outputs[0], []))
-    return found
+def _adjacent_operations(graph: BytesGraph, operations: Iterable[GraphOp]) -> set[GraphOp]:
+    """Return the operations that read results of `operations` or make their operands. A product comes with its
+    requantisation. A pooling comes with the branches parallel to it, whose convolutions overlap with it.
+    """
+    adjacent: set[GraphOp] = set()
+    for operation in operations:
+        adjacent.update(reader for name in operation.outputs for reader in graph.readers.get(name, []))
+        if operation.op in POOLINGS:
+            adjacent |= _parallel_branches(graph, operation)
+        adjacent.update(graph.makers[name] for name in operation.inputs if name in graph.makers)
+    for operation in [*adjacent, *operations]:
+        if operation.op == "requantise" and operation.inputs[0] in graph.makers:
+            adjacent.add(graph.makers[operation.inputs[0]])
+        elif operation.op in ("convolve", "multiply"):
+            adjacent.update(graph.readers.get(operation.outputs[0], []))
+    return adjacent
 
 
-def _branches(graph: BytesGraph, operation: GraphOp) -> set[GraphOp]:
-    """Operations on the input of `operation`, up to those that also depend on its output."""
-    below = _below(graph, [operation], set())
-    return _below(graph, graph.readers.get(operation.inputs[0], []), below)
+def _parallel_branches(graph: BytesGraph, operation: GraphOp) -> set[GraphOp]:
+    """Return the operations that depend on the first operand of `operation`, but not on its result."""
+    behind = _dependent_operations(graph, [operation], set())
+    return _dependent_operations(graph, graph.readers.get(operation.inputs[0], []), behind)
 
 
-def _below(graph: BytesGraph, operations: Iterable[GraphOp], but: set[GraphOp]) -> set[GraphOp]:
-    """`operations` and all that reads what they make, directly or not, as far as it is not in `but`."""
-    found, waiting = set[GraphOp](), list(operations)
+def _dependent_operations(graph: BytesGraph, operations: Iterable[GraphOp], excluded: set[GraphOp]) -> set[GraphOp]:
+    """Return `operations` and all that depend on their results, stopping at those in `excluded`."""
+    dependent, waiting = set[GraphOp](), list(operations)
     while waiting:
-        each = waiting.pop()
-        if each not in found and each not in but:
-            found.add(each)
-            waiting += (reader for name in each.outputs for reader in graph.readers.get(name, []))
-    return found
+        operation = waiting.pop()
+        if operation not in dependent and operation not in excluded:
+            dependent.add(operation)
+            waiting += (reader for name in operation.outputs for reader in graph.readers.get(name, []))
+    return dependent
 
 
-def _part(graph: BytesGraph, operations: list[GraphOp]) -> BytesGraph | None:
-    """These operations as a graph of their own; None where a tensor at its edge has no shape."""
-    made = {name for each in operations for name in each.outputs if name}
-    read = dict.fromkeys(name for each in operations for name in each.inputs if name and name not in graph.constants)
+def _cut_out(graph: BytesGraph, operations: list[GraphOp]) -> BytesGraph | None:
+    """Return these operations as a graph of their own; None where a tensor at its edge has no shape."""
+    written = {name for operation in operations for name in operation.outputs if name}
+    read = dict.fromkeys(
+        name for operation in operations for name in operation.inputs if name and name not in graph.constants
+    )
     inside = set(map(id, operations))
-    inputs = [name for name in read if name not in made]
+    inputs = [name for name in read if name not in written]
     outputs = [
-        name for name in made
-        if name in graph.outputs or any(id(each) not in inside for each in graph.readers.get(name, []))
+        name for name in written
+        if name in graph.outputs or any(id(reader) not in inside for reader in graph.readers.get(name, []))
     ]  # fmt: skip
     if not outputs or any(graph.kinds.get(name) is None or not graph.kinds[name].shape for name in (*inputs, *outputs)):
         return None

@@ -1,4 +1,6 @@
-"""An ONNX model to one that computes the same bytes in fewer cycles."""
+"""Optimise an ONNX model: search for one that computes the same bytes in fewer cycles, and compare the result's
+outputs.
+"""
 
 from __future__ import annotations
 
@@ -14,58 +16,62 @@ from celosia.compiler.graph.importing.dimensions import Shapes
 from celosia.compiler.graph.importing.importer import load, read
 from celosia.compiler.options import Oracle, Source
 from celosia.compiler.superoptimise.budget import BudgetError
-from celosia.compiler.superoptimise.changes import changes
-from celosia.compiler.superoptimise.derivation import noted
-from celosia.compiler.superoptimise.equal import difference
+from celosia.compiler.superoptimise.byte_forms import ByteReader
+from celosia.compiler.superoptimise.compare_outputs import difference
+from celosia.compiler.superoptimise.derivation import store_derivation
 from celosia.compiler.superoptimise.float_forms import FloatReader
-from celosia.compiler.superoptimise.forms import READER
+from celosia.compiler.superoptimise.generated_rules import generated_rules
 from celosia.compiler.superoptimise.graph import BytesGraph
-from celosia.compiler.superoptimise.kept import KeptSearches
+from celosia.compiler.superoptimise.graph_difference import changes
 from celosia.compiler.superoptimise.matching import matches
 from celosia.compiler.superoptimise.neighbourhood import NOISE, Neighbourhoods
 from celosia.compiler.superoptimise.price import INFEASIBLE, Price, Pricing
 from celosia.compiler.superoptimise.proofs import RuleError, changes_values, proof_of, require_proved
 from celosia.compiler.superoptimise.real_forms import RealReader
-from celosia.compiler.superoptimise.rounding import Apart, apart, bound_of
+from celosia.compiler.superoptimise.rounding import OutputDistance, apart, bound_of
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import FLOATS, REALS, RULES
-from celosia.compiler.superoptimise.search import PriceOf, Searching, Told
-from celosia.compiler.superoptimise.state import Derived, Found, SearchState
-from celosia.compiler.superoptimise.stored import generated_rules
-from celosia.compiler.superoptimise.writing import CONSTANTS_APART, OnnxWriter, Unwritable
+from celosia.compiler.superoptimise.search import PriceOf, ReportState, RuleSearch
+from celosia.compiler.superoptimise.search_records import SearchRecords
+from celosia.compiler.superoptimise.state import DerivationStep, DerivedGraph, SearchState
+from celosia.compiler.superoptimise.writing import IR_WITHOUT_CONSTANT_INPUTS, OnnxWriter, Unwritable
 from celosia.compiler.tune.records import Records
 
-OLDEST = 13
-"""Opset: QuantizeLinear by channels, Slice with its places as inputs."""
-RETIMED = 5
-"""Best models that are tuned where Pricing can."""
-LARGEST = (1 << 31) - (1 << 20)
-"""Bytes of a file of ONNX, less what a few nodes more may take."""
+MIN_OPSET = 13
+"""The oldest opset that is taken: it has QuantizeLinear by channels, and Slice with its positions as inputs."""
+MAX_TUNED_MODELS = 5
+"""Limit of the best models whose schedules are tuned, where Pricing tunes."""
+MAX_MODEL_BYTES = (1 << 31) - (1 << 20)
+"""Limit of the bytes of one ONNX file, less what some more nodes may take."""
 
 
 @dataclass(frozen=True)
 class Optimised:
-    """model: the best that was found, or the original. steps: how it came to be. refused: what was better and not the
-    same, in sentences."""
+    """Result of a search.
+
+    model: the best one found, or the original. steps: the derivation of the model. before, after: prices. state: the
+    search at its end. refused: a sentence for each better graph whose model did not agree with the original.
+    """
 
     model: onnx.ModelProto
-    steps: tuple[Derived, ...]
+    steps: tuple[DerivationStep, ...]
     before: Price
     after: Price
     state: SearchState
     refused: tuple[str, ...] = ()
     changes: dict[str, Any] = field(default_factory=dict)
-    """Operators before and after, as changes.py lists them."""
-    apart: Apart | None = None
-    """Distance between the outputs of the two models, with fast-math."""
+    """Operators before and after, as graph_difference.changes lists them."""
+    apart: OutputDistance | None = None
+    """Distance between the outputs of both models; None without fast-math."""
     matched: dict[str, int] = field(default_factory=dict)
-    """Places of the original where each rule of the caller's fits."""
+    """Number of places in the original where each of the caller's rules fits."""
 
     @property
     def report(self) -> dict[str, Any]:
-        """Plain data: cycles and host cycles before and after, and each step with its rule and gain; nanoseconds of
-        the CPU where they are measured. For each rule of the caller's how often it fits, and what it saves. Of
-        fast-math also which steps change values, and how far outputs are apart."""
+        """The result as plain data: prices before and after, each step with its rule, proof and gain, and how often
+        each of the caller's rules fits and what it saves. With fast-math also which steps change values, and how far
+        outputs are apart.
+        """
         rows, last = [], self.before
         for step in self.steps:
             rows.append(
@@ -79,31 +85,33 @@ class Optimised:
             "measured": self.before.measured, "cycles_before": self.before.cycles, "cycles": self.after.cycles,
             "host_before": self.before.host, "host": self.after.host,
             "priced": self.state.priced, "weighed": self.state.weighed, "seconds": self.state.seconds,
-            "ended": self.state.ended, "bests": [list(each) for each in self.state.bests],
+            "ended": self.state.ended, "bests": [list(best) for best in self.state.bests],
             "tuned": self.state.tuned, "refused": list(self.refused), "left_out": self.state.left_out,
             "steps": rows, "rules": self._own_rules(),
             "changes": self.changes, **({"fast_math": self.apart.plain} if self.apart else {}),
         }  # fmt: skip
 
     def _own_rules(self) -> list[dict[str, Any]]:
-        """For each rule of the caller's: places where it fits, those weighed, the most that one saves by estimate, and
-        steps that it is."""
-        found = []
+        """List, for each of the caller's rules: places where it fits, places weighed, largest estimated saving, and
+        steps that apply it.
+        """
+        rows = []
         for name, places in self.matched.items():
             gains, taken = self.state.gains.get(name, []), sum(step.rule == name for step in self.steps)
             saves = max(gains, default=None)
-            found.append({"rule": name, "matched": places, "weighed": len(gains), "saves": saves, "taken": taken})
-        return found
+            rows.append({"rule": name, "matched": places, "weighed": len(gains), "saves": saves, "taken": taken})
+        return rows
 
 
-def step_changes_values(step: Derived) -> bool:
-    """Whether its rule, or one that tidied up behind it, holds in real numbers alone."""
+def step_changes_values(step: DerivationStep) -> bool:
+    """Return whether the step's rule, or one that tidied up after it, holds in real numbers only."""
     return any(map(changes_values, (step.rule, *step.tidied)))
 
 
 def graph_of(model: onnx.ModelProto, floats: bool = False, reals: bool = False) -> BytesGraph:
-    """The algebra of a model whose sizes are known. floats: with operators of floats; reals: with those of fast-math.
-    ModelError."""
+    """Read a model whose sizes are known into the algebra. Raises ModelError. floats: with operators on floats. reals:
+    with those of fast-math, too.
+    """
     shaped = load(model)
     values = [*shaped.graph.inputs, *(out for node in shaped.graph for out in node.outputs)]
     shapes, dtypes = {}, {}
@@ -112,12 +120,14 @@ def graph_of(model: onnx.ModelProto, floats: bool = False, reals: bool = False) 
             shapes[value.name] = tuple(int(size) for size in value.shape)  # type: ignore[arg-type]
         if value.name and value.dtype is not None and value.dtype.name not in ("STRING", "UNDEFINED"):
             dtypes[value.name] = value.dtype.numpy().name
-    return (RealReader if reals else FloatReader if floats else READER)(model, shapes, dtypes).read()
+    reader = RealReader if reals else FloatReader if floats else ByteReader
+    return reader(model, shapes, dtypes).read()
 
 
 def with_shapes(source: Source, shapes: Shapes | None) -> onnx.ModelProto:
-    """A copy of the model in which inputs have these sizes. ModelError for an input that there is not, and for a model
-    that cannot be written."""
+    """Copy a model, with these sizes of its inputs where they are open. ModelError for an unknown input, and for a
+    model that cannot be rewritten.
+    """
     model = onnx.ModelProto()
     model.CopyFrom(source if isinstance(source, onnx.ModelProto) else read(Path(source)))
     inputs = {value.name: value for value in model.graph.input}
@@ -137,37 +147,42 @@ def with_shapes(source: Source, shapes: Shapes | None) -> onnx.ModelProto:
 
 
 def _require_writable(model: onnx.ModelProto) -> None:
-    """ModelError for a model that is too old or too large, or whose constants a caller may replace."""
-    opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), OLDEST)
-    if opset < OLDEST:
+    """Raise ModelError for a model that is too old or too large, or whose constants callers may replace."""
+    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), MIN_OPSET)
+    if opset < MIN_OPSET:
         raise ModelError(
-            f"the model is of opset {opset}, and what is written here needs {OLDEST}: convert it first with "
+            f"the model is of opset {opset}, and what is written here needs {MIN_OPSET}: convert it first with "
             "onnx.version_converter"
         )
-    inputs = {value.name for value in model.graph.input} if model.ir_version >= CONSTANTS_APART else set()
-    if both := [each.name for each in model.graph.initializer if each.name in inputs]:
+    inputs = {value.name for value in model.graph.input} if model.ir_version >= IR_WITHOUT_CONSTANT_INPUTS else set()
+    if replaceable := [constant.name for constant in model.graph.initializer if constant.name in inputs]:
         raise ModelError(
-            f"{len(both)} constants of the model, as {both[0]!r}, are inputs, too, so that who runs it may replace "
-            "them, which no rewritten model can follow: take them from graph.input first"
+            f"{len(replaceable)} constants of the model, as {replaceable[0]!r}, are inputs, too, so that who "
+            "runs it may replace them, which no rewritten model can follow: take them from graph.input first"
         )
-    if model.ByteSize() >= LARGEST:
-        raise ModelError(f"the model has {model.ByteSize():,} bytes, more than one ONNX file holds ({LARGEST:,})")
+    if model.ByteSize() >= MAX_MODEL_BYTES:
+        raise ModelError(
+            f"the model has {model.ByteSize():,} bytes, more than one ONNX file holds ({MAX_MODEL_BYTES:,})"
+        )
 
 
 def optimise(
     source: Source, pricing: Pricing, budget: float, oracle: Oracle, shapes: Shapes | None = None, *,
-    own: Sequence[RewriteRule] = (), rules: Sequence[RewriteRule] | None = None, told: Told = lambda state: None,
+    own: Sequence[RewriteRule] = (), rules: Sequence[RewriteRule] | None = None, told: ReportState = lambda state: None,
     way: str = "queue", floats: bool = False, records: Records | None = None, config: str = "",
     fast_math: bool = False,
 ) -> Optimised:  # fmt: skip
-    """The model that costs least by `pricing` of those that the rules make of `source` in `budget` seconds.
+    """Return the model of lowest price that the rules make of `source` within `budget` seconds.
 
-    way: of search.WAYS. own: rules of the caller's, which are proved now. oracle: runs the original and the best one,
-    and others where that is not the same. rules: by default RULES and the generated ones. floats: those of floats, too.
-    fast_math: and those of rules.REALS, which hold where floats are real numbers: outputs may then differ as
-    rounding.py says, and no further. Ctrl-C ends the search and keeps what it has. records: where what is found is
-    kept, and from which the search goes on. config: what `pricing` is of, there.
-    BudgetError, ModelError, RuleError, and ValueError for a model that the oracle does not run.
+    pricing: how models are priced. oracle: runs the original and the best model, whose outputs must agree; where they
+    do not, the next best follows. shapes: sizes of inputs. own: the caller's rules, which are proved now. rules: by
+    default RULES and the generated ones. told: called with the SearchState during the search. way: the strategy, a key
+    of search.STRATEGIES. floats: use the rules of floats, too. fast_math: use rules.REALS, too, which hold in real
+    numbers: outputs may then differ as far as rounding.py allows. records: where results of searches are kept, and from
+    which the search begins. config: digest of the Config, or name of the processor, on which prices depend.
+
+    Ctrl-C ends the search, and the best model so far is returned. Raises BudgetError, ModelError, RuleError, and
+    ValueError for a model that the oracle cannot run.
     """
     if budget <= 0:
         raise BudgetError(f"in {budget:g} s nothing can be found; give more, as 60s")
@@ -179,82 +194,94 @@ def optimise(
     original = with_shapes(source, shapes)
     graph = graph_of(original, floats, fast_math)
 
-    near = Neighbourhoods(original, pricing)
-    searching = Searching((*rules, *own), price_function(original, graph, pricing), near.gain, budget, told, way)
-    searching.begin, searching.helpers = near.begin, pricing.helpers
-    kept = None
+    neighbourhoods = Neighbourhoods(original, pricing)
+    price_of = price_function(original, graph, pricing)
+    search = RuleSearch((*rules, *own), price_of, neighbourhoods.gain, budget, told, way)
+    search.begin_weighing, search.helpers = neighbourhoods.begin_weighing, pricing.helpers
+    earlier = None
     if records is not None:
-        kept = KeptSearches.of(records, config, graph, way, (*rules, *own))
-        searching.known, searching.known_whole = kept.steps(), kept.has_ended(budget)
-    state = searching.run(graph)
-    found: Sequence[Found] = searching.found
+        earlier = SearchRecords.of(records, config, graph, way, (*rules, *own))
+        search.known_steps, search.is_known_complete = earlier.steps(), earlier.has_ended(budget)
+    state = search.run(graph)
+    best_graphs: Sequence[DerivedGraph] = search.best_graphs
     if pricing.tuned is not None and state.ended != "interrupted":
-        found = _retimed(found, original, pricing.tuned, state)
-    best, model, refused, distance = _checked(found, original, oracle, pricing, fast_math)
-    if kept is not None and state.ended != "known":
-        kept.add(best, state, budget)
-    made = Optimised(
-        model, best.steps, searching.found[0].price, best.price, state, tuple(refused), changes(graph, best.graph),
-        distance, {rule.name: sum(1 for _ in matches(rule, graph)) for rule in own},
+        best_graphs = _choose_by_tuned_cycles(best_graphs, original, pricing.tuned, state)
+    best, model, refused, distance = _best_that_agrees(best_graphs, original, oracle, pricing, fast_math)
+    if earlier is not None and state.ended != "known":
+        earlier.add(best, state, budget)
+    optimised = Optimised(
+        model, best.steps, search.best_graphs[0].price, best.price, state, tuple(refused),
+        changes(graph, best.graph), distance, {rule.name: sum(1 for _ in matches(rule, graph)) for rule in own},
     )  # fmt: skip
-    if made.steps:
-        noted(model, made.report)
-    return made
+    if optimised.steps:
+        store_derivation(model, optimised.report)
+    return optimised
 
 
 def price_function(original: onnx.ModelProto, graph: BytesGraph, pricing: Pricing) -> PriceOf:
-    """A function that prices graphs; it must be asked first about `graph`, that of the original."""
-    before: list[Price] = []
+    """Return a function that prices graphs, INFEASIBLE for one that cannot be written or compiled. It must be asked
+    about `graph`, the original's, first: where prices are measured, others are the original's price less a gain.
+    """
+    original_price: list[Price] = []
 
-    def price_of(each: BytesGraph) -> Price:
-        if each is graph:
-            before.append(pricing.whole(original))
-            return before[0]
+    def price_of(candidate: BytesGraph) -> Price:
+        """Return the price of a graph."""
+        if candidate is graph:
+            original_price.append(pricing.whole(original))
+            return original_price[0]
         try:
-            model = OnnxWriter(each, original).write()
-            if pricing.anew is None:
+            model = OnnxWriter(candidate, original).write()
+            if pricing.measured_gain is None:
                 return pricing.whole(model)
-            return before[0].less(pricing.anew(original, model))  # what is measured later is not what was measured then
+            return original_price[0].reduced_by(pricing.measured_gain(original, model))  # times drift: compare both now
         except (Unwritable, ModelError):
             return INFEASIBLE
 
     return price_of
 
 
-def _retimed(
-    found: Sequence[Found], original: onnx.ModelProto, tuned: Callable[[onnx.ModelProto], float], state: SearchState
-) -> Sequence[Found]:
-    """The original, and of the best those that take less than it when schedules are searched for, too, the best last.
-
-    Ctrl-C leaves them as they are."""
-    best = found[1:][-RETIMED:]
-    if not best:
-        return found
+def _choose_by_tuned_cycles(
+    best_graphs: Sequence[DerivedGraph],
+    original: onnx.ModelProto,
+    tuned: Callable[[onnx.ModelProto], float],
+    state: SearchState,
+) -> Sequence[DerivedGraph]:
+    """Tune the schedules of the original and of the last best graphs. Returns the original, then those that are cheaper
+    so, the best last. Ctrl-C returns all of them unchanged.
+    """
+    last_bests = best_graphs[1:][-MAX_TUNED_MODELS:]
+    if not last_bests:
+        return best_graphs
     try:
-        state.tuned = [tuned(original), *(tuned(OnnxWriter(each.graph, original).write()) for each in best)]
+        models = (OnnxWriter(candidate.graph, original).write() for candidate in last_bests)
+        state.tuned = [tuned(original), *map(tuned, models)]
     except KeyboardInterrupt:
         state.ended = "interrupted"
-        return found
-    first, *costs = [cycles + each.price.host for cycles, each in zip(state.tuned, (found[0], *best))]
-    order = sorted(range(len(best)), key=lambda number: (-costs[number], number))
-    return [found[0], *(best[number] for number in order if costs[number] < first)]
+        return best_graphs
+    candidates = (best_graphs[0], *last_bests)
+    original_cost, *costs = [cycles + candidate.price.host for cycles, candidate in zip(state.tuned, candidates)]
+    order = sorted(range(len(last_bests)), key=lambda number: (-costs[number], number))
+    return [best_graphs[0], *(last_bests[number] for number in order if costs[number] < original_cost)]
 
 
-def _checked(
-    found: Sequence[Found], original: onnx.ModelProto, oracle: Oracle, pricing: Pricing, fast_math: bool
-) -> tuple[Found, onnx.ModelProto, list[str], Apart | None]:
-    """The best graph that gives the same bytes, or numbers as near as fast-math allows; sentences about those that do
-    not; and how near they are."""
+def _best_that_agrees(
+    best_graphs: Sequence[DerivedGraph], original: onnx.ModelProto, oracle: Oracle, pricing: Pricing, fast_math: bool
+) -> tuple[DerivedGraph, onnx.ModelProto, list[str], OutputDistance | None]:
+    """Return the best graph whose model gives the same bytes as the original, or numbers as near as fast-math allows;
+    its model, a sentence for each better graph that does not, and the distance of outputs. Measured models must also be
+    faster when timed once more.
+    """
     refused: list[str] = []
-    for each in reversed(found[1:]):
-        model = OnnxWriter(each.graph, original).write()
-        near = apart(original, model, bound_of(found[0].graph, each.graph), oracle) if fast_math else None
-        least = NOISE * found[0].price.total if any(map(step_changes_values, each.steps)) else 0
-        why = near.why if near else difference(original, model, oracle)
-        if not why and (pricing.anew is None or pricing.anew(original, model) > least):
-            return each, model, refused, near
+    start = best_graphs[0]
+    for candidate in reversed(best_graphs[1:]):
+        model = OnnxWriter(candidate.graph, original).write()
+        distance = apart(original, model, bound_of(start.graph, candidate.graph), oracle) if fast_math else None
+        least = NOISE * start.price.total if any(map(step_changes_values, candidate.steps)) else 0
+        why = distance.why if distance else difference(original, model, oracle)
+        if not why and (pricing.measured_gain is None or pricing.measured_gain(original, model) > least):
+            return candidate, model, refused, distance
         time = f"more than {1 - NOISE:.0%} of its time, for which no values are changed" if least else "no less time"
         why = why or f"timed anew beside the original, the model takes {time}"
-        step = each.steps[-1]
+        step = candidate.steps[-1]
         refused.append(f"the step {step.rule!r} at {', '.join(step.where)} is refused: {why}")
-    return found[0], original, refused, Apart() if fast_math else None
+    return start, original, refused, OutputDistance() if fast_math else None

@@ -1,7 +1,8 @@
-"""The proofs of the rules: a file that `python -m celosia.compiler.superoptimise` writes, and what it is good for.
+"""Files with the proofs of the rules, and the check that each rule that is used has its proof there.
 
-Who optimises needs no prover: a rule is used where the file has its proof, which is of the text of the rule and of the
-sources that give it its meaning. A rule of a user's own is proved when it is given.
+`python -m celosia.compiler.superoptimise` writes the files. Optimising a model needs no prover: a rule is used if the
+file holds the digest of its text, proved under the present sources of its meaning. Rules that a caller hands in are
+proved on the spot.
 """
 
 from __future__ import annotations
@@ -18,38 +19,51 @@ from celosia.plain import Sentence
 
 FOLDER = Path(__file__).parent
 FILE = FOLDER / "proofs.json"
+"""Proofs of rules of integers."""
 GENERATED = FOLDER / "generated.json"
-"""Proofs of rules that nobody wrote, with the rules themselves (stored.py)."""
+"""Proofs of generated rules, with the rules themselves (generated_rules.py)."""
 FLOATS_FILE = FOLDER / "float_proofs.json"
-"""Proofs of rules of floats."""
+"""Proofs of rules of floats (rules/floats.py)."""
 WINDOWS_FILE = FOLDER / "window_proofs.json"
-"""Proofs of rules of averages, and of the largest of windows in two steps."""
+"""Proofs of rules of pooling (rules/windows.py)."""
 FILES = FILE, FLOATS_FILE, WINDOWS_FILE, GENERATED
+"""The files whose rules keep every bit of a result."""
 REALS_FILE = FOLDER / "real_proofs.json"
-"""Proofs of rules of fast-math, which hold in real numbers: used where they are asked for, never else."""
-MEANING = ("sizes.py", "terms.py", "elements.py", "operators.py", "legal.py", "meaning.py", "rule.py", "prover.py")
-"""Sources that say what a rule's text means, and what a proof is."""
-BESIDE = {
+"""Proofs of fast-math's rules (rules/reals.py), which hold in real numbers only and need the user's consent."""
+MEANING = (
+    "sizes.py",
+    "terms.py",
+    "elements.py",
+    "operators.py",
+    "shape_demands.py",
+    "meaning.py",
+    "rule.py",
+    "prover.py",
+)
+"""Sources that define what the text of a rule means, and what a proof is. Proofs become invalid when one changes."""
+FURTHER_MEANING = {
     FLOATS_FILE: ("floats.py", "float_meaning.py"), WINDOWS_FILE: ("windows.py", "window_meaning.py"),
     REALS_FILE: ("floats.py", "reals.py", "real_meaning.py"),
 }  # fmt: skip
-"""Sources, beside these, that rules of floats, of windows and of real numbers depend on."""
+"""Sources that define operators which only the rules of these files have."""
 
 
 class RuleError(Sentence, ValueError):
-    """A rule that may not be used; one sentence that names it, why, and the way out."""
+    """A rule that may not be used. The message is one sentence: its name, why, and what to do."""
 
 
-def meaning(of: Path = FILE) -> str:
-    """Digest of the sources that the proofs in this file are under."""
-    found = hashlib.sha256()
-    for name in (*MEANING, *BESIDE.get(of, ())):
-        found.update((FOLDER / name).read_bytes())
-    return found.hexdigest()[:24]
+def meaning(file: Path = FILE) -> str:
+    """Return a digest of the sources on which the proofs in `file` depend."""
+    digest = hashlib.sha256()
+    for name in (*MEANING, *FURTHER_MEANING.get(file, ())):
+        digest.update((FOLDER / name).read_bytes())
+    return digest.hexdigest()[:24]
 
 
-def text_of(rules: Iterable[RewriteRule], file: Path = FILE) -> str:
-    """Prove every rule anew and give the text of `file`. RuleError for one that is not proved, or a name used twice."""
+def proof_file_text(rules: Iterable[RewriteRule], file: Path = FILE) -> str:
+    """Prove every rule anew and return the text of `file`. RuleError for one that is not proved, or a name used
+    twice.
+    """
     rows: dict[str, Any] = {}
     for rule in rules:
         if rule.name in rows:
@@ -59,61 +73,71 @@ def text_of(rules: Iterable[RewriteRule], file: Path = FILE) -> str:
 
 
 def row_of(rule: RewriteRule, file: Path = FILE) -> dict[str, Any]:
-    """Prove a rule and give its row of the file; in real numbers for REALS_FILE. RuleError."""
-    found = _verdict(rule, file == REALS_FILE)
+    """Prove a rule and return its row of `file`: digest, size of the proof, law, and both sides. Raises RuleError.
+    Rules of REALS_FILE are proved in real numbers.
+    """
+    judgement = _prove(rule, file == REALS_FILE)
     sides = [f"{before}  ->  {after}" for before, after in zip(rule.before, rule.after)]
-    return {"digest": rule.digest, "cases": found.cases, "questions": found.asked, "says": rule.says, "sides": sides}
+    return {
+        "digest": rule.digest, "cases": judgement.cases, "questions": judgement.questions, "says": rule.says,
+        "sides": sides,
+    }  # fmt: skip
 
 
-def _verdict(rule: RewriteRule, reals: bool = False) -> Any:
+def _prove(rule: RewriteRule, reals: bool = False) -> Any:
+    """Prove a rule and return the prover's Judgement. RuleError where it is not proved, or where z3 is not installed.
+    reals: prove it in real numbers.
+    """
     try:
-        import celosia.compiler.superoptimise.float_meaning  # for rules of floats
-        import celosia.compiler.superoptimise.window_meaning  # noqa: F401  and for those of windows
+        import celosia.compiler.superoptimise.float_meaning  # adds the meaning of float operators
+        import celosia.compiler.superoptimise.window_meaning  # noqa: F401  and that of averages
         from celosia.compiler.superoptimise import prover, real_meaning
     except ImportError:
         raise RuleError(
             f"to prove the rule {rule.name!r}, z3 is needed: pip install 'celosia[superoptimise]'"
         ) from None
-    found = (real_meaning if reals else prover).verdict(rule)
-    if not found.proved:
+    judgement = (real_meaning if reals else prover).verdict(rule)
+    if not judgement.proved:
         raise RuleError(
-            f"the rule {rule.name!r} is not proved, and so not used: {found.why}; correct it, or leave it out"
+            f"the rule {rule.name!r} is not proved, and so not used: {judgement.why}; correct it, or leave it out"
         )
-    return found
+    return judgement
 
 
 @cache
-def _rows() -> dict[str, tuple[str, dict[str, Any]]]:
+def _rows_by_name() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Read all files of proofs: the name of the file and the row of each rule, by the rule's name."""
     files = {file.name: json.loads(file.read_text(encoding="utf-8"))["rules"] for file in (*FILES, REALS_FILE)}
     return {name: (file, row) for file, rows in files.items() for name, row in rows.items()}
 
 
 def proof_of(name: str) -> str:
-    """Name the file that has the proof of this rule, and say how large the proof is."""
-    if name not in _rows():
+    """Name the file that has the proof of the rule `name`, with the size of the proof, for reports."""
+    if name not in _rows_by_name():
         return "proved when it was given"
-    file, row = _rows()[name]
+    file, row = _rows_by_name()[name]
     return f"{file}: {row['cases']} case{'s' * (row['cases'] > 1)}, {row['questions']} questions to z3"
 
 
 def changes_values(name: str) -> bool:
-    """Whether the rule of this name holds in real numbers alone, so that floats are rounded elsewhere behind it."""
-    return name in _rows() and _rows()[name][0] == REALS_FILE.name
+    """Return whether the rule `name` holds in real numbers only, so that it changes how results are rounded."""
+    return name in _rows_by_name() and _rows_by_name()[name][0] == REALS_FILE.name
 
 
 def require_proved(rules: Sequence[RewriteRule], own: Sequence[RewriteRule] = (), reals: bool = False) -> None:
-    """RuleError where `rules` are not those whose proofs are in the file, or one of `own` cannot be proved now.
+    """Raise RuleError unless each of `rules` has a valid proof in the files, and each of `own` can be proved now.
 
-    reals: whether those that hold in real numbers alone may be used."""
-    among = (*FILES, REALS_FILE) if reals else FILES
-    files = {file: json.loads(file.read_text(encoding="utf-8")) for file in among}
-    current = [each["rules"] for file, each in files.items() if each["meaning"] == meaning(file)]
-    proved = {name: row["digest"] for found in current for name, row in found.items()}
+    own: rules that the caller hands in. reals: whether rules that hold in real numbers only may be among `rules`.
+    """
+    files = (*FILES, REALS_FILE) if reals else FILES
+    contents = {file: json.loads(file.read_text(encoding="utf-8")) for file in files}
+    valid_rows = [content["rules"] for file, content in contents.items() if content["meaning"] == meaning(file)]
+    proved = {name: row["digest"] for rows in valid_rows for name, row in rows.items()}
     for rule in rules:
         if proved.get(rule.name) != rule.digest:
             raise RuleError(
-                f"the rule {rule.name!r} has no proof in {', '.join(file.name for file in among)}, or it is of "
+                f"the rule {rule.name!r} has no proof in {', '.join(file.name for file in files)}, or it is of "
                 "another text; run `python -m celosia.compiler.superoptimise`, or with --generate"
             )
     for rule in own:
-        _verdict(rule)
+        _prove(rule)

@@ -1,10 +1,15 @@
 """Proofs that two terms are the same tensor, for all sizes and all values. Needs z3.
 
-An element of each side is an expression (elements.py). The two are taken apart together: conditions are cases;
-functions that round are equal where their names and arguments are; sums and largest values over windows are equal
-where they are, for a renumbering of what they run over, at every place; polynomials are equal where every monomial
-cancels, modulo 2^32. What is left are equations of whole numbers, indices and bounds, which z3 answers. An answer that
-it does not give in so many steps counts as no.
+An element of each side is an expression (elements.py, meaning.py). `Prover.equal` takes both expressions apart
+together:
+
+- conditions: both sides are compared under each of them and its negation;
+- functions that round: equal names and equal arguments;
+- sums and maxima: equal bodies at every value of their counters, for some renumbering of the counters;
+- polynomials: the difference of both sides has no monomial left, modulo 2^32.
+
+The remaining questions are equations between integers, such as indices and bounds, which z3 answers. An answer that z3
+does not find within STEPS counts as no, so that a rule is refused rather than accepted wrongly.
 """
 
 from __future__ import annotations
@@ -29,61 +34,70 @@ from celosia.compiler.superoptimise.elements import (
     Times,
     Uninterpreted,
 )
-from celosia.compiler.superoptimise.legal import demands
 from celosia.compiler.superoptimise.meaning import MEANINGS, Unprovable, fresh
 from celosia.compiler.superoptimise.operators import OPERATORS, Shape
 from celosia.compiler.superoptimise.rule import Absorbs, IsIdentity, Monotone, RewriteRule, SumCut
+from celosia.compiler.superoptimise.shape_demands import demands
 from celosia.compiler.superoptimise.sizes import SizeOf, Values, value_of
 from celosia.compiler.superoptimise.terms import Leaf, Term
 
 STEPS = 2_000_000
-"""Steps of z3 for one question, as it counts them: a limit in seconds would give other answers on a slower machine."""
-MOST_RENUMBERINGS = 300
+"""Limit of z3's own steps for one question. A limit in seconds would give other answers on a slower machine."""
+MAX_RENUMBERINGS = 300
+"""Limit of the renumberings of counters that are tried for one pair of sums."""
 _MODULUS = 1 << 32
+"""Accumulators wrap at this number."""
 Facts = tuple[Any, ...]
+"""Conditions of z3 that hold."""
 Monomial = tuple[int, tuple[Element, ...]]
+"""A factor and the elements that it is multiplied by; these are no sums and no products."""
 Reduction = SumOver | MaxOver
+Renumbering = tuple[tuple[int, ...], Index]
+"""For each counter of a reduction, the place of the common counter that stands for it, and what is added to that."""
 
 
 @dataclass
 class Prover:
-    """shifts: what the counters of a sum may begin at on one side, beside 0. monotone: names of functions that never
-    swap two bytes. identities: of those that are the identity. absorbing: pairs (f, g) of functions with
-    f(g(v)) = g(v) for all v. cuts: of sums."""
+    """Answers whether elements are equal, under the conditions and with the hints of one rule.
+
+    shifts: offsets besides 0 by which counters of sums may differ between both sides. monotone, identities: names of
+    functions that are increasing, or the identity. absorbing: pairs (f, g) of names with f(g(v)) = g(v) for all v.
+    cuts: how sums are cut before they are compared. questions: number of questions that z3 was asked.
+    """
 
     shifts: Sequence[Any] = ()
     monotone: frozenset[str] = frozenset()
     absorbing: frozenset[tuple[str, str]] = frozenset()
     identities: frozenset[str] = frozenset()
     cuts: Sequence[SumCut] = ()
-    asked: int = 0
-    _known: dict[tuple[int, ...], bool] = field(default_factory=dict)
-    _kept: list[Any] = field(default_factory=list)
+    questions: int = 0
+    _answers: dict[tuple[int, ...], bool] = field(default_factory=dict)
+    _kept_alive: list[Any] = field(default_factory=list)
 
     def holds(self, facts: Facts, claim: Any) -> bool:
-        """Whether `claim` follows from `facts`; False where it cannot be told."""
+        """Return whether `claim` follows from `facts`; False also where z3 cannot tell. Answers are remembered."""
         if isinstance(claim, bool):
             return claim or self.impossible(facts)
         claim = z3.simplify(claim)
         if z3.is_true(claim) or any(z3.eq(claim, fact) for fact in facts):
             return True
         key = (*(fact.get_id() for fact in facts), -1, claim.get_id())
-        if key not in self._known:
-            self.asked += 1
-            self._known[key] = excluded(*facts, z3.Not(claim))
-            self._kept += [claim, *facts]  # whose numbers are not given to others meanwhile
-        return self._known[key]
+        if key not in self._answers:
+            self.questions += 1
+            self._answers[key] = are_contradictory(*facts, z3.Not(claim))
+            self._kept_alive += [claim, *facts]  # z3 may reuse the ids of terms that are freed
+        return self._answers[key]
 
     def impossible(self, facts: Facts) -> bool:
-        """Whether `facts` exclude each other."""
+        """Return whether `facts` contradict each other, so that their case never occurs."""
         return self.holds(facts, z3.BoolVal(False))
 
     # Elements ------------------------------------------------------------------------------------------------------
 
     def equal(self, a: Element, b: Element, facts: Facts) -> bool:
-        """Whether `a` is `b` wherever `facts` hold."""
-        a, b = self._settled(a, facts), self._settled(b, facts)
-        condition = next((each for side in (a, b) for each in conditions(side)), None)
+        """Return whether `a` equals `b` wherever `facts` hold; False also where that cannot be shown."""
+        a, b = self._simplify(a, facts), self._simplify(b, facts)
+        condition = next((condition for side in (a, b) for condition in conditions(side)), None)
         if condition is not None:
             for case in (condition, z3.simplify(z3.Not(condition))):
                 known = (*facts, case)
@@ -99,94 +113,112 @@ class Prover:
         return self._is_zero([*monomials(a), *((-k, atoms) for k, atoms in monomials(b))], facts)
 
     def _same_place(self, a: Read, b: Read, facts: Facts) -> bool:
+        """Return whether both are the same element of the same tensor."""
         if a.name != b.name or len(a.index) != len(b.index):
             return False
         return all(self.holds(facts, as_z3(i) == as_z3(j)) for i, j in zip(a.index, b.index))
 
     def _equal_functions(self, a: Uninterpreted, b: Uninterpreted, facts: Facts) -> bool:
+        """Return whether both are the same function of equal arguments."""
         if a.name != b.name or len(a.parts) != len(b.parts):
             return False
         return all(self.equal(p, q, facts) for p, q in zip(a.parts, b.parts))
 
-    def _settled(self, element: Element, facts: Facts) -> Element:
-        """`element` without the conditions that `facts` decide; monotone functions are inside of largest values."""
+    def _simplify(self, element: Element, facts: Facts) -> Element:
+        """Replace conditions that `facts` decide by the branch that they select, and simplify functions."""
         match element:
             case Ite(condition, yes, no):
                 condition = z3.simplify(condition) if not isinstance(condition, bool) else z3.BoolVal(condition)
                 if self.holds(facts, condition):
-                    return self._settled(yes, facts)
+                    return self._simplify(yes, facts)
                 if self.holds(facts, z3.Not(condition)):
-                    return self._settled(no, facts)
-                return Ite(condition, self._settled(yes, facts), self._settled(no, facts))
+                    return self._simplify(no, facts)
+                return Ite(condition, self._simplify(yes, facts), self._simplify(no, facts))
             case Plus(parts):
-                return Plus(tuple(self._settled(part, facts) for part in parts))
+                return Plus(tuple(self._simplify(part, facts) for part in parts))
             case Times(parts):
-                return Times(tuple(self._settled(part, facts) for part in parts))
+                return Times(tuple(self._simplify(part, facts) for part in parts))
             case Uninterpreted(name, parts):
-                return self._function(name, tuple(self._settled(part, facts) for part in parts))
+                return self._simplify_function(name, tuple(self._simplify(part, facts) for part in parts))
         return element
 
-    def _function(self, name: str, parts: tuple[Element, ...]) -> Element:
-        inner = parts[0]
+    def _simplify_function(self, name: str, parts: tuple[Element, ...]) -> Element:
+        """Apply what is known of the function `name`: drop it where it changes nothing, and move a monotone one inside
+        of a maximum.
+        """
+        operand = parts[0]
         if name in self.identities and len(parts) == 1:
-            return inner
-        if name in self.monotone and len(parts) == 1 and isinstance(inner, MaxOver):
-            return MaxOver(inner.variables, inner.guard, Uninterpreted(name, (inner.body,)))
-        if len(parts) == 1 and isinstance(inner, Uninterpreted) and (name, inner.name) in self.absorbing:
-            return inner
+            return operand
+        if name in self.monotone and len(parts) == 1 and isinstance(operand, MaxOver):
+            return MaxOver(operand.variables, operand.guard, Uninterpreted(name, (operand.body,)))
+        if len(parts) == 1 and isinstance(operand, Uninterpreted) and (name, operand.name) in self.absorbing:
+            return operand
         return Uninterpreted(name, parts)
 
     # Sums and largest values ---------------------------------------------------------------------------------------
 
     def _equal_reductions(self, left: Sequence[Reduction], right: Sequence[Reduction], facts: Facts) -> bool:
-        """Whether both sides are the same at each place of what they run over, for a renumbering of that."""
-        sides = [[without_single(each) for each in side] for side in (left, right)]
+        """Return whether the reductions of both sides together have equal bodies at each value of their counters, for
+        some renumbering of the counters of each.
+        """
+        sides = [[without_constant_counters(reduction) for reduction in side] for side in (left, right)]
         for cut in self.cuts:
-            sides[cut.side] = [part for each in sides[cut.side] for part in self._parts(each, cut, facts)]
+            sides[cut.side] = [part for reduction in sides[cut.side] for part in self._cut_sum(reduction, cut, facts)]
         left, right = sides
-        every = [*left, *right]
-        width = len(every[0].variables)
-        if any(len(each.variables) != width for each in every):
+        reductions = [*left, *right]
+        count = len(reductions[0].variables)
+        if any(len(reduction.variables) != count for reduction in reductions):
             return False
-        at = tuple(fresh("at") for _ in range(width))
-        ways = list(self._renumberings(width))
-        for chosen in islice(product(ways, repeat=len(every) - 1), MOST_RENUMBERINGS):
-            moved = [_renumbered(each, at, way) for each, way in zip(every, (ways[0], *chosen))]
-            if self._equal_at(moved[: len(left)], moved[len(left) :], facts):
+        counters = tuple(fresh("at") for _ in range(count))
+        renumberings = list(self._renumberings(count))
+        for others in islice(product(renumberings, repeat=len(reductions) - 1), MAX_RENUMBERINGS):
+            chosen = (renumberings[0], *others)
+            renumbered = [_renumber(reduction, counters, way) for reduction, way in zip(reductions, chosen)]
+            if self._equal_at_each_place(renumbered[: len(left)], renumbered[len(left) :], facts):
                 return True
         return False
 
-    def _parts(self, each: Reduction, cut: SumCut, facts: Facts) -> list[Reduction]:
-        """`each` cut along a counter; as it is where it has no such counter, or another length."""
-        if not isinstance(each, SumOver) or cut.counter >= len(each.variables):
-            return [each]
-        variable = each.variables[cut.counter]
-        found: list[Reduction] = []
+    def _cut_sum(self, reduction: Reduction, cut: SumCut, facts: Facts) -> list[Reduction]:
+        """Cut a sum along a counter as the hint `cut` says. Returns it unchanged where it has no such counter, or where
+        the runs do not cover the counter's range.
+        """
+        if not isinstance(reduction, SumOver) or cut.counter >= len(reduction.variables):
+            return [reduction]
+        variable = reduction.variables[cut.counter]
+        sums: list[Reduction] = []
         length, number = cut.runs
-        if number and not self.holds((*facts, each.guard), z3.And(variable >= 0, variable < number * length)):
-            return [each]
+        if number and not self.holds((*facts, reduction.guard), z3.And(variable >= 0, variable < number * length)):
+            return [reduction]
         for part in range(cut.every or number):
-            inner = fresh("part")
-            place = cut.every * inner + part - cut.offset if cut.every else part * length + inner
-            inside = [] if cut.every else [inner >= 0, inner < length]
-            guard = z3.And(z3.substitute(each.guard, (variable, place)), *inside)
-            variables = (*each.variables[: cut.counter], inner, *each.variables[cut.counter + 1 :])
-            found.append(SumOver(variables, guard, substituted(each.body, [(variable, place)])))
-        return found
+            counter = fresh("part")
+            value = cut.every * counter + part - cut.offset if cut.every else part * length + counter
+            bounds = [] if cut.every else [counter >= 0, counter < length]
+            guard = z3.And(z3.substitute(reduction.guard, (variable, value)), *bounds)
+            variables = (*reduction.variables[: cut.counter], counter, *reduction.variables[cut.counter + 1 :])
+            sums.append(SumOver(variables, guard, substitute(reduction.body, [(variable, value)])))
+        return sums
 
-    def _renumberings(self, width: int) -> Iterator[tuple[tuple[int, ...], Index]]:
-        """(order of counters, what is added to each)."""
-        yield tuple(range(width)), (0,) * width
-        for order in permutations(range(width)):
-            for steps in product((0, *self.shifts), repeat=width):
-                if any(isinstance(step, z3.ExprRef) or step for step in steps) or order != tuple(range(width)):
-                    yield order, steps
+    def _renumberings(self, count: int) -> Iterator[Renumbering]:
+        """Yield ways to replace `count` counters by others: in another order, and moved by `shifts`. The unchanged one
+        comes first.
+        """
+        identity = tuple(range(count))
+        yield identity, (0,) * count
+        for order in permutations(range(count)):
+            for offsets in product((0, *self.shifts), repeat=count):
+                if any(isinstance(offset, z3.ExprRef) or offset for offset in offsets) or order != identity:
+                    yield order, offsets
 
-    def _equal_at(self, left: Sequence[Reduction], right: Sequence[Reduction], facts: Facts) -> bool:
+    def _equal_at_each_place(self, left: Sequence[Reduction], right: Sequence[Reduction], facts: Facts) -> bool:
+        """Return whether reductions over the same counters have equal bodies at each value of the counters. Sums are
+        compared as the sums of their bodies, each 0 where its guard does not hold; maxima must have the same guard.
+        """
         if isinstance(left[0], SumOver):
-            parts = [Ite(each.guard, each.body, Number(0)) for each in left]
-            others = [Ite(each.guard, each.body, Number(0)) for each in right]
-            return self.equal(Plus(tuple(parts)), Plus(tuple(others)), facts)
+            total, other = (
+                Plus(tuple(Ite(reduction.guard, reduction.body, Number(0)) for reduction in side))
+                for side in (left, right)
+            )
+            return self.equal(total, other, facts)
         a, b = left[0], right[0]
         if not (self.holds((*facts, a.guard), b.guard) and self.holds((*facts, b.guard), a.guard)):
             return False
@@ -195,63 +227,71 @@ class Prover:
     # Polynomials ---------------------------------------------------------------------------------------------------
 
     def _is_zero(self, terms: Iterable[Monomial], facts: Facts) -> bool:
-        left: list[Monomial] = []
+        """Return whether monomials add up to 0 modulo 2^32. Equal monomials are collected first; of what remains, sums
+        with factor 1 must equal sums with factor -1.
+        """
+        remaining: list[Monomial] = []
         for k, atoms in terms:
-            for place, (other, known) in enumerate(left):
-                if self._same_atoms(atoms, known, facts):
-                    left[place] = (k + other, known)
+            for place, (known_k, known_atoms) in enumerate(remaining):
+                if self._same_atoms(atoms, known_atoms, facts):
+                    remaining[place] = (k + known_k, known_atoms)
                     break
             else:
-                left.append((k, atoms))
-            left = [each for each in left if each[0] % _MODULUS]
-        if not left:
+                remaining.append((k, atoms))
+            remaining = [monomial for monomial in remaining if monomial[0] % _MODULUS]
+        if not remaining:
             return True
-        sums = [(k, atoms[0]) for k, atoms in left if len(atoms) == 1 and isinstance(atoms[0], SumOver)]
-        if len(sums) < len(left) or any(k not in (1, -1) for k, _ in sums):
+        sums = [(k, atoms[0]) for k, atoms in remaining if len(atoms) == 1 and isinstance(atoms[0], SumOver)]
+        if len(sums) < len(remaining) or any(k not in (1, -1) for k, _ in sums):
             return False
-        plus = [each for k, each in sums if k == 1]
-        less = [each for k, each in sums if k == -1]
-        return bool(plus and less) and self._equal_reductions(plus, less, facts)
+        added = [total for k, total in sums if k == 1]
+        subtracted = [total for k, total in sums if k == -1]
+        return bool(added and subtracted) and self._equal_reductions(added, subtracted, facts)
 
     def _same_atoms(self, a: Sequence[Element], b: Sequence[Element], facts: Facts) -> bool:
+        """Return whether two products have equal factors in some order."""
         if len(a) != len(b):
             return False
-        rest = list(b)
-        for each in a:
-            found = next((n for n, other in enumerate(rest) if self._same_atom(each, other, facts)), None)
-            if found is None:
+        unmatched = list(b)
+        for atom in a:
+            equal = next((place for place, other in enumerate(unmatched) if self._same_atom(atom, other, facts)), None)
+            if equal is None:
                 return False
-            del rest[found]
+            del unmatched[equal]
         return True
 
     def _same_atom(self, a: Element, b: Element, facts: Facts) -> bool:
+        """Return whether two factors of monomials are equal. Sums count as different, since `_is_zero` compares all of
+        them together.
+        """
         if type(a) is not type(b) or isinstance(a, SumOver):
             return False
         return self.equal(a, b, facts)
 
 
-def excluded(*conditions: Any) -> bool:
-    """Whether no whole numbers fulfil all of `conditions`; False where z3 cannot tell in STEPS."""
+def are_contradictory(*conditions: Any) -> bool:
+    """Return whether no integers fulfil all `conditions`; False also where z3 cannot tell in STEPS."""
     solver = limited_solver()
     solver.add(*conditions)
     return bool(solver.check() == z3.unsat)
 
 
 def limited_solver() -> z3.Solver:
-    """A solver that gives up after STEPS and leaves Ctrl-C alone: z3 would put Python's handler back as one behind
-    which calls of the system go on, so that nothing that waits could be interrupted any more."""
+    """Return a solver that gives up after STEPS and leaves Ctrl-C alone. With ctrl_c, z3 would replace Python's signal
+    handler by one after which system calls are restarted, so that waiting could no longer be interrupted.
+    """
     solver = z3.SimpleSolver()
     solver.set(rlimit=STEPS, ctrl_c=False)
     return solver
 
 
 def as_z3(value: Any) -> Any:
-    """An int as a term of z3; a term as it is."""
+    """Convert an int to a term of z3; return a term unchanged."""
     return z3.IntVal(value) if isinstance(value, int) else value
 
 
 def conditions(element: Element) -> Iterator[Any]:
-    """Yield the conditions of `element` outside of sums and largest values."""
+    """Yield the conditions of `element`, except for those inside of sums and maxima."""
     match element:
         case Ite(condition, yes, no):
             yield condition
@@ -263,60 +303,65 @@ def conditions(element: Element) -> Iterator[Any]:
 
 
 def monomials(element: Element) -> list[Monomial]:
-    """`element` as a sum of products of what is no sum and no product; it has no conditions."""
+    """Expand `element`, which must have no conditions, to a sum of monomials."""
     match element:
         case Number(value):
             return [(value, ())]
         case Plus(parts):
-            return [each for part in parts for each in monomials(part)]
+            return [monomial for part in parts for monomial in monomials(part)]
         case Times(parts):
-            found: list[Monomial] = [(1, ())]
+            expanded: list[Monomial] = [(1, ())]
             for part in parts:
-                found = [(k * j, (*a, *b)) for k, a in found for j, b in monomials(part)]
-            return found
+                expanded = [(k * j, (*a, *b)) for k, a in expanded for j, b in monomials(part)]
+            return expanded
     return [(1, (element,))]
 
 
-def without_single(each: Reduction) -> Reduction:
-    """`each` without counters that its guard says to be one number."""
-    left, guard = list(each.variables), each.guard
-    fixed = []
-    for variable in each.variables:
-        if excluded(guard, variable != 0):
-            fixed.append((variable, z3.IntVal(0)))
-            left.remove(variable)
-    if not fixed or not left:
-        return each
-    return type(each)(tuple(left), z3.substitute(guard, *fixed), substituted(each.body, fixed))
+def without_constant_counters(reduction: Reduction) -> Reduction:
+    """Drop the counters of a reduction that can only be 0, such as the channel of a one-channel convolution; the last
+    counter stays.
+    """
+    varying, guard = list(reduction.variables), reduction.guard
+    zeros = []
+    for variable in reduction.variables:
+        if are_contradictory(guard, variable != 0):
+            zeros.append((variable, z3.IntVal(0)))
+            varying.remove(variable)
+    if not zeros or not varying:
+        return reduction
+    return type(reduction)(tuple(varying), z3.substitute(guard, *zeros), substitute(reduction.body, zeros))
 
 
-def _renumbered(each: Reduction, at: Index, way: tuple[tuple[int, ...], Index]) -> Reduction:
-    order, steps = way
-    pairs = [(variable, at[place] + step) for variable, place, step in zip(each.variables, order, steps)]
-    return type(each)(at, z3.substitute(each.guard, *pairs), substituted(each.body, pairs))
+def _renumber(reduction: Reduction, counters: Index, renumbering: Renumbering) -> Reduction:
+    """Express a reduction by the common `counters`."""
+    order, offsets = renumbering
+    pairs = [
+        (variable, counters[place] + offset) for variable, place, offset in zip(reduction.variables, order, offsets)
+    ]
+    return type(reduction)(counters, z3.substitute(reduction.guard, *pairs), substitute(reduction.body, pairs))
 
 
-def substituted(element: Element, pairs: Sequence[tuple[Any, Any]]) -> Element:
-    """`element` with terms for variables."""
+def substitute(element: Element, pairs: Sequence[tuple[Any, Any]]) -> Element:
+    """Replace variables of z3 by terms in `element`; pairs: (variable, term)."""
 
-    def put(term: Any) -> Any:
+    def in_term(term: Any) -> Any:
         return z3.substitute(term, *pairs) if isinstance(term, z3.ExprRef) else term
 
     match element:
         case Read(name, index):
-            return Read(name, tuple(map(put, index)))
+            return Read(name, tuple(map(in_term, index)))
         case Plus(parts):
-            return Plus(tuple(substituted(part, pairs) for part in parts))
+            return Plus(tuple(substitute(part, pairs) for part in parts))
         case Times(parts):
-            return Times(tuple(substituted(part, pairs) for part in parts))
+            return Times(tuple(substitute(part, pairs) for part in parts))
         case Uninterpreted(name, parts):
-            return Uninterpreted(name, tuple(substituted(part, pairs) for part in parts))
+            return Uninterpreted(name, tuple(substitute(part, pairs) for part in parts))
         case Ite(condition, yes, no):
-            return Ite(put(condition), substituted(yes, pairs), substituted(no, pairs))
+            return Ite(in_term(condition), substitute(yes, pairs), substitute(no, pairs))
         case SumOver(variables, guard, body):
-            return SumOver(variables, put(guard), substituted(body, pairs))
+            return SumOver(variables, in_term(guard), substitute(body, pairs))
         case MaxOver(variables, guard, body):
-            return MaxOver(variables, put(guard), substituted(body, pairs))
+            return MaxOver(variables, in_term(guard), substitute(body, pairs))
     return element
 
 
@@ -324,84 +369,91 @@ def substituted(element: Element, pairs: Sequence[tuple[Any, Any]]) -> Element:
 
 
 def tensor(term: Term, values: Values) -> tuple[ElementAt, Shape]:
-    """Each element of `term` as an expression, and its shape, for sizes with these values. Unprovable."""
+    """Return the element function and the shape of `term`, for sizes with these values. Raises Unprovable."""
     if isinstance(term, Leaf):
         name = term.name
         return (lambda index: Read(name, index)), value_of(term.shape, values)
-    parts = [tensor(arg, values) for arg in term.args]
-    elements, shapes = [each for each, _ in parts], [shape for _, shape in parts]
-    given = {name: value_of(value, values) for name, value in term.attributes}
+    operands = [tensor(arg, values) for arg in term.args]
+    elements, shapes = [element_at for element_at, _ in operands], [shape for _, shape in operands]
+    attributes = {name: value_of(value, values) for name, value in term.attributes}
     if term.op not in MEANINGS:
         raise Unprovable(f"nothing is known of {term.op}")
-    shape = OPERATORS[term.op].shape(shapes, given)
+    shape = OPERATORS[term.op].shape(shapes, attributes)
     meaning = MEANINGS[term.op]
-    return (lambda index: meaning(elements, shapes, given, index)), shape
+    return (lambda index: meaning(elements, shapes, attributes, index)), shape
 
 
 def prove(prover: Prover, left: Term, right: Term, values: Values, facts: Facts) -> str:
-    """Why `left` may not be `right` for these sizes, of which `facts` hold; "" where it is proved."""
-    (a, shape), (b, other) = tensor(left, values), tensor(right, values)
-    if len(shape) != len(other):
-        return f"one side has {len(shape)} dimensions, the other {len(other)}"
-    for axis, (size, its) in enumerate(zip(shape, other)):
-        if not prover.holds(facts, as_z3(size) == as_z3(its)):
+    """Prove that two terms are the same tensor, where `facts` hold of the sizes. Returns "" on success, else why they
+    may differ.
+    """
+    (a, shape), (b, other_shape) = tensor(left, values), tensor(right, values)
+    if len(shape) != len(other_shape):
+        return f"one side has {len(shape)} dimensions, the other {len(other_shape)}"
+    for axis, (size, other_size) in enumerate(zip(shape, other_shape)):
+        if not prover.holds(facts, as_z3(size) == as_z3(other_size)):
             return f"sizes differ along axis {axis}"
-    at = tuple(fresh("index") for _ in shape)
-    inside = [z3.And(index >= 0, index < as_z3(size)) for index, size in zip(at, shape)]
-    return "" if prover.equal(a(at), b(at), (*facts, *inside)) else "an element differs"
+    index = tuple(fresh("index") for _ in shape)
+    inside = [z3.And(position >= 0, position < as_z3(size)) for position, size in zip(index, shape)]
+    return "" if prover.equal(a(index), b(index), (*facts, *inside)) else "an element differs"
 
 
-def demanded(term: Term, values: Values) -> list[Any]:
-    """List the demands of the operators of `term` on sizes. Unprovable."""
+def demands_of(term: Term, values: Values) -> list[Any]:
+    """List the demands on sizes of all operators in `term`. Raises Unprovable."""
     if isinstance(term, Leaf):
         return []
     if term.op not in MEANINGS:
         raise Unprovable(f"nothing is known of {term.op}")
-    found = [each for arg in term.args for each in demanded(arg, values)]
-    if any(each is False for each in found):
+    inner_demands = [demand for arg in term.args for demand in demands_of(arg, values)]
+    if any(demand is False for demand in inner_demands):
         return [False]
     shapes = [tensor(arg, values)[1] for arg in term.args]
-    given = {name: value_of(value, values) for name, value in term.attributes}
-    return found + demands(term.op, shapes, given)
+    attributes = {name: value_of(value, values) for name, value in term.attributes}
+    return inner_demands + demands(term.op, shapes, attributes)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """proved: in all cases. why: what was not shown, in a sentence. cases: values of the choices. asked: questions that
-    z3 was asked."""
+    """The verdict on a rule.
+
+    proved: whether it holds in all cases. why: a sentence on what could not be shown. cases: number of combinations of
+    values of its choices. questions: number of questions that z3 was asked.
+    """
 
     proved: bool
     why: str
     cases: int
-    asked: int
+    questions: int
 
 
 def verdict(rule: RewriteRule) -> Judgement:
-    """Whether `rule` holds for all sizes, case by case of its choices."""
-    return judged(rule, lambda values: _prover_of(rule, values))
+    """Judge a rule of integers: try to prove it for all sizes, case by case of its choices."""
+    return judge(rule, lambda values: _prover_of(rule, values))
 
 
-def judged(rule: RewriteRule, prover_of: Callable[[Values], Prover]) -> Judgement:
-    """Judge `rule` case by case, each by a prover of its own. prover_of: makes it, from values of sizes and choices."""
-    cases = asked = 0
+def judge(rule: RewriteRule, prover_of: Callable[[Values], Prover]) -> Judgement:
+    """Try to prove `rule` in each case of its choices, by a prover of its own. prover_of: makes that prover from the
+    values of sizes and choices. real_meaning.py judges rules of real numbers with another prover.
+    """
+    cases = questions = 0
     for choice in rule.cases():
-        values = {**choice, **{each.name: z3.Int(each.name) for each in rule.sizes}}
+        values = {**choice, **{size.name: z3.Int(size.name) for size in rule.sizes}}
         prover = prover_of(values)
         try:
-            why = _wrong(prover, rule, values)
+            why = _why_not_proved(prover, rule, values)
         except Unprovable as error:
             why = str(error)
         except IndexError:
             why = "an axis that there is not"
-        cases, asked = cases + 1, asked + prover.asked
+        cases, questions = cases + 1, questions + prover.questions
         if why:
             where = ", ".join(f"{name} = {value}" for name, value in choice.items())
-            return Judgement(False, why + (f" where {where}" if where else ""), cases, asked)
-    return Judgement(True, "", cases, asked)
+            return Judgement(False, why + (f" where {where}" if where else ""), cases, questions)
+    return Judgement(True, "", cases, questions)
 
 
 def _prover_of(rule: RewriteRule, values: Values) -> Prover:
-    """A prover that knows the rule's conditions on functions, and its hints."""
+    """Make a prover that knows the rule's conditions on functions, and its hints."""
     return Prover(
         shifts=tuple(value_of(shift, values) for shift in rule.shifts),
         cuts=[replace(cut, runs=value_of(cut.runs, values)) for cut in rule.cuts],
@@ -413,18 +465,20 @@ def _prover_of(rule: RewriteRule, values: Values) -> Prover:
     )
 
 
-def _wrong(prover: Prover, rule: RewriteRule, values: Values) -> str:
-    """Why the rule may be wrong; "" where it is proved."""
-    facts = [values[each.name] >= each.least for each in rule.sizes]
-    facts += [value_of(each, values) for each in rule.where if isinstance(each, SizeOf)]
-    facts += [each for term in rule.before for each in demanded(term, values)]
+def _why_not_proved(prover: Prover, rule: RewriteRule, values: Values) -> str:
+    """Try to prove the rule in one case. Returns "" on success, else what could not be shown. The demands of `before`
+    and the conditions of the rule are the facts; they must imply the demands of `after`.
+    """
+    facts = [values[size.name] >= size.least for size in rule.sizes]
+    facts += [value_of(condition, values) for condition in rule.where if isinstance(condition, SizeOf)]
+    facts += [demand for term in rule.before for demand in demands_of(term, values)]
     if any(fact is False for fact in facts):
         return "there are no sizes for it"
     known = tuple(z3.simplify(fact) for fact in facts if not isinstance(fact, bool))
     if len(rule.before) != len(rule.after):
         return "its sides have different numbers of terms"
     for term in rule.after:
-        for demand in demanded(term, values):
+        for demand in demands_of(term, values):
             if not prover.holds(known, demand):
                 return f"{term} may be asked for sizes that there are not: {demand}"
     for left, right in zip(rule.before, rule.after):

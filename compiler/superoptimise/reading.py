@@ -1,6 +1,9 @@
-"""ONNX models to the algebra: operators with QDQ around them, and onnxruntime's QLinear operators, become one form.
+"""Read ONNX models into the algebra: float operators with QDQ around them and onnxruntime's QLinear operators become
+one.
 
-Scales meet in multipliers here, as onnxruntime computes them; what is no operator of bytes stays an operator of ONNX.
+This file has the reader and what all forms share; byte_forms.py, float_forms.py and real_forms.py have a function for
+each operator. Scales become multipliers here, as onnxruntime computes them. A node that the algebra does not know stays
+an ONNX node in the graph.
 """
 
 from __future__ import annotations
@@ -23,24 +26,29 @@ from celosia.compiler.superoptimise.graph import (
     Array,
     BytesGraph,
     GraphOp,
-    Meant,
+    OriginalForm,
+    Quantisation,
     TensorKind,
-    Written,
 )
 from celosia.compiler.superoptimise.operators import OPERATORS
 
 BYTES = ("int8", "uint8")
+"""Element types of bytes."""
 Shapes = Mapping[str, tuple[int, ...] | None]
+"""Shape of each tensor of a model; None where it is not known."""
 
 
-class NotOurs(Exception):
-    """A node that stays an operator of ONNX."""
+class NotInAlgebra(Exception):
+    """Raised for a node that the algebra cannot express, so that it stays an ONNX node."""
 
 
 @dataclass(frozen=True)
 class BytesOf:
-    """A tensor of bytes, or of int32 for a bias, and what they mean. scale, zero: of one element or
-    [channels]. axis: along which a DequantizeLinear has them; None where the operator says it."""
+    """A tensor of bytes, or of int32 for a bias, with its quantisation.
+
+    scale, zero: one element, or [channels]. axis: along which a DequantizeLinear has several; None where the operator's
+    documentation says it.
+    """
 
     name: str
     scale: NDArray[np.float32]
@@ -48,18 +56,19 @@ class BytesOf:
     axis: int | None = None
 
     @property
-    def meant(self) -> Meant:
-        """Parameters of all elements. NotOurs where channels differ."""
+    def quantisation(self) -> Quantisation:
+        """The quantisation of all elements. NotInAlgebra where channels differ."""
         if self.scale.size != 1 or self.zero.size != 1:
-            raise NotOurs
-        return Meant(float(self.scale.item()), int(self.zero.item()))
+            raise NotInAlgebra
+        return Quantisation(float(self.scale.item()), int(self.zero.item()))
 
 
 @dataclass(frozen=True)
 class QuantisedOperation:
-    """A float operator of quantised operands with a quantised result, in one of both forms.
+    """A float operator with quantised operands and a quantised result, whichever way the model writes it.
 
-    qdq: it stands between DequantizeLinear and QuantizeLinear; else it is an operator of onnxruntime.
+    operator: the float operator. node: of the model. operands: its data and weights. bias: int32. y: the result. qdq:
+    whether the node is a float operator between DequantizeLinear and QuantizeLinear, else it is a QLinear operator.
     """
 
     operator: str
@@ -71,10 +80,10 @@ class QuantisedOperation:
 
 
 class OnnxReader:
-    """shapes: of the model's tensors, None where they are not known. moved: types of what Slice, Concat and others like
-    them are of the algebra for."""
+    """Reads one model. shapes, dtypes: of the model's tensors, as far as they are known."""
 
-    moved: tuple[str, ...] = BYTES
+    moved_dtypes: tuple[str, ...] = BYTES
+    """Element types for which Slice, Concat and the like become operators of the algebra."""
 
     def __init__(self, model: onnx.ModelProto, shapes: Shapes, dtypes: Mapping[str, str]) -> None:
         self.model, self.shapes, self.dtypes = model, shapes, dict(dtypes)
@@ -88,141 +97,146 @@ class OnnxReader:
         self.nodes = nodes
         self.makers = {name: node for node in nodes for name in node.output if name}
         self.uses: dict[str, int] = {}
-        for name in (*(n for node in nodes for n in read_by(node)), *(out.name for out in model.graph.output)):
+        for name in (*(n for node in nodes for n in tensors_read(node)), *(out.name for out in model.graph.output)):
             self.uses[name] = self.uses.get(name, 0) + 1
         self.kinds: dict[str, TensorKind] = {}
         self.operations: list[GraphOp] = []
         self.labels: dict[str, str] = {}
 
     def read(self) -> BytesGraph:
-        """The whole model."""
-        given = [value.name for value in self.model.graph.input if value.name not in self.constants]
-        for name in given:
+        """Return the graph of the model."""
+        inputs = [value.name for value in self.model.graph.input if value.name not in self.constants]
+        for name in inputs:
             self._note_kind(name)
         for node in self.nodes:
             before = len(self.operations)
             try:
-                self._node(node)
-            except NotOurs:
+                self._read_node(node)
+            except NotInAlgebra:
                 del self.operations[before:]
-                self._as_it_is(node)
+                self._keep_node(node)
         outputs = tuple(value.name for value in self.model.graph.output)
-        graph = BytesGraph((), self.constants, self.kinds, tuple(given), outputs, self.labels)
+        graph = BytesGraph((), self.constants, self.kinds, tuple(inputs), outputs, self.labels)
         return graph.ordered(self.operations)
 
     def _note_kind(self, name: str) -> None:
-        """Enter the type of a tensor that no reader makes: an input, or a result of an operator that stays ONNX's.
-
-        A type that is not known counts as float32.
+        """Enter the shape and type of a tensor that no reader makes: an input, or a result of an ONNX node. An unknown
+        type counts as float32.
         """
         self.kinds[name] = TensorKind(self.shapes.get(name), self.dtypes.get(name, "float32"))
 
-    def _as_it_is(self, node: onnx.NodeProto) -> None:
+    def _keep_node(self, node: onnx.NodeProto) -> None:
+        """Add a node as an operation ONNX."""
         self.operations.append(
-            GraphOp(ONNX, read_by(node), tuple(node.output), (("proto", node.SerializeToString(deterministic=True)),))
+            GraphOp(
+                ONNX, tensors_read(node), tuple(node.output), (("proto", node.SerializeToString(deterministic=True)),)
+            )
         )
         for name in filter(None, node.output):
             self._note_kind(name)
 
-    def _node(self, node: onnx.NodeProto) -> None:
-        """Raises NotOurs."""
+    def _read_node(self, node: onnx.NodeProto) -> None:
+        """Add the operations for a node of the model; a QuantizeLinear is read with the float operator before it.
+        Raises NotInAlgebra.
+        """
         if node.op_type == "QuantizeLinear":
-            inner = self.makers.get(node.input[0])
+            float_node = self.makers.get(node.input[0])
             y = self.quantised(node)
-            if inner is None or self.uses[node.input[0]] != 1 or inner.domain not in ("", "com.microsoft"):
-                raise NotOurs
-            if inner.op_type == "DequantizeLinear":
-                inner = onnx.NodeProto(op_type="Identity", input=[node.input[0]], output=[node.input[0]])
-            read_qdq: Any = QDQ_READERS.get(inner.op_type, not_ours)
-            read_qdq(self, inner, y)
-            if inner.name:
-                self.labels[y.name] = inner.name
+            if float_node is None or self.uses[node.input[0]] != 1 or float_node.domain not in ("", "com.microsoft"):
+                raise NotInAlgebra
+            if float_node.op_type == "DequantizeLinear":
+                float_node = onnx.NodeProto(op_type="Identity", input=[node.input[0]], output=[node.input[0]])
+            read_qdq: Any = QDQ_READERS.get(float_node.op_type, keep_as_onnx)
+            read_qdq(self, float_node, y)
+            if float_node.name:
+                self.labels[y.name] = float_node.name
         else:
-            read: Any = READERS.get(node.op_type, not_ours)
+            read: Any = READERS.get(node.op_type, keep_as_onnx)
             read(self, node)
             if node.name:
                 self.labels[node.output[0]] = node.name
 
-    # What nodes say ------------------------------------------------------------------------------------------------
+    # Operands of nodes ---------------------------------------------------------------------------------------------
 
     def array(self, name: str) -> Array:
-        """A constant. NotOurs."""
+        """Return a constant. NotInAlgebra for a tensor that is none."""
         if name not in self.constants:
-            raise NotOurs
+            raise NotInAlgebra
         return self.constants[name]
 
     def operation(self, node: onnx.NodeProto, y: BytesOf | None = None) -> QuantisedOperation:
-        """Read `node` as an operation on quantised operands. NotOurs.
-
-        y: the result, where `node` is a float operator in front of its QuantizeLinear; else it is a quantised form.
+        """Read `node` as an operation on quantised operands. Raises NotInAlgebra. y: the result, where `node` is a
+        float operator before its QuantizeLinear; None where it is a QLinear operator.
         """
         spec = op_spec(node.op_type)
         data, bias = spec.data_among(len(node.input)), next((spec.operands[n].name for n in spec.having(Role.BIAS)), "")
-        biases = named_input(node, bias) if bias else ""
+        bias_name = named_input(node, bias) if bias else ""
         if y is not None:
             operands = [self.dequantised(node.input[number]) for number in data]
-            fixed = self.bias(biases, operands[0], operands[1]) if biases else None
-            return QuantisedOperation(node.op_type, node, operands, fixed, y, True)
+            bias_array = self.bias(bias_name, operands[0], operands[1]) if bias_name else None
+            return QuantisedOperation(node.op_type, node, operands, bias_array, y, True)
         if spec.scale is None or spec.zero_point is None:
-            raise NotOurs
+            raise NotInAlgebra
         operands = []
         for number in data:
             scale, zero = spec.quantisation_of(number, len(node.input))
             operands.append(self.bytes_of(node.input[number], node.input[scale], node.input[zero]))
         result = BytesOf(node.output[0], self.array(node.input[spec.scale]), self.array(node.input[spec.zero_point]))
-        fixed = self.array(biases) if biases else None
-        return QuantisedOperation(spec.variant_of, node, operands, fixed, result, False)
+        bias_array = self.array(bias_name) if bias_name else None
+        return QuantisedOperation(spec.variant_of, node, operands, bias_array, result, False)
 
     def bytes_of(self, name: str, scale: str, zero: str) -> BytesOf:
-        """`name` with the scale and zero point in these constants."""
+        """Return the tensor `name` with the scale and zero point in these constants; "" stands for a zero point of
+        0.
+        """
         dtype = np.dtype(self.dtype_of(name))
         return BytesOf(name, self.array(scale), self.array(zero) if zero else np.zeros((), dtype))
 
     def dequantised(self, name: str) -> BytesOf:
-        """The bytes that `name` is the DequantizeLinear of. NotOurs."""
+        """Return the bytes that the DequantizeLinear before the float tensor `name` reads. Raises NotInAlgebra."""
         node = self.makers.get(name)
         if node is None or node.op_type != "DequantizeLinear" or node.domain not in ("", "com.microsoft"):
-            raise NotOurs
-        found = self.bytes_of(node.input[0], named_input(node, "x_scale"), named_input(node, "x_zero_point"))
-        if found.scale.dtype != np.float32 or any(each.name not in ("axis",) for each in node.attribute):
-            raise NotOurs
+            raise NotInAlgebra
+        x = self.bytes_of(node.input[0], named_input(node, "x_scale"), named_input(node, "x_zero_point"))
+        if x.scale.dtype != np.float32 or any(attribute.name != "axis" for attribute in node.attribute):
+            raise NotInAlgebra
         axis = attributes_of(node).get("axis", 1)
-        if found.scale.size > 1 and found.scale.size != self.shape(found.name)[axis]:
-            raise NotOurs
-        return replace(found, axis=int(axis)) if found.scale.size > 1 else found
+        if x.scale.size > 1 and x.scale.size != self.shape(x.name)[axis]:
+            raise NotInAlgebra
+        return replace(x, axis=int(axis)) if x.scale.size > 1 else x
 
     def quantised(self, node: onnx.NodeProto) -> BytesOf:
-        """The bytes that a QuantizeLinear makes. NotOurs."""
-        if len(node.input) < 3 or any(each.name != "axis" for each in node.attribute):
-            raise NotOurs
-        found = BytesOf(
+        """Return the bytes that a QuantizeLinear makes. Raises NotInAlgebra."""
+        if len(node.input) < 3 or any(attribute.name != "axis" for attribute in node.attribute):
+            raise NotInAlgebra
+        y = BytesOf(
             node.output[0], self.array(named_input(node, "y_scale")), self.array(named_input(node, "y_zero_point"))
         )
-        if found.scale.size != 1 or found.scale.dtype != np.float32 or found.zero.dtype.name not in BYTES:
-            raise NotOurs
-        return found
+        if y.scale.size != 1 or y.scale.dtype != np.float32 or y.zero.dtype.name not in BYTES:
+            raise NotInAlgebra
+        return y
 
     def dtype_of(self, name: str) -> str:
-        """NotOurs where it is not known."""
+        """Return the element type of a tensor. NotInAlgebra where it is not known."""
         if name in self.constants:
             return self.constants[name].dtype.name
         if name in self.kinds:
             return self.kinds[name].dtype
         if name in self.dtypes:
             return self.dtypes[name]
-        raise NotOurs
+        raise NotInAlgebra
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """NotOurs where it is not known."""
-        found = self.constants[name].shape if name in self.constants else self.shapes.get(name)
-        if found is None or any(size <= 0 for size in found):
-            raise NotOurs
-        return found
+        """Return the shape of a tensor of the model. NotInAlgebra where it is not known."""
+        shape = self.constants[name].shape if name in self.constants else self.shapes.get(name)
+        if shape is None or any(size <= 0 for size in shape):
+            raise NotInAlgebra
+        return shape
 
-    # What is made --------------------------------------------------------------------------------------------------
+    # Operations of the graph ---------------------------------------------------------------------------------------
 
     def constant(self, array: Any, near: str) -> str:
-        """The name of a constant of this content."""
+        """Add a constant named like `near`, unless one of that name has this content, and return its name."""
         array = np.asarray(array, order="C")
         name, number = near, 0
         while name in self.constants or name in self.makers:
@@ -239,103 +253,118 @@ class OnnxReader:
         self.constants[name] = array
         return name
 
-    def emit(self, op: str, inputs: tuple[str, ...], output: str, note: Any = None, **given: Any) -> str:
-        """An operation of the algebra that makes `output`."""
+    def emit(self, op: str, inputs: tuple[str, ...], output: str, note: Any = None, **attributes: Any) -> str:
+        """Add the operation `op` that makes the tensor `output`, and return that name. NotInAlgebra where shapes are
+        unknown or contradict the model's.
+        """
         shapes = [self.shape(name) if name in self.constants else self._shape_of(name) for name in inputs]
-        shape = OPERATORS[op].shape(shapes, given)
+        shape = OPERATORS[op].shape(shapes, attributes)
         known = self.shapes.get(output)
         if known is not None and known != tuple(shape):
-            raise NotOurs
+            raise NotInAlgebra
         dtype = {"convolve": "int32", "multiply": "int32"}.get(op) or self.dtype_of(
             inputs[-1] if op == "requantise" else inputs[0]
         )
-        self.operations.append(GraphOp(op, inputs, (output,), tuple(sorted(given.items())), note))
+        self.operations.append(GraphOp(op, inputs, (output,), tuple(sorted(attributes.items())), note))
         self.kinds[output] = TensorKind(tuple(shape), dtype)
         return output
 
     def _shape_of(self, name: str) -> tuple[int, ...]:
-        found = self.kinds.get(name, TensorKind(None, "")).shape
-        if found is None or any(size <= 0 for size in found):
-            raise NotOurs
-        return found
+        """Return the shape of a tensor of the graph. NotInAlgebra where it is not known."""
+        shape = self.kinds.get(name, TensorKind(None, "")).shape
+        if shape is None or any(size <= 0 for size in shape):
+            raise NotInAlgebra
+        return shape
 
     def product(
-        self, op: str, x: BytesOf, w: BytesOf, b: Array | None, y: BytesOf, written: Written, **given: Any
+        self, op: str, x: BytesOf, w: BytesOf, b: Array | None, y: BytesOf, written: OriginalForm, **attributes: Any
     ) -> None:
-        """A requantised convolution or product of matrices. Channels are the first axis of w, or its last one."""
+        """Add a convolution or matrix product and its requantisation. Raises NotInAlgebra. op: convolve or multiply. w:
+        its outputs are the first axis for convolve, the last for multiply. written: how the model wrote it.
+        """
         weights = self.array(w.name)
         channels = weights.shape[0 if op == "convolve" else 1]
         if self.dtype_of(x.name) not in BYTES or weights.dtype.name not in BYTES:
-            raise NotOurs
+            raise NotInAlgebra
         if np.dtype(self.dtype_of(x.name)) != y.zero.dtype or np.any(~np.isfinite(w.scale)) or np.any(w.scale <= 0):
-            raise NotOurs
+            raise NotInAlgebra
         if w.scale.size not in (1, channels) or w.zero.size not in (1, channels):
-            raise NotOurs
-        m = np.broadcast_to(conv_scale(x.meant.scale, w.scale, y.meant.scale).reshape(-1), (channels,))
+            raise NotInAlgebra
+        m = np.broadcast_to(conv_scale(x.quantisation.scale, w.scale, y.quantisation.scale).reshape(-1), (channels,))
         wz = np.broadcast_to(w.zero.reshape(-1), (channels,))
         near = y.name
         bias = np.zeros(channels, np.int32) if b is None else b.reshape(-1)
         if bias.shape != (channels,) or bias.dtype != np.int32:
-            raise NotOurs
+            raise NotInAlgebra
         acc = self.emit(
             op,
             (x.name, self.constant(x.zero.reshape(()), f"{near}_xz"), w.name, self.constant(wz, f"{near}_wz"),
              self.constant(bias, f"{near}_b")),
-            f"{near}_acc", **given,
+            f"{near}_acc", **attributes,
         )  # fmt: skip
         z = self.constant(y.zero.reshape(()), f"{near}_z")
         axis = 1 if op == "convolve" else len(self._shape_of(acc)) - 1
         self.emit("requantise", (acc, self.constant(m, f"{near}_m"), z), near, written, axis=axis)
 
     def bias(self, name: str, x: BytesOf, w: BytesOf) -> Array | None:
-        """An int32 bias in the steps of products, under DequantizeLinear. NotOurs for another."""
+        """Return the int32 bias under the DequantizeLinear `name`. NotInAlgebra where its scale is not that of the
+        products.
+        """
         if not name:
             return None
         b = self.dequantised(name)
-        steps = x.meant.scale * w.scale.reshape(-1).astype(np.float64)
+        steps = x.quantisation.scale * w.scale.reshape(-1).astype(np.float64)
         if np.any(b.zero) or not np.allclose(b.scale.reshape(-1).astype(np.float64), steps, rtol=1e-5, atol=0):
-            raise NotOurs
+            raise NotInAlgebra
         return self.array(b.name)
 
 
-def read_by(node: onnx.NodeProto) -> tuple[str, ...]:
-    """Inputs of a node, and behind them the outer tensors that its subgraphs read."""
-    found = dict.fromkeys(_captured(node))
-    return (*node.input, *(name for name in found if name not in node.input))
+def tensors_read(node: onnx.NodeProto) -> tuple[str, ...]:
+    """Return the inputs of a node, then the outer tensors that its subgraphs read."""
+    captured = dict.fromkeys(_names_read_by_subgraphs(node))
+    return (*node.input, *(name for name in captured if name not in node.input))
 
 
-def _captured(node: onnx.NodeProto) -> Iterator[str]:
+def _names_read_by_subgraphs(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the names that subgraphs of a node read from outside of them."""
     for attribute in node.attribute:
         for graph in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-            own = {v.name for v in (*graph.input, *graph.initializer)} | {o for n in graph.node for o in n.output}
-            for inner in graph.node:
-                yield from (name for name in read_by(inner) if name and name not in own)
-            yield from (out.name for out in graph.output if out.name not in own)
+            defined = {value.name for value in (*graph.input, *graph.initializer)}
+            defined |= {name for inner_node in graph.node for name in inner_node.output}
+            for inner_node in graph.node:
+                yield from (name for name in tensors_read(inner_node) if name and name not in defined)
+            yield from (out.name for out in graph.output if out.name not in defined)
 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
-    """By name; lists as tuples of ints."""
-    found = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+    """Return the attributes of a node by name; lists become tuples."""
+    values = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 QdqReader = Callable[[OnnxReader, onnx.NodeProto, BytesOf], None]
+"""Reads a float operator before a QuantizeLinear: (reader, node, result). Raises NotInAlgebra."""
 QDQ_READERS: dict[str, QdqReader] = {}
-"""Readers of operators before QuantizeLinear."""
+"""Readers of float operators before a QuantizeLinear, by ONNX operator."""
 NodeReader = Callable[[OnnxReader, onnx.NodeProto], None]
+"""Reads any other node. Raises NotInAlgebra."""
 READERS: dict[str, NodeReader] = {}
-"""Readers of the other operators."""
+"""Readers of all other operators, by ONNX operator."""
 qdq_reader = filling(QDQ_READERS)
 node_reader = filling(READERS)
 
 
 OperationReader = Callable[[OnnxReader, QuantisedOperation], None]
+"""Reads an operation on quantised operands, in whichever form it is written. Raises NotInAlgebra."""
 
 
 def operation_reader(*operators: str, quantised_too: bool = True) -> Callable[[OperationReader], OperationReader]:
-    """Adds a reader of float operators before QuantizeLinear and, if `quantised_too`, of their quantised forms."""
+    """Decorate a function as the reader of these float operators before a QuantizeLinear and, if `quantised_too`, of
+    their QLinear operators.
+    """
 
     def add(function: OperationReader) -> OperationReader:
+        """Register `function` for each operator, in both forms."""
         for operator in operators:
             QDQ_READERS[operator] = lambda reader, node, y: function(reader, reader.operation(node, y))
             if quantised_too:
@@ -345,6 +374,6 @@ def operation_reader(*operators: str, quantised_too: bool = True) -> Callable[[O
     return add
 
 
-def not_ours(*what: Any) -> None:
-    """Raises NotOurs."""
-    raise NotOurs
+def keep_as_onnx(*arguments: Any) -> None:
+    """Raise NotInAlgebra: the reader of operators that the algebra does not know."""
+    raise NotInAlgebra

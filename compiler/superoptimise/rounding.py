@@ -1,12 +1,12 @@
-"""Measure how far apart two models are whose sums are of the same real numbers, and how far rounding alone may bring
+"""Measure how far apart two models are that compute the same in real numbers, and bound how far rounding may bring
 them.
 
-A sum of n float32 numbers, in whatever order, is off by n * u of the sum of their absolute values at most, u = 2^-24
-(Higham, Accuracy and Stability of Numerical Algorithms, 4.2), and by a small multiple of the root of n with near
-certainty, as roundings are not of one sign (Higham and Mary, 2019). Absolute values of n terms add up to the root of n
-times the root of the sum of their squares at most (Cauchy and Schwarz), which is what a sum of terms of either sign is
-of the size of. Both roots together are n * u of the size of the result, for each sum on the way to an output. So what
-one model may be off by is u times the terms of all sums on its longest way, and two models by both.
+A sum of n float32 numbers, in whatever order, is off by at most n * u of the sum of their absolute values, u = 2^-24
+(Higham, Accuracy and Stability of Numerical Algorithms, 4.2), and almost certainly by a small multiple of sqrt(n) * u
+of it, as roundings have either sign (Higham and Mary, 2019). The absolute values of n terms add up to at most sqrt(n)
+times the root of the sum of their squares (Cauchy and Schwarz), and that root is the size of a sum of terms of either
+sign. Both roots together give n * u of the size of the result, for each sum on the way to an output. So the bound of
+one model is u times the terms of all sums on its longest way, and the bound of two models is the sum of both.
 """
 
 from __future__ import annotations
@@ -21,21 +21,24 @@ import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.options import Oracle
-from celosia.compiler.superoptimise.equal import SAMPLES, differing, inputs_of
+from celosia.compiler.superoptimise.compare_outputs import SAMPLES, differing, inputs_of
 from celosia.compiler.superoptimise.graph import BytesGraph, GraphOp
 
 Array = NDArray[Any]
-UNIT = 2.0**-24
-"""Largest relative change by rounding to float32."""
-SMALLEST = float(np.finfo(np.float32).tiny)
+UNIT_ROUNDOFF = 2.0**-24
+"""Largest relative change when a number is rounded to float32."""
+SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
+"""Least divisor of a relative difference."""
 
 
 @dataclass(frozen=True)
-class Apart:
-    """Distance between the outputs of two models for random inputs.
+class OutputDistance:
+    """Distance between the outputs of two models on random inputs.
 
-    outputs: of each output of floats, "absolute": the largest difference, "relative": the largest over the largest
-    value of the original for the same input. bound: what `relative` may be. why: what is wrong, in a sentence."""
+    outputs: for each output of floats, "absolute": the largest difference, and "relative": the largest difference over
+    the largest value of the original's output for the same input. bound: limit of "relative". why: a sentence on what
+    is wrong, or "".
+    """
 
     outputs: dict[str, dict[str, float]] = field(default_factory=dict)
     bound: float = 0.0
@@ -43,67 +46,73 @@ class Apart:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """For reports."""
+        """The distance as plain data, for reports."""
         return {"outputs": self.outputs, "bound": self.bound, "samples": SAMPLES}
 
 
 def bound_of(before: BytesGraph, after: BytesGraph) -> float:
-    """By how much of the largest value of an output rounding may bring these apart."""
-    return UNIT * (_longest(before) + _longest(after))
+    """Return by how much of an output's largest value rounding may bring the results of two graphs apart."""
+    return UNIT_ROUNDOFF * (_longest_sum_of_terms(before) + _longest_sum_of_terms(after))
 
 
-def _longest(graph: BytesGraph) -> int:
-    """Terms of all sums on the way on which there are most."""
-    behind: dict[str, int] = {}
-    for each in graph.operations:
-        before = max((behind.get(name, 0) for name in each.inputs), default=0)
-        behind |= dict.fromkeys(each.outputs, before + _terms(graph, each))
-    return max(behind.values(), default=0)
+def _longest_sum_of_terms(graph: BytesGraph) -> int:
+    """Return the number of terms of all sums on the way through the graph that has most."""
+    terms: dict[str, int] = {}
+    for operation in graph.operations:
+        before = max((terms.get(name, 0) for name in operation.inputs), default=0)
+        terms |= dict.fromkeys(operation.outputs, before + _term_count(graph, operation))
+    return max(terms.values(), default=0)
 
 
-def _terms(graph: BytesGraph, each: GraphOp) -> int:
-    """Number of terms of a sum in the result; for an operator that the algebra does not know as many as it reads for
-    each."""
+def _term_count(graph: BytesGraph, operation: GraphOp) -> int:
+    """Return the number of terms of a sum in the result of an operation. An operator that the algebra does not know
+    counts the elements that it reads for each element of its result.
+    """
     shapes: list[tuple[int, ...]]
     shapes = [graph.constants[name].shape if name in graph.constants else graph.kinds[name].shape or ()
-              for name in each.inputs if name in graph.constants or name in graph.kinds]  # fmt: skip
-    match each.op:
+              for name in operation.inputs if name in graph.constants or name in graph.kinds]  # fmt: skip
+    match operation.op:
         case "float_convolve":
             return math.prod(shapes[1][1:]) + len(shapes) - 2
         case "float_multiply":
             return int(shapes[1][0])
         case "real_average":
-            return int(math.prod(each["kernel"])) + 1
+            return int(math.prod(operation["kernel"])) + 1
         case "real_normalised":
             return 4
         case "concat" | "slice" | "transpose" | "reshape" | "real_pad":
             return 0
-    made = sum(math.prod(graph.kinds[name].shape or ()) for name in each.outputs if name in graph.kinds)
-    return -(-sum(map(math.prod, shapes)) // max(1, made))
+    result_elements = sum(math.prod(graph.kinds[name].shape or ()) for name in operation.outputs if name in graph.kinds)
+    return -(-sum(map(math.prod, shapes)) // max(1, result_elements))
 
 
-def apart(original: onnx.ModelProto, other: onnx.ModelProto, bound: float, oracle: Oracle) -> Apart:
-    """Measure how far `other` is from `original` for SAMPLES random inputs. ValueError where the oracle does not run
-    the original."""
+def apart(original: onnx.ModelProto, other: onnx.ModelProto, bound: float, oracle: Oracle) -> OutputDistance:
+    """Measure how far `other` is from `original` on SAMPLES random inputs. ValueError where the oracle cannot run the
+    original.
+    """
     run = oracle(original)
     expected = [run(inputs_of(original, seed)) for seed in range(SAMPLES)]
-    found: dict[str, dict[str, float]] = {}
+    distances: dict[str, dict[str, float]] = {}
     try:
         run = oracle(other)
         for seed, values in enumerate(expected):
-            if why := _worse(found, values, run(inputs_of(original, seed))):
-                return Apart(found, bound, why)
+            if why := _update_distances(distances, values, run(inputs_of(original, seed))):
+                return OutputDistance(distances, bound, why)
     except ValueError as error:
-        return Apart(found, bound, str(error))
-    for name, row in found.items():
+        return OutputDistance(distances, bound, str(error))
+    for name, row in distances.items():
         if not row["relative"] <= bound:
             why = f"output {name!r} differs by {row['relative']:.2g} of its largest value, and rounding is {bound:.2g}"
-            return Apart(found, bound, why)
-    return Apart(found, bound)
+            return OutputDistance(distances, bound, why)
+    return OutputDistance(distances, bound)
 
 
-def _worse(found: dict[str, dict[str, float]], first: Mapping[str, Array], second: Mapping[str, Array]) -> str:
-    """Note what is further apart than before; how outputs differ that rounding does not bring apart, in a sentence."""
+def _update_distances(
+    distances: dict[str, dict[str, float]], first: Mapping[str, Array], second: Mapping[str, Array]
+) -> str:
+    """Raise the distances where the outputs of one sample are further apart. Returns a sentence where they differ in a
+    way that rounding does not explain, else "".
+    """
     for name, value in first.items():
         other = second.get(name)
         if other is None or value.dtype.kind != "f" or value.shape != other.shape or value.dtype != other.dtype:
@@ -115,7 +124,7 @@ def _worse(found: dict[str, dict[str, float]], first: Mapping[str, Array], secon
             return f"output {name!r} has other numbers that are not finite"
         absolute = float(np.abs(value[finite].astype(np.float64) - other[finite]).max(initial=0))
         largest = float(np.abs(value[finite]).max(initial=0))
-        row = found.setdefault(name, {"absolute": 0.0, "relative": 0.0})
+        row = distances.setdefault(name, {"absolute": 0.0, "relative": 0.0})
         row["absolute"] = max(row["absolute"], absolute)
-        row["relative"] = max(row["relative"], absolute / max(largest, SMALLEST))
+        row["relative"] = max(row["relative"], absolute / max(largest, SMALLEST_NORMAL))
     return ""

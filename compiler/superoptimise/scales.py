@@ -1,8 +1,8 @@
-"""Scales of ONNX that have given multipliers.
+"""Find scales of ONNX whose multipliers are given ones, bit by bit.
 
-onnxruntime computes f32(f32(sx * sw) / sy) for each channel. A rule says which multipliers a product has; here are the
-scales of weights, and the one scale of its result, of which these are made, bit by bit. What a scale of a result means
-to those who read it is theirs, so that any will do.
+onnxruntime computes the multiplier of each channel as f32(f32(sx * sw) / sy). A rule says which multipliers a product
+has; here the scales of its weights are found, and the scale of its result. Readers of the result use scales of their
+own, so that any scale of the result will do.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 
 from celosia.compiler.numerics import conv_scale
 from celosia.compiler.ops import op_spec
-from celosia.compiler.superoptimise.graph import Written
+from celosia.compiler.superoptimise.graph import OriginalForm
 
 Floats = NDArray[np.float32]
 NEIGHBOURS = 6
-"""Floats to each side of the quotient that are tried."""
+"""Number of floats on each side of the quotient that are tried as scales."""
 
 
 def weights_of(m: Floats, sx: float, sy: float) -> Floats | None:
-    """[channels] scales of weights with conv_scale(sx, scales, sy) == m; None where there are none.
+    """Find [channels] scales of weights with conv_scale(sx, scales, sy) == m; None where a channel has none.
 
     >>> weights_of(np.array([0.5, 0.1], np.float32), 0.25, 0.125).tolist()
     [0.25, 0.05000000074505806]
@@ -34,50 +34,50 @@ def weights_of(m: Floats, sx: float, sy: float) -> Floats | None:
         if not np.all(np.isfinite(guess)) or np.any(guess < np.finfo(np.float32).tiny):
             return None
         steps = np.arange(-NEIGHBOURS, NEIGHBOURS + 1)
-        near = (guess.view(np.int32)[:, None] + steps[np.argsort(np.abs(steps), kind="stable")]).astype(np.int32)
-        tried = near.view(np.float32)
-        right = conv_scale(sx, tried, sy) == m[:, None]
-    if not np.all(right.any(1)):
+        neighbours = (guess.view(np.int32)[:, None] + steps[np.argsort(np.abs(steps), kind="stable")]).astype(np.int32)
+        candidates = neighbours.view(np.float32)
+        is_exact = conv_scale(sx, candidates, sy) == m[:, None]
+    if not np.all(is_exact.any(1)):
         return None
-    return np.asarray(tried[np.arange(len(m)), right.argmax(1)])
+    return np.asarray(candidates[np.arange(len(m)), is_exact.argmax(1)])
 
 
-def realised(m: Floats, notes: Sequence[Written]) -> Written | None:
+def realised(m: Floats, notes: Sequence[OriginalForm]) -> OriginalForm | None:
     """Find scales for a product with the multipliers `m`, written like those of `notes`; None where there are none.
 
-    Scales that one of them has are kept. Where none has them all, those of x and y become powers of two: what they are
-    multiplied with is exact then, so that every multiplier has a scale of weights.
+    Scales of a note that give the multipliers are kept. Where no note has scales of x and y for all channels, these
+    become powers of two: multiplying by them is exact, so that every multiplier has a scale of weights.
     """
     kinds = {(op_spec(note.operator).windows, note.qdq) for note in notes}
     if len(kinds) != 1:
         return None
     biased = any(note.biased for note in notes)
     operator = next((note.operator for note in notes if note.biased), notes[0].operator)
-    rounded = [replace(note, x=_power(note.x), y=_power(note.y)) for note in notes[:1]]
-    for like in (*notes, *rounded):
-        own = _kept(m, [note for note in notes if (note.x, note.y) == (like.x, like.y)])
-        known = np.isfinite(own)
-        others = weights_of(m[~known], like.x, like.y)
+    rounded = [replace(note, x=_nearest_power_of_two(note.x), y=_nearest_power_of_two(note.y)) for note in notes[:1]]
+    for form in (*notes, *rounded):
+        scales = _scales_with_multipliers(m, [note for note in notes if (note.x, note.y) == (form.x, form.y)])
+        is_known = np.isfinite(scales)
+        others = weights_of(m[~is_known], form.x, form.y)
         if others is None:
             continue
-        own[~known] = others
-        return replace(like, operator=operator, biased=biased, w=tuple(float(each) for each in own))
+        scales[~is_known] = others
+        return replace(form, operator=operator, biased=biased, w=tuple(float(scale) for scale in scales))
     return None
 
 
-def _power(scale: float) -> float:
-    """The power of two next to `scale`."""
+def _nearest_power_of_two(scale: float) -> float:
+    """Return the power of two whose logarithm is nearest to that of `scale`."""
     return float(2.0 ** round(math.log2(scale)))
 
 
-def _kept(m: Floats, notes: Sequence[Written]) -> Floats:
-    """[channels] the scales of `notes` that have these multipliers; NaN where none has."""
-    found = np.full(m.shape, np.nan, np.float32)
+def _scales_with_multipliers(m: Floats, notes: Sequence[OriginalForm]) -> Floats:
+    """Return [channels] the scales of weights in `notes` that have the multipliers `m`; NaN where none has."""
+    result = np.full(m.shape, np.nan, np.float32)
     for note in notes:
         scales = np.array(note.w, np.float32)
-        products = conv_scale(note.x, scales, note.y)
-        places = {float(product): scale for product, scale in zip(products, scales)}
-        for place, each in enumerate(m):
-            if np.isnan(found[place]) and float(each) in places:
-                found[place] = places[float(each)]
-    return found
+        multipliers = conv_scale(note.x, scales, note.y)
+        scale_of = {float(multiplier): scale for multiplier, scale in zip(multipliers, scales)}
+        for channel, multiplier in enumerate(m):
+            if np.isnan(result[channel]) and float(multiplier) in scale_of:
+                result[channel] = scale_of[float(multiplier)]
+    return result

@@ -1,5 +1,8 @@
-"""Choose the rules to take, and where: a search whose cost is what the compiler and the timing model say of the
-whole."""
+"""Choose the rules to apply, and where: the cost of a graph is what compiler and timing model say of the whole model.
+
+A rewriting step is first *weighed*: its saving is estimated from the operations around it (neighbourhood.py). The whole
+graph is priced exactly (price.py) when its turn comes.
+"""
 
 from __future__ import annotations
 
@@ -11,352 +14,391 @@ from itertools import count
 from math import inf
 
 from celosia.compiler.superoptimise.graph import BytesGraph, GraphOp
-from celosia.compiler.superoptimise.matching import Match, NotTaken, matches, rewritten
+from celosia.compiler.superoptimise.matching import Match, NotTaken, matches, rewrite
 from celosia.compiler.superoptimise.price import Price
 from celosia.compiler.superoptimise.rule import RewriteRule
-from celosia.compiler.superoptimise.state import Derived, Found, KnownStep, SearchState
+from celosia.compiler.superoptimise.state import DerivationStep, DerivedGraph, KnownStep, SearchState
 
 ALPHA = 1.05
-"""Graphs that cost at most this much of the best are gone on with, as in TASO."""
-MOST_TIDYING = 1000
-AHEAD = 4
-"""Steps that are under way for each helper, so that it weighs some while this process prices a whole."""
-LOOK = 0.02
-"""Seconds between two looks at what others weigh."""
+"""Graphs that cost at most this multiple of the best one are searched further, as in TASO."""
+MAX_TIDYING = 1000
+"""Limit of the tidying rules that are applied one after the other."""
+STEPS_PER_HELPER = 4
+"""Steps under way for each helper process, so that it has work while this process prices a whole graph."""
+POLL_SECONDS = 0.02
+"""Seconds between two looks at whether helpers have weighed a step."""
 MIN_SECONDS = 3.0
-"""Seconds at least for which steps are weighed before the next graph is priced."""
+"""Seconds for which steps are weighed at least before the next graph is priced."""
 PriceOf = Callable[[BytesGraph], Price]
+"""Returns the exact price of a graph."""
 GainOf = Callable[[BytesGraph, BytesGraph], float | None]
-"""Estimate what a step from one graph to the other saves; None where that cannot be told."""
-Begin = Callable[[BytesGraph, BytesGraph], Callable[[], bool]]
-"""Begins to find out what such a step saves; tells whether it is known."""
+"""Estimates what a step from the first graph to the second saves; None where that cannot be told."""
+BeginWeighing = Callable[[BytesGraph, BytesGraph], Callable[[], bool]]
+"""Starts to weigh such a step in a helper process; returns a function that tells whether GainOf need not wait."""
+ReportState = Callable[[SearchState], None]
+"""Is called with the state of the search every now and then."""
 
 
 @dataclass(eq=False)
-class _Candidate:
-    """A step that is weighed. place, places: of its rule among those that fit, and where that is tried next. ready:
-    whether it need not be waited for. goes_on: whether the rule is tried in the next place already."""
+class _PendingStep:
+    """A step that is being weighed: `rule` applied at `match` gives `graph`, after the rules `tidied`.
+
+    order: the rule's number among those that fit. places: an iterator over the rule's further matches. is_ready: tells
+    whether its saving is known, or never will be. is_rule_requeued: whether the rule's next place waits already.
+    """
 
     rule: RewriteRule
-    place: int
+    order: int
     places: Iterator[Match]
     match: Match
     graph: BytesGraph
     tidied: tuple[str, ...]
-    ready: Callable[[], bool]
-    goes_on: bool = False
-
-
-Told = Callable[[SearchState], None]
+    is_ready: Callable[[], bool]
+    is_rule_requeued: bool = False
 
 
 @dataclass
-class Searching:
-    """A search of one model. way: of WAYS. found: all graphs that were the best when they were found, the last one the
-    best."""
+class RuleSearch:
+    """A search for the cheapest graph that `rules` make of one graph.
+
+    price_of, gain_of: exact price of a graph, and estimated saving of a step. budget: seconds. report: called with the
+    state. strategy: a key of STRATEGIES. begin_weighing, helpers: how other processes weigh steps, and their number.
+    """
 
     rules: Sequence[RewriteRule]
     price_of: PriceOf
     gain_of: GainOf
     budget: float
-    told: Told = lambda state: None
-    way: str = "queue"
-    begin: Begin = lambda before, after: lambda: True
+    report: ReportState = lambda state: None
+    strategy: str = "queue"
+    begin_weighing: BeginWeighing = lambda before, after: lambda: True
     helpers: int = 0
-    """Processes that weigh steps, each several after another."""
-    found: list[Found] = field(default_factory=list)
+    best_graphs: list[DerivedGraph] = field(default_factory=list)
+    """The original, and each graph that was cheaper than all before it; the last one is the best."""
     seen: set[str] = field(default_factory=set)
-    known: Sequence[KnownStep] = ()
-    """Steps of an earlier search, from which this one begins."""
-    known_whole: bool = False
-    """Whether there is nothing behind these to search for."""
-    pricing: float = 0.0
-    """Seconds that the last price of a whole model took."""
-    saved: dict[str, float] = field(default_factory=dict)
-    """Estimated saving of each rule in the place where it was tried last."""
+    """Digests of all graphs so far."""
+    known_steps: Sequence[KnownStep] = ()
+    """Steps of an earlier search, from whose result this one begins."""
+    is_known_complete: bool = False
+    """The earlier search found all there is, so that nothing remains to be searched after its steps."""
+    pricing_seconds: float = 0.0
+    """Seconds that the last exact price took."""
+    last_gains: dict[str, float] = field(default_factory=dict)
+    """Estimated saving of each rule at the place where it was weighed last."""
 
     def run(self, graph: BytesGraph) -> SearchState:
-        """Search from `graph` on until the budget ends, nothing is left or the user interrupts it."""
+        """Search from `graph` on until the budget is used up, nothing is left, or the user interrupts."""
         self.started = time.perf_counter()
-        first = Found(graph, self.price_of(graph))
-        self.pricing = time.perf_counter() - self.started
-        self.state = SearchState(first.price, first.price, priced=1, bests=[(self.pricing, first.price.total)])
-        self.found, self.seen = [first], {graph.digest}
+        original = DerivedGraph(graph, self.price_of(graph))
+        self.pricing_seconds = time.perf_counter() - self.started
+        first_best = (self.pricing_seconds, original.price.total)
+        self.state = SearchState(original.price, original.price, priced=1, bests=[first_best])
+        self.best_graphs, self.seen = [original], {graph.digest}
         try:
-            start = self._known(self._tidied_first(first))
-            self.state.ended = "known" if self.known_whole else WAYS[self.way](self, start)
+            start = self._replay_known_steps(self._tidy_original(original))
+            self.state.ended = "known" if self.is_known_complete else STRATEGIES[self.strategy](self, start)
         except KeyboardInterrupt:
             self.state.ended = "interrupted"
         self._report_progress()
         return self.state
 
-    def _tidied_first(self, first: Found) -> Found:
-        """`first` after the rules that tidy up, where that is cheaper: they need no other rule to come before them."""
+    def _tidy_original(self, original: DerivedGraph) -> DerivedGraph:
+        """Apply the tidying rules to the original graph; return it unchanged where that is not cheaper."""
         if self._report_progress():
-            return first
-        graph, names = self.tidied(first.graph)
+            return original
+        graph, names = self.tidy(original.graph)
         if not names or graph.digest in self.seen:
-            return first
+            return original
         self.seen.add(graph.digest)
-        where = sorted({name for each in _changed(first, Found(graph, first.price)) for name in each.outputs})
+        removed = _removed_operations(original, DerivedGraph(graph, original.price))
+        where = tuple(sorted({name for operation in removed for name in operation.outputs}))
         says = next(rule.says for rule in self.rules if rule.name == names[0])
-        made = self._priced(Found(graph, first.price, (Derived(names[0], says, tuple(where), names[1:], first.price),)))
-        return made if made.price.total < first.price.total else first
+        step = DerivationStep(names[0], says, where, names[1:], original.price)
+        tidied = self._price_exactly(DerivedGraph(graph, original.price, (step,)))
+        return tidied if tidied.price.total < original.price.total else original
 
-    def _known(self, first: Found) -> Found:
-        """`first` after the steps of an earlier search that fit; as it is where they save nothing."""
-        rules, made = {rule.name: rule for rule in self.rules}, first
-        for step in self.known:
+    def _replay_known_steps(self, start: DerivedGraph) -> DerivedGraph:
+        """Apply the steps of an earlier search that still fit; return `start` where they save nothing."""
+        rules, result = {rule.name: rule for rule in self.rules}, start
+        for step in self.known_steps:
             if step.rule in rules:
-                made = self._after(made, rules[step.rule], step.gain, (), step.marks) or made
-        if made is first or made.graph.digest in self.seen:
-            return first
-        self.seen.add(made.graph.digest)
-        made = self._priced(made)
-        return made if made.price.total < first.price.total else first
+                result = self._apply_rule(result, rules[step.rule], step.gain, (), step.value_numbers) or result
+        if result is start or result.graph.digest in self.seen:
+            return start
+        self.seen.add(result.graph.digest)
+        result = self._price_exactly(result)
+        return result if result.price.total < start.price.total else start
 
-    def _after(
-        self, found: Found, rule: RewriteRule, gain: float, where: tuple[str, ...], marks: tuple[str, ...]
-    ) -> Found | None:
-        """`found` after one more step, at these places or where marks are these; None where it does not fit."""
-        for match in matches(rule, found.graph):
-            places, marked = _places(match), _marks(found.graph, match)
-            if places != where and marked != marks:
+    def _apply_rule(
+        self, start: DerivedGraph, rule: RewriteRule, gain: float, where: tuple[str, ...], numbers: tuple[str, ...]
+    ) -> DerivedGraph | None:
+        """Apply `rule` at the tensors `where`, or at those with these value numbers; None where it does not fit."""
+        for match in matches(rule, start.graph):
+            tensors, value_numbers = _root_tensors(match), _root_value_numbers(start.graph, match)
+            if tensors != where and value_numbers != numbers:
                 continue
             try:
-                graph, tidied = self.tidied(rewritten(found.graph, match))
+                graph, tidied = self.tidy(rewrite(start.graph, match))
             except (NotTaken, ValueError):
                 return None
-            price = found.price.less(gain)
-            derived = Derived(rule.name, rule.says, places, tidied, price, marked, gain)
-            return Found(graph, price, (*found.steps, derived), found.gain + gain)
+            price = start.price.reduced_by(gain)
+            step = DerivationStep(rule.name, rule.says, tensors, tidied, price, value_numbers, gain)
+            return DerivedGraph(graph, price, (*start.steps, step), start.gain + gain)
         return None
 
     def _report_progress(self, waiting: int = 0) -> bool:
-        """Report the state of the search to the caller. Returns whether its time is over."""
+        """Report the state of the search to the caller. Returns whether the budget is used up."""
         self.state.seconds = time.perf_counter() - self.started
-        self.state.best, self.state.seen, self.state.waiting = self.found[-1].price, len(self.seen), waiting
-        self.told(self.state)
+        self.state.best, self.state.seen, self.state.waiting = self.best_graphs[-1].price, len(self.seen), waiting
+        self.report(self.state)
         return self.state.seconds >= self.budget
 
-    def _queue(self, first: Found) -> str:
-        """TASO's: the cheapest first, and those a little dearer than the best. What a graph costs is estimated by what
-        its last step saves in its neighbourhood, and known when its turn comes. What a rule makes of all places where
-        it saves something is a step, too."""
-        queue: list[tuple[float, int, Found, Iterator[Found] | None]] = []
+    # Strategies ----------------------------------------------------------------------------------------------------
+
+    def _search_with_queue(self, start: DerivedGraph) -> str:
+        """Search as TASO does: always continue from the cheapest graph, as long as it costs at most ALPHA of the best.
+
+        The price of a graph is estimated from the saving of its last step, and computed when its turn comes. Applying a
+        rule in all places where it saves something is one more step.
+        """
+        queue: list[tuple[float, int, DerivedGraph, Iterator[DerivedGraph] | None]] = []
         number = count()
 
-        def put(found: Found, rest: Iterator[Found] | None = None) -> None:
-            heapq.heappush(queue, (found.price.total, next(number), found, rest))
+        def put(graph: DerivedGraph, unweighed: Iterator[DerivedGraph] | None = None) -> None:
+            """Add a graph to the queue. unweighed: its further steps, where some have been weighed."""
+            heapq.heappush(queue, (graph.price.total, next(number), graph, unweighed))
 
-        put(first, self._next(first))
-        while queue and queue[0][0] <= ALPHA * self.found[-1].price.total:
-            _, _, found, rest = heapq.heappop(queue)
-            if rest is None:
-                found = self._priced(found)
-                if found.price.total > ALPHA * self.found[-1].price.total:
+        put(start, self._weighed_steps(start))
+        while queue and queue[0][0] <= ALPHA * self.best_graphs[-1].price.total:
+            _, _, current, unweighed = heapq.heappop(queue)
+            if unweighed is None:
+                current = self._price_exactly(current)
+                if current.price.total > ALPHA * self.best_graphs[-1].price.total:
                     continue
-                rest = self._next(found)
+                unweighed = self._weighed_steps(current)
             if self._report_progress(len(queue)):
                 return "budget"
-            steps, whole = self._looked_at(rest)
-            for each in steps:
-                put(each)
-            for each in self._everywhere(steps, found):
-                put(each)
-            if not whole:
-                put(found, rest)
+            steps, is_complete = self._weigh_for_a_while(unweighed)
+            for step in steps:
+                put(step)
+            for combined in self._combine_places(steps, current):
+                put(combined)
+            if not is_complete:
+                put(current, unweighed)
         return "nothing left" if not self._report_progress(len(queue)) else "budget"
 
-    def _everywhere(self, steps: Sequence[Found], found: Found) -> Iterator[Found]:
-        """For each rule that saves something in several places of a graph, what it makes of all of them."""
-        of: dict[str, list[Found]] = {}
-        for step in steps:
-            if step.gain > 0:
-                of.setdefault(step.steps[-1].rule, []).append(step)
-        for places in of.values():
-            numbers = _disjoint([each.gain for each in places], [_changed(found, each) for each in places])
-            made = self._all_of(numbers, places, found) if len(numbers) > 1 else None
-            if made is not None and made not in places:
-                yield made
+    def _search_greedily(self, start: DerivedGraph) -> str:
+        """Take the step that saves most, as long as one saves something."""
+        current, is_complete = start, True
+        while not self._report_progress():
+            steps, is_complete = self._weigh_for_a_while(self._weighed_steps(current))
+            steps.sort(key=lambda step: step.price.total)
+            priced = (self._price_exactly(step) for step in steps if step.price.total < current.price.total)
+            cheaper = next((step for step in priced if step.price.total < current.price.total), None)
+            if cheaper is None:
+                return "nothing left" if is_complete else "budget"
+            current = cheaper
+        return "budget"
 
-    def _looked_at(self, rest: Iterator[Found]) -> tuple[list[Found], bool]:
-        """Steps, and whether that is all of them. To weigh them takes half as long as to price the whole, some seconds
-        at least, and half of the time that is left at most, so that what was found is taken. Helpers weigh as many in
-        less time: the steps that seem to save most of very many are those whose estimates err most."""
-        steps: list[Found] = []
-        taking = max(MIN_SECONDS, self.pricing / 2) / max(1, self.helpers)
-        until = min((self.state.seconds + self.budget) / 2, self.state.seconds + taking)
-        for each in rest:
-            steps.append(each)
+    def _weigh_for_a_while(self, unweighed: Iterator[DerivedGraph]) -> tuple[list[DerivedGraph], bool]:
+        """Weigh steps for some time. Returns them, and whether these are all.
+
+        The time is half of what pricing the whole takes, but at least MIN_SECONDS, and at most half of the time that is
+        left, so that what is found can still be priced. With helpers it is divided by their number: of very many steps,
+        those that seem to save most are those whose estimates are most wrong.
+        """
+        steps: list[DerivedGraph] = []
+        seconds = max(MIN_SECONDS, self.pricing_seconds / 2) / max(1, self.helpers)
+        until = min((self.state.seconds + self.budget) / 2, self.state.seconds + seconds)
+        for step in unweighed:
+            steps.append(step)
             self._report_progress()
             if self.state.seconds >= until:
                 return steps, False
         return steps, self.state.seconds < self.budget
 
-    def _greedy(self, first: Found) -> str:
-        """The step that saves most, as long as there is one."""
-        found, whole = first, True
-        while not self._report_progress():
-            steps, whole = self._looked_at(self._next(found))
-            steps.sort(key=lambda each: each.price.total)
-            better = (self._priced(each) for each in steps if each.price.total < found.price.total)
-            best = next((each for each in better if each.price.total < found.price.total), None)
-            if best is None:
-                return "nothing left" if whole else "budget"
-            found = best
-        return "budget"
+    def _combine_places(self, steps: Sequence[DerivedGraph], start: DerivedGraph) -> Iterator[DerivedGraph]:
+        """For each rule that saves something in several places of `start`, yield the graph with all of them applied."""
+        by_rule: dict[str, list[DerivedGraph]] = {}
+        for step in steps:
+            if step.gain > 0:
+                by_rule.setdefault(step.steps[-1].rule, []).append(step)
+        for places in by_rule.values():
+            removed = [_removed_operations(start, place) for place in places]
+            numbers = _choose_disjoint([place.gain for place in places], removed)
+            if len(numbers) < 2:
+                continue
+            combined = self._apply_steps([places[number] for number in numbers], places, start)
+            if combined is not None and combined not in places:
+                yield combined
 
-    def _all_of(self, numbers: Sequence[int], steps: Sequence[Found], found: Found) -> Found | None:
-        """`found` after the last step of each of those of `steps`, where it still fits; None where there are none."""
-        rules, made = {rule.name: rule for rule in self.rules}, found
-        for step in (steps[number] for number in numbers):
+    def _apply_steps(
+        self, chosen: Sequence[DerivedGraph], steps: Sequence[DerivedGraph], start: DerivedGraph
+    ) -> DerivedGraph | None:
+        """Apply the last step of each of `chosen` to `start`, where it still fits.
+
+        Returns the one of `steps` that has the resulting graph already; None where another known graph results.
+        """
+        rules, result = {rule.name: rule for rule in self.rules}, start
+        for step in chosen:
             last = step.steps[-1]
-            made = self._after(made, rules[last.rule], step.gain, last.where, ()) or made
-        if made is found or made.graph.digest in self.seen:
-            return next((step for step in steps if step.graph.digest == made.graph.digest), None)
-        self.seen.add(made.graph.digest)
-        return made
+            result = self._apply_rule(result, rules[last.rule], step.gain, last.where, ()) or result
+        if result is start or result.graph.digest in self.seen:
+            return next((step for step in steps if step.graph.digest == result.graph.digest), None)
+        self.seen.add(result.graph.digest)
+        return result
 
-    def _priced(self, found: Found) -> Found:
-        """`found` with what it costs in truth; noted where it is the best."""
+    def _price_exactly(self, graph: DerivedGraph) -> DerivedGraph:
+        """Replace the estimated price of `graph` by the exact one, and note the graph where it is the best so far."""
         began = time.perf_counter()
-        price = self.price_of(found.graph)
-        self.pricing = time.perf_counter() - began
+        price = self.price_of(graph.graph)
+        self.pricing_seconds = time.perf_counter() - began
         self.state.priced += 1
-        *before, last = found.steps
-        found = Found(found.graph, price, (*before, replace(last, price=price)))
-        if price.total < self.found[-1].price.total:
-            self.found.append(found)
+        *before, last = graph.steps
+        graph = DerivedGraph(graph.graph, price, (*before, replace(last, price=price)))
+        if price.total < self.best_graphs[-1].price.total:
+            self.best_graphs.append(graph)
             self.state.bests.append((time.perf_counter() - self.started, price.total))
-        return found
+        return graph
 
-    def _next(self, found: Found) -> Iterator[Found]:
-        """Yield what each rule makes of a graph at each place, tidied up, where it is new; its price is an estimate.
+    # Weighing steps ------------------------------------------------------------------------------------------------
 
-        The rules whose last places saved most go first, behind those that have not been tried: what takes long on a
-        large network is to weigh steps."""
-        operators = found.graph.by_operator.keys()
+    def _weighed_steps(self, start: DerivedGraph) -> Iterator[DerivedGraph]:
+        """Yield each new graph that one rule makes of `start` at one place, at its estimated price.
+
+        Weighing takes most of the time on large networks. So rules that were not weighed yet come first, then those
+        that saved most at their last place.
+        """
+        operators = start.graph.by_operator.keys()
         fitting = [rule for rule in self.rules if not rule.tidy and rule.operators <= operators]
         waiting = [
-            (-self.saved.get(rule.name, inf), place, matches(rule, found.graph)) for place, rule in enumerate(fitting)
+            (-self.last_gains.get(rule.name, inf), order, matches(rule, start.graph))
+            for order, rule in enumerate(fitting)
         ]
         heapq.heapify(waiting)
-        under_way: list[_Candidate] = []
-        at_once = max(1, AHEAD * self.helpers)
+        pending: list[_PendingStep] = []
+        max_pending = max(1, STEPS_PER_HELPER * self.helpers)
         try:
-            while waiting or under_way:
-                while waiting and len(under_way) < at_once:
-                    _, place, places = heapq.heappop(waiting)
-                    rule = fitting[place]
-                    if (candidate := self._begun(found, rule, place, places)) is None:
+            while waiting or pending:
+                while waiting and len(pending) < max_pending:
+                    _, order, places = heapq.heappop(waiting)
+                    rule = fitting[order]
+                    if (step := self._begin_next_place(start, rule, order, places)) is None:
                         continue
-                    under_way.append(candidate)
-                    if len(under_way) < at_once and self.saved.get(rule.name, 0) > 0:
-                        candidate.goes_on = True
-                        heapq.heappush(waiting, (-self.saved[rule.name], place, places))
-                if not under_way or (first := self._ready(under_way)) is None:
+                    pending.append(step)
+                    if len(pending) < max_pending and self.last_gains.get(rule.name, 0) > 0:
+                        step.is_rule_requeued = True
+                        heapq.heappush(waiting, (-self.last_gains[rule.name], order, places))
+                if not pending or (ready := self._wait_for_any(pending)) is None:
                     return
-                under_way.remove(first)
-                step = self._weighed(found, first)
-                if not first.goes_on:
-                    heapq.heappush(waiting, (-self.saved[first.rule.name], first.place, first.places))
-                if step is not None:
-                    yield step
+                pending.remove(ready)
+                weighed = self._finish_weighing(start, ready)
+                if not ready.is_rule_requeued:
+                    heapq.heappush(waiting, (-self.last_gains[ready.rule.name], ready.order, ready.places))
+                if weighed is not None:
+                    yield weighed
         finally:
-            self.seen.difference_update(each.graph.digest for each in under_way)
+            self.seen.difference_update(step.graph.digest for step in pending)
 
-    def _begun(self, found: Found, rule: RewriteRule, place: int, places: Iterator[Match]) -> _Candidate | None:
-        """The next of `places` where the rule makes something new."""
+    def _begin_next_place(
+        self, start: DerivedGraph, rule: RewriteRule, order: int, places: Iterator[Match]
+    ) -> _PendingStep | None:
+        """Begin to weigh `rule` at the next of `places` where it makes a new graph; None where none is left."""
         for match in places:
-            made = self._made(found.graph, match)
-            if made is not None:
-                return _Candidate(rule, place, places, match, *made, self.begin(found.graph, made[0]))
+            if (rewritten := self._rewrite_if_new(start.graph, match)) is not None:
+                graph, tidied = rewritten
+                return _PendingStep(rule, order, places, match, graph, tidied, self.begin_weighing(start.graph, graph))
         return None
 
-    def _ready(self, under_way: Sequence[_Candidate]) -> _Candidate | None:
-        """The first that need not be waited for, once there is one; None where the time is over before."""
+    def _wait_for_any(self, pending: Sequence[_PendingStep]) -> _PendingStep | None:
+        """Wait until a step need not be waited for, and return it; None where the budget is used up before."""
         while True:
-            for each in under_way:
-                if each.ready():
-                    return each
+            for step in pending:
+                if step.is_ready():
+                    return step
             if self._report_progress():
                 return None
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
 
-    def _weighed(self, found: Found, made: _Candidate) -> Found | None:
-        """The step, at its estimated price; None where that is too dear."""
-        gain = self.gain_of(found.graph, made.graph)
+    def _finish_weighing(self, start: DerivedGraph, pending: _PendingStep) -> DerivedGraph | None:
+        """Return the graph of a step at its estimated price; None where that is too high to search further."""
+        rule, gain = pending.rule, self.gain_of(start.graph, pending.graph)
         self.state.weighed += 1
-        self.saved[made.rule.name] = gain or 0
-        self.state.gains.setdefault(made.rule.name, []).append(gain or 0)
-        cost = found.price.total - (gain or 0)
-        if cost > ALPHA * self.found[-1].price.total:
+        self.last_gains[rule.name] = gain or 0
+        self.state.gains.setdefault(rule.name, []).append(gain or 0)
+        cost = start.price.total - (gain or 0)
+        if cost > ALPHA * self.best_graphs[-1].price.total:
             return None
-        price, marks = found.price.less(found.price.total - cost), _marks(found.graph, made.match)
-        derived = Derived(
-            made.rule.name, made.rule.says, _places(made.match), made.tidied, price, marks, gain or 0
-        )  # fmt: skip
-        return Found(made.graph, price, (*found.steps, derived), gain or 0)
+        price = start.price.reduced_by(start.price.total - cost)
+        tensors, value_numbers = _root_tensors(pending.match), _root_value_numbers(start.graph, pending.match)
+        step = DerivationStep(rule.name, rule.says, tensors, pending.tidied, price, value_numbers, gain or 0)
+        return DerivedGraph(pending.graph, price, (*start.steps, step), gain or 0)
 
-    def _made(self, graph: BytesGraph, match: Match) -> tuple[BytesGraph, tuple[str, ...]] | None:
-        """Rewrite a graph and tidy it up, with the names of the rules that did that; None where it is not new."""
+    # Rewriting -----------------------------------------------------------------------------------------------------
+
+    def _rewrite_if_new(self, graph: BytesGraph, match: Match) -> tuple[BytesGraph, tuple[str, ...]] | None:
+        """Apply a rule, then tidying rules. Returns the graph and the names of the latter; None for a known graph."""
         try:
-            made, names = self.tidied(rewritten(graph, match))
+            result, names = self.tidy(rewrite(graph, match))
         except (NotTaken, ValueError):
             return None
-        if made.digest in self.seen:
+        if result.digest in self.seen:
             return None
-        self.seen.add(made.digest)
-        return made, names
+        self.seen.add(result.digest)
+        return result, names
 
-    def tidied(self, graph: BytesGraph) -> tuple[BytesGraph, tuple[str, ...]]:
-        """`graph` after all rules that tidy up, and their names."""
+    def tidy(self, graph: BytesGraph) -> tuple[BytesGraph, tuple[str, ...]]:
+        """Apply tidying rules until none fits. Returns the graph and the names of the rules."""
         names: list[str] = []
-        while len(names) < MOST_TIDYING:
-            made = self._tidier(graph)
-            if made is None:
+        while len(names) < MAX_TIDYING:
+            tidied = self._tidy_once(graph)
+            if tidied is None:
                 break
-            graph = made[0]
-            names.append(made[1])
+            graph, name = tidied
+            names.append(name)
         return graph, tuple(names)
 
-    def _tidier(self, graph: BytesGraph) -> tuple[BytesGraph, str] | None:
+    def _tidy_once(self, graph: BytesGraph) -> tuple[BytesGraph, str] | None:
+        """Apply the first tidying rule that fits. Returns the graph and the name of the rule; None where none fits."""
         operators = graph.by_operator.keys()
         for rule in self.rules:
             if not rule.tidy or not rule.operators <= operators:
                 continue
             for match in matches(rule, graph):
                 try:
-                    return rewritten(graph, match), rule.name
+                    return rewrite(graph, match), rule.name
                 except (NotTaken, ValueError):
                     continue
         return None
 
 
-WAYS: dict[str, Callable[[Searching, Found], str]] = {"queue": Searching._queue, "greedy": Searching._greedy}
-"""Strategies of search from a graph on: each returns how it ended, and notes graphs better than the best."""
+STRATEGIES: dict[str, Callable[[RuleSearch, DerivedGraph], str]] = {
+    "queue": RuleSearch._search_with_queue, "greedy": RuleSearch._search_greedily,
+}  # fmt: skip
+"""Strategies of search. Each notes graphs that are cheaper than the best, and returns why it ended."""
 
 
-def _disjoint(gains: Sequence[float], changed: Sequence[frozenset[GraphOp]]) -> list[int]:
-    """Numbers of steps that change different operations: the largest gain first, then each that fits behind it."""
-    taken: set[GraphOp] = set()
+def _choose_disjoint(gains: Sequence[float], removed: Sequence[frozenset[GraphOp]]) -> list[int]:
+    """Choose steps that remove different operations, by falling gain. Returns their numbers."""
+    used: set[GraphOp] = set()
     numbers = []
     for step in sorted(range(len(gains)), key=lambda step: -gains[step]):
-        if not taken & changed[step]:
-            taken |= changed[step]
+        if not used & removed[step]:
+            used |= removed[step]
             numbers.append(step)
     return numbers
 
 
-def _changed(before: Found, after: Found) -> frozenset[GraphOp]:
-    """The operations that are no longer there."""
+def _removed_operations(before: DerivedGraph, after: DerivedGraph) -> frozenset[GraphOp]:
+    """Return the operations of `before` that `after` does not have."""
     return frozenset(before.graph.operations) - frozenset(after.graph.operations)
 
 
-def _places(match: Match) -> tuple[str, ...]:
+def _root_tensors(match: Match) -> tuple[str, ...]:
+    """Return the tensors that the rule replaces."""
     return tuple(root.outputs[0] for root in match.roots)
 
 
-def _marks(graph: BytesGraph, match: Match) -> tuple[str, ...]:
-    return tuple(graph.numbers[name] for name in _places(match))
+def _root_value_numbers(graph: BytesGraph, match: Match) -> tuple[str, ...]:
+    """Return the value numbers of the tensors that the rule replaces."""
+    return tuple(graph.value_numbers[name] for name in _root_tensors(match))

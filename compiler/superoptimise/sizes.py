@@ -1,6 +1,7 @@
-"""Whole numbers that a rule leaves open, and sums, products and comparisons of them.
+"""Symbolic sizes of rules: open whole numbers, and sums, products and comparisons of them.
 
-A size has a value where its names have one: ints while a rule is matched, terms of z3 while it is proved.
+A rule is written for tensors of any size. While it is matched with a graph, the names of its sizes stand for ints;
+while it is proved, they stand for integer terms of z3.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Values = Mapping[str, Any]
-"""Values by name: ints, or terms of z3."""
+"""The value of each named size: an int, or an integer term of z3."""
 
 
 def quotient(a: Any, b: Any) -> Any:
-    """a / b, rounded down; b is positive. Terms of z3 have it as /."""
+    """Divide `a` by `b` > 0 and round down. For ints this is Python's `//`, for terms of z3 it is their `/`."""
     return a // b if isinstance(a, int) and isinstance(b, int) else a / b
 
 
@@ -27,7 +28,9 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(frozen=True)
 class SizeArithmetic:
-    """Arithmetic and comparison of sizes, which give expressions."""
+    """Base class of sizes: `+`, `-`, `*`, `//`, `<=` and `<` build a SizeOf instead of computing a number.
+
+    `==` compares the expressions themselves; a condition that two sizes are equal is `SizeOf("==", a, b)`."""
 
     def __add__(self, other: Dim) -> SizeOf:
         return SizeOf("+", self, other)
@@ -56,7 +59,7 @@ class SizeArithmetic:
 
 @dataclass(frozen=True)
 class OpenSize(SizeArithmetic):
-    """One that a match binds. least: that it has at least; dimensions have 1, padding has 0."""
+    """A size that a match binds to an int. least: its least value, which is 1 for dimensions and 0 for padding."""
 
     name: str
     least: int = 1
@@ -67,7 +70,7 @@ class OpenSize(SizeArithmetic):
 
 @dataclass(frozen=True)
 class OneOf(SizeArithmetic):
-    """One that a match binds to one of a few values, each of which is proved by itself."""
+    """A choice that a match binds to one of the values `among`, such as strides; the prover tries each of them."""
 
     name: str
     among: tuple[Any, ...]
@@ -78,7 +81,7 @@ class OneOf(SizeArithmetic):
 
 @dataclass(frozen=True)
 class SizeOf(SizeArithmetic):
-    """`operation` of two sizes."""
+    """An expression: `operation` (a key of _OPERATIONS) of two sizes; with a comparison it is a condition."""
 
     operation: str
     left: Dim
@@ -89,11 +92,13 @@ class SizeOf(SizeArithmetic):
 
 
 Dim: TypeAlias = int | SizeArithmetic
-"""A number, or what stands for one."""
+"""A size in a rule: an int, an open size, or an expression of sizes."""
 
 
 def value_of(dim: Any, values: Values) -> Any:
-    """Evaluate `dim` under `values`; tuples element by element, and what is no size as it is. KeyError for an open one.
+    """Evaluate the size `dim` with the values of its names. KeyError for a name without a value.
+
+    Tuples are evaluated element by element; attributes that are no sizes, such as bools, are returned unchanged.
 
     >>> value_of(2 * OpenSize("o") + 1, {"o": 4})
     9
@@ -103,12 +108,14 @@ def value_of(dim: Any, values: Values) -> Any:
     if isinstance(dim, SizeOf):
         return _OPERATIONS[dim.operation](value_of(dim.left, values), value_of(dim.right, values))
     if isinstance(dim, tuple):
-        return tuple(value_of(each, values) for each in dim)
+        return tuple(value_of(element, values) for element in dim)
     return dim
 
 
 def bind(dim: Any, value: Any, values: dict[str, Any]) -> bool:
-    """Whether `dim` may be `value`; names that are still open are bound to what they must be then."""
+    """Return whether `dim` can equal `value`, and add the values that its open names then have to `values`.
+
+    Where the result is False, `values` may have gained some names all the same."""
     if isinstance(dim, tuple):
         return (
             isinstance(value, tuple) and len(dim) == len(value) and all(bind(d, v, values) for d, v in zip(dim, value))
@@ -124,30 +131,33 @@ def bind(dim: Any, value: Any, values: dict[str, Any]) -> bool:
         return True
     try:
         return bool(value_of(dim, values) == value)
-    except KeyError:  # an expression of what is still open
-        return _solved(dim, value, values)
+    except KeyError:  # an expression with a name that has no value yet
+        return _solve_for_open_size(dim, value, values)
 
 
-def _solved(dim: Any, value: Any, values: dict[str, Any]) -> bool:
-    """Whether `dim`, of one open size, is `value` for some size, which it is bound to then."""
-    names = _open_in(dim, values)
-    if len(names) != 1 or not isinstance(value, int):
+def _solve_for_open_size(dim: Any, value: Any, values: dict[str, Any]) -> bool:
+    """Return whether the expression `dim` equals `value` for some value of its only open size, and bind it to that.
+
+    The expression is taken to be linear: its values at 0 and 1 give the solution, which is then checked. False where
+    several sizes are open."""
+    open_sizes = _open_sizes_in(dim, values)
+    if len(open_sizes) != 1 or not isinstance(value, int):
         return False
-    (size,) = names
+    (size,) = open_sizes
     if isinstance(size, OneOf):
-        right = [each for each in size.among if value_of(dim, {**values, size.name: each}) == value]
-        return len(right) == 1 and bind(size, right[0], values)
-    at_zero, at_one = (value_of(dim, {**values, size.name: each}) for each in (0, 1))
+        solutions = [choice for choice in size.among if value_of(dim, {**values, size.name: choice}) == value]
+        return len(solutions) == 1 and bind(size, solutions[0], values)
+    at_zero, at_one = (value_of(dim, {**values, size.name: number}) for number in (0, 1))
     if at_zero == at_one or (value - at_zero) % (at_one - at_zero):
         return False
-    found = (value - at_zero) // (at_one - at_zero)
-    if value_of(dim, {**values, size.name: found}) != value:
+    solution = (value - at_zero) // (at_one - at_zero)
+    if value_of(dim, {**values, size.name: solution}) != value:
         return False
-    return bind(size, found, values)
+    return bind(size, solution, values)
 
 
-def _open_in(dim: Any, values: Values) -> set[OpenSize | OneOf]:
-    """The sizes without a value in it."""
+def _open_sizes_in(dim: Any, values: Values) -> set[OpenSize | OneOf]:
+    """Return the sizes in the expression `dim` that have no value yet."""
     if isinstance(dim, SizeOf):
-        return _open_in(dim.left, values) | _open_in(dim.right, values)
+        return _open_sizes_in(dim.left, values) | _open_sizes_in(dim.right, values)
     return {dim} if isinstance(dim, (OpenSize, OneOf)) and dim.name not in values else set()

@@ -1,4 +1,4 @@
-"""Derivation of a graph, and progress of a search."""
+"""Steps of a derivation, the graphs that they lead to, and the progress of a search."""
 
 from __future__ import annotations
 
@@ -9,43 +9,51 @@ from celosia.compiler.superoptimise.price import Price
 
 
 @dataclass(frozen=True)
-class Derived:
-    """A step: a rule, what it was applied to, the rules that tidied up behind it, and what the model costs then.
+class DerivationStep:
+    """One step of a derivation: a rule applied in one place.
 
-    marks: what it was applied to, as BytesGraph.numbers has it. gain: by estimate."""
+    rule, says: its name and law. where: tensors that it replaced. tidied: rules that simplified the graph afterwards.
+    price: of the model after the step. value_numbers: of the tensors in `where` (BytesGraph.value_numbers), by which a
+    later search finds the place again. gain: estimated saving, in cycles or nanoseconds.
+    """
 
     rule: str
     says: str
     where: tuple[str, ...]
     tidied: tuple[str, ...]
     price: Price
-    marks: tuple[str, ...] = ()
+    value_numbers: tuple[str, ...] = ()
     gain: float = 0.0
 
 
 @dataclass(frozen=True)
 class KnownStep:
-    """A step of an earlier search: the rule, and marks and gain as a Derived has them."""
+    """A step that an earlier search recorded: the rule, with value_numbers and gain as in a DerivationStep."""
 
     rule: str
-    marks: tuple[str, ...]
+    value_numbers: tuple[str, ...]
     gain: float
 
 
 @dataclass(frozen=True)
-class Found:
-    """A graph, what it costs, and how it came to be. gain: of the last step, by estimate."""
+class DerivedGraph:
+    """A graph, its price (estimated or exact), and the steps that lead to it. gain: estimated saving of the last
+    step.
+    """
 
     graph: BytesGraph
     price: Price
-    steps: tuple[Derived, ...] = ()
+    steps: tuple[DerivationStep, ...] = ()
     gain: float = 0.0
 
 
 @dataclass
 class SearchState:
-    """Progress of a search. ended: "nothing left", "budget", "known" or "interrupted". bests: seconds after which
-    there was a new best, and what it costs; first the original.
+    """Progress of a search, for reports.
+
+    original, best: prices. seconds: since the start. priced: graphs whose exact price is known. seen: different graphs.
+    waiting: graphs in the queue. ended: "" while it runs, then "nothing left", "budget", "known" or "interrupted".
+    bests: (seconds, price) of each new best, the original first.
     """
 
     original: Price
@@ -53,7 +61,7 @@ class SearchState:
     seconds: float = 0.0
     priced: int = 0
     weighed: int = 0
-    """Steps of which it is known what they save, by estimate."""
+    """Steps whose saving is estimated."""
     seen: int = 0
     waiting: int = 0
     ended: str = ""
@@ -61,6 +69,6 @@ class SearchState:
     gains: dict[str, list[float]] = field(default_factory=dict)
     """Estimated savings of each rule, one for each place where it was weighed."""
     tuned: list[float] = field(default_factory=list)
-    """Cycles of the original and of the last bests with tuned schedules, where these were searched for."""
+    """Cycles with tuned schedules of the original and of the last bests, where Pricing tunes."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Faults of devices that weigh no more steps, by name."""
+    """Why devices weigh no more steps, by device name."""

@@ -1,7 +1,7 @@
-"""Terms of the algebra of bytes: what rules are written in.
+"""Terms of the algebra of bytes, in which rules are written: tensors, and operators applied to them.
 
-Values are tensors of bytes, accumulators (int32, which wrap) and constants. There are no scales: who reads bytes knows
-what they mean, and each operator holds the multipliers, zero points and tables that it computes with.
+Tensors hold bytes, int32 accumulators (which wrap) or constants. They have no scales: each operator holds the
+multipliers, zero points and tables that it computes with (operators.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from celosia.compiler.superoptimise.sizes import Dim
 
 @dataclass(frozen=True)
 class Leaf:
-    """A tensor that a match binds. constant: it must be known when a model is optimised."""
+    """A tensor that a match binds to one of the graph. constant: only a constant of the model can be bound to it."""
 
     name: str
     shape: tuple[Dim, ...]
@@ -28,7 +28,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class ByteFunction:
-    """A function of single bytes that a match binds: a table, or what adds two quantised numbers."""
+    """A function of single bytes that a match binds: a table of one byte, or a quantised Add or Mul of two."""
 
     name: str
 
@@ -38,7 +38,7 @@ class ByteFunction:
 
 @dataclass(frozen=True)
 class Composed:
-    """An operator of terms."""
+    """The operator `op` (a key of OPERATORS) applied to terms. attributes: (name, value), sorted by name."""
 
     op: str
     args: tuple[Term, ...]
@@ -49,35 +49,38 @@ class Composed:
         return hash((self.op, self.args, self.attributes))
 
     def __hash__(self) -> int:
-        return self._hash  # of terms below, which sets and dicts ask for again and again
+        return self._hash  # computed once, as it visits all terms below
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Composed, (self.op, self.args, self.attributes)  # without the hash, which is of one process
+        return Composed, (self.op, self.args, self.attributes)  # without the hash, which differs in each process
 
     def __getitem__(self, name: str) -> Any:
         return dict(self.attributes)[name]
 
     def __str__(self) -> str:
-        given = [str(arg) for arg in self.args] + [f"{name}={_text(value)}" for name, value in self.attributes]
-        return f"{self.op}({', '.join(given)})"
+        texts = [str(arg) for arg in self.args] + [
+            f"{name}={_format_attribute(value)}" for name, value in self.attributes
+        ]
+        return f"{self.op}({', '.join(texts)})"
 
 
 Term: TypeAlias = Leaf | Composed
 
 
-def _text(value: Any) -> str:
+def _format_attribute(value: Any) -> str:
+    """Format the value of an attribute as in Python; proofs depend on this text (RewriteRule.text)."""
     if isinstance(value, tuple):
-        return f"({', '.join(map(_text, value))}{',' * (len(value) == 1)})"
+        return f"({', '.join(map(_format_attribute, value))}{',' * (len(value) == 1)})"
     return str(value)
 
 
 def apply(op: str, *args: Term, **attributes: Any) -> Composed:
-    """`op` of `args`."""
+    """Return the term that applies `op` to `args`."""
     return Composed(op, args, tuple(sorted(attributes.items())))
 
 
 def walk(term: Term) -> Iterator[Term]:
-    """`term` and all below it, each as often as it stands there."""
+    """Yield `term` and all terms below it, outermost first; a term that occurs twice is yielded twice."""
     yield term
     if isinstance(term, Composed):
         for arg in term.args:
@@ -85,12 +88,12 @@ def walk(term: Term) -> Iterator[Term]:
 
 
 def is_constant(term: Term) -> bool:
-    """Whether `term` is a constant of a model, or made of constants alone."""
+    """Return whether `term` is a constant of a model, or computed from constants alone."""
     return all(leaf.constant for leaf in walk(term) if isinstance(leaf, Leaf))
 
 
 def functions_of(terms: Iterable[Term]) -> Iterator[ByteFunction]:
-    """Yield the functions of bytes in `terms`, each as often as it stands there."""
-    for each in (each for term in terms for each in walk(term)):
-        if isinstance(each, Composed):
-            yield from (value for _, value in each.attributes if isinstance(value, ByteFunction))
+    """Yield the functions of bytes that operators in `terms` name; one that occurs twice is yielded twice."""
+    for subterm in (subterm for term in terms for subterm in walk(term)):
+        if isinstance(subterm, Composed):
+            yield from (value for _, value in subterm.attributes if isinstance(value, ByteFunction))

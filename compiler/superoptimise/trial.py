@@ -1,4 +1,7 @@
-"""A rule on random small tensors, in onnxruntime's arithmetic: not a proof, but what a proof must agree with."""
+"""Trial of a rule: evaluate both sides on small random tensors, in onnxruntime's arithmetic.
+
+It proves nothing, but every proof must agree with it, which tests check. The generator draws sizes here, too.
+"""
 
 from __future__ import annotations
 
@@ -9,58 +12,75 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.superoptimise.legal import demands
 from celosia.compiler.superoptimise.operators import OPERATORS
 from celosia.compiler.superoptimise.rule import Absorbs, IsIdentity, Monotone, RewriteRule
+from celosia.compiler.superoptimise.shape_demands import demands
 from celosia.compiler.superoptimise.sizes import SizeOf, value_of
-from celosia.compiler.superoptimise.terms import ByteFunction, Composed, Leaf, Term, walk
+from celosia.compiler.superoptimise.terms import ByteFunction, Composed, Leaf, Term, functions_of, walk
 
 Array = NDArray[Any]
-SPREAD, WIDE = 5, 80
-"""By how much a size may be more than the least one; and one of them, where that gives none that are legal."""
+SIZE_RANGE, WIDE_RANGE = 5, 80
+"""Number of values, from the least on, that each size is drawn from; and for a single size, where the former gives no
+legal sizes.
+"""
 TRIES = 3000
-"""Random sizes that are looked at for legal ones."""
+"""Number of draws after which no legal sizes are assumed to exist."""
 
 
 class NoTrial(Exception):
-    """A rule for which no legal sizes were found."""
+    """Raised where no legal sizes are found, or a term is not legal for the sizes."""
 
 
 @dataclass
-class _Drawn:
+class _RandomOperands:
+    """Random tensors and functions for the leaves and functions of one rule, for sizes `values`. arrays: by the name of
+    the leaf.
+    """
+
     rng: np.random.Generator
     values: dict[str, Any]
     arrays: dict[str, Array] = field(default_factory=dict)
     functions: dict[str, Callable[..., Array]] = field(default_factory=dict)
 
     def array(self, leaf: Leaf, role: str) -> Array:
+        """Return the tensor of a leaf, drawn on first use. role: as in OPERAND_ROLES."""
         if leaf.name not in self.arrays:
             shape = value_of(leaf.shape, self.values)
-            self.arrays[leaf.name] = _random(self.rng, shape, role)
+            self.arrays[leaf.name] = _random_array(self.rng, shape, role)
         return self.arrays[leaf.name]
 
     def evaluate(self, term: Term, role: str = "bytes") -> Array:
+        """Compute a term. role: what its leaf is, if it is one."""
         if isinstance(term, Leaf):
             return self.array(term, role)
-        roles = _ROLES.get(term.op, (role,) * len(term.args))
-        args = [self.evaluate(arg, each) for arg, each in zip(term.args, roles)]
-        given = {name: self._attribute(value) for name, value in term.attributes}
-        if not all(demands(term.op, [arg.shape for arg in args], given)):
+        roles = OPERAND_ROLES.get(term.op, (role,) * len(term.args))
+        args = [self.evaluate(arg, arg_role) for arg, arg_role in zip(term.args, roles)]
+        attributes = {name: self._attribute(value) for name, value in term.attributes}
+        if not all(demands(term.op, [arg.shape for arg in args], attributes)):
             raise NoTrial
-        return OPERATORS[term.op].evaluate(args, given)
+        return OPERATORS[term.op].evaluate(args, attributes)
 
     def _attribute(self, value: Any) -> Any:
+        """Return the value of an attribute: a function, or sizes as ints."""
         return self.functions[value.name] if isinstance(value, ByteFunction) else value_of(value, self.values)
 
 
-_PRODUCT = ("bytes", "bytes", "bytes", "bytes", "int32")
-_ROLES = {
-    "convolve": _PRODUCT, "multiply": _PRODUCT, "requantise": ("int32", "scale", "bytes"), "plus": ("int32", "int32"),
+PRODUCT_ROLES = ("bytes", "bytes", "bytes", "bytes", "int32")
+"""Roles of the operands of convolve and multiply."""
+OPERAND_ROLES = {
+    "convolve": PRODUCT_ROLES, "multiply": PRODUCT_ROLES, "requantise": ("int32", "scale", "bytes"),
+    "plus": ("int32", "int32"),
     "real_deviation": ("bytes", "scale", "scale"), "real_normalised": (*("bytes",) * 4, "scale", "scale"),
 }  # fmt: skip
+"""What the operands of an operator are, so that random ones make sense: "bytes", "int32" or "scale". Others have the
+role of their result.
+"""
 
 
-def _random(rng: np.random.Generator, shape: tuple[int, ...], role: str) -> Array:
+def _random_array(rng: np.random.Generator, shape: tuple[int, ...], role: str) -> Array:
+    """Draw a tensor: small positive scales, bytes of the complete range, or accumulators, one in ten of the complete
+    range.
+    """
     if role == "scale":
         return rng.uniform(0.0005, 0.02, shape).astype(np.float32)
     if role == "int32":
@@ -73,72 +93,72 @@ def _random(rng: np.random.Generator, shape: tuple[int, ...], role: str) -> Arra
 
 
 def difference(rule: RewriteRule, seed: int) -> str:
-    """Say how the sides of a rule differ on random tensors of random small sizes; "" where they do not. NoTrial."""
+    """Say how the sides of a rule differ on random tensors of random small sizes; "" where they do not. Raises
+    NoTrial.
+    """
     rng = np.random.default_rng(seed)
-    drawn = _Drawn(rng, sizes_of(rule, rng))
-    drawn.functions = _functions(rule, rng)
-    before = [drawn.evaluate(term) for term in rule.before]
+    operands = _RandomOperands(rng, sizes_of(rule, rng))
+    operands.functions = _random_functions(rule, rng)
+    before = [operands.evaluate(term) for term in rule.before]
     try:
-        after = [drawn.evaluate(term) for term in rule.after]
+        after = [operands.evaluate(term) for term in rule.after]
     except (NoTrial, IndexError):
         return "an operator is asked for what there is not"
     for number, (a, b) in enumerate(zip(before, after)):
         if a.shape != b.shape:
             return f"shapes of term {number}: {a.shape} and {b.shape}"
-        if a.dtype != b.dtype or not _equal(a, b):
+        if a.dtype != b.dtype or not _are_equal(a, b):
             return f"{int(np.count_nonzero(a != b))} elements of term {number}"
     return ""
 
 
-def _equal(a: Array, b: Array) -> bool:
-    """Whether all numbers are the same; of real ones, which are float64 here, to a billionth."""
+def _are_equal(a: Array, b: Array) -> bool:
+    """Return whether all numbers are equal; those of rules in real numbers, which are float64 here, up to 1e-9."""
     return bool(np.allclose(a, b, 1e-9, 1e-9) if a.dtype == np.float64 else np.array_equal(a, b))
 
 
 def sizes_of(rule: RewriteRule, rng: np.random.Generator) -> dict[str, Any]:
-    """Values of its sizes for which the side before is legal and its conditions hold. NoTrial."""
+    """Draw values for the sizes and choices of a rule for which `before` is legal and the conditions hold. Raises
+    NoTrial.
+    """
     for number in range(TRIES):
-        values: dict[str, Any] = {each.name: each.among[rng.integers(len(each.among))] for each in rule.choices}
-        values |= {each.name: int(each.least + rng.integers(SPREAD)) for each in rule.sizes}
+        values: dict[str, Any] = {choice.name: choice.among[rng.integers(len(choice.among))] for choice in rule.choices}
+        values |= {size.name: int(size.least + rng.integers(SIZE_RANGE)) for size in rule.sizes}
         if 2 * number > TRIES and rule.sizes:
             wide = rule.sizes[rng.integers(len(rule.sizes))]
-            values[wide.name] = int(wide.least + rng.integers(WIDE))
-        if all(value_of(each, values) for each in rule.where if isinstance(each, SizeOf)) and _legal(rule, values):
+            values[wide.name] = int(wide.least + rng.integers(WIDE_RANGE))
+        conditions = (condition for condition in rule.where if isinstance(condition, SizeOf))
+        if all(value_of(condition, values) for condition in conditions) and _is_legal(rule, values):
             return values
     raise NoTrial
 
 
-def _legal(rule: RewriteRule, values: dict[str, Any]) -> bool:
-    leaves = [value_of(each.shape, values) for term in rule.before for each in walk(term) if isinstance(each, Leaf)]
-    if any(size < 1 for shape in leaves for size in shape):
+def _is_legal(rule: RewriteRule, values: dict[str, Any]) -> bool:
+    """Return whether the tensors and operators of `before` are legal for these sizes."""
+    leaves = [leaf for term in rule.before for leaf in walk(term) if isinstance(leaf, Leaf)]
+    if any(size < 1 for leaf in leaves for size in value_of(leaf.shape, values)):
         return False
     try:
-        return all(_shape(term, values) is not None for term in rule.before)
+        return all(_shape_of(term, values) is not None for term in rule.before)
     except NoTrial:
         return False
 
 
-def _shape(term: Term, values: dict[str, Any]) -> tuple[int, ...]:
+def _shape_of(term: Term, values: dict[str, Any]) -> tuple[int, ...]:
+    """Return the shape of a term. Raises NoTrial where an operator does not accept its operands."""
     if isinstance(term, Leaf):
         return tuple(value_of(term.shape, values))
     assert isinstance(term, Composed)
-    shapes = [_shape(arg, values) for arg in term.args]
-    given = {name: value_of(value, values) for name, value in term.attributes}
-    if not all(demands(term.op, shapes, given)):
+    shapes = [_shape_of(arg, values) for arg in term.args]
+    attributes = {name: value_of(value, values) for name, value in term.attributes}
+    if not all(demands(term.op, shapes, attributes)):
         raise NoTrial
-    return tuple(OPERATORS[term.op].shape(shapes, given))
+    return tuple(OPERATORS[term.op].shape(shapes, attributes))
 
 
-def _functions(rule: RewriteRule, rng: np.random.Generator) -> dict[str, Callable[..., Array]]:
-    """Random ones with the properties that the rule asks for."""
-    terms = [each for term in (*rule.before, *rule.after) for each in walk(term)]
-    names = {
-        v.name
-        for each in terms
-        if isinstance(each, Composed)
-        for _, v in each.attributes
-        if isinstance(v, ByteFunction)
-    }
+def _random_functions(rule: RewriteRule, rng: np.random.Generator) -> dict[str, Callable[..., Array]]:
+    """Draw functions of one or two bytes with the properties that the rule requires."""
+    names = {function.name for function in functions_of((*rule.before, *rule.after))}
     tables = {name: rng.integers(-128, 128, (256, 256)).astype(np.int8) for name in sorted(names)}
     for condition in rule.where:
         match condition:
@@ -147,14 +167,17 @@ def _functions(rule: RewriteRule, rng: np.random.Generator) -> dict[str, Callabl
             case IsIdentity(f):
                 tables[f.name] = np.repeat(np.arange(-128, 128).astype(np.int8)[:, None], 256, 1)
             case Absorbs(f, g):
-                made = tables[g.name][:, 128].astype(np.int64)
-                tables[f.name][made + 128, 128] = made
-    return {name: _looked_up(table) for name, table in tables.items()}
+                results = tables[g.name][:, 128].astype(np.int64)
+                tables[f.name][results + 128, 128] = results
+    return {name: _function_of_table(table) for name, table in tables.items()}
 
 
-def _looked_up(table: Array) -> Callable[..., Array]:
-    def function(a: Array, b: Array | None = None) -> Array:
+def _function_of_table(table: Array) -> Callable[..., Array]:
+    """Return the function of one or two bytes that looks up table[a + 128, b + 128]; b is 0 where it is missing."""
+
+    def look_up(a: Array, b: Array | None = None) -> Array:
+        """Look up the result for each byte, or pair of bytes."""
         other = np.zeros_like(a) if b is None else b
         return np.asarray(table[(a.astype(np.int64) + 128) % 256, (other.astype(np.int64) + 128) % 256])
 
-    return function
+    return look_up

@@ -1,8 +1,8 @@
-"""An element of an average, for proofs; and that the largest of largest values is the largest of them all.
+"""Meaning of averages and of MaxPool of MaxPool, for proofs.
 
-An average is a function of its window's pixels, of the place of each in what the window has of the image, and of how
-many are counted: floats are added up in an order, of which nothing else is assumed. As in float_meaning.py, `MaxOver`
-stands for a function of a set. Needs z3.
+An average is a function of its window's pixels, of the place of each in that part of the window which lies inside of
+the image, and of the number of counted pixels; nothing is assumed about the order in which its floats are added. As in
+float_meaning.py, `MaxOver` stands for an arbitrary function of a set. Needs z3.
 """
 
 from __future__ import annotations
@@ -26,33 +26,47 @@ from celosia.compiler.superoptimise.meaning import MEANINGS, fresh
 from celosia.compiler.superoptimise.operators import Attributes, Shape
 
 
-def _average(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:
-    """`counted`: whether padding counts. Products count the whole kernel."""
-    starts = [at[2 + axis] * given["strides"][axis] - given["pads"][axis] for axis in (0, 1)]
+def _average_element(
+    args: Sequence[ElementAt], shapes: Sequence[Shape], attributes: Attributes, index: Index
+) -> Element:
+    """Return the average as a function of the set of its pixels and of their number. Without the attribute `counted`,
+    as by products, the whole kernel counts.
+    """
+    starts = [index[2 + axis] * attributes["strides"][axis] - attributes["pads"][axis] for axis in (0, 1)]
 
-    def guards(places: Index) -> tuple[object, object]:
-        pixel = [start + place for start, place in zip(starts, places)]
-        kernel = z3.And(*(z3.And(place >= 0, place < size) for place, size in zip(places, given["kernel"])))
-        return kernel, z3.And(*(z3.And(each >= 0, each < size) for each, size in zip(pixel, shapes[0][2:])))
+    def guards(tap: Index) -> tuple[object, object]:
+        """Return the conditions that a tap lies inside of the kernel, and that it lies inside of the image."""
+        pixel = [start + offset for start, offset in zip(starts, tap)]
+        in_kernel = z3.And(*(z3.And(offset >= 0, offset < size) for offset, size in zip(tap, attributes["kernel"])))
+        in_image = z3.And(*(z3.And(position >= 0, position < size) for position, size in zip(pixel, shapes[0][2:])))
+        return in_kernel, in_image
 
-    at_pixel, counted = ((fresh("i"), fresh("j")) for _ in range(2))
-    first = [z3.If(start < 0, -start, 0) for start in starts]
-    place = Read("place in a window", tuple(each - begin for each, begin in zip(at_pixel, first)))
-    value = minus(args[0]((*at[:2], *(start + each for start, each in zip(starts, at_pixel)))), args[1](()))
-    pixels = MaxOver(at_pixel, z3.And(*guards(at_pixel)), Uninterpreted("pixel of a window", (place, value)))
-    kernel, image = guards(counted)
-    count = SumOver(counted, kernel if given.get("counted", True) else z3.And(kernel, image), Number(1))
-    return Uninterpreted(f"average {given['f']}", (pixels, count))
+    tap, counted_tap = ((fresh("i"), fresh("j")) for _ in range(2))
+    first_in_image = [z3.If(start < 0, -start, 0) for start in starts]
+    place = Read("place in a window", tuple(offset - first for offset, first in zip(tap, first_in_image)))
+    value = minus(args[0]((*index[:2], *(start + offset for start, offset in zip(starts, tap)))), args[1](()))
+    pixels = MaxOver(tap, z3.And(*guards(tap)), Uninterpreted("pixel of a window", (place, value)))
+    kernel, image = guards(counted_tap)
+    count = SumOver(counted_tap, kernel if attributes.get("counted", True) else z3.And(kernel, image), Number(1))
+    return Uninterpreted(f"average {attributes['f']}", (pixels, count))
 
 
-def _largest_again(args: Sequence[ElementAt], shapes: Sequence[Shape], given: Attributes, at: Index) -> Element:
-    """A window has an element, so that the largest of all is among the largest of each."""
-    outer = MEANINGS["largest"](args, shapes, given, at)
+def _max_pool_again_element(
+    args: Sequence[ElementAt], shapes: Sequence[Shape], attributes: Attributes, index: Index
+) -> Element:
+    """Return the maximum of maxima as one maximum over both windows: each inner window has an element, so that no
+    maximum is of nothing.
+    """
+    outer = MEANINGS["largest"](args, shapes, attributes, index)
     assert isinstance(outer, MaxOver)
-    inner = outer.body
-    if not isinstance(inner, MaxOver):
+    body = outer.body
+    if not isinstance(body, MaxOver):
         return outer
-    return MaxOver((*outer.variables, *inner.variables), z3.And(outer.guard, inner.guard), inner.body)
+    return MaxOver((*outer.variables, *body.variables), z3.And(outer.guard, body.guard), body.body)
 
 
-MEANINGS |= {"average": _average, "average_by_products": _average, "largest_again": _largest_again}
+MEANINGS |= {
+    "average": _average_element,
+    "average_by_products": _average_element,
+    "largest_again": _max_pool_again_element,
+}

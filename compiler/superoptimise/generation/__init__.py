@@ -1,1 +1,7 @@
-"""Generate rewriting rules: enumerate terms, compare fingerprints, prune, prove, and keep what wins on a network."""
+"""Generate rules that nobody wrote: enumerate terms, group equal ones, prune, prove, and keep what wins on a network.
+
+vocabularies     the tensors and operators of which terms are made
+enumeration      all terms up to some size, grouped by fingerprints of their values: equations
+subsumption      whether a rule follows from others
+generator        equations become candidates, and candidates rules; which rules save cycles on a network
+"""

@@ -1,8 +1,9 @@
-"""Enumerate the terms of a vocabulary, and group equal ones by their fingerprint on random tensors.
+"""Enumerate the terms of a vocabulary, and find equal ones by the fingerprint of their values on random tensors.
 
-Numbers are whole, modulo 2^32, bytes too, so that no two terms are equal because their numbers are small. Rounding and
-functions of bytes are hash functions of their arguments, so that nothing passes through them. Terms of more operators
-are made of one term of each class of equal ones: what the others would give follows from the equation between them.
+All numbers are random integers modulo 2^32, also those that stand for bytes, so that no two terms are equal because
+their numbers are small. Rounding and functions of bytes are hash functions of their arguments, so that nothing passes
+through them by accident. Larger terms are made of one term of each class of equal terms only: those of the others
+follow from the equations between them.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.superoptimise.generation.vocabularies import AlgebraVocabulary
-from celosia.compiler.superoptimise.legal import demands
 from celosia.compiler.superoptimise.operators import OPERATORS
+from celosia.compiler.superoptimise.shape_demands import demands
 from celosia.compiler.superoptimise.sizes import value_of
 from celosia.compiler.superoptimise.terms import ByteFunction, Composed, Leaf, Term, walk
 
 Ints = NDArray[np.int32]
 DRAWS = 3
-"""Random values of all sizes under which terms are compared."""
+"""Number of random choices of all sizes for which terms are compared."""
 
 
 class IllegalTerm(Exception):
-    """A term whose operators do not take operands of these sizes."""
+    """Raised for a term whose operators do not accept operands of the drawn sizes."""
 
 
-def scatter(*values: Any) -> Ints:
-    """Hash numbers at the same index of all `values` into one."""
+def hash_arrays(*values: Any) -> Ints:
+    """Hash the numbers at each index of all `values` into one number, element by element."""
     state: Any = np.uint32(0x9E3779B9)
     with np.errstate(over="ignore"):
         for value in values:
@@ -42,22 +43,24 @@ def scatter(*values: Any) -> Ints:
 
 
 def stand_in(function: ByteFunction, *values: Ints) -> Ints:
-    """Compute what stands for a function of bytes; one whose name begins with m is monotone."""
+    """Compute a pseudo-random function in place of a function of bytes; one whose name begins with m is monotone."""
     if function.name.startswith("m"):
         return np.asarray((values[0] >> 1) + (values[0] > 12345) * np.int32(1000003))
-    return scatter(np.int32(sum(map(ord, function.name))), *values)
+    return hash_arrays(np.int32(sum(map(ord, function.name))), *values)
 
 
 @dataclass
 class Draw:
-    """Random values of the sizes of a vocabulary. known: tensors of terms that others are made of."""
+    """One choice of the sizes of a vocabulary, with random tensors. values: of the sizes. known: values of terms that
+    larger ones are made of.
+    """
 
     values: Mapping[str, Any]
     seed: int
     known: dict[Term, Ints] = field(default_factory=dict)
 
     def evaluate(self, term: Term) -> Ints:
-        """The tensor that `term` is; of a leaf random numbers, which depend on its name alone. IllegalTerm."""
+        """Compute a term; a leaf is random numbers that depend on its name and the seed only. Raises IllegalTerm."""
         if term in self.known:
             return self.known[term]
         if isinstance(term, Leaf):
@@ -65,26 +68,27 @@ class Draw:
             numbers = rng.integers(-(1 << 31), 1 << 31, value_of(term.shape, self.values)).astype(np.int32)
             return self.known.setdefault(term, numbers)
         operands = [self.evaluate(arg) for arg in term.args]
-        given: dict[str, Any] = {name: value_of(value, self.values) for name, value in term.attributes}
-        if not all(demands(term.op, [each.shape for each in operands], given)):
+        attributes: dict[str, Any] = {name: value_of(value, self.values) for name, value in term.attributes}
+        if not all(demands(term.op, [operand.shape for operand in operands], attributes)):
             raise IllegalTerm
         if term.op == "requantise":
             acc, multipliers, zero = operands
-            return scatter(acc, np.expand_dims(multipliers, tuple(range(1, acc.ndim - given["axis"]))), zero)
+            return hash_arrays(acc, np.expand_dims(multipliers, tuple(range(1, acc.ndim - attributes["axis"]))), zero)
         if term.op == "map":
-            return stand_in(given["f"], *operands)
-        return np.asarray(OPERATORS[term.op].evaluate(operands, given))
+            return stand_in(attributes["f"], *operands)
+        return np.asarray(OPERATORS[term.op].evaluate(operands, attributes))
 
 
-def repeats(term: Term) -> int:
-    """Count tensors, constants left out, that stand in `term` once more."""
-    leaves = [each for each in walk(term) if isinstance(each, Leaf) and not each.constant]
+def count_repeats(term: Term) -> int:
+    """Count how often tensors occur in `term` beyond their first time; constants do not count."""
+    leaves = [leaf for leaf in walk(term) if isinstance(leaf, Leaf) and not leaf.constant]
     return len(leaves) - len(set(leaves))
 
 
 class Enumeration:
-    """The terms of a vocabulary. classes: the first term of each class of equal ones, by fingerprint. terms: how many
-    have been looked at."""
+    """The terms of a vocabulary. classes: the first term of each class of equal terms, by fingerprint. terms: number of
+    terms so far.
+    """
 
     def __init__(self, vocabulary: AlgebraVocabulary) -> None:
         rng = np.random.default_rng(27)
@@ -94,31 +98,34 @@ class Enumeration:
         self.terms = 0
 
     def equations(self) -> Iterator[tuple[Composed, Term]]:
-        """(term, earlier term of the same fingerprint): those of few operators first."""
+        """Yield (term, earlier term with the same fingerprint), terms with few operators first."""
         levels: list[list[Term]] = [[]]
         for leaf in self.vocabulary.leaves:
-            self._first(leaf)
+            self._first_equal(leaf)
             levels[0].append(leaf)
         for operators in range(1, self.vocabulary.max_operators + 1):
             levels.append([])
-            for term in self._terms(levels, operators):
-                first = self._first(term, remember=operators < self.vocabulary.max_operators)
+            for term in self._terms_of_size(levels, operators):
+                first = self._first_equal(term, remember=operators < self.vocabulary.max_operators)
                 if first is term:
                     levels[-1].append(term)
                 elif first is not None:
                     yield term, first
 
-    def _terms(self, levels: Sequence[Sequence[Term]], operators: int) -> list[Composed]:
-        """Terms of so many operators; first those in which no tensor repeats, which are more general."""
+    def _terms_of_size(self, levels: Sequence[Sequence[Term]], operators: int) -> list[Composed]:
+        """List the terms with so many operators. Terms in which no tensor repeats come first, as they are more
+        general.
+        """
         terms: list[Any] = [op(term) for op in self.vocabulary.unary for term in levels[operators - 1]]
         for op in self.vocabulary.binary:
             for left in range(operators):
                 terms += [op(a, b) for a in levels[left] for b in levels[operators - 1 - left]]
-        return sorted(terms, key=repeats)
+        return sorted(terms, key=count_repeats)
 
-    def _first(self, term: Term, remember: bool = True) -> Term | None:
-        """The first term of the class of `term`, which may be itself; None where it is not legal. remember: keep its
-        tensors, for terms of more operators."""
+    def _first_equal(self, term: Term, remember: bool = True) -> Term | None:
+        """Return the first term with the fingerprint of `term`, which may be itself; None where it is not legal.
+        remember: keep its values, for larger terms.
+        """
         self.terms += 1
         try:
             tensors = [draw.evaluate(term) for draw in self.draws]

@@ -1,114 +1,131 @@
-"""Rules of fast-math: what holds of floats where they are real numbers, and rounding is left out of account."""
+"""Rules of fast-math: laws of floats that hold in real numbers, where rounding is left out of account."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-import celosia.compiler.superoptimise.reals  # noqa: F401  the operators
+import celosia.compiler.superoptimise.reals  # noqa: F401  adds the operators on real numbers
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules.floats import RATE, STRIDES
-from celosia.compiler.superoptimise.rules.merging import IMAGE, KERNEL, PADS, C, H, N, W, joined
+from celosia.compiler.superoptimise.rules.merging import IMAGE, KERNEL, PADS, C, H, N, W, concat_of
 from celosia.compiler.superoptimise.sizes import Dim, OneOf, OpenSize
 from celosia.compiler.superoptimise.terms import Composed, Leaf, Term, apply
 
 O, M, K = OpenSize("o"), OpenSize("m"), OpenSize("k")
 RANKS = (2, 3, 4)
+"""Ranks of operands for which rules of matrix products exist."""
 BIASED = {"": False, ", biased": True}
+"""Whether convolutions have a bias, by the addition to the rule's name."""
 POINTWISE: dict[str, Any] = {"strides": (1, 1), "dilations": (1, 1), "pads": (0, 0, 0, 0), "group": 1}
 """Windows of one pixel each."""
 ORDERS = {"": 1, ", exchanged": -1}
-"""Order of the operands of a sum."""
+"""Step through the operands of a sum, 1 or -1, by the addition to the rule's name: both orders need a rule."""
 
 
 def _conv(x: Term, *weights: Term, **other: Any) -> Composed:
-    given = {"strides": STRIDES, "dilations": (RATE, RATE), "pads": PADS, "group": 1}
-    return apply("float_convolve", x, *weights, **{**given, **other})
+    """Write a float convolution. other: attributes that replace the open ones."""
+    attributes = {"strides": STRIDES, "dilations": (RATE, RATE), "pads": PADS, "group": 1}
+    return apply("float_convolve", x, *weights, **{**attributes, **other})
 
 
 def _weights(name: object, outputs: Dim, inputs: Dim, biased: bool, kernel: tuple[Dim, ...] = KERNEL) -> list[Leaf]:
+    """Write the constants of a convolution: weights and, if `biased`, a bias."""
     w = Leaf(f"w{name}", (outputs, inputs, *kernel), True)
     return [w, Leaf(f"b{name}", (outputs,), True)] if biased else [w]
 
 
-def _row(name: str, size: Dim) -> Leaf:
+def _vector(name: str, size: Dim) -> Leaf:
+    """Write a constant with one number for each of `size` positions."""
     return Leaf(name, (size,), True)
 
 
-def _product(x: Term, w: Term) -> Composed:
+def _product_term(x: Term, w: Term) -> Composed:
+    """Write a float matrix product."""
     return apply("float_multiply", x, w)
 
 
-def _image(channels: Dim, name: str = "x") -> Leaf:
+def _image_leaf(channels: Dim, name: str = "x") -> Leaf:
+    """Write an open image with so many channels."""
     return Leaf(name, (N, channels, H, W))
 
 
 def _scale(x: Term, m: Term, axis: int = 1) -> Composed:
+    """Write the product of each position of `axis` with its factor."""
     return apply("real_scale", x, m, axis=axis)
 
 
 def _shift(x: Term, b: Term, axis: int = 1) -> Composed:
+    """Write the sum of each position of `axis` and its number."""
     return apply("real_shift", x, b, axis=axis)
 
 
 def _plus(a: Term, b: Term) -> Composed:
+    """Write the sum of two tensors."""
     return apply("real_plus", a, b)
 
 
-def _pairwise(first: Iterable[Term], second: Iterable[Term]) -> list[Term]:
-    """Sums of weights and of biases."""
+def _add_pairwise(first: Iterable[Term], second: Iterable[Term]) -> list[Term]:
+    """Write the sums of weights, and of biases."""
     return [_plus(a, b) for a, b in zip(first, second)]
 
 
-# Two as one ----------------------------------------------------------------------------------------------------------
+# Sums of convolutions ------------------------------------------------------------------------------------------------
 
-MORE = OneOf("more", (1, 2))
-"""Taps that a larger kernel has more on each side."""
-LARGER = tuple(size + 2 * MORE for size in KERNEL)
-WIDER: dict[str, Any] = {"pads": tuple(pad + RATE * MORE for pad in PADS)}
-"""Padding of the larger kernel, whose windows have the smaller one's in their middle."""
+EXTRA_TAPS = OneOf("more", (1, 2))
+"""Taps that the larger kernel has more on each side."""
+LARGER_KERNEL = tuple(size + 2 * EXTRA_TAPS for size in KERNEL)
+"""Rows and columns of the larger kernel."""
+WIDER_PADS: dict[str, Any] = {"pads": tuple(pad + RATE * EXTRA_TAPS for pad in PADS)}
+"""Padding of the larger kernel, whose windows have those of the smaller kernel in their middle."""
 
 
-def _wider(w: Term) -> Composed:
-    """Zeros around weights."""
-    return apply("real_pad", w, pads=(0, 0, MORE, MORE, 0, 0, MORE, MORE))
+def _widen(w: Term) -> Composed:
+    """Write weights with zeros around them, as large as LARGER_KERNEL."""
+    return apply("real_pad", w, pads=(0, 0, EXTRA_TAPS, EXTRA_TAPS, 0, 0, EXTRA_TAPS, EXTRA_TAPS))
 
 
 def _sum_of_two(biased: bool, name: str) -> RewriteRule:
+    """The rule that computes the sum of two convolutions of one input as one convolution."""
     first, second = _weights(1, O, C, biased), _weights(2, O, C, biased)
     return RewriteRule(
         f"sum of convolutions of one input{name}", "the sum of convolutions is one with the sum of their weights",
-        (_plus(_conv(IMAGE, *first), _conv(IMAGE, *second)),), (_conv(IMAGE, *_pairwise(first, second)),), tidy=True,
+        (_plus(_conv(IMAGE, *first), _conv(IMAGE, *second)),), (_conv(IMAGE, *_add_pairwise(first, second)),),
+        tidy=True,
     )  # fmt: skip
 
 
 def _sum_of_kernels(order: int, name: str) -> RewriteRule:
-    (w1, b1), (w2, b2) = _weights(1, O, C, True), _weights(2, O, C, True, LARGER)
+    """The rule that does so where one kernel is larger. order: of the operands."""
+    (w1, b1), (w2, b2) = _weights(1, O, C, True), _weights(2, O, C, True, LARGER_KERNEL)
     return RewriteRule(
         f"sum of a smaller kernel and a larger{name}",
         "the sum of convolutions is one with the sum of their weights, with zeros around the smaller ones",
-        (_plus(*(_conv(IMAGE, w1, b1), _conv(IMAGE, w2, b2, **WIDER))[::order]),),
-        (_conv(IMAGE, _plus(_wider(w1), w2), _plus(b1, b2), **WIDER),), shifts=(MORE,), tidy=True,
+        (_plus(*(_conv(IMAGE, w1, b1), _conv(IMAGE, w2, b2, **WIDER_PADS))[::order]),),
+        (_conv(IMAGE, _plus(_widen(w1), w2), _plus(b1, b2), **WIDER_PADS),), shifts=(EXTRA_TAPS,), tidy=True,
     )  # fmt: skip
 
 
 def _sum_of_inputs(biased: bool, name: str) -> RewriteRule:
+    """The rule that computes the sum of convolutions of two inputs as one of both inputs, joined."""
     c1, c2 = OpenSize("c1"), OpenSize("c2")
-    (x, first), (y, second) = ((_image(c, f"x{i}"), _weights(i, O, c, biased)) for i, c in ((1, c1), (2, c2)))
-    weights = [joined(1, first[0], second[0]), *_pairwise(first[1:], second[1:])]
+    (x, first), (y, second) = ((_image_leaf(c, f"x{i}"), _weights(i, O, c, biased)) for i, c in ((1, c1), (2, c2)))
+    weights = [concat_of(1, first[0], second[0]), *_add_pairwise(first[1:], second[1:])]
     return RewriteRule(
         f"sum of convolutions of two inputs{name}",
         "the sum of convolutions with the same windows is one of both inputs, put together",
-        (_plus(_conv(x, *first), _conv(y, *second)),), (_conv(joined(1, x, y), *weights),), shifts=(-1 * c1,),
+        (_plus(_conv(x, *first), _conv(y, *second)),), (_conv(concat_of(1, x, y), *weights),), shifts=(-1 * c1,),
     )  # fmt: skip
 
 
 def _sum_with_input(scaled: bool, order: int, name: str) -> RewriteRule:
-    """Kernels have a tap that sees what it is added to."""
+    """The rule that computes the sum of a convolution and its own input as one convolution. The kernel has a tap that
+    sees the pixel itself. scaled: whether the input is multiplied first. order: of the operands.
+    """
     top, left = OpenSize("top", 0), OpenSize("left", 0)
     kernel: tuple[Dim, ...] = (2 * top + 1, 2 * left + 1)
-    x, (w, b) = _image(O), _weights("", O, O, True, kernel)
-    m = _row("m", O) if scaled else apply("real_filled", b, value=1)
+    x, (w, b) = _image_leaf(O), _weights("", O, O, True, kernel)
+    m = _vector("m", O) if scaled else apply("real_filled", b, value=1)
     given = {**POINTWISE, "pads": (top, left, top, left)}
     parts = (_scale(x, m) if scaled else x, _conv(x, w, b, **given))
     return RewriteRule(
@@ -118,26 +135,32 @@ def _sum_with_input(scaled: bool, order: int, name: str) -> RewriteRule:
     )  # fmt: skip
 
 
-# One behind the other ------------------------------------------------------------------------------------------------
+# Operators one behind the other --------------------------------------------------------------------------------------
 
 SWAPPED = (1, 0, 2, 3)
+"""Permutation that exchanges outputs and inputs of weights."""
 NO_PADS = {"pads": (0, 0, 0, 0)}
+"""No padding."""
 
 
-def _turned(w: Term) -> Composed:
+def _exchange_channels(w: Term) -> Composed:
+    """Write weights with outputs and inputs exchanged, so that a convolution multiplies weights by weights."""
     return apply("transpose", w, perm=SWAPPED)
 
 
-def _carried(b: Term, w: Term, d: list[Leaf]) -> list[Term]:
-    """A bias that the weights w of what comes behind carry on, and the bias d of that, where it has one."""
-    found = apply("real_carried", b, w)
-    return _pairwise([found], d) or [found]
+def _carry_bias(b: Term, w: Term, d: list[Leaf]) -> list[Term]:
+    """Write the bias after a second convolution with weights w: what it makes of the first bias b, and its own bias d
+    where it has one.
+    """
+    carried = apply("real_carried", b, w)
+    return _add_pairwise([carried], d) or [carried]
 
 
-def _pixels_behind(first: bool, second: bool) -> RewriteRule:
+def _pointwise_behind(first: bool, second: bool) -> RewriteRule:
+    """The rule that merges a convolution and a pointwise one behind it. first, second: whether they have a bias."""
     (w, *b), (v, *d) = _weights(1, M, C, first), _weights(2, O, M, second, (1, 1))
-    weights = _turned(apply("real_convolve", _turned(w), v, **POINTWISE))
-    bias = _carried(b[0], v, d) if first else d
+    weights = _exchange_channels(apply("real_convolve", _exchange_channels(w), v, **POINTWISE))
+    bias = _carry_bias(b[0], v, d) if first else d
     return RewriteRule(
         f"a convolution of pixels behind another{', biased' * first}{', with a bias' * second}",
         "a convolution of single pixels behind another is one with the product of their weights",
@@ -145,12 +168,14 @@ def _pixels_behind(first: bool, second: bool) -> RewriteRule:
     )  # fmt: skip
 
 
-def _pixels_before(first: bool, second: bool) -> RewriteRule:
-    """Padding behind a bias would be other numbers than padding before it."""
+def _pointwise_before(first: bool, second: bool) -> RewriteRule:
+    """The rule that merges a pointwise convolution and one behind it. With a bias in the first there may be no padding,
+    as padding before the bias is not 0 behind it.
+    """
     (v, *d), (w, *b) = _weights(1, M, C, first, (1, 1)), _weights(2, O, M, second)
     given: dict[str, Any] = NO_PADS if first else {}
-    weights = apply("real_convolve", w, _turned(v), **POINTWISE)
-    bias = _carried(d[0], w, b) if first else b
+    weights = apply("real_convolve", w, _exchange_channels(v), **POINTWISE)
+    bias = _carry_bias(d[0], w, b) if first else b
     return RewriteRule(
         f"a convolution of pixels before another{', biased' * first}{', with a bias' * second}",
         "a convolution of single pixels before another is one with the product of their weights",
@@ -158,40 +183,42 @@ def _pixels_before(first: bool, second: bool) -> RewriteRule:
     )  # fmt: skip
 
 
-def _matrix(rank: int) -> Leaf:
+def _matrix_leaf(rank: int) -> Leaf:
+    """Write the open operand of a matrix product."""
     return Leaf("x", (*(OpenSize(f"d{i}") for i in range(rank - 1)), K))
 
 
-def _products(rank: int) -> list[RewriteRule]:
-    x, w, v, axis = _matrix(rank), Leaf("w", (K, M), True), Leaf("v", (M, O), True), rank - 1
-    of, m, s = f"of rank {rank}", _row("m", K), _row("s", M)
+def _rules_of_products(rank: int) -> list[RewriteRule]:
+    """The rules of matrix products of this rank: products of products, and scales and constants into weights."""
+    x, w, v, axis = _matrix_leaf(rank), Leaf("w", (K, M), True), Leaf("v", (M, O), True), rank - 1
+    of, m, s = f"of rank {rank}", _vector("m", K), _vector("s", M)
     return [
         RewriteRule(
             f"a product of a product {of}", "a product of a product is one with the product of their constants",
-            (_product(_product(x, w), v),), (_product(x, apply("real_multiply", w, v)),),
+            (_product_term(_product_term(x, w), v),), (_product_term(x, apply("real_multiply", w, v)),),
         ),
         RewriteRule(
             f"a product of a sum {of}", "constants that are added before a product are added behind it",
-            (_product(_shift(x, m, axis), w),), (_shift(_product(x, w), apply("real_multiply", m, w), axis),),
+            (_product_term(_shift(x, m, axis), w),), (_shift(_product_term(x, w), apply("real_multiply", m, w), axis),),
         ),
         RewriteRule(
             f"scales before a product {of}", "what rows of constants are multiplied with goes into them",
-            (_product(_scale(x, m, axis), w),), (_product(x, _scale(w, m, 0)),), tidy=True,
+            (_product_term(_scale(x, m, axis), w),), (_product_term(x, _scale(w, m, 0)),), tidy=True,
         ),
         RewriteRule(
             f"scales behind a product {of}", "what columns of constants are multiplied with goes into them",
-            (_scale(_product(x, w), s, axis),), (_product(x, _scale(w, s, 1)),), tidy=True,
+            (_scale(_product_term(x, w), s, axis),), (_product_term(x, _scale(w, s, 1)),), tidy=True,
         ),
-        *_in_a_row(rank, _image(C) if rank == 4 else x, axis),
+        *_rules_of_scales(rank, _image_leaf(C) if rank == 4 else x, axis),
     ]  # fmt: skip
 
 
-def _in_a_row(rank: int, x: Leaf, last: int) -> list[RewriteRule]:
-    """Scales and constants one after the other, along each axis that they may have."""
+def _rules_of_scales(rank: int, x: Leaf, last: int) -> list[RewriteRule]:
+    """The rules of scales and added constants behind each other, along each axis that they may have."""
     axis = OneOf("axis", (1, last) if rank == 4 else (last,))
     a, b = (Leaf(name, (OpenSize("along"),), True) for name in "ab")
     y, of = Leaf("y", x.shape), f"of rank {rank}"
-    rows: list[tuple[str, str, Term, Term]] = [
+    laws: list[tuple[str, str, Term, Term]] = [
         ("two scales", "scales one after the other are one",
          apply("real_scale", apply("real_scale", x, a, axis=axis), b, axis=axis),
          apply("real_scale", x, apply("real_scale", a, b, axis=0), axis=axis)),
@@ -206,13 +233,13 @@ def _in_a_row(rank: int, x: Leaf, last: int) -> list[RewriteRule]:
         ("a constant of the second", "constants are added behind a sum",
          _plus(x, apply("real_shift", y, a, axis=axis)), apply("real_shift", _plus(x, y), a, axis=axis)),
     ]  # fmt: skip
-    return [RewriteRule(f"{name} {of}", says, (first,), (second,), tidy=True) for name, says, first, second in rows]
+    return [RewriteRule(f"{name} {of}", says, (first,), (second,), tidy=True) for name, says, first, second in laws]
 
 
-def _channels(biased: bool, name: str) -> list[RewriteRule]:
-    """Scales and constants of channels, and padding, that move into weights."""
+def _absorb_into_convolution(biased: bool, name: str) -> list[RewriteRule]:
+    """The rules that move scales and constants of channels, and padding, into the weights and bias of a convolution."""
     w, *b = _weights("", O, C, biased)
-    before, behind, more = _row("m", C), _row("s", O), _row("more", O)
+    input_vector, output_vector, more = _vector("m", C), _vector("s", O), _vector("more", O)
     conv = _conv(IMAGE, w, *b)
     around = tuple(OpenSize(f"around{i}", 0) for i in range(4))
     top, left, bottom, right = around
@@ -220,38 +247,41 @@ def _channels(biased: bool, name: str) -> list[RewriteRule]:
     return [
         RewriteRule(
             f"scales before a convolution{name}", "what channels are multiplied with goes into the weights",
-            (_conv(_scale(IMAGE, before), w, *b),), (_conv(IMAGE, _scale(w, before), *b),), tidy=True,
+            (_conv(_scale(IMAGE, input_vector), w, *b),), (_conv(IMAGE, _scale(w, input_vector), *b),), tidy=True,
         ),
         RewriteRule(
             f"scales behind a convolution{name}", "what channels are multiplied with goes into the weights",
-            (_scale(conv, behind),), (_conv(IMAGE, _scale(w, behind, 0), *(_scale(each, behind, 0) for each in b)),),
+            (_scale(conv, output_vector),),
+            (_conv(IMAGE, _scale(w, output_vector, 0), *(_scale(bias, output_vector, 0) for bias in b)),),
             tidy=True,
         ),
         RewriteRule(
             f"constants before a convolution{name}", "what is added to channels goes into the bias without padding",
-            (_conv(_shift(IMAGE, before), w, *b, **NO_PADS),),
-            (_conv(IMAGE, w, *_carried(before, w, b[:]), **NO_PADS),), tidy=True,
+            (_conv(_shift(IMAGE, input_vector), w, *b, **NO_PADS),),
+            (_conv(IMAGE, w, *_carry_bias(input_vector, w, b[:]), **NO_PADS),), tidy=True,
         ),
         RewriteRule(
             f"constants behind a convolution{name}", "what is added to channels goes into the bias",
-            (_shift(conv, more),), (_conv(IMAGE, w, *(_pairwise(b, [more]) or [more])),), tidy=True,
+            (_shift(conv, more),), (_conv(IMAGE, w, *(_add_pairwise(b, [more]) or [more])),), tidy=True,
         ),
         RewriteRule(
             f"zeros before a convolution{name}", "padding with zeros is the convolution's own",
             (_conv(padded, w, *b),),
-            (_conv(IMAGE, w, *b, pads=tuple(pad + each for pad, each in zip(PADS, around))),), tidy=True,
+            (_conv(IMAGE, w, *b, pads=tuple(pad + more_pad for pad, more_pad in zip(PADS, around))),), tidy=True,
         ),
     ]  # fmt: skip
 
 
-def _average(biased: bool, name: str) -> RewriteRule:
-    """The convolution then shares its input with others, and the average is of its outputs, which may be fewer."""
+def _average_behind_convolution(biased: bool, name: str) -> RewriteRule:
+    """The rule that moves an AveragePool behind a pointwise convolution, which then shares its input with others; the
+    average may have fewer channels there.
+    """
     kernel = OpenSize("kernel_h"), OpenSize("kernel_w")
     given = {"kernel": kernel, "counted": OneOf("counted", (True, False)), "strides": STRIDES, "dilations": (1, 1)}
     w, *b = _weights("", O, C, biased, (1, 1))
     before = _conv(apply("real_average", IMAGE, pads=PADS, **given), w, *b, **POINTWISE)
-    bias = [apply("real_filled", each, value=0) for each in b]
-    after: Term = apply("real_average", _conv(IMAGE, w, *bias, **POINTWISE), pads=PADS, **given)
+    zero_bias = [apply("real_filled", bias, value=0) for bias in b]
+    after: Term = apply("real_average", _conv(IMAGE, w, *zero_bias, **POINTWISE), pads=PADS, **given)
     return RewriteRule(
         f"an average before a convolution of pixels{name}",
         "an average of pixels and a convolution of single ones change places, but for the bias",
@@ -259,8 +289,9 @@ def _average(biased: bool, name: str) -> RewriteRule:
     )  # fmt: skip
 
 
-def _normalised() -> RewriteRule:
-    s, b, mean, var = (_row(name, C) for name in ("s", "b", "mean", "var"))
+def _split_normalisation() -> RewriteRule:
+    """The rule that turns a BatchNormalization into a scale and a constant for each channel."""
+    s, b, mean, var = (_vector(name, C) for name in ("s", "b", "mean", "var"))
     epsilon = Leaf("epsilon", (), True)
     factor = apply("real_deviation", s, var, epsilon)
     return RewriteRule(
@@ -275,10 +306,10 @@ REALS = (
     *(_sum_of_inputs(biased, name) for name, biased in BIASED.items()),
     *(_sum_of_kernels(order, name) for name, order in ORDERS.items()),
     *(_sum_with_input(scaled, order, name) for scaled in (False, True) for name, order in ORDERS.items()),
-    *(_pixels_behind(first, second) for first in (True, False) for second in (True, False)),
-    *(_pixels_before(first, second) for first in (True, False) for second in (True, False)),
-    *(_average(biased, name) for name, biased in BIASED.items()),
-    *(rule for name, biased in BIASED.items() for rule in _channels(biased, name)),
-    *(rule for rank in RANKS for rule in _products(rank)),
-    _normalised(),
+    *(_pointwise_behind(first, second) for first in (True, False) for second in (True, False)),
+    *(_pointwise_before(first, second) for first in (True, False) for second in (True, False)),
+    *(_average_behind_convolution(biased, name) for name, biased in BIASED.items()),
+    *(rule for name, biased in BIASED.items() for rule in _absorb_into_convolution(biased, name)),
+    *(rule for rank in RANKS for rule in _rules_of_products(rank)),
+    _split_normalisation(),
 )  # fmt: skip

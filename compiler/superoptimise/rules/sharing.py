@@ -1,4 +1,4 @@
-"""Rules that share what is computed twice, and sums of constants."""
+"""Rules that compute once what is computed twice, and that add constants of sums up. All of them tidy up."""
 
 from __future__ import annotations
 
@@ -12,54 +12,59 @@ from celosia.compiler.superoptimise.rules.merging import (
     C,
     constants,
     convolution,
-    matrices,
+    product_of,
 )
-from celosia.compiler.superoptimise.rules.moving import F, mapped
+from celosia.compiler.superoptimise.rules.moving import F, function_of
 from celosia.compiler.superoptimise.rules.parts import RANKS, P, Q
 from celosia.compiler.superoptimise.sizes import OneOf, OpenSize
 from celosia.compiler.superoptimise.terms import Leaf, Term, apply
 
 
-def _twice(name: str, term: Term) -> RewriteRule:
+def _share(name: str, term: Term) -> RewriteRule:
+    """The rule that shares the result of `term`: both sides have it twice, and rewriting builds equal terms once."""
     says = "what is computed twice is computed once"
     return RewriteRule(f"{name}, once", says, (term, term), (term, term), tidy=True)
 
 
-def _of_rank(rank: int) -> list[RewriteRule]:
+def _rules_of_rank(rank: int) -> list[RewriteRule]:
+    """The rules for tensors of this rank."""
     sizes = tuple(OpenSize(f"d{axis}") for axis in range(rank))
     x, y, number = Leaf("x", sizes), Leaf("y", sizes), Leaf("c", (), True)
     axis = OneOf("axis", tuple(range(rank)))
     perm = OneOf("perm", ((0, 2, 1),) if rank == 3 else ((1, 0),) if rank == 2 else ((0, 2, 1, 3), (0, 1, 3, 2)))
-    more = Leaf("d", (), True)
-    wide = Leaf("cs", sizes, True), Leaf("ds", sizes, True)
+    second_number = Leaf("d", (), True)
+    tensors = Leaf("cs", sizes, True), Leaf("ds", sizes, True)
     sums = "constants that are added one after the other are added once"
     return [
-        _twice(f"function of rank {rank}", mapped(F, x)),
-        _twice(f"function of two of rank {rank}", mapped(F, x, y)),
-        _twice(f"slice of rank {rank}", apply("slice", x, axis=axis, start=P, stop=Q)),
-        _twice(f"transpose of rank {rank}", apply("transpose", x, perm=perm)),
+        _share(f"function of rank {rank}", function_of(F, x)),
+        _share(f"function of two of rank {rank}", function_of(F, x, y)),
+        _share(f"slice of rank {rank}", apply("slice", x, axis=axis, start=P, stop=Q)),
+        _share(f"transpose of rank {rank}", apply("transpose", x, perm=perm)),
         RewriteRule(
             f"sums of numbers of rank {rank}", sums,
-            (apply("plus", apply("plus", x, number), more),), (apply("plus", x, apply("plus", number, more)),),
+            (apply("plus", apply("plus", x, number), second_number),),
+            (apply("plus", x, apply("plus", number, second_number)),),
             tidy=True,
         ),
         RewriteRule(
             f"sums of constants of rank {rank}", sums,
-            (apply("plus", apply("plus", x, wide[0]), wide[1]),), (apply("plus", x, apply("plus", *wide)),), tidy=True,
+            (apply("plus", apply("plus", x, tensors[0]), tensors[1]),), (apply("plus", x, apply("plus", *tensors)),),
+            tidy=True,
         ),
     ]  # fmt: skip
 
 
-def _products() -> list[RewriteRule]:
+def _share_products() -> list[RewriteRule]:
+    """The rules that share MaxPools, convolutions and matrix products."""
     rows = OpenSize("rows")
     k = OpenSize("k")
     x = Leaf("x", (rows, k))
     windows = {"kernel": KERNEL, "pads": PADS, "strides": STRIDES, "dilations": (1, 1)}
     return [
-        _twice("largest of a window", apply("largest", IMAGE, **windows)),
-        _twice("convolution", convolution(IMAGE, *constants(1, O1, (O1, C, *KERNEL)))),
-        _twice("product", matrices(1, x, *constants(1, O1, (k, O1)))),
+        _share("largest of a window", apply("largest", IMAGE, **windows)),
+        _share("convolution", convolution(IMAGE, *constants(1, O1, (O1, C, *KERNEL)))),
+        _share("product", product_of(1, x, *constants(1, O1, (k, O1)))),
     ]
 
 
-SHARING = (*_products(), *(rule for rank in RANKS for rule in _of_rank(rank)))
+SHARING = (*_share_products(), *(rule for rank in RANKS for rule in _rules_of_rank(rank)))

@@ -14,14 +14,14 @@ import numpy as np
 import onnx
 from quantised_models import Quantised
 
-from celosia.compiler.superoptimise.equal import difference
+from celosia.compiler.superoptimise.compare_outputs import difference
+from celosia.compiler.superoptimise.generated_rules import generated_rules
 from celosia.compiler.superoptimise.graph import BytesGraph
-from celosia.compiler.superoptimise.matching import Match, NotTaken, matches, rewritten
+from celosia.compiler.superoptimise.matching import Match, NotTaken, matches, rewrite
 from celosia.compiler.superoptimise.optimise import graph_of
 from celosia.compiler.superoptimise.price import INFEASIBLE
 from celosia.compiler.superoptimise.rules import RULES
-from celosia.compiler.superoptimise.search import Searching
-from celosia.compiler.superoptimise.stored import generated_rules
+from celosia.compiler.superoptimise.search import RuleSearch
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 from celosia.driver.host.oracle import open_model
 
@@ -138,8 +138,8 @@ class RandomModel:
 def rewritings(seed: int) -> tuple[str, list[str]]:
     """(how a random model differs after random steps, the rules of these)."""
     model, choose = RandomModel(seed).build(), random.Random(seed)
-    tidier = Searching(RULES, lambda each: INFEASIBLE, lambda a, b: None, 0)
-    graph = tidier.tidied(graph_of(model))[0]
+    tidier = RuleSearch(RULES, lambda each: INFEASIBLE, lambda a, b: None, 0)
+    graph = tidier.tidy(graph_of(model))[0]
     steps: list[str] = []
     for _ in range(STEPS):
         by_rule = [(each, found) for each in EVERY if not each.tidy and (found := list(matches(each, graph)))]
@@ -153,9 +153,9 @@ def rewritings(seed: int) -> tuple[str, list[str]]:
     return difference(model, OnnxWriter(graph, model).write(), open_model), steps
 
 
-def _taken(tidier: Searching, graph: BytesGraph, match: Match, model: onnx.ModelProto) -> BytesGraph | None:
+def _taken(tidier: RuleSearch, graph: BytesGraph, match: Match, model: onnx.ModelProto) -> BytesGraph | None:
     try:
-        made = tidier.tidied(rewritten(graph, match))[0]
+        made = tidier.tidy(rewrite(graph, match))[0]
         OnnxWriter(made, model).write()
     except (NotTaken, Unwritable, ValueError):
         return None

@@ -22,7 +22,7 @@ from celosia.compiler.superoptimise import optimise as searching
 from celosia.compiler.superoptimise import proofs
 from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.derivation import checked, derivation_of, distance
-from celosia.compiler.superoptimise.matching import matches, rewritten
+from celosia.compiler.superoptimise.matching import matches, rewrite
 from celosia.compiler.superoptimise.operators import OPERATORS
 from celosia.compiler.superoptimise.optimise import Optimised, graph_of, optimise
 from celosia.compiler.superoptimise.price import Price, Pricing
@@ -32,7 +32,7 @@ from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import REALS, RULES
 from celosia.compiler.superoptimise.rules.floats import convolved
 from celosia.compiler.superoptimise.rules.merging import IMAGE, KERNEL, C
-from celosia.compiler.superoptimise.rules.moving import F, mapped
+from celosia.compiler.superoptimise.rules.moving import F, function_of
 from celosia.compiler.superoptimise.sizes import OpenSize
 from celosia.compiler.superoptimise.terms import Leaf, Term, apply
 from celosia.compiler.superoptimise.trial import NoTrial, difference
@@ -112,7 +112,7 @@ def _wrong() -> Iterator[RewriteRule]:
             apply("float_convolve", IMAGE, w, apply("real_plus", b, more), **given),
         ),
         "a scale across a function": (
-            apply("real_scale", mapped(F, IMAGE), m, axis=1), mapped(F, apply("real_scale", IMAGE, m, axis=1))
+            apply("real_scale", function_of(F, IMAGE), m, axis=1), function_of(F, apply("real_scale", IMAGE, m, axis=1))
         ),
         "the sum of one": (apply("real_plus", convolved([w]), convolved([square])), convolved([w])),
         "what wraps": (apply("real_plus", IMAGE, apply("real_filled", IMAGE, value=1 << 32)), IMAGE),
@@ -220,7 +220,7 @@ def test_onnxruntime_gives_numbers_as_near_as_rounding_brings_them() -> None:
     used: list[str] = []
     for rule in REALS[::-1] * 2:
         while len(used) < 100 and (match := next(matches(rule, graph), None)):
-            graph = rewritten(graph, match)
+            graph = rewrite(graph, match)
             used.append(rule.name)
     found = apart(model, OnnxWriter(graph, model).write(), bound_of(first, graph), open_model)
     assert not found.why and 0 < max(row["relative"] for row in found.outputs.values()) <= found.bound < 1e-3

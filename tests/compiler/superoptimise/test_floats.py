@@ -12,15 +12,15 @@ import pytest
 from benchmarks.branches import Branchy
 
 from celosia.compiler.superoptimise import proofs
-from celosia.compiler.superoptimise.equal import difference
+from celosia.compiler.superoptimise.compare_outputs import difference
 from celosia.compiler.superoptimise.graph import BytesGraph
-from celosia.compiler.superoptimise.matching import matches, rewritten
+from celosia.compiler.superoptimise.matching import matches, rewrite
 from celosia.compiler.superoptimise.optimise import Optimised, graph_of, optimise
 from celosia.compiler.superoptimise.price import Price, Pricing
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import FLOATS, RULES
 from celosia.compiler.superoptimise.rules.floats import convolved
-from celosia.compiler.superoptimise.rules.merging import KERNEL, C, joined, part
+from celosia.compiler.superoptimise.rules.merging import KERNEL, C, concat_of, slice_of
 from celosia.compiler.superoptimise.sizes import OpenSize
 from celosia.compiler.superoptimise.terms import Leaf, Term, apply
 from celosia.compiler.superoptimise.writing import OnnxWriter
@@ -43,7 +43,7 @@ def model_of(m: Branchy) -> onnx.ModelProto:
 def rewritings(graph: BytesGraph) -> Iterator[tuple[str, BytesGraph]]:
     for rule in FLOATS:
         for match in matches(rule, graph):
-            yield rule.name, rewritten(graph, match)
+            yield rule.name, rewrite(graph, match)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_onnxruntime_adds_up_in_another_order_is_left_alone() -> None:
     freely = for_one_output(next(rule for rule in FLOATS if rule.name == "merge float convolutions, biased"))
     graph = graph_of(model, floats=True)
     (match,) = matches(freely, graph)
-    assert difference(model, OnnxWriter(rewritten(graph, match), model).write(), open_model)
+    assert difference(model, OnnxWriter(rewrite(graph, match), model).write(), open_model)
 
 
 def for_one_output(rule: RewriteRule) -> RewriteRule:
@@ -84,11 +84,11 @@ def for_one_output(rule: RewriteRule) -> RewriteRule:
     one, two = (Leaf(each.name, (OpenSize(each.shape[0].name), *each.shape[1:]), True)  # type: ignore[union-attr]
                 for each in rule.leaves[1:2] + [leaf for leaf in rule.leaves if leaf.name == "w2"][:1])  # fmt: skip
     b1, b2 = (Leaf(f"b{i}", (w.shape[0],), True) for i, w in ((1, one), (2, two)))
-    both = convolved([joined(0, one, two), joined(0, b1, b2)])
+    both = convolved([concat_of(0, one, two), concat_of(0, b1, b2)])
     o1, o2 = one.shape[0], two.shape[0]
     return replace(
         rule, before=(convolved([one, b1]), convolved([two, b2])),
-        after=(part(both, 1, 0, o1), part(both, 1, o1, o1 + o2)),
+        after=(slice_of(both, 1, 0, o1), slice_of(both, 1, o1, o1 + o2)),
     )  # fmt: skip
 
 
@@ -106,15 +106,19 @@ def test_the_proofs_are_of_these_rules() -> None:
 def _wrong() -> Iterator[tuple[str, Term, Term]]:
     o, k, j = OpenSize("o", 2), OpenSize("k"), OpenSize("j")
     w, v = (Leaf(name, (o, C, *KERNEL), True) for name in "wv")
-    both = convolved([joined(0, w, v)])
-    yield "halves exchanged", convolved([w]), part(both, 1, o, o + o)
+    both = convolved([concat_of(0, w, v)])
+    yield "halves exchanged", convolved([w]), slice_of(both, 1, o, o + o)
     rows = OpenSize("rows")
     x, y = Leaf("x", (rows, k)), Leaf("y", (rows, j))
     a, b = Leaf("a", (k, o), True), Leaf("b", (j, o), True)
-    whole = apply("float_multiply", joined(1, x, y), joined(0, a, b))
-    yield "terms in another order", whole, apply("float_multiply", joined(1, y, x), joined(0, b, a))
+    whole = apply("float_multiply", concat_of(1, x, y), concat_of(0, a, b))
+    yield "terms in another order", whole, apply("float_multiply", concat_of(1, y, x), concat_of(0, b, a))
     none = apply("spread", Leaf("zero", (), True), shape=(j, o))
-    yield "terms of zeros", apply("float_multiply", x, a), apply("float_multiply", joined(1, x, y), joined(0, a, none))
+    yield (
+        "terms of zeros",
+        apply("float_multiply", x, a),
+        apply("float_multiply", concat_of(1, x, y), concat_of(0, a, none)),
+    )
     image, n, h = Leaf("x", (OpenSize("n"), C, OpenSize("h"), OpenSize("w"))), OpenSize("n"), OpenSize("h")
     given = {"strides": (1, 1), "dilations": (1, 1), "group": 1}
     padded = apply("pad", image, Leaf("zero", (), True), pads=(0, 0, 1, 1, 0, 0, 1, 1))

@@ -15,16 +15,16 @@ from quantised_models import Quantised
 from test_rules import first_difference
 
 from celosia.compiler.pricing import pricing
-from celosia.compiler.superoptimise import stored
-from celosia.compiler.superoptimise.equal import difference as bytes_that_differ
+from celosia.compiler.superoptimise import generated_rules as rules_file
+from celosia.compiler.superoptimise.compare_outputs import difference as bytes_that_differ
+from celosia.compiler.superoptimise.generated_rules import data_of, generated_rules, rule_of, stored_text
 from celosia.compiler.superoptimise.optimise import Optimised, optimise
 from celosia.compiler.superoptimise.proofs import GENERATED, RuleError, require_proved
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import RULES
-from celosia.compiler.superoptimise.rules.merging import C, N, joined
-from celosia.compiler.superoptimise.rules.moving import F, mapped
+from celosia.compiler.superoptimise.rules.merging import C, N, concat_of
+from celosia.compiler.superoptimise.rules.moving import F, function_of
 from celosia.compiler.superoptimise.sizes import OpenSize
-from celosia.compiler.superoptimise.stored import data_of, generated_rules, rule_of, stored_text
 from celosia.compiler.superoptimise.terms import Leaf, apply
 from celosia.compiler.superoptimise.trial import NoTrial, difference
 
@@ -49,15 +49,15 @@ def test_the_page_names_them() -> None:
 def test_a_vocabulary_gives_its_rules_again(vocabulary: str) -> None:
     """The rules by hand alone prune here, so that there may be more; the command generates all in turn."""
     pytest.importorskip("z3")
-    from celosia.compiler.superoptimise.generation.generator import Generator, renamed
+    from celosia.compiler.superoptimise.generation.generator import Generator, anonymous_text
     from celosia.compiler.superoptimise.generation.vocabularies import VOCABULARIES
 
     generator = Generator(RULES)
     counts = generator.run(next(each for each in VOCABULARIES if each.name == vocabulary))
-    texts = {renamed(rule) for rule in generator.rules}
+    texts = {anonymous_text(rule) for rule in generator.rules}
     assert counts["rules"] == len(generator.rules) and counts["candidates"] < counts["terms"]
     for rule in generated_rules():
-        assert not rule.name.startswith(f"{vocabulary},") or renamed(rule) in texts, rule.name
+        assert not rule.name.startswith(f"{vocabulary},") or anonymous_text(rule) in texts, rule.name
 
 
 def test_generated_rules_hold_in_onnxruntimes_arithmetic() -> None:
@@ -89,8 +89,8 @@ def test_a_wrong_rule_in_the_file_is_refused(tmp_path: Path, monkeypatch: pytest
     wrong = next(each for each in mutants(rule) if first_difference(each))
     planted = {**FILE, "rules": {name: {**row, "rule": data_of(wrong)}}}
     (tmp_path / "generated.json").write_text(json.dumps(planted), encoding="utf-8")
-    monkeypatch.setattr(stored, "GENERATED", tmp_path / "generated.json")
-    (read,) = stored.generated_rules.__wrapped__()
+    monkeypatch.setattr(rules_file, "GENERATED", tmp_path / "generated.json")
+    (read,) = rules_file.generated_rules.__wrapped__()
     assert read.digest == wrong.digest
     with pytest.raises(RuleError, match="or it is of another text"):
         require_proved([read])
@@ -103,12 +103,12 @@ def test_what_only_looks_equal_is_no_rule(monkeypatch: pytest.MonkeyPatch) -> No
     pytest.importorskip("z3")
     from celosia.compiler.superoptimise.generation import enumeration
     from celosia.compiler.superoptimise.generation.generator import Generator
-    from celosia.compiler.superoptimise.generation.vocabularies import AlgebraVocabulary, G, M, cut, function, turn
+    from celosia.compiler.superoptimise.generation.vocabularies import AlgebraVocabulary, G, M, cut, function, permute
 
     monkeypatch.setattr(enumeration, "stand_in", lambda function, *values: values[0])
     leaves = tuple(Leaf(name, (N, C)) for name in "xy")
-    unary = function(F), function(M), cut(1), turn(1, 0)
-    vocabulary = AlgebraVocabulary("planted", leaves, unary, (lambda a, b: mapped(G, a, b),), 2)
+    unary = function(F), function(M), cut(1), permute(1, 0)
+    vocabulary = AlgebraVocabulary("planted", leaves, unary, (lambda a, b: function_of(G, a, b),), 2)
     seeming = [f"{a} = {b}" for a, b in enumeration.Enumeration(vocabulary).equations()]
     assert "map(x, f=f) = x" in seeming and "map(x, y, f=h) = x" in seeming
     generator = Generator(())
@@ -120,7 +120,7 @@ def test_what_only_looks_equal_is_no_rule(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_names_and_cases_are_pruned() -> None:
     pytest.importorskip("z3")
-    from celosia.compiler.superoptimise.generation.generator import generalised, renamed
+    from celosia.compiler.superoptimise.generation.generator import anonymous_text, generalise
     from celosia.compiler.superoptimise.generation.subsumption import is_subsumed
 
     def twice(name: str, size: OpenSize) -> RewriteRule:
@@ -129,11 +129,13 @@ def test_names_and_cases_are_pruned() -> None:
         return RewriteRule("there and back", "", (turned,), (x,))
 
     square = twice("x", OpenSize("n"))
-    assert renamed(square) == renamed(twice("y", OpenSize("m")))
+    assert anonymous_text(square) == anonymous_text(twice("y", OpenSize("m")))
     assert is_subsumed(square, RULES) and not is_subsumed(square, ())
     a, b = (Leaf(name, (N, C)) for name in "ab")
-    rule = RewriteRule("", "", (mapped(F, joined(0, a, b)),), (joined(0, mapped(F, a), mapped(F, b)),))
-    assert len(generalised(rule).sizes) == len(rule.sizes) + 1  # b may have other rows
+    rule = RewriteRule(
+        "", "", (function_of(F, concat_of(0, a, b)),), (concat_of(0, function_of(F, a), function_of(F, b)),)
+    )
+    assert len(generalise(rule).sizes) == len(rule.sizes) + 1  # b may have other rows
 
 
 def stage(qdq: bool) -> onnx.ModelProto:

@@ -20,15 +20,15 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.options import Run
 from celosia.compiler.pricing import price, pricing
 from celosia.compiler.superoptimise.budget import BudgetError
+from celosia.compiler.superoptimise.compare_outputs import difference
 from celosia.compiler.superoptimise.derivation import KEY, derivation_in, derivation_of
-from celosia.compiler.superoptimise.equal import difference
-from celosia.compiler.superoptimise.graph import Written
-from celosia.compiler.superoptimise.matching import NotTaken, matches, rewritten
+from celosia.compiler.superoptimise.graph import OriginalForm
+from celosia.compiler.superoptimise.matching import NotTaken, matches, rewrite
 from celosia.compiler.superoptimise.neighbourhood import likeness
 from celosia.compiler.superoptimise.optimise import Optimised, graph_of, optimise
 from celosia.compiler.superoptimise.rules import RULES
 from celosia.compiler.superoptimise.scales import realised, weights_of
-from celosia.compiler.superoptimise.search import Searching
+from celosia.compiler.superoptimise.search import RuleSearch
 from celosia.compiler.superoptimise.state import SearchState
 from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
 from celosia.compiler.tune.layer_trial import TIMED
@@ -84,12 +84,12 @@ def test_convolutions_of_other_zero_points_stay() -> None:
 def every_rewriting(model: onnx.ModelProto, tidy: bool = True) -> dict[str, onnx.ModelProto]:
     """What each rule makes of a model, at the first place where it may."""
     graph, made = graph_of(model), dict[str, onnx.ModelProto]()
-    tidier = Searching(RULES, lambda each: pytest.fail(), lambda a, b: None, 0)
+    tidier = RuleSearch(RULES, lambda each: pytest.fail(), lambda a, b: None, 0)
     for rule in RULES:
         for match in matches(rule, graph):
             try:
-                after = rewritten(graph, match)
-                made[rule.name] = OnnxWriter(tidier.tidied(after)[0] if tidy else after, model).write()
+                after = rewrite(graph, match)
+                made[rule.name] = OnnxWriter(tidier.tidy(after)[0] if tidy else after, model).write()
                 break
             except (NotTaken, Unwritable):
                 continue
@@ -137,7 +137,7 @@ def test_constants_are_added_once() -> None:
         }"""
     model = onnx.parser.parse_model(text)
     graph = graph_of(model)
-    tidied, names = Searching(RULES, lambda each: pytest.fail(), lambda a, b: None, 0).tidied(graph)
+    tidied, names = RuleSearch(RULES, lambda each: pytest.fail(), lambda a, b: None, 0).tidy(graph)
     assert names == ("sums of numbers of rank 2",) and len(tidied.operations) == 2
     assert not difference(model, OnnxWriter(tidied, model).write(), open_model)
 
@@ -189,9 +189,9 @@ def partly(qdq: bool) -> dict[str, onnx.ModelProto]:
 def test_partly_equivalent_rules_save_cycles_and_leave_every_byte(qdq: bool) -> None:
     for kind, model in partly(qdq).items():
         graph = graph_of(model)
-        tidier = Searching(RULES, lambda each: pytest.fail(), lambda a, b: None, 0)
+        tidier = RuleSearch(RULES, lambda each: pytest.fail(), lambda a, b: None, 0)
         rule = next(each for each in RULES if each.name.startswith(kind))
-        after = tidier.tidied(rewritten(graph, next(matches(rule, graph))))[0]
+        after = tidier.tidy(rewrite(graph, next(matches(rule, graph))))[0]
         made = OnnxWriter(after, model).write()
         assert not difference(model, made, open_model), kind
         assert price(made, "pynq").total < 0.95 * price(model, "pynq").total, kind
@@ -229,7 +229,7 @@ def test_padding_goes_into_the_convolution() -> None:
     m = Quantised((1, 8, 6, 6))
     padded = m.node("Pad", [m.floats("x"), m.constant([0, 0, 1, 2, 0, 0, 0, 1], np.int64)])
     model = m.model(m.conv(m.quantised(padded, 0.05, 3), 8, 8, 0.05, kernel=3))
-    tidied, names = Searching(RULES, lambda each: pytest.fail(), lambda a, b: None, 0).tidied(graph_of(model))
+    tidied, names = RuleSearch(RULES, lambda each: pytest.fail(), lambda a, b: None, 0).tidy(graph_of(model))
     assert names == ("padding into a convolution",)
     (made,) = [each for each in tidied.operations if each.op == "convolve"]
     assert made["pads"] == (2, 3, 1, 2)
@@ -453,7 +453,7 @@ def test_scales_of_any_multipliers_are_found() -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
         m = rng.uniform(1e-6, 1.0, 64).astype(np.float32)
-        note = Written("Conv", True, float(np.float32(rng.uniform(0.001, 0.1))), (0.1,), 0.03, True)
+        note = OriginalForm("Conv", True, float(np.float32(rng.uniform(0.001, 0.1))), (0.1,), 0.03, True)
         made = realised(m, [note])
         assert made is not None and len(made.w) == 64
         from celosia.compiler.numerics import conv_scale
@@ -555,7 +555,7 @@ def test_what_reads_inside_of_an_operator_keeps_its_name() -> None:
     ]  # fmt: skip
     m.nodes.append(onnx.helper.make_node("If", [condition], ["z"], then_branch=inner[0], else_branch=inner[1]))
     model = m.model("z")
-    tidied, _ = Searching(RULES, lambda each: pytest.fail(), lambda a, b: None, 0).tidied(graph_of(model))
+    tidied, _ = RuleSearch(RULES, lambda each: pytest.fail(), lambda a, b: None, 0).tidy(graph_of(model))
     assert not difference(model, OnnxWriter(tidied, model).write(), open_model)
 
 
@@ -570,4 +570,4 @@ def test_weights_of_two_types_are_not_put_together() -> None:
     graph = graph_of(m.model(*names))
     (match,) = matches(RULES[0], graph)
     with pytest.raises(NotTaken, match="two types"):
-        rewritten(graph, match)
+        rewrite(graph, match)

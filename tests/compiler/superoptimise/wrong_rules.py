@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from celosia.compiler.superoptimise.rule import Absorbs, Monotone, RewriteRule
 from celosia.compiler.superoptimise.rules.borders import BORDERS
-from celosia.compiler.superoptimise.rules.convolutions import WZ, padded, spread
+from celosia.compiler.superoptimise.rules.convolutions import WZ, pad_of, spread
 from celosia.compiler.superoptimise.rules.merging import (
     IMAGE,
     KERNEL,
@@ -23,13 +23,13 @@ from celosia.compiler.superoptimise.rules.merging import (
     N,
     W,
     Z,
+    concat_of,
     constants,
     convolution,
-    joined,
-    matrices,
-    part,
+    product_of,
+    slice_of,
 )
-from celosia.compiler.superoptimise.rules.moving import F, G, mapped, reshaped, transposed
+from celosia.compiler.superoptimise.rules.moving import F, G, function_of, reshape_of, transpose_of
 from celosia.compiler.superoptimise.rules.pixels import PIXELS
 from celosia.compiler.superoptimise.rules.windows import WINDOWS
 from celosia.compiler.superoptimise.sizes import OpenSize
@@ -41,7 +41,7 @@ AVERAGE, BY_PRODUCTS = BY_HALVES.before[0], replace(COUNTED.after[0], attributes
 P, Q, O = OpenSize("p", 0), OpenSize("q"), OpenSize("o")
 FIRST, SECOND = (constants(i, o, (o, C, *KERNEL)) for i, o in ((1, O1), (2, O2)))
 ALIKE = constants(2, O1, (O1, C, *KERNEL))
-PAIRS = [joined(0, a, b) for a, b in zip(FIRST, SECOND)]
+PAIRS = [concat_of(0, a, b) for a, b in zip(FIRST, SECOND)]
 Y = Leaf("y", (N, C, H, W))
 A, B = (Leaf(name, (N, OpenSize(f"c{name}"), H, W)) for name in "ab")
 ROW = Leaf("x", (OpenSize("rows"), OpenSize("k")))
@@ -61,7 +61,7 @@ def wrong(name: str, before: Term | tuple[Term, ...], after: Term | tuple[Term, 
 def merged(**other: object) -> tuple[Term, Term]:
     """What two convolutions become."""
     both = convolution(IMAGE, *PAIRS, **other)
-    return part(both, 1, 0, O1), part(both, 1, O1, O1 + O2)
+    return slice_of(both, 1, 0, O1), slice_of(both, 1, O1, O1 + O2)
 
 
 def pooled(x: Term, *others: Term, op: str = "largest", **given: object) -> Composed:
@@ -116,7 +116,7 @@ APART, GONE, PIXELS_OF_TWO = (
 )
 WHOLE = PIXELS_OF_TWO.after[0]
 ONE, TWO = convolution(IMAGE, *FIRST), convolution(IMAGE, *SECOND)
-WIDE = padded(Leaf("w", (O, C, *KERNEL), True), WZ, (0, 0, 1, 1, 0, 0, 1, 1))
+WIDE = pad_of(Leaf("w", (O, C, *KERNEL), True), WZ, (0, 0, 1, 1, 0, 0, 1, 1))
 UNIFORM = Leaf("w", (O, C, *KERNEL), True), spread(WZ, O), Leaf("b", (O,), True), Leaf("m", (O,), True)
 GROUPED = constants(1, 2 * O1, (2 * O1, C, *KERNEL))
 PAIRED = Leaf("x", (N, 2 * C, H, W))
@@ -129,64 +129,67 @@ WRONG = (
     wrong("convolutions that read other zero points", (ONE, convolution(IMAGE, *SECOND, xz=OTHER_XZ)), merged()),
     wrong("merged, and the results exchanged", (ONE, TWO), merged()[::-1]),
     wrong("merged, cut in the wrong place", (ONE, TWO), (
-        merged()[0], part(convolution(IMAGE, *PAIRS), 1, O2, O1 + O2))),
+        merged()[0], slice_of(convolution(IMAGE, *PAIRS), 1, O2, O1 + O2))),
     wrong("merged weights, the bias of the first alone", (ONE, convolution(IMAGE, *ALIKE)), (
-        part(convolution(IMAGE, joined(0, FIRST[0], ALIKE[0]), joined(0, FIRST[1], ALIKE[1]),
-                         joined(0, FIRST[2], FIRST[2]), joined(0, FIRST[3], ALIKE[3])), 1, 0, O1),
-        part(convolution(IMAGE, joined(0, FIRST[0], ALIKE[0]), joined(0, FIRST[1], ALIKE[1]),
-                         joined(0, FIRST[2], FIRST[2]), joined(0, FIRST[3], ALIKE[3])), 1, O1, O1 + O1),
+        slice_of(convolution(IMAGE, concat_of(0, FIRST[0], ALIKE[0]), concat_of(0, FIRST[1], ALIKE[1]),
+                         concat_of(0, FIRST[2], FIRST[2]), concat_of(0, FIRST[3], ALIKE[3])), 1, 0, O1),
+        slice_of(convolution(IMAGE, concat_of(0, FIRST[0], ALIKE[0]), concat_of(0, FIRST[1], ALIKE[1]),
+                         concat_of(0, FIRST[2], FIRST[2]), concat_of(0, FIRST[3], ALIKE[3])), 1, O1, O1 + O1),
     )),
     wrong("a sum of requantised convolutions is one of summed weights",
-          mapped(F, ONE, convolution(IMAGE, *ALIKE)), requantised(
+          function_of(F, ONE, convolution(IMAGE, *ALIKE)), requantised(
               apply("plus", accumulated(*FIRST[:3]), accumulated(*ALIKE[:3])))),
     wrong("requantising a sum is a sum of requantised", requantised(apply("plus", accumulated(*FIRST[:3]), Leaf(
         "acc", (N, O1, OpenSize("oh"), OpenSize("ow"))))), requantised(accumulated(*FIRST[:3]))),
-    wrong("a function of a convolution is one of its input", mapped(F, ONE), convolution(mapped(F, IMAGE), *FIRST)),
-    wrong("a function goes into the accumulator", mapped(F, ONE), requantised(mapped(F, accumulated(*FIRST[:3])))),
-    wrong("any function and MaxPool change places", mapped(F, pooled(IMAGE)), pooled(mapped(F, IMAGE))),
-    wrong("MaxPool of two is of one", mapped(F, pooled(IMAGE), pooled(Y)), pooled(mapped(F, IMAGE, Y)), Monotone(F)),
+    wrong("a function of a convolution is one of its input", function_of(F, ONE),
+        convolution(function_of(F, IMAGE), *FIRST)),
+    wrong("a function goes into the accumulator", function_of(F, ONE),
+        requantised(function_of(F, accumulated(*FIRST[:3])))),
+    wrong("any function and MaxPool change places", function_of(F, pooled(IMAGE)), pooled(function_of(F, IMAGE))),
+    wrong("MaxPool of two is of one", function_of(F, pooled(IMAGE), pooled(Y)), pooled(function_of(F, IMAGE, Y)),
+        Monotone(F)),
     wrong("two MaxPools are one", pooled(pooled(IMAGE)), pooled(IMAGE)),
     wrong("an average is a convolution", averaged(IMAGE), ONE),
-    wrong("an average goes across a function", mapped(F, averaged(IMAGE)), averaged(mapped(F, IMAGE))),
-    wrong("functions change places", mapped(F, mapped(G, IMAGE)), mapped(G, mapped(F, IMAGE))),
-    wrong("a function twice is one", mapped(F, mapped(G, IMAGE)), mapped(F, IMAGE)),
-    wrong("the outer function stays", mapped(F, mapped(G, IMAGE)), mapped(F, IMAGE), Absorbs(F, G)),
-    wrong("operands are exchanged", mapped(F, IMAGE, Y), mapped(F, Y, IMAGE)),
-    wrong("a Transpose goes", transposed(SQUARE, (0, 1, 3, 2)), SQUARE),
-    wrong("a Transpose undoes itself", transposed(transposed(LAST, (1, 2, 0)), (1, 2, 0)), LAST),
-    wrong("Transpose and Slice, axis as it was", transposed(part(LAST, 1, P, Q), (0, 2, 1)),
-          part(transposed(LAST, (0, 2, 1)), 1, P, Q)),
-    wrong("a convolution of a Transpose, weights as they are", convolution(transposed(SQUARE, (0, 1, 3, 2)), *FIRST),
-          transposed(convolution(SQUARE, *FIRST), (0, 1, 3, 2))),
-    wrong("a Reshape is a Transpose", reshaped(LAST, (OpenSize("d0"), OpenSize("d2"), OpenSize("d1"))),
-          transposed(LAST, (0, 2, 1))),
-    wrong("a Reshape goes", reshaped(LAST, (OpenSize("d1"), OpenSize("d0"), OpenSize("d2"))), LAST),
-    wrong("parts are exchanged", joined(1, A, B), joined(1, B, A)),
-    wrong("Slices that do not touch are one", joined(1, part(IMAGE, 1, 0, P + 1), part(IMAGE, 1, P + 2, Q)),
-          part(IMAGE, 1, 0, Q - 1)),
-    wrong("neighbours the wrong way round", joined(1, part(IMAGE, 1, P, Q), part(IMAGE, 1, 0, P)),
-          part(IMAGE, 1, 0, Q)),
-    wrong("a Slice across parts is one of the first", part(joined(1, A, B), 1, P, Q), part(A, 1, P, Q)),
-    wrong("MaxPool of joined rows", pooled(joined(2, IMAGE, Y)), joined(2, pooled(IMAGE), pooled(Y))),
-    wrong("a convolution of joined rows", convolution(joined(2, IMAGE, Y), *FIRST),
-          joined(2, convolution(IMAGE, *FIRST), convolution(Y, *FIRST))),
+    wrong("an average goes across a function", function_of(F, averaged(IMAGE)), averaged(function_of(F, IMAGE))),
+    wrong("functions change places", function_of(F, function_of(G, IMAGE)), function_of(G, function_of(F, IMAGE))),
+    wrong("a function twice is one", function_of(F, function_of(G, IMAGE)), function_of(F, IMAGE)),
+    wrong("the outer function stays", function_of(F, function_of(G, IMAGE)), function_of(F, IMAGE), Absorbs(F, G)),
+    wrong("operands are exchanged", function_of(F, IMAGE, Y), function_of(F, Y, IMAGE)),
+    wrong("a Transpose goes", transpose_of(SQUARE, (0, 1, 3, 2)), SQUARE),
+    wrong("a Transpose undoes itself", transpose_of(transpose_of(LAST, (1, 2, 0)), (1, 2, 0)), LAST),
+    wrong("Transpose and Slice, axis as it was", transpose_of(slice_of(LAST, 1, P, Q), (0, 2, 1)),
+          slice_of(transpose_of(LAST, (0, 2, 1)), 1, P, Q)),
+    wrong("a convolution of a Transpose, weights as they are", convolution(transpose_of(SQUARE, (0, 1, 3, 2)), *FIRST),
+          transpose_of(convolution(SQUARE, *FIRST), (0, 1, 3, 2))),
+    wrong("a Reshape is a Transpose", reshape_of(LAST, (OpenSize("d0"), OpenSize("d2"), OpenSize("d1"))),
+          transpose_of(LAST, (0, 2, 1))),
+    wrong("a Reshape goes", reshape_of(LAST, (OpenSize("d1"), OpenSize("d0"), OpenSize("d2"))), LAST),
+    wrong("parts are exchanged", concat_of(1, A, B), concat_of(1, B, A)),
+    wrong("Slices that do not touch are one", concat_of(1, slice_of(IMAGE, 1, 0, P + 1), slice_of(IMAGE, 1, P + 2, Q)),
+          slice_of(IMAGE, 1, 0, Q - 1)),
+    wrong("neighbours the wrong way round", concat_of(1, slice_of(IMAGE, 1, P, Q), slice_of(IMAGE, 1, 0, P)),
+          slice_of(IMAGE, 1, 0, Q)),
+    wrong("a Slice across parts is one of the first", slice_of(concat_of(1, A, B), 1, P, Q), slice_of(A, 1, P, Q)),
+    wrong("MaxPool of joined rows", pooled(concat_of(2, IMAGE, Y)), concat_of(2, pooled(IMAGE), pooled(Y))),
+    wrong("a convolution of joined rows", convolution(concat_of(2, IMAGE, Y), *FIRST),
+          concat_of(2, convolution(IMAGE, *FIRST), convolution(Y, *FIRST))),
     wrong("a larger kernel, padding as it was", convolution(IMAGE, *UNIFORM), convolution(IMAGE, WIDE, *UNIFORM[1:])),
     wrong("a larger kernel, padded with what is not zero",
           convolution(IMAGE, *UNIFORM, dilations=(1, 1)), convolution(
-              IMAGE, padded(UNIFORM[0], Z, (0, 0, 1, 1, 0, 0, 1, 1)), *UNIFORM[1:], pads=MORE, dilations=(1, 1))),
+              IMAGE, pad_of(UNIFORM[0], Z, (0, 0, 1, 1, 0, 0, 1, 1)), *UNIFORM[1:], pads=MORE, dilations=(1, 1))),
     wrong("a larger kernel, as if nothing were dilated", convolution(IMAGE, *UNIFORM, dilations=(2, 2)),
           convolution(IMAGE, WIDE, *UNIFORM[1:], pads=MORE, dilations=(2, 2))),
     wrong("any padding is the convolution's own", convolution(
-        padded(IMAGE, OTHER_XZ, (0, 0, 1, 1, 0, 0, 1, 1)), *FIRST), convolution(IMAGE, *FIRST, pads=MORE)),
-    wrong("padding of a function", mapped(F, padded(IMAGE, XZ, (0, 0, 1, 1, 0, 0, 1, 1))),
-          padded(mapped(F, IMAGE), XZ, (0, 0, 1, 1, 0, 0, 1, 1))),
+        pad_of(IMAGE, OTHER_XZ, (0, 0, 1, 1, 0, 0, 1, 1)), *FIRST), convolution(IMAGE, *FIRST, pads=MORE)),
+    wrong("padding of a function", function_of(F, pad_of(IMAGE, XZ, (0, 0, 1, 1, 0, 0, 1, 1))),
+          pad_of(function_of(F, IMAGE), XZ, (0, 0, 1, 1, 0, 0, 1, 1))),
     wrong("groups are given up", convolution(PAIRED, *GROUPED, group=2), convolution(
-        PAIRED, joined(1, GROUPED[0], GROUPED[0]), *GROUPED[1:])),
+        PAIRED, concat_of(1, GROUPED[0], GROUPED[0]), *GROUPED[1:])),
     wrong("strides are given up", convolution(IMAGE, *FIRST, strides=(2, 2)),
           convolution(IMAGE, *FIRST, strides=(1, 1))),
-    wrong("a second product is the first", (matrices(1, ROW, *ROWS), matrices(1, ROW, *OTHER_ROWS)),
-          (matrices(1, ROW, *ROWS), matrices(1, ROW, *ROWS))),
-    wrong("a constant is added before rounding", mapped(F, requantised(accumulated(*FIRST[:3]))), requantised(
+    wrong("a second product is the first", (product_of(1, ROW, *ROWS), product_of(1, ROW, *OTHER_ROWS)),
+          (product_of(1, ROW, *ROWS), product_of(1, ROW, *ROWS))),
+    wrong("a constant is added before rounding", function_of(F, requantised(accumulated(*FIRST[:3]))), requantised(
         apply("plus", accumulated(*FIRST[:3]), Leaf("one", (), True)))),
     kept(GONE, "a tap goes that sees some of the image", 0),
     kept(APART, "borders that overlap are apart", 0, 1, 2, 3, 4, 5),
@@ -199,7 +202,7 @@ WRONG = (
     wrong("padding counts or does not", AVERAGE, apply("average", *AVERAGE.args, **{
         **dict(AVERAGE.attributes), "counted": True})),
     replace(BY_HALVES, name="averages of overlapping parts", after=(
-        joined(2, BY_HALVES.after[0].args[0].args[0], BY_HALVES.after[0].args[1]),)),
+        concat_of(2, BY_HALVES.after[0].args[0].args[0], BY_HALVES.after[0].args[1]),)),
     wrong("constants are multiplied", apply("plus", apply("plus", LAST, Leaf("c1", (), True)), Leaf("c2", (), True)),
           apply("plus", LAST, Leaf("c1", (), True))),
 )  # fmt: skip

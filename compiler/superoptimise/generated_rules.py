@@ -1,4 +1,6 @@
-"""Rules as plain data, and generated.json: the generated rules with their proofs and the networks that they win on."""
+"""Read and write generated.json: the generated rules as plain data, with their proofs and the networks that they win
+on.
+"""
 
 from __future__ import annotations
 
@@ -15,68 +17,80 @@ from celosia.compiler.superoptimise.terms import ByteFunction, Composed, Leaf, T
 
 @cache
 def generated_rules() -> tuple[RewriteRule, ...]:
-    """The rules of generated.json."""
+    """Return the rules of generated.json."""
     rows = json.loads(GENERATED.read_text(encoding="utf-8"))["rules"]
     return tuple(rule_of(name, row["says"], row["rule"]) for name, row in rows.items())
 
 
 def stored_wins() -> dict[str, dict[str, float]]:
-    """For each rule of generated.json the networks that it wins on, and their price without generated rules over that
-    with them."""
+    """Return, for each rule of generated.json, the networks that it wins on: price without generated rules over price
+    with them.
+    """
     rows = json.loads(GENERATED.read_text(encoding="utf-8"))["rules"]
     return {name: row["wins"] for name, row in rows.items()}
 
 
 def stored_text(rules: Sequence[RewriteRule], wins: Mapping[str, Mapping[str, float]]) -> str:
-    """Prove `rules` anew and give the text of generated.json. wins: by the name of the rule. RuleError."""
+    """Prove `rules` anew and return the text of generated.json. Raises RuleError. wins: by the name of the rule, as
+    `stored_wins` returns them.
+    """
     rows = {rule.name: {**row_of(rule), "wins": wins[rule.name], "rule": data_of(rule)} for rule in rules}
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
     return f'{{\n "meaning": "{meaning()}",\n "rules": {{\n{lines}\n }}\n}}\n'
 
 
 def data_of(rule: RewriteRule) -> dict[str, Any]:
-    """`rule` as plain data, without its name and sentence; the generator makes no other conditions than Monotone."""
-    assert not rule.cuts and all(isinstance(each, Monotone) for each in rule.where)
+    """Return `rule` as plain data, without its name and law. The generator makes no other conditions than Monotone, and
+    no cuts.
+    """
+    assert not rule.cuts and all(isinstance(condition, Monotone) for condition in rule.where)
     return {
-        "before": [_term(each) for each in rule.before], "after": [_term(each) for each in rule.after],
-        "leaves": {each.name: [_value(each.shape), each.constant] for each in rule.leaves},
-        "sizes": {each.name: each.least for each in rule.sizes},
-        "monotone": [each.function.name for each in rule.where if isinstance(each, Monotone)],
-        "shifts": [_value(each) for each in rule.shifts],
+        "before": [_term_data(term) for term in rule.before], "after": [_term_data(term) for term in rule.after],
+        "leaves": {leaf.name: [_value_data(leaf.shape), leaf.constant] for leaf in rule.leaves},
+        "sizes": {size.name: size.least for size in rule.sizes},
+        "monotone": [condition.function.name for condition in rule.where if isinstance(condition, Monotone)],
+        "shifts": [_value_data(shift) for shift in rule.shifts],
     }  # fmt: skip
 
 
-def _term(term: Term) -> Any:
+def _term_data(term: Term) -> Any:
+    """Return a term as plain data: the name of a leaf, or [operator, operands, attributes]."""
     if isinstance(term, Leaf):
         return term.name
-    return [term.op, [_term(arg) for arg in term.args], {name: _value(value) for name, value in term.attributes}]
+    return [
+        term.op,
+        [_term_data(arg) for arg in term.args],
+        {name: _value_data(value) for name, value in term.attributes},
+    ]
 
 
-def _value(value: Any) -> Any:
+def _value_data(value: Any) -> Any:
+    """Return an attribute or a size as plain data."""
     match value:
         case tuple():
-            return [_value(each) for each in value]
+            return [_value_data(element) for element in value]
         case OpenSize():
             return value.name
         case OneOf():
-            return {"one": value.name, "of": [_value(each) for each in value.among]}
+            return {"one": value.name, "of": [_value_data(element) for element in value.among]}
         case ByteFunction():
             return {"function": value.name}
         case SizeOf():
-            return {"size": [value.operation, _value(value.left), _value(value.right)]}
+            return {"size": [value.operation, _value_data(value.left), _value_data(value.right)]}
     return value
 
 
 def rule_of(name: str, says: str, data: dict[str, Any]) -> RewriteRule:
-    """The rule that `data_of` wrote."""
-    least = data["sizes"]
+    """Return the rule that `data_of` turned into plain data."""
+    least_values = data["sizes"]
 
     def value(plain: Any) -> Any:
+        """Return the attribute or size that `_value_data` turned into plain data."""
         match plain:
             case list():
                 return tuple(map(value, plain))
             case str():
-                return OpenSize(plain, least[plain])
+                return OpenSize(plain, least_values[plain])
             case {"one": choice, "of": among}:
                 return OneOf(choice, tuple(map(value, among)))
             case {"function": function}:
@@ -88,10 +102,13 @@ def rule_of(name: str, says: str, data: dict[str, Any]) -> RewriteRule:
     leaves = {leaf: Leaf(leaf, value(shape), constant) for leaf, (shape, constant) in data["leaves"].items()}
 
     def term(plain: Any) -> Term:
+        """Return the term that `_term_data` turned into plain data."""
         if isinstance(plain, str):
             return leaves[plain]
         op, args, attributes = plain
-        return Composed(op, tuple(map(term, args)), tuple((key, value(of)) for key, of in attributes.items()))
+        return Composed(
+            op, tuple(map(term, args)), tuple((key, value(attribute)) for key, attribute in attributes.items())
+        )
 
     before, after = (tuple(map(term, data[side])) for side in ("before", "after"))
     where = tuple(Monotone(ByteFunction(function)) for function in data["monotone"])

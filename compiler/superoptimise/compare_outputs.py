@@ -1,4 +1,6 @@
-"""Whether two models give the same bytes under an oracle that is handed in."""
+"""Compare the outputs of two models on random inputs, byte for byte, with an oracle (a runtime) that the caller hands
+in.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,13 @@ from celosia.compiler.options import Oracle
 
 Array = NDArray[Any]
 SAMPLES = 3
-"""Random inputs on which two models are compared."""
+"""Number of random inputs on which two models are compared."""
 
 
 def difference(original: onnx.ModelProto, other: onnx.ModelProto, oracle: Oracle) -> str:
-    """Say how the outputs of two models differ for SAMPLES random inputs; "" where no byte does. ValueError
-    where the oracle does not run the original."""
+    """Say how the outputs of two models differ on SAMPLES random inputs; "" where no byte does. ValueError where the
+    oracle cannot run the original; where it cannot run `other`, its message is returned.
+    """
     run = oracle(original)
     expected = [run(inputs_of(original, seed)) for seed in range(SAMPLES)]
     try:
@@ -32,41 +35,46 @@ def difference(original: onnx.ModelProto, other: onnx.ModelProto, oracle: Oracle
 
 
 def inputs_of(model: onnx.ModelProto, seed: int) -> dict[str, Array]:
-    """Random values for each input: of floats normal, of bytes all, of other whole numbers, and as text, 0 and 1."""
+    """Draw random values for each input of a model that is no constant. Open sizes become 1."""
     rng = np.random.default_rng(seed)
-    constants = {each.name for each in model.graph.initializer}
-    found = {}
+    constants = {initializer.name for initializer in model.graph.initializer}
+    arrays = {}
     for value in model.graph.input:
         if value.name in constants:
             continue
         kind = value.type.tensor_type
         shape = [dim.dim_value or 1 for dim in kind.shape.dim]
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
-        found[value.name] = _random(rng, shape, dtype)
-    return found
+        arrays[value.name] = _random_array(rng, shape, dtype)
+    return arrays
 
 
-def _random(rng: np.random.Generator, shape: list[int], dtype: Any) -> Array:
+def _random_array(rng: np.random.Generator, shape: list[int], dtype: Any) -> Array:
+    """Draw floats of normal distribution and random scale, bytes of the complete range, and 0 and 1 for other integers
+    and for text.
+    """
     if np.issubdtype(dtype, np.floating):
         return np.asarray(rng.normal(size=shape) * 10 ** rng.uniform(-1, 1.5), dtype)
     if dtype in (np.int8, np.uint8):
         info = np.iinfo(dtype)
         return rng.integers(info.min, info.max, shape, dtype, endpoint=True)
-    found = rng.integers(0, 2, shape)
-    return found.astype(str).astype(object) if np.issubdtype(dtype, np.object_) else found.astype(dtype)
+    bits = rng.integers(0, 2, shape)
+    return bits.astype(str).astype(object) if np.issubdtype(dtype, np.object_) else bits.astype(dtype)
 
 
-def _bytes(value: Array) -> bytes | list[str]:
-    """The bytes of a tensor; of a tensor of text its strings."""
+def _comparable(value: Array) -> bytes | list[str]:
+    """Return the bytes of a tensor, or the strings of a tensor of text."""
     return value.ravel().tolist() if value.dtype == object else np.asarray(value).tobytes()
 
 
 def differing(first: Mapping[str, Array], second: Mapping[str, Array]) -> str:
-    """The first output that is not the same byte for byte, in a sentence; "" where all are."""
+    """Say which output is the first that is not the same byte for byte, and how it differs; "" where all are the
+    same.
+    """
     for name, value in first.items():
         other = second.get(name)
         if other is None or value.shape != other.shape or value.dtype != other.dtype:
             return f"output {name!r} is another tensor"
-        if _bytes(value) != _bytes(other):
+        if _comparable(value) != _comparable(other):
             return f"output {name!r} differs in {int(np.count_nonzero(value != other))} of {value.size} elements"
     return ""
