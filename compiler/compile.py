@@ -59,7 +59,7 @@ def compile(source: Source, options: Options) -> Program:
     rounding: "correct" computes normalisations, sums and averages between bytes in integers that round the real result.
         By default they are onnxruntime's floats, byte for byte (graph/quantized/rounded.py, sums.py, averages.py).
     shapes: of inputs by name, if the model leaves sizes open: {"input": (1, 80, 400)}. None or -1 leaves a size open,
-        if graph/importing/specialise.py can.
+        if graph/specialise.py can.
     target: a board, its .toml file, or a processor of target.py for which kernels are compiled and linked; by default
         this machine. Kernels for a Target itself stay objects.
     tuned: tilings by workload, as a search tries them on `network_of`. They go before records.

@@ -12,14 +12,14 @@ import onnx_ir as ir
 from celosia.compiler.graph.cost import total_macs
 from celosia.compiler.graph.debug_outputs import DebugOutputs
 from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.importer import check_parameters
 from celosia.compiler.graph.importing.dimensions import Shapes
-from celosia.compiler.graph.importing.importer import check_parameters
 from celosia.compiler.graph.importing.limits import require_memory
-from celosia.compiler.graph.importing.specialise import specialise
 from celosia.compiler.graph.passes import Pipeline
 from celosia.compiler.graph.pipeline import require_known, rewrites_of
 from celosia.compiler.graph.select.placement import CACHE
 from celosia.compiler.graph.shapes import Disagreement
+from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.options import Options, Source
 from celosia.compiler.program import PassInfo
 from celosia.compiler.selfcheck.imported_model import Original

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 
 from celosia.compiler.frontend import naming_shapes, prepare
-from celosia.compiler.graph.importing.importer import read
+from celosia.compiler.graph.importer import read
 from celosia.compiler.launch.image import LayerErrors
 from celosia.compiler.layer import TilingError
 from celosia.compiler.lowering import lower_prepared, planner_for

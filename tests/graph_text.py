@@ -10,7 +10,7 @@ import onnx.parser
 import onnx_ir as ir
 
 from celosia.compiler.graph.check import check
-from celosia.compiler.graph.importing.importer import load
+from celosia.compiler.graph.importer import load
 from celosia.compiler.graph.printer import text
 
 

@@ -2,11 +2,15 @@
 
 In the order in which a model passes them:
 
+importer             how a file becomes a graph, by the files of importing/
+external_data        which constants of large models stay in their files
 importing/           which models are read, and which shapes and types their tensors have
+specialise           which open sizes become numbers, and which a Program leaves open
 pipeline             which passes run, and in which order
 passes, check        how passes run, and which rules a graph must keep after each
 onnxruntime_rules/   which rewrites onnxruntime makes before it computes quantised and float16 models
 shapes               which shapes the operators' expressions give, and whether declared ones agree
+qdq                  which scale and zero point QuantizeLinear and DequantizeLinear give a tensor
 quantized/           which integer operators replace QDQ patterns
 simplify/            what is computed at compile time, merged or removed
 transposed_values    where the accelerator transposes the values of attention

@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.importing.importer import read
+from celosia.compiler.graph.importer import read
 from celosia.compiler.program import Program
 from celosia.compiler.superoptimise import graph_difference
 

@@ -12,8 +12,8 @@ from typing import Any
 import onnx
 
 from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.importer import load, read
 from celosia.compiler.graph.importing.dimensions import Shapes
-from celosia.compiler.graph.importing.importer import load, read
 from celosia.compiler.options import Oracle, Source
 from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.byte_forms import ByteReader

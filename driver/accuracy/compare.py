@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.importing.dimensions import Shapes, is_quantised
-from celosia.compiler.graph.importing.importer import read
 from celosia.compiler.graph.quantized.rounded import NORMS
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program import InputError

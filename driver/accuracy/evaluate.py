@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.importing.dimensions import inputs_of, resized
-from celosia.compiler.graph.importing.importer import read
 from celosia.compiler.program import InputError, Program, TensorInfo
 from celosia.compiler.program.host.thread_team import processors
 from celosia.driver.accuracy.compare import largest_difference
@@ -83,7 +83,7 @@ def evaluate(
     for name in device.split(","):
         require_tools(name.strip(), model)
     program = _load_program(model, against)
-    model_inputs = program.inputs if program is not None else inputs_of(model)
+    model_inputs = program.inputs if program is not None else inputs_of(read(Path(model), data=False))
     dataset = open_dataset(data, _dataset_inputs(model_inputs), labels, samples, pixels)
     if program is not None:
         _require_config(model, program, config)

@@ -171,8 +171,8 @@ def read_inputs(
     arguments: the texts of --input. random: make up inputs that are missing. pixels: conversion of images. shapes:
     those of --shape. Raises InputError, ModelError, ProgramError.
     """
+    from celosia.compiler.graph.importer import read
     from celosia.compiler.graph.importing.dimensions import inputs_of, open_axes, sizes_of, with_shapes
-    from celosia.compiler.graph.importing.importer import read
     from celosia.compiler.program import Program
     from celosia.driver.data import arrays
 

@@ -158,8 +158,8 @@ class _Source:
 
         Only inputs whose sizes the model leaves open need one.
         """
+        from celosia.compiler.graph.importer import read
         from celosia.compiler.graph.importing.dimensions import open_inputs
-        from celosia.compiler.graph.importing.importer import read
 
         if not self.path.is_file() or common.is_program(self.path) or not open_inputs(read(self.path, data=False)):
             return dict(self.given_shapes)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.importing.importer import read
+from celosia.compiler.graph.importer import read
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.dtypes import numpy_dtype

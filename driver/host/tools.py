@@ -37,7 +37,7 @@ def require_tools(device: str, model: str | Path | ModelProto) -> None:
 
 def _has_integers(model: str | Path | ModelProto) -> bool:
     """Return whether parts of an ONNX model could run on the accelerator; False for a Program."""
-    from celosia.compiler.graph.importing.importer import read
+    from celosia.compiler.graph.importer import read
 
     if isinstance(model, (str, Path)):
         if not Path(model).is_file() or Program.is_program(model):

@@ -18,8 +18,8 @@ import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.importing.dimensions import is_quantised, resized
-from celosia.compiler.graph.importing.importer import read
 from celosia.compiler.graph.importing.normalise import for_checker, normalise_model, restore_onnxruntime_domains
 from celosia.compiler.graph.importing.validation import validation_error
 from celosia.compiler.graph.quantized.integerise import PER_CHANNEL_OPSET

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.importing.dimensions import input_values, open_axes, open_inputs
-from celosia.compiler.graph.importing.specialise import open_free_sizes, why_fixed
+from celosia.compiler.graph.specialise import open_free_sizes, why_fixed
 from celosia.compiler.graph.values import new_constant
 from celosia.compiler.program import Program
 from celosia.driver.torch.decompose import decompose_fused

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import celosia
+from celosia.compiler.graph import external_data
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.importing import external_data
-from celosia.compiler.graph.importing.external_data import ALWAYS_READ_BYTES
+from celosia.compiler.graph.external_data import ALWAYS_READ_BYTES
 from celosia.compiler.ops.node import is_mapped
 from celosia.driver.runtime import Runtime
 

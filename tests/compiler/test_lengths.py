@@ -5,7 +5,7 @@ from __future__ import annotations
 import graph_text
 import pytest
 
-from celosia.compiler.graph.importing.importer import import_model, open_model
+from celosia.compiler.graph.importer import import_model, open_model
 from celosia.compiler.graph.importing.range_lengths import fixed_ranges
 
 KNOWN = {

@@ -47,7 +47,7 @@ FEWEST = 4
 TABLES = {
     "compiler/cpu/operators_doc.py": "which operators quantisers write, and which of them do not run yet",
     "compiler/graph/onnxruntime_rules/float16.py": "for which operators onnxruntime has kernels of float16",
-    "compiler/graph/importing/importer.py": "operators whose sizes depend on data",
+    "compiler/graph/importer.py": "operators whose sizes depend on data",
     "compiler/selfcheck/imported_model.py": "the check shares nothing with what it checks",
     "compiler/graph/onnxruntime_rules/propagation.py": "which operators onnxruntime exchanges with DequantizeLinear",
     "compiler/graph/importing/shape_inference.py": "which operators onnx's inference follows sizes through",
@@ -341,7 +341,7 @@ NAMED_FORMS: dict[str, set[str]] = {
     "compiler/graph/select/convolution.py": {"QLinearMatMul"},
     "compiler/graph/select/matrices.py": {"QLinearMatMul"},
     "compiler/graph/select/pooling.py": {"QLinearMean"},
-    "compiler/graph/importing/specialise.py": {"QLinearMatMul"},
+    "compiler/graph/specialise.py": {"QLinearMatMul"},
     "compiler/graph/quantized/rounded.py": {"QLinearAdd", "QLinearAveragePool"},
     "compiler/graph/transposed_values.py": {"QLinearAdd", "QLinearMatMul", "QLinearMul", "QLinearSoftmax"},
 }

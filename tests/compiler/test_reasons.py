@@ -22,7 +22,7 @@ from thorough import tries
 import celosia
 from celosia.compiler.graph import select
 from celosia.compiler.graph.cost import total_macs
-from celosia.compiler.graph.importing.importer import load
+from celosia.compiler.graph.importer import load
 from celosia.compiler.language import custom_operators, heads
 
 PAIR = "q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)"

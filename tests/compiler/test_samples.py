@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 from oracle import opened
 from thorough import tries
 
+from celosia.compiler.graph.importer import import_model, open_model
 from celosia.compiler.graph.importing.dimensions import with_shapes
-from celosia.compiler.graph.importing.importer import import_model, open_model
 from celosia.compiler.graph.importing.sample_independence import why_samples_mix
 
 Array = NDArray[Any]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from oracle import opened
 
 import celosia
-from celosia.compiler.graph.importing.importer import load
+from celosia.compiler.graph.importer import load
 from celosia.compiler.graph.pipeline import PASSES
 from celosia.driver.runtime import Runtime
 

@@ -38,7 +38,7 @@ from celosia.compiler.tune.kernels.kernel_tuner import (
     plan_text,
     recorded_traces,
 )
-from celosia.compiler.tune.kernels.plan_changes import RULES, StageView, neighbours
+from celosia.compiler.tune.kernels.plan_changes import RULES, PlannedStage, neighbours
 from celosia.compiler.tune.layer_trial import Status, TrialResult
 from celosia.compiler.tune.records import Key, Records
 from celosia.compiler.tune.search_algorithms import Climb
@@ -171,7 +171,7 @@ def test_every_rule_finds_something_that_can_be_compiled(rule: Any) -> None:
             if estimate_plan(workload, plan) is None:
                 continue
             made = workload.apply(plan.trace)
-            views = (StageView(plan, made, stage) for stage, _ in plan.stages)
+            views = (PlannedStage(plan, made, stage) for stage, _ in plan.stages)
             for other in (each for view in views for each in rule(view)):
                 if other != plan and estimate_plan(workload, other) is not None:
                     return

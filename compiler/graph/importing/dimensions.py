@@ -8,12 +8,10 @@ Equal names are equal sizes, as in ONNX; a size without a name is equal to no ot
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import onnx
 
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.importing.importer import read
 from celosia.compiler.graph.importing.normalise import size_name
 from celosia.compiler.graph.importing.shape_inference import infer_with_onnx
 from celosia.compiler.program import TensorInfo
@@ -150,9 +148,8 @@ def missing_size_message(proto: onnx.ModelProto, size: str) -> str:
     )
 
 
-def inputs_of(source: str | Path | onnx.ModelProto) -> tuple[TensorInfo, ...]:
+def inputs_of(proto: onnx.ModelProto) -> tuple[TensorInfo, ...]:
     """Describe the inputs of an ONNX model; -1 stands for open sizes. Raises ModelError."""
-    proto = source if isinstance(source, onnx.ModelProto) else read(Path(source), data=False)
     return tuple(_describe(value) for value in input_values(proto).values())
 
 

@@ -17,7 +17,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from celosia.compiler.cpu.parse import dense
 from celosia.compiler.expr.unique_names import unused_name
-from celosia.compiler.graph.importing.external_data import make_external_constants_inputs
+from celosia.compiler.graph.external_data import make_external_constants_inputs
 from celosia.compiler.graph.importing.functions import OWN_CODE, nodes, subgraphs
 from celosia.compiler.graph.importing.validation import bad_texts, is_comment
 from celosia.compiler.graph.operands import named_input

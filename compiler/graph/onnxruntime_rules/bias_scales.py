@@ -24,7 +24,7 @@ from celosia.compiler.graph.onnxruntime_rules.propagation import (
     quantised_result,
     quantiser,
 )
-from celosia.compiler.graph.quantized.qdq import Quantised, adds_bias, dequantised
+from celosia.compiler.graph.qdq import Quantised, adds_bias, dequantised
 from celosia.compiler.graph.values import attribute, attributes, is_op, new_constant, shape
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program.op_spec import Role

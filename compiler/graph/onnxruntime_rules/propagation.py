@@ -16,7 +16,7 @@ from collections.abc import Hashable, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from celosia.compiler.graph.quantized.qdq import Quantised, quantised
+from celosia.compiler.graph.qdq import Quantised, quantised
 from celosia.compiler.graph.simplify.identities import is_wire
 from celosia.compiler.graph.values import attribute, captured, constant, is_folded, is_op
 

@@ -1,7 +1,6 @@
 """QDQ patterns to integer operators: one form for all quantised models.
 
-integerise    which QDQ pattern becomes which integer operator; it runs the next three
-qdq           which scale and zero point a tensor has
+integerise    which QDQ pattern becomes which integer operator; it runs the next two
 commute       which operators QuantizeLinear and DequantizeLinear change places with
 float_chain   which function of one 8-bit tensor a chain of float operators computes
 tables        which functions of one 8-bit tensor become one table

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.onnxruntime_rules.propagation import MOVING
 from celosia.compiler.graph.operands import joins_parts, operand, takes_largest
-from celosia.compiler.graph.quantized.qdq import Quantised, activation, dequantised, have_same_parameters, quantised
+from celosia.compiler.graph.qdq import Quantised, activation, dequantised, have_same_parameters, quantised
 from celosia.compiler.graph.values import attribute, attributes, constant, derived_name, is_op, new_constant, only_use
 from celosia.compiler.ops import operators_with
 from celosia.compiler.program.op_spec import Moves

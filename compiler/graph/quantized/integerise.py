@@ -24,9 +24,7 @@ from celosia.compiler import numerics
 from celosia.compiler.graph.onnxruntime_rules.float_weights import quantise_bias
 from celosia.compiler.graph.onnxruntime_rules.propagation import is_quantised, last_superfluous_bound
 from celosia.compiler.graph.operands import operand
-from celosia.compiler.graph.quantized.commute import CHOOSING_OPS, IN_FLOATS, Commute
-from celosia.compiler.graph.quantized.float_chain import FOLLOWED_OPS, function_of
-from celosia.compiler.graph.quantized.qdq import (
+from celosia.compiler.graph.qdq import (
     Product,
     Quantised,
     activation,
@@ -36,6 +34,8 @@ from celosia.compiler.graph.quantized.qdq import (
     quantised,
     scale_and_zero,
 )
+from celosia.compiler.graph.quantized.commute import CHOOSING_OPS, IN_FLOATS, Commute
+from celosia.compiler.graph.quantized.float_chain import FOLLOWED_OPS, function_of
 from celosia.compiler.graph.quantized.rounded import CENTRED, NORMS, factors_of_floats, norm_operands
 from celosia.compiler.graph.simplify.redundant import drop_unused
 from celosia.compiler.graph.values import (

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from celosia.compiler.graph.qdq import MADE_OF, dequantised, quantised
 from celosia.compiler.graph.quantized.integerise import PER_CHANNEL_OPSET, QUANTISABLE
-from celosia.compiler.graph.quantized.qdq import MADE_OF, dequantised, quantised
 from celosia.compiler.graph.quantized.rounded import NORMS, WHY
 from celosia.compiler.graph.select.forms import NO_WAY
 from celosia.compiler.graph.select.views import SAME_BYTES

@@ -15,8 +15,8 @@ import onnx_ir as ir
 
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.importing.external_data import is_mapped
-from celosia.compiler.graph.quantized.qdq import MADE_OF, dequantisation_of
+from celosia.compiler.graph.external_data import is_mapped
+from celosia.compiler.graph.qdq import MADE_OF, dequantisation_of
 from celosia.compiler.graph.shapes import UNKNOWN, infer, require_agreement
 from celosia.compiler.graph.values import constant, new_constant, shape
 from celosia.compiler.ops import OPS

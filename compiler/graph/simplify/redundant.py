@@ -15,7 +15,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.importing.external_data import is_mapped
+from celosia.compiler.graph.external_data import is_mapped
 from celosia.compiler.graph.values import constant
 from celosia.compiler.program.host.hostops import RANDOM
 

@@ -27,7 +27,7 @@ MAX_LISTED_FACTOR = 64
 
 
 @dataclass(frozen=True)
-class StageView:
+class PlannedStage:
     """The arguments of a rule: a plan, the schedule that it gives, and the name of one tensor, whose loops change."""
 
     plan: KernelPlan
@@ -66,11 +66,11 @@ class StageView:
         return self.plan.with_stage(self.name, loops)
 
 
-Rule = Callable[[StageView], Iterator[KernelPlan]]
+Rule = Callable[[PlannedStage], Iterator[KernelPlan]]
 """Function that yields plans which differ in one decision for one tensor."""
 
 
-def change_factors(view: StageView) -> Iterator[KernelPlan]:
+def change_factors(view: PlannedStage) -> Iterator[KernelPlan]:
     """Yield plans with another factor of a split."""
     for position, cut in enumerate(view.loops.cuts):
         for factor in _other_factors(view.extent(cut.loop), cut.factor) if cut.factor else ():
@@ -86,7 +86,7 @@ def _other_factors(extent: int, current: int) -> list[int]:
     return sorted(size for size in divisors | similar if 1 <= size <= extent and size != current)
 
 
-def move_loops(view: StageView) -> Iterator[KernelPlan]:
+def move_loops(view: PlannedStage) -> Iterator[KernelPlan]:
     """Yield plans with a loop moved to another position. A last loop in vectors or lanes stays last."""
     order = view.loops.order
     is_last_fixed = bool(view.loops.lanes) or (bool(order) and view.loops.kind(order[-1]) == "vectorized")
@@ -100,7 +100,7 @@ def move_loops(view: StageView) -> Iterator[KernelPlan]:
             yield view.with_loops(replace(view.loops, order=(*reordered, *order[movable:])))
 
 
-def add_register_tiles(view: StageView) -> Iterator[KernelPlan]:
+def add_register_tiles(view: PlannedStage) -> Iterator[KernelPlan]:
     """Yield plans with a few iterations of a loop unrolled innermost, in registers where there is a reduction."""
     for loops, (_, inner) in _split_variants(view, TILE_FACTORS):
         order = [loop for loop in loops.order if loop != inner]
@@ -109,14 +109,14 @@ def add_register_tiles(view: StageView) -> Iterator[KernelPlan]:
         yield view.with_loops(replace(loops, order=tuple(order)).with_kind(inner, "unrolled"))
 
 
-def split_loops(view: StageView) -> Iterator[KernelPlan]:
+def split_loops(view: PlannedStage) -> Iterator[KernelPlan]:
     """Yield plans with a loop split, the outer part in place or outermost."""
     for loops, (outer, _) in _split_variants(view, BLOCK_FACTORS):
         yield view.with_loops(loops)
         yield view.with_loops(replace(loops, order=(outer, *(loop for loop in loops.order if loop != outer))))
 
 
-def _split_variants(view: StageView, factors: Sequence[int]) -> Iterator[tuple[StageLoops, tuple[str, str]]]:
+def _split_variants(view: PlannedStage, factors: Sequence[int]) -> Iterator[tuple[StageLoops, tuple[str, str]]]:
     """Yield (loops with one split in place, names of the outer and inner part) for each loop longer than a factor."""
     for axis in _splittable_loops(view):
         for factor in factors:
@@ -125,7 +125,7 @@ def _split_variants(view: StageView, factors: Sequence[int]) -> Iterator[tuple[S
                 yield loops, (f"{axis.name}.o", inner)
 
 
-def _splittable_loops(view: StageView) -> list[Axis]:
+def _splittable_loops(view: PlannedStage) -> list[Axis]:
     """Return the loops that can be split: those that run serially, without a last loop whose sums use lanes."""
     last = view.loops.order[-1:] if view.loops.lanes else ()
     return [axis for name, axis in view.axes.items() if view.loops.kind(name) == "serial" and name not in last]
@@ -140,7 +140,7 @@ def _split_loop(loops: StageLoops, axis: Axis, factor: int) -> tuple[StageLoops,
     return replace(loops, cuts=(*loops.cuts, cut), order=order), cut.new_loops[1]
 
 
-def undo_splits(view: StageView) -> Iterator[KernelPlan]:
+def undo_splits(view: PlannedStage) -> Iterator[KernelPlan]:
     """Yield plans with a split undone, the loop in the place of its outer or of its inner part."""
     loops = view.loops
     for position, cut in enumerate(loops.cuts):
@@ -154,7 +154,7 @@ def undo_splits(view: StageView) -> Iterator[KernelPlan]:
             yield view.with_loops(replace(others, cuts=cuts, order=order))
 
 
-def fuse_loops(view: StageView) -> Iterator[KernelPlan]:
+def fuse_loops(view: PlannedStage) -> Iterator[KernelPlan]:
     """Yield plans with two neighbouring loops fused, neither of them a reduction."""
     loops = view.loops
     for outer, inner in zip(loops.order, loops.order[1:]):
@@ -168,7 +168,7 @@ def fuse_loops(view: StageView) -> Iterator[KernelPlan]:
             yield view.with_loops(replace(loops, cuts=(*loops.cuts, cut), order=order))
 
 
-def toggle_unrolling(view: StageView) -> Iterator[KernelPlan]:
+def toggle_unrolling(view: PlannedStage) -> Iterator[KernelPlan]:
     """Yield plans with a short loop unrolled, or no longer unrolled."""
     for name, axis in view.axes.items():
         kind = view.loops.kind(name)
@@ -178,7 +178,7 @@ def toggle_unrolling(view: StageView) -> Iterator[KernelPlan]:
             yield view.with_loops(view.loops.with_kind(name, "unrolled"))
 
 
-def change_vectorised_loop(view: StageView) -> Iterator[KernelPlan]:
+def change_vectorised_loop(view: PlannedStage) -> Iterator[KernelPlan]:
     """Yield plans with another loop vectorised, or with none."""
     current = next((name for name, kind in view.loops.kinds if kind == "vectorized"), None)
     plain = view.loops if current is None else view.loops.with_kind(current, "serial")
@@ -196,7 +196,7 @@ def change_vectorised_loop(view: StageView) -> Iterator[KernelPlan]:
             yield view.with_loops(replace(loops, order=order).with_kind(inner, "vectorized"))
 
 
-def change_lanes(view: StageView) -> Iterator[KernelPlan]:
+def change_lanes(view: PlannedStage) -> Iterator[KernelPlan]:
     """Yield plans with the innermost reduction accumulated in another number of lanes, or without lanes."""
     if len(view.reduces) != 1 or any(kind == "vectorized" for _, kind in view.loops.kinds):
         return
@@ -209,7 +209,7 @@ def change_lanes(view: StageView) -> Iterator[KernelPlan]:
             yield view.with_loops(replace(view.loops, lanes=widths))
 
 
-def change_attachment(view: StageView) -> Iterator[KernelPlan]:
+def change_attachment(view: PlannedStage) -> Iterator[KernelPlan]:
     """Yield plans with the tensor computed inside a loop of its only reader, or before it."""
     if view.loops.at is not None:
         yield view.with_loops(replace(view.loops, at=None))
@@ -241,7 +241,7 @@ RULES: tuple[Rule, ...] = (
 def neighbours(plan: KernelPlan, schedule: Schedule, rules: tuple[Rule, ...] = RULES) -> Iterator[KernelPlan]:
     """Yield plans that differ from `plan`, with this schedule, in one decision; ordered sums keep their order."""
     for name, _ in plan.stages:
-        view = StageView(plan, schedule, name)
+        view = PlannedStage(plan, schedule, name)
         for rule in rules:
             for other in rule(view):
                 if other != plan and not (
@@ -250,7 +250,7 @@ def neighbours(plan: KernelPlan, schedule: Schedule, rules: tuple[Rule, ...] = R
                     yield other
 
 
-def _summation_order(plan: KernelPlan, view: StageView) -> object:
+def _summation_order(plan: KernelPlan, view: PlannedStage) -> object:
     """Return a key that is equal for plans under which the tensor adds its terms in the same order."""
     loops = plan[view.name]
     roots = [axis.name for axis in view.schedule[view.name].roots if axis.reduce]

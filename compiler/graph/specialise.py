@@ -20,15 +20,15 @@ import onnx
 import onnx_ir as ir
 
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.importing.dimensions import Shapes, missing_size_message, open_axes, sizes_of, with_shapes
-from celosia.compiler.graph.importing.external_data import Origin
-from celosia.compiler.graph.importing.importer import (
+from celosia.compiler.graph.external_data import Origin
+from celosia.compiler.graph.importer import (
     has_sequences,
     import_model,
     open_model,
     read_graph,
     require_static,
 )
+from celosia.compiler.graph.importing.dimensions import Shapes, missing_size_message, open_axes, sizes_of, with_shapes
 from celosia.compiler.graph.importing.normalise import without_declared_shapes
 from celosia.compiler.graph.importing.sample_independence import why_samples_mix
 from celosia.compiler.graph.passes import Watch

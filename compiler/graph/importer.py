@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.importing.external_data import Origin, attach, read_all, read_small
+from celosia.compiler.graph.external_data import Origin, attach, read_all, read_small
 from celosia.compiler.graph.importing.normalise import for_checker, normalise_model
 from celosia.compiler.graph.importing.range_lengths import MAX_LIST_ELEMENTS, fixed_ranges
 from celosia.compiler.graph.importing.shape_inference import corrected_window_shapes, infer_with_onnx
@@ -45,7 +45,7 @@ def open_model(source: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, O
     """Open, validate and normalise a model; return it and where it is from. Raises ModelError.
 
     No pass runs here: `import_model` goes on from the result, and callers that only look at inputs and shapes need no
-    more. Large constants in other files stay there (graph/importing/external_data.py).
+    more. Large constants in other files stay there (graph/external_data.py).
     """
     if isinstance(source, onnx.ModelProto):
         proto, origin = source, Origin("the model")
