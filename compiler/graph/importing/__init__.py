@@ -1,7 +1,7 @@
 """Import: an ONNX file becomes a checked graph with static shapes.
 
-`graph/importer.py` runs all of this but the sizes; `graph/specialise.py` calls it for given sizes. In the order in which
-a model passes:
+`graph/importer.py` runs all of this but the sizes; `graph/specialise.py` calls it for given sizes. In the order in
+which a model passes:
 
 validation            which models are refused as damaged, and with which message
 normalise             how models that onnxruntime accepts and the ONNX checker refuses become valid
