@@ -40,7 +40,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_each_page_is_in_the_navigation(site: Path) -> None:
     menu = (site / "index.html").read_text(encoding="utf-8")
-    missing = [page.stem for page in DOCS.glob("*.md") if f'href="{page.stem}.html"' not in menu]
+    pages = [page.relative_to(DOCS).with_suffix(".html") for page in DOCS.rglob("*.md")]
+    missing = [str(page) for page in pages if f'href="{page}"' not in menu]
     assert not missing, "add these pages to `nav` of mkdocs.yml"
 
 
