@@ -5,7 +5,7 @@ frontend         imports the model and runs the passes over its graph (graph/)
 lowering         tries to lower the graph until it fits: which operators become layers, launches and instructions
 placing          which operators stay on the CPU because the user wants it or a launch would be slower
 layer            types: what the accelerator executes (Layer, Activation, ...); strided_view: parts of images
-target           types: the CPU that kernels are compiled for
+target           which CPU kernels are compiled for, and which instructions it has (dot products, vectors)
 checking         the self-check of the result (selfcheck/)
 pricing          what a model costs, for the search of equal models (superoptimise/)
 graph/ launch/ tensorize/ vthread/ ops/ cpu/ expr/ program/ selfcheck/ numerics/ tune/ superoptimise/ language/

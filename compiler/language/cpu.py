@@ -156,7 +156,7 @@ class CpuKernel:
     # Statements ---------------------------------------------------------------------------------------------------
 
     def _lower_scope(self, scope: Scope, updates: Sequence[tuple[Tile, Tile]] = ()) -> Stmt:
-        """Return the statements of a scope, inside allocations for its tiles.
+        """Return the statements of a scope (the body of the kernel or of a loop), inside allocations for its tiles.
 
         updates: for each variable that a loop carries, its placeholder and its tile after the body.
         """

@@ -1,4 +1,4 @@
-"""Layers of kernels on matrices, one for each head: softmaxes, products of two activations, and attention."""
+"""Kernels that are recognised as softmax, product of two activations or attention, lowered to one layer a matrix."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ NO_SOFTMAX = 'a softmax on the accelerator takes a Config with softmax; target="
 
 
 class SoftmaxLayers(LoweredKernel):
-    """Softmaxes of rows, one layer for each matrix."""
+    """A kernel that was recognised as a softmax of rows, lowered to one Softmax layer for each matrix.
+
+    at: file and line of the kernel, for errors.
+    """
 
     def __init__(self, cfg: Config, name: str, kernel: SoftmaxKernel, at: str) -> None:
         """Create the activations of x and y. Raises LanguageError for a Config without softmax."""

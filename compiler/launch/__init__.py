@@ -4,8 +4,8 @@ blocks                which layers run as one and keep their intermediates on ch
 attentions            which products and softmaxes are heads of attention, for `blocks`
 chains                how many cycles consecutive layers take, for `blocks` and `order`
 order                 which layers of a launch become neighbours, so that layers which need different units overlap
-overlap               which neighbours overlap at all (`OverlapGroups`: hosts and guests; first `is_for_vector`,
-                      `_waiting_guests`), and how their tiles mix (`TileInterleaver`)
+overlap               which neighbours overlap at all (hosts and guests: `is_for_vector`, `follows`; average pools
+                      are depthwise layers, see graph/select/pooling), and how their tiles mix (`TileInterleaver`)
 image                 which instructions and constants a launch has: it lowers layers, emits tiles, encodes
 memory_plan           where tensors lie, in device memory and in the arena of the CPU
 assemble              which steps, kernels and tensors the Program has

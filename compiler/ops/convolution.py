@@ -81,7 +81,7 @@ def _convolution_by_plane(
     cg = kc.extent
 
     def plane(ni: Expr, g: Expr, mi: Expr, position: Expr) -> Expr:
-        """Return the sum of the window that begins at a position of the plane."""
+        """Return the sum of window times weights at the flat `position` of the padded plane."""
         start = ni * (p.shape[1] * plane_size) + (g * cg + kc) * plane_size
         return T.sum(p.flat(start + position + tap_offset).astype(w.dtype) * w[(g * mg + mi, kc, *ks)], (kc, *ks))
 

@@ -6,8 +6,8 @@ bit_levels          which one- or two-bit code holds the values of a tensor
 model               what a Program contains: tensors, steps, kernels, constants, image
 activation_packing  in which order the values of an activation lie in the accelerator's DRAM
 saved               how arrays, host operators and dataclasses become bytes, and back
-program_file        which parts the file of a Program has; decides its format version
-check_program       which contents of a file are refused before they run
+program_file        which parts the file of a Program has, its format version, and limits of size
+check_program       which contents are refused before they run, once they are read
 safe_files          how any file of Celosia is read and replaced without ever leaving half of one
 host/               how kernels and numpy operators run on the CPU
 html                how tables look in notebooks

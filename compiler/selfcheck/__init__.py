@@ -9,7 +9,8 @@ shared_kernels      convolutions, products and the instruction GEMM, compiled by
 
 The second check compares the compiled model with the imported one, tensor by tensor, and names the pass at fault:
 
-check_rewriting     computes parts of the compiled model, and compares tensors that both models have
+check_rewriting     computes parts of the compiled model, compares tensors that both models have, and says how many
+                    steps each quantised operator may differ (Softmax, normalisations, ...)
 imported_model      what the imported model's operators give, with bounds for other orders of rounding
-tolerance           how far a tensor may lie from these bounds
+tolerance           how far a tensor of floats may lie from these bounds, whatever its operator
 """

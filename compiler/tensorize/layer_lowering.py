@@ -416,9 +416,11 @@ class LayerLowering:
         return compute(shape, read, f"weights{self.suffix}", axes=("n", "k", "r", "s", "m", "c"))
 
     def _make_product_stage(self, on_chip: Tensor, run: pack.WeightRun, weights: Tensor) -> tuple[BlockStage, Workload]:
-        """Make the stage of a product on GEMM of `on_chip` and any weights.
+        """Return the expression of a product on GEMM of `on_chip` and weights, with the Workload that is tiled for it.
 
-        weights: [blocks, input blocks, *kernel, block_out, block_in].
+        It serves constant weights and those that are activations. weights: [blocks, input blocks, *kernel, block_out,
+        block_in]. run: which input blocks an output block reads: `share` output blocks in a row read the same ones, and
+        the next begin `step` input blocks later.
         """
         cfg, w = self.cfg, self.window
         q, g = cfg.inp_pieces, cfg.group

@@ -176,7 +176,7 @@ def apply_records(
         for name in by_workload:
             if (best := records.best(network.cfg, name, judge.version)) is not None:
                 inexact += not best[2]
-                tuned[name] = _decisions_or_none(best[0].schedule)
+                tuned[name] = _parse_tilings(best[0].schedule)
     if not tuned and source == "layers":
         return network.image, no_records
     illegal = {
@@ -273,15 +273,18 @@ def network_key(network: Network, tuned: Tuned, judge: CostSource) -> Key:
 
 
 def network_schedule(key: Key) -> dict[str, Point]:
-    """Return the decisions by workload in the key of a complete network's record; {} for other keys."""
+    """Return the tilings of a complete network, by workload, from the key of its record; {} for keys of layers.
+
+    The key of such a record holds its tilings as JSON (`network_key`).
+    """
     rows = json.loads(key.schedule)
     if not isinstance(rows, dict):
         return {}
-    return {name: point for name, row in rows.items() if (point := _decisions_or_none(json.dumps(row)))}
+    return {name: point for name, row in rows.items() if (point := _parse_tilings(json.dumps(row)))}
 
 
-def _decisions_or_none(text: str) -> Point:
-    """Parse the decisions of a layer; () where the text has none, which no layer can follow."""
+def _parse_tilings(text: str) -> Point:
+    """Parse the tilings of a layer; () where the text has none, which fits no layer."""
     try:
         return schedule_of(text)
     except ValueError:

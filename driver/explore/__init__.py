@@ -6,7 +6,7 @@ In the order in which data passes them:
 - `configs.py`: decides which Configs there are: the values of each field, and which combinations are possible
 - `search.py`: decides which Configs to propose next (bottleneck, NSGA-II, random)
 - `explorer.py`: the loop: asks the search, estimates, decides which Configs to measure and when to end
-- `ladder.py`: decides how a Config is judged at each rung, and whether it fits the device
+- `ladder.py`: decides how a Config is judged at each rung, and refuses those that do not fit the device
 - `model_cost.py`: cycles and bytes of a model on a Config, estimated or by the timing model
 - `resource_use.py`: LUTs, flip-flops, DSP blocks and block RAM of a Config
 - `objectives.py`: computes objectives (cycles, area, energy, ...) of costs and resources

@@ -229,7 +229,10 @@ class Ladder:
         return self.objectives_of(point, [replace(cost, cycles=max(1, cost.bound)) for cost in costs])
 
     def limiting_units(self, point: Point) -> dict[str, float]:
-        """Return the share of the models whose cycles a unit limits, by unit or "latency"."""
+        """Return for each unit, and "latency", the share of the models that it limits at this point.
+
+        The bottleneck search changes the Config fields of these units next.
+        """
         shares: dict[str, float] = {}
         for cost in self.costs(point).values():
             shares[cost.limit] = shares.get(cost.limit, 0.0) + 1 / len(point.costs)

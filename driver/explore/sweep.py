@@ -154,14 +154,15 @@ def _estimate_hardware(cfg: Config, board: Board) -> dict[str, Any]:
 
 
 def resource_note(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a note for below the table: which resources are counted, which estimated, and how exactly."""
+    """Return the note below the table: which resources are counted or estimated, and how good estimates are."""
     from celosia.bitstreams.area import shipped_model
 
     error = shipped_model().error
     return (
-        "DSP blocks and block RAM (36 kbit) as declared; ~ LUTs and flip-flops by a model of "
-        f"{len(shipped_model().rows)} Configs, at most {error['lut']:.1%} and {error['ff']:.1%} off where it did not "
-        f"know one, with ? beyond all of them; without ~ counted by Yosys. For a {rows[0]['device']}."
+        "DSP blocks and block RAM (36 kbit) follow from the Config. LUTs and flip-flops with ~ are estimates of a model "
+        f"of {len(shipped_model().rows)} Configs, which was at most {error['lut']:.1%} and {error['ff']:.1%} off for "
+        "Configs left out of its fit; ? marks a Config larger than all of them. Without ~ Yosys counted them. "
+        f"For a {rows[0]['device']}."
     )
 
 

@@ -42,7 +42,9 @@ TABLE_LOOKUPS = {"Gather": 0, "RotaryEmbedding": 2}
 
 
 class Decoder:
-    """A decoder with its cache, as two Programs: one takes a token, the other `chunk` tokens of a prompt.
+    """A decoder model, compiled to two Programs: one takes a token, the other `chunk` tokens of a prompt.
+
+    Sessions hold the tokens and the key-value caches of their sequences.
 
     >>> import celosia
     >>> with celosia.Decoder(celosia.models.gpt_path(), config="tiny", length=32) as decoder:
@@ -52,9 +54,10 @@ class Decoder:
     (3, 6)
 
     model: an ONNX model with inputs and outputs as generate/roles.py has them. device: by name, or any Device of
-    `config`. length: the tokens of a sequence, at most, by default DEFAULT_LENGTH or the number of the model's
-    positions. check, rounding: as for `compile`. options: of the device. Raises what `compile` and `Runtime` do, and
-    ModelError for a model that is no decoder.
+    `config`. length: the most tokens of a sequence, by default DEFAULT_LENGTH or the number of the model's
+    positions, whichever is smaller. chunk: tokens of a prompt that one run takes. threads: of the CPU's part.
+    progress: called with the name of each stage. check, rounding: as for `compile`. options: of the device.
+    Raises what `compile` and `Runtime` do, and ModelError for a model that is no decoder.
     """
 
     def __init__(
@@ -105,7 +108,10 @@ class Decoder:
         return result
 
     def compile(self, prompt: int) -> None:
-        """Compile the Programs for a prompt of so many tokens and the single tokens after it."""
+        """Compile now the Programs that a prompt of `prompt` tokens and the tokens after it need.
+
+        Otherwise the first run compiles them.
+        """
         for steps in {1, self.chunk} if prompt > 1 else {1}:
             self._runtime(steps)
 

@@ -85,6 +85,6 @@ class GraphWriter:
         return self.constant(values)
 
     def slice_last_axis(self, x: str, sizes: Sequence[int]) -> list[str]:
-        """Split the last axis of `x` into slice_last_axis of these sizes by Slice nodes."""
+        """Split the last axis of `x` into parts of these sizes by Slice nodes."""
         ends, last = np.cumsum(sizes).tolist(), self.ints(-1)
         return [self.op("Slice", x, self.ints(end - size), self.ints(end), last) for size, end in zip(sizes, ends)]

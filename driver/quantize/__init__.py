@@ -2,7 +2,8 @@
 
 In the order in which data passes them:
 
-- `quantize.py`: the steps of `celosia.quantize`; decides which options onnxruntime's quantiser gets; writes the report
+- `quantize.py`: the steps of `celosia.quantize`; decides which options onnxruntime's quantiser gets (also how ranges
+  come from samples: minmax, entropy, percentile); writes the report
 - `decoders.py`: inputs that samples of decoders may leave out; which products are quantised; perplexity
 - `gemms.py`: brings Gemm to the form that onnxruntime's quantiser supports
 - `smooth.py`: SmoothQuant and equalisation: decides which channels are scaled by which factors

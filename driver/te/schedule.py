@@ -1,6 +1,6 @@
 """Schedules with TVM's API, on top of those of compiler.expr.
 
-Primitives refer to loops by name, so that a schedule of open sizes can be replay_for once sizes are known.
+Primitives refer to loops by name, so that a schedule of open sizes can be applied again once sizes are known.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def create_schedule(outputs: TensorExpr | Sequence[TensorExpr]) -> TensorSchedul
 
 
 class TensorSchedule:
-    """A schedule; `s[tensor]` is the StageView of a computed tensor.
+    """A schedule as in TVM: `s[tensor]` is the StageView of a computed tensor, whose methods change its loops.
+
+    It records each change by names of loops, so that a schedule of dynamic sizes is applied again to the given sizes.
 
     outputs: tensors that it computes. loops: the schedule of compiler.expr.
     """

@@ -281,7 +281,10 @@ class CompiledGraph:
         return compute
 
     def _warn_once(self, sentence: str) -> None:
-        """Warn that `sentence` (what, and to whom it is left) holds, unless it was said for this origin."""
+        """Warn once for each origin that "backend celosia leaves `sentence`".
+
+        sentence: for example "MyModule to PyTorch: it has no tensor inputs".
+        """
         if sentence not in self.origin.given_warnings:
             self.origin.given_warnings.add(sentence)
             warnings.warn(f"backend celosia leaves {sentence}", stacklevel=2)

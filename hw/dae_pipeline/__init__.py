@@ -4,7 +4,7 @@ fetch.py                 reads instructions, checks that they are legal, puts ea
 tokens.py                lets an instruction start when its tokens are there
 load.py                  LOAD: copies blocks from DRAM to scratchpads; which channel executes an instruction
 address_generators.py    rows in DRAM and elements in scratchpads, of LOAD's and STORE's blocks
-dma.py                   how rows become AXI bursts, to read and to write
+dma.py                   how rows become AXI bursts of LOAD and STORE (greatest length: hw/spec/pipeline.py)
 readmux.py               which of fetch and LOAD uses the AXI read channel
 aligner.py               cuts beats into chunks, which may begin at any byte
 scratchpad_writer.py     writes chunks and padding to scratchpads

@@ -115,10 +115,13 @@ class LoadChannelSizes:
         return bits["sram_base"], max(1, *(self.step_shift(buffer) for buffer in self.buffers)), self.tag, True
 
     def job(self, instr: Value) -> dict[str, Value]:
-        """Return the values of the fields of `job_layout` for instruction `instr`, by name."""
+        """Return the job of the channel's ScratchpadAddressGenerator that writes what LOAD instruction `instr` loads.
+
+        By the names of the fields of `job_layout`.
+        """
         f = instr.fields
         x_stop, y_stop = f.pad_left + f.x_size, f.pad_top + f.y_size
-        step_end = self.by_buffer(f, lambda *buffer: (1 << self.step_shift(*buffer)) - 1)
+        step_end = self.by_buffer(f, lambda buffer, widen: (1 << self.step_shift(buffer, widen)) - 1)
         steps = 1 << self.step_shift(Buffer.WGT)
         if self.spreads:  # the channel writes half of each element
             step_end = Mux(f.spread, steps // 2 - 1, step_end)

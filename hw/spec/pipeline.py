@@ -12,7 +12,7 @@ from celosia.hw.spec.isa import instruction_bytes
 # AXI bus ---------------------------------------------------------------------------------------------------
 
 MAX_BURST = 16
-"""Beats of the longest AXI burst."""
+"""Beats of the longest AXI burst of LOAD and STORE; the AXI3 ports of a Zynq-7000 allow no more."""
 BURST_BOUNDARY = 4096
 """Bytes; AXI forbids that a burst crosses a multiple of it."""
 MAX_OUTSTANDING_BURSTS = 8

@@ -28,7 +28,7 @@ class Instruction(NamedTuple):
     waits: tuple[Unit, ...]
     posts: tuple[Unit, ...]
     steps: float
-    """Rows of memory, tile operations or entries: a lower bound of its cycles on the machine. Exact up to 2^53."""
+    """Rows of memory, tile operations or entries: a lower bound of its cycles, for the time limit of a run."""
 
     @property
     def fields(self) -> Fields:

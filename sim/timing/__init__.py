@@ -14,7 +14,8 @@ fetch_timing    when instructions arrive and enter the queues
 copies          when a LOAD or STORE starts and ends
 compute         when a GEMM or VECTOR starts and ends, which instructions of VECTOR overlap
 ports           which of two units gets a port of a scratchpad or a bank of acc in a cycle
-memory_timing   when the bursts of a port move their beats: latency, refresh, shared bandwidth
+memory_timing   when the bursts of a port move their beats: latency, refresh, shared bandwidth (the numbers of each
+                memory are in hw/boards/memory.py)
 latency         the cycles between two events of the RTL that registers in between cost
 timed           the device: bytes of the functional simulator, cycles of this model
 

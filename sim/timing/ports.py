@@ -18,7 +18,7 @@ class Port:
         self._reserved.append(writes)
 
     def forget(self, cycle: int) -> None:
-        """Drop reservations before `cycle`, which no later question concerns."""
+        """Drop reservations before `cycle`, so that the lists stay short; callers only ask about later cycles."""
         while self._reserved and self._reserved[0].last < cycle:
             self._reserved.popleft()
 

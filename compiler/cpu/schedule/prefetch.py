@@ -89,7 +89,11 @@ def _vector_loads(body: Stmt) -> list[Load]:
 
 
 def _remove_clamp(e: Expr) -> Expr | None:
-    """Return a of min(a, constant), the index of a last block that begins earlier; else None. A callback of rewrite."""
+    """Return `a` for min(a, constant), else None; a callback of `rewrite`.
+
+    Such a minimum comes from a loop whose last block is shifted to stay inside the tensor. Without it the index is
+    linear, so that the address of the next block is known.
+    """
     match e:
         case Binary("min", a, Const()):
             return a

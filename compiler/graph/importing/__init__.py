@@ -10,6 +10,7 @@ shape_inference       which shapes and types onnx's inference gives, and where i
 range_lengths         how long a range between two open positions is
 branches              which branch of an If runs, and which types the bodies of operators have
 dimensions            which sizes of inputs are open, and which numbers given shapes imply for them
+                      (graph/importer.py refuses inputs without a rank)
 sample_independence   whether each sample of a batch is computed alone
 sample_rules          for which operators and attributes samples stay apart
 limits                which models need more memory than this machine has, or more than a board's numpy

@@ -84,7 +84,8 @@ def _add_constant(value: ir.Value, sizes: dict[ir.Value, Sizes]) -> None:
 def _sizes_computed_by(node: ir.Node, samples: set[ir.Value], sizes: dict[ir.Value, Sizes]) -> Sizes | None:
     """Return the list of sizes that `node` computes, as far as it is known; None if it computes none.
 
-    Only lists with COUNT or an unknown element count; others are constants after folding.
+    Lists without COUNT and without unknown elements give None, too, since folding makes them constants. The sizes say
+    whether a Reshape, Expand or Slice keeps the samples apart.
     """
     first = node.inputs[0] if node.inputs else None
     if node.op_type == "Shape" and first is not None:

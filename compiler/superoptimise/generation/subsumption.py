@@ -73,8 +73,10 @@ def is_subsumed(rule: RewriteRule, rules: Sequence[RewriteRule]) -> bool:
 
 
 def _graph_of_terms(rule: RewriteRule, terms: Sequence[Term], values: dict[str, Any]) -> BytesGraph:
-    """Make a graph with random constants whose outputs are `terms`, one side of `rule`. Raises NotTaken, and KeyError
-    without values of sizes.
+    """Make a small graph that computes `terms`, one side of `rule`, so that other rules can be applied to it.
+
+    Its constants are random. An Identity behind each term gives both sides the same output names. values: numbers for
+    the rule's size variables. Raises NotTaken, and KeyError for a size variable without a number.
     """
     leaves = {leaf.name: (leaf, value_of(leaf.shape, values)) for leaf in rule.leaves}
     constants = {name: _random_constant(leaf, shape) for name, (leaf, shape) in leaves.items() if leaf.constant}

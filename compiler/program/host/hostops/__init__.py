@@ -3,13 +3,18 @@
 A function takes (op, *inputs) and returns an output, or a tuple of outputs; an optional input that is left out is None.
 
 host_registry    which numpy function computes an operator: the table HOST and the decorator `host`
-sized            which function computes an operator for tensors of any size, so that no kernel is compiled for each
-size control          If, Loop, Scan, constants, random numbers shape_ops        shapes and views scatter
-selection, scattering, sorting sequences        sequences and optionals value_types      casts, and quantisation to
-element types that kernels lack recurrent_ops    RNN, GRU, LSTM where no kernel can compute them vision
-sampling, boxes, pooling with indices, deformable convolution signal           Fourier transforms, mel filters text
-strings, n-grams images           decoding of image files learning         optimisers, batch normalisation in training,
-trees
+sized            operators on tensors of any size, so that no kernel is compiled for each size
+control          If, Loop, Scan, constants, random numbers
+shape_ops        shapes and views
+scatter          selection, scattering, sorting
+sequences        sequences and optionals
+value_types      casts, and quantisation to element types that kernels lack
+recurrent_ops    RNN, GRU, LSTM where no kernel can compute them
+vision           sampling, boxes, pooling with indices, deformable convolution
+signal           Fourier transforms, mel filters
+text             strings, n-grams
+images           decoding of image files
+learning         optimisers, batch normalisation in training, trees
 """
 
 from celosia.compiler.program.host.hostops import (  # they fill the table
