@@ -154,7 +154,7 @@ def _estimate_hardware(cfg: Config, board: Board) -> dict[str, Any]:
 
 
 def resource_note(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the note below the table: which resources are counted or estimated, and how good estimates are."""
+    """Return the note below the table: which resources are counted, and how good the estimates are."""
     from celosia.bitstreams.area import shipped_model
 
     error = shipped_model().error
