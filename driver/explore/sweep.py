@@ -160,8 +160,8 @@ def resource_note(rows: Sequence[dict[str, Any]]) -> str:
     error = shipped_model().error
     return (
         "DSP blocks and block RAM (36 kbit) follow from the Config. LUTs and flip-flops with ~ are estimates of a "
-        f"model of {len(shipped_model().rows)} Configs, at most {error['lut']:.1%} and {error['ff']:.1%} off for Configs "
-        "left out of its fit; ? marks a Config larger than all of them. Without ~ Yosys counted them. For a "
+        f"model of {len(shipped_model().rows)} Configs, at most {error['lut']:.1%} and {error['ff']:.1%} off for "
+        "Configs left out of its fit; ? marks a Config larger than all of them. Without ~ Yosys counted them. For a "
         f"{rows[0]['device']}."
     )
 
