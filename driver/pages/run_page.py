@@ -165,7 +165,7 @@ def _key_figures(
         facts += [
             (f"{report['cycles']:,}", "cycles on the accelerator"),
             (f"{report['cycles'] / mhz / 1e3:,.2f} ms", f"of them at {mhz:g} MHz"),
-            (f"{report['utilization']:.1%}" if report["utilization"] else "-", "of the multipliers at work"),
+            (f"{report['utilization']:.1%}" if report["utilization"] else "-", "of the multipliers busy"),
         ]
     if report["macs_total"]:
         facts.append((f"{report['macs_accelerator'] / report['macs_total']:.1%}", "of the MACs on the accelerator"))
@@ -221,7 +221,7 @@ def _cycle_section(rows: Sequence[Mapping[str, Any]], roofs: Mapping[str, float]
 
     return Section(
         "Cycles by layer",
-        "In the colour of what limits them. The mark is what the layer takes at least, with all multipliers at work "
+        "In the colour of what limits them. The mark is what the layer takes at least, with all multipliers busy "
         "and all of memory's bytes; a bar ends before it where much was loaded while the layer before ran.",
         legend_of([(_colour(bound), f"limited by {bound}") for bound in BOUNDS]),
         figure=figures.cycles(rows, [_cycle_bound(row, roofs) for row in rows]),

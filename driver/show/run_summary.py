@@ -95,7 +95,7 @@ def layers(report: dict[str, Any], every: bool = False) -> RenderableType:
         return table
     units = [f">{unit}" for unit in UNITS]
     table = new_table(
-        f"Layers{count_text}, memory {report['memory_model']}; units: at work + held up, of the layer's cycles",
+        f"Layers{count_text}, memory {report['memory_model']}; units: busy + stalled, of the layer's cycles",
         "layer", "what", ">MACs", ">cycles", ">array", "bound by", *units, ">loaded", ">stored",
     )  # fmt: skip
     for row in shown:
