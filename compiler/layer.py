@@ -310,16 +310,17 @@ class Norm:
 
 @dataclass(frozen=True)
 class Layer:
-    """One step of the accelerator: read x, optionally multiply matrices, run the vector unit's pipeline, write y.
+    """An operation of the accelerator with its fused operators: read x, compute, requantise, epilogue, write y.
 
-    The fields after `pad_value` are applied in their order, as in the hardware; None or "" leaves an operation out. At
-    most one of gemm, product, reduce, multiply, softmax and norm is set; with none of them the layer is its epilogue.
+    The fields from `gemm` to `epilogue` are applied in their order, as in the hardware; None or "" leaves an operation
+    out. At most one of gemm, product, reduce, multiply, softmax and norm is set; with none of them the layer is its
+    epilogue.
 
     window, pad_value: of gemm or reduce. gemm: product with constant weights; the vector unit computes depthwise ones,
     see `is_depthwise`. product: product with an activation. reduce: combine the window of x by "max" or "sum".
     multiply: by another activation. softmax, norm: over the channels of each pixel. requantise: scale int32 results to
-    int8. epilogue: clip, table and residual. heads: number of equal shares of the channels, whole groups each, that are
-    products or rows of their own.
+    int8. epilogue: clip, table and residual. heads: number of equal parts of the channels, each
+    of whole channel groups; each part has products or rows of its own.
 
     A *block* is layers that run as one, each on what the one before has left in a scratchpad. layers: those of a block,
     else (). cuts: see `Layer.block`.

@@ -229,7 +229,8 @@ def _collapse(tensor: Tensor, new: dict[Tensor, Tensor]) -> Tensor:
     pinned = _unmergeable_variables(body, offsets)
     merged: dict[Group, Axis] = {}
 
-    def merge_axes(axes: Group) -> Group:
+    def merge_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        """Merge those of `axes` that can be, note each merged group in `merged`, and return the new axes."""
         groups = _mergeable_groups(axes, pinned, offsets)
         merged.update((group, _merged_axis(group)) for group in groups)
         return tuple(merged[group] for group in groups)
@@ -239,6 +240,7 @@ def _collapse(tensor: Tensor, new: dict[Tensor, Tensor]) -> Tensor:
     reduce_axes = {axes: merge_axes(axes) for axes in reduces}
 
     def merge_node_axes(node: Expr) -> Expr | None:
+        """Return a reduction over merged axes, or a load at a merged index; None for other nodes."""
         if isinstance(node, Reduce):
             return Reduce(node.kind, node.value, reduce_axes[node.axes])
         return Load(node.tensor, (_in_merged_axes(node.index[0], merged),)) if isinstance(node, Load) else None

@@ -103,8 +103,8 @@ class ConvPacking:
         """Pack the image: [N, group * channel steps, phases..., lines...] of uint32."""
         return self._pack_image(self.group * self.steps[0])
 
-    def _pack_image(self, channels: int) -> Tensor:
-        """Pack the image into `channels` words for each element."""
+    def _pack_image(self, words: int) -> Tensor:
+        """Pack the image into `words` words of uint32 for each pixel: channel blocks, as `word_at` computes them."""
         sp = len(self.window.size)
 
         def body(ni: Expr, block: Expr, *spatial: Expr) -> Expr:
@@ -112,7 +112,7 @@ class ConvPacking:
             pixel = [i * s + p for i, s, p in zip(line, self.window.stride, phase)]
             return self.word_at(ni, block, pixel)
 
-        shape = (self.x.shape[0], channels, *self.phases, *self.lines)
+        shape = (self.x.shape[0], words, *self.phases, *self.lines)
         return T.compute(shape, body, "image")
 
     def word_at(self, ni: Expr, block: Expr, index: Sequence[Expr]) -> Expr:

@@ -2,7 +2,8 @@
 
 The first check compares launches with the graph's operators, layer by layer:
 
-check_launches      runs the launches on a simulator and compares the bytes that each layer stores
+check_launches      runs the launches on a simulator with one random input (`seed`) and compares the bytes that each
+                    layer stores
 tapped_device       the simulator, in which each layer reads random bytes and hands over what it stores
 operator_results    what a quantised operator of the graph gives on the CPU: the reference of both checks
 shared_kernels      convolutions, products and the instruction GEMM, compiled by LLVM for any size

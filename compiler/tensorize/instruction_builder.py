@@ -192,9 +192,10 @@ class _InstructionBuilder:
         return "table" if name == "table" else f"{name}_base", tensor, access.begin, places
 
     def _reduction_starts(self, first: Expr) -> tuple[Var, ...] | None:
-        """Return the loops outside that are at 0 when the reduction begins; None if it never begins here.
+        """Return the loops outside of this instruction whose variables are all 0 when its reduction begins.
 
-        first: the condition under which it begins.
+        There the instruction overwrites its accumulators; elsewhere it adds to them. None: the reduction never begins
+        here, for these values of unrolled loops. first: the condition under which it begins.
         """
         outside: list[Var] = []
         for test in _conjuncts(first):

@@ -26,7 +26,7 @@ EXTENT_MAX = (1 << EXTENT_BITS) - 1
 """Largest number of iterations of a loop of an instruction."""
 ATTENTION_AHEAD = 1
 """Tiles that load ahead in attention: its tiles take long, and more loads would delay the first tile's
-product_sizes."""
+products."""
 LOAD_PART_BEATS = 1024
 """Bus beats of one LOAD of activations, about. A tile is loaded in parts, so that each can start when its data is
 ready."""
@@ -121,7 +121,7 @@ class Workload:
 
     @property
     def steps(self) -> int:
-        """Cycles in which GEMM computes: product_sizes of a block by a block, one a cycle."""
+        """Cycles in which GEMM computes: products of one block of channels by another, one a cycle."""
         return self.out_blocks * self.in_blocks * self.places * self.rows * self.columns * self.images
 
     @property

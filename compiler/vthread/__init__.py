@@ -7,6 +7,6 @@ pipeline         in which order tiles load and compute, and which entries of scr
 load_passes      in which order the first loads of a launch come, where codebooks are loaded, and which weights come
                  through both ports
 tokens           which instruction waits for which, with as few tokens as possible
-encode           the bytes of instructions, and their text
+encode           the bytes of instructions, and their text (disassembly)
 verify/          proves that a stream computes its layers without a race, independently of the files above
 """

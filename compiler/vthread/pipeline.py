@@ -15,7 +15,7 @@ emitted before the second phase of this one, so that GEMM has work while the vec
 
 (Virtual threads, which alternate iterations with entries fixed beforehand, are something else: interleave.py.)
 
-`tokens.py` finds which instructions must wait for which, from the addresses waits_for_compute.
+`tokens.py` finds which instructions must wait for which, from the addresses that they read and write.
 """
 
 from __future__ import annotations

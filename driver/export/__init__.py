@@ -4,9 +4,11 @@ In the order in which data passes them:
 
 - `targets.py`: processors to export for: LLVM's settings and compiler flags
 - `c_project.py`: decides which files a folder holds, and whether it may be written; compiles the model, writes all
-- `memory_map.py`: decides where each tensor lies; rejects models that C cannot run
+- `memory_map.py`: decides the offset of each tensor in the instance or among the constants; rejects models that C
+  cannot run
 - `forms.py`: layouts of tensors that a launch reads or writes, as data for the C runtime
-- `source.py`: NAME.h, NAME.c and NAME_celosia.c: steps, constants and instructions as C
+- `source.py`: NAME.h, NAME.c and NAME_celosia.c: steps, constants and instructions as C arrays, with their
+  attributes (`const`, alignment)
 - `c_header.py`: the hardware's registers and times for the C runtime
 - `build_files.py`: Makefile, CMakeLists.txt, and example programs
 - `runtime/`: the C runtime, which is equal for all models of a target

@@ -135,7 +135,10 @@ def compile_c(target: ExportTarget, arguments: Sequence[str], folder: Path) -> N
 
 
 def runtime_objects(target: ExportTarget, folder: Path) -> list[bytes]:
-    """Return the C runtime as object files for `target`; `folder` is scratch space. ToolMissing."""
+    """Compile the C runtime for `target` and return its object files, to measure their code size.
+
+    folder: an empty folder to compile in. Raises ToolMissing.
+    """
     files = runtime_files(target)
     for file, data in files.items():
         (folder / file).write_bytes(data)

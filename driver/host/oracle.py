@@ -46,10 +46,10 @@ def open_session(
 
     level: of onnxruntime's optimisations: "ALL", "EXTENDED" (without its own layouts), "BASIC", "DISABLE_ALL". save:
     file for its optimised graph. threads: 0 for its own choice. int8: set the option INT8, and widen weights of fewer
-    bits to bytes; False: onnxruntime's defaults, and the model as it is. without: names of optimisations to leave out.
-    exact: use onnxruntime's option that keeps sums of products of uint8 and int8 from saturating on processors without
-    VNNI; onnxruntime has it for models without int8 activations, and others do not saturate. Raises MissingLibrary,
-    OracleError.
+    bits to bytes; False: leave both as in onnxruntime's defaults. without: names of optimisations to leave out.
+    exact: set onnxruntime's option that keeps sums of products of uint8 by int8 from saturating on processors without
+    VNNI. onnxruntime supports it only for models without int8 activations; the others do not saturate.
+    Raises MissingLibrary, OracleError.
     """
     require_onnxruntime()
     import onnxruntime

@@ -183,6 +183,10 @@ class ProgramRuntime(RuntimeBase):
             self._device.abandoned = whether
 
     def _futures(self, samples: Iterable[Sample], in_flight: int, trace: bool, lost: list[str]) -> Futures:
+        """Yield a Future for each sample, for `run_each`: at most `in_flight` samples run at a time, on all devices.
+
+        lost: gets a sentence for each device that failed and is left out.
+        """
         self.open()
         runtimes = [self, *self.others] if self._launches else [self]
         yield from SampleStream(runtimes, in_flight, self._name_inputs, trace, lost).futures(samples)

@@ -109,7 +109,7 @@ def layers(report: dict[str, Any], every: bool = False) -> RenderableType:
 
 
 def _unit_share(row: dict[str, Any], unit: str) -> str:
-    """Return the shares of a layer's cycles in which a unit worked, and was under way without work: "50+10%"."""
+    """Return the shares of a layer's cycles in which a unit was busy and in which it was stalled: "50+10%"."""
     if not row["cycles"] or row["units"] is None:
         return "-"
     busy, held = (100 * row["units"][unit][counter] / row["cycles"] for counter in ("busy", "held"))

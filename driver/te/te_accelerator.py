@@ -18,7 +18,10 @@ from celosia.hw.spec.config import Config
 
 @dataclass(frozen=True)
 class Copies:
-    """All DMA copies of an accelerator; `StageView.pragma` takes the one between the memories of its tensors."""
+    """All DMA copies of an accelerator, as VTA writes them.
+
+    `StageView.pragma` chooses the copy that moves between the memory of its stage and that of the tensor it reads.
+    """
 
     environment: Environment
 

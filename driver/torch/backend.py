@@ -305,10 +305,10 @@ class _CompiledPart(torch.nn.Module):  # type: ignore[misc]
 
 
 class _BoundGraph(torch.nn.Module):  # type: ignore[misc]
-    """`graph` as a module that takes only its free inputs: parameters are its buffers, numbers are constants.
+    """`graph` as a module for `trace`, which takes only the free inputs: parameters are buffers, numbers constants.
 
-    It returns only the tensors among the graph's results; `results` has all of the latest run. A trace of it keeps the
-    names of the original modules.
+    It returns the tensors among the graph's results. results: all results of the last run, of which callers take those
+    that are no tensors. A trace keeps the names of the original modules.
     """
 
     results: tuple[Any, ...] = ()

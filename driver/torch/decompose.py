@@ -109,7 +109,7 @@ def scaled_dot_product_attention(
     """Compute attention. query: [..., queries, inner], key: [..., keys, inner], value: [..., keys, outer], float32.
 
     attn_mask: bool, true for keys that are attended to, or floats that are added. Scores are scaled after their
-    product, which quantises to one table; scaling both operands before it would take two.
+    product: quantised, a scaling is one look-up table of the accelerator; scaling both operands would take two.
     """
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))

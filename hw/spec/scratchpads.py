@@ -78,7 +78,7 @@ class Scratchpad:
     grain : smallest number of bits that a write changes: LOAD's write, or VECTOR's if LOAD does not write here.
     writers, readers : names of the units with a port, by falling priority if two come in the same cycle.
     in_pieces : LOAD and STORE address pieces, the parts of an entry along the first axis of `shape`; else entries.
-    banks : memories over which the entries are interleaved.
+    banks : memories over which the entries are spread: interleaved, but those of acc by the top bit of the address.
     kept_values : values of an entry that the memory holds, from the first one on; 0: all.
     on_second_port : with two read ports to memory, LOAD fills it through the second.
     spread : one LOAD may fill it through both ports, half of each entry through each.

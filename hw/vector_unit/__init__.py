@@ -8,7 +8,7 @@ stages.py          which values each stage has of its item
 depthwise.py       sums of taps, for depthwise convolutions
 combine.py         reductions over windows; the binary operation of operands A and B
 requantise.py      from int32 to int8, with float32's rounding
-table.py           look-up tables
+table.py           look-up tables (size and number: hw/spec/scratchpads.py)
 residual.py        rescale_add, for residual additions
 delay_queue.py     values that skip stages
 writeback.py       results that wait to be written to acc

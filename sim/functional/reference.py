@@ -268,7 +268,11 @@ def _normalise(state: State, f: Fields) -> NDArray[np.int64]:
 
 
 def norm_entries(cfg: Config, entries: NDArray[Any], f: Fields) -> Int32:
-    """Normalise entries [n, 1, x, block_out/group, 1, group] row by row; see `_normalise`."""
+    """Normalise entries [n, 1, x, block_out/group, 1, group] of a VECTOR with norm; for each x, all n are a row.
+
+    It needs no State, so that the fast simulator (vectorised.py) uses it, too. Field a_offset holds the zero point,
+    scale_c the epsilon.
+    """
     rows = entries[:, 0].swapaxes(0, 1)  # [x, n, block_out/group, 1, group]
     count = f["extent_n"] * cfg.block_out - f["imm"]
     normalised = normalise_rows(rows.reshape(len(rows), -1), count, f["a_offset"], bool(f["centre"]), f["scale_c"])

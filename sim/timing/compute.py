@@ -250,7 +250,10 @@ class Vector:
             left -= min(count, left)
 
     def _write_cycles(self, steps: Steps, last: int) -> Train:
-        """Return the cycles in which outputs reach the last stage, if the last of `steps` is taken in cycle `last`."""
+        """Return the cycles in which outputs are written, if the last of `steps` is issued in cycle `last`.
+
+        For acc these are arrivals at the write queue. An output has `each` steps, with `gap` idle cycles behind them.
+        """
         writes = Train(0, steps.each + steps.gap, steps.steps // steps.each)
         return writes._replace(first=last + self._to_write + steps.gap - writes.last)
 

@@ -155,17 +155,17 @@ class LoadChannel:
     def _last_step(self, work: Work, begin: int, first: int, last: int) -> int:
         """Return the cycle of the writer's last step. A step waits while it has no data, or while the port is in use.
 
-        begin: first possible cycle of the first step. first, last: cycles of the first and last data. Where padding
-        stalls, the last step counts in the cycle before its write.
+        begin: first possible cycle of the first step. first, last: cycles of the first and last data. The writer takes
+        `lead` steps of padding, then data, then `trail` steps of padding, which take two cycles where padding stalls.
         """
         lead, trail, stalled = (pads * (1 + work.padding_stall) for pads in (work.lead, work.trail, work.padding))
         cycles = work.steps - work.padding + stalled
         data = cycles - lead - trail
-        # Each wait is (a cycle, the writer's cycles that are left at the earliest then).
+        # Each wait is (a cycle, the cycles that the writer needs at least from then on).
         waits = [(begin, cycles), (first, cycles - lead), *self._arrivals(work.bursts, data, trail)]
         if not work.port:
             return max(cycle + left - 1 for cycle, left in waits)
-        # A step is in front of the port in the next cycle.
+        # A step asks for the port a cycle after it is taken.
         port = self._ports[work.port]
         port.forget(begin + 1)
         for start in port.reservation_starts(first + 1, last + 1):

@@ -141,7 +141,10 @@ class BodyWriter(MemoryWriter):
         self._write_counted_loop(first, end, lambda i: self._write_iteration(var, body, env | {var: i}))
 
     def _write_iteration(self, var: Var, body: Stmt, env: dict[Var, V]) -> None:
-        """Write the body of a loop, which prefetches an element first if the loop is in `prefetched`."""
+        """Write the body of a loop; a loop in `prefetched` first fetches an element of the next block of weights.
+
+        cpu/schedule/prefetch.py chooses loop and element. It goes to the second-level cache: later tiles read it.
+        """
         if (target := self.prefetched.get(var)) is not None:
             element = memory_type(target.tensor.dtype)
             operations.prefetch(

@@ -49,7 +49,7 @@ def _is_slower_joined(cfg: Config, layer: Layer) -> bool:
     """Whether fusing an addition into a depthwise convolution would cost cycles.
 
     With a residual, the array must compute the convolution. That is slower if it takes more cycles per entry than the
-    vector unit's taps and the two operands of a separate addition on the bus.
+    vector unit's steps over the taps and the bus beats that load both operands of a separate addition.
     """
     height, width = layer.window.kernel
     steps, beats = height * pack.tap_steps(cfg, layer.window)[0], max(1, cfg.lanes // cfg.bus_bytes)

@@ -133,14 +133,16 @@ def describe(rule: RewriteRule) -> str:
 
 
 def is_usable(rule: RewriteRule) -> bool:
-    """Return whether a graph can have `before`, whether it determines everything in `after`, and whether `after` has
-    few more operators.
+    """Return whether a candidate rule is worth a proof, which is costly.
+
+    A graph must be able to contain `before`, which must determine everything in `after`; `after` may have at most
+    MAX_MORE operators more. "spread" of constants is how a model writes equal values for all channels.
     """
     if not all(isinstance(term, Composed) for term in rule.before) or rule.before == rule.after:
         return False
     subterms = [subterm for term in rule.before for subterm in walk(term) if isinstance(subterm, Composed)]
     if any(is_constant(subterm) and subterm.op != "spread" for subterm in subterms):
-        return False  # a model has the result of computed constants
+        return False  # constants are folded, so no model has operators on them
     if len(running_operators(rule.after)) > len(running_operators(rule.before)) + MAX_MORE:
         return False
     before = RewriteRule("", "", rule.before, ())
