@@ -63,7 +63,9 @@ def test_a_pool_finds_what_the_search_without_it_finds(alone: Any) -> None:
         fleet.run([PartJob(b"", PRESETS["tiny"])], lambda number, result: None)  # it is free again
     assert found.steps and found.after.total == alone.after.total and found.before == alone.before
     assert alone.state.weighed > 3 < found.state.weighed
-    assert min(device.asked for device in devices) > 3 and not found.state.left_out
+    # On a busy machine one device may take most of the work, so the shares are not compared.
+    assert all(device.asked for device in devices) and sum(device.asked for device in devices) > 6
+    assert not found.state.left_out
     assert not difference(branchy(), found.model, open_model)
 
 
