@@ -31,47 +31,69 @@ from celosia.garbage import raised_gc_threshold
 
 @expand_options(Options)
 def compile(source: Source, options: Options) -> Program:
-    """Compile a model for the accelerator `config` (a preset's name, a TOML or JSON file, or a Config).
+    """Compile an ONNX model to a Program for an accelerator.
 
-    >>> import celosia
-    >>> program = celosia.compile(celosia.models.demo_model_path(), config="tiny")
-    >>> program.macs_accelerator == program.macs_total
-    True
+    The accelerator runs the operators that it supports; kernels for the CPU run the others. `celosia.Runtime` runs the
+    Program.
 
-    accelerator: False leaves every operator to the CPU.
-    caches: inputs [..., rows, columns] of which few rows differ from run to run. The accelerator's memory keeps the
-        other rows (`ProgramRuntime.run_on`).
-    check: compare the Program with the model on random inputs, layer by layer (compiler/selfcheck).
-    decisions: tilings of some layers, as a file or its contents (tensorize/tilings_file.py).
-    fast_math: the search of `optimise` treats floats as real numbers.
-    keep: names of tensors inside the model, or "all". A run returns them in `Result.tensors`. They are written to
-        memory, so layers are not joined across them: outputs stay the same, cycles do not.
-    optimise: how long to search for a model that computes the same bytes in fewer cycles first, as "60s" or seconds
-        (compiler/superoptimise).
-    oracle: opens a model in the runtime with which `optimise` compares; `celosia.compile` passes onnxruntime.
-    place: where operators run, by name: {"conv1": "cpu"}, or "accelerator", an error if that cannot be. {"*": "cpu"}
-        places all others; {"*": "cost"} moves launches to the CPU that are slower than CPU kernels
-        (compiler/placing.py).
-    progress: called with the name of each stage.
-    records: file of measurements by `celosia tune`, to which those for the presets are added. They schedule layers and
-        kernels of this CPU, if the whole then takes fewer cycles; the Program's `schedules` says what they did. "none":
-        the compiler uses its own estimates.
-    rounding: "correct" computes normalisations, sums and averages between bytes in integers that round the real result.
-        By default they are onnxruntime's floats, byte for byte (graph/quantized/rounded.py, sums.py, averages.py).
-    shapes: of inputs by name, if the model leaves sizes open: {"input": (1, 80, 400)}. None or -1 leaves a size open,
-        if graph/specialise.py can.
-    target: a board, its .toml file, or a processor of target.py for which kernels are compiled and linked; by default
-        this machine. Kernels for a Target itself stay objects.
-    tuned: tilings by workload, as a search tries them on `network_of`. They go before records.
-    watch: called with the name and the graph after each pass.
-    without: names of passes and parts to leave out (graph/pipeline.py, compiler/switches.py), to see what each gains.
-        The bytes stay the same, unless a pass of the import is left out.
+    Args:
+        source: The model: its path, or its contents as an onnx.ModelProto.
+        config: The accelerator: the name of a preset, the path of a TOML or JSON file, or a Config.
+        progress: Function that is called with the name of each stage. None: no function is called.
+        accelerator: False leaves every operator to the CPU.
+        watch: Function that is called with the name and the graph after each pass. None: no function is called.
+        target: Processor for which kernels are compiled and linked: a board, its .toml file, or a processor of
+            compiler/target.py. None: this machine. Kernels for a Target itself stay objects.
+        check: Compare the Program with the model on random inputs, layer by layer (compiler/selfcheck).
+        decisions: Tilings of some layers, as a file or its contents (compiler/tensorize/tilings_file.py). None: no
+            tiling is fixed.
+        shapes: Shapes of inputs by name, if the model leaves sizes open: `{"input": (1, 80, 400)}`. A size of None or
+            -1 stays open, if compiler/graph/specialise.py supports it. None: no shape is fixed.
+        keep: Names of tensors inside the model, or "all". A run returns them in `Result.tensors`. They are written to
+            memory, so layers are not joined across them: outputs stay the same, cycles do not. By default none.
+        caches: Names of inputs [..., rows, columns] of which few rows differ from run to run. The accelerator's memory
+            keeps the other rows (`ProgramRuntime.run_on`). By default none.
+        records: File of measurements by `celosia tune`, to which those for the presets are added. They schedule layers
+            and kernels of this CPU, if the whole model then takes fewer cycles. The Program's `schedules` says what
+            they did. "shipped": only those for the presets. "none" or None: the compiler uses its own estimates.
+        tuned: Tilings by workload, as a search tries them on `network_of`. They have priority over records. None: there
+            are none.
+        optimise: Time of a search for a model that computes the same bytes in fewer cycles, as "60s" or in seconds
+            (compiler/superoptimise). The search runs before the compilation. None: no search.
+        fast_math: The search of `optimise` treats floats as real numbers.
+        place: Where operators run, by name: `{"conv1": "cpu"}`. The place "accelerator" is an error if the operator
+            cannot run there. `{"*": "cpu"}` places all others. `{"*": "cost"}` moves launches to the CPU that are
+            slower than CPU kernels (compiler/placing.py).
+        oracle: Function that opens a model in the runtime with which `optimise` compares. None: `celosia.compile`
+            passes onnxruntime.
+        without: Names of passes and parts to leave out, to see what each gains (compiler/graph/pipeline.py,
+            compiler/switches.py). The bytes stay the same, unless a pass of the import is left out.
+        rounding: "onnxruntime" computes normalisations, sums and averages between bytes as onnxruntime's floats, byte
+            for byte. "correct" computes them in integers that round the real result
+            (compiler/graph/quantized/rounded.py, sums.py, averages.py).
 
-    Raises ModelError for a model, ConfigError for a Config, DecisionsError for tilings that a layer cannot follow,
-    RecordsError for a file of records, TargetError and BoardError for a target, LinkError if the linker for another
-    processor is missing, BudgetError for a time, MissingLibrary if onnxruntime is missing, OracleError for a model that
-    it does not run, SelfCheckError if the check finds a fault of Celosia, and CheckFailed, which holds the Program, if
-    the check itself ends in an error.
+    Returns:
+        The Program, which `celosia.Runtime` runs and `Program.save` writes to a file.
+
+    Raises:
+        ModelError: The model is invalid, or the compiler does not support it.
+        ConfigError: The Config is invalid, or there is none of that name.
+        DecisionsError: A layer cannot follow its tiling in `decisions`.
+        RecordsError: The file of records cannot be read.
+        TargetError: There is no such target.
+        BoardError: The board's file is invalid.
+        LinkError: The linker for another processor is missing.
+        BudgetError: The time in `optimise` is invalid.
+        MissingLibrary: onnxruntime is not installed, and `optimise` needs it.
+        OracleError: onnxruntime does not run the model.
+        SelfCheckError: The check has detected a fault of Celosia.
+        CheckFailed: The check itself ended in an error. The exception holds the Program.
+
+    Examples:
+        >>> import celosia
+        >>> program = celosia.compile(celosia.models.demo_model_path(), config="tiny")
+        >>> program.macs_accelerator == program.macs_total
+        True
     """
     started = time.perf_counter()
     processor = find_target(options.target) if isinstance(options.target, str) else options.target

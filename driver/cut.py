@@ -36,15 +36,30 @@ def cut(
     model: str | Path, parts: int = 2, config: str | Path | Config = "pynq", memory: MemoryModel | str = ZYNQ_HP,
     shapes: Shapes | None = None,
 ) -> list[onnx.ModelProto]:  # fmt: skip
-    """Cut the model into `parts` models, each of which takes the output of the one before: one 8-bit tensor.
+    """Cut a model into parts, each of which takes the output of the one before: one 8-bit tensor.
 
-    A place to cut is a tensor that alone feeds all later operators. The chosen ones give the longest part the fewest
-    cycles, by the timing model with this memory. shapes: of inputs whose sizes are open, for all parts. ModelError
-    where there are too few such tensors.
+    A place to cut is a tensor that alone feeds all later operators. The chosen places give the longest part the fewest
+    cycles, by the timing model with this memory.
 
-    >>> import celosia
-    >>> [len(part.graph.output) for part in celosia.cut(celosia.models.demo_model_path(), 2, "tiny")]
-    [1, 1]
+    Args:
+        model: Path of an ONNX model.
+        parts: Number of parts.
+        config: Accelerator, as `celosia.compile` takes it.
+        memory: Memory model: a MemoryModel, its name, or a board's .toml file.
+        shapes: Shapes of inputs by name, for all parts, if the model leaves sizes open. None: no shape is fixed.
+
+    Returns:
+        The parts as ONNX models, in the order in which they run.
+
+    Raises:
+        ModelError: The model has too few tensors where it can be cut, or `celosia.compile` does not support it.
+        ConfigError: The Config is invalid, or there is none of that name.
+        ValueError: There is no such memory model.
+
+    Examples:
+        >>> import celosia
+        >>> [len(part.graph.output) for part in celosia.cut(celosia.models.demo_model_path(), 2, "tiny")]
+        [1, 1]
     """
     source_model, shapes = read(Path(model)), shapes or {}
     import_model(*open_model(source_model))  # raises the error of a model that cannot be compiled

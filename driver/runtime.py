@@ -29,29 +29,41 @@ Array = NDArray[Any]
 
 
 class Runtime(RuntimeBase):
-    """Runs `program` on `device`: "functional", "timed", "rtl", "board", "ssh://USER@BOARD", or any Device of the same
-    Config.
+    """Run a Program, or a model that is compiled when the shapes of its inputs are known, on one or several devices.
 
-    Several devices, as "board,rtl" or in a list, share the samples of `run_each` and `run_batch`; the first one does
-    everything else.
+    A device by name is opened when the first launch needs it; a Program without launches never opens one. Use the
+    Runtime in a `with` statement, which closes the device. Call it with arrays to get the outputs alone.
 
-    >>> import celosia, numpy as np
-    >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")
-    >>> with celosia.Runtime(program, "timed") as runtime:
-    ...     result = runtime.run({"image": np.zeros((1, 1, 32, 32), np.float32)})
-    >>> result.outputs["logits"].shape, result.report["layers"][0]["bound"]
-    ((1, 10), 'gemm')
+    Args:
+        program: A Program, an ONNX model (a ModelProto), or the path of either. A model is compiled for `config` and
+            for the shapes of the inputs when these first occur. The Programs of the last 16 shapes are kept.
+        device: "functional", "timed", "rtl", "board", "ssh://USER@BOARD", or any Device of the same Config. Several
+            devices, as "board,rtl" or in a list, share the samples of `run_each` and `run_batch`. The first device does
+            everything else.
+        threads: Number of threads that the CPU's part may use at once. None: the environment variable CELOSIA_THREADS,
+            or one for each processor, at most 8. Results do not depend on it.
+        config: Accelerator for which a model is compiled, as `celosia.compile` takes it. A Program, or a Device that is
+            passed, has its own.
+        compiling: Other arguments of `celosia.compile` for a model, as `{"check": False}`.
+            `{"shapes": {"image": (8, 3, 224, 224)}}` computes eight samples at once. None: the defaults of
+            `celosia.compile`.
+        **options: Keyword arguments for the devices that are opened by name, such as `memory` for "timed".
 
-    program: a Program, or an ONNX model (a ModelProto), or the path of either. A model is compiled for `config` and for
-    the shapes of the inputs when these first occur; the Programs of the last 16 shapes are kept.
-    compiling: other arguments of `celosia.compile`, as {"check": False}, or {"shapes": {"image": (8, 3, 224, 224)}} to
-    compute eight samples at once.
+    Raises:
+        ThreadsError: The number of threads is impossible.
+        ProgramError: The file is no valid Program, or the CPU's part was compiled for another processor. Also where
+            that part is machine code from a file that is not trusted (`Program.load`).
+        ValueError: There is no device of that name, or the list of devices is empty.
+        ModelError: The model cannot be read.
+        DeviceError: A Device that is passed has another Config than the Program.
 
-    A device by name is opened when the first launch needs it; a program without launches never opens one.
-    threads: how many the CPU's part may use at once; by default the environment variable CELOSIA_THREADS, or one for
-    each processor, at most 8. Results do not depend on it. Raises ThreadsError for an impossible
-    number, and ProgramError where the CPU's part was compiled for another processor, or is machine code from a file
-    that is not trusted (Program.load).
+    Examples:
+        >>> import celosia, numpy as np
+        >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")
+        >>> with celosia.Runtime(program, "timed") as runtime:
+        ...     result = runtime.run({"image": np.zeros((1, 1, 32, 32), np.float32)})
+        >>> result.outputs["logits"].shape, result.report["layers"][0]["bound"]
+        ((1, 10), 'gemm')
     """
 
     program: Program

@@ -176,18 +176,31 @@ def verilog(
     modelled: bool = False,
     blocks: Blocks | None = None,
 ) -> str:
-    """Return the Verilog of the accelerator of `cfg`; the top module is `celosia_top`.
+    """Return the Verilog of an accelerator; the top module is `celosia_top`.
 
-    The first call takes seconds; later ones read a file in the cache. Raises VerilogError if Yosys fails.
+    The first call takes seconds; later calls read a file in the cache.
 
-    cfg: a Config, the name of a preset, or the path of a file.
-    simulation, flat: see `convert`.
-    modelled: elaborate for `SimulationPlatform`, which leaves the arithmetic of the array to a C++ model.
-    blocks: instantiate these vendor primitives, whose modules the text does not contain.
+    Args:
+        cfg: A Config, the name of a preset, or the path of a file.
+        simulation: Leave undefined what silicon leaves undefined, so that a simulator can choose the value. This
+            concerns memories and registers before they are written or reset. It also concerns a memory that is read at
+            the address that is written.
+        flat: Write one module instead of a hierarchy.
+        modelled: Elaborate for `SimulationPlatform`, which leaves the arithmetic of the array to a C++ model.
+        blocks: Vendor primitives to instantiate; the text does not contain their modules. None: no primitives, only the
+            `*` operator.
 
-    >>> import celosia
-    >>> "module celosia_top" in celosia.verilog("tiny")
-    True
+    Returns:
+        The text of the Verilog file.
+
+    Raises:
+        ConfigError: The Config is invalid, or there is none of that name.
+        VerilogError: Yosys, which writes the Verilog, is missing or failed.
+
+    Examples:
+        >>> import celosia
+        >>> "module celosia_top" in celosia.verilog("tiny")
+        True
     """
     cfg = Config.load(cfg)
     options = {"simulation": simulation, "flat": flat, "modelled": modelled}

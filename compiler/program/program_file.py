@@ -45,24 +45,47 @@ VERSION = 11
 class Program(Contents):
     """A compiled model: made by `celosia.compile`, run by `celosia.Runtime` on a Device with the same Config.
 
-    inputs, outputs: their names, element types and shapes. launches: what the accelerator runs, with their layers.
-    placements: where each operator runs, and why.
+    Attributes:
+        name: Name of the model.
+        config: Config of the accelerator.
+        inputs: Names, element types and shapes of the inputs. A size of -1 is known only at run time.
+        outputs: Names, element types and shapes of the outputs.
+        launches: Steps that the accelerator runs, each with its layers.
+        placements: For each operator, a dictionary with the keys name, op, place and reason: where it runs, and why.
+        batched: Names of inputs whose first axis counts any number of samples. All outputs count samples, too. Each
+            output depends on its own samples alone.
+        batch: Number of samples that are computed at once; 0 where the shapes of the Program are fixed.
+        macs_total: Number of multiplications of the complete model.
+        macs_accelerator: Number of multiplications of all launches.
+        schedules: One sentence on the schedules that records or a search have chosen.
+        compile_seconds: Seconds of the compilation; 0 for a Program from a file.
+        dram_size: Bytes of DRAM that launches use.
+        rounding: "onnxruntime" or "correct", as `celosia.compile` takes it.
+        kept: Tensors inside the model that a run returns, too.
 
-    >>> import celosia, tempfile
-    >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")
-    >>> program
-    <Program 'resnet8_fashion_int8' for tiny: image float32[1, 1, 32, 32] -> logits float32[1, 10]; 11 layers in 1 \
+    Examples:
+        >>> import celosia, tempfile
+        >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")
+        >>> program
+        <Program 'resnet8_fashion_int8' for tiny: image float32[1, 1, 32, 32] -> logits float32[1, 10]; 11 layers in 1 \
 launches, 100.0% of the MACs, 2 operators on the CPU>
-    >>> program.launches[0].layers[1].what
-    'conv 3x3, 16→16'
-    >>> path = Path(tempfile.mkdtemp()) / "demo.celosia"
-    >>> program.save(path)
-    >>> celosia.Program.load(path).outputs[0].shape
-    (1, 10)
+        >>> program.launches[0].layers[1].what
+        'conv 3x3, 16→16'
+        >>> path = Path(tempfile.mkdtemp()) / "demo.celosia"
+        >>> program.save(path)
+        >>> celosia.Program.load(path).outputs[0].shape
+        (1, 10)
     """
 
     def save(self, path: str | Path) -> None:
-        """Write the Program to `path` atomically. Raises OutputError."""
+        """Write the Program to a file, atomically.
+
+        Args:
+            path: File to write; one that exists is replaced.
+
+        Raises:
+            OutputError: The file cannot be written.
+        """
         with replacing(path) as temporary, temporary.open("wb") as file:
             self._write(file)
 
@@ -126,11 +149,20 @@ launches, 100.0% of the MACs, 2 operators on the CPU>
 
     @staticmethod
     def load(path: str | Path, trust: bool = False, digest: str | None = None) -> Program:
-        """Read the Program in `path`. Raises ProgramError where it is no Program, damaged, or of another version.
+        """Read a Program from a file that `save` has written.
 
         Checksums detect accidents, not forgery. Kernels are loops, which are checked and compiled on this machine.
-        trust: compile them unchecked, and load the machine code of a Program for a board. digest: the SHA-256 that the
-        file must have, in hexadecimal; it implies trust.
+
+        Args:
+            path: File to read.
+            trust: True compiles kernels unchecked, and loads the machine code of a Program for a board.
+            digest: SHA-256 that the file must have, in hexadecimal. It implies `trust`. None: any file is read.
+
+        Returns:
+            The Program; equal to the one that was saved, except for `compile_seconds`.
+
+        Raises:
+            ProgramError: The file is no Program, is damaged, or has another version of the format.
         """
         with (
             reading(path, ProgramError, "is not a Celosia Program, or a damaged one"),

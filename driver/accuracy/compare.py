@@ -50,35 +50,73 @@ def compare(
 ) -> TensorComparison:  # fmt: skip
     """Run an ONNX model here and under onnxruntime (with numerics.INT8), and compare all tensors that both compute.
 
-    >>> import celosia
-    >>> images, _, _ = celosia.models.demo_images()
-    >>> report = compare(celosia.models.demo_model_path(), {"image": images[:1]}, config="tiny")
-    >>> sum(row["different"] for row in report["tensors"]), report["first"]
-    (0, None)
+    The Program returns its intermediate tensors (`compile(keep="all")`), so no block keeps them on chip.
 
-    inputs: one array for each input, by its name; open sizes of the model are compiled for these arrays. shapes: sizes
-    to compile for, of inputs whose sizes a Program may leave open. float_model: the model before it was quantised; its
-    tensors are found by name, by structure or by order (see `matching.match_tensors`). The Program returns its
-    intermediate tensors (`compile(keep="all")`), so no block keeps them on chip. rounding: as `compile` takes it; with
-    "correct" a normalisation may differ by one step, and tensors computed from it by more. options: keyword arguments
-    of the Runtime, for the device.
+    Args:
+        model: Path of the ONNX model.
+        inputs: One array for each input, by its name. Open sizes of the model are compiled for these arrays.
+        float_model: Path of the model before it was quantised. Its tensors are matched by name, by structure or by
+            order (see `matching.match_tensors`). None: no comparison with a float model.
+        config: Accelerator, as `celosia.compile` takes it.
+        device: Name of the device that runs the Program, as `Runtime` takes it.
+        check: Compare the Program with the model, as `celosia.compile` does.
+        rounding: "onnxruntime" or "correct", as `celosia.compile` takes it. With "correct", a normalisation may differ
+            by one step, and tensors computed from it by more.
+        progress: Function that is called with the name of each stage. None: no function is called.
+        shapes: Shapes to compile for, by name, of inputs whose sizes a Program may leave open. None: no shape is fixed.
+        **options: Keyword arguments of the Runtime, for the device.
 
-    Returns plain data:
+    Returns:
+        A TensorComparison, a dictionary of plain data with these keys:
 
-    - `tensors`, in the model's order: `name`; `op` and `node` that compute it; `dtype`; `shape`; number of `different`
-      elements; `largest` difference (steps of integers, or a share of the largest float); `first` difference (index,
-      computed, expected); `differs` (floats: beyond FLOAT_TOLERANCE); `float`, the float model's tensor, and how it was
-      `matched`; `sqnr_db` against that; `lost_db`, by which that is less than the worst operand's
-    - `different`: number of tensors that differ. `first`: the first one whose operands do not differ
-    - `rounded`: None, or with rounding="correct" the number of `values` of normalisations, how many of them are a step
-      `apart` from onnxruntime's on the same bytes, how many values of `sums` and averages are, and how many tensors
-      `behind` these have other values. None of these count as different
-    - `inside`: tensors that only one side computes, as they are inside an integer or fused operator
-    - `unmatched`: None without a float model, else the tensors of the "model" and of the "float" model that have no
-      counterpart in the other
+            - `model`, `float_model`: paths; `float_model` is None without one
+            - `config`: fields of the Config
+            - `device`: name of the device
+            - `oracle`: onnxruntime's version
+            - `rounding`: as passed
+            - `tensors`: a row for each tensor, in the model's order, with the keys below
+            - `different`: number of tensors that differ
+            - `first`: the first tensor that differs and whose operands do not differ, or None
+            - `rounded`: None, or with rounding="correct" the counts below. None of these count as different
+            - `inside`: tensors that only one side computes, as they are inside an integer or fused operator
+            - `unmatched`: None without a float model, else the tensors of the "model" and of the "float" model that
+              have no counterpart in the other
 
-    Raises what `compile` and `Runtime` do, InputError for a float model that is quantised, OracleError, and
-    MissingLibrary without onnxruntime.
+            A row of `tensors`:
+
+            - `name`, `dtype` and `shape` of the tensor
+            - `op` and `node` that compute it
+            - `different`: number of elements that differ
+            - `largest`: largest difference, in steps of integers, or as a share of the largest float
+            - `first`: first difference: index, computed, expected
+            - `differs`: whether the tensor differs; for floats, beyond FLOAT_TOLERANCE
+            - `float`: name of the float model's tensor, or None
+            - `matched`: how that tensor was matched, or None
+            - `sqnr_db`: signal-to-noise ratio against that tensor, in decibels
+            - `lost_db`: decibels by which that is less than the worst operand's
+
+            The counts of `rounded`:
+
+            - `values`: number of values of normalisations
+            - `apart`: number of these that are a step apart from onnxruntime's on the same bytes
+            - `sums`: number of values of sums and averages that are a step apart
+            - `behind`: number of tensors behind these that have other values
+
+    Raises:
+        ModelError: The model is invalid, or `celosia.compile` does not support it. Its other errors are raised, too.
+        ConfigError: The Config is invalid, or there is none of that name.
+        InputError: An input does not fit the model, or the float model is quantised.
+        OracleError: onnxruntime does not run a model.
+        MissingLibrary: onnxruntime is not installed.
+        ValueError: There is no device of that name.
+        DeviceError: The run ended in an error status. The other errors of `Runtime` are raised, too.
+
+    Examples:
+        >>> import celosia
+        >>> images, _, _ = celosia.models.demo_images()
+        >>> report = compare(celosia.models.demo_model_path(), {"image": images[:1]}, config="tiny")
+        >>> sum(row["different"] for row in report["tensors"]), report["first"]
+        (0, None)
     """
     say = progress or (lambda stage: None)
     oracle.require_onnxruntime()

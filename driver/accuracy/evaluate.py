@@ -54,30 +54,76 @@ def evaluate(
     samples: int | None = None, pixels: Pixels = IN_UNITS, workers: int | None = None, check: bool = True,
     progress: Callable[[str], None] | None = None, count: Count | None = None, **options: Any,
 ) -> Evaluation:  # fmt: skip
-    """Run an ONNX model, or a Program, on every sample of `data`.
-
-    >>> import celosia
-    >>> images, labels, _ = celosia.models.demo_images()
-    >>> report = evaluate(celosia.models.demo_model_path(), {"image": images}, labels, samples=20, config="tiny")
-    >>> report["samples"], report["top1"] > 0.8
-    (20, True)
-
-    data, labels: see `dataset.open_dataset`; samples: the most that are run, spread evenly over all. config: as
-    `compile` takes it; for a Program, None or its own. against: run the model under onnxruntime, too (with
-    numerics.INT8). pixels: of images. workers: devices that run at a time, by default one for each processor that may
-    be used on `rtl`, else one: numpy holds the interpreter. count: called with the samples done and all of them.
-    options: of the devices.
+    """Run an ONNX model, or a Program, on every sample of a data set.
 
     Samples are read while devices run. On the functional device a model of batch 1 runs as one of a larger batch, on
-    the accelerator of that batch; its first batch must give the bytes of the model as it is, or else it is not used.
-    Samples that cannot be read, or fail in the run, are left out; if all fail, the first error is raised.
+    the accelerator of that batch. Its first batch must give the bytes of the model as it is, or else the larger batch
+    is not used.
 
-    Returns plain data: samples that ran, `failed` (the error message of each other one), `batch` and `workers`,
-    seconds, images_per_second (without compiling), cycles of an image, `top1` and `top5` (shares; None without labels,
-    or for an output that is not [batch, classes]), `against` (onnxruntime's version, shares and images_per_second,
-    `differ`: samples with an output that differs, as `compare` counts it, `bytes_different`, `top1_agreement`). Raises
-    what `compile` and `Runtime` do, and CalibrationError, InputError, OracleError, and MissingLibrary without
-    onnxruntime.
+    Samples that cannot be read, or fail in the run, are left out. If all fail, the first error is raised.
+
+    Args:
+        model: Path of an ONNX model or of a saved Program.
+        data: Samples: a folder, an .npz file, or arrays by input name with samples along the first axis (see
+            `dataset.open_dataset`).
+        labels: One class number for each sample, as an array, a .npy or .npz file, or a text (see
+            `dataset.open_dataset`). None: those in `data`, if it has any.
+        config: Accelerator, as `celosia.compile` takes it. None: "pynq" for a model, and its own Config for a Program.
+        device: Name of the devices that run the samples, as `Runtime` takes it.
+        against: Also run the model under onnxruntime (with numerics.INT8).
+        samples: Largest number of samples that run, spread evenly over all. None: all of them.
+        pixels: How images become inputs, as (pixel / 255 - mean) / std. By default pixels become 0..1.
+        workers: Number of devices that run at a time. None: one for each processor that may be used on "rtl", else one,
+            as numpy holds the interpreter.
+        check: Compare the Program with the model, as `celosia.compile` does.
+        progress: Function that is called with the name of each stage. None: no function is called.
+        count: Function that is called with the number of samples done and of all samples. None: no function is called.
+        **options: Keyword arguments of the devices.
+
+    Returns:
+        An Evaluation, a dictionary of plain data with these keys:
+
+            - `model`: path
+            - `config`: fields of the Config
+            - `device`: name of the devices
+            - `samples`: number of samples that ran
+            - `failed`: the error message of each other sample
+            - `batch`: number of samples that ran at a time
+            - `workers`: number of devices that ran at a time
+            - `seconds`: time of the run, in seconds
+            - `compile_seconds`: time of the compilation, in seconds
+            - `images_per_second`: samples a second, without compiling
+            - `cycles`: mean clock cycles of an image; None on a device without a clock
+            - `top1`, `top5`: shares of samples, 0 to 1, with the label among the best one, or five, classes. None
+              without labels, or for an output that is not [batch, classes]. `top5` is also None for five classes or
+              fewer
+            - `against`: None, or the dictionary below
+
+            The dictionary `against`:
+
+            - `onnxruntime`: its version
+            - `top1`, `top5` and `images_per_second` of onnxruntime
+            - `differ`: number of samples with an output that differs, as `compare` counts it
+            - `bytes`: number of bytes of all outputs
+            - `bytes_different`: number of these that differ
+            - `top1_agreement`: share of samples with the same best class, 0 to 1
+
+    Raises:
+        ModelError: The model is invalid, or `celosia.compile` does not support it. Its other errors are raised, too.
+        ConfigError: The Config is invalid, there is none of that name, or a Program has another one.
+        CalibrationError: The samples do not fit the model.
+        InputError: A label is no class, or an input is no tensor.
+        OracleError: onnxruntime does not run the model.
+        MissingLibrary: `against` is set, and onnxruntime is not installed.
+        ValueError: There is no device of that name.
+        DeviceError: All runs ended in an error status. The other errors of `Runtime` are raised, too.
+
+    Examples:
+        >>> import celosia
+        >>> images, labels, _ = celosia.models.demo_images()
+        >>> report = evaluate(celosia.models.demo_model_path(), {"image": images}, labels, samples=20, config="tiny")
+        >>> report["samples"], report["top1"] > 0.8
+        (20, True)
     """
     say = progress or (lambda stage: None)
     for name in device.split(","):

@@ -80,31 +80,73 @@ def explore(
     optimise: float = 0.0, fleet: Fleet | None = None, progress: Callable[[str], None] = lambda stage: None,
     told: Callable[[ExploreState | SearchState], None] = lambda state: None,
 ) -> Exploration:  # fmt: skip
-    """Search for the Pareto-optimal Configs for these models on `board`.
+    """Search for the Pareto-optimal Configs for one or several models on a board.
 
-    >>> import celosia
-    >>> small = {"block_in": [8, 16], "block_out": 8, "bus_bytes": 8, "taps": 0, "forward": False, "batch": 1}
-    >>> found = celosia.explore(celosia.models.demo_model_path(), space=small, points=2)
-    >>> len(found.front) == len(found.report["front"]) >= 1
-    True
+    Cycles are of the timing model, with the compiler's own decisions for each Config. Area is by the resource model, or
+    as Yosys has counted it. The clock is the board's, as declared, except where Yosys has estimated it.
 
-    models: ONNX files. board: its name, its .toml file, or a Board. objective: of OBJECTIVES. budget: seconds, those of
-    earlier runs in `folder` among them; points: Configs that are measured, likewise; without either, until nothing is
-    left. space: fields with their values, or a TOML file; the others have those of the board's default space. folder:
-    where points and the front are kept; a later run in it goes on. memory: a memory model, by default the board's.
-    left: share of each resource that stays free. search: of SEARCHES. jobs: processes that measure; 0: this one. pool:
-    "dask://HOST:PORT", whose workers have the models under the same paths. deadline: seconds for a model on a Config.
-    confirmed: "yosys", "rtl" or both: how the front is confirmed in the end, minutes a point. optimise: seconds, beside
-    `budget`, for models that take fewer cycles on the Configs of the front (docs/superoptimiser.md), which are written
-    to `folder`. progress: called with the name of each stage; told: with the ExploreState, or the SearchState.
+    Args:
+        models: Path of an ONNX file, or several.
+        board: Name of a board, its .toml file, or a Board.
+        objective: Objectives to minimise: of "cycles", "latency", "period", "area" and "energy" (`choices.OBJECTIVES`).
+        budget: Limit of the exploration in seconds, earlier runs in `folder` included. None: no limit of time.
+        points: Largest number of Configs that are measured, earlier runs included. None: no limit; without `budget`,
+            the search then runs until nothing is left.
+        space: Fields of the Config with their values, or a TOML file, or a ConfigSpace. The other fields have the
+            values of the board's default space. None: the default space.
+        folder: Folder that keeps points and the front. A later run in it continues. None: nothing is written.
+        memory: Memory model. None: the board's.
+        left: Share of each resource that stays free, 0 to 1.
+        search: Search algorithm: "bottleneck", "nsga2" or "random".
+        jobs: Number of processes that measure; 0: this process.
+        pool: "dask://HOST:PORT", whose workers have the models under the same paths. None: no pool.
+        deadline: Limit for a model on a Config, in seconds.
+        confirmed: How the front is confirmed in the end, minutes a point: "yosys", "rtl" or both. By default it is not.
+        seed: Seed of the random numbers of the search.
+        optimise: Seconds, besides `budget`, of a search for models that take fewer cycles on the Configs of the front
+            (docs/superoptimiser.md). These models are written to `folder`. 0: no such search.
+        fleet: Devices of the caller, which stay open. None: `jobs` and `pool` say which devices measure.
+        progress: Function that is called with the name of each stage.
+        told: Function that is called with the ExploreState, or the SearchState.
 
-    Cycles are of the timing model, the compiler's own decisions for each Config; area is by the resource model, or as
-    Yosys has counted it; the clock is the board's, as declared, except where Yosys has estimated it.
+    Returns:
+        An Exploration. Its `front` has the Configs on the Pareto front, and its `points` all known points, failures
+            included. Its `report` is the content of front.json, a dictionary with these keys:
 
-    Raises ModelError, BoardError, ExploreError, SpaceError, OutputError, PoolError, FleetError, SynthesisError where
-    the front is confirmed, and MissingLibrary without moocore; Interrupted for Ctrl-C while it searches.
-    `report["state"]["ended"]` says why it ended: "budget", "points", "interrupted", or "" where nothing was left to
-    look at.
+            - `models`: digest of each model by name
+            - `board`, `device`: names of the board and of its FPGA
+            - `memory`: memory model
+            - `format`, `timing`: versions of the file format and of the timing model
+            - `objectives`: meaning and unit of each objective
+            - `take`: a sentence that recommends Configs
+            - `front`: a row for each Config on the front: file, fields, objectives, area, shares of resources 0 to 1,
+              power and clock_mhz
+            - `preset`: the same of the board's own Config, or None
+            - `points`: a row for each measured Config, in order of time
+            - `searched`: names of fields of several values
+            - `power`: a sentence on the estimate of energy
+            - `path`: hypervolume over time
+            - `state`: seconds, numbers of points, and `ended`, the reason for the end: "budget", "points",
+              "interrupted", or "" where nothing was left to measure
+
+    Raises:
+        ModelError: A model is invalid, or nothing of it runs on the accelerator.
+        BoardError: There is no such board, or its file is invalid.
+        ExploreError: An argument is invalid, or `folder` holds another exploration.
+        SpaceError: The space is invalid.
+        OutputError: A file in `folder` cannot be written.
+        PoolError: The pool is none, or has no worker.
+        FleetError: No device is left.
+        SynthesisError: The front is to be confirmed, and a synthesis tool is missing or failed.
+        MissingLibrary: moocore is not installed.
+        Interrupted: Ctrl-C ended the search. The exception holds the result so far.
+
+    Examples:
+        >>> import celosia
+        >>> small = {"block_in": [8, 16], "block_out": 8, "bus_bytes": 8, "taps": 0, "forward": False, "batch": 1}
+        >>> found = celosia.explore(celosia.models.demo_model_path(), space=small, points=2)
+        >>> len(found.front) == len(found.report["front"]) >= 1
+        True
     """
     objective = _check_arguments(objective, confirmed, search, budget)
     resolved_board, memory_model = _resolve_board_and_memory(board, memory)

@@ -65,20 +65,45 @@ def sweep(
     model: str | Path, values: Values, base: str | Path | Config = "pynq", memory: MemoryModel | str = ZYNQ_HP,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Return a row for each combination of `values` of Config fields, in order, on top of `base`.
+    """Measure a model on each combination of values of Config fields.
 
-    cycles and utilization come from the timing model on that memory, under the compiler's own decisions, whatever
-    records there are; bytes are those of scratchpads. dsp, ram (of 36 kbit), lut and ff are of `device`, that of the
-    board that `base` is for, by default a xc7z020: `counted` where `celosia bitstream report` has counted them, else
-    dsp and ram from the Config, and lut and ff by the model of `bitstreams/area.py`; `extrapolated` where it knows
-    nothing of the kind. `misfit` says why a Config does not fit the device, or its bus not the board; None where it
-    fits. A Config that cannot be, or that the model does not fit, has `error` and no cycles. ConfigError for more than
-    MAX_CONFIGS, ModelError where nothing of the model runs on the accelerator.
+    The timing model counts cycles, with the compiler's own decisions, whatever records there are. Resources are those
+    that `celosia bitstream report` has counted. For other Configs, dsp and ram come from the Config, and lut and ff
+    from the model of `bitstreams/area.py`.
 
-    >>> import celosia
-    >>> rows = celosia.sweep(celosia.models.demo_model_path(), {"bus_bytes": [4, 8]}, "tiny")
-    >>> [row["set"]["bus_bytes"] for row in rows], rows[0]["cycles"] > rows[1]["cycles"]
-    ([4, 8], True)
+    Args:
+        model: Path of an ONNX model.
+        values: Values to try, by name of a Config field; at most MAX_CONFIGS (200) combinations.
+        base: Config that has all other fields, as `celosia.compile` takes it.
+        memory: Memory model: a MemoryModel, its name, or a board's .toml file.
+        progress: Function that is called with the fields of each Config.
+
+    Returns:
+        A row for each combination, in order, as a dictionary with these keys:
+
+            - `set`: values of the fields
+            - `cycles`: clock cycles; None if there is an `error`
+            - `utilization`: share of the multipliers that do useful work, 0 to 1; None if there is an `error`
+            - `bytes`: size of the scratchpads, in bytes
+            - `dsp`: number of DSP blocks
+            - `ram`: number of block RAMs of 36 kbit
+            - `lut`, `ff`: number of LUTs and of flip-flops
+            - `counted`: whether the resources are counted
+            - `extrapolated`: whether the resource model knows no such Config
+            - `device`: FPGA of the board that `base` is for, by default a xc7z020
+            - `misfit`: why the Config does not fit the device, or its bus not the board; None where it fits
+            - `error`: why the Config cannot be built, or does not fit the model; else None
+
+    Raises:
+        ConfigError: There are more than MAX_CONFIGS combinations, or `base` is invalid.
+        ModelError: The model is invalid, or nothing of it runs on the accelerator.
+        ValueError: There is no such memory model.
+
+    Examples:
+        >>> import celosia
+        >>> rows = celosia.sweep(celosia.models.demo_model_path(), {"bus_bytes": [4, 8]}, "tiny")
+        >>> [row["set"]["bus_bytes"] for row in rows], rows[0]["cycles"] > rows[1]["cycles"]
+        ([4, 8], True)
     """
     first, dram = Config.load(base), memory_model(memory)
     combinations = [dict(zip(values, choice)) for choice in itertools.product(*values.values())]

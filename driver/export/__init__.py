@@ -30,16 +30,28 @@ if TYPE_CHECKING:
 def export(
     source: Source, folder: str | Path, target: str = EXPORT_TARGETS[0], name: str | None = None, **options: Any
 ) -> None:
-    """Write an ONNX model as C for `target` to `folder`, which is made if it does not exist. See docs/export.md.
+    """Write an ONNX model as C, which needs no Python where it runs (docs/export.md).
 
-    name: of the model in C, by default the ONNX model's. options: of `celosia.compile`. TargetError, NotExportable,
-    OutputError, and what `compile` raises.
+    Args:
+        source: The model: its path, or its contents as an onnx.ModelProto.
+        folder: Folder for the C files. It is made if it does not exist.
+        target: "x86_64", "armv7-linux", "armv7-none", "aarch64-linux", "riscv32-none" or "wasm32".
+        name: Name of the model in C. None: the name of the ONNX model.
+        **options: Other arguments of `celosia.compile`, such as `config`.
 
-    >>> import celosia, tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> celosia.export(celosia.models.demo_model_path(), folder, "x86_64", "clothes", config="tiny")
-    >>> (folder / "clothes.h").exists()
-    True
+    Raises:
+        TargetError: There is no such target.
+        NotExportable: C cannot run this model, or the folder holds models for another target.
+        OutputError: A file cannot be written.
+        ModelError: `celosia.compile` does not support the model. Its other errors are raised, too.
+        ConfigError: The Config is invalid, or there is none of that name.
+
+    Examples:
+        >>> import celosia, tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> celosia.export(celosia.models.demo_model_path(), folder, "x86_64", "clothes", config="tiny")
+        >>> (folder / "clothes.h").exists()
+        True
     """
     from celosia.compiler.options import Options
     from celosia.driver.export import c_project as write

@@ -44,20 +44,39 @@ TABLE_LOOKUPS = {"Gather": 0, "RotaryEmbedding": 2}
 class Decoder:
     """A decoder model, compiled to two Programs: one takes a token, the other `chunk` tokens of a prompt.
 
-    Sessions hold the tokens and the key-value caches of their sequences.
+    Sessions hold the tokens and the key-value caches of their sequences. The first run compiles the Programs and opens
+    the device, and raises their errors. Use the Decoder in a `with` statement, which closes the device.
 
-    >>> import celosia
-    >>> with celosia.Decoder(celosia.models.gpt_path(), config="tiny", length=32) as decoder:
-    ...     session = decoder.session()
-    ...     text = decoder.vocabulary.text_of(list(session.generate(decoder.vocabulary.tokens_of("The "), 3)))
-    >>> len(text), session.length
-    (3, 6)
+    Args:
+        model: An ONNX model or its path, with inputs and outputs as driver/generate/roles.py has them.
+        device: Name of a device, such as "functional", or any Device, whose Config then replaces `config`.
+        config: Accelerator, as `celosia.compile` takes it.
+        length: Largest number of tokens of a sequence, at least 2. None: 256 or the number of the model's positions,
+            whichever is smaller.
+        chunk: Number of tokens of a prompt that one run takes.
+        check: Compare the Programs with the model, as `celosia.compile` does.
+        rounding: "onnxruntime" or "correct", as `celosia.compile` takes it.
+        threads: Number of threads of the CPU's part. None: the default of `celosia.Runtime`.
+        progress: Function that is called with the name of each stage. None: no function is called.
+        options: Keyword arguments of the device by name.
 
-    model: an ONNX model with inputs and outputs as generate/roles.py has them. device: by name, or any Device of
-    `config`. length: the most tokens of a sequence, by default DEFAULT_LENGTH or the number of the model's
-    positions, whichever is smaller. chunk: tokens of a prompt that one run takes. threads: of the CPU's part.
-    progress: called with the name of each stage. check, rounding: as for `compile`. options: of the device.
-    Raises what `compile` and `Runtime` do, and ModelError for a model that is no decoder.
+    Raises:
+        ModelError: The model is no decoder, or `celosia.compile` does not support it.
+        ConfigError: The Config is invalid, or there is none of that name.
+        InputError: `length` is less than 2, or more than the number of the model's positions.
+        ThreadsError: The number of threads is impossible.
+        ValueError: There is no device of that name.
+        DeviceError: The device cannot be opened.
+        SelfCheckError: The check has detected a fault of Celosia.
+        CheckFailed: The check itself ended in an error.
+
+    Examples:
+        >>> import celosia
+        >>> with celosia.Decoder(celosia.models.gpt_path(), config="tiny", length=32) as decoder:
+        ...     session = decoder.session()
+        ...     text = decoder.vocabulary.text_of(list(session.generate(decoder.vocabulary.tokens_of("The "), 3)))
+        >>> len(text), session.length
+        (3, 6)
     """
 
     def __init__(
@@ -83,7 +102,13 @@ class Decoder:
         self._latest: _LatestRun | None = None
 
     def session(self) -> Session:
-        """Begin an empty sequence. Several sessions of one Decoder may alternate."""
+        """Begin an empty sequence.
+
+        Several sessions of one Decoder may alternate.
+
+        Returns:
+            A Session that has seen no token.
+        """
         return Session(self)
 
     def program(self, steps: int = 1) -> Program:
@@ -206,8 +231,12 @@ class _LatestRun:
 class Session:
     """A sequence of tokens that the model has seen, with its caches.
 
-    caches: [1, heads, length - 1, size] by input; a row for each token. logits: of the next token, [vocabulary]. usage:
-    cycles and bytes of its runs.
+    Attributes:
+        decoder: Decoder that runs the model.
+        tokens: Numbers of the tokens that the model has seen.
+        caches: Arrays [1, heads, length - 1, size] by input; a row for each token.
+        logits: Logits [vocabulary] of the next token; empty before the first token.
+        usage: Cycles and bytes of the session's runs.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -237,10 +266,21 @@ class Session:
             )
 
     def feed(self, tokens: Sequence[int]) -> Array:
-        """Append `tokens` to the sequence, and return the logits [vocabulary] of the next token.
+        """Append tokens to the sequence, and compute the logits of the next token.
 
-        Whole chunks run at once; the rest is padded to a chunk, or, if the model returns only the last token's logits,
-        runs token by token. InputError as `check`; the sequence is then as it was.
+        Whole chunks run at once; the rest is padded to a chunk. If the model returns only the last token's logits, the
+        rest runs token by token.
+
+        Args:
+            tokens: Numbers of tokens, of any integer type; at least one.
+
+        Returns:
+            Logits [vocabulary] of the next token.
+
+        Raises:
+            InputError: There is no token, one is out of range or no integer, or the sequence has no room. The sequence
+                is then as it was.
+            DeviceError: A run ended in an error status, or did not end in time.
         """
         tokens, decoder = _to_ints(tokens), self.decoder
         self.check(tokens)
@@ -254,10 +294,19 @@ class Session:
     def generate(
         self, prompt: Sequence[int], count: int, choose: Callable[[Array], int] | None = None
     ) -> Iterator[int]:
-        """Yield `count` tokens that the model appends to `prompt`, or as many as a sequence has room for.
+        """Yield the tokens that the model appends to a prompt.
 
-        prompt: at least one token, or none to continue the sequence. choose: returns the token for logits [vocabulary];
-        by default the likeliest. InputError as `feed`.
+        Args:
+            prompt: Numbers of at least one token, or none to continue the sequence.
+            count: Number of tokens to yield; they are fewer if the sequence has no room for them.
+            choose: Function that returns the token for logits [vocabulary]. None: the token with the largest logit.
+
+        Yields:
+            The number of a token, as soon as it is computed.
+
+        Raises:
+            InputError: A token is out of range or no integer, or the sequence has no room for the prompt.
+            DeviceError: A run ended in an error status, or did not end in time.
         """
         choose = choose or Sampler()
         logits = self.feed(prompt) if len(prompt) or not self.length else self.logits

@@ -19,15 +19,25 @@ if TYPE_CHECKING:
 def report(subject: Program | Result | str | Path, memory: MemoryModel | str = ZYNQ_HP) -> Page:
     """Return the figures of a run as a page, which a notebook shows and `Page.save` writes.
 
-    >>> import celosia
-    >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")
-    >>> celosia.report(program)
-    <Page 'resnet8_fashion_int8' of 6 sections>
+    Args:
+        subject: A Result, with its own cycles; a Program or the path of a saved one, with cycles that the timing model
+            predicts. Also the path of a report of `celosia run --report`, or of a front.json of `celosia explore`.
+        memory: Memory model for the prediction of a Program's cycles: a MemoryModel, its name, or a board's .toml file.
 
-    subject: a Result, with its own cycles; a Program, or the path of a saved one, with the cycles that the timing model
-    predicts for `memory`; or the path of a report of `celosia run --report`, or of a front.json of `celosia explore`.
-    ReportError for other files, ProgramError, MissingLibrary where Bokeh is not installed, and ValueError for an
-    unknown memory model.
+    Returns:
+        The page, in HTML.
+
+    Raises:
+        ReportError: The file is no report that a page can show, or the Result has no Program.
+        ProgramError: The saved Program is damaged.
+        MissingLibrary: Bokeh is not installed.
+        ValueError: There is no such memory model.
+
+    Examples:
+        >>> import celosia
+        >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")
+        >>> celosia.report(program)
+        <Page 'resnet8_fashion_int8' of 6 sections>
     """
     if isinstance(subject, (str, Path)):
         path = Path(subject)

@@ -128,39 +128,85 @@ def quantize(
     config: str | Path | Config = "pynq", progress: Callable[[str], None] | None = None,
     told: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Quantise the float model `model` to int8 weights and 8-bit activations, and write it to `output`.
+    """Quantise a float model to int8 weights and 8-bit activations, and write it to a file.
 
-    It gets pairs of QuantizeLinear and DequantizeLinear (QDQ).
+    The quantised model has pairs of QuantizeLinear and DequantizeLinear (QDQ). Open sizes of the model become those of
+    the samples, except for decoders, whose sizes stay open.
 
-    calibration: a folder, an .npz file, or arrays by input name with samples along the first axis; see
-    `calibration.open_samples`; for a decoder, `decoders.complete_decoder_samples` says what may be missing.
-    weights: their bits; 4, 2 or 1 write int8 that is so few bits times a factor for each group of input channels
-    (four_bits.py). symmetric: activations, int8, have no zero point.
-    method: how ranges come from samples: "minmax", "entropy" or "percentile".
-    operators: "all" that the quantiser supports; "products" (MatMul and Gemm with their biases, symmetric int8
-    activations), the default for decoders; "rotary": also rotary positions; "attention": also masks and softmaxes. For
-    decoders "all" is "attention" with the residual stream and norms. smooth: alpha, or "auto", of
-    smooth.py. samples: the most that are used. exclude: names of operators that stay float. mean, std: of images, for
-    pixels in 0..1. config: the accelerator whose share of the work is reported. Open sizes of the model become those
-    of the samples, except for decoders, whose sizes stay open.
+    Args:
+        model: Path of the float ONNX model.
+        calibration: Samples: a folder, an .npz file, or arrays by input name with samples along the first axis (see
+            `calibration.open_samples`). For a decoder, some arrays may be missing (see
+            `decoders.complete_decoder_samples`).
+        output: Path of the quantised model to write.
+        per_channel: Weights have a scale for each output channel; False: one scale for each tensor.
+        weights: Bits of the weights: 8, 4, 2 or 1. 4, 2 and 1 write int8 that is so few bits times a factor for each
+            group of input channels (four_bits.py).
+        activations: Type of activations, "int8" or "uint8".
+        symmetric: Activations have no zero point; they are then int8.
+        method: How ranges come from samples: "minmax", "entropy" or "percentile".
+        operators: Operators to quantise. "all": those that the quantiser supports. "products": MatMul and Gemm with
+            their biases, with symmetric int8 activations. "rotary": also rotary positions. "attention": also masks and
+            softmaxes. For decoders "all" is "attention" with the residual stream and norms. None: "products" for
+            decoders, else "all".
+        smooth: Alpha of smooth.py, 0 to 1, or "auto". None: no smoothing.
+        samples: Largest number of samples that are used. None: all of them.
+        exclude: Names of operators that stay float. By default none.
+        mean: Mean of images for each channel, or one for all, for pixels in 0..1.
+        std: Standard deviation of images for each channel, or one for all, for pixels in 0..1.
+        config: Accelerator whose share of the work is reported, as `celosia.compile` takes it.
+        progress: Function that is called with the name of each stage. None: no function is called.
+        told: Function that is called with a sentence for each image that is resized or converted.
 
-    >>> x = np.random.default_rng(0).normal(size=(8, 2, 4, 4)).astype(np.float32)
-    >>> text = "g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) <float[2, 2, 1, 1] w = {1, 2, 3, -4}> {y = Conv(x, w)}"
-    >>> model = onnx.parser.parse_model('<ir_version: 9, opset_import: ["" : 17]> ' + text)
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> onnx.save(model, folder / "float.onnx")
-    >>> report = quantize(folder / "float.onnx", {"x": x}, folder / "int8.onnx", config="tiny")
-    >>> report["accelerator"]["macs_accelerator"], report["outputs"][0]["sqnr_db"] > 30
-    (64, True)
+    Returns:
+        A report, a dictionary of plain data with these keys:
 
-    Returns a report of plain data: `outputs` (error of each output against the float model, both under onnxruntime; for
-    a decoder's logits also the `perplexity` of both), `outputs_with_int8_weights` (where weights have 8 bits),
-    `outputs_with_products` (of products alone, where attention or all of a decoder is quantised, else None), `smooth`
-    and `outputs_without_smoothing` (None without it), `four_bits` (`matrices` with weights of 4 bits or less, and their
-    `sqnr_db`; None without), `operators` (quantised or why not), `accelerator` (its share of the multiplications), and
-    where an output is poor (`accuracy_report.is_poor`) `losing` (the layers that lose most) and `advice` (what to try),
-    else both empty. told: called with a sentence for each image that is resized or converted. ModelError,
-    CalibrationError, QuantizeError, OutputError, ConfigError, MissingLibrary.
+            - `model`, `output`: paths
+            - `weights`: bits of the weights
+            - `per_channel`, `activations`, `method`: as passed
+            - `samples_calibration`, `samples_measured`: numbers of samples
+            - `held_out`: whether the samples for measuring were left out of the calibration
+            - `outputs`: error of each output against the float model, both under onnxruntime, with the keys below
+            - `outputs_with_int8_weights`: the same where weights have 8 bits
+            - `outputs_with_products`: the same of products alone, where attention or all of a decoder is quantised,
+              else None
+            - `smooth`: `places`, and `changed`: tensor, alpha and gain in decibels; None without smoothing
+            - `outputs_without_smoothing`: as `outputs`; None without smoothing
+            - `four_bits`: `matrices` with weights of 4 bits or less, and their `sqnr_db`; None without such weights
+            - `operators`: name and op of each operator, whether it is quantised, and the reason if not
+            - `accelerator`: the accelerator's share of the multiplications
+            - `losing`: where an output is poor (`accuracy_report.is_poor`), the layers that lose most, in decibels;
+              else empty
+            - `advice`: where an output is poor, sentences on what to try; else empty
+
+            A row of `outputs`:
+
+            - `name` of the output
+            - `max_abs`, `mean_abs`: largest and mean absolute error
+            - `largest`: largest absolute value of the float output
+            - `sqnr_db`: signal-to-noise ratio in decibels; None without an error
+            - `top1_agreement`: share of samples with the same best class, 0 to 1
+            - `perplexity`: for a decoder's logits, that of the "float" and of the "int8" model; else None
+
+    Raises:
+        ModelError: The model is invalid.
+        CalibrationError: The samples do not fit the model.
+        QuantizeError: The model cannot be quantised.
+        OutputError: The file cannot be written.
+        ConfigError: The Config is invalid, or there is none of that name.
+        ValueError: A choice is unknown, or two choices exclude each other.
+        MissingLibrary: onnxruntime or a library of its quantiser is not installed.
+
+    Examples:
+        >>> x = np.random.default_rng(0).normal(size=(8, 2, 4, 4)).astype(np.float32)
+        >>> text = "g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) "
+        >>> text += "<float[2, 2, 1, 1] w = {1, 2, 3, -4}> {y = Conv(x, w)}"
+        >>> model = onnx.parser.parse_model('<ir_version: 9, opset_import: ["" : 17]> ' + text)
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> onnx.save(model, folder / "float.onnx")
+        >>> report = quantize(folder / "float.onnx", {"x": x}, folder / "int8.onnx", config="tiny")
+        >>> report["accelerator"]["macs_accelerator"], report["outputs"][0]["sqnr_db"] > 30
+        (64, True)
     """
     say, cfg = progress or (lambda stage: None), Config.load(config)
     operator_kinds = operators or OPERATORS[0]

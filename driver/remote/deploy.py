@@ -328,13 +328,25 @@ def require_board(board: RemoteBoard, program: Program, device: str, name: str) 
 
 
 def deploy(program: Program, host: str, sudo: bool = False) -> RemoteBoard:
-    """Copy `program` and the runner to the board `host`, USER@BOARD as ssh knows it. Return facts of the board.
+    """Copy a Program and the runner to a board over ssh.
 
-    SshError or ProgramError where the board lacks something to run it.
+    Args:
+        program: Program to copy. It must be compiled for the board's processor.
+        host: Board as ssh knows it, USER@BOARD.
+        sudo: Run as root on the board through sudo, which must not ask for a password.
 
-    >>> import celosia
-    >>> celosia.deploy(celosia.Program.load("model.celosia"), "root@pynq").pynq  # doctest: +SKIP
-    '3.0.1'
+    Returns:
+        Facts of the board: machine, python, numpy, pynq, pynq_error, free (bytes of its disk) and missing files.
+
+    Raises:
+        SshError: The board cannot be reached, or lacks something to run the Program.
+        ProgramError: The Program must be compiled again for this board.
+        LinkError: The machine code for the board cannot be linked.
+
+    Examples:
+        >>> import celosia
+        >>> celosia.deploy(celosia.Program.load("model.celosia"), "root@pynq").pynq  # doctest: +SKIP
+        '3.0.1'
     """
     with connect(host) as connection:
         remote = Remote(connection, sudo=sudo)

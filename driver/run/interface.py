@@ -57,29 +57,43 @@ class RuntimeBase:
     def run(self, inputs: Mapping[str, Array], keep: Callable[[str], bool] | None = None, trace: bool = True) -> Result:
         """Run once.
 
-        inputs: one array for each input, of its exact type and shape. keep: tensors inside the graph whose values are
-        returned as outputs, too, if they are in the host's memory at some time. trace: record the time of each
-        instruction, which the report needs for the cycles of each layer. Raises InputError and DeviceError.
+        Args:
+            inputs: One array for each input by name, of its exact element type and shape.
+            keep: Function of a tensor's name: whether the value of that tensor inside the graph is returned as an
+                output, too. This works for tensors that are in the host's memory at some time. None: outputs only.
+            trace: Record the time of each instruction, which the report needs for the cycles of each layer.
 
-        `Result.tensors` has the outputs and, where the Program was compiled with `keep`, tensors inside it.
+        Returns:
+            The Result: outputs, counters and the report. `Result.tensors` has the outputs, and tensors inside a Program
+                that was compiled with `keep`.
 
-        The report is plain data: cycles, utilization (macs_accelerator / cycles / MACs per cycle) and all times of
-        units are None on devices without a clock; driver/run/explain.py makes its rows for layers.
+        Raises:
+            InputError: An input is missing or unknown, or its element type or shape is wrong.
+            DeviceError: The run ended in an error status, or did not end in time.
         """
         raise NotImplementedError
 
     def run_batch(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run a batch of any size, and return the outputs joined along their first axis.
+        """Run a batch of any size, and join the outputs along their first axis.
 
-        inputs: arrays whose first axis counts samples; each run takes as many as the Program's inputs have there. Where
-        that size is open, `run` does the same. InputError where it does not divide the batch, or inputs have batches of
-        different sizes.
+        Args:
+            inputs: Arrays by name whose first axis counts samples. Each run takes as many samples as the Program's
+                inputs have there. Where that size is open, `run` does the same.
 
-        >>> import celosia
-        >>> images, labels, classes = celosia.models.demo_images()
-        >>> runtime = celosia.Runtime(celosia.compile(celosia.models.demo_model_path(), "tiny"))
-        >>> runtime.run_batch({"image": images[:5]})["logits"].shape
-        (5, 10)
+        Returns:
+            The outputs by name, with as many samples as the inputs.
+
+        Raises:
+            InputError: The Program's number of samples does not divide the batch, or inputs have batches of different
+                sizes.
+            DeviceError: A run ended in an error status, or did not end in time.
+
+        Examples:
+            >>> import celosia
+            >>> images, labels, classes = celosia.models.demo_images()
+            >>> runtime = celosia.Runtime(celosia.compile(celosia.models.demo_model_path(), "tiny"))
+            >>> runtime.run_batch({"image": images[:5]})["logits"].shape
+            (5, 10)
         """
         raise NotImplementedError
 
@@ -106,21 +120,34 @@ class RuntimeBase:
         return outputs[0] if len(outputs) == 1 else outputs
 
     def run_each(self, samples: Iterable[Sample], in_flight: int = LANES, trace: bool = True) -> Results:
-        """Run once for each of `samples`, in order: inputs by name, or the array of the only input.
+        """Run once for each sample, in order.
 
-        in_flight: samples at a time on each accelerator, so that CPU steps of one overlap launches of another. Each has
-        tensors and device memory of its own; they are fewer where memory is short. As many again are read ahead, and
-        must not change until their results are returned. 1: one sample after the other, in this thread, each read when
-        its result is requested. Each of several devices takes the next sample when it is free. trace: see `run`.
+        `next` of the returned iterator raises the error of a sample, with its number. The call after it goes on with
+        the next sample (see Results).
 
-        `next` of the returned iterator raises the error of a sample, with its number, and the call after it goes on
-        with the next sample (see Results).
+        Args:
+            samples: Inputs by name for each sample, or the array of the only input.
+            in_flight: Number of samples at a time on each accelerator, 1 to 64. CPU steps of one sample overlap
+                launches of another. Each sample has tensors and device memory of its own; they are fewer where memory
+                is short. As many samples again are read ahead, and must not change until their results are returned. 1
+                runs one sample after the other, in this thread; each is read when its result is requested. Each of
+                several devices takes the next sample when it is free.
+            trace: Record the time of each instruction, which the report needs for the cycles of each layer.
 
-        >>> import celosia
-        >>> images, labels, classes = celosia.models.demo_images()
-        >>> runtime = celosia.Runtime(celosia.compile(celosia.models.demo_model_path(), "tiny"))
-        >>> [classes[result.outputs["logits"].argmax()] for result in runtime.run_each(images[:2, None])]
-        ['Ankle boot', 'Pullover']
+        Returns:
+            An iterator of Results, one for each sample. Its `lost` has a sentence for each accelerator that was left
+                out after an error.
+
+        Raises:
+            InputError: `in_flight` is outside its limits. From `next`: a sample does not fit the Program.
+            DeviceError: From `next`: a run ended in an error status, or did not end in time.
+
+        Examples:
+            >>> import celosia
+            >>> images, labels, classes = celosia.models.demo_images()
+            >>> runtime = celosia.Runtime(celosia.compile(celosia.models.demo_model_path(), "tiny"))
+            >>> [classes[result.outputs["logits"].argmax()] for result in runtime.run_each(images[:2, None])]
+            ['Ankle boot', 'Pullover']
         """
         if in_flight not in range(1, MAX_LANES + 1):
             raise InputError(f"in_flight must be a whole number from 1 to {MAX_LANES}, not {in_flight}")

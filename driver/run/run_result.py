@@ -33,16 +33,39 @@ class Tensors(dict[str, Array]):
 class Result:
     """Result of a run: outputs, counters, and its report.
 
-    >>> import celosia
-    >>> images, _, _ = celosia.models.demo_images()
-    >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")
-    >>> celosia.Runtime(program).run({"image": images[:1]})
-    <Result of 'resnet8_fashion_int8' on functional: logits float32[1, 10]>
+    The functions `_report`, `_times` and `_draw` compute the report, the times, and figures in HTML when they are
+    needed.
 
-    outputs: arrays by name. counters: those of each launch. tensors: outputs and the tensors that the Program was
-    compiled to keep, by name. report: the content of REPORT.json, see `Runtime.run`. program: the Program that ran;
-    None where a board ran it. _report, _times, _draw: functions that compute the report, the times, and figures in HTML
-    when they are needed.
+    Attributes:
+        outputs: Output arrays by name.
+        counters: Counters of each launch; without cycles on a device without a clock.
+        tensors: Outputs, and the tensors that the Program was compiled to keep, by name.
+        report: Content of REPORT.json, a dictionary that is computed when it is first read. On devices without a clock,
+            cycles, utilization and all times of units are None. driver/run/explain.py makes its rows for layers. Its
+            keys:
+
+            - `model`, `device`, `rounding`, `memory_model`: names
+            - `config`: fields of the Config
+            - `cycles`: clock cycles of all launches
+            - `utilization`: macs_accelerator / cycles / MACs per cycle, 0 to 1
+            - `macs_total`, `macs_accelerator`: multiplications of the model, and of the accelerator
+            - `launches`: number of launches that ran
+            - `cpu_nodes`: name, op and reason of each operator on the CPU
+            - `saved_traffic`: bytes that fusion on the CPU saves
+            - `arena`: bytes of the memory that CPU steps share, and the lower bound of any plan
+            - `layers`: a row for each layer
+            - `units`: clock cycles of load, gemm, vector and store: busy, wait_token and wait_memory
+            - `seconds`: seconds by phase
+        seconds: Seconds by phase: "compile" and "build" before the run, "run", and "cpu", the part of "run" on the CPU.
+        step_seconds: Seconds of each step of the Program on this machine; for a launch, those of its simulation.
+        program: Program that ran; None where a board ran it.
+
+    Examples:
+        >>> import celosia
+        >>> images, _, _ = celosia.models.demo_images()
+        >>> program = celosia.compile(celosia.models.demo_model_path(), "tiny")
+        >>> celosia.Runtime(program).run({"image": images[:1]})
+        <Result of 'resnet8_fashion_int8' on functional: logits float32[1, 10]>
     """
 
     outputs: dict[str, Array]

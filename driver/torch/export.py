@@ -67,24 +67,39 @@ def from_torch(
     kwargs: Mapping[str, Any] | None = None, input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None, dynamic_shapes: Any = None, **options: Any,
 ) -> Program:  # fmt: skip
-    """Compile a PyTorch module for the accelerator `config`.
+    """Compile a PyTorch module for an accelerator.
 
-    module: in evaluation mode, or a result of PT2E's `convert_pt2e` or of `torch.export.export`. example_inputs: a
-    tensor or a tuple of its arguments, of the shapes and types that the Program takes. kwargs: arguments by name.
-    input_names, output_names: of the Program, in order; by default those of the arguments and of PyTorch's operators.
-    dynamic_shapes: which sizes are open, as `torch.export.export` takes them. The Program leaves those open that it can
-    (docs/shapes.md); the others are those of `shapes`, or of the example. For any size, give the result of `to_onnx` to
-    `Runtime`. options: those of `celosia.compile`.
+    The Program leaves those sizes open that it can (docs/shapes.md). The other sizes are those of the option `shapes`,
+    or of the example. For any size, pass the result of `to_onnx` to `Runtime`.
 
-    Raises TorchError, and what `celosia.compile` raises.
+    Args:
+        module: A module in evaluation mode, or a result of PT2E's `convert_pt2e` or of `torch.export.export`.
+        example_inputs: A tensor or a tuple of the module's arguments, of the shapes and types that the Program takes.
+        config: Accelerator, as `celosia.compile` takes it.
+        kwargs: Example arguments by name. None: there are none.
+        input_names: Names of the Program's inputs, in order. None: those of the arguments.
+        output_names: Names of the Program's outputs, in order. None: those of PyTorch's operators.
+        dynamic_shapes: Sizes that are open, as `torch.export.export` takes them. None: no size is open.
+        **options: Other arguments of `celosia.compile`.
 
-    >>> program = from_torch(torch.nn.Linear(4, 3).eval(), torch.zeros(2, 4), "tiny")
-    >>> [tensor.shape for tensor in (*program.inputs, *program.outputs)]
-    [(2, 4), (2, 3)]
-    >>> batch = {0: torch.export.Dim("batch")}
-    >>> program = from_torch(torch.nn.Linear(4, 3).eval(), torch.zeros(2, 4), "tiny", dynamic_shapes=(batch,))
-    >>> program.shape_text(program.inputs[0])
-    'float32[n, 4]'
+    Returns:
+        The Program, with the name of the exported module.
+
+    Raises:
+        TorchError: The module cannot be converted. The message names the part of the module and the way out.
+        ModelError: `celosia.compile` does not support the module.
+        ConfigError: The Config is invalid, or there is none of that name.
+        SelfCheckError: The check of `celosia.compile` has detected a fault of Celosia. Its other errors are raised,
+            too.
+
+    Examples:
+        >>> program = from_torch(torch.nn.Linear(4, 3).eval(), torch.zeros(2, 4), "tiny")
+        >>> [tensor.shape for tensor in (*program.inputs, *program.outputs)]
+        [(2, 4), (2, 3)]
+        >>> batch = {0: torch.export.Dim("batch")}
+        >>> program = from_torch(torch.nn.Linear(4, 3).eval(), torch.zeros(2, 4), "tiny", dynamic_shapes=(batch,))
+        >>> program.shape_text(program.inputs[0])
+        'float32[n, 4]'
     """
     module = getattr(module, "_orig_mod", module)  # the module inside torch.compile's result
     exported = _export_program(module, example_inputs, kwargs, dynamic_shapes)

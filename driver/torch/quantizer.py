@@ -57,17 +57,19 @@ FUNCTIONS = CLAMPS | {
 
 
 class CelosiaQuantizer(Quantizer):  # type: ignore[misc]
-    """Annotates a model for PT2E as the accelerator computes it.
+    """Annotate a PyTorch model for PT2E as the accelerator computes it.
 
-    Weights become symmetric int8 with a scale for each output channel; activations become int8 with one scale and zero
+    Weights become symmetric int8 with a scale for each output channel. Activations become int8 with one scale and zero
     point, from the least and the largest value seen.
 
-    qat: for `prepare_qat_pt2e`, which trains with fake quantisation, instead of `prepare_pt2e`. exclude: names of
-    submodules, as of `named_modules()`, that stay float with all that is inside them.
+    Products with weights, and of two activations, are always quantised. Additions, functions, pooling, views and
+    concatenations are quantised only if all their operands are quantised or inputs of the module. Operands of a product
+    of two activations are symmetric, back to where they are computed.
 
-    Products with weights, and of two activations, are always quantised; additions, functions, pooling, views and
-    concatenations only if all their operands are quantised or inputs of the module. Operands of a product of
-    two activations are symmetric, back to where they are computed.
+    Args:
+        qat: True for `prepare_qat_pt2e`, which trains with fake quantisation; False for `prepare_pt2e`.
+        exclude: Names of submodules, as of `named_modules()`, that stay float with all that is inside them. By default
+            none.
     """
 
     def __init__(self, *, qat: bool = False, exclude: Sequence[str] = ()) -> None:

@@ -40,23 +40,58 @@ def tune_cpu(
 ) -> Tuning:  # fmt: skip
     """Tune the kernels of a model that run on this CPU, on one thread, and compile it.
 
-    >>> import celosia
-    >>> tuning = celosia.tune_cpu(celosia.models.demo_model_path(), "tiny", trials=4)
-    >>> tuning.report["seconds_tuned"] <= tuning.report["seconds_own"]
-    True
+    Args:
+        source: The model: its path, or its contents as an onnx.ModelProto.
+        config: Accelerator, as `celosia.compile` takes it.
+        trials: Largest number of schedules that are tried.
+        records: File that keeps the trials, or Records. Trials that it has are not run again. None: trials are not
+            kept.
+        jobs: Number of processes that measure.
+        search: Search algorithm, one of `tune.search.SEARCHES`: "descent", "climb", "evolution", "annealing" or
+            "random".
+        learner: Cost model that learns from trials: "ridge", or "trees" (needs the extra `tune`).
+        seed: Seed of the random numbers of the search.
+        deadline: Limit of one trial, in seconds.
+        fleet: Devices of the caller, which stay open. None: `jobs` processes of this machine.
+        accelerator: False tunes a model that is compiled for the CPU only.
+        check: Compare the Program with the model, as `celosia.compile` does.
+        shapes: Shapes of inputs by name, if the model leaves sizes open. None: no shape is fixed.
+        budget: Time after which no more trials begin, in seconds, or as "90s", "30m" or "2h". None: no limit.
+        progress: Function that is called with the name of each stage. None: no function is called.
+        told: Function that is called with the KernelState after each trial.
 
-    trials: the most schedules that are tried. records: a file that keeps the trials; those that it has are not run
-    again. jobs: processes that measure. search: one of `tune.search.SEARCHES`. learner: "ridge", or "trees"
-    (needs the extra `tune`). deadline: seconds for one trial. accelerator: False tunes a model that is compiled for the
-    CPU only. budget: seconds, or "90s", "30m", "2h", after which no more trials begin. progress: called with
-    the name of each stage; told: with the KernelState after each trial.
+    Returns:
+        A Tuning. Its `program` is compiled with the best schedules. Its `report` is a dictionary with these keys:
 
-    The report has seconds_own and seconds_tuned (of all kernels, by short trials), measured, known, failed, seconds,
-    left_out (devices by name), damaged (lines of the records), and kernels: kernel, count, trials, own and tuned
-    (picoseconds), trace (as Python; "" where the compiler's own stays).
+            - `seconds_own`, `seconds_tuned`: seconds of all kernels, by short trials, under the compiler's own
+              schedules and under the tuned ones
+            - `measured`, `known`, `failed`: number of trials that were measured, were in `records`, or failed
+            - `seconds`: time of the tuning, in seconds
+            - `left_out`: devices by name, with the reason
+            - `damaged`: number of lines of the records that cannot be read
+            - `kernels`: a row for each kernel, with the keys below
 
-    Raises what `compile` does, RecordsError, ValueError for a name that there is not, FleetError where no process is
-    left to measure.
+            A row of `kernels`:
+
+            - `kernel`: name
+            - `count`: number of its occurrences in the model
+            - `trials`: number of its trials
+            - `own`, `tuned`: picoseconds under the compiler's own schedule and under the tuned one
+            - `trace`: the tuned schedule as Python; "" where the compiler's own stays
+
+    Raises:
+        ModelError: `celosia.compile` does not support the model. The other errors of `celosia.compile` are raised, too.
+        ConfigError: The Config is invalid, or there is none of that name.
+        RecordsError: The file of records cannot be read.
+        BudgetError: `budget` is no time.
+        ValueError: There is no such search or learner.
+        FleetError: No process is left to measure.
+
+    Examples:
+        >>> import celosia
+        >>> tuning = celosia.tune_cpu(celosia.models.demo_model_path(), "tiny", trials=4)
+        >>> tuning.report["seconds_tuned"] <= tuning.report["seconds_own"]
+        True
     """
     kernel_records, started, until = open_records(records), time.perf_counter(), deadline_of_budget(budget)
 
@@ -94,16 +129,41 @@ def tune_kernel(
     records: str | Path | Records | None = None, jobs: int = 1, search: str = "climb", learner: str = "ridge",
     seed: int = 0, deadline: float = DEADLINE, fleet: Fleet | None = None, told: Told = lambda state: None,
 ) -> tuple[CompiledKernel, Trace]:  # fmt: skip
-    """Return (a kernel that computes `outputs` from `inputs`, its tuned schedule): see `tune_cpu`.
+    """Tune the kernel of an expression on this CPU, on one thread, and compile it.
 
-    >>> import numpy as np
-    >>> import celosia
-    >>> from celosia.compiler import expr as T
-    >>> x = T.placeholder((4, 64), "float32", "x")
-    >>> twice = T.compute((4, 64), lambda i, j: x[i, j] + x[i, j], "twice")
-    >>> kernel, trace = celosia.tune_kernel(twice, [x], trials=2)
-    >>> float(kernel(np.ones((4, 64), np.float32))[0].sum())
-    512.0
+    Args:
+        outputs: Tensor or tensors that the kernel computes.
+        inputs: Tensors from which it computes them, in the order of its arguments.
+        trials: Largest number of schedules that are tried.
+        records: File that keeps the trials, or Records. Trials that it has are not run again. None: trials are not
+            kept.
+        jobs: Number of processes that measure.
+        search: Search algorithm, one of `tune.search.SEARCHES`: "descent", "climb", "evolution", "annealing" or
+            "random".
+        learner: Cost model that learns from trials: "ridge", or "trees" (needs the extra `tune`).
+        seed: Seed of the random numbers of the search.
+        deadline: Limit of one trial, in seconds.
+        fleet: Devices of the caller, which stay open. None: `jobs` processes of this machine.
+        told: Function that is called with the KernelState after each trial.
+
+    Returns:
+        The kernel, which takes the arrays of `inputs` and returns those of `outputs`.
+        Its schedule: the tuned one, or the default where none is faster.
+
+    Raises:
+        RecordsError: The file of records cannot be read.
+        ValueError: There is no such search or learner.
+        FleetError: No process is left to measure.
+
+    Examples:
+        >>> import numpy as np
+        >>> import celosia
+        >>> from celosia.compiler import expr as T
+        >>> x = T.placeholder((4, 64), "float32", "x")
+        >>> twice = T.compute((4, 64), lambda i, j: x[i, j] + x[i, j], "twice")
+        >>> kernel, trace = celosia.tune_kernel(twice, [x], trials=2)
+        >>> float(kernel(np.ones((4, 64), np.float32))[0].sum())
+        512.0
     """
     computed = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
     workload = KernelWorkload.of(computed, inputs)

@@ -41,40 +41,74 @@ def optimise(
     accelerator: bool = True, fast_math: bool = False, records: str | Path | None = None,
     tune: int = 0, jobs: int = 0, pool: str | None = None, fleet: Fleet | None = None,
 ) -> Optimised:  # fmt: skip
-    """Rewrite a model by proved rules, until no rewritten model takes fewer cycles or `budget` seconds are over.
+    """Rewrite a model by proved rules, until no rewritten model takes fewer cycles or the time is over.
 
-    accelerator: False for a model that runs only on this processor; then rules on floats are used, too, and the cost is
-    the time of its kernels on one thread.
+    A better model gives the bytes of the original under onnxruntime, for random inputs. Ctrl-C ends the search and
+    keeps the best model.
 
-    fast_math: also use rules that hold for real numbers but round floats differently. Outputs then differ from the
-    original's by rounding only (compiler/superoptimise/rounding.py), or the model is refused; `Optimised.report` has
-    the difference under "fast_math".
+    Args:
+        source: The model: its path, or its contents as an onnx.ModelProto.
+        config: Accelerator, as `celosia.compile` takes it.
+        budget: Limit of the search, in seconds.
+        shapes: Shapes of inputs whose sizes are open, by name; the optimised model has these. None: no shape is fixed.
+        rules: Rules to apply besides Celosia's own. They are proved now, which needs z3.
+        search: "queue" also continues from models that cost a little more than the best; "greedy" takes the best next
+            step.
+        progress: Function that is called with the name of each stage.
+        told: Function that is called with the SearchState.
+        accelerator: False for a model that runs only on this processor. Then rules on floats are used, too, and the
+            cost is the time of its kernels on one thread.
+        fast_math: Also use rules that hold for real numbers but round floats differently. Outputs then differ from the
+            original's by rounding only (compiler/superoptimise/rounding.py), or the model is refused.
+        records: File, as of `celosia tune`, that keeps the results; it is made if it does not exist. The next search of
+            the model continues from them. It ends at once if this search was complete, or took as long. None: results
+            are not kept.
+        tune: Number of trials of schedules, as of `celosia tune`, of the original and of each of the five best models,
+            after `budget`. The model that then takes the fewest cycles wins. `records` keep these trials, too, for
+            `compile(records=)`.
+        jobs: Number of processes that price steps, several at a time, and that tune; 0: this process. Their price of a
+            step is an estimate. Complete models are priced, and bytes compared, in this process. A step without an
+            answer is left out. If all devices are lost, this process continues alone.
+        pool: "dask://HOST:PORT", whose workers price steps and tune, as `celosia.tune` takes it. None: no pool.
+        fleet: Devices of the caller, which stay open. None: `jobs` and `pool` say which devices work.
 
-    shapes: sizes of inputs that are open; the optimised model has these. rules: besides Celosia's own; they are proved
-    now, which needs z3. `Optimised.report` has under "rules" in how many places each applies, and the most that it
-    saves by estimate, whether it was used or not. search: of choices.SUPEROPTIMISERS. "queue" also continues from
-    models that cost a little more than the best; "greedy" takes the best next step. Ctrl-C ends the search and keeps
-    the best. `Optimised.model` is the original where nothing better was found; a better model gives the bytes of the
-    original under onnxruntime, for random inputs.
+    Returns:
+        An Optimised. Its `model` is the best model, or the original where no better one exists. Its `report` is a
+            dictionary with these keys:
 
-    records: a file, as of `celosia tune`, that keeps the results: the next search of the model continues from them, and
-    ends at once if this one was complete, or took as long. It is made if it does not exist.
+            - `cycles_before`, `cycles`: clock cycles of all launches, before and after
+            - `host_before`, `host`: cost of operators on the CPU, roughly in the same cycles; nanoseconds where
+              `measured`
+            - `measured`: whether the costs are times of kernels on this processor
+            - `priced`, `weighed`: number of models with an exact price, and of steps with an estimated saving
+            - `seconds`: time of the search, in seconds
+            - `ended`: "nothing left", "budget", "known" or "interrupted"
+            - `bests`: seconds and price of each new best model, the original first
+            - `tuned`: clock cycles with tuned schedules, of the original and of the last best models
+            - `refused`: a sentence for each better model that did not agree with the original
+            - `left_out`: devices by name, with the reason
+            - `steps`: each step with its rule, proof, cycles and gain
+            - `rules`: a row for each of the caller's rules, used or not: in how many places it applies, and the most
+              that it saves by estimate
+            - `changes`: operators before and after
+            - `fast_math`: only with fast_math: `outputs`, the differences of each output; `bound`, their limit; number
+              of `samples`
 
-    tune: trials of schedules, as of `celosia tune`, of the original and of each of the five best models, after
-    `budget`: the model that then takes the fewest cycles wins. records keep these trials, too, for `compile(records=)`.
+    Raises:
+        BudgetError: `budget` is not positive, or `jobs` or `pool` are passed where this processor is timed.
+        ModelError: The model is invalid, or its sizes are not known.
+        ConfigError: The Config is invalid, or there is none of that name.
+        RuleError: A rule cannot be proved, or `fast_math` is passed with the accelerator.
+        RecordsError: The file of records cannot be read.
+        OracleError: onnxruntime does not run the model.
+        PoolError: The pool is none, or has no worker.
+        MissingLibrary: onnxruntime is not installed.
 
-    jobs, pool: processes that price steps, several at a time, and that tune, as `celosia.tune` takes them; 0 jobs: this
-    process. Their price of a step is an estimate; complete models are priced, and bytes compared, in this process. A
-    step without an answer is left out; if all devices are lost, this process continues alone. fleet: devices of the
-    caller, which stay open.
-
-    >>> import celosia
-    >>> found = celosia.optimise(celosia.models.demo_model_path(), "tiny", budget=1)
-    >>> found.report["cycles"] <= found.report["cycles_before"]
-    True
-
-    Raises BudgetError, ModelError, ConfigError, RuleError, RecordsError, OracleError for a model that onnxruntime does
-    not run, PoolError, and MissingLibrary where onnxruntime is not installed.
+    Examples:
+        >>> import celosia
+        >>> found = celosia.optimise(celosia.models.demo_model_path(), "tiny", budget=1)
+        >>> found.report["cycles"] <= found.report["cycles_before"]
+        True
     """
     from celosia.compiler.tune.kernels.kernel_trial import processor
     from celosia.driver.tune.weighing import weigh_with_fleet

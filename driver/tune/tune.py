@@ -55,27 +55,74 @@ def tune(
 ) -> Tuning:  # fmt: skip
     """Tune the layers of a model that run on the accelerator, and compile it.
 
-    >>> import celosia
-    >>> tuning = celosia.tune(celosia.models.demo_model_path(), "tiny", trials=12)
-    >>> tuning.report["cycles"] <= tuning.report["untuned"]
-    True
+    The timing model judges the whole network.
 
-    trials: the most points of layers that are tried. records: a file that keeps the trials; those that it has are not
-    run again; None: they are not kept. device: that measures the cycles of layers, "timed", "rtl", or a board as
-    "ssh://USER@BOARD" (sudo, base: as `celosia run` takes them); the whole network is judged by the timing model.
-    memory: a memory model, its name, or a board's .toml file. jobs: processes that measure; 0: this one. search: one of
-    `tune.search.SEARCHES`. learner: "ridge", or "trees" (needs the extra `tune`). deadline: seconds for one trial.
-    pool: "dask://HOST:PORT", whose workers measure (needs the extra `fleet`). fleet: devices of the caller, which stay
-    open. budget: seconds, or "90s", "30m", "2h", after which no more trials begin. progress: called with the name of
-    each stage; told: with the NetworkState after each trial.
+    Args:
+        source: The model: its path, or its contents as an onnx.ModelProto.
+        config: Accelerator, as `celosia.compile` takes it.
+        trials: Largest number of points of layers that are tried.
+        records: File that keeps the trials, or Records. Trials that it has are not run again. None: trials are not
+            kept.
+        device: Device that measures the cycles of layers: "timed", "rtl", or a board as "ssh://USER@BOARD".
+        memory: Memory model: a MemoryModel, its name, or a board's .toml file.
+        jobs: Number of processes that measure; 0: this process.
+        search: Search algorithm, one of `tune.search.SEARCHES`: "descent", "climb", "evolution", "annealing" or
+            "random".
+        learner: Cost model that learns from trials: "ridge", or "trees" (needs the extra `tune`).
+        seed: Seed of the random numbers of the search.
+        deadline: Limit of one trial, in seconds.
+        fleet: Devices of the caller, which stay open. None: `jobs` and `pool` say which devices measure.
+        pool: "dask://HOST:PORT", whose workers measure (needs the extra `fleet`). None: no pool.
+        sudo: Run as root on a board through sudo, as `celosia run` does.
+        base: Address of the accelerator's registers on a board, as `celosia run` takes it. None: that of the bitstream
+            projects.
+        check: Compare the Program with the model, as `celosia.compile` does.
+        shapes: Shapes of inputs by name, if the model leaves sizes open. None: no shape is fixed.
+        budget: Time after which no more trials begin, in seconds, or as "90s", "30m" or "2h". None: no limit.
+        progress: Function that is called with the name of each stage. None: no function is called.
+        told: Function that is called with the NetworkState after each trial.
 
-    The report has cycles and untuned (of the whole network), `regret` (all layers together take at most that share
-    fewer cycles, proved), trials, measured, known, failed, seconds, left_out (devices by name), damaged (lines of the
-    records), and layers: name, workload, count, usual and best (cycles twice in a row), regret, trials, decided.
+    Returns:
+        A Tuning. Its `program` is compiled with the best schedules. Its `report` is a dictionary with these keys:
 
-    Raises what `compile` does, ModelError where nothing runs on the accelerator, RecordsError, ValueError for a name
-    that there is not, PoolError for a pool that is none or has no worker for this, SshError for a board's name that is
-    none, FleetError where no device is left.
+            - `cycles`, `untuned`: clock cycles of the whole network, with tuned schedules and without
+            - `regret`: all layers together take at most that share fewer cycles, 0 to 1, proved
+            - `trials`: number of trials
+            - `measured`, `known`, `failed`: number of trials that were measured, were in `records`, or failed
+            - `seconds`: time of the tuning, in seconds
+            - `left_out`: devices by name, with the reason
+            - `damaged`: number of lines of the records that cannot be read
+            - `conflicts`: number of lines of the records that contradict another one
+            - `layers`: a row for each layer, with the keys below
+
+            A row of `layers`:
+
+            - `layer`: name
+            - `workload`: description of its sizes
+            - `count`: number of layers of this workload
+            - `points`: number of schedules in its space
+            - `usual`, `best`: clock cycles of the layer, run twice in a row, under the compiler's own schedule and the
+              best one
+            - `regret`: the layer takes at most that share fewer cycles, 0 to 1
+            - `trials`: number of its trials
+            - `decided`: decisions of its schedule
+
+    Raises:
+        ModelError: Nothing of the model runs on the accelerator, or `celosia.compile` does not support it. The other
+            errors of `celosia.compile` are raised, too.
+        ConfigError: The Config is invalid, or there is none of that name.
+        RecordsError: The file of records cannot be read.
+        BudgetError: `budget` is no time.
+        ValueError: There is no such search, learner, device or memory model.
+        PoolError: The pool is none, or has no worker for this device.
+        SshError: There is no board of that name.
+        FleetError: No device is left.
+
+    Examples:
+        >>> import celosia
+        >>> tuning = celosia.tune(celosia.models.demo_model_path(), "tiny", trials=12)
+        >>> tuning.report["cycles"] <= tuning.report["untuned"]
+        True
     """
     judge, until = CostSource(device, memory_model_text(memory_model(memory))), deadline_of_budget(budget)
     known_records = open_records(records)

@@ -187,15 +187,19 @@ def _check_combinations(cfg: Config) -> None:
 class Config:
     """Parameters of one accelerator; docs/configs.md lists them with defaults, limits and costs.
 
-    >>> Config(block_in=8, block_out=8, bus_bytes=16).macs_per_cycle
-    64
-    >>> Config.load("pynq").inp_depth
-    4096
-
     In each cycle, the gemm unit multiplies int8 inputs [batch, block_in] by int8 weights [block_out, block_in],
-    transposed, and adds the products to int32 sums [batch, block_out]. That is a step of gemm.
+    transposed. It adds the products to int32 sums [batch, block_out]. That is a step of gemm.
 
-    A Config is immutable and hashable. ConfigError for a value or a combination of values that cannot be built.
+    A Config is immutable and hashable. Its fields are the keyword arguments of the constructor.
+
+    Raises:
+        ConfigError: A value, or a combination of values, cannot be built.
+
+    Examples:
+        >>> Config(block_in=8, block_out=8, bus_bytes=16).macs_per_cycle
+        64
+        >>> Config.load("pynq").inp_depth
+        4096
     """
 
     batch: int = _integer_field(
@@ -489,9 +493,17 @@ class Config:
 
     @staticmethod
     def load(source: str | Path | Config) -> Config:
-        """Return the Config named by `source`: a preset's name, the path of a .toml or .json file, or a Config.
+        """Return the Config that `source` names.
 
-        A file that sets no name gives the Config the file's name. Raises ConfigError.
+        Args:
+            source: Name of a preset, path of a .toml or .json file, or a Config. A file that sets no name gives the
+                Config the file's name.
+
+        Returns:
+            The Config; `source` itself if it is one.
+
+        Raises:
+            ConfigError: There is no such preset or file, or the file is invalid.
         """
         if isinstance(source, Config):
             return source
