@@ -61,7 +61,7 @@ def test_each_page_is_in_the_navigation(site: Path) -> None:
 def test_each_public_name_is_in_the_api_reference(site: Path) -> None:
     ids = set(re.findall(r'id="([\w.]+)"', (site / "api.html").read_text(encoding="utf-8")))
     names = {f"celosia.{name}" for name in celosia.__all__} - {f"celosia.{name}" for name in MODULES}
-    names |= {f"celosia.{module}.{name}" for module in ("te",) for name in public_names(module)}
+    names |= {f"celosia.{module}.{name}" for module in ("te", "language") for name in public_names(module)}
     assert not names - ids
 
 
