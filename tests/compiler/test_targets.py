@@ -227,7 +227,7 @@ def test_targets_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         assert each.clock_mhz * 1e6 >= board.CLOCK_HZ
     with pytest.raises(TargetError, match=r"'pynq'.*'pynq-z2'.*pynq-z1, "):
         find_target("pynq")
-    monkeypatch.setattr("celosia.compiler.cpu.llvm.machine.find_spec", lambda name: None)
+    monkeypatch.setattr("celosia.compiler.cpu.llvm.compile_loops.find_spec", lambda name: None)
     with pytest.raises(LinkError, match=r"ziglang.*celosia\[deploy\]"):
         link_library([], TARGETS["armv7"])
 

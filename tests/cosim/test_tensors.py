@@ -180,7 +180,7 @@ def test_infinities_that_are_equal_are_no_difference(
 
 
 def test_another_shape_is_a_difference() -> None:
-    graph = comparing.Graph(
+    graph = comparing.ModelTensors(
         onnx.helper.make_model(onnx.parser.parse_graph("g (float[2] x) => (float[2] y) { y = Neg(x) }"))
     )
     row = comparing._compare_tensor(graph, "y", np.zeros(2, np.float32), np.zeros((1, 2), np.float32))
