@@ -103,9 +103,9 @@ def test_results_are_the_real_ones_rounded(op: str, shape: tuple[int, ...], dtyp
     given = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
     beta = given["beta"] if op == "LayerNormalization" else np.zeros_like(given["beta"])
     found = numerics.norm_constants(given["gamma"], beta, SX, SY, 1e-5)
-    assert found.off <= 2.0**-14
+    assert found.error_bound <= 2.0**-14
     steps, info = real(model, x), np.iinfo(dtype)
-    for off, side in ((-found.off, np.maximum), (found.off, np.minimum)):
+    for off, side in ((-found.error_bound, np.maximum), (found.error_bound, np.minimum)):
         bound = np.clip(np.rint(steps + off) + zero, info.min, info.max)
         np.testing.assert_array_equal(side(y, bound), y, err_msg=f"beyond {off}")
     flip = 128 * (dtype == "uint8")

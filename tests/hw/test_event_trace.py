@@ -50,7 +50,7 @@ class Host(Control):
 
     def __init__(self, count: int, rows: list[tuple[int, int]]) -> None:
         self._ring, self._at = (count, rows), 0
-        self._number, self._prepared = 1, {}
+        self._run_number, self._prepared = 1, {}
 
     def read(self, name: str) -> int:
         count, rows = self._ring
