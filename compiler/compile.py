@@ -70,7 +70,7 @@ def compile(source: Source, options: Options) -> Program:
             compiler/switches.py). The bytes stay the same, unless a pass of the import is left out.
         rounding: "onnxruntime" computes normalisations, sums and averages between bytes as onnxruntime's floats, byte
             for byte. "correct" computes them in integers that round the real result
-            (compiler/graph/quantized/rounded.py, sums.py, averages.py).
+            (compiler/graph/quantized/rounded.py).
 
     Returns:
         The Program, which `celosia.Runtime` runs and `Program.save` writes to a file.

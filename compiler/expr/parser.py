@@ -66,7 +66,7 @@ _TOKEN = re.compile(
 _TENSOR = r"(?P<name>[\w.]+): (?P<dtype>\w+)\[(?P<shape>[\d, ]*)\]"
 """Declaration of a tensor, such as `a: float32[4, 8]`."""
 _PLAIN = re.sub(r"\?P<\w+>", "?:", _TENSOR)
-"""The same without names of groups, which may occur only once in a pattern."""
+"""Pattern of a declaration without names of groups, since a pattern may contain each name only once."""
 _HEAD = re.compile(r"(?P<function>[\w.]+)\((?P<inputs>.*)\) -> \((?P<outputs>.*)\):")
 _LOOP = re.compile(
     r"(?P<kind>for|ordered|unrolled|vectorized|parallel|vthread|pipelined) (?P<name>[\w.]+) in (?P<extent>\d+):"

@@ -37,7 +37,7 @@ class Moves(Enum):
 
 
 class Role(Enum):
-    """What an operand is for."""
+    """Role of an operand in its operator: data, weights, scale, ..."""
 
     DATA = "data"
     WEIGHTS = "weights"

@@ -120,8 +120,8 @@ class OriginalForm:
 
 
 Note = OriginalForm | Quantisation | None
-"""What the writer must know of an operation beside its meaning: the original form of a `requantise`, or the
-quantisation that QDQ around an operator of bytes had.
+"""Remark for the writer on an operation: the original ONNX form of a `requantise`, or the quantisation of the QDQ nodes
+around an operator of bytes; None without one.
 """
 
 

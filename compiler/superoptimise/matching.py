@@ -55,7 +55,7 @@ class Match:
 
 @dataclass
 class _PartialMatch:
-    """What is known while terms are matched one after the other.
+    """Bindings found so far, while the terms of a rule are matched one after the other.
 
     names, values, functions, matched, numbers: as in Match. open: (expression, value) pairs of sizes that could not be
     solved yet.

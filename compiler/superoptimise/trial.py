@@ -72,8 +72,8 @@ OPERAND_ROLES = {
     "plus": ("int32", "int32"),
     "real_deviation": ("bytes", "scale", "scale"), "real_normalised": (*("bytes",) * 4, "scale", "scale"),
 }  # fmt: skip
-"""What the operands of an operator are, so that random ones make sense: "bytes", "int32" or "scale". Others have the
-role of their result.
+"""Kinds of the operands of an operator ("bytes", "int32" or "scale"), for random values in their usual ranges. Operands
+of other operators have the kind of the result.
 """
 
 

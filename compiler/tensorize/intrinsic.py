@@ -1,4 +1,4 @@
-"""What an intrinsic of the accelerator is; intrinsics.py, norm.py and softmax.py declare them.
+"""Types of an intrinsic of the accelerator; intrinsics.py, norm.py and softmax.py declare them.
 
 An intrinsic has a behaviour, a tensor expression over tiles whose sizes come from the Config, and a lowering rule,
 which names the instruction and which of its operands each tile is. The loops around an intrinsic become loops of the

@@ -74,7 +74,7 @@ DEVICE_FAILURES = (Status.FAILED, Status.HUNG, Status.CRASHED, Status.LOST)
 
 @dataclass(frozen=True)
 class CostSource:
-    """What the cycles of a trial come from: the timing model or the RTL with a memory model, or a board.
+    """Source of the cycles of a trial: the timing model or the RTL with a memory model, or a board.
 
     device: "timed", "rtl", or ssh://USER@BOARD. memory: name of the memory model; with a board, the timing model uses
     it to predict complete networks.

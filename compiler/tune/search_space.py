@@ -37,7 +37,7 @@ MAX_POINTS = 20_000
 
 
 class SearchSpace(Protocol):
-    """What a search needs of a space: points by index, and arrays over these indices."""
+    """Interface of a space to a search: points by index, and arrays over these indices."""
 
     @property
     def base(self) -> Floats:

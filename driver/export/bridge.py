@@ -39,7 +39,7 @@ OPEN allocates it. GET_INPUT asks for an input, PUT_OUTPUT sends an output, RETU
 
 
 class BridgedHardware(Protocol):
-    """What a Bridge needs of a simulator: registers, and a device with memory."""
+    """Interface of a simulator to a Bridge: registers, and a device with memory."""
 
     @property
     def device(self) -> FunctionalDevice | RtlDevice:

@@ -36,7 +36,7 @@ class OpenModel:
     def __init__(self, source: str | Path | onnx.ModelProto) -> None:
         self.proto = source if isinstance(source, onnx.ModelProto) else read_mapped(source)
         self.source = source if has_files(self.proto) else self.proto
-        """What to compile: the file where large constants lie in files beside it, else the parsed model."""
+        """Argument for `compile`: the path if large constants lie in files beside it, else the parsed model."""
         self.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
         self.inputs = list(input_values(self.proto))
         self.open = open_inputs(self.proto)

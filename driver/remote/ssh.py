@@ -17,7 +17,7 @@ from celosia.plain import Sentence, printable
 from celosia.sim.devices import SSH_PREFIX
 
 PATTERN = re.compile(r"(?:[\w.+-]+@)?[\w.:%\[\]-]+")
-"""What may be USER@HOST or HOST."""
+"""Pattern of USER@HOST or HOST."""
 CONNECT_SECONDS = 15
 """Limit of the time to connect."""
 LOGIN_SECONDS = 180

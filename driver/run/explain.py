@@ -151,7 +151,7 @@ def launch_code(program: Program, launch: LaunchStep) -> bytes:
 
 @dataclass(frozen=True)
 class _LayerTime:
-    """What the units did in the interval of a layer.
+    """Cycles of the units in the interval of a layer, busy and stalled.
 
     cycles: its length. busy, held: for each unit, cycles with work, and cycles in which an instruction was under way
     without work. products: MACs of the model that the array computed in it. own: for each unit, cycles of work that the

@@ -26,7 +26,7 @@ from celosia.sim.device import Counters
 
 Array = NDArray[Any]
 Target = str | Config | Environment
-"""What to build for, see `build`."""
+"""Target of `build`: a name, a Config or an Environment."""
 
 
 def build(

@@ -46,7 +46,7 @@ TABLE_PADDING = 2
 
 @dataclass(frozen=True)
 class Demand:
-    """What the instructions of a stream ask for: a column for each quantity, 0 where it has no meaning.
+    """Work that each instruction of a stream asks for: a column for each quantity, 0 where it has no meaning.
 
     unit, wait, post: the unit's number and the masks of its tokens. steps: cycles of work without waits: tile
     operations, entries, writes to a scratchpad (padding included), units read from `out`.

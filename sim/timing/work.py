@@ -1,4 +1,4 @@
-"""What the models of the units share: an instruction with its demand, and series of cycles in which entries move."""
+"""Types that the models of the units share: an instruction with its demand, and cycles in which entries move."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ from celosia.compiler.target import MAX_STREAMS, TILE_COLUMNS, TILE_ROWS, TILE_S
 MAX_UNROLLED_READS = 64
 """Limit of the reads in the body of a reduction after its steps are unrolled."""
 MAX_UNROLLED_SLIDING_READS = 128
-"""The same limit where most unrolled reads reuse elements that other steps have read."""
+"""Limit of the unrolled reads if most of them reuse elements that other steps have read."""
 MAX_UNROLLED_INT16_READS = 256
-"""The same limit where an instruction multiplies int16 values, which leaves time to read."""
+"""Limit of the unrolled reads if an instruction multiplies int16 values, which leaves time to read."""
 MAX_EVEN_WORK = 1.05
 """Limit of the work of a tile without edge tiles, relative to the best tile, where edge tiles would be loop nests."""
 L1_BYTES = 24 << 10

@@ -129,7 +129,7 @@ class InstructionTouch(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class InstructionShape:
-    """What instructions have in common that differ in base addresses and tokens only.
+    """Common part of instructions that differ only in base addresses and tokens.
 
     touches: (access with base 0, field that holds the base or None, places in each step of the base). dram: rows of
     bytes that a LOAD reads or a STORE writes: (planes, stride), (rows, stride), (bytes, 1). dram_reach: bytes from the

@@ -1,4 +1,4 @@
-"""What layers mean, as random scalars of the integers modulo 2^64: one for each piece of each output.
+"""Meaning of layers as random scalars of the integers modulo 2^64: one for each piece of each output.
 
 A *piece* is what LOAD and STORE move, [batch][group] of an activation. It is represented by a random number, its
 symbol; weights by a random linear hash, so that the sum of a convolution is a sum of products of scalars. The result of
