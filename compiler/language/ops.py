@@ -239,9 +239,24 @@ def _make_float_function(name: str, intrinsic: str = "") -> Callable[[Any], Tile
     return call
 
 
-exp, log, sqrt, tanh, erf, sin, cos, floor, ceil = map(
-    _make_float_function, ("exp", "log", "sqrt", "tanh", "erf", "sin", "cos", "floor", "ceil")
-)
+exp = _make_float_function("exp")
+"""Return the exponential of each element of a tile of floats."""
+log = _make_float_function("log")
+"""Return the natural logarithm of each element of a tile of floats."""
+sqrt = _make_float_function("sqrt")
+"""Return the square root of each element of a tile of floats."""
+tanh = _make_float_function("tanh")
+"""Return the hyperbolic tangent of each element of a tile of floats."""
+erf = _make_float_function("erf")
+"""Return the error function of each element of a tile of floats."""
+sin = _make_float_function("sin")
+"""Return the sine of each element of a tile of floats."""
+cos = _make_float_function("cos")
+"""Return the cosine of each element of a tile of floats."""
+floor = _make_float_function("floor")
+"""Return the largest integer that is not greater of each element of a tile of floats."""
+ceil = _make_float_function("ceil")
+"""Return the least integer that is not less of each element of a tile of floats."""
 rint = _make_float_function("rint", "round_even")
 rint.__doc__ = "Round each element of a tile of floats to the nearest integer, ties to even."
 
@@ -320,7 +335,12 @@ def _make_reduction(name: str) -> Callable[..., Tile]:
     return call
 
 
-sum, max, min = _make_reduction("sum"), _make_reduction("max"), _make_reduction("min")
+sum = _make_reduction("sum")
+"""Return the sum of a tile over an axis (None: over all)."""
+max = _make_reduction("max")
+"""Return the maximum of a tile over an axis (None: over all)."""
+min = _make_reduction("min")
+"""Return the minimum of a tile over an axis (None: over all)."""
 
 
 def where(condition: Any, a: Any, b: Any) -> Tile:
