@@ -135,7 +135,7 @@ def compare(
     expected = oracle.compute_tensors(Path(model), inputs)
     graph, unmatched = ModelTensors(proto), None
     rows = _compare_tensors(graph, tensors, expected)
-    rounded = None if rounding == ROUNDINGS[0] else _count_rounding_differences(graph, rows, {**inputs, **tensors})
+    rounded = None if rounding == ROUNDINGS[0] else _allow_rounding_differences(graph, rows, {**inputs, **tensors})
     if float_model is not None:
         say("running the float model")
         unmatched = add_float_comparison(proto, graph, rows, tensors, inputs, Path(float_model))
@@ -170,10 +170,10 @@ ROUNDED_SUMS = ("Add", "AveragePool")
 tie."""
 
 
-def _count_rounding_differences(
+def _allow_rounding_differences(
     graph: ModelTensors, rows: list[dict[str, Any]], computed: Mapping[str, Any]
 ) -> dict[str, int]:
-    """Count the values that rounding="correct" lets differ from onnxruntime's, and clear `differs` in their rows.
+    """Clear `differs` in rows whose values rounding="correct" lets differ from onnxruntime's, and count these values.
 
     A value one step apart is no difference, nor is any tensor computed from it. A normalisation is compared with
     onnxruntime's result on the accelerator's own input bytes instead. Returns `rounded` of the report (see `compare`).
@@ -186,7 +186,7 @@ def _count_rounding_differences(
         if recomputed is not None:
             steps_apart = np.abs(recomputed.astype(np.int64) - computed[row["name"]])
             counts["values"] += recomputed.size
-            counts["apart"] += int(np.sum(steps_apart))
+            counts["apart"] += int(np.sum(steps_apart))  # steps: equal to the number of values where `is_allowed`
             is_allowed = int(steps_apart.max(initial=0)) <= 1
         else:
             is_sum = (

@@ -196,9 +196,13 @@ def _drop_failed_samples(dataset: Dataset, failed: Mapping[int, Exception]) -> D
 
 
 def _fix_open_sizes(proto: onnx.ModelProto, inputs: Sequence[TensorInfo], samples: Samples) -> onnx.ModelProto:
-    """Return `proto` with the samples' sizes where it leaves some open."""
+    """Return `proto` with the samples' sizes where it leaves some open.
+
+    A Program is compiled for sizes that are known, and all samples have those of the first one.
+    """
     if all(min(tensor.shape, default=0) >= 0 for tensor in inputs):
         return proto
+    # `samples.inputs` has no open size: `or 0` is there for the type checker only.
     return resized(proto, {tensor.name: [size or 0 for size in tensor.shape] for tensor in samples.inputs})
 
 

@@ -114,13 +114,16 @@ def optimise(
         raise typer.Exit(INTERRUPTED)
 
 
-def _refuse_exclusive_options(cpu: bool, fast_math: bool, trials: int, other_devices: bool) -> None:
-    """Raise BadParameter for options that exclude each other. other_devices: whether --jobs or --pool is given."""
+def _refuse_exclusive_options(cpu: bool, fast_math: bool, trials: int, other_processes: bool) -> None:
+    """Raise BadParameter for options that exclude each other, before the long search.
+
+    trials: N of --tune. other_processes: whether --jobs or --pool is given.
+    """
     if cpu and trials:
         raise typer.BadParameter("--tune is of the accelerator's schedules; leave it out, or --cpu")
     if fast_math and not cpu:
         raise typer.BadParameter("--fast-math is of floats on the CPU; give --cpu, too, or leave it out")
-    if cpu and other_devices:
+    if cpu and other_processes:
         raise typer.BadParameter(
             "what counts with --cpu is the time of this process alone; leave out --jobs and --pool"
         )

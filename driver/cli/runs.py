@@ -257,7 +257,7 @@ class _Files:
 def _write_trace(path: Path, program: Program, result: Result) -> None:
     """Write the timeline of a run as JSON for Perfetto."""
     from celosia.compiler.program.safe_files import write_text
-    from celosia.driver.pages.timeline import timeline
+    from celosia.driver.pages.chrome_trace import chrome_trace
     from celosia.hw.boards.boards import clock_of_report
 
     if result.counters and not any(counters.events for counters in result.counters):
@@ -266,7 +266,7 @@ def _write_trace(path: Path, program: Program, result: Result) -> None:
             "bitstream of it"
         )
     memory = result.report["memory_model"]
-    trace_json = timeline(program, result.counters, result.step_seconds, memory, clock_of_report(memory))
+    trace_json = chrome_trace(program, result.counters, result.step_seconds, memory, clock_of_report(memory))
     write_text(path, json.dumps(trace_json) + "\n")
 
 

@@ -123,7 +123,8 @@ class ConfigSpace:
         return tuple(name for name, values in self.values.items() if len(values) > 1)
 
     def sample(self, rng: np.random.Generator) -> Config | None:
-        """Draw a random Config; None where none is possible."""
+        """Draw a random Config, with which searches begin and leave local optima; None after MAX_DRAWS impossible draws.
+        """
         for _ in range(MAX_DRAWS):
             drawn = {name: values[rng.integers(len(values))] for name, values in self.values.items()}
             if (cfg := self.config(drawn)) is not None:

@@ -135,11 +135,13 @@ def estimate_cycles(subject: ExploredModel, cfg: Config, memory: MemoryModel | s
             if workload not in cycles_of:
                 cycles_of[workload] = estimated_cycles(cfg, workload)
             total += cycles_of[workload]
+            # VECTOR takes `sums` steps for each entry of the result if it adds up windows, else one step.
             vector += workload.out_blocks * workload.rows * workload.columns * workload.images * max(1, workload.sums)
         workloads_of_layers.append((choice.layer, layer_workloads))
         moved += choice.layer.x.size(cfg) + choice.layer.y.size(cfg)
         moved += 0 if choice.layer.gemm is None else choice.layer.gemm.weights.size
     gemm = sum(workload.steps for _, layer_workloads in workloads_of_layers for workload in layer_workloads)
+    # All traffic counts as LOAD's: loads and stores are not told apart here.
     busy = {"gemm": gemm, "vector": vector, "load": moved // cfg.bus_bytes, "store": 0}
     bound = int(network_bound(cfg, workloads_of_layers, memory_model(memory)))
     macs = sum(choice.layer.macs for choice in selection.choices)

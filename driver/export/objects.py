@@ -1,4 +1,8 @@
-"""Read object files in ELF and WebAssembly: undefined symbols and code size."""
+"""Read object files in ELF and WebAssembly: undefined symbols and code size.
+
+So c_project.py refuses kernels that call functions which a target without an operating system lacks. Benchmarks of
+exported models measure code size.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +116,7 @@ class _WasmReader:
                 return value
 
     def text(self) -> str:
-        """Read a text that its length precedes."""
+        """Read a UTF-8 text, such as the name of an import, which its length precedes."""
         size = self.number()
         self.offset += size
         return self.code[self.offset - size : self.offset].decode()

@@ -275,7 +275,9 @@ class _Multiple(_Attention):
         """Split x into heads. If a RotaryEmbedding with constant tables computes x, rotate the heads of its input
         instead.
 
-        The rotation is then in plain operators, too.
+        The rotation is then in plain operators, which `celosia quantize --operators rotary` can quantise so that they
+        run in the launch of attention. x stays as it is where the rotation is of another kind: scaled, packed, at
+        other positions than the model's, or of heads of another size.
         """
         node = self.writer.makers.get(x, onnx.NodeProto())
         attrs = _attribute_values(node)
@@ -289,6 +291,7 @@ class _Multiple(_Attention):
             return self.split_heads(x, self.heads)
         is_interleaved = bool(attrs.get("interleaved", 0))
         rotary = Rotary(self.writer, _node_name(node), node.input[2:4], self.size, is_interleaved, self.roles.positions)
-        covers_head = attrs.get("rotary_embedding_dim", 0) or 2 * rotary.half == self.size
-        heads = self.split_heads(node.input[0] if covers_head else x, self.heads)
-        return rotary.rotate(heads) if covers_head else heads
+        # Without rotary_embedding_dim, RotaryEmbedding divides x into heads of 2 * half elements: maybe not attention's.
+        has_same_heads = bool(attrs.get("rotary_embedding_dim", 0)) or (2 * rotary.half == self.size)
+        heads = self.split_heads(node.input[0] if has_same_heads else x, self.heads)
+        return rotary.rotate(heads) if has_same_heads else heads

@@ -138,13 +138,13 @@ class _GraphBuilder:
         return self._maker_of_byte[address : address + size]
 
     def _packed_bytes(self, pack: Pack) -> int:
-        """Return the bytes of DRAM that a tensor takes that the host packs."""
+        """Return the bytes of DRAM to which the host copies a tensor before a launch, with its windows as channels."""
         shape = self._program.info(pack.value).shape
         images, _, height, width = pack.form.arrange(np.zeros(shape, np.int8)).shape
         return _storage_bytes(self._program.config, images, pack.groups, height, width)
 
     def _unpacked_bytes(self, unpack: Unpack) -> int:
-        """Return the bytes of DRAM from which the host unpacks a tensor."""
+        """Return the bytes of DRAM from which the host copies a tensor after a launch."""
         images, _, height, width = unpack.form.dims
         return _storage_bytes(self._program.config, images, unpack.groups, height, width)
 

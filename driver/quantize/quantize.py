@@ -399,7 +399,10 @@ def _split_fused_operators(proto: onnx.ModelProto, operators: str | None) -> onn
 
 
 def _fix_open_sizes(proto: onnx.ModelProto, inputs: Sequence[Input]) -> onnx.ModelProto:
-    """Return `proto` with the sizes of `inputs` in place of open ones."""
+    """Return `proto` with the sizes of `inputs`, those of the samples, in place of open ones.
+
+    onnxruntime's quantiser infers shapes, which open sizes would leave unknown.
+    """
     if all(None not in tensor.shape for tensor in _tensor_inputs(proto)):
         return proto
     return resized(proto, {tensor.name: [size or 0 for size in tensor.shape] for tensor in inputs})

@@ -16,6 +16,8 @@ from celosia.hw.vector_unit.multiply import logic_product
 class DepthwiseSum(wiring.Component):
     """One lane of stages `tap`, `product` and `acc`: sum of products of entries of vin and taps; or the first entry.
 
+    `vector.py` lists the stages of the pipeline.
+
     Parameters
     ----------
     taps : number of entries that are multiplied by taps and added in a cycle.

@@ -10,7 +10,7 @@ from celosia.hw.lib.probes import probes
 from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.pipeline import REQUANTISE_STAGES
 from celosia.hw.spec.scratchpads import PAR_FIELDS
-from celosia.hw.vector_unit.masks import ones
+from celosia.hw.vector_unit.masks import ones  # ones(n): a mask of the lowest n bits
 from celosia.hw.vector_unit.multiply import LOW_BITS, logic_product
 
 RESULT_BITS = 10

@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.pipeline import ADD_STAGES
-from celosia.hw.vector_unit.masks import ones
+from celosia.hw.vector_unit.masks import ones  # ones(n): a mask of the lowest n bits
 from celosia.hw.vector_unit.multiply import LOW_BITS, logic_product
 
 _LOW = LOW_BITS + 8

@@ -1,5 +1,6 @@
 """Parse flat Verilog as Yosys writes it: what each statement reads and writes, and under which conditions.
 
+For gating.py, which moves logic into the conditions of the registers that need it, so that the simulator skips it.
 An atom is a condition in its simplest form: a signal, one bit of it, or the negation of either.
 """
 
@@ -42,6 +43,8 @@ def names_in(text: str) -> set[str]:
 
 def atom_of(text: str) -> str | None:
     """Return the atom that Verilog text is, in a normal form; None if it is a larger expression.
+
+    The form is normal so that gating.py recognises equal conditions of different registers by equal texts.
 
     >>> atom_of(r"!\\a[0] "), atom_of("a[0]")  # a name that ends in brackets, and a bit
     ('!a[0]', 'a [0]')

@@ -15,7 +15,7 @@ from small_models import Builder
 from thorough import paired, tries
 
 import celosia
-from celosia.driver.pages.timeline import timeline
+from celosia.driver.pages.chrome_trace import chrome_trace
 from celosia.driver.run import explain
 from celosia.driver.show import run_summary as show
 from celosia.driver.show.text_table import console
@@ -158,7 +158,7 @@ def test_steps_of_the_cpu_are_in_the_timeline() -> None:
     program = celosia.compile(model, "tiny")
     result = celosia.Runtime(program, "timed").run(image(model))
     assert len(result.step_seconds) == len(program.steps)
-    made = timeline(program, result.counters, result.step_seconds, "zynq-hp", 200)
+    made = chrome_trace(program, result.counters, result.step_seconds, "zynq-hp", 200)
     rows = {row["args"]["name"]: row["tid"] for row in made["traceEvents"] if row["ph"] == "M"}
     host = [row for row in made["traceEvents"] if row["ph"] == "X" and row["tid"] == rows["CPU"]]
     units = [row for row in made["traceEvents"] if row["ph"] == "X" and row["tid"] != rows["CPU"]]

@@ -25,7 +25,7 @@ from celosia.compiler.program.host.execute import needs_compiler
 from celosia.compiler.program.host.op import HostError
 from celosia.driver.cli import app
 from celosia.driver.host.specialise import OpenModel, Specialised
-from celosia.driver.pages.timeline import timeline
+from celosia.driver.pages.chrome_trace import chrome_trace
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import Config
 from celosia.sim.functional.fsim import FunctionalDevice
@@ -272,7 +272,7 @@ def test_a_batch_in_parts(protos: dict[str, onnx.ModelProto], batch: int) -> Non
         assert len(result.counters) == parts * len(program.launches)
         assert result.report["cycles"] == parts * alone.report["cycles"]
         assert sum(layer["cycles"] for layer in result.report["layers"]) <= result.report["cycles"]
-        drawn = timeline(program, result.counters, result.step_seconds, None)["traceEvents"]
+        drawn = chrome_trace(program, result.counters, result.step_seconds, None)["traceEvents"]
         instructions = sum(launch.count for launch in program.launches)
         assert sum("instruction" in event["args"] for event in drawn) == parts * instructions
         steps = sum(event["ph"] == "X" for event in drawn) - parts * instructions

@@ -13,7 +13,7 @@ from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import MAX_NORM_ROWS, norm_parts
 from celosia.hw.spec.scratchpads import scratchpads
-from celosia.hw.vector_unit.masks import ones
+from celosia.hw.vector_unit.masks import ones  # ones(n): a mask of the lowest n bits
 from celosia.hw.vector_unit.norm.addresses import WALKED, NormAddressGenerator, norm_fields
 from celosia.hw.vector_unit.norm.factors import NormFactors, row_layout
 from celosia.hw.vector_unit.norm.moments import NormMoments

@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 from celosia.hw.lib.signals import Reg
 from celosia.hw.spec.pipeline import SOFTMAX_SUMS
 from celosia.hw.spec.scratchpads import FLOAT_FIELDS
-from celosia.hw.vector_unit.masks import ones
+from celosia.hw.vector_unit.masks import ones  # ones(n): a mask of the lowest n bits
 
 MANTISSA, EXPONENT = FLOAT_FIELDS["fraction"].width + 1, FLOAT_FIELDS["exponent"].width
 """Width of a mantissa with its leading one, and of an exponent."""

@@ -30,7 +30,7 @@ from celosia.hw.spec.pipeline import (
     softmax_span,
 )  # fmt: skip
 from celosia.hw.spec.scratchpads import scratchpads
-from celosia.hw.vector_unit.masks import ones
+from celosia.hw.vector_unit.masks import ones  # ones(n): a mask of the lowest n bits
 from celosia.hw.vector_unit.softmax.adder import pair_layout
 from celosia.hw.vector_unit.softmax.addresses import TileAddressGenerator, fields_layout
 from celosia.hw.vector_unit.softmax.divider import TO_DIVISION

@@ -1,4 +1,7 @@
-"""Write the timeline of a run in Chrome's trace format: its steps in order, each instruction with its layer."""
+"""The trace of a run for Perfetto, in Chrome's format: its steps in order, each instruction with its layer (`--trace`).
+
+`sim/trace.py` converts the events of one launch, without layers.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from celosia.sim import trace
 from celosia.sim.device import Counters, Event
 
 
-def timeline(
+def chrome_trace(
     program: Program, counters: Sequence[Counters], step_seconds: Sequence[float], memory_model: str | None,
     clock_mhz: float = 100.0,
 ) -> dict[str, Any]:  # fmt: skip
     """Return a run with `trace` in Chrome's trace format, as plain data.
 
     Launches take their cycles on that memory model at `clock_mhz`, steps on the CPU the seconds that they took here.
-    otherData tells how many instructions are missing because a board has not kept their times ("lost").
+    otherData says how many instructions are missing because a board has not kept their times ("lost").
 
     step_seconds: of each step of the Program, and of all of them again for each part of a batch.
     """
