@@ -138,10 +138,11 @@ def _transpose_values(graph: ir.Graph, node: ir.Node, block: int) -> None:
         return
     axis = len(shape(past) or ()) - 2
     head, tail = (
-        inserter.rows(past, first, end) for first, end in ((0, whole_rows), (whole_rows, (shape(past) or ())[axis]))
+        inserter.slice_rows(past, first, end)
+        for first, end in ((0, whole_rows), (whole_rows, (shape(past) or ())[axis]))
     )
     head.meta[CACHE] = cache_of(past)
-    recent = inserter.node(concat.op_type, [tail, concat.inputs[1]], value, rows=-whole_rows, axis=axis)  # type: ignore[list-item]
+    recent = inserter.node(concat.op_type, [tail, concat.inputs[1]], value, added_rows=-whole_rows, axis=axis)  # type: ignore[list-item]
     reader.replace_input_with(
         number, inserter.node(concat.op_type, [head, inserter.transposed_by_product(recent)], value, axis=axis)
     )
@@ -162,22 +163,22 @@ class _Inserter:
         self.graph.initializers[value.name or ""] = value
         return value
 
-    def node(self, op: str, inputs: list[ir.Value], like: ir.Value, rows: int = 0, **attributes: Any) -> ir.Value:
-        """Insert an operator and return its output, of the type and shape of `like` but with `rows` more rows."""
+    def node(self, op: str, inputs: list[ir.Value], like: ir.Value, added_rows: int = 0, **attributes: Any) -> ir.Value:
+        """Insert an operator and return its output, of the type of `like` and its shape with `added_rows` more rows."""
         node, (*leading, count, columns) = ir.node(op, inputs, attributes), shape(like) or ()
         y = node.outputs[0]
-        y.shape, y.type = ir.Shape([*leading, count + rows, columns]), like.type
+        y.shape, y.type = ir.Shape([*leading, count + added_rows, columns]), like.type
         self.graph.insert_before(self.reader, [node])
         return y
 
-    def rows(self, value: ir.Value, first: int, end: int) -> ir.Value:
+    def slice_rows(self, value: ir.Value, first: int, end: int) -> ir.Value:
         """Insert a Slice of rows `first` to `end` of matrices."""
         dims = shape(value) or ()
         bounds = [np.array([bound], np.int64) for bound in (first, end, len(dims) - 2)]
         operands = [
             self.constant(f"{suffix}.{first}", array) for suffix, array in zip(("first", "end", "axis"), bounds)
         ]
-        return self.node("Slice", [value, *operands], value, rows=end - first - dims[-2])
+        return self.node("Slice", [value, *operands], value, added_rows=end - first - dims[-2])
 
     def transposed_by_product(self, value: ir.Value) -> ir.Value:
         """Insert (I · Vᵀ)ᵀ: a view, the product by the identity, and a view."""

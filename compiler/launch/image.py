@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import Tensor
+from celosia.compiler.launch.constants import Constants
 from celosia.compiler.launch.memory_plan import Lifetime, plan
 from celosia.compiler.launch.overlap import (
     COLUMNS,
@@ -24,7 +25,6 @@ from celosia.compiler.launch.overlap import (
 )
 from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.tensorize.instruction import RenderError
-from celosia.compiler.tensorize.pack import Constants
 from celosia.compiler.tensorize.plan import LayerPart, Planner
 from celosia.compiler.tensorize.space import CUT_ORDERS, CompletionOrder
 from celosia.compiler.tensorize.tiles import PlacedPlan

@@ -140,7 +140,7 @@ def _bit_plane(x: Tensor, levels: BitLevels, place: int, axis: int, dtype: str, 
 class LevelArithmetic:
     """Turns sums of u and v into the sum of (x - zx) * (w - zw), by the equation at the top of this file.
 
-    x, w: levels of both operands. zx, zw: zero points, not shifted. count: terms of a sum.
+    x, w: levels of both operands. zx, zw: zero points as in the model. count: terms of a sum.
     """
 
     x: BitLevels
@@ -176,9 +176,11 @@ def convolution(
     node: Node, x: Tensor, w: Tensor, levels: tuple[BitLevels, BitLevels], zx: Expr, pad: int, zw: ZeroPoint,
     bias: Tensor | None, finish: Callable[[Expr, Expr], Expr],
 ) -> Tensor:  # fmt: skip
-    """Return what integer.convolution returns, bit-serially, of operands that have these `levels`.
+    """Return finish(int32 sum over the window of (x - zx) * (w - zw), plus bias; output channel), by bit planes.
 
-    zx, zw: zero points, not shifted. pad: value of the padding, one of the levels of x if windows reach it.
+    It equals integer.convolution for operands that have these `levels`. zx, zw: zero points as in the model, which
+    integer.py shifts by 128 where dot products need it. pad: value of the padding, one of the levels of x if windows
+    reach it. finish: what becomes of a sum, such as its requantisation.
     """
     group = int(node.attrs.get("group", 1))
     window = SlidingWindow.of(node, x.shape[2:], w.shape[2:])
@@ -231,9 +233,10 @@ def matrix_product(
     a: Tensor, b: Tensor, levels: tuple[BitLevels, BitLevels], za: Expr, zb: ZeroPoint,
     finish: Callable[[Expr, Index], Expr], turn_a: bool = False, turn_b: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return what integer.matrix_product returns, bit-serially, of operands that have these `levels`.
+    """Return finish(int32 of numpy.matmul(a - za, b - zb), its index), by bit planes.
 
-    za, zb: zero points, not shifted. Raises ValueError for shapes that do not fit.
+    It equals integer.matrix_product for operands that have these `levels`. za, zb: zero points as in the model. turn_a,
+    turn_b: matrices are transposed. Raises ValueError for shapes that do not fit.
     """
     inner = a.shape[-2 if turn_a else -1]
     m, n = a.shape[-1 if turn_a else -2], b.shape[-2 if turn_b else -1]

@@ -16,7 +16,9 @@ MAX_LEVEL_BITS = 2
 
 @dataclass(frozen=True)
 class BitLevels:
-    """Evenly spaced values low + step * u, where 0 <= u < 2**bits; step is a power of two.
+    """Evenly spaced values low + step * u, where 0 <= u < 2**bits.
+
+    step is a power of two, so that kernels get the bits of u by shifts (ops/bit_serial.py).
 
     >>> BitLevels.of([-1, 1]), BitLevels.of([0, 3])
     (BitLevels(low=-1, step=2, bits=1), BitLevels(low=0, step=1, bits=2))

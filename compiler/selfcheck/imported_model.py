@@ -8,7 +8,8 @@ A rewriting may round a QuantizeLinear to the other side, as an integer operator
 round several times. So a QuantizeLinear gives two results, with the quotient moved down and up by ROUNDING_MARGIN of a
 step and by the precision that float32 loses; the compiled model's result must lie between them. Other operators are
 computed for both. Where a sum has elements of either, its two results are no bounds, but show the effect of one element
-(`bounds_distance`).
+(`bounds_distance`). tolerance.py computes tensors of floats anew with results that are moved at random, to see how far
+rounding alone moves them.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Original:
         NotComputable.
 
         slack: added to ROUNDING_MARGIN, in steps. shake: if given, each float result is moved at random by what its
-        operator may have rounded.
+        operator may have rounded, for tolerance.py, which compares several such computations.
         """
         waiting = [tensor]
         while waiting:  # a model may be deeper than Python's stack
@@ -228,6 +229,8 @@ function of the operand. Small results have an absolute error of this size.
 def perturb(array: Any, rng: np.random.Generator, units_at_one: Any = None) -> Any:
     """Move each float of `array` up or down at random, by one unit in the last place or, if that is more, by
     `units_at_one` units in the last place at 1. Arrays without floats are returned unchanged.
+
+    Several computations with moved results show how far rounding alone moves a tensor (tolerance.py).
     """
     if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
         return array

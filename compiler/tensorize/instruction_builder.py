@@ -157,7 +157,8 @@ class _InstructionBuilder:
     ) -> tuple[Dims, Dims]:
         """Split the loops into those over results and those of the reduction, merged where possible.
 
-        target: the operand that is written. window: loops of the window. bounded: numbers of loops with limits.
+        GEMM and VECTOR have few loops for each kind, which `_assign_loops` fills. target: the operand that is written.
+        window: axes over which the intrinsic itself reduces tiles. bounded: numbers of loops with limits.
         """
         data: Dims = []
         sums: Dims = []

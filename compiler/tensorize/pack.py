@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import reduce
 from typing import NamedTuple
 
@@ -17,36 +16,6 @@ from celosia.hw.spec.scratchpads import PAR_FIELDS, scratchpads
 
 ALIGN = 64
 """Bytes; the address of each blob of constants is a multiple of it."""
-
-
-@dataclass
-class Constants:
-    """The part of DRAM that holds constants, under construction; equal blobs are stored once.
-
-    base: its first address. parts: padded blobs in order. size: bytes so far. known: blob -> its address.
-    """
-
-    base: int
-    parts: list[NDArray[np.uint8]] = field(default_factory=list)
-    size: int = 0
-    known: dict[bytes, int] = field(default_factory=dict)
-
-    def place(self, blob: NDArray[np.uint8]) -> int:
-        """Add `blob` unless an equal one is there, and return its DRAM address, a multiple of ALIGN."""
-        key = blob.tobytes()
-        if key not in self.known:
-            self.known[key] = self.base + self.size
-            padded = np.zeros(-(-len(blob) // ALIGN) * ALIGN, np.uint8)
-            padded[: len(blob)] = blob
-            self.parts.append(padded)
-            self.size += len(padded)
-        return self.known[key]
-
-    def data(self) -> NDArray[np.uint8]:
-        """Return all bytes, from address `base` on."""
-        return np.concatenate([*self.parts, np.zeros(0, np.uint8)])
-
-
 Bytes = NDArray[np.uint8]
 
 

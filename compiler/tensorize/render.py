@@ -39,7 +39,7 @@ from celosia.compiler.tensorize.instruction_builder import build_instruction
 from celosia.compiler.tensorize.intrinsic import ROW, ImplicitOperand, TensorIntrinsic
 from celosia.compiler.tensorize.intrinsics import tile_shape
 from celosia.compiler.tensorize.tiles import Branch, Fill, Node, Pipelined, Region, SerialLoop, TilePlan
-from celosia.compiler.vthread.encode import encode, listing
+from celosia.compiler.vthread.encode import disassemble, encode
 from celosia.compiler.vthread.interleave import interleave
 from celosia.compiler.vthread.load_passes import reorder_first_loads, spread_weights
 from celosia.compiler.vthread.pipeline import Stream
@@ -74,7 +74,7 @@ class AcceleratorKernel:
 
     def listing(self) -> str:
         """The instructions as text, one a line."""
-        return "\n".join(listing(self.cfg, (int.from_bytes(row.tobytes(), "little") for row in self.code)))
+        return "\n".join(disassemble(self.cfg, (int.from_bytes(row.tobytes(), "little") for row in self.code)))
 
 
 def render(cfg: Config, function: Function) -> AcceleratorKernel:

@@ -1,4 +1,4 @@
-"""Encode instructions as the bytes that the fetch unit reads, and print them as text."""
+"""Encode instructions as the bytes that the fetch unit reads, and disassemble them to text."""
 
 from __future__ import annotations
 
@@ -103,7 +103,10 @@ def _value_text(name: str, value: int) -> str:
     return str(value)
 
 
-def listing(cfg: Config, words: Iterable[int]) -> Iterator[str]:
-    """Yield the lines of a program: number and text of each instruction. words: encoded instructions."""
+def disassemble(cfg: Config, words: Iterable[int]) -> Iterator[str]:
+    """Yield an instruction stream as numbered lines, for `celosia inspect --disassemble` and the kernels of users.
+
+    words: encoded instructions.
+    """
     for number, word in enumerate(words):
         yield f"{number:>6}  {instruction_text(cfg, word)}"

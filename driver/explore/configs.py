@@ -123,7 +123,9 @@ class ConfigSpace:
         return tuple(name for name, values in self.values.items() if len(values) > 1)
 
     def sample(self, rng: np.random.Generator) -> Config | None:
-        """Draw a random Config, with which searches begin and leave local optima; None after MAX_DRAWS impossible draws.
+        """Draw a random Config, with which searches begin and leave local optima.
+
+        None after MAX_DRAWS draws of impossible ones.
         """
         for _ in range(MAX_DRAWS):
             drawn = {name: values[rng.integers(len(values))] for name, values in self.values.items()}

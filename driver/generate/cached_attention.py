@@ -291,7 +291,7 @@ class _Multiple(_Attention):
             return self.split_heads(x, self.heads)
         is_interleaved = bool(attrs.get("interleaved", 0))
         rotary = Rotary(self.writer, _node_name(node), node.input[2:4], self.size, is_interleaved, self.roles.positions)
-        # Without rotary_embedding_dim, RotaryEmbedding divides x into heads of 2 * half elements: maybe not attention's.
+        # Without rotary_embedding_dim, RotaryEmbedding has heads of 2 * half elements, which may not be attention's.
         has_same_heads = bool(attrs.get("rotary_embedding_dim", 0)) or (2 * rotary.half == self.size)
         heads = self.split_heads(node.input[0] if has_same_heads else x, self.heads)
         return rotary.rotate(heads) if has_same_heads else heads

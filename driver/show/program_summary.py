@@ -11,7 +11,7 @@ from rich.text import Text
 
 from celosia.compiler.program import CpuStep, LayerInfo, Program, ProgramError
 from celosia.compiler.program.model import ROUNDINGS
-from celosia.compiler.vthread.encode import listing
+from celosia.compiler.vthread.encode import disassemble
 from celosia.compiler.vthread.verify import verify
 from celosia.driver.run import explain
 from celosia.driver.show.text_table import add_row, megabytes, new_table, percent
@@ -212,7 +212,7 @@ def disassembly(program: Program, layer: str | None = None) -> Iterator[str]:
     for number, launch in enumerate(program.launches):
         yield f"launch {number}: {launch.count} instructions at {launch.address:#x}"
         last_owner = -1
-        lines = listing(program.config, program.instructions(launch))
+        lines = disassemble(program.config, program.instructions(launch))
         for line, owner in zip(lines, launch.layer_of):
             info = launch.layers[owner]
             if layer_name is not None and info.name != layer_name:

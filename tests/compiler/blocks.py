@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from celosia.compiler.launch.constants import Constants
 from celosia.compiler.layer import Activation, Epilogue, Gemm, Layer, Residual, Storage, Window
 from celosia.compiler.program.activation_packing import pack_activation, unpack_activation
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.pack import Constants
 from celosia.compiler.vthread.encode import encode
 from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.compiler.vthread.tokens import insert_tokens

@@ -20,11 +20,11 @@ import celosia
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.select import LayerAssignment, convolution, pooling
+from celosia.compiler.launch.constants import Constants
 from celosia.compiler.layer import Layer
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck import check_launches, shared_kernels
 from celosia.compiler.selfcheck.check_launches import Checked, CheckFailed, SelfCheckError, self_check
-from celosia.compiler.tensorize.pack import Constants
 from celosia.compiler.vthread.verify.meaning import layers_of
 from celosia.driver.cli.errors import FAULT, UNCHECKED, exit_code_and_message
 from celosia.hw.spec.config import PRESETS, Config

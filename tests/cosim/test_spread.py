@@ -11,7 +11,7 @@ from small_models import Builder
 
 from celosia.compiler.launch import image
 from celosia.compiler.program import LaunchStep, Program
-from celosia.compiler.vthread.encode import listing
+from celosia.compiler.vthread.encode import disassemble
 from celosia.driver.run.explain import launch_code
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import Config
@@ -50,7 +50,7 @@ def spread(program: Program) -> list[bool]:
     """Of each LOAD of weights, whether it is spread."""
     (launch,) = (step for step in program.steps if isinstance(step, LaunchStep))
     words = np.frombuffer(launch_code(program, launch), np.uint8).reshape(-1, instruction_bytes(program.config))
-    lines = listing(program.config, [int.from_bytes(word.tobytes(), "little") for word in words])
+    lines = disassemble(program.config, [int.from_bytes(word.tobytes(), "little") for word in words])
     return ["spread" in line for line in lines if "WGT" in line]
 
 

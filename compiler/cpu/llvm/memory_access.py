@@ -192,7 +192,10 @@ class MemoryWriter:
         return self.b.add(total, I64(constant), flags=("nsw",)) if constant else total
 
     def _lane_stride(self, tensor: Tensor, index: tuple[Expr, ...]) -> int | None:
-        """Return the distance of neighbouring lanes in elements, 0 outside of vectors; None where it varies."""
+        """Return the distance of neighbouring lanes in elements; None where it varies.
+
+        It is 0 outside of vectors, and while the code of a single lane is written.
+        """
         if self.vector is None or self.lane is not None:
             return 0
         return stride_along(tensor, index, self.vector[0])

@@ -19,8 +19,8 @@ Types = ChainMap[str, onnx.TypeProto]
 """Names of values -> their types; an inner map (first) hides names of the graphs around it."""
 DOMAIN = "celosia.function"
 """Domain of the functions that stand for ONNX's operators until they are inlined."""
-MAX_DEPTH = 16
-"""Levels of functions that call functions."""
+MAX_EXPANSIONS = 16
+"""Levels of ONNX's operators that are defined by others; deeper ones stay as they are (validation.py limits graphs)."""
 
 
 def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -28,7 +28,7 @@ def inline_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(_with_own_opsets(proto))
     proto = _with_qualified_names(proto)
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_EXPANSIONS):
         if not any(_function_schema(proto, node) for node in nodes(proto.graph)):
             break
         proto = onnx.inliner.inline_local_functions(_define_by_functions(proto))
