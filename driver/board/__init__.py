@@ -1,8 +1,10 @@
 """The accelerator on the board that this process runs on.
 
-board_device   how a run is started, awaited and ended through registers, and which memory it uses; PYNQ's classes
+board_device   how a run is started, awaited and ended, after how many cycles the hardware ends it (watchdog, lease),
+               and which memory it uses; PYNQ's classes
 lock           which process may use the accelerator
 flash          how a bitstream is checked and loaded
 
-A board that is reached over ssh is the topic of `driver/remote/`.
+`sim/host.py` reads and writes registers by name, and checks that the accelerator is the one expected. A board that is
+reached over ssh is the topic of `driver/remote/`.
 """

@@ -1,6 +1,7 @@
 """The command `celosia`. Slow imports wait until a command needs them.
 
 Each command is a function with its options; what it prints comes from `driver/show/`, what it computes from elsewhere.
+`driver/choices.py` has choices and defaults of options that the library has, too.
 
 models        compile, inspect, report, quantize
 runs          run, demo
@@ -12,11 +13,12 @@ cutting       cut
 optimising    optimise
 tuning        tune
 exploring     explore
-hardware      verilog, configs, boards, sweep, doctor, cache
+hardware      verilog, configs, boards, sweep, doctor (programs: src/celosia/tools.py), cache (src/celosia/cache.py)
 bitstream     the commands of `celosia bitstream`
 options       options that several commands share
 common        checks before long work, and loading or compiling a Program, for several commands
 errors        which error has which exit code and sentence
+cli_doc       prints docs/cli.md
 """
 
 from __future__ import annotations

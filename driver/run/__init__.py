@@ -8,8 +8,9 @@ segment           how successive kernels become one call
 resident          which bytes of cached inputs are written to the device again
 stream            how many samples are in flight, on which accelerator each runs, what happens on an error
 run_result        what a run returns (`Result`)
-run_report        the fields of a run's report
-explain           what limits each layer, from the times of instructions, and the advice for it; predicted reports
+run_report        the fields of a run's report, but for its layers
+explain           the row of each layer in a report: cycles, bytes, what limits it and the advice for it, from the
+                  times of instructions; predicted reports
 
 `driver/show/run_summary.py` prints a report, and `driver/runtime.py` chooses the runtime of a model.
 """

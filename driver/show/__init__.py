@@ -3,7 +3,7 @@
 text_table          how a table and its numbers look; the console
 progress            what a command shows on standard error while it works
 program_summary     compile, inspect: overview, operators, layers, buffers, passes, disassembly
-run_summary         run, inspect --estimate, demo: cycles, the table of layers, advice, blocks, outputs
+run_summary         run, inspect --estimate, demo: cycles, the table of layers and its columns, advice, blocks, outputs
 compare_summary     compare, eval
 quantize_summary    quantize
 tune_summary        tune; its progress line is also that of others
@@ -15,5 +15,6 @@ rehearse_summary    rehearse
 bitstream_summary   bitstream report, bitstream timing
 hardware_summary    configs, boards, sweep, doctor, cache
 
-`driver/pages/` makes pages for browsers; the numbers come from the reports of each command (`driver/run/` for runs).
+`driver/pages/` makes pages for browsers; the numbers come from the reports of each command: of a layer in a run from
+`driver/run/explain.py`, of the others from the command's own folder (`driver/accuracy/`, `driver/explore/`, ...).
 """

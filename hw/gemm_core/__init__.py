@@ -1,6 +1,6 @@
 """GEMM: matrix products of inp and wgt, added up in acc.
 
-gemm.py     the unit: takes instructions, reads operands, adds sums to accumulators
+gemm.py     the unit: takes instructions, reads operands, adds sums to accumulators, claims their ports
 loops.py    nested loops and the addresses of operands, for GEMM and VECTOR
 array.py    the grid of pairs, and its adder trees
 pair.py     the multipliers: two products and their sum, their pipeline stages (how many: hw/spec/pipeline.py); two

@@ -2,10 +2,10 @@
 
 vector.py          the unit: connects the stages to each other and to the scratchpads
 issue.py           which instructions may start, and when their steps enter the pipeline
-slots.py           the cycles in which a step may be issued
+slots.py           the cycles in which a step may be issued (structural hazards)
 constants.py       what the stages need of an instruction
 stages.py          which values each stage has of its item
-depthwise.py       sums of taps, for depthwise convolutions
+depthwise.py       sums of taps, for depthwise convolutions (taps a cycle: `taps` of a Config)
 combine.py         reductions over windows; the binary operation of operands A and B
 requantise.py      from int32 to int8, with float32's rounding
 table.py           look-up tables (size and number: hw/spec/scratchpads.py)
@@ -18,4 +18,6 @@ softmax_tracker.py     which instructions may overlap with a softmax
 war_hazard.py      when an instruction may overwrite the rows of a softmax
 norm/              the engine that computes the factors of LayerNorm and RMSNorm for the pipeline
 masks.py, multiply.py  arithmetic from look-up tables
+
+What each operation computes is defined by `sim/functional/reference.py`; its number is in `hw/spec/isa.py`.
 """

@@ -10,4 +10,7 @@ softmax       what softmax computes, bit by bit
 unpacking     how packed weights expand
 access        which entries and bytes an instruction reads and writes; also for the timing model and the compiler
 checking      which programs rely on what the machine does not guarantee (races, unwritten entries)
+
+A program is refused for an illegal instruction, by rules that the RTL has, too (hw/spec/legality.py); for an address
+outside of memory (fsim); and for what the machine does not guarantee, if a device has `checking=True` (checking).
 """
