@@ -76,7 +76,7 @@ class DebugOutputs:
 
 
 def _neighbours(graph: ir.Graph) -> dict[str, list[str]]:
-    """Return {tensor: tensors that are computed from it}, by name."""
+    """Return {tensor: tensors that are computed from it}, by name, to suggest one in place of a tensor that is gone."""
     results_of: dict[str, list[str]] = {}
     for node in graph:
         for value in node.inputs:

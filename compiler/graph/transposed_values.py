@@ -110,7 +110,10 @@ def _is_product(value: ir.Value | None) -> bool:
 
 
 def _changed_operand(node: ir.Node) -> ir.Value | None:
-    """Return the operand that `node` changes: the one of the result's shape, or the new rows behind a cache."""
+    """Return the operand that `node` changes: the one of the result's shape, or the new rows behind a cache.
+
+    Those who look for a product before `node` follow it.
+    """
     if is_op(node, "QLinearAdd", "QLinearMul"):
         operands = (value for value in data_operands(node) if value is not None and constant(value) is None)
         return next((value for value in operands if shape(value) == shape(node.outputs[0])), None)

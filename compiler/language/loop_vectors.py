@@ -231,7 +231,7 @@ def _are_independent(body: tuple[Write, ...]) -> bool:
 
 
 def _element_types(body: Write) -> set[str]:
-    """Return the element types of all tensors that a statement accesses."""
+    """Return the element types of all tensors that a statement accesses; the widest decides the number of lanes."""
     return {body.tensor.dtype} | {node.tensor.dtype for node in walk(body.value) if isinstance(node, Load)}
 
 

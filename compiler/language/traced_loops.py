@@ -153,7 +153,7 @@ def _induction_step(loop: TracedLoop, placeholder: Tile, last: Tile) -> Tile | N
 
 
 def _assign(frame: FrameType, values: dict[str, Any]) -> None:
-    """Assign `values` to the local variables of a running function."""
+    """Assign `values` to the local variables of a running function: the kernel, whose loop changes them."""
     frame.f_locals.update(values)
     if sys.version_info < (3, 13):  # there f_locals is a copy
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))

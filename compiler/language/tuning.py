@@ -220,7 +220,10 @@ def _finalists(costs: dict[int, float]) -> list[int]:
 
 
 def _source_texts(function: FunctionType, seen: set[FunctionType]) -> Iterable[str]:
-    """Yield the text of a kernel, and of the functions and numbers that it refers to."""
+    """Yield the text of a kernel, and of the functions and numbers that it refers to.
+
+    Records of a kernel hold only as long as these stay.
+    """
     seen.add(function)
     try:
         yield inspect.getsource(function)

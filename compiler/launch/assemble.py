@@ -241,7 +241,7 @@ class _Assembler:
         return True
 
     def _take_type_of_input(self, view: ir.Node) -> None:
-        """Note the element type of a view's input for its output."""
+        """Note the element type of a view's input for its output: that of a kernel may differ from the declared one."""
         x, y = view.inputs[0], view.outputs[0]
         assert x is not None
         dims, dtype = self._shape(y), self._dtype(x)
@@ -334,12 +334,12 @@ class _Assembler:
         return CpuStep(infos, names, outputs, len(self.kernels) - 1, saved_traffic(members, sizes, views))
 
     def _size_in_bytes(self, value: ir.Value) -> int:
-        """Return the bytes of a tensor."""
+        """Return the bytes of a tensor, to count the traffic that fusion saves."""
         dtype = self.types[value][1].numpy().name if value in self.types else dtype_name(value)
         return prod(self._shape(value) or ()) * itemsize(dtype)
 
     def _note_bit_products(self, nodes: list[ir.Node]) -> None:
-        """Add to the reasons of operators that their kernel multiplies bit by bit."""
+        """Add to the reasons of operators, which users read, that their kernel multiplies bit by bit."""
         for node in nodes:
             if numbers := op_spec(node.op_type).factors:
                 levels = [levels_of(node.inputs[number]) for number in numbers]
@@ -408,7 +408,7 @@ class _Assembler:
         return [PartInfo(workload.text, tiling.to_json(), number) for workload, tiling in part.tilings]
 
     def _placements(self) -> list[dict[str, str]]:
-        """Return where each operator of the graph runs, and why: rows of name, op, place and reason."""
+        """Return where each operator of the graph runs, and why, for `celosia inspect`: name, op, place and reason."""
         choice_of = {node: choice for choice in self.selection.choices for node in choice.nodes}
         rows = []
         for node in self.model.graph:
@@ -426,7 +426,7 @@ class _Assembler:
 
 
 def _has_packed_weights(parts: list[LayerPart]) -> bool:
-    """Return whether some of a layer's weights are packed in device memory."""
+    """Return whether some of a layer's weights are packed in device memory, which its description says."""
     workloads = [workload for part in parts for workload, _ in part.tilings]
     layers = [
         layer for workload in workloads for layer in (workload.layers if isinstance(workload, Group) else (workload,))
@@ -457,5 +457,8 @@ def _is_view(node: ir.Node) -> bool:
 
 
 def _folded_layout(reads: Reads) -> ActivationLayout | None:
-    """Return the layout in which the host folds a window of the layer's input into channels; None if it does not."""
+    """Return the layout in which the host folds a window of the layer's input into channels; None if it does not.
+
+    `describe` names the window that is folded.
+    """
     return next((form for _, form in reads.values() if form.window is not None), None)

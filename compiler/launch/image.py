@@ -269,7 +269,7 @@ def build(
 
 
 def _count_traffic(cfg: Config, stream: Stream, layers: int) -> tuple[list[int], list[int]]:
-    """Return the bytes that each layer loads, and those that it stores."""
+    """Return the bytes that each layer loads, and those that it stores, for reports."""
     loaded, stored = [0] * layers, [0] * layers
     for i in stream.instructions:
         if i.opcode in (Opcode.LOAD, Opcode.STORE):

@@ -368,7 +368,10 @@ def _accelerator_unit(node: ir.Node, computed: CachedResults) -> Unit:
 
 
 def _operator_key(node: ir.Node) -> Any:
-    """Return a key that is equal for equal operators that read and write tensors of equal names."""
+    """Return a key that is equal for equal operators that read and write tensors of equal names.
+
+    By it, operators that no pass has changed are left out of the comparison.
+    """
     attributes = sorted((name, repr(attr.value)) for name, attr in node.attributes.items())
     domain = "" if node.domain == "ai.onnx" else node.domain
     inputs, outputs = [value and value.name for value in node.inputs], [value.name for value in node.outputs]
@@ -376,7 +379,7 @@ def _operator_key(node: ir.Node) -> Any:
 
 
 def _is_same_tensor(value: ir.Value | None, original: ir.Value | None) -> bool:
-    """Return whether two tensors of one name have equal elements, where they are constant."""
+    """Return whether two tensors of one name have equal elements, where they are constant: a pass may change these."""
     if value is None or original is None or value.const_value is original.const_value:
         return True
     a, b = constant(value), constant(original)
@@ -387,7 +390,7 @@ def _is_same_tensor(value: ir.Value | None, original: ir.Value | None) -> bool:
 
 
 def _is_byte_tensor(value: ir.Value) -> bool:
-    """Return whether a tensor has bytes and a known shape."""
+    """Return whether a tensor has bytes and a known shape, so that random ones can be drawn for it."""
     return value.dtype in (ir.DataType.INT8, ir.DataType.UINT8) and shape(value) is not None
 
 

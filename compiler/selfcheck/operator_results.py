@@ -239,7 +239,10 @@ def _compute_conv_transpose(node: ir.Node, x: Codes) -> Codes:
 
 
 def _group_ranges(groups: int, width: int) -> Iterator[tuple[int, int]]:
-    """Split groups into ranges [first, last) that are computed together. width: channels of a group."""
+    """Split groups into ranges [first, last) that are computed together: one product of many columns is faster.
+
+    width: channels of a group.
+    """
     step = max(1, GROUPED_COLUMNS // width)
     return ((first, min(first + step, groups)) for first in range(0, groups, step))
 

@@ -94,7 +94,10 @@ def _signed(value: int) -> int:
 
 
 def random_bytes(rng: np.random.Generator, count: int) -> Bytes:
-    """Draw bytes of the complete range, one in eight of them the lowest or the highest int8."""
+    """Draw bytes of the complete range, one in eight of them the lowest or the highest int8.
+
+    Faults of saturation show at these.
+    """
     data = np.frombuffer(rng.bytes(count), np.uint8).copy()
     data[::17] = 0x80
     data[5::15] = 0x7F

@@ -358,13 +358,16 @@ class MoveInstruction:
             self._partial_move(ranges)
 
     def span(self, dimension: int, env: Env) -> tuple[int, int]:
-        """Return the indices [first, end) of one dimension of `tensor` that are moved, without padding."""
+        """Return the indices [first, end) of one dimension of `tensor` that are moved, without padding.
+
+        launch/overlap.py derives from them which rows a tile needs, and which it completes.
+        """
         first, reach = self.index[dimension]
         begin = first.at(env)
         return max(begin, 0), min(begin + reach + 1, self.tensor.shape[dimension])
 
     def moved_pieces(self, env: Env) -> int:
-        """Return the number of pieces that are moved, without padding."""
+        """Return the number of pieces that are moved, without padding, for the work by which overlap.py mixes tiles."""
         ranges = self._ranges(env) or {}
         return prod(ranges[n][1] - ranges[n][0] if n in ranges else dim.count for n, dim in enumerate(self.dims))
 

@@ -275,7 +275,7 @@ class _InstructionBuilder:
             raise NotOneInstruction(f"packed weights are loaded in packs of {entries} entries")
 
     def _index_reach(self, index: Expr) -> tuple[LinearForm, int]:
-        """Return the first value of an index in the block, and how far the block's loops move it."""
+        """Return the first value of an index in the block, and how far loops move it, for `MoveInstruction.span`."""
         access = self._linear_access([(index, 1)], index)
         return access.begin, sum(step * (extent - 1) for step, (_, extent) in zip(access.steps, self.loops))
 

@@ -2,7 +2,8 @@
 
 The expression that the loops write is unified with the behaviour of the intrinsic: operations must be the same; tiles
 and parameters of the behaviour are bound to the expressions in their place. Then every loop of the nest must step
-through all operands as one axis of the behaviour does, so that each operand is a dense tile.
+through all operands as one axis of the behaviour does, so that each operand is a dense tile. So no schedule, of a
+template or of a user, becomes instructions that compute something else.
 """
 
 from __future__ import annotations

@@ -255,7 +255,10 @@ def candidates(cfg: Config, p: Workload) -> Iterator[Tiling]:
 
 
 def sample(cfg: Config, p: Workload, count: int, rng: np.random.Generator) -> list[Tiling]:
-    """Draw `count` points of the space at random, with repetition. Raises ValueError if there are none."""
+    """Draw `count` points of the space at random, with repetition, to test templates on them.
+
+    Raises ValueError if there are none.
+    """
     fitting = list(_vector_sizes(cfg, p) if not p.in_blocks else product_sizes(cfg, p))
     if not fitting:
         raise ValueError(f"nothing of {p.text} fits the scratchpads")

@@ -486,7 +486,7 @@ class PlacedPlan:
 
 
 def _phase_counts(nodes: list[Node]) -> Iterator[int]:
-    """Yield the number of phases of the tiles of each pipelined loop."""
+    """Yield the number of phases of the tiles of each pipelined loop, for `PlacedPlan.depth`."""
     for node in nodes:
         if isinstance(node, Pipelined):
             yield len(node.phases)
@@ -495,7 +495,7 @@ def _phase_counts(nodes: list[Node]) -> Iterator[int]:
 
 
 def _has_tiles(nodes: list[Node]) -> bool:
-    """Whether one of `nodes` is a pipelined loop or contains one."""
+    """Whether one of `nodes` is a pipelined loop or contains one: a region around tiles gets its place as they run."""
     return any(
         isinstance(node, Pipelined) or (isinstance(node, SerialLoop | Region | Branch) and _has_tiles(node.body))
         for node in nodes

@@ -305,8 +305,8 @@ def _values(cfg: Config, memory: Bytes, act: Activation) -> Int8:
 def run_twice(layer: Layer) -> tuple[Layer, ...]:
     """Return `layer` on storages of its own, and a copy with other constants.
 
-    Other constants must be loaded again, as in a network. The copy reads the output of the first layer, where that has
-    the shape of its input.
+    Two of them show how the layer overlaps with a neighbour. Other constants must be loaded again, as in a network. The
+    copy reads the output of the first layer, where that has the shape of its input.
     """
     first = _on_own_storages(layer, {})
     x, y = first.x, first.y

@@ -244,7 +244,7 @@ def _candidates(cfg: Config, p: Workload | Group, usual: Tiling) -> list[_Candid
 
 
 def _with_usual(points: Iterator[Tiling], usual: Tiling) -> list[Tiling]:
-    """Return `usual`, then all other points."""
+    """Return `usual`, the compiler's own decisions, and then all other points: the tuner measures `usual` first."""
     return list(dict.fromkeys((usual, *points)))
 
 

@@ -307,7 +307,7 @@ class ModelTensors:
             visited.add(operand)
 
     def is_known(self, name: str, compared: Mapping[str, Any]) -> bool:
-        """Whether `name` is in `compared`, or its quantised or dequantised form is."""
+        """Whether `name` is in `compared`, or its quantised or dequantised form is; if not, `inside` lists it."""
         return name in compared or any(
             integers in compared and (name == real or integers in self.makers[name].input[:1])
             for integers, (real, _, _) in self.meanings.items()

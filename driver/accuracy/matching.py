@@ -1,4 +1,7 @@
-"""Match tensors of a quantised model with those of its float model, also where their names differ."""
+"""Match tensors of a quantised model with those of its float model, also where their names differ.
+
+compare.py then tells how much of the float tensor's signal each quantised tensor has lost.
+"""
 
 from __future__ import annotations
 

@@ -150,14 +150,17 @@ class ConfigSpace:
         return None if config == cfg else config
 
     def neighbours(self, cfg: Config) -> Iterator[tuple[str, int, Config]]:
-        """Yield each Config one step of one field away: the field, the step (1 or -1) and the Config."""
+        """Yield each Config one step of one field away, for the moves of searches: field, step (1 or -1), Config."""
         for name in self.searched:
             for step in (1, -1):
                 if (neighbour := self.move(cfg, {name: step})) is not None:
                     yield name, step, neighbour
 
     def nearest(self, cfg: Config) -> Config | None:
-        """Return the Config of the space whose values are nearest to those of `cfg`; None where that is impossible."""
+        """Return the Config of the space whose values are nearest to those of `cfg`; None where that is impossible.
+
+        A search begins with the one nearest to the board's preset.
+        """
         fields = {
             name: min(values, key=lambda value: abs(value - getattr(cfg, name))) for name, values in self.values.items()
         }

@@ -77,7 +77,7 @@ def measure_rtl_cycles(subject: ExploredModel, cfg: Config, memory: str) -> int:
 
 
 def _higher_rung(point: Point, rung: str) -> str:
-    """Return the higher one of the point's rung and `rung`."""
+    """Return the higher one of the point's rung and `rung`: Yosys may confirm a point after the RTL has."""
     return max(point.rung, rung, key=RUNGS.index)
 
 

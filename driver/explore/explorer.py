@@ -263,9 +263,9 @@ class Explorer:
 
 
 def is_dominated(front: Floats, least: Sequence[float]) -> bool:
-    """Whether a point of `front` dominates a Config whose objectives are at least `least`.
+    """Whether a point of `front` dominates a Config whose objectives are at least `least`: it need not be measured.
 
-    It is no worse in any objective than these lower bounds, and better in one.
+    The point is no worse in any objective than these lower bounds, and better in one.
     """
     if not len(front):
         return False

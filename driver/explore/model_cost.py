@@ -103,12 +103,18 @@ def _import_graph(subject: ExploredModel, batch: int, cfg: Config | None) -> tup
 
 
 def count_cpu_operators(subject: ExploredModel, cfg: Config) -> int:
-    """Count the operators that stay on the CPU, without looking for tilings. ModelError."""
+    """Count the operators that stay on the CPU, without looking for tilings. ModelError.
+
+    With the board's own Config, that is how many may stay there with others (`Ladder.on_cpu`).
+    """
     return len(place(_load_graph(subject, cfg)[0], cfg).cpu)
 
 
 def count_accelerated_macs(subject: ExploredModel, cfg: Config) -> int:
-    """Count the multiplications that run on the accelerator, without looking for tilings. ModelError."""
+    """Count the multiplications that run on the accelerator, without looking for tilings. ModelError.
+
+    An exploration refuses a model that has none.
+    """
     return sum(choice.layer.macs for choice in place(_load_graph(subject, cfg)[0], cfg).choices)
 
 

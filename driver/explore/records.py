@@ -141,7 +141,10 @@ def _leaves_folder(file: str) -> bool:
 
 
 def _check_area(row: Any) -> dict[str, Any]:
-    """Check the area of a Config: fields of Resources, finite numbers. ValueError, TypeError where it is none."""
+    """Check the area of a Config in a file, which may be damaged: fields of Resources, finite numbers.
+
+    ValueError, TypeError where it is none.
+    """
     if not isinstance(row, dict) or not all(
         isinstance(value, (bool, int, float)) and 0 <= value < 2**40 for value in row.values()
     ):

@@ -161,7 +161,7 @@ class Bottleneck(ConfigSearch):
 
     def _keep_scratchpad_bytes(self, cfg: Config, name: str, step: int) -> Config | None:
         """Move a field a step, and the depths of scratchpads whose entries become wider a step down: they take no more
-        bytes.
+        bytes, and so about as much block RAM, which often is what limits the device.
 
         None where no entry becomes wider, or there is no such Config.
         """
@@ -238,7 +238,10 @@ SEARCHES: dict[str, type[ConfigSearch]] = dict(zip(SEARCH_NAMES, (Bottleneck, Ns
 def draw_spread_configs(
     space: ConfigSpace, rng: np.random.Generator, count: int, fits: Callable[[Config], bool] = lambda cfg: True
 ) -> list[Config]:  # fmt: skip
-    """Draw `count` random Configs that fit; each is the one of the remaining draws farthest from those before it."""
+    """Draw `count` random Configs that fit, with which a search begins, far from each other.
+
+    Each is the one of the remaining draws farthest from those before it.
+    """
     drawn = (cfg for _ in range(MAX_DRAWS) if (cfg := space.sample(rng)) is not None and fits(cfg))
     remaining = list(dict.fromkeys(islice(drawn, 8 * count)))
     chosen, remaining = remaining[:1], remaining[1:]
@@ -249,7 +252,10 @@ def draw_spread_configs(
 
 
 def _distance(space: ConfigSpace, one: Config, other: Config) -> float:
-    """Return the distance of two Configs: for each field, the steps between their values as a share of all steps."""
+    """Return the distance of two Configs, by which `draw_spread_configs` spreads them.
+
+    It is the sum over fields of the steps between their values, as a share of all steps.
+    """
     total = 0.0
     for name in space.searched:
         values = sorted(space.values[name])

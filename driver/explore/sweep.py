@@ -120,7 +120,7 @@ def sweep(
 
 
 def board_for(base: Config) -> Board:
-    """Return the board whose preset is `base`; the PYNQ-Z2 where no board has it."""
+    """Return the board whose preset is `base`, into whose device rows must fit; the PYNQ-Z2 where no board has it."""
     return next((board for board in BOARDS.values() if board.config == base), BOARDS["pynq-z2"])
 
 

@@ -56,7 +56,7 @@ class BridgedHardware(Protocol):
 
 
 class FunctionalRegisters:
-    """Registers in front of the functional simulator.
+    """Registers in front of the functional simulator, which has none of its own.
 
     Writing the start bit of `control` runs all instructions at once.
     """

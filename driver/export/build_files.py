@@ -117,7 +117,10 @@ set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
 
 
 def _static_buffers(model: CModel) -> tuple[list[str], list[str], list[str]]:
-    """Return (C declarations, names of inputs, names of outputs) of static arrays that hold a model's tensors."""
+    """Return (C declarations, names of inputs, names of outputs) of static arrays for a model's tensors.
+
+    A target without an operating system may have no malloc.
+    """
     lines: list[str] = []
     array_names: tuple[list[str], list[str]] = ([], [])
     groups = ("in", model.program.inputs), ("out", model.program.outputs)

@@ -6,7 +6,8 @@
     y = Softmax(rotated(heads(q)) · present_kᵀ · scale + mask) · present_v
 
 The mask is computed from the model's own mask: which tokens are seen, and in which order. So a cache of fixed length
-may have unused rows between those of past and of new tokens, which onnxruntime's operator does not support.
+may have unused rows between those of past and of new tokens, which onnxruntime's operator does not support. Plain
+operators can also be quantised, and then run on the accelerator.
 """
 
 from __future__ import annotations

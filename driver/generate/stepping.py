@@ -1,6 +1,7 @@
 """Rewrite a decoder for compilation: it returns only the new rows of its caches, not the caches.
 
-A cache whose readers all quantise it equally becomes a cache of 8-bit integers.
+So no run copies complete caches: `decoder.py` appends the new rows. A cache whose readers all quantise it equally
+becomes a cache of 8-bit integers.
 
     past -> Concat(past, new) -> present         past -> Concat(past, new)
                               -> products   ->                             -> products

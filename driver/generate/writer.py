@@ -65,7 +65,7 @@ class GraphWriter:
         return y
 
     def once(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """Write an operator as `op` does, but return the earlier result for equal arguments."""
+        """Write an operator as `op` does, but return the earlier result for equal arguments: layers share masks."""
         key = (kind, inputs, *sorted(attributes.items()))
         if key not in self._shared:
             self._shared[key] = self.op(kind, *inputs, **attributes)

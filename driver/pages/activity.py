@@ -194,7 +194,8 @@ class _Trace:
 def _join_bars(bars: Bars, limit: int) -> tuple[Bars, int]:
     """Join neighbouring bars of a unit and layer until at most `limit` are left, if possible. Return (bars, gap).
 
-    gap: the longest pause, in cycles, that was joined over; 0 for none. It doubles until few enough bars are left.
+    The page of a long run would be too large with a bar for each instruction. gap: the longest pause, in cycles, that
+    was joined over; 0 for none. It doubles until few enough bars are left.
     """
     order = np.lexsort((bars.index, bars.unit))
     unit, layer, index, count, drawn, end = (getattr(bars, name)[order] for name in Bars.__dataclass_fields__)

@@ -254,6 +254,8 @@ def count_text(count: int) -> str:
 def sensitivity(points: Sequence[Mapping[str, Any]], fields: Sequence[str], name: str) -> dict[str, float]:
     """Return by field the factor of an objective when the field takes its next larger value, by ridge regression.
 
+    `exploration_figures.plot_effects` draws these factors.
+
     >>> points = [{"set": {"a": a, "b": b}, "objectives": {"cycles": 64 / a}} for a in (1, 2, 4, 8) for b in (0, 1)]
     >>> {name: round(times, 1) for name, times in sensitivity(points * 9, ["a", "b"], "cycles").items()}
     {'a': 0.5, 'b': 1.0}

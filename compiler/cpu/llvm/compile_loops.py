@@ -169,7 +169,10 @@ def _cache_key(
 
 
 def _large_constants(function: Function) -> tuple[NDArray[Any], ...]:
-    """Return the constants whose values the text of the loops omits, in their order in the text."""
+    """Return the constants whose values the text of the loops omits, in their order in the text.
+
+    The cache's key and a Program's file hold them beside the text.
+    """
     reads = (node for s in statements(function.body) for e in exprs(s) for node in walk(e) if isinstance(node, Load))
     tensors = dict.fromkeys(read.tensor for read in reads if read.tensor.value is not None)
     return tuple(t.value for t in tensors if t.value is not None and t.size > TABLE_LIMIT)

@@ -306,7 +306,7 @@ def _sort_nodes(graph: GraphProto) -> None:
 
 
 def _names_read_by(node: NodeProto) -> Iterator[str]:
-    """Yield the names that `node` and the graphs inside it read."""
+    """Yield the names that `node` and the graphs inside it read: the nodes that make these come before it."""
     yield from node.input
     for subgraph in subgraphs(node):
         for inner_node in nodes(subgraph):

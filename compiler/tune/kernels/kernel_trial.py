@@ -169,7 +169,10 @@ class KernelCase:
 
     @cached_property
     def _copies(self) -> list[list[Array]]:
-        """Copies of the inputs with constants of their own, together twice as large as the second-level cache."""
+        """Copies of the inputs with constants of their own, together twice as large as the second-level cache.
+
+        Trials with `cold` take them in turn: so weights are not in the cache, as in a run of the whole model.
+        """
         is_constant = [tensor in self.workload.constants for tensor in self.workload.inputs]
         count = min(MAX_COPIES, 1 + 2 * target().cache_bytes // max(1, self.workload.constant_bytes))
         return [
@@ -238,8 +241,9 @@ def time_alternating(
 ) -> list[float]:  # fmt: skip
     """Return the seconds of the fastest call of each of `runs`, which are called in alternation.
 
-    It takes `samples` or more samples of each, and goes on for `seconds`. clock: by default the processor time of this
-    thread. before: called with a run before each of its samples.
+    So a change of the processor's clock meets all of them. It takes `samples` or more samples of each, and goes on for
+    `seconds`. clock: by default the processor time of this thread. before: called with a run before each of its
+    samples.
     """
     counts = [max(1, round(SAMPLE_SECONDS / max(_mean_seconds(run, 1, clock), 1e-7))) for run in runs]
     best = [float("inf")] * len(runs)
