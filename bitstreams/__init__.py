@@ -2,7 +2,7 @@
 
 Make a bitstream:
 
-    project.py        Vivado projects for boards: files, wrapper module, pins, clocks; runs Vivado
+    project.py        Vivado projects for boards: files, wrapper module, pins, clocks; runs Vivado (by build.tcl)
     designs.py        which parts of the accelerator are built for an ECP5
     ecp5.py           bitstreams for an ECP5 with open tools
     scan.py           shift registers around a design that has too few pins

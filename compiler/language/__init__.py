@@ -3,7 +3,7 @@
 In the order in which a kernel passes the files:
 
 jit                   which arguments a kernel takes, and when it is compiled anew
-tuning                which constexprs `autotune` chooses
+tuning                which constexprs `autotune` chooses, and how they are measured
 tile                  what a tile, a pointer, a store and a traced loop are; in which type and shape operands meet
 ops                   which functions kernels call, and which arguments they accept
 dots                  the same for dot, requantise, lookup and residual_add

@@ -20,9 +20,10 @@ docs/numerics.md.
   requantiser         which multiplier and shift replace the scale of a convolution or matrix product
   addition            which integers make the residual add equal to QLinearAdd
   multiplication      which integers make the requantiser equal to QLinearMul
-  unary               which table of 256 bytes replaces an element-wise function
+  unary               which element-wise functions (`UNARY`) become tables of 256 bytes, and what a table holds
   average             which scale replaces the division of a mean, and when that is exact
-  softmax_and_norm    which powers QLinearSoftmax adds up, and which constants a LayerNorm or RMSNorm of bytes needs
+  softmax_and_norm    which powers QLinearSoftmax adds up; which constants a LayerNorm or RMSNorm of bytes needs, or why
+                      there are none
 """
 
 from __future__ import annotations

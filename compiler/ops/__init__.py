@@ -8,7 +8,7 @@ in which to read:
   types            which element types kernels have
   registry         Node, the table OPS, the decorator `op` and helpers of builders; decides what counts as Unsupported
   window           sliding windows of convolutions and pooling as indices; decides where padding is copied
-  elementwise      unary and binary operators, activations, Clip, Cast
+  elementwise      unary and binary operators, activations, Clip, Cast (their tables on the accelerator: numerics/unary)
   shape            operators that move elements: Transpose, Concat, Slice, Pad, Gather, DepthToSpace, ...
   resize           Resize and Upsample as tables of indices and weights
   reductions       Reduce*, ArgMax, TopK, CumSum; decides how integers are reduced
@@ -19,7 +19,8 @@ in which to read:
   packing          layouts of the bytes of an integer convolution for dot-product instructions
   integer          integer convolutions and matrix products with zero points; decides the layout by the processor
   bit_serial       products of operands with 1 or 2 bits by `and` and population counts; decides whether that is faster
-  quantized        QuantizeLinear and the QLinear operators; decides between integer and bit_serial
+  quantized        QuantizeLinear and the QLinear operators; decides between integer and bit_serial (which float
+                   operators become QLinear ones: graph/quantized/integerise)
   recurrent        RNN, GRU, LSTM as a scan over steps
   contrib          onnxruntime's fused operators, built of the operators that each replaces
   attention        MultiHeadAttention, Attention, QAttention and RotaryEmbedding of onnxruntime, with masks and caches

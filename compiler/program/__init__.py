@@ -3,7 +3,8 @@
 dtypes              which element types exist, and their ONNX numbers
 op_spec             what all passes know of each operator: operands, kind for fusion, quantised form, domain
 bit_levels          which one- or two-bit code holds the values of a tensor
-model               what a Program contains: tensors, steps, kernels, constants, image
+model               what a Program contains: tensors, steps, kernels, constants, image; what reports know of a layer
+                    (`LayerInfo`; remarks are its `note`)
 activation_packing  in which order the values of an activation lie in the accelerator's DRAM
 saved               how arrays, host operators and dataclasses become bytes, and back
 program_file        which parts the file of a Program has, its format version, and limits of size

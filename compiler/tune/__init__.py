@@ -4,10 +4,10 @@ A point is one schedule of a layer: decisions for each of its workloads. A trial
 number of cycles. Files in the order in which a tuning passes them (`celosia tune`, driver/tune):
 
 tuner_options       which searches, learners and deadlines users may choose
-network_tuner       which layer gets the next trials, and which winners the complete network keeps
+network_tuner       which layer gets the next trials, when the budget is spent, and which winners the network keeps
 search_space        which points a layer's search space has, with features, estimates and bounds
 cycle_bounds        how many cycles no schedule of a layer can beat
-search_algorithms   which points are tried next
+search_algorithms   which points are tried next, and when a search ends (`patience`)
 cost_model          what a point should cost, learned from trials
 records             which trials are known already, and how their file is written and read
 device_pool         which process or machine runs a trial, and when it is given up

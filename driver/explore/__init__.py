@@ -2,7 +2,8 @@
 
 In the order in which data passes them:
 
-- `explore.py`: `celosia.explore`: checks arguments, sets up the parts below, runs them, and builds the result
+- `explore.py`: `celosia.explore`: checks arguments, sets up the parts below, decides which Configs come first, runs the
+  parts, and builds the result
 - `configs.py`: decides which Configs there are: the values of each field, and which combinations are possible
 - `search.py`: decides which Configs to propose next (bottleneck, NSGA-II, random)
 - `explorer.py`: the loop: asks the search, estimates, decides which Configs to measure and when to end

@@ -4,8 +4,8 @@ compile_loops       whether machine code is in memory, in the cache on disk, or 
                     another processor become a shared object
 codegen             which functions a kernel becomes, and which memory and threads each uses
 writer              which LLVM IR a statement or expression becomes
-memory_access       how an element, or a vector of them, is loaded and stored; which accesses of an unrolled loop are
-                    combined; which lanes of a vector a condition on indices selects
+memory_access       which temporaries lie on the stack; how an element, or a vector of them, is loaded and stored; which
+                    accesses of an unrolled loop are combined; which lanes of a vector a condition on indices selects
 nan_free_extremes   which minima and maxima never see a NaN, so that one instruction computes them
 arithmetic          which instructions an operation becomes
 float_functions     which polynomial computes exp, tanh, erf, ...

@@ -2,11 +2,12 @@
 
 operator_fusion      which operators of a model share a kernel
 kernel_schedules     whether a kernel has the default schedule or that of a tuning record; what its workload is
-vectorize            the default schedule: along which axis vectors run
-register_tiles       the default schedule of reductions: rows and columns that are accumulated in registers
+vectorize            the default schedule: along which axis vectors run, also of gathers and transpositions, and in how
+                     many partial sums a contiguous reduction adds up (`_vectorize_reduction`)
+register_tiles       the default schedule of matrix products and convolutions: rows and columns of sums in registers
 output_reuse         which temporaries lie in an output's memory, and which outputs overwrite an input
 vector_lanes         which vectorised loops must become serial; the rest below runs while llvm/ generates code
-parallel             which loops threads share
+parallel             which loops threads share, and from how much work on
 prefetch             which elements of the next iteration, and which block of weights of the next tiles, are fetched
 streaming_stores     which outputs bypass the caches
 """

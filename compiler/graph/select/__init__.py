@@ -7,11 +7,12 @@ placement        the state of the placement: layers so far, and where each tenso
 forms            in which layout the accelerator can hold a tensor, and the error NotOffloadable
 parameters       which scales, zero points, weights and windows of a node the accelerator can take
 views            which operators cost nothing: they change the shape only or take a part of a tensor (Split, Slice)
-convolution      layers of convolutions, and of products by constant matrices
+convolution      layers of convolutions, and of products by constant matrices; when the host folds windows into the
+                 channels of a first layer (im2col)
 matrices         layers of products of two activations, their views, key-value caches, and sums of blocks
 columns          layers that take or join columns of several matrices, such as heads
 rows             layers of softmax and normalisation
-pooling          layers of max and average pooling
+pooling          layers of max and average pooling; which poolings become depthwise convolutions
 elementwise      layers of additions, products and tables of bytes
 joining          when an operator is fused into the epilogue of the layer before it
 movement         layers that copy: Resize, Gather, Transpose, DepthToSpace, SpaceToDepth, Pad
