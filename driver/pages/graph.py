@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from celosia.compiler.program import CpuStep, HostStep, LaunchStep, Pack, Program, Unpack
 from celosia.driver.pages.names import NAME, short
 from celosia.driver.run.explain import launch_code
-from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import instruction_bytes
 from celosia.sim.functional.access import rows
 from celosia.sim.functional.decode import decode
@@ -106,7 +105,7 @@ class _GraphBuilder:
         makers = {number: self._makers_of_tensor.get(pack.value, set()) for number, pack in enumerate(step.pack)}
         for number, pack in enumerate(step.pack):
             code_of_pack = -2 - number  # stands for the makers of this pack until they are looked up below
-            self._makers_at(pack.address, self._packed_bytes(pack))[...] = code_of_pack
+            self._makers_at(pack.address, self._bytes_in_dram(pack))[...] = code_of_pack
         code = np.frombuffer(launch_code(self._program, step), np.uint8)
         code = code.reshape(-1, instruction_bytes(self._program.config))
         for instruction, layer in zip(decode(self._program.config, code), step.layer_of.tolist()):
@@ -127,7 +126,7 @@ class _GraphBuilder:
                 layer_info.name, layer_info.what, "accelerator", _limit_text(row), reads[number] - {first + number}
             )
         for unpack in step.unpack:
-            byte_makers = self._makers_at(unpack.address, self._unpacked_bytes(unpack))
+            byte_makers = self._makers_at(unpack.address, self._bytes_in_dram(unpack))
             self._makers_of_tensor[unpack.value] = {maker for maker in np.unique(byte_makers).tolist() if maker >= 0}
         for number, makers_of in makers.items():  # codes of packs become nodes at the end of the launch
             from_pack = self._maker_of_byte == -2 - number
@@ -137,21 +136,11 @@ class _GraphBuilder:
         """Return a view of the makers of `size` bytes of DRAM from `address` on."""
         return self._maker_of_byte[address : address + size]
 
-    def _packed_bytes(self, pack: Pack) -> int:
-        """Return the bytes of DRAM to which the host copies a tensor before a launch, with its windows as channels."""
-        shape = self._program.info(pack.value).shape
-        images, _, height, width = pack.form.arrange(np.zeros(shape, np.int8)).shape
-        return _storage_bytes(self._program.config, images, pack.groups, height, width)
-
-    def _unpacked_bytes(self, unpack: Unpack) -> int:
-        """Return the bytes of DRAM from which the host copies a tensor after a launch."""
-        images, _, height, width = unpack.form.dims
-        return _storage_bytes(self._program.config, images, unpack.groups, height, width)
-
-
-def _storage_bytes(cfg: Config, images: int, groups: int, height: int, width: int) -> int:
-    """Return the bytes of a tensor of `groups` of channels in DRAM."""
-    return -(-images // cfg.batch) * groups * height * width * cfg.piece_bytes
+    def _bytes_in_dram(self, copy: Pack | Unpack) -> int:
+        """Return the bytes of DRAM to which the host copies a tensor before a launch, or from which after a launch."""
+        cfg = self._program.config
+        images, _, height, width = copy.form.dims
+        return -(-images // cfg.batch) * copy.groups * height * width * cfg.piece_bytes
 
 
 def _limit_text(row: Mapping[str, Any]) -> str:
