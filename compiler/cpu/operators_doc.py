@@ -14,8 +14,10 @@ from celosia.compiler.program.host.hostops import FIRST, HOST, sized_names
 INTRODUCTION = """\
 # Operators
 
-Every operator of ONNX's own domain runs. Integer operators run on the accelerator where a layer of it can compute them
-(`celosia inspect` says which, and why not); the others run on the CPU in one of three ways.
+This page lists the operators that Celosia runs, and how. Every operator of ONNX's own domain runs. An integer operator
+runs on the accelerator if a layer can compute it; `celosia inspect` prints where each operator of a model runs and why.
+All others run on the CPU, in one of three ways. You can add
+[an operator of your own](language.md#an-operator-of-your-own) without changing Celosia.
 """
 
 NOT_MOVED = {
@@ -101,27 +103,27 @@ def operators_markdown() -> str:
     ]  # fmt: skip
     parts = [
         INTRODUCTION, "## Compiled to machine code\n", _list(compiled), "",
-        "Neighbours share a kernel. Where shapes are known only at run time, the kernel is made then, and kept.\n"
-        "These are computed by numpy then, for any number of boxes that are found, or of steps in a cache:\n",
+        "Neighbouring operators share a kernel. If shapes are known only at run time, the kernel is compiled then and\n"
+        "kept. If a Program leaves a size open, such as the length of a cache, numpy computes these instead:\n",
         _list(sized_names()), "",
         "## In the host runtime\n",
-        "Control flow, sequences, strings, and what is no loop over elements, in numpy.\n",
-        _list(plain), "", "Of other domains:\n", _list(others), "",
-        "Also, where no kernel can (other element types, training, sequences of no steps, shapes that a board learns\n"
-        "when it runs), or where making one would take longer:\n",
+        "numpy computes control flow, sequences, strings, and other operators that are no loop over elements.\n",
+        _list(plain), "", "Operators of other domains:\n", _list(others), "",
+        "numpy also computes these operators if no kernel can (other element types, training, sequences of no steps,\n"
+        "shapes that a board learns at run time), or if compiling a kernel would take longer:\n",
         _list({op for _, op in hosted if op in OPS} | FIRST), "",
         "## Bytes that the accelerator does not move\n",
-        "LOAD and STORE move groups of channels of whole pixels, with one stride for rows and one for columns.",
-        "The CPU moves:\n",
+        "LOAD and STORE move channel groups of whole pixels, with one stride for rows and one for columns.",
+        "Therefore the CPU computes these operators:\n",
         "| | why |\n|---|---|", *(f"| {operators} | {reason} |" for operators, reason in NOT_MOVED.items()), "",
         "## As functions of other operators\n",
-        "ONNX defines them so, and the importer puts the definition in place.\n",
+        "ONNX defines these operators by others, and the importer replaces each by its definition.\n",
         _list(functions), "",
     ]  # fmt: skip
-    parts += ["## Not yet\n", _list(missing), ""]
+    parts += ["## Not yet\n", "`celosia compile` refuses a model with one of these operators.\n", _list(missing), ""]
     for quantiser, operators in OF_QUANTISERS.items():
         if missing := [name for name in operators if not is_supported(name)]:
-            parts += [f"Written by {quantiser}:\n", _list(missing), ""]
+            parts += [f"Operators in models from {quantiser}:\n", _list(missing), ""]
     return "\n".join(parts)
 
 
