@@ -121,7 +121,8 @@ def insert_tokens(cfg: Config, instructions: list[StreamInstruction], tracked_by
 
     for index, (instruction, (accesses, moved)) in enumerate(zip(instructions, _list_accesses(cfg, instructions))):
         unit = UNIT_NUMBER[instruction.opcode]
-        needed = list(known[unit])
+        known_here = known[unit]
+        needed = list(known_here)
         if instruction.waits_for_compute:
             for other in COMPUTE:
                 needed[other] = max(needed[other], latest[other])
@@ -133,7 +134,8 @@ def insert_tokens(cfg: Config, instructions: list[StreamInstruction], tracked_by
 
         wait = 0
         # The latest first: its token may imply the others.
-        for other in sorted([u for u in UNITS if needed[u] > known[unit][u]], key=needed.__getitem__, reverse=True):
+        behind = [other for other in UNITS if needed[other] > known_here[other]] if needed != known_here else ()
+        for other in sorted(behind, key=needed.__getitem__, reverse=True):
             if needed[other] > known[unit][other]:
                 producer, pairs = needed[other], tokens[other, unit]
                 if len(pairs) >= capacity and pairs[-capacity][1] > producer:

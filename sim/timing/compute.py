@@ -41,7 +41,7 @@ class Gemm:
         end = self.free + self._stages
         steps_per_output = work.steps // work.outputs
         writes = Train(end - WRITE_TO_END - (work.outputs - 1) * steps_per_output, steps_per_output, work.outputs)
-        self._acc.reserve_gemm(work, writes._replace(first=writes.first - READ_TO_WRITE), writes)
+        self._acc.reserve_gemm(work, writes.delayed(-READ_TO_WRITE), writes)
         return start, end
 
 
@@ -97,12 +97,12 @@ class SoftmaxTiming:
         """
         span = softmax_span(self._cfg)
         train = Train(0, self.parts // span, rows * softmax_beats(self._cfg, entries) * span)
-        return train._replace(first=last - train.last)
+        return train.delayed(last - train.last)
 
     def last_reads(self, rows: int, entries: int) -> Train:
         """Return the cycles in which the rows of the last softmax are read for the last time."""
         train = Train(0, softmax_beats(self._cfg, entries) * self.parts, rows)
-        return train._replace(first=self._ends[-1] - READ_TO_DONE - train.last)
+        return train.delayed(self._ends[-1] - READ_TO_DONE - train.last)
 
 
 class StepPart(NamedTuple):
@@ -161,7 +161,7 @@ class Vector:
         trains = [self._write_cycles(part.steps, part.last) for part in parts]
         if work.shared_writes & IN_ACC:
             last, last_write = self._write_acc(work, steps, last - steps.last)
-            trains = [trains[0]._replace(first=trains[0].first + last_write - trains[0].last)]
+            trains = [trains[0].delayed(last_write - trains[0].last)]
         self.stalled += last - self._unhindered_steps(self._first_step_cycle(start, work), work).last
         self.overlapped_steps += sum(min(steps.steps, max(0, self._softmax_done - steps.first)) for steps, _ in parts)
         self._last_start, self._free, self._next = start, last, last + 1 + steps.gap
@@ -223,9 +223,9 @@ class Vector:
         start: cycle of its start. follows: whether it writes vin behind the rows of a softmax; else there is one part.
         """
         all_steps, output = self._unhindered_steps(self._first_step_cycle(start, work), work), 0
-        next_step = all_steps.first
+        next_step, each, gap = all_steps.first, all_steps.each, all_steps.gap
         for count, free in self._output_waits(start, work) if follows else [(work.outputs, 0)]:
-            steps = all_steps._replace(first=max(next_step, free), steps=count * all_steps.each)
+            steps = Steps(max(next_step, free), count * each, each, gap)
             last = steps.last
             if work.shared_reads & IN_ACC:
                 last = self._acc.last_vector_read(work, steps.delayed(self._to_acc), output) - self._to_acc
@@ -255,7 +255,7 @@ class Vector:
         For acc these are arrivals at the write queue. An output has `each` steps, with `gap` idle cycles behind them.
         """
         writes = Train(0, steps.each + steps.gap, steps.steps // steps.each)
-        return writes._replace(first=last + self._to_write + steps.gap - writes.last)
+        return writes.delayed(last + self._to_write + steps.gap - writes.last)
 
     def _write_acc(self, work: Work, steps: Steps, delay: int) -> tuple[int, int]:
         """Return the cycles of the last step and of the last write of an instruction that writes acc.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import (
@@ -158,13 +158,14 @@ class LoadChannel:
         begin: first possible cycle of the first step. first, last: cycles of the first and last data. The writer takes
         `lead` steps of padding, then data, then `trail` steps of padding, which take two cycles where padding stalls.
         """
-        lead, trail, stalled = (pads * (1 + work.padding_stall) for pads in (work.lead, work.trail, work.padding))
-        cycles = work.steps - work.padding + stalled
+        pad_cycles = 1 + work.padding_stall
+        lead, trail = work.lead * pad_cycles, work.trail * pad_cycles
+        cycles = work.steps + work.padding * work.padding_stall
         data = cycles - lead - trail
         # Each wait is (a cycle, the cycles that the writer needs at least from then on).
         waits = [(begin, cycles), (first, cycles - lead), *self._arrivals(work.bursts, data, trail)]
         if not work.port:
-            return max(cycle + left - 1 for cycle, left in waits)
+            return max(map(sum, waits)) - 1
         # A step asks for the port a cycle after it is taken.
         port = self._ports[work.port]
         port.forget(begin + 1)
@@ -173,24 +174,28 @@ class LoadChannel:
             waits.append((start - 1, work.steps - work.lead - arrived))
         return max(port.free_cycle(cycle + 1, left) for cycle, left in waits) - 1
 
-    def _arrivals(self, bursts: int, data: int, trail: int) -> Iterator[tuple[int, int]]:
-        """Yield (cycle, cycles left for the writer) for the first and for the last beat of each burst remembered.
+    def _arrivals(self, bursts: int, data: int, trail: int) -> list[tuple[int, int]]:
+        """Return (cycle, cycles left for the writer) for the first and for the last beat of each burst remembered.
 
         data: cycles of the writer for data, spread evenly over the bursts. trail: its cycles of padding behind them.
         """
         engine = self._engine
-        count = min(bursts, len(engine.ends))
-        for number in range(bursts - count, bursts):
-            from_end = number - bursts
-            yield engine.firsts[from_end] + BEAT_TO_STEP, data - data * number // bursts + trail
-            yield engine.ends[from_end] + BEAT_TO_STEP, 1 + data - data * (number + 1) // bursts + trail
+        firsts, ends = list(engine.firsts)[-bursts:], list(engine.ends)[-bursts:]
+        count, all_cycles = len(ends), data + trail
+        written = [data * number // bursts for number in range(bursts - count, bursts + 1)]
+        return [
+            *((beat + BEAT_TO_STEP, all_cycles - before) for beat, before in zip(firsts, written)),
+            *((beat + BEAT_TO_STEP, all_cycles + 1 - after) for beat, after in zip(ends, written[1:])),
+        ]
 
     def _room_at(self, beats: int) -> int:
         """Return the first cycle in which the engine's buffer has room for a burst of `beats` beats."""
         needed = self._beats + beats - READ_BUFFER_BEATS
+        if needed <= 0:
+            return 0
         for before, count, begin, end in reversed(self._read_out):
             if before < needed or not before:
-                return begin + (end - begin) * max(0, needed - before) // max(1, count) + 2 if needed > 0 else 0
+                return begin + (end - begin) * max(0, needed - before) // max(1, count) + 2
         return 0
 
     def _delay_last_burst(self, end: int, steps: int, rows: int, bursts: int, beats: int) -> None:
@@ -246,11 +251,15 @@ class Load:
         work, ready = self._issued[0]
         # A change between weights from one port and from both waits until all instructions have ended.
         channels, changes_ports = self._channels_of(work), work.weight_ports not in (0, self._weight_ports)
-        if any(channel.full for channel in channels) or (changes_ports and waiting):
+        if changes_ports and waiting:
             return None
+        for channel in channels:
+            if channel.full:
+                return None
         self._issued.popleft()
-        ready = max(ready, self._free, self._retired[-1] if changes_ports else self._retired[waiting])
-        start = max(channel.next_start(ready) for channel in channels)
+        start = max(ready, self._free, self._retired[-1] if changes_ports else self._retired[waiting])
+        for channel in channels:  # a later start in one channel is possible in the others
+            start = channel.next_start(start)
         for channel in channels:
             channel.start(work, start)
         self._weight_ports = work.weight_ports or self._weight_ports

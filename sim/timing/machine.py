@@ -263,9 +263,11 @@ class Machine:
         LOAD's follow in `_advance_reads`. False if there is none, or a time that it depends on is not known yet.
         """
         queue, fetch = self._queues[unit], self._fetch
-        if not queue or queue[0].number >= len(fetch.queued_at) or (unit == _LOAD and self._load.full):
+        if not queue or (unit == _LOAD and self._load.full):
             return False
         work = queue[0]
+        if work.number >= len(fetch.queued_at):
+            return False
         waits, posts = self._semaphores_to_take[unit][work.wait], self._semaphores_to_post[unit][work.post]
         for semaphore in waits:
             if not semaphore.posts:
@@ -277,9 +279,11 @@ class Machine:
         head = max(fetch.queued_at[work.number] + QUEUE_TO_GATE, left_at[-1] + 1 if left_at else 0)
         allowed = head
         for semaphore in waits:
-            allowed = max(allowed, semaphore.posts[0])
+            if semaphore.posts[0] > allowed:
+                allowed = semaphore.posts[0]
         for semaphore in posts:
-            allowed = max(allowed, semaphore.room)
+            if semaphore.room > allowed:
+                allowed = semaphore.room
         ready = max(allowed, self._issued[unit][0] + 1)
         if unit == _VECTOR and self._defers_to_gemm(work, ready + 1):
             return False

@@ -43,7 +43,6 @@ class Channel:
 
     A slot is a cycle in which a beat may move. next: the first cycle after all beats so far. ends: cycles of the last
     beats of the last bursts, as many as memory accepts at once; one more burst waits for the first of them to end.
-    moved: all transfers so far.
     """
 
     def __init__(self, memory: MemoryModel) -> None:
@@ -51,15 +50,52 @@ class Channel:
         self._slots_per_period = self._period - self._refresh
         self.next = 0
         self.ends = deque([-NEVER] * memory.outstanding, memory.outstanding)
-        self.moved: list[Transfer] = []
+        # In the cycles from the first until the second of these each cycle is a slot: no refresh lies between them.
+        self._all_slots_from, self._all_slots_before = 0, 0 if self._period else NEVER
 
     def cycle_of_slot(self, cycle: int, slots: int) -> int:
         """Return the cycle of the slot that is `slots` after the first slot from `cycle` on."""
+        if self._all_slots_from <= cycle and cycle + slots < self._all_slots_before:
+            return cycle + slots
         if not self._period:
             return cycle + slots
         turn, within = divmod(cycle, self._period)
         turns, rest = divmod(max(0, within - self._refresh) + slots, self._slots_per_period)
-        return (turn + turns) * self._period + self._refresh + rest
+        begin = (turn + turns) * self._period
+        self._all_slots_from, self._all_slots_before = begin + self._refresh, begin + self._period
+        return begin + self._refresh + rest
+
+    def cycles_of_slots(self, cycle: int, slots: Sequence[int]) -> list[int]:
+        """Return `cycle_of_slot` of each of `slots`, which ascend."""
+        if self._all_slots_from <= cycle and cycle + slots[-1] < self._all_slots_before:
+            return [cycle + slot for slot in slots]
+        return [self.cycle_of_slot(cycle, slot) for slot in slots]
+
+    def place_burst(self, earliest: int, beats: int) -> tuple[int, int]:
+        """Move a burst of `beats` beats as soon as possible from cycle `earliest` on, and after all others.
+
+        Returns the cycles of its first and of its last beat.
+        """
+        first = self.next if self.next > earliest else earliest
+        last = first + beats - 1
+        if first < self._all_slots_from or last >= self._all_slots_before:
+            first = self.cycle_of_slot(first, 0)
+            last = self.cycle_of_slot(first, beats - 1)
+        self.ends.append(last)
+        self.next = last + 1
+        return first, last
+
+    def record(self, first: int, end: int, beats: int) -> None:
+        """Record beats that move from cycle `first` until `end`. Only channels that share DRAM need to know them."""
+
+    def state(self) -> tuple[int, ...]:
+        """Return what `restore` needs to undo all that moves from now on."""
+        return self.next, *self.ends
+
+    def restore(self, state: tuple[int, ...]) -> None:
+        """Forget all that moved since `state` was returned."""
+        self.next = state[0]
+        self.ends.extend(state[1 : 1 + len(self.ends)])
 
     def move(self, first: int, cycles: int, beats: int) -> int:
         """Move the beats of a burst in at least `cycles` slots, the first in cycle `first`.
@@ -69,7 +105,6 @@ class Channel:
         last = self.cycle_of_slot(first, cycles - 1)
         self.ends.append(last)
         self.next = last + 1
-        self.moved.append(Transfer(first, self.next, beats))
         return last
 
     @property
@@ -97,10 +132,13 @@ class SharedChannel(Channel):
     The channels that have beats to move take turns. So the number of beats that this channel can have moved by a cycle
     follows from the transfers of the others (other_transfers, one sequence for each). It is a piecewise linear function
     of the cycle, kept as its corners. DRAM saves up one more beat while nothing moves.
+
+    moved: all transfers so far.
     """
 
     def __init__(self, memory: MemoryModel, bus_bytes: int, other_transfers: Sequence[Transfers]) -> None:
         super().__init__(memory)
+        self.moved: list[Transfer] = []
         self._beat_rate = memory.bytes_per_cycle / bus_bytes  # beats a cycle of all channels
         changes: dict[int, list[float]] = {0: [0.0, 0]}  # by cycle: change of the others' rate, and of how many move
         for first, end, beats in chain.from_iterable(other_transfers):
@@ -140,6 +178,28 @@ class SharedChannel(Channel):
         """Return the cycle of the slot that is `slots` after the first slot from `cycle` on. See Channel."""
         cycle = super().cycle_of_slot(cycle, 0)
         return cycle if not slots else self._cycle_after(cycle, slots)
+
+    def cycles_of_slots(self, cycle: int, slots: Sequence[int]) -> list[int]:
+        """Return `cycle_of_slot` of each of `slots`. See Channel."""
+        return [self.cycle_of_slot(cycle, slot) for slot in slots]
+
+    def place_burst(self, earliest: int, beats: int) -> tuple[int, int]:
+        """Move a burst as soon as possible. Return the cycles of its first and of its last beat. See Channel."""
+        first = self.cycle_of_slot(max(earliest, self.next), 0)
+        return first, self.move(first, beats, beats)
+
+    def record(self, first: int, end: int, beats: int) -> None:
+        """Record beats that move from cycle `first` until `end`."""
+        self.moved.append(Transfer(first, end, beats))
+
+    def state(self) -> tuple[int, ...]:
+        """Return what `restore` needs to undo all that moves from now on."""
+        return *super().state(), len(self.moved)
+
+    def restore(self, state: tuple[int, ...]) -> None:
+        """Forget all that moved since `state` was returned."""
+        super().restore(state)
+        del self.moved[state[-1] :]
 
     def move(self, first: int, cycles: int, beats: int) -> int:
         """Move the beats of a burst, which take longer where other channels use DRAM. See Channel."""
@@ -191,12 +251,12 @@ class WriteBursts:
             self._spread_ends(bursts, first, last)
             channel.ends.extend(list(self.ends)[-bursts:])
             channel.next = last + 1
-            channel.moved.append(Transfer(first, last + 1, beats))
+            channel.record(first, last + 1, beats)
         elif bursts <= 2 * self.outstanding or channel.regular_until < NEVER:
             last = self._place_each(first, bursts, slots, early, beats)
         else:
             last = self._place_windows(first, bursts, slots, early)
-            channel.moved.append(Transfer(first, last + 1, beats))
+            channel.record(first, last + 1, beats)
         self.asked = max(ask + bursts - 1, self.ends[0] + END_TO_ASK)
         return first, last
 
@@ -300,7 +360,8 @@ class ReadBursts:
         Returns the cycle of its first beat.
         """
         self._begin, self._bursts, self._slots, self._placed = ask, bursts, slots, 0
-        return self._place_next()
+        self._place_each(1)
+        return self.firsts[-1]
 
     def place_fetch_burst(self, ask: int, slots: int) -> tuple[int, int]:
         """Place a burst of fetch, requested in cycle `ask`. Return the cycles of its grant and of its last beat."""
@@ -308,10 +369,11 @@ class ReadBursts:
         self.place_until(request)
         granted = max(request, self._granted + 1, self._accepted)
         if self._last_was_fetch and self.left and max(self._begin, self.next_ask) <= granted:
-            self._place_next()  # after a burst of fetch it is LOAD's turn
+            self._place_each(self._placed + 1)  # after a burst of fetch it is LOAD's turn
             granted = max(granted, self._granted + 1, self._accepted)
         self._granted, self._last_was_fetch = granted, True
-        return granted, self._place(granted, slots)[1]
+        self._accepted = max(granted + ASK_TO_ADDRESS, self.channel.ends[0] + 1)
+        return granted, self.channel.place_burst(self._accepted + self._latency, max(1, slots))[1]
 
     def fetch_goes_first(self, ask: int, load_ask: int) -> bool:
         """Return whether fetch's burst, requested in cycle `ask`, is granted before LOAD's, requested in `load_ask`."""
@@ -320,10 +382,18 @@ class ReadBursts:
 
     def place_until(self, until: int = NEVER) -> None:
         """Place the bursts of the open train that are requested before cycle `until`."""
-        while self.left and max(self._begin, self.next_ask) < until:
-            if self._placed > self.outstanding and self.left > 2 * self.outstanding:
+        bursts, first_regular, last_regular = self._bursts, self.outstanding + 1, self._bursts - 2 * self.outstanding
+        while self._placed < bursts:
+            if first_regular <= self._placed < last_regular:
+                if max(self._begin, self.next_ask) >= until:
+                    return
                 self._place_in_closed_form(until)
-            self._place_next()
+                self._place_each(self._placed + 1)
+            else:
+                through = min(first_regular, bursts) if self._placed < first_regular else bursts
+                self._place_each(through, until)
+                if self._placed < through:
+                    return
 
     def finish_train(self) -> int:
         """Place the rest of the open train. Return the cycle of its last beat."""
@@ -332,13 +402,11 @@ class ReadBursts:
 
     def predicted_end(self) -> int:
         """Return the cycle of the open train's last beat if fetch requests no more bursts. Changes nothing."""
-        saved = self.__dict__ | {"firsts": self.firsts.copy(), "ends": self.ends.copy()}
-        channel = self.channel
-        next_slot, ends, moved = channel.next, channel.ends.copy(), len(channel.moved)
+        saved, channel = self.__dict__ | {"firsts": self.firsts.copy(), "ends": self.ends.copy()}, self.channel
+        of_channel = channel.state()
         last = self.finish_train()
         self.__dict__.update(saved)
-        channel.next, channel.ends = next_slot, ends
-        del channel.moved[moved:]
+        channel.restore(of_channel)
         return last
 
     def is_latency_bound(self, bursts: int, slots: int) -> bool:
@@ -352,27 +420,33 @@ class ReadBursts:
             self.ends[-number] += cycles
         self.asked = max(self.asked, self.ends[-self.outstanding - 1] + END_TO_ASK)
 
-    def _place_next(self) -> int:
-        """Place the next burst of the open train. Return the cycle of its first beat."""
-        slots = self._slots_of_first(self._placed + 1) - self._slots_of_first(self._placed)
-        self.asked = self._granted = max(self._begin, self.next_ask)
-        self._last_was_fetch = False
-        first, last = self._place(self._granted, slots)
-        self.firsts.append(first)
-        self.ends.append(last)
-        self._placed += 1
-        return first
+    def _place_each(self, through: int, until: int = NEVER) -> None:
+        """Place the bursts of the open train one by one until `through` are placed, or one is requested in `until`.
+
+        Most of the model's run time is spent here, so that the loop works on local variables.
+        """
+        channel, firsts, ends, window, begin = self.channel, self.firsts, self.ends, self.outstanding, self._begin
+        granted, accepted, latency, place_burst = self._granted, self._accepted, self._latency, channel.place_burst
+        placed, bursts, slots = self._placed, self._bursts, self._slots
+        slots_before = slots * placed // bursts
+        while placed < through:
+            ask = max(begin, granted + 1, accepted, ends[-window] + END_TO_ASK)
+            if ask >= until:
+                break
+            placed += 1
+            slots_through = slots * placed // bursts
+            granted, accepted = ask, max(ask + ASK_TO_ADDRESS, channel.ends[0] + 1)
+            first, last = place_burst(accepted + latency, max(1, slots_through - slots_before))
+            slots_before = slots_through
+            firsts.append(first)
+            ends.append(last)
+        if placed > self._placed:
+            self.asked = self._granted = granted
+            self._accepted, self._placed, self._last_was_fetch = accepted, placed, False
 
     def _slots_of_first(self, bursts: int) -> int:
         """Return the slots that the first `bursts` bursts of the train take."""
         return self._slots * bursts // self._bursts
-
-    def _place(self, granted: int, slots: int) -> tuple[int, int]:
-        """Return the cycles of the first and last beat of a burst whose request was granted in cycle `granted`."""
-        channel = self.channel
-        self._accepted = max(granted + ASK_TO_ADDRESS, channel.ends[0] + 1)
-        first = channel.cycle_of_slot(max(self._accepted + self._latency, channel.next), 0)
-        return first, channel.move(first, max(1, slots), max(1, slots))
 
     def _place_in_closed_form(self, until: int) -> None:
         """Place at once all bursts that are requested before `until` for sure, as far as their ends are regular.
@@ -390,12 +464,14 @@ class ReadBursts:
                 slots_before = self._slots_of_first(self._placed)
                 self._placed += count
                 moved = self._slots_of_first(self._placed) - slots_before
-                self.channel.moved.append(Transfer(begin, self.channel.cycle_of_slot(begin, moved - 1) + 1, moved))
-                for number in range(self._placed - min(count, len(self.ends)), self._placed):
-                    first_slot = self._slots_of_first(number) - slots_before
-                    last_slot = self._slots_of_first(number + 1) - slots_before - 1
-                    first = self.channel.cycle_of_slot(begin, first_slot)
-                    self._record_burst(first, self.channel.cycle_of_slot(begin, last_slot))
+                channel = self.channel
+                channel.record(begin, channel.cycle_of_slot(begin, moved - 1) + 1, moved)
+                numbers = range(self._placed - min(count, len(self.ends)), self._placed + 1)
+                slots = [self._slots_of_first(number) - slots_before for number in numbers]
+                last_slots = [slot - 1 for slot in slots[1:]]
+                self._record_bursts(
+                    channel.cycles_of_slots(begin, slots[:-1]), channel.cycles_of_slots(begin, last_slots)
+                )
                 self.asked = self._granted = max(self._granted, granted)  # one request a cycle
             return
         ends = self.ends
@@ -411,16 +487,18 @@ class ReadBursts:
             count = min(count, (regular - ends[-1]) // period - 1)
         if count > 0:
             moved = self._slots_of_first(self._placed + count * window) - self._slots_of_first(self._placed)
-            self.channel.moved.append(Transfer(ends[-1] + 1, ends[-1] + 1 + count * period, moved))
+            self.channel.record(ends[-1] + 1, ends[-1] + 1 + count * period, moved)
             self._placed += count * window
-            for first, last in list(zip(self.firsts, ends, strict=True))[-window:]:
-                self._record_burst(first + count * period, last + count * period)
+            self._record_bursts(
+                [first + count * period for first in list(self.firsts)[-window:]],
+                [last + count * period for last in list(ends)[-window:]],
+            )
 
-    def _record_burst(self, first: int, last: int) -> None:
-        """Record the first and last beat of a burst that `_place_in_closed_form` has placed."""
-        self.firsts.append(first)
-        self.ends.append(last)
-        self.channel.ends.append(last)
-        self.channel.next = last + 1
+    def _record_bursts(self, firsts: Sequence[int], lasts: Sequence[int]) -> None:
+        """Record the first and last beats of the last bursts that `_place_in_closed_form` has placed."""
+        self.firsts.extend(firsts)
+        self.ends.extend(lasts)
+        self.channel.ends.extend(lasts)
+        self.channel.next = lasts[-1] + 1
         self.asked = self._granted = self.ends[-1 - self.outstanding] + END_TO_ASK
         self._accepted = max(self._granted + ASK_TO_ADDRESS, self.channel.ends[0] + 1)

@@ -85,7 +85,7 @@ class Acc:
 
     def _reserve_in_banks(self, ports: tuple[Port, Port], bank: int, bank_entries: int, train: Train) -> None:
         """Reserve the first `bank_entries` entries of a train in `bank`, and the rest in the other bank."""
-        ports[bank].reserve(train._replace(entries=bank_entries))
+        ports[bank].reserve(train.only_first(bank_entries))
         if bank_entries < train.entries:
             ports[1 - bank].reserve(train.without_first(bank_entries))
 
@@ -99,12 +99,15 @@ class Acc:
 
         output: number of the output to which the first of these steps belongs.
         """
-        bank_steps = min(steps.steps, max(0, work.read_bank_outputs - output) * steps.each)
+        bank_steps = (work.read_bank_outputs - output) * steps.each
+        if bank_steps >= steps.steps:
+            return self._reads[work.read_bank].last_step(steps)
+        if bank_steps <= 0:
+            return self._reads[1 - work.read_bank].last_step(steps)
         ports, last, delay = (self._reads[work.read_bank], self._reads[1 - work.read_bank]), steps.last, 0
         for port, part in zip(ports, (steps.only_first(bank_steps), steps.without_first(bank_steps)), strict=True):
-            if part.steps:
-                last = port.last_step(part.delayed(delay))
-                delay = last - part.last
+            last = port.last_step(part.delayed(delay))
+            delay = last - part.last
         return last
 
     def vector_write_cycle(self, work: Work, output: int, cycle: int) -> int:

@@ -56,6 +56,14 @@ class Train(NamedTuple):
         """Return the train without its first `entries` entries."""
         return Train(self.first + entries * self.period, self.period, self.entries - entries)
 
+    def only_first(self, entries: int) -> Train:
+        """Return the first `entries` entries."""
+        return Train(self.first, self.period, entries)
+
+    def delayed(self, cycles: int) -> Train:
+        """Return the same entries, `cycles` cycles later."""
+        return Train(self.first + cycles, self.period, self.entries)
+
 
 class Steps(NamedTuple):
     """Cycles of the steps of a VECTOR: one a cycle from cycle `first` on, with a pause after each output.
@@ -79,12 +87,12 @@ class Steps(NamedTuple):
 
     def only_first(self, steps: int) -> Steps:
         """Return the first `steps` steps."""
-        return self._replace(steps=steps)
+        return Steps(self.first, steps, self.each, self.gap)
 
     def without_first(self, steps: int) -> Steps:
         """Return the steps without the first `steps`, which must be whole outputs."""
-        return self._replace(first=self.cycle(steps), steps=self.steps - steps)
+        return Steps(self.cycle(steps), self.steps - steps, self.each, self.gap)
 
     def delayed(self, cycles: int) -> Steps:
         """Return the same steps, `cycles` cycles later."""
-        return self._replace(first=self.first + cycles)
+        return Steps(self.first + cycles, self.steps, self.each, self.gap)
