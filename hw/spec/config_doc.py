@@ -55,7 +55,8 @@ REWORDED = {
         "costs block RAM; with too few entries, activations are loaded more than once"
     ),
     "block RAM, the widest entries; too few, and weights are loaded again": (
-        "costs block RAM, more for each entry than other scratchpads; with too few entries, weights are loaded more than once"
+        "costs block RAM, more for each entry than other scratchpads; with too few entries, weights are loaded more "
+        "than once"
     ),
     "block RAM; bounds": "costs block RAM; limits the size of",
     "LUTs or block RAM, 64 bits a channel": "costs LUTs or block RAM, 64 bits for each channel of an entry",
