@@ -30,7 +30,11 @@ from celosia.hw.spec.regs import COUNTERS, ERROR_TEXT, REGISTERS, Error, Registe
 _ENUMS = (Opcode, Unit, Buffer, ASource, BSource, ReduceOp, BinaryOp, Destination)
 """Enumerations of field values that the document lists."""
 
-_BUFFER_CONDITIONS = {Buffer.TAP: "taps > 0", Buffer.EXP: "softmax > 0", Buffer.BOOK: "weight_bits < 8"}
+_BUFFER_CONDITIONS: dict[IntEnum, str] = {
+    Buffer.TAP: "taps > 0",
+    Buffer.EXP: "softmax > 0",
+    Buffer.BOOK: "weight_bits < 8",
+}
 """Scratchpads that only some Configs have, and the condition of each."""
 
 REWORDED = {
@@ -69,7 +73,7 @@ REWORDED = {
         "A is a sum over as many neighbouring entries of VIN as the Config has `taps`. Each entry is multiplied by its "
         "weights in an entry of TAP."
     ),
-    "How loops r and s combine A: ADD, MAX, MIN.": "Operation that reduces A over loops r and s.",
+    "How loops r and s combine A: ADD, MAX, MIN.": "Operation that reduces A over loops r and s: ADD, MAX or MIN.",
     "v = A op B: NONE,": "Operation that combines v with B: NONE (v stays),",
     "MUL (low 16 bits of each)": "MUL (of the low 16 bits of each, signed)",
     "SHR (by B's low 5 bits)": "SHR (right shift by B's low 5 bits)",
@@ -217,7 +221,7 @@ def _counter_tables() -> Iterator[str]:
         ("offset", "counter", "meaning"),
         ((_offset(low), f"`{low.name.removesuffix('_lo')}`", _counter_text(low)) for low in run_counters),
     )
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for suffix in _unit_counters():
         lows = [REGISTERS[f"{unit.name.lower()}_{suffix}_lo"] for unit in Unit]
         text = _counter_text(lows[-1]).removeprefix(f"{list(Unit)[-1].name}: ")
