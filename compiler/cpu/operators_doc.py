@@ -21,14 +21,16 @@ All others run on the CPU, in one of three ways. You can add
 """
 
 NOT_MOVED = {
-    "Gather, Slice and Split of channels that begin within a group, DepthToSpace with mode CRD, where something else "
-    "reads the input, or no convolution without groups made it": "channels of a group lie side by side in an entry; "
-    "only the weights before can put them elsewhere",
-    "Transpose that moves channels; Gather of images": "as above; and images of a batch lie in one piece",
-    "Gather in more than 16 even runs, Transpose of more than 16 columns, blocks larger than 4 × 4": "each is a "
-    "layer that reads and writes anew",
-    "Slice and Gather with indices that are not constant, GatherElements, GatherND": "addresses in instructions are "
-    "constants",
+    "Gather, Slice and Split of channels that begin within a channel group; DepthToSpace with mode CRD. Exception: a "
+    "convolution without groups computes the input, and nothing else reads it": "the channels of a group share an "
+    "entry, and only the weights of that convolution can permute them",
+    "Transpose that moves channels; Gather of images": "the channels of a group share an entry, and the images of a "
+    "batch share a piece",
+    "Gather of more than 16 evenly spaced runs of rows or columns; Transpose of more than 16 columns; SpaceToDepth and "
+    "DepthToSpace with blocks larger than 4 × 4": "an operator may take at most 16 layers, and each run, column or "
+    "place in a block takes one",
+    "Slice and Gather with indices that are not constant; GatherElements; GatherND": "the addresses in instructions "
+    "are constants",
 }
 """Operators on bytes that the accelerator leaves to kernels -> the reason."""
 

@@ -92,8 +92,8 @@ class Optimised:
         }  # fmt: skip
 
     def _own_rules(self) -> list[dict[str, Any]]:
-        """List, for each of the caller's rules: places where it fits, places weighed, largest estimated saving, and
-        steps that apply it.
+        """List, for each of the caller's rules: places where it fits, number of estimates of its saving, the largest
+        estimate, and steps that apply it.
         """
         rows = []
         for name, places in self.matched.items():

@@ -36,17 +36,19 @@ def bitstream() -> None:
 @command
 def project(
     board: opt.Board,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder to write, a new one.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="The folder to write, which must be new.")
+    ],
     config: opt.BoardConfig = None,
     clock: Annotated[
-        int | None, typer.Option(metavar="MHZ", help="Clock of the accelerator, by default the board's.")
+        int | None, typer.Option(metavar="MHZ", help="Clock of the accelerator. Default: that of the board.")
     ] = None,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Write a Vivado project: Verilog, constraints, the block design as Tcl.
+    """Write a Vivado project: Verilog, constraints, and the block design as Tcl.
 
     \b
-    Example:
+    Examples:
       celosia bitstream project --board pynq-z2 -o build/pynq-z2
       celosia bitstream build build/pynq-z2
     """
@@ -67,13 +69,13 @@ def project(
 @app.command(epilog=EXIT_CODES)
 @command
 def build(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What `celosia bitstream project` wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that `celosia bitstream project` wrote.")],
     quiet: opt.Quiet = False,
 ) -> None:
-    """Run Vivado on a project; it leaves a .bit file, a .hwh file and a manifest in DIR.
+    """Run Vivado on a project, which writes a .bit file, a .hwh file and a manifest to DIR.
 
     \b
-    Example:
+    Examples:
       celosia bitstream build build/pynq-z2
     """
     from celosia.bitstreams.project import build_project
@@ -91,15 +93,13 @@ def report(
     as_json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Show what a Config takes of a board's device: LUTs, flip-flops, DSP blocks, block RAM, as Yosys counts them; and
-    an estimate of the watts that it draws.
+    """Count the LUTs, flip-flops, DSP blocks and block RAM of a Config on a board's device, and estimate its power.
 
-    Shows the estimate of the resource model at once. Then Yosys counts, for minutes the first time, `tiny` two to three
-    and `pynq` five to ten, and says how far it is; the second time it knows. Ends with exit code 6 where the Config
-    does not fit.
+    The command first shows the estimate of the resource model. Then Yosys counts, which takes two to three minutes for
+    `tiny` and five to ten for `pynq`; later runs use the stored counts. The exit code is 6 if the Config does not fit.
 
     \b
-    Example:
+    Examples:
       celosia bitstream report --board pynq-z2
       celosia bitstream report --board ultra96 --config my_accelerator.toml --json
     """
@@ -152,17 +152,20 @@ def report(
 def timing(
     board: opt.Board,
     config: opt.BoardConfig = None,
-    paths: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Paths to list, the longest first.")] = 20,
+    paths: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1000, help="Number of paths to list, the longest first.")
+    ] = 20,
     as_json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Estimate the clock at which a Config runs on a board's device, and list its longest paths, without Vivado.
 
-    Static timing of Yosys' netlist with published delays, of nets by their fan-out: a figure to compare designs with,
-    not one to rely on. Takes minutes the first time. Devices: xc7z020 of speed grade -1.
+    The estimate is a static timing analysis of Yosys' netlist with published delays of cells. The delay of a net
+    depends on its fan-out. Use the estimate to compare designs; it does not replace Vivado's. The first run takes
+    minutes. Supported device: xc7z020, speed grade -1.
 
     \b
-    Example:
+    Examples:
       celosia bitstream timing --board pynq-z2
       celosia bitstream timing --board pynq-z2 --config tiny --paths 5
     """
@@ -191,17 +194,23 @@ def timing(
 @app.command(epilog=EXIT_CODES)
 @command
 def ecp5(
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the bitstream goes.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for the bitstream.")],
     config: Annotated[str, typer.Option("--config", metavar="NAME|FILE", help="The accelerator.")] = "tiny",
-    design: Annotated[Design, typer.Option(help="All, or the gemm unit with its scratchpads.")] = Design.accelerator,
-    clock: Annotated[float, typer.Option(metavar="MHZ", min=1, max=500, help="Clock to aim at.")] = 100,
-    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="Placements to try; the fastest is taken.")] = 1,
+    design: Annotated[
+        Design, typer.Option(help="The whole accelerator, or only GEMM with its scratchpads.")
+    ] = Design.accelerator,
+    clock: Annotated[float, typer.Option(metavar="MHZ", min=1, max=500, help="Clock to aim for.")] = 100,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of placements to try; the fastest is kept.")
+    ] = 1,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Make a bitstream for an ECP5-85F with open tools, as evidence of size and timing: its ports end in registers.
+    """Make a bitstream for an ECP5-85F with open tools, to measure size and timing.
+
+    It does not run on a board, because its ports end in registers.
 
     \b
-    Example:
+    Examples:
       celosia bitstream ecp5 --config tiny --design gemm -o build/ecp5
     """
     from celosia.bitstreams.ecp5 import build

@@ -15,20 +15,28 @@ from celosia.sim.devices import DEVICES, SSH_PREFIX
 QuantisedModel = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The int8 model.")]
 FloatModel = Annotated[
     Path | None,
-    typer.Option("--float", metavar="FLOAT.onnx", help="The model before it was quantised: shows what that cost."),
+    typer.Option("--float", metavar="FLOAT.onnx", help="The model before quantisation; shows its error."),
 ]
-Every = Annotated[bool, typer.Option("--all", help="Print every tensor, not those only that differ or lose most.")]
+Every = Annotated[bool, typer.Option("--all", help="Print all tensors, not only those that differ or lose most.")]
 Data = Annotated[Path, typer.Option(metavar="DIR|NPZ", help=opt.SAMPLES)]
 Labels = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Classes of the samples: .npy, .npz, or text, a line LABEL or FILE LABEL each."),
+    typer.Option(
+        metavar="FILE",
+        help="Class numbers of the samples: .npy, .npz, or a text with a line for each, LABEL or FILE LABEL.",
+    ),
 ]
 Against = Annotated[
     str | None,
-    opt.one_of(names=("onnxruntime",), help="Run the same samples there, too, and count outputs that differ."),
+    opt.one_of(names=("onnxruntime",), help="Also run the samples under onnxruntime, and count outputs that differ."),
 ]
 Workers = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Devices at a time; by default one a processor on rtl.")
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Number of devices that run at a time. Default: one; for rtl, one for each processor.",
+    ),
 ]
 
 
@@ -52,10 +60,12 @@ def compare(
 ) -> None:
     """Compare every tensor of a model with onnxruntime's, and with the float model's.
 
-    The model is compiled so that each tensor which exists as one is returned; none stays on chip. onnxruntime runs with
-    session.qdqisint8allowed=1, that is in integers. A tensor's SQNR is the power of the float model's tensor over that
-    of the error; what is lost is lost against the worst operand. Ends with exit code 7 where a tensor differs; with
-    --rounding correct by more than a step of a normalisation, sum or average, and what is computed of it.
+    The compiled model returns all of its tensors, so that none stays on chip. onnxruntime runs with
+    session.qdqisint8allowed=1, that is in integers. The SQNR of a tensor is the power of the float model's tensor,
+    divided by the power of the error. A tensor's loss is the lowest SQNR of its operands less its own.
+
+    The exit code is 7 if a tensor differs. With --rounding correct, two kinds of tensors do not count: normalisations,
+    sums and averages that differ by one step, and tensors that are computed from them.
 
     \b
     Examples:
@@ -92,7 +102,7 @@ Sharing = Annotated[
     typer.Option(
         "--device",
         metavar="|".join((*DEVICES, SSH_PREFIX + "USER@BOARD")),
-        help="What samples run on; several, with commas between, share them.",
+        help="Device that runs the samples. Several devices, with commas between them, share the samples.",
     ),
 ]
 
@@ -116,7 +126,7 @@ def eval_(
 ) -> None:
     """Measure accuracy and speed of a model on a data set.
 
-    Samples that fail are left out; the exit code is 1 then, and 7 where an output differs from onnxruntime's.
+    Samples that fail are left out, and the exit code is then 1. It is 7 if an output differs from onnxruntime's.
 
     \b
     Examples:

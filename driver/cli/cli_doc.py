@@ -14,8 +14,8 @@ from celosia.driver.cli.errors import EXIT_CODES
 
 HEAD = """# Command line
 
-Printed from the commands by `python -m celosia.driver.cli.cli_doc`; do not edit. `celosia COMMAND --help` prints the
-same.
+`python -m celosia.driver.cli.cli_doc` prints this page from the help texts of the commands; do not edit it.
+`celosia COMMAND --help` prints the same text.
 """
 
 

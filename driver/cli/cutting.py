@@ -14,7 +14,7 @@ from celosia.driver.cli.errors import command, say
 Folder = Annotated[
     Path, typer.Option("--output", "-o", metavar="DIR", help="The folder for NAME.1.onnx, NAME.2.onnx and so on.")
 ]
-Parts = Annotated[int, typer.Option(min=2, metavar="N", help="How many accelerators there are.")]
+Parts = Annotated[int, typer.Option(min=2, metavar="N", help="Number of accelerators.")]
 
 
 @command
@@ -26,10 +26,10 @@ def cut(
     shape: opt.ShapeOption = None,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Cut a model for several accelerators, each of which takes what the one before it gives.
+    """Cut a model into parts for several accelerators. Each part takes the output of the part before it.
 
-    The parts take equally long by the timing model, as nearly as the model's 8-bit tensors allow. In Python
-    `celosia.driver.cut.Relay` runs them, a sample in each at a time.
+    The model is cut at 8-bit tensors, so that the parts take about the same time by the timing model. In Python,
+    `celosia.driver.cut.Relay` runs all parts at the same time, each with another sample.
 
     \b
     Examples:

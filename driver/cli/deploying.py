@@ -11,10 +11,16 @@ from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
 from celosia.driver.cli.errors import DIFFERS, command, say
 
-Bit = Annotated[Path, typer.Argument(metavar="FILE.bit", help="The bitstream; its .hwh and manifest lie beside it.")]
-Host = Annotated[str, typer.Option("--host", metavar="USER@BOARD", help="The board, as ssh knows it.")]
+Bit = Annotated[
+    Path,
+    typer.Argument(metavar="FILE.bit", help="The bitstream. Its .hwh file and its manifest are in the same folder."),
+]
+Host = Annotated[str, typer.Option("--host", metavar="USER@BOARD", help="Address of the board for ssh.")]
 MaybeHost = Annotated[
-    str | None, typer.Option("--host", metavar="USER@BOARD", help="The board, as ssh knows it; by default this one.")
+    str | None,
+    typer.Option(
+        "--host", metavar="USER@BOARD", help="Address of the board for ssh. Default: this machine is the board."
+    ),
 ]
 
 
@@ -28,7 +34,7 @@ def deploy(
     no_check: opt.NoCheck = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Put a Program and what runs it on a board, over ssh, and say what the board lacks.
+    """Copy a Program and its runtime to a board over ssh, and report what the board lacks.
 
     \b
     Examples:
@@ -66,7 +72,7 @@ def flash(
 ) -> None:
     """Load a bitstream into a board's FPGA, and check that its accelerator answers.
 
-    JTAG is no way to do it: on a Zynq it leaves the clocks of the logic as they were.
+    Do not load it over JTAG: on a Zynq that does not set the clocks of the logic.
 
     \b
     Examples:
@@ -92,7 +98,12 @@ def flash(
 
 
 Fpga = Annotated[
-    str, opt.one_of("--device", names=("functional", "rtl"), help="The FPGA: numpy, or the Verilated RTL.")
+    str,
+    opt.one_of(
+        "--device",
+        names=("functional", "rtl"),
+        help="Simulator in place of the FPGA: numpy, or the RTL under Verilator.",
+    ),
 ]
 
 
@@ -110,8 +121,8 @@ def rehearse(
 ) -> None:
     """Compile, deploy, flash and run a model on a board that is simulated on this machine, step by step.
 
-    The files, the checks and the processes are those of a real board; only ssh is left out. Inputs that are not given
-    are made up. Ends with 7 where an output differs from that of the simulator here.
+    Files, checks and processes are those of a real board, without ssh. Inputs without a file get random values. The
+    exit code is 7 if an output differs from that of the functional simulator without a board.
 
     \b
     Examples:

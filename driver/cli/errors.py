@@ -29,17 +29,17 @@ Exit codes:
   0  done
   1  a model, Program, Config, input or output file is wrong
   2  the command line is wrong
-  3  the accelerator ended in an error or not in time, or its board cannot be reached
+  3  the run failed: an error or a time limit of the accelerator, or a board that cannot be reached
   4  a tool is missing or failed (C++ compiler, Verilator, Yosys, ziglang, Vivado)
-  5  a fault of celosia itself
+  5  a fault of Celosia itself
   6  the accelerator does not fit the device
   7  a tensor or output differs from onnxruntime's
-  8  the check of the compiled model failed itself: nothing is known of the Program
+  8  the self-check could not run to its end, so that the Program is not checked
   130  interrupted
   143  ended by SIGTERM
 """
 
-Debug = Annotated[bool, typer.Option("--debug", help="Show where an error came from.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Print the Python traceback of an error.")]
 
 
 def _error_classes_by_exit_code() -> dict[int, tuple[type[Exception], ...]]:

@@ -15,48 +15,54 @@ from celosia.driver.cli import common
 from celosia.driver.cli import options as opt
 from celosia.driver.cli.errors import INTERRUPTED, command, say
 
-Models = Annotated[list[Path], typer.Argument(metavar="MODEL.onnx", help="The models that the accelerator is for.")]
+Models = Annotated[list[Path], typer.Argument(metavar="MODEL.onnx", help="Models for which to search.")]
 Output = Annotated[
-    Path, typer.Option("--output", "-o", metavar="DIR", help="The folder of points and front; go on with it later.")
+    Path,
+    typer.Option(
+        "--output", "-o", metavar="DIR", help="Folder for measured points and front. A later run with it continues."
+    ),
 ]
 Objective = Annotated[
     list[str] | None,
     opt.one_of(
         names=(*OBJECTIVES, *ALSO),
-        help=f"What is wanted, by default {' and '.join(DEFAULT_OBJECTIVES)}; repeat it for several. fps means period, "
-        "the time from image to image; energy is an estimate.",
+        help=f"Objective to minimise; repeat it for several. Default: {' and '.join(DEFAULT_OBJECTIVES)}. fps means "
+        "period, the time from image to image. energy is an estimate.",
     ),
 ]
 Budget = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help=f"Of all runs together, as 90s, 30m or 2h; by default {BUDGET}."),
+    typer.Option(metavar="TIME", help=f"Limit of the time of all runs together: 90s, 30m or 2h. Default: {BUDGET}."),
 ]
 Points = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="The most Configs to measure, of all runs together.")
+    int | None, typer.Option(min=1, metavar="N", help="Largest number of Configs to measure in all runs together.")
 ]
 Space = Annotated[
-    Path | None, typer.Option(metavar="FILE.toml", help="Values of Config fields, each one or a list of them.")
+    Path | None,
+    typer.Option(metavar="FILE.toml", help="Search space: for each Config field a value, or a list of values."),
 ]
 Left = Annotated[
-    float, typer.Option(min=0, max=99, metavar="PERCENT", help="Of each resource of the device, to stay free.")
+    float, typer.Option(min=0, max=99, metavar="PERCENT", help="Share of each resource of the device that stays free.")
 ]
 Memory = Annotated[
-    str | None, typer.Option(metavar="NAME|FILE", help="The memory of the timing model, by default the board's.")
+    str | None, typer.Option(metavar="NAME|FILE", help="Memory model of the timing model. Default: that of the board.")
 ]
-Search = Annotated[str, opt.one_of(names=SEARCH_NAMES, help="How to look; see docs/explore.md.")]
+Search = Annotated[str, opt.one_of(names=SEARCH_NAMES, help="Search algorithm: see docs/explore.md.")]
 Confirm = Annotated[
     list[str] | None,
     opt.one_of(
-        names=WAYS, help="In the end count the front by yosys, or run it on rtl; minutes a point. Repeat it for both."
+        names=WAYS,
+        help="After the search, count the front's resources with Yosys, or run it on the RTL. Takes minutes for each "
+        "Config. Repeat it for both.",
     ),
 ]
-Deadline = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="For a model on a Config.")]
+Deadline = Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Time limit for one model on one Config.")]
 Optimise = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="In the end, and beside --budget, rewrite the models for the front's Configs as `celosia optimise` does, "
-        "for so long in all.",
+        help="After the search, rewrite the models for the front's Configs as `celosia optimise` does. TIME limits all "
+        "rewriting, and is not part of --budget.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print front.json instead of a table.")]
@@ -84,10 +90,10 @@ def explore(
     as_json: AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Search for the accelerators that are best for some models on a board, and write a front of Configs.
+    """Search for the best accelerators for some models on a board, and write the Pareto front of Configs.
 
-    Cycles are by the timing model, area by a model of what Yosys counts. Ctrl-C ends it, writes the front so far and
-    loses nothing: the same command goes on where it was.
+    Cycles come from the timing model. Area comes from a model that was fitted to counts of Yosys. Ctrl-C ends the
+    search and writes the front so far. The same command continues the search.
 
     \b
     Examples:

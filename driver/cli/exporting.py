@@ -15,13 +15,15 @@ from celosia.driver.cli.errors import command, say
 if TYPE_CHECKING:
     from celosia.driver.export.c_project import Exported
 
-Folder = Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder to write, or to add to.")]
+Folder = Annotated[
+    Path,
+    typer.Option("--output", "-o", metavar="DIR", help="The folder to write. It may hold models of the same target."),
+]
 Target = Annotated[
-    str, opt.one_of("--target", names=EXPORT_TARGETS, help="Processor and system that the C is compiled for.")
+    str,
+    opt.one_of("--target", names=EXPORT_TARGETS, help="Processor and operating system for which the C is compiled."),
 ]
-Name = Annotated[
-    str | None, typer.Option(metavar="NAME", help="What names in C begin with, by default the model's file name.")
-]
+Name = Annotated[str | None, typer.Option(metavar="NAME", help="Prefix of names in C. Default: the model's file name.")]
 
 
 @command
@@ -40,10 +42,10 @@ def export(
     no_check: opt.NoCheck = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Write a model as C that runs it on the accelerator: without Python, without malloc, without global state.
+    """Write a C library that runs a model on the accelerator, without Python, malloc or global state.
 
-    The folder has sources, the CPU's kernels as objects, a Makefile and a CMakeLists.txt. Several models of one target
-    may share it.
+    The folder holds sources, kernels for the CPU as object files, a Makefile and a CMakeLists.txt. Several models of
+    one target may share it.
 
     \b
     Examples:

@@ -20,22 +20,25 @@ if TYPE_CHECKING:
     from celosia.driver.show.progress import Stages
 
 Prompt = Annotated[
-    str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="What the text begins with; needs a vocabulary.")
+    str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Start of the text; the model needs a vocabulary.")
 ]
 Ids = Annotated[
-    str | None, typer.Option("--ids", metavar="1,2,3", help="The same as tokens, and tokens are printed then.")
+    str | None,
+    typer.Option(
+        "--ids", metavar="1,2,3", help="Start of the text as token numbers. The command then prints token numbers."
+    ),
 ]
-Tokens = Annotated[int, typer.Option("--tokens", "-n", min=1, help="How many to generate.")]
+Tokens = Annotated[int, typer.Option("--tokens", "-n", min=1, help="Number of tokens to generate.")]
 Temperature = Annotated[
-    float, typer.Option(min=0.0, help="0 takes the likeliest token, 1 draws by the model's own chances.")
+    float, typer.Option(min=0.0, help="0 takes the likeliest token. 1 draws with the model's probabilities.")
 ]
-Top = Annotated[int, typer.Option("--top", min=0, metavar="K", help="Draw among the K likeliest, 0 for all.")]
+Top = Annotated[int, typer.Option("--top", min=0, metavar="K", help="Draw among the K likeliest tokens; 0: among all.")]
 DrawSeed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the random numbers that draw tokens.")]
 Length = Annotated[
     int | None,
-    typer.Option(min=2, help="Tokens of a sequence, prompt included, at most: what the cache has room for."),
+    typer.Option(min=2, help="Largest number of tokens of a sequence with its prompt, for which the cache has room."),
 ]
-TextAlone = Annotated[bool, typer.Option("--quiet", "-q", help="Print the text alone.")]
+TextAlone = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the text.")]
 
 
 @command
@@ -59,11 +62,11 @@ def generate(
     no_check: opt.NoCheck = False,
     quiet: TextAlone = False,
 ) -> None:
-    """Let a decoder write on: a model with tokens, a mask and a cache as inputs, as optimum and onnxruntime-genai
-    export them.
+    """Generate text with a decoder: a model with tokens, a mask and a cache as inputs, as optimum and
+    onnxruntime-genai export it.
 
-    Text takes a vocabulary in the model's metadata, as `celosia.models.gpt_path()` has one. Of a board over ssh the
-    accelerator alone is used; the rest runs here.
+    A prompt needs a vocabulary in the model's metadata, such as that of `celosia.models.gpt_path()`. With a board over
+    ssh, only the accelerator's part runs on the board, and the rest on this machine.
 
     \b
     Examples:

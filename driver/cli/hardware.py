@@ -43,11 +43,9 @@ def verilog(
 
 @command
 def configs(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME|FILE]", help="Print this one as TOML, to change and to use.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME|FILE]", help="Print this one as TOML.")] = None,
 ) -> None:
-    """List the accelerators that have a name, or print one as a TOML file.
+    """List the presets of the accelerator, or print one as a TOML file.
 
     \b
     Examples:
@@ -68,11 +66,9 @@ def configs(
 
 @command
 def boards(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME|FILE]", help="Print this one as TOML, to change and to use.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME|FILE]", help="Print this one as TOML.")] = None,
 ) -> None:
-    """List the boards that have a name, or print one as a TOML file; docs/boards.md says what is in it.
+    """List the supported boards, or print one as a TOML file. docs/boards.md explains the file.
 
     \b
     Examples:
@@ -95,17 +91,22 @@ def sweep(
     model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The model.")],
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="FIELD=V1,V2", help="Values of a Config field to try; repeat it for others."),
+        typer.Option(
+            "--set", metavar="FIELD=V1,V2", help="Values of a Config field to try. Repeat it for other fields."
+        ),
     ] = None,
     config: opt.ConfigOption = "pynq",
     memory: opt.Memory = None,
-    html: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write a plot and the table as a page.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="OUT.html", help="Write an HTML page with a plot and the table.")
+    ] = None,
     report: opt.Report = None,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Compile a model for many Configs, and compare their cycles, by the timing model, and what they take of an FPGA.
+    """Compile a model for many Configs, and compare their cycles by the timing model and their FPGA resources.
 
-    Block RAM and DSP blocks follow from the Config, LUTs and flip-flops from a model fitted to synthesised ones.
+    Block RAM and DSP blocks follow from the Config. LUTs and flip-flops are counts of Yosys, or estimates of a model
+    that was fitted to such counts.
 
     \b
     Examples:
@@ -137,12 +138,12 @@ def sweep(
 
 @command
 def doctor() -> None:
-    """List the programs outside of Python that Celosia runs, with the version that it uses of each.
+    """List the external programs that Celosia runs, with their versions.
 
-    A program on PATH is used only where it is new enough; else the Python package that brings it, if there is one.
+    Celosia uses a program on PATH if it is new enough, else that of a Python package, if there is one.
 
     \b
-    Example:
+    Examples:
       celosia doctor
     """
     from celosia import tools
@@ -155,14 +156,17 @@ def doctor() -> None:
 @command
 def cache(
     limit: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Remove what was used least recently until it fits, as 500MB.")
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Remove the least recently used files until the rest fits into SIZE, such as 500MB."
+        ),
     ] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Remove all of it.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all files.")] = False,
 ) -> None:
-    """Show what is kept on disk between runs: simulators, Verilog, kernels.
+    """Show the cache on disk: simulators, Verilog and kernels, which later runs use again.
 
-    After each new simulator what was used least recently goes, beyond 2 GB, or what CELOSIA_CACHE_LIMIT says.
-    CELOSIA_CACHE names another folder.
+    After each new simulator, the least recently used files are removed until the rest takes at most 2 GB. The variable
+    CELOSIA_CACHE_LIMIT sets another limit, and CELOSIA_CACHE another folder.
 
     \b
     Examples:

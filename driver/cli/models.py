@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 ProgramFile = Annotated[Path, typer.Option("--output", "-o", metavar="PROGRAM", help="The file to write.")]
 TargetConfig = Annotated[
     str | None,
-    typer.Option("--config", metavar="NAME|FILE", help="The accelerator, by default the target board's, or pynq."),
+    typer.Option(
+        "--config", metavar="NAME|FILE", help="The accelerator. Default: that of the target board, else pynq."
+    ),
 ]
 Target = Annotated[
     str | None,
     typer.Option(
         metavar="BOARD|FILE|PROCESSOR",
-        help=f"Where it will run: {', '.join(BOARDS)}, a board's .toml file, armv7 or aarch64; by default on this "
-        "machine.",
+        help=f"Board or processor that runs the Program: {', '.join(BOARDS)}, a board's .toml file, armv7 or aarch64. "
+        "Default: this machine.",
     ),
 ]
 
@@ -117,26 +119,31 @@ def _file_size_text(path: Path) -> str:
     return f"{path}: {megabytes(path.stat().st_size)}"
 
 
-Operators = Annotated[bool, typer.Option("--operators", help="Only where each operator runs, and why.")]
-Layers = Annotated[bool, typer.Option("--layers", help="Only the layers and their instructions.")]
-Buffers = Annotated[bool, typer.Option("--buffers", help="Only DRAM, arena and scratchpads.")]
-Disassemble = Annotated[bool, typer.Option("--disassemble", "-d", help="Only the text of every instruction.")]
-Layer = Annotated[str | None, typer.Option(metavar="NAME", help="Disassemble this layer alone.")]
-Passes = Annotated[bool, typer.Option("--passes", help="Only the graph after each pass, and kernels.")]
+Operators = Annotated[bool, typer.Option("--operators", help="Show only where each operator runs, and why.")]
+Layers = Annotated[bool, typer.Option("--layers", help="Show only the layers and their instructions.")]
+Buffers = Annotated[bool, typer.Option("--buffers", help="Show only the use of DRAM, arena and scratchpads.")]
+Disassemble = Annotated[bool, typer.Option("--disassemble", "-d", help="Show only every instruction as text.")]
+Layer = Annotated[str | None, typer.Option(metavar="NAME", help="Show only the instructions of this layer as text.")]
+Passes = Annotated[bool, typer.Option("--passes", help="Show only the graph after each pass, and the kernels.")]
 OnePass = Annotated[
-    str | None, typer.Option("--pass", metavar="NAME", help="Only the graph after this pass, or `import`.")
+    str | None, typer.Option("--pass", metavar="NAME", help="Show only the graph after this pass, or after `import`.")
 ]
 Estimate = Annotated[
-    bool, typer.Option("--estimate", help="Only the cycles of each layer, by the timing model, and what bounds it.")
+    bool,
+    typer.Option("--estimate", help="Show only the cycles of each layer by the timing model, and its bound."),
 ]
 Loops = Annotated[
-    str | None, typer.Option(metavar="LAYER", help="Only the loops of this layer, and the schedule that made them.")
+    str | None, typer.Option(metavar="LAYER", help="Show only the loops of this layer, and their schedule.")
 ]
 Derivation = Annotated[
-    bool, typer.Option("--derivation", help="Only how `optimise` has made the model: each step, its proof, its gain.")
+    bool,
+    typer.Option(
+        "--derivation", help="Show only the rewrites by which `optimise` made the model, with proof and gain."
+    ),
 ]
 Tiling = Annotated[
-    Path | None, typer.Option(metavar="FILE.json", help="Write what was decided for each layer, to change it.")
+    Path | None,
+    typer.Option(metavar="FILE.json", help="Write the schedule of each layer to a file, which you can change."),
 ]
 
 
@@ -162,7 +169,7 @@ def inspect(
     no_check: opt.NoCheck = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Show what became of a model: operators with the reason of their place, layers, buffers, instructions.
+    """Show how a model is compiled: where operators run and why, layers, buffers and instructions.
 
     \b
     Examples:
@@ -277,7 +284,7 @@ Source = Annotated[
     Path,
     typer.Argument(
         metavar="PROGRAM|REPORT.json|front.json|MODEL.onnx",
-        help="What `compile`, `run --report`, `explore` or `optimise` wrote, or a model.",
+        help="A model, or a file from `compile`, `run --report`, `explore` or `optimise`.",
     ),
 ]
 PageFile = Annotated[Path, typer.Option("--output", "-o", metavar="PAGE.html", help="The file to write.")]
@@ -293,10 +300,10 @@ def report(
     no_check: opt.NoCheck = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Write a page for a browser: what limits each layer, roofline, timeline, where bytes go, what runs where.
+    """Write an HTML page on a model, a run or an exploration: bound of each layer, roofline, timeline, memory traffic.
 
-    Of a Program or a model, cycles are those of the timing model; of a report, those of its run. The page is one file
-    that needs no network.
+    Cycles of a Program or a model are those of the timing model. Cycles of a report are those of its run. The page is
+    one file that needs no network.
 
     \b
     Examples:
@@ -344,34 +351,36 @@ FloatModel = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The floa
 Calibration = Annotated[Path, typer.Option(metavar="DIR|NPZ", help=opt.SAMPLES)]
 Quantised = Annotated[Path, typer.Option("--output", "-o", metavar="OUT.onnx", help="The file to write.")]
 PerTensor = Annotated[
-    bool, typer.Option("--per-tensor", help="One scale for a weight tensor, not one for each output channel.")
+    bool, typer.Option("--per-tensor", help="Use one scale for each weight tensor, not one for each output channel.")
 ]
 Weights = Annotated[
     str,
     opt.one_of(
         "--weights",
         names=tuple(map(str, WEIGHTS)),
-        help="Bits of weights. 4, 2, 1: still int8, but such that `weight_bits` of as many loads them faster.",
+        help="Bits of weights. Weights of 4, 2 or 1 bits are int8 with few values, which an accelerator with that "
+        "`weight_bits` loads faster.",
     ),
 ]
 Activations = Annotated[str, opt.one_of(names=ACTIVATIONS, help="Type of activations; weights are int8.")]
 Symmetric = Annotated[
-    bool, typer.Option("--symmetric", help="Activations have no zero point, as attention wants them.")
+    bool, typer.Option("--symmetric", help="Give activations no zero point, which makes attention faster.")
 ]
-Method = Annotated[str, opt.one_of(names=METHODS, help="How ranges come from the samples.")]
+Method = Annotated[str, opt.one_of(names=METHODS, help="Method that computes ranges from the samples.")]
 Kinds = Annotated[
     str | None,
-    opt.one_of("--operators", names=OPERATORS, help="What is quantised; by default products for decoders, else all."),
+    opt.one_of("--operators", names=OPERATORS, help="Operators to quantise. Default: products for decoders, else all."),
 ]
 Smooth = Annotated[
     str | None,
     typer.Option(
         "--smooth", metavar="ALPHA|auto",
-        help="Move what a few channels of activations are larger by into weights: 0 (nothing) to 1 (all), or auto.",
+        help="Scale large channels of activations down and their weights up (SmoothQuant): from 0, nothing, to 1, all. "
+        "auto: search for the best value at each place.",
     ),
 ]  # fmt: skip
 Exclude = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="An operator that stays float; may be repeated.")
+    list[str] | None, typer.Option(metavar="NAME", help="Name of an operator that stays float; may be repeated.")
 ]
 
 

@@ -17,41 +17,49 @@ if TYPE_CHECKING:
     from celosia.compiler.superoptimise.optimise import Optimised
 
 Written = Annotated[Path, typer.Option("--output", "-o", metavar="OUT.onnx", help="The file to write.")]
-Budget = Annotated[str, typer.Option(metavar="TIME", help="How long to search: 60s, 10m or 2h.")]
+Budget = Annotated[str, typer.Option(metavar="TIME", help="Time limit of the search: 60s, 10m or 2h.")]
 Search = Annotated[
     str,
     opt.one_of(
         names=SUPEROPTIMISERS,
-        help="queue also goes on with graphs a little dearer than the best; greedy does not.",
+        help="queue also continues from graphs that cost a little more than the best. greedy continues from the best "
+        "only.",
     ),
 ]
 
 
 NotOffloadable = Annotated[
-    bool, typer.Option("--cpu", help="For this processor alone, by its time on one thread: models of floats, too.")
+    bool,
+    typer.Option(
+        "--cpu", help="Minimise the time on one thread of this processor, without an accelerator. Allows float models."
+    ),
 ]
 FastMath = Annotated[
     bool,
     typer.Option(
-        "--fast-math", help="With --cpu: rules that hold in real numbers, too; how far outputs differ then is shown."
+        "--fast-math",
+        help="With --cpu: also use rules that round floats differently, and show by how much outputs differ.",
     ),
 ]
 Records = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Where what is found is kept, so that the next search goes on from there."),
+    typer.Option(metavar="FILE", help="File that keeps the results, from which the next search continues."),
 ]
 Trials = Annotated[
     int,
     typer.Option(
         "--tune", min=0, metavar="N",
-        help="Then tune the five best as `celosia tune` does, N schedules each, and take the one that is best so.",
+        help="After the search, tune the five best models with N schedules each, as `celosia tune` does, and keep the "
+        "best.",
     ),
 ]  # fmt: skip
 
 Jobs = Annotated[
     int | None,
     typer.Option(
-        min=1, metavar="N", help="Processes that weigh steps; by default this one, with --tune all processors."
+        min=1,
+        metavar="N",
+        help="Number of processes that estimate rewrites. Default: one; with --tune, one for each processor.",
     ),
 ]
 
@@ -74,11 +82,11 @@ def optimise(
     report: opt.Report = None,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Rewrite a model by proved rules into one that computes the same bytes in fewer cycles, for any runtime.
+    """Rewrite a model by proved rules into one that computes the same bytes in fewer cycles.
 
-    Cycles are those of the whole by the timing model; with --cpu it is the time of this processor. Ctrl-C ends the
-    search and writes the best so far; where nothing is better, the original. --jobs and --pool have steps weighed
-    by other processes, several at a time.
+    Cycles are those of the whole model by the timing model. With --cpu, the cost is the time on this processor. Ctrl-C
+    ends the search. The command writes the best model so far, or the original if none is better, as ONNX for any
+    runtime. With --jobs or --pool, several processes estimate rewrites at the same time.
 
     \b
     Examples:

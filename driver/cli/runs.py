@@ -26,28 +26,32 @@ Device = Annotated[
     str,
     typer.Option(
         metavar="|".join((*DEVICES, SSH_PREFIX + "USER@BOARD")),
-        help="Numpy, numpy with modelled cycle counts, the Verilated RTL with its own, this board's accelerator, "
-        "or that of a board over ssh.",
+        help="Device: numpy; numpy with cycles of the timing model; the RTL under Verilator; the accelerator of this "
+        "board, or of a board over ssh.",
     ),
 ]
 Threads = Annotated[
-    int | None, typer.Option(help="Of the CPU's part; else $CELOSIA_THREADS, else one a processor, at most 8.")
+    int | None,
+    typer.Option(
+        help="Threads for kernels on the CPU. Default: $CELOSIA_THREADS, else one for each processor, at most 8."
+    ),
 ]
-Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT.npz", help="Write the outputs.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="OUT.npz", help="Write the outputs to a file.")]
 Report = Annotated[
-    Path | None, typer.Option(metavar="REPORT.json", help="Write cycles, layers and what each unit did.")
+    Path | None, typer.Option(metavar="REPORT.json", help="Write cycles, layers and counters of units as JSON.")
 ]
-Html = Annotated[Path | None, typer.Option(metavar="PAGE.html", help="Write figures of the run, for a browser.")]
+Html = Annotated[Path | None, typer.Option(metavar="PAGE.html", help="Write an HTML page on the run.")]
 Trace = Annotated[
-    Path | None, typer.Option(metavar="TIMELINE.json", help="Write each instruction's time, for ui.perfetto.dev.")
+    Path | None,
+    typer.Option(metavar="TIMELINE.json", help="Write the start and end of each instruction, for ui.perfetto.dev."),
 ]
 Dump = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="TENSOR|all", help="Write this tensor inside the model to --output, too, or all; may be repeated."
+        metavar="TENSOR|all", help="Also write this inner tensor of the model to --output, or all; may be repeated."
     ),
 ]
-Layers = Annotated[bool, typer.Option("--layers", help="Print every layer, not the longest only.")]
+Layers = Annotated[bool, typer.Option("--layers", help="Print all layers, not only the longest.")]
 
 
 @command
@@ -80,8 +84,8 @@ def run(
 ) -> None:
     """Run a model, or a compiled Program, on a simulator of the accelerator, or on a board.
 
-    Of a Program, its loops are checked and compiled here. Machine code in one for a board is run with --trust or
-    --digest only; checksums inside a file are no proof of who made it.
+    The loops in a Program are checked and compiled on this machine. A Program for a board also holds machine code,
+    which runs only with --trust or --digest, because checksums inside a file do not prove who made it.
 
     \b
     Examples:
@@ -281,7 +285,7 @@ def _print_result(result: Result, layers: bool) -> None:
     common.show([*parts, "", *(show.output(name, array) for name, array in result.outputs.items())])
 
 
-Count = Annotated[int, typer.Option("--count", "-n", min=1, max=100, help="How many images.")]
+Count = Annotated[int, typer.Option("--count", "-n", min=1, max=100, help="Number of images.")]
 
 
 @command

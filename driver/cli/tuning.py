@@ -25,35 +25,43 @@ if TYPE_CHECKING:
 CPU = "cpu"
 """The value of --device that tunes kernels of this processor instead of layers of the accelerator."""
 Records = Annotated[
-    Path, typer.Option(metavar="FILE", help="Where trials are kept, for `compile --records` and to go on later.")
+    Path,
+    typer.Option(metavar="FILE", help="File that keeps the trials, for `compile --records` and for a later search."),
 ]
 Device = Annotated[
     str,
     typer.Option(
         metavar="|".join((*WITH_CYCLES, SSH_PREFIX + "USER@BOARD", CPU)),
-        help="Who says how many cycles a layer takes: the timing model, the RTL, or a board over ssh. With cpu, "
-        "kernels that run on this processor are tuned instead.",
+        help="Device that measures the cycles of layers: the timing model, the RTL, or a board over ssh. With cpu, the "
+        "command tunes kernels for this processor instead.",
     ),
 ]
 Trials = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help=f"The most schedules to try, by default {TRIALS}; of {CPU} {KERNEL_TRIALS}."),
+    typer.Option(
+        min=1,
+        metavar="N",
+        help=f"Largest number of schedules to try. Default: {TRIALS}; with --device {CPU}, {KERNEL_TRIALS}.",
+    ),
 ]
 Deadline = Annotated[
     float | None,
-    typer.Option(min=1, metavar="SECONDS", help=f"For one trial; by default {DEADLINE / 60:g} minutes."),
+    typer.Option(min=1, metavar="SECONDS", help=f"Time limit of one trial. Default: {DEADLINE / 60:g} minutes."),
 ]
 Budget = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Begin no trial after so long: 60s, 10m or 2h; by default whenever.")
+    str | None,
+    typer.Option(metavar="TIME", help="Time after which no new trial begins: 60s, 10m or 2h. Default: no limit."),
 ]
 Search = Annotated[
     str | None,
     opt.one_of(
         names=SEARCH_NAMES,
-        help=f"How layers are searched, by default {SEARCH_NAMES[0]}, kernels climb; see docs/tuning.md.",
+        help=f"Search algorithm: see docs/tuning.md. Default: {SEARCH_NAMES[0]} for layers, climb for kernels.",
     ),
 ]
-Learner = Annotated[str, opt.one_of(names=LEARNER_NAMES, help="What learns from trials; trees need the extra `tune`.")]
+Learner = Annotated[
+    str, opt.one_of(names=LEARNER_NAMES, help="Cost model that learns from trials; trees needs the extra `tune`.")
+]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="PROGRAM", help="Write the tuned Program.")]
 
 
@@ -81,9 +89,9 @@ def tune(
     no_check: opt.NoCheck = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Look for schedules of a model's layers that take fewer cycles than those that the compiler takes.
+    """Search for schedules of a model's layers that take fewer cycles than the compiler's own.
 
-    Ctrl-C ends it and loses nothing: the same command goes on where it was.
+    Ctrl-C ends the search. The same command continues it.
 
     \b
     Examples:

@@ -87,7 +87,7 @@ class QuantizerChoices:
     def centred(self) -> bool:
         """Whether activations have no zero point.
 
-        With one, a product of two activations takes three times as long (docs/attention.md).
+        A product of two activations takes three times as long if both have one (docs/attention.md).
         """
         return self.symmetric or (bool(self.chosen) and self.activations == ACTIVATIONS[0])
 

@@ -1,9 +1,9 @@
 """A Quantizer for PT2E (torchao.quantization.pt2e) that annotates a model for the accelerator.
 
 Operators that only move elements, maxima of windows, and the parts of a concatenation share one scale, so that nothing
-is computed between them. Biases stay float: the compiler adds them to the int32 sums. Operands of products of two
-activations have zero point 0, since another one would be multiplied, too. Masks, and sums with them, stay float up to
-the softmax.
+is computed between them. Biases stay float: the compiler rounds them to int32, in units of the input's scale times the
+weights' scale, as onnxruntime does. Operands of products of two activations have zero point 0, since another one would
+be multiplied, too. Masks, and sums with them, stay float up to the softmax.
 """
 
 from __future__ import annotations

@@ -80,7 +80,8 @@ def optimise(
             - `host_before`, `host`: cost of operators on the CPU, roughly in the same cycles; nanoseconds where
               `measured`
             - `measured`: whether the costs are times of kernels on this processor
-            - `priced`, `weighed`: number of models with an exact price, and of steps with an estimated saving
+            - `priced`: number of models whose cost was computed
+            - `weighed`: number of steps whose saving was estimated
             - `seconds`: time of the search, in seconds
             - `ended`: "nothing left", "budget", "known" or "interrupted"
             - `bests`: seconds and price of each new best model, the original first
@@ -88,8 +89,9 @@ def optimise(
             - `refused`: a sentence for each better model that did not agree with the original
             - `left_out`: devices by name, with the reason
             - `steps`: each step with its rule, proof, cycles and gain
-            - `rules`: a row for each of the caller's rules, used or not: in how many places it applies, and the most
-              that it saves by estimate
+            - `rules`: a row for each of the caller's rules, used or not. `matched`: number of places of the model where
+              it fits. `weighed`: number of its steps whose saving was estimated. `saves`: the largest of these savings.
+              `taken`: number of its steps in the result
             - `changes`: operators before and after
             - `fast_math`: only with fast_math: `outputs`, the differences of each output; `bound`, their limit; number
               of `samples`

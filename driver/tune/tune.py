@@ -86,7 +86,8 @@ def tune(
         A Tuning. Its `program` is compiled with the best schedules. Its `report` is a dictionary with these keys:
 
             - `cycles`, `untuned`: clock cycles of the whole network, with tuned schedules and without
-            - `regret`: all layers together take at most that share fewer cycles, 0 to 1, proved
+            - `regret`: cycles of all layers together, divided by their proved lower bound, less 1; None: no bound is
+              known. 0: no schedule is faster. 0.5: the layers take at most 50% more cycles than the best schedules
             - `trials`: number of trials
             - `measured`, `known`, `failed`: number of trials that were measured, were in `records`, or failed
             - `seconds`: time of the tuning, in seconds
@@ -103,7 +104,7 @@ def tune(
             - `points`: number of schedules in its space
             - `usual`, `best`: clock cycles of the layer, run twice in a row, under the compiler's own schedule and the
               best one
-            - `regret`: the layer takes at most that share fewer cycles, 0 to 1
+            - `regret`: as above, for this layer
             - `trials`: number of its trials
             - `decided`: decisions of its schedule
 

@@ -282,7 +282,7 @@ NORM_CONFIGS = [name for name, cfg in CONFIGS.items() if cfg.norm and cfg.forwar
 EXACT_CONFIGS = ("4x4", "8x8-bus16", "8x4")
 VECTOR_CONFIGS = ("taps3", "8x4-batch2-taps5", "taps3-ports2")
 WEIGHTS = Buffer.WGT
-TWO_LANES = {
+TWO_CHANNELS = {
     "both lanes": [load(400), load(30, buffer=WEIGHTS), load(8, buffer=Buffer.PAR), load(60), load(30, buffer=WEIGHTS)],
     "short loads behind a long one of the other lane": [
         load(500), load(1, buffer=WEIGHTS), load(1, buffer=Buffer.PAR), load(1),
@@ -299,7 +299,7 @@ TWO_LANES = {
         store(30, wait=1 << Unit.VECTOR),
     ],
 }  # fmt: skip
-"""Likewise, where LOAD has two lanes."""
+"""Likewise, where LOAD has two channels."""
 TWO_PORTS = ("4x4-ports2", "2x8x4-bus16-ports2", "taps3-ports2")
 
 
@@ -343,12 +343,12 @@ def ordered(counters: Counters) -> NDArray[np.int64]:
 EXACTLY = [
     *product(EXACT, dict.fromkeys((*EXACT_CONFIGS, *VECTOR_CONFIGS, *TWO_PORTS))),
     *product(EXACT_VECTOR, VECTOR_CONFIGS),
-    *product(TWO_LANES, TWO_PORTS),
+    *product(TWO_CHANNELS, TWO_PORTS),
     *product(EXACT_NORM, NORM_CONFIGS),
     *product(EXACT_SOFTMAX, SOFTMAX_CONFIGS),
     *product(EXACT_PACKED, PACKED_CONFIGS),
     *product(EXACT_SPREAD, SPREAD_CONFIGS),
-    *product(TWO_LANES, [name for name in PACKED_CONFIGS if CONFIGS[name].ports == 2]),
+    *product(TWO_CHANNELS, [name for name in PACKED_CONFIGS if CONFIGS[name].ports == 2]),
 ]
 
 
@@ -356,7 +356,7 @@ EXACTLY = [
 @pytest.mark.parametrize(("name", "config"), some(EXACTLY, [case for case in EXACTLY if case[1] in VARIED]))
 def test_the_constants_are_those_of_the_hardware(name: str, config: str) -> None:
     """This fails where the hardware has a register more or less than the model knows of."""
-    programs = EXACT | EXACT_VECTOR | TWO_LANES | EXACT_NORM | EXACT_SOFTMAX | EXACT_PACKED | EXACT_SPREAD
+    programs = EXACT | EXACT_VECTOR | TWO_CHANNELS | EXACT_NORM | EXACT_SOFTMAX | EXACT_PACKED | EXACT_SPREAD
     program = program_of(CONFIGS[config], programs[name])
     expected = measured(opened(config), program)
     found = timing_of(program)

@@ -4,7 +4,7 @@ Both are chains of queues and parts that keep an order, so that what is proved o
 n-th item of the next, however long items wait between them:
 
     instruction -> Rows, Walker     both get the same copy, and the links are joined     instruction_of_store, .._load
-    Rows -> row                     of elements that are spread, the lane's halves       halves_of_rows
+    Rows -> row                     of elements that are spread, the channel's halves     halves_of_rows
     Rows, Walker                    the n-th element of a copy is the n-th of its rows   elements_of_rows, .._of_steps
     STORE: step -> chunk             the bytes of its place in the scratchpad             chunks_of_steps
            chunk -> W                each byte to its address                             chunks_to_memory
@@ -589,8 +589,8 @@ def is_spread(cfg: Config, step: Any) -> Value:
 
 def steps_to_scratchpads(cfg: Config, number: int = 0) -> Harness:
     """Each step writes the bytes of its chunk to its part of its element, or, in the padding, all of it with padding;
-    of what is spread lane `number` writes its half alone. (Where the second half of an entry is written through the
-    port of lane 0, nothing comes of it.) Of a chunk with an error nothing is written; errors and ends are reported in
+    channel `number` writes only its half of a spread element. (Where the second half of an entry is written through
+    the port of channel 0, nothing comes of it.) A chunk with an error is not written; errors and ends are reported in
     turn."""
     h = Harness()
     dut = ScratchpadWriter(cfg, buffers(cfg), number)
@@ -779,7 +779,7 @@ prove(
 )(halves_of_rows)
 for number in range(2):
     prove(
-        f"both sides of LOAD get each instruction and each row, spread, lane {number}",
+        f"both sides of LOAD get each instruction and each row, spread, channel {number}",
         Mutant(WRITE, "f.spread, steps // 2 - 1", "f.spread, steps - 1"),
         *((Mutant(LOAD, "Mux(cut, own_half, 0)", "0"),) if number else ()),
         depth=1,
@@ -826,7 +826,7 @@ SELECTS = Mutant(
 )
 for number in range(2):
     prove(
-        f"each step of LOAD writes its bytes or padding, spread, lane {number}",
+        f"each step of LOAD writes its bytes or padding, spread, channel {number}",
         *((Mutant(WRITE, "near = write.whole & ~write.far", "near = write.whole"),) if number else ()),
         Mutant(WRITE, "to.whole.eq(out.outside)", "to.whole.eq(0)"),
         depth=1,

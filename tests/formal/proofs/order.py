@@ -1,4 +1,4 @@
-"""The lanes of LOAD: `done` comes once for each instruction, in program order, as soon as it may."""
+"""The channels of LOAD: `done` comes once for each instruction, in program order, as soon as it may."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from proofs.fifos import Tracked, place
 from proofs.harness import Harness, implies
 
 FILE = "dae_pipeline/retire_queue.py"
-LANES = 2
+CHANNELS = 2
 
 
 def in_order(depth: int) -> Harness:
-    """Any instruction, followed from where it is handed to lanes: `done` tells of it once all before it have been told
-    of and each of its lanes has ended it, in that cycle, with its own payload."""
+    """Follow any instruction from where channels get it: `done` reports it with its own payload, in the cycle in which
+    all instructions before it are reported and each of its channels has ended it."""
     h = Harness()
-    dut = RetireQueue(LANES, depth)
+    dut = RetireQueue(CHANNELS, depth)
     inside = h.add(dut)
     h.trusts(dut.handed, "handed")
     push, pop, to = dut.handed.valid & dut.handed.ready, dut.done.valid, dut.handed.payload.channels
     tracked = Tracked(h, push, pop, Value.cast(dut.handed.payload), depth)
-    of_lanes, payload = tracked.value[:LANES], tracked.value[LANES:]
-    # What each lane has to do, by counting: a lane ends only what it was handed.
-    given = [push & to[number] for number in range(LANES)]
-    work = [Signal(range(depth + 2), name=f"work{number}") for number in range(LANES)]
+    of_channels, payload = tracked.value[:CHANNELS], tracked.value[CHANNELS:]
+    # Count the instructions that each channel has yet to end: it ends only instructions that it got.
+    given = [push & to[number] for number in range(CHANNELS)]
+    work = [Signal(range(depth + 2), name=f"work{number}") for number in range(CHANNELS)]
     for number, count in enumerate(work):
         h.m.d.sync += count.eq(count + given[number] - dut.ended[number])
         h.assume(implies(dut.ended[number], count != 0))
-    # Of each lane, how many ends are to come until its own.
-    to_come = [Signal(range(depth + 2), name=f"to_come{number}") for number in range(LANES)]
+    # For each channel, the number of ends up to that of the followed instruction.
+    to_come = [Signal(range(depth + 2), name=f"to_come{number}") for number in range(CHANNELS)]
     for number, left in enumerate(to_come):
         with h.m.If(push & ~tracked.inside):
             h.m.d.sync += left.eq(Mux(to[number], work[number] - dut.ended[number] + 1, 0))
@@ -45,7 +45,8 @@ def in_order(depth: int) -> Harness:
     h.ensure(implies(dut.done.valid, tracked.count != 0), "told_once")
     h.ensure(dut.empty == (tracked.count == 0), "empty")
     h.ensure(dut.handed.ready == (tracked.count != depth), "takes_until_full")
-    # What makes it inductive: the queue is a list; of each lane it holds those that have not ended or were not told of.
+    # What makes it inductive: the queue is a list, and holds each channel's instructions that are not ended or not
+    # reported.
     produce, consume = inside["order.queue.produce"], inside["order.queue.consume"]
     h.ensure(inside["order.queue.level"] == tracked.count, "level")
     h.ensure((produce < depth) & (consume < depth), "pointers")
@@ -55,8 +56,8 @@ def in_order(depth: int) -> Harness:
         mine = [(tracked.count > i) & entry[number] for i, entry in enumerate(entries)]
         h.ensure(work[number] + count == sum(mine[1:], mine[0]), f"counted{number}")
         before = [(tracked.ahead > i) & entry[number] for i, entry in enumerate(entries)]
-        behind = sum(before[1:], before[0]) + 1  # of its lane, with itself
-        left = Mux(of_lanes[number] & (count < behind), behind - count, 0)
+        behind = sum(before[1:], before[0]) + 1  # of its channel, with itself
+        left = Mux(of_channels[number] & (count < behind), behind - count, 0)
         h.ensure(implies(tracked.inside, to_come[number] == left), f"to_come{number}")
     for i, entry in enumerate(entries):
         h.ensure(implies(tracked.inside & (tracked.ahead == i), entry == tracked.value), f"content{i}")
@@ -72,6 +73,6 @@ for depth, mutants in {
     ),
     16: (Mutant(FILE, "down = told & oldest.channels[channel]", "down = told"),),
 }.items():
-    prove(f"ends of two lanes are told in order, {depth} at most", *mutants, depth=1, tested=depth == 4)(
+    prove(f"ends of two channels are reported in order, {depth} at most", *mutants, depth=1, tested=depth == 4)(
         partial(in_order, depth)
     )

@@ -24,8 +24,8 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
     Exclusion(
         "floats between DequantizeLinear and QuantizeLinear", "QuantizeLinear", 1, True,
         "onnxruntime has no integer operator and computes float32 in an order of its own (means, ConvTranspose, "
-        "products in front of a Relu whose bytes begin below 0, functions that become tables, 16-bit tensors); what "
-        "lies within that rounding of a tie goes either way",
+        "products before a Relu that the quantised range does not make superfluous, functions that become tables, "
+        "16-bit tensors); what lies within that rounding of a tie goes either way",
     ),
 )  # fmt: skip
 
