@@ -160,13 +160,16 @@ class Machine:
 
     def run(self) -> Timing:
         """Run all instructions to their end. DeviceError where no unit can proceed."""
-        while self._runnable or self._advance_reads():
-            # One instruction at a time. Lower units first: GEMM's before VECTOR's, which waits where GEMM uses acc.
-            lowest = self._runnable & -self._runnable
-            if not self._issue_next(lowest.bit_length() - 1):
-                self._runnable &= ~lowest
-                if lowest == 1 << _GEMM and self._deferred_until < NEVER:  # GEMM has come as far as it can
-                    self._runnable |= 1 << _VECTOR
+        proceeds = True
+        while proceeds:
+            while self._runnable:
+                # One instruction at a time. Lower units first: GEMM's before VECTOR's, which waits where GEMM uses acc.
+                lowest = self._runnable & -self._runnable
+                if not self._issue_next(lowest.bit_length() - 1):
+                    self._runnable &= ~lowest
+                    if lowest == 1 << _GEMM and self._deferred_until < NEVER:  # GEMM has come as far as it can
+                        self._runnable |= 1 << _VECTOR
+            proceeds = self._advance_reads()
         left = sum(map(len, self._queues))
         if left:
             raise DeviceError(f"no unit can proceed after {self._count - left} of {self._count} instructions")
