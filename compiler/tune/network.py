@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -19,7 +19,7 @@ from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.schedule_policy import workload_text, workloads
 from celosia.compiler.tensorize.tilings_file import DecisionsError, why_not_tiling
-from celosia.compiler.tune.layer_trial import TIMED, CostSource, Status, TrialResult
+from celosia.compiler.tune.layer_trial import COPIES, TIMED, CostSource, LayerCase, Status, TrialResult
 from celosia.compiler.tune.records import Key, Records, schedule_of
 from celosia.compiler.tune.search_space import Point
 from celosia.compiler.tune.shipped import shipped
@@ -147,6 +147,9 @@ def known_chains(cfg: Config, records: Records) -> dict[str, float]:
     }
 
 
+LEAST_SAVING = 0.0005
+"""Share of a network's cycles that records of its layers must save to be worth a comparison of complete networks. It is
+below the error of the timing model."""
 NO_RECORDS = Records()
 """Default of arguments; nothing is added to it."""
 
@@ -155,6 +158,8 @@ def apply_records(
     network: Network, records: Records, judge: CostSource, trusted: Records = NO_RECORDS
 ) -> tuple[Image, AppliedRecords]:
     """Build the image under the best decisions in `records`, or the compiler's own where these take fewer cycles.
+
+    Records of layers are compared on the complete network only where those of its layers promise LEAST_SAVING.
 
     judge: the measurer whose records count as exact. trusted: records whose cycles of complete networks are believed:
     where they have them with and without tuning, neither is predicted. Raises LayerErrors where a layer does not fit.
@@ -186,6 +191,8 @@ def apply_records(
         f"a record of {by_workload[name].layer.name!r} cannot be followed: {why}" for name, why in illegal.items()
     ]
     tuned = {name: point for name, point in tuned.items() if name not in illegal}
+    if source == "layers" and not _promise_a_saving(network, records, judge, [by_workload[name] for name in tuned]):
+        tuned = {}
     image, decided, cycles, untuned = None, 0, 0, 0
     if any(point != by_workload[name].usual for name, point in tuned.items()):
         try:
@@ -202,6 +209,28 @@ def apply_records(
     return image, AppliedRecords(
         source, network.cfg.name, decided, len(by_workload), cycles, untuned, inexact, tuple(refused)
     )
+
+
+def _promise_a_saving(network: Network, records: Records, judge: CostSource, occurrences: Sequence[Occurrence]) -> bool:
+    """Return whether records of layers may save the share LEAST_SAVING of the network's cycles.
+
+    To predict two complete networks takes longer than the rest of a compilation, and most networks share one small
+    layer with those that were tuned. occurrences: the workloads that records decide.
+    """
+    macs_per_cycle = network.cfg.batch * network.cfg.block_in * network.cfg.block_out
+    fewest_cycles = sum(layer.macs for layers in network.launches for layer in layers) / macs_per_cycle
+    saved = 0.0
+    for occurrence in occurrences:
+        best = records.best(network.cfg, occurrence.workload, judge.version)
+        if best is None or not best[2] or best[1].cost is None:
+            return True  # the record has cycles of another measurer, which cannot be compared with a prediction
+        if _parse_tilings(best[0].schedule) != occurrence.usual:
+            try:
+                usual = LayerCase(network.cfg, occurrence.layer).cycles(occurrence.usual, judge.memory)
+            except (LayerErrors, TilingError):  # the layer fits in the network, but not twice in a row
+                return True
+            saved += occurrence.count * (usual - best[1].cost) / COPIES
+    return saved >= LEAST_SAVING * fewest_cycles
 
 
 @dataclass(frozen=True)

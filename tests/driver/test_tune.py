@@ -27,7 +27,7 @@ from celosia.compiler.tensorize.tilings_file import DecisionsError
 from celosia.compiler.tune import network_tuner, shipped
 from celosia.compiler.tune.device_pool import Fleet
 from celosia.compiler.tune.layer_trial import TIMED, LayerJob, Status, TrialResult, measure, pickled
-from celosia.compiler.tune.network import apply_records, network_schedule
+from celosia.compiler.tune.network import Network, apply_records, network_schedule
 from celosia.compiler.tune.network_tuner import NetworkState
 from celosia.compiler.tune.records import Key, Records, schedule_of
 from celosia.compiler.tune.search_space import layer_space
@@ -173,6 +173,24 @@ def test_records_that_lie_make_nothing_worse(models: Path, tuned: tuple[Path, Tu
     assert searched.cycles(image, TIMED) == found.report["untuned"] and "no better than without" in str(applied)
     again = tune(models / "quantised.onnx", "tiny", trials=TRIALS, records=lying(path, 1))
     assert again.report["cycles"] == found.report["cycles"]  # below the bound: measured instead of believed
+
+
+def test_complete_networks_are_compared_only_where_layers_promise_a_saving(
+    models: Path, tuned: tuple[Path, Tuning], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, compared = tuned[0], []
+    searched = network_of(models / "quantised.onnx", "tiny")
+    monkeypatch.setattr(Network, "cycles", lambda network, image, judge: compared.append(image) or 1)
+    image, applied = apply_records(searched, lying(path, 1 << 30), TIMED)
+    assert image is searched.image and not compared and "no better than without" in str(applied)
+    apply_records(searched, lying(path, 1), TIMED)
+    assert len(compared) == 2
+    other = Records()  # another measurer's cycles promise nothing: they are compared on the complete network
+    for key, result in lying(path, 1 << 30).trials.items():
+        other.add(replace(key, measurer="rtl 5, ideal"), result)
+    compared.clear()
+    apply_records(searched, other, TIMED)
+    assert len(compared) == 2
 
 
 def test_schedules_that_do_not_fit_are_refused_with_the_reason(models: Path, tuned: tuple[Path, Tuning]) -> None:
