@@ -13,8 +13,8 @@ TIMES := --durations 40 --durations-min 5 --junitxml build/tests.xml
 # A test that hangs ends its process, which prints where it stands, and has failed; the others go on.
 HANGS := -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 
-.PHONY: help docs demo demo-generate torch test thorough check lint types unit bench paper bench-cpu bench-tune bench-explore \
-	bench-hw fuzz fuzz-schedules prove mutants \
+.PHONY: help docs demo demo-generate torch test thorough check lint types unit bench figures paper bench-cpu bench-tune \
+	bench-explore bench-hw fuzz fuzz-schedules prove mutants \
 	post-synthesis release format clean
 
 help:  ## Print this.
@@ -54,6 +54,9 @@ docs: $(INSTALLED)  ## Build the site of docs/ to build/site; it needs no server
 bench: $(INSTALLED)  ## Measure; prints a table, and writes the figures that README and docs quote.
 	$(BIN)/python -m benchmarks
 
+figures: $(INSTALLED)  ## Measure quoted figures that are not current, the cheapest first; CELOSIA_MODELS names networks.
+	@$(BIN)/python -m benchmarks figures --measure
+
 paper: $(INSTALLED)  ## Measure what papers show, side by side, and draw it: bench/paper.html and docs/; SHORT=1 takes minutes.
 	$(BIN)/python -m benchmarks paper $(if $(SHORT),--short)
 
@@ -90,6 +93,7 @@ post-synthesis: $(INSTALLED)  ## Simulate the netlist of `tiny`, cell by cell, b
 
 # The wheel is installed and run where no source is near.
 release: $(INSTALLED)  ## Build and check wheel and sdist in dist/, run the demo from the wheel, list its parts: ten minutes.
+	@$(BIN)/python -m benchmarks figures --current || { echo "these figures are not current: make figures" >&2; exit 1; }
 	@$(BIN)/python -m pip install $(PIP) -c constraints.txt -e '.[release]'
 	rm -rf dist build/release
 	$(BIN)/python -m build --outdir dist .

@@ -87,6 +87,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--measured", action="append", default=[], metavar="NAME[=VALUE]", help="of figures: what no benchmark measures"
     )
+    parser.add_argument("--measure", action="store_true", help="of figures: measure those that are not current")
+    parser.add_argument("--current", action="store_true", help="of figures: list those that are not current")
     parser.add_argument("--dry", action="store_true", help="leave docs/ as it is: record no figures")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     options = parser.parse_args(arguments)
@@ -94,6 +96,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         for name in names:
             if name not in known:
                 parser.error(f"there is no {name!r}; take {', '.join(known)}")
+    if (options.measure or options.current) and options.sections != ["figures"]:
+        parser.error("--measure and --current belong to figures")
     return options
 
 
@@ -164,6 +168,13 @@ def table(rows: list[Row]) -> Table:
 def main(arguments: list[str]) -> int:
     """Measures what `arguments` ask for. Returns the exit code."""
     options = parse(arguments)
+    if options.current:
+        left = figures.outdated(FIGURES)
+        for figure, reason in left.items():
+            print(f"{figure.name}: {reason}", file=sys.stderr)
+        return 1 if left else 0
+    if options.measure:
+        return figures.measure(FIGURES)
     figures.look(FIGURES)
     rows = measure(options)
     try:

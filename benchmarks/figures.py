@@ -1,12 +1,15 @@
 """Figures that README and docs quote: docs/figures.json, docs/figures.md that lists them, and what the other pages say.
 
     python -m benchmarks figures                          # counts what can be counted, writes every quoted figure anew
-    python -m benchmarks figures --measured NAME[=VALUE]  # of a command that is no benchmark, which has just been run
+    python -m benchmarks figures --measure                # make figures: measures those that are not current
+    python -m benchmarks figures --current                # lists those that are not current; then exit code 1
+    python -m benchmarks figures --measured NAME[=VALUE]  # a table was copied to its page, or a number is given by hand
 
 A page quotes a figure by a link, `[7.21 M cycles](docs/figures.md#resnet18-cycles)`: the first number of its words is
 the figure, with as many digits as stand there. Where it misses its target, the words end with `: missed`.
-docs/figures.md says where a folder that the figure depends on has changed since it was measured. Benchmarks record what
-they have measured; figures.toml declares the figures and their rows.
+A figure is current while no folder that it depends on has changed since it was measured; docs/figures.md lists the
+changes. Benchmarks record what they have measured; figures.toml declares the figures and their rows. A table that a
+benchmark prints is a figure without a value, which one link in the sentence above the table quotes.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ import json
 import os
 import re
 import subprocess
+import sys
+import time
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +50,7 @@ class Figure:
     """A number that pages may quote, as figures.toml declares it.
 
     of: the folders (or files) that decide it. command: of the rows with the keys `rows`, `*` being any word. value: the
-    place of the number in their details, as "cold.seconds"; with "sum", "max" or "min" in front it is of several rows.
+    place of the number in their details, as "cold.seconds"; with "sum" or "max" in front it is of several rows.
     factor: times which it is taken. count: what counts it, one of COUNTERS, instead of these. least, most: what is
     asked of it. Without value and count the figure is a table of a page, quoted by words without a number.
     """
@@ -73,7 +78,7 @@ class Figure:
         return number if self.factor == 1 else self.factor * number
 
 
-REDUCTIONS: dict[str, Any] = {"sum": sum, "max": max, "min": min}
+REDUCTIONS: dict[str, Any] = {"sum": sum, "max": max}
 Catalogue = Mapping[str, Sequence[Figure]]
 """Figures by the heading under which docs/figures.md has them."""
 
@@ -98,7 +103,10 @@ def _declared(name: str, entry: dict[str, Any], folders: Mapping[str, list[str]]
     )
 
 
-FIGURES = declared(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_TEXT = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+FIGURES = declared(_TEXT)
+MINUTES: Mapping[str, int] = tomllib.loads(_TEXT)["minutes"]
+"""About how long commands take."""
 
 
 def read(root: Path = ROOT) -> dict[str, Entry]:
@@ -137,8 +145,15 @@ def _multipliers() -> int:
     return shipped_model().estimate(presets["pynq"]).dsp
 
 
+def _export_lines() -> int:
+    from celosia.driver.export.c_project import RUNTIME
+
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in RUNTIME.iterdir())
+
+
 COUNTERS: dict[str, Callable[[], int]] = {
     "node_tests": _node_tests, "node_tests_passed": _node_tests_passed, "kernels": _kernels, "pynq_dsp": _multipliers,
+    "export_lines": _export_lines,
 }  # fmt: skip
 
 # What was measured ---------------------------------------------------------------------------------------------------
@@ -251,6 +266,65 @@ def _given(text: str, catalogue: Catalogue) -> tuple[str, float | None]:
     return name, (float(number) if "." in number else int(number)) if number else None
 
 
+# Measure again -------------------------------------------------------------------------------------------------------
+
+
+def outdated(catalogue: Catalogue, root: Path = ROOT) -> dict[Figure, str]:
+    """The measured figures that are not current, each with the reason."""
+    entries, reasons = read(root), {}
+    for figure in filter(lambda figure: figure.value, chain(*catalogue.values())):
+        entry = entries.get(figure.name)
+        if entry is None:
+            reasons[figure] = "never measured"
+        elif since := changed(figure, entry, root):
+            reasons[figure] = f"measured at {entry['commit']}; since then {', '.join(since)} changed"
+    return reasons
+
+
+def say(text: str) -> None:
+    """Print a line at once, among the lines of the commands that run."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _run(line: str) -> int:
+    command = [sys.executable, *line.split()[1:]]  # each is `python -m benchmarks ...`
+    return subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode
+
+
+def measure(catalogue: Catalogue, run: Callable[[str], int] = _run, root: Path = ROOT) -> int:
+    """Run the commands of the figures that are not current, the cheapest first. Returns the exit code.
+
+    Each command records its own figures when it ends, so the next call continues where this one was stopped.
+    """
+    due = sorted({shown(figure): None for figure in outdated(catalogue, root)}, key=lambda line: MINUTES.get(line, 1))
+    say(f"{len(due)} commands, about {sum(MINUTES.get(line, 1) for line in due)} minutes")
+    endings = dict.fromkeys(due, "not run")
+    for number, line in enumerate(due, 1):
+        say(f"{number} of {len(due)}: {line}")
+        begun, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        try:
+            code = run(line)
+        except KeyboardInterrupt:
+            break
+        digest.cache_clear()
+        endings[line] = "; ".join((f"exit code {code}", *_gaps(catalogue, line, started, root)))
+        say(f"{time.monotonic() - begun:.0f} s, {endings[line]}")
+    left = outdated(catalogue, root)
+    for line in dict.fromkeys(map(shown, left)):
+        names = ", ".join(figure.name for figure in left if shown(figure) == line)
+        say(f"not measured: {names}\n  {line}: {endings.get(line, 'a folder changed meanwhile')}")
+    return 1 if left else 0
+
+
+def _gaps(catalogue: Catalogue, line: str, started: str, root: Path) -> set[str]:
+    """Why rows of a command that has begun at `started` have no number, as its benchmark says."""
+    path = root / "bench" / "results.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    keys = {key for figure in chain(*catalogue.values()) if shown(figure) == line for key in figure.rows}
+    texts = {row["measured"] for row in rows if row["key"] in keys and row["time"] >= started}
+    return {text for text in texts if text.startswith(("skipped", "failed"))}
+
+
 # Pages ---------------------------------------------------------------------------------------------------------------
 
 
@@ -300,7 +374,7 @@ HEAD = """# Figures
 Written by `python -m benchmarks figures` from [figures.json](figures.json); do not edit. Benchmarks record here what
 they measure: the value, the command, the processor, and the last commit that changed what was measured (with a + for
 uncommitted changes). The other pages quote these figures by name, and a test compares. The last column says which
-folders have changed since a figure was measured.
+folders have changed since a figure was measured. `make figures` measures those figures again, tables excepted.
 
 Where nothing else is said, cycles are those of preset `pynq` (16×16, 64-bit bus) on the memory model `zynq-hp`.
 `CELOSIA_MODELS` names the folder of the models that are not made here."""

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.rows import ROOT, Request, Row, Say, judged
-from benchmarks.workloads import WORKLOADS
+from benchmarks.rows import ROOT, Request, Row, Say, judged, skipped
+from benchmarks.workloads import WORKLOADS, Missing
 
 ROUNDS = 3
 TARGET, BUILD_TARGET = 0.5, 1.0
@@ -91,10 +91,15 @@ def rows(asked: Request) -> Iterator[Row]:
 
 
 def _rows(name: str, config: str, base: str | None, folder: Path | None, say: Say) -> Iterator[Row]:
-    model = WORKLOADS[name].path(folder)
-    arrays: dict[str, Any] = dict(WORKLOADS[name].inputs(model, 1).feeds[0])
     command = f"python -m benchmarks simspeed --models {name}" + (f" --base {base}" if base else "")
-    against = base or "plain Verilog"
+    key, against = f"simspeed/{name}/{config}", base or "plain Verilog"
+    what = f"{name} on the RTL simulator of {config}, time over {against}'s; how many bytes and cycles there are"
+    try:
+        model = WORKLOADS[name].path(folder)
+    except Missing as reason:
+        yield skipped(key, what, command, reason)
+        return
+    arrays: dict[str, Any] = dict(WORKLOADS[name].inputs(model, 1).feeds[0])
     with tree(base) as files, tempfile.TemporaryDirectory() as cache:
         feed = Path(cache) / "feed.npz"
         np.savez(feed, **arrays)
@@ -106,9 +111,9 @@ def _rows(name: str, config: str, base: str | None, folder: Path | None, say: Sa
         for side, (where, kept, *rest) in sides.items():
             say(f"building the simulator of {config}, {side}")
             built[side] = _worker(where, kept, "build", *rest)["processor_seconds"]
-        what = f"first build of the RTL simulator of {config} over {against}'s: processor seconds"
+        building = f"first build of the RTL simulator of {config} over {against}'s: processor seconds"
         details = {"ratio": built["here"] / built["base"], **built}
-        yield judged(f"simspeed/build/{config}", what, command, details, f"ratio <= {BUILD_TARGET}")
+        yield judged(f"simspeed/build/{config}", building, command, details, f"ratio <= {BUILD_TARGET}")
         runs: dict[str, list[dict[str, Any]]] = {side: [] for side in sides}
         for number in range(ROUNDS):
             for side, (where, kept, *rest) in sides.items():
@@ -121,5 +126,4 @@ def _rows(name: str, config: str, base: str | None, folder: Path | None, say: Sa
         "seconds": median(times["here"]), "seconds_of_base": median(times["base"]), "answers": len(answers),
         "cycles": runs["here"][0]["cycles"], **runs,
     }  # fmt: skip
-    what = f"{name} on the RTL simulator of {config}, time over {against}'s; how many bytes and cycles there are"
-    yield judged(f"simspeed/{name}/{config}", what, command, details, f"ratio <= {TARGET}, answers <= 1")
+    yield judged(key, what, command, details, f"ratio <= {TARGET}, answers <= 1")

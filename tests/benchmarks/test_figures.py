@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import doctest
+import json
 import re
 import subprocess
 from itertools import chain
@@ -12,7 +13,8 @@ from pathlib import Path
 import onnx
 import pytest
 from benchmarks import figures
-from benchmarks.figures import COUNTERS, FIGURES, QUOTE, Figure, as_it_should_be, changed, pages, read, worded
+from benchmarks.__main__ import main, parse
+from benchmarks.figures import COUNTERS, FIGURES, MINUTES, QUOTE, Figure, as_it_should_be, changed, pages, read, worded
 from benchmarks.rows import Row
 
 record = figures.record  # before the fixture of these tests takes it away
@@ -74,12 +76,25 @@ def test_what_readme_promises_is_a_figure() -> None:
 
 def test_every_figure_is_quoted() -> None:
     quoted = {m["name"] for path in pages() for m in QUOTE.finditer(path.read_text(encoding="utf-8"))}
-    assert {*ALL} - quoted <= {"formal-caught"}, "a figure that no page quotes"  # docs/proved.md has it in words
+    assert not {*ALL} - quoted, "figures that no page quotes"
+
+
+def test_commands_of_figures_can_be_run_again() -> None:
+    commands = {figures.shown(figure) for figure in ALL.values() if figure.value}
+    assert set(MINUTES) <= commands, "minutes of a command that measures no figure"
+    for command in commands:
+        words = command.split()
+        assert words[:3] == ["python", "-m", "benchmarks"] and len(parse(words[3:]).sections) == 1
+
+
+def test_release_needs_current_figures() -> None:
+    makefile = (figures.ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "python -m benchmarks figures --current" in makefile.partition("\nrelease:")[2].partition("\n\n")[0]
 
 
 def test_places_of_numbers_in_details() -> None:
     rows = [{"a": {"n": 2.0}, "b, c": 1.0}, {"a": {"n": 3.0}}]
-    for value, number in (("a.n", 2), ("sum a.n", 5), ("max a.n", 3), ("min a.n", 2), ("sum b, c", None)):
+    for value, number in (("a.n", 2), ("sum a.n", 5), ("max a.n", 3), ("sum b, c", None)):
         assert Figure("one", "one", value=value).of_rows(rows) == number
     assert Figure("one", "one", value="b, c").of_rows(rows[:1]) == 1
     assert Figure("one", "one", value="a.n", factor=100).of_rows(rows) == 200
@@ -218,6 +233,55 @@ def test_what_misses_says_so(root: Path) -> None:
     assert "[3 s: missed](docs/figures.md#one)" in (root / "README.md").read_text()
     record(rows(), CATALOGUE, (), root)
     assert "[2 s](docs/figures.md#one)" in (root / "README.md").read_text()
+
+
+def test_only_figures_that_are_not_current_are_measured_again(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ran: list[str] = []
+
+    def run(line: str) -> int:
+        ran.append(line)
+        if line == "bench one":
+            record(rows(), CATALOGUE, (), root)
+            return 0
+        (root / "bench").mkdir(exist_ok=True)
+        row = {"key": "a", "measured": "skipped: no folder with models", "time": "9999"}
+        (root / "bench" / "results.json").write_text(json.dumps({"rows": [row]}))
+        return 1
+
+    assert figures.measure(CATALOGUE, run, root) == 0 and not ran
+    later(root, "sim/b.py")
+    assert {figure.name for figure in figures.outdated(CATALOGUE, root)} == {"speed", "one"}
+    record([rows()[2]], CATALOGUE, (), root)  # the table is never due
+    assert figures.measure(CATALOGUE, run, root) == 1 and ran == ["bench --on"]
+    told = capsys.readouterr().err
+    assert "1 of 1: bench --on" in told
+    assert "not measured: speed\n  bench --on: exit code 1; skipped: no folder with models" in told
+
+
+def test_an_interrupt_loses_only_the_command_that_runs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    later(root, "sim/b.py")
+    figures.digest.cache_clear()
+
+    def run(line: str) -> int:
+        if line == "bench one":
+            raise KeyboardInterrupt
+        record(rows()[:2], CATALOGUE, (), root)
+        return 0
+
+    assert figures.measure(CATALOGUE, run, root) == 1
+    assert [figure.name for figure in figures.outdated(CATALOGUE, root)] == ["one"]
+    assert "not measured: one\n  bench one: not run" in capsys.readouterr().err
+
+
+def test_figures_that_are_not_current_end_with_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for left, code in (({ONE: "since then sim changed"}, 1), ({}, 0)):
+        monkeypatch.setattr(figures, "outdated", lambda catalogue, left=left: left)
+        assert main(["figures", "--current"]) == code
+        assert capsys.readouterr().err == ("one: since then sim changed\n" if left else "")
+    with pytest.raises(SystemExit):
+        main(["cycles", "--current"])
 
 
 def test_words_keep_their_form() -> None:

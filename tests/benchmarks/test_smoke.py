@@ -61,8 +61,8 @@ TARGETS = {
 }  # fmt: skip
 """Targets of the Makefile that run no tests and no benchmarks, which have tests of their own here."""
 OTHER_TARGETS = {
-    "torch", "test", "thorough", "check", "unit", "bench", "paper", "bench-cpu", "bench-tune", "bench-explore",
-    "bench-hw", "prove", "mutants", "post-synthesis", "docs", "release", "format", "clean",
+    "torch", "test", "thorough", "check", "unit", "bench", "figures", "paper", "bench-cpu", "bench-tune",
+    "bench-explore", "bench-hw", "prove", "mutants", "post-synthesis", "docs", "release", "format", "clean",
 }  # fmt: skip
 """Targets that install, that run the tests or a section above, that take an hour, or that change the checkout."""
 
