@@ -30,6 +30,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from celosia.hw.sources import normal_form
+
 if TYPE_CHECKING:
     from benchmarks.rows import Row
 
@@ -161,11 +163,17 @@ COUNTERS: dict[str, Callable[[], int]] = {
 
 @cache
 def digest(path: Path) -> str:
-    """Hash a file, or all files in a folder with their names, as they were when this process first asked: 12 digits."""
+    """Hash a file, or all files in a folder with their names, as they were when this process first asked: 12 digits.
+
+    Docstrings, comments and layout of Python do not count, since no figure depends on them.
+    """
     found = hashlib.sha256()
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file() and "__pycache__" not in file.parts:
-            found.update(f"\n{file.relative_to(path.parent).as_posix()}\n".encode() + file.read_bytes())
+            data = file.read_bytes()
+            if file.suffix == ".py":
+                data = normal_form(data, keep_names=True).encode()
+            found.update(f"\n{file.relative_to(path.parent).as_posix()}\n".encode() + data)
     return found.hexdigest()[:12]
 
 

@@ -135,6 +135,19 @@ def later(root: Path, file: str = "hw/a.py") -> None:
     (root / file).write_text("changed")
 
 
+def test_docstrings_and_comments_make_no_figure_old(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+
+    def digest(source: str) -> str:
+        file.write_text(source)
+        figures.digest.cache_clear()
+        return figures.digest(tmp_path)
+
+    before = digest("def f(x):\n    return x + 1\n")
+    assert digest('def f(x: int) -> int:\n    """Add one."""\n    return x + 1  # one\n') == before
+    assert digest("def f(x):\n    return x + 2\n") != before
+
+
 def test_a_benchmark_writes_the_file_and_the_pages(root: Path) -> None:
     entry = read(root)["speed"]
     assert entry["value"] == 1_234_567 and entry["unit"] == "cycles" and entry["command"] == "bench --on"
