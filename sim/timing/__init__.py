@@ -14,9 +14,10 @@ fetch_timing    when instructions arrive and enter the queues
 copies          when a LOAD or STORE starts and ends
 compute         when a GEMM or VECTOR starts and ends, which instructions of VECTOR overlap
 ports           which of two units gets a port of a scratchpad or a bank of acc in a cycle
-memory_timing   when the bursts of a port move their beats: latency, refresh, shared bandwidth (the numbers of each
-                memory are in hw/boards/memory.py)
-latency         the cycles between two events of the RTL that registers in between cost
+memory_timing   when the bursts of a port move their beats: latency, refresh, shared bandwidth (numbers of each board's
+                memory: hw/boards/boards.py; of the generic models zynq-hp and ideal: hw/boards/memory.py)
+latency         the cycles between two events of the RTL that registers in between cost (pauses between instructions
+                of a unit: copies, compute)
 timed           the device: bytes of the functional simulator, cycles of this model
 
 Cycles count from the write of `control` that starts the run, as those of the RTL's events do.
