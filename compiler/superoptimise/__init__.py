@@ -3,7 +3,7 @@
 In the order in which a model passes the files:
 
 optimise            from an ONNX model to one that computes the same bytes in fewer cycles: the stages below, in order
-budget              parse how long a search may take
+budget              parse how long a search may take (the default: driver/tune/optimise.py)
 reading             ONNX nodes to operations of the algebra; byte_forms, float_forms and real_forms read each operator
 graph               a model in the algebra
 search              which rules are applied and where; state: the progress of a search

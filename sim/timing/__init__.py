@@ -7,8 +7,9 @@ The model does not look at data. Each instruction is timed once, and copies are 
 that the model's own run time does not depend on how many bytes move. The files, in the order of the data:
 
 demand          what each instruction asks for: steps, rows, bursts, beats, ports, banks
-engine_cycles   how many cycles the softmax and norm engines take
-machine         the order in which instructions of all units are timed: queues, tokens; the counters
+engine_cycles   how many cycles the softmax and norm engines take (when a softmax starts and overlaps: compute)
+machine         the order in which instructions of all units are timed: queues, tokens; the counters; how often the run
+                is computed again for ports that share DRAM
 work            what the models of the units share: an instruction with its demand, trains of entries, steps
 fetch_timing    when instructions arrive and enter the queues
 copies          when a LOAD or STORE starts and ends
