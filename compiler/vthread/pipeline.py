@@ -149,7 +149,8 @@ class Ring:
     def take(self, size: int, key: Hashable = None) -> int:
         """Take `size` entries, make room for them if necessary, and forget what they held. Returns the first.
 
-        key: of their new content, for `find`.
+        Where no tile can make room, they are the first gap between pinned ranges. key: of their new content, for
+        `find`.
         """
         assert 0 < size <= self.depth, (size, self.depth)
         while not self._is_free(first := self._choose_first(size), size):

@@ -215,8 +215,9 @@ class SoftmaxEngine(wiring.Component):
         return beat
 
     def _register_entry(self, m: Module, read: Value, name: str) -> Any:
-        """Return a register of the last entry that a generator has read, in parts.
+        """Return a register of the last entry that a generator has read, in parts, to be processed during a round.
 
+        The port itself has the data of another generator in the next cycle.
         read: the generator reads in this cycle; the entry is valid VIN_STAGES cycles later. name: prefix of signals.
         """
         came = Signal(name=f"{name}_came")
