@@ -305,7 +305,7 @@ class Stream:
             pass
 
     def _overtake(self) -> bool:
-        """Emit all phases of the oldest guest tile. Returns False if there is none."""
+        """Emit all phases of the oldest guest tile, before the waiting tiles. Returns False if there is none."""
         if not self.following:
             return False
         tile = self.following.popleft()
