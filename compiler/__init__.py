@@ -3,7 +3,8 @@
 compile          the stages of a compilation, one after the other; options: its arguments; switches: parts to leave out
 frontend         imports the model and runs the passes over its graph (graph/)
 lowering         tries to lower the graph until it fits: which operators become layers, launches and instructions
-placing          which operators stay on the CPU because the user wants it or a launch would be slower
+placing          which operators stay on the CPU because the user wants it or a launch would be slower (cycles that a
+                 launch costs the host: here; cycles of an operator on the CPU: graph/cost)
 layer            types: what the accelerator executes (Layer, Activation, ...); strided_view: parts of images
 target           which CPU kernels are compiled for, and which instructions it has (dot products, vectors)
 checking         the self-check of the result (selfcheck/)

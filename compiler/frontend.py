@@ -64,7 +64,7 @@ def prepare(source: Source, options: Options) -> PreparedModel:
 def _prepare(source: Source, options: Options, declared: bool) -> PreparedModel:
     """Import a model and run all passes. declared: whether shapes that it declares for inner tensors are used.
 
-    Raises Disagreement if one of these is wrong.
+    Raises Disagreement if one of these is wrong; `prepare` then does without them.
     """
     cfg = Config.load(options.config)
     require_known(options.left_out)

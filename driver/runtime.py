@@ -159,7 +159,10 @@ class _OfModel(Runtime):
         return self._specialised.runtime(inputs).program
 
     def _futures(self, samples: Iterable[Sample], in_flight: int, trace: bool, lost: list[str]) -> Futures:
-        """Yield the futures of the samples, in order. Samples of another Program begin when all before have ended."""
+        """Implement `RuntimeBase._futures` for samples of several shapes: neighbours of one Program are its stream.
+
+        Samples of another Program begin when all before have ended.
+        """
 
         def runtime_of(sample: Sample) -> _OfProgram | Exception:
             """Return the runtime for a sample, or the error that there is none."""

@@ -1,7 +1,8 @@
 """Tensor expressions, schedules and the loop IR, in the order in which a kernel passes the files.
 
 nodes               which kinds of expressions there are, and what a tensor is
-math_functions      which functions expressions may call
+math_functions      which functions expressions may call (their meaning: interpret; their code: cpu/llvm; which are too
+                    costly to compute twice: transform)
 walk                how expressions are traversed and rewritten
 tensor              how tensors are defined: placeholder, compute, reductions, recurrences (scan)
 norm_expressions    how rows are normalised in integer arithmetic, as expressions
@@ -11,13 +12,15 @@ schedule            in which order, kind and memory the loops of each tensor run
 trace               how a schedule is stored as data and applied again
 lower               which loops a definition and its schedule become
 nest_parts          parts of lowering: guards, lanes, unit loops
-loops               which kinds of statements there are
+loops               which kinds of statements there are, and which temporaries are small enough for the stack (how much
+                    of it: cpu/llvm/memory_access)
 affine              what an index is as a linear form; strides, bounds
 regions             which part of a tensor a loop reads; when two indices are equal
 fuse                which neighbouring loops run as one
 loop_partition      where a loop is split, because a condition inside it changes
 verify              which loops are legal
-clamp_indices       which indices and sizes of an untrusted file are clamped or refused
+clamp_indices       which indices and sizes of the loops in an untrusted file are clamped or refused (other contents of
+                    the file: program/check_program)
 printer, parser     how loops are written as text, and read back
 interpret           what each node computes (the reference for renderers)
 """

@@ -396,7 +396,9 @@ class Nest:
         return reduce.kind == "ordered_sum" and is_float(reduce.dtype)
 
     def _check_order(self) -> None:
-        """Raise ScheduleError where the loops take the steps of an ordered sum in another order."""
+        """Raise ScheduleError where the loops take the steps of an ordered sum of floats in another order, which would
+        change its rounding.
+        """
         for reduce in filter(self._depends_on_order, self.reduces):
             loops = list(reduce.axes)
             for relation in self.stage.relations:

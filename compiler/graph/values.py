@@ -47,7 +47,10 @@ def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
 
 
 def attributes_of(node: ir.Node) -> dict[str, Any]:
-    """Return the Python values of all attributes that the node has, except graphs."""
+    """Return the Python values of all attributes of a node, for functions that know no onnx-ir (windows, kernels).
+
+    Graphs are left out, as they have no plain value.
+    """
     graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
     return {name: attribute(node, name) for name, attr in node.attributes.items() if attr.type not in graphs}
 

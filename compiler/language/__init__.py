@@ -4,10 +4,11 @@ In the order in which a kernel passes the files:
 
 jit                   which arguments a kernel takes, and when it is compiled anew
 tuning                which constexprs `autotune` chooses, and how they are measured
-tile                  what a tile, a pointer, a store and a traced loop are; in which type and shape operands meet
+tile                  what a tile, a pointer, a store and a traced loop are, and how large; in which type and shape
+                      operands meet
 ops                   which functions kernels call, and which arguments they accept
 dots                  the same for dot, requantise, lookup and residual_add
-traced_loops          what `cl.range` carries from iteration to iteration
+traced_loops          `cl.range`: its arguments (start, stop, step), and what it carries from iteration to iteration
 interpreter           what each operation computes (numpy); CELOSIA_INTERPRET runs kernels so
 scalar_bounds         which values a scalar has over all programs and iterations
 tile_views            which element of its source each element of a reshape, broadcast or transposition is

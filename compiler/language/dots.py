@@ -83,7 +83,9 @@ def zero_point_of(side: Tile) -> int:
 
 
 def _int8_sources(tile: Tile) -> Iterator[Tile]:
-    """Yield the int8 tiles from which `tile` is computed, through the variables of loops, too."""
+    """Yield the int8 tiles from which `tile` is computed, through the variables of loops, too, to find the arrays
+    whose zero points the result may have.
+    """
     sources = tile.args
     if tile.op == "phi":
         sources = (tile.more["first"],)

@@ -204,7 +204,9 @@ class AttentionLayers(HeadLayers):
         return [head_layers[number] for number in order_around_softmaxes(self.cfg, head_layers)]
 
     def _fits_as_block(self, block: Layer) -> bool:
-        """Return whether all heads can be one layer: whole groups of channels, and a tile that fits."""
+        """Return whether all heads can be one layer, which keeps scores on chip: whole groups of channels, and a tile
+        that fits. Else each head has layers of its own.
+        """
         f = self.kernel
         if any(size % self.cfg.group for size in (f.x.columns, f.rows.count, f.out.columns)):
             return False

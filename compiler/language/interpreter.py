@@ -123,7 +123,9 @@ def store(traced: TracedStore) -> None:
 
 
 def _check_offsets(array: ArrayArgument, offsets: Values, mask: Values | None, at: str, verb: str) -> Values:
-    """Return the offsets, 0 where the mask does not hold. Raises LanguageError out of bounds."""
+    """Return the offsets with 0 where the mask does not hold, so that numpy may read all of them. Raises LanguageError
+    where the mask holds and the offset is out of bounds.
+    """
     safe_offsets = offsets if mask is None else np.where(mask, offsets, 0)
     used = offsets if mask is None else offsets[mask]
     if used.size and (used.min() < 0 or used.max() >= array.size):

@@ -140,7 +140,10 @@ def _carry(loop: TracedLoop, name: str, before: Any, inside: Any, after_body: An
 
 
 def _induction_step(loop: TracedLoop, placeholder: Tile, last: Tile) -> Tile | None:
-    """Return the tile that each iteration adds to the int64 `placeholder`, if it is the same in all; else None."""
+    """Return the tile that each iteration adds to the int64 `placeholder`, if it is the same in all; else None.
+
+    The CPU computes such a variable, as a moving offset, from the number of the iteration.
+    """
     if last.op != "binary" or last.more["name"] != "add" or all(arg is not placeholder for arg in last.args):
         return None
     if placeholder.dtype != "int64":

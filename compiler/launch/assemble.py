@@ -249,7 +249,10 @@ class _Assembler:
             self.types[y] = dims, dtype
 
     def _input_type(self, value: ir.Value) -> InputType:
-        """Return shape and element type of a value, and its content if it is constant."""
+        """Return the type of an operand of a CPU kernel; for a constant with its content, as builders may need it.
+
+        Any other operand becomes a tensor of the Program. Raises ModelError if its type is not known.
+        """
         array = constant(value)
         if array is not None:
             return InputType.of(array)

@@ -71,7 +71,7 @@ def order_layers(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> tupl
 
 
 def overlap_with_convs(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> tuple[list[int], set[str]]:
-    """Move guests behind their hosts, where that takes fewer cycles by the timing model.
+    """Move guests behind their hosts, where that takes fewer cycles by the timing model; overlap.py mixes their tiles.
 
     Returns the numbers of layers in order, and the names of the guests. The order stays if a layer fits no tiling:
     building the launch then reports that layer, and the order is computed again without it.

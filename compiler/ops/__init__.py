@@ -10,7 +10,7 @@ in which to read:
   window           sliding windows of convolutions and pooling as indices; decides where padding is copied
   elementwise      unary and binary operators, activations, Clip, Cast (their tables on the accelerator: numerics/unary)
   shape            operators that move elements: Transpose, Concat, Slice, Pad, Gather, DepthToSpace, ...
-  resize           Resize and Upsample as tables of indices and weights
+  resize           Resize and Upsample as tables of indices and weights; their defaults in each opset
   reductions       Reduce*, ArgMax, TopK, CumSum; decides how integers are reduced
   normalisation    softmax and normalisation by means and variances, in onnxruntime's order of additions
   convolution      float convolutions; decides between rows of outputs and flattened planes

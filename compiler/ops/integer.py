@@ -264,7 +264,10 @@ def _convolve_planes(
 def _convolve_global_window(
     node: Node, x: Tensor, w: Tensor, zx: Expr, zw: ZeroPoint, bias: Tensor | None, finish: Callable[[Expr, Expr], Expr]
 ) -> Tensor:
-    """Compute a convolution whose only window is the complete image, as a matrix product of images and weights."""
+    """Compute a convolution whose only window is the complete image, as a matrix product of images and weights.
+
+    It has one pixel, along which no vector could run.
+    """
 
     def finish_channel(acc: Expr, i: Index) -> Expr:
         return finish(acc if bias is None else acc + bias[i[-1]], i[-1])

@@ -158,7 +158,10 @@ class _Check:
         device.write(pack.address, pack_activation(self.cfg, pack.form.arrange(stored), pack.groups))
 
     def _random_codes(self, value: ir.Value, dims: tuple[int, ...]) -> Codes:
-        """Draw random codes of these dimensions for a tensor."""
+        """Draw random codes of these dimensions for a tensor that the host packs, by `random_image`.
+
+        A tensor that is no image counts as [images, channels] of one pixel, so that some of its channels saturate.
+        """
         image = dims if len(dims) == 4 else (int(np.prod(dims[:1])), int(np.prod(dims[1:])), 1, 1)
         data = random_image(self.rng, (image[0], image[1], image[2], image[3]), zero_point(value))
         return data.view(np.uint8).reshape(dims) ^ np.uint8(0x80)

@@ -446,8 +446,8 @@ def _random_input(value: ir.Value, rng: np.random.Generator) -> Any:
 
 
 def _adds_bias(node: ir.Node) -> bool:
-    """Return whether the operator adds an int32 bias to products of bytes; the model's float bias is rounded to
-    that.
+    """Return whether the operator multiplies bytes and can add an int32 bias, to which the model's float bias is
+    rounded. The node itself may have no bias.
     """
     spec = op_spec(node.op_type)
     return bool(spec.variant_of and spec.having(Role.BIAS) and spec.scale is not None)

@@ -137,7 +137,9 @@ def _perturbed_results(
 
 
 def _distance(result: Array, plain: Array) -> Array:
-    """Return the distance of each element of `result` from `plain`; 0 where it is no finite number."""
+    """Return the distance of each element of `result` from `plain`; 0 where it is no finite number, as whether an
+    element is finite is compared apart.
+    """
     with np.errstate(all="ignore"):
         distance = np.abs(result.astype(np.float64) - plain)
     return np.where(np.isfinite(distance), distance, 0.0)

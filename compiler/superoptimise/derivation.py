@@ -94,7 +94,9 @@ def checked(report: Any) -> dict[str, Any]:
 
 
 def _check_distance(value: Any) -> None:
-    """Raise ValueError unless `value` says how far fast-math's outputs differ."""
+    """Raise ValueError unless `value`, a part of an untrusted model's metadata, says how far fast-math's outputs
+    differ.
+    """
     outputs = value.get("outputs") if isinstance(value, dict) else None
     if not isinstance(outputs, dict) or not _is_json_of(value.get("bound"), float):
         raise ValueError("how far outputs differ has no 'outputs' or no 'bound'")

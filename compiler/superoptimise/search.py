@@ -235,7 +235,7 @@ class RuleSearch:
     def _apply_steps(
         self, chosen: Sequence[DerivedGraph], steps: Sequence[DerivedGraph], start: DerivedGraph
     ) -> DerivedGraph | None:
-        """Apply the last step of each of `chosen` to `start`, where it still fits.
+        """Apply the last step of each of `chosen` to `start`, where it still fits, so that one price judges all places.
 
         Returns the one of `steps` that has the resulting graph already; None where another known graph results.
         """

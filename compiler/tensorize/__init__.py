@@ -8,7 +8,8 @@ lowering           which computations a layer or block is; the tensors of each:
   row_lowering       softmax and normalisations
   attention_lowering attention as one block
 computation        types: a layer as tensor expressions, and where its tensors lie
-space, block_space which tilings a layer or a block has, and what limits them (orders of loops: `space.ORDERS`)
+space, block_space which tilings a layer or a block has, and what limits them (orders of loops: `space.ORDERS`; how many
+                   tiles load ahead: `Tiling.ahead`, by default `AHEAD` of vthread/pipeline; of hosts in launch/overlap)
 roofline           how many cycles a tiling of one layer takes, by an estimate (of a block: block_space)
 schedule_policy    which tiling is used: a user's file (tilings_file), records, search of blocks, estimate
 tilings_file       the file of tilings that users read and change (`--decisions`)
@@ -17,7 +18,8 @@ intrinsic          what an intrinsic is; which the accelerator has:
   intrinsics         GEMM, LOAD, STORE and the passes of VECTOR; requantised: the arithmetic that passes share
   softmax, norm      operations on rows
 match              whether a loop nest computes what an intrinsic is declared to compute
-render             compiles loops around intrinsics to nodes: tiles, regions of scratchpads, instructions
+render             compiles loops around intrinsics to nodes: tiles, regions of scratchpads, instructions; where the
+                   arrays of a user's function lie in DRAM
 instruction_builder which instruction an intrinsic and its loops are
 instruction        which fields of an instruction change with the loops outside of it
 transfer           how the dimensions of a LOAD or STORE are merged

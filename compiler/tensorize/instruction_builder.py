@@ -336,7 +336,10 @@ def _loop_letters(slots: str, dims: Dims) -> str:
 
 
 def _merge_loops(dims: Dims) -> Dims:
-    """Merge neighbouring loops if every operand steps evenly through both and neither is bounded."""
+    """Merge neighbouring loops if every operand steps evenly through both and neither is bounded.
+
+    An instruction has few loops, so that more of the nest fits into one.
+    """
     merged: Dims = []
     for extent, steps, number in dims:
         last = merged[-1] if merged else None

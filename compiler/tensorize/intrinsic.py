@@ -117,7 +117,10 @@ class TensorIntrinsic(TileOperation):
         return tiles, values, first
 
     def argument_error(self, args: Args, scope: Callable[[Tensor], str]) -> str | None:
-        """Return why it cannot have these arguments; None if it can. scope: gives the memory of a tensor."""
+        """Return why a call of the intrinsic cannot have these arguments, for the verifier of loops; None if it can.
+
+        scope: function that gives the memory of a tensor.
+        """
         try:
             tiles, _, _ = self.split_args(args)
         except ValueError as error:

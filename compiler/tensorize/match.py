@@ -241,7 +241,10 @@ def _check_loops(
 
 
 def _merge_loops(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Sort loops (extent, *steps), and merge each two that step evenly through all operands to one."""
+    """Sort loops (extent, *steps), and merge each two that step evenly through all operands to one.
+
+    Loops with the same iterations are then equal, however they were split and ordered.
+    """
     rows = sorted(rows)
     for outer in rows:
         for inner in rows:

@@ -138,7 +138,9 @@ def _key(layer: Layer) -> Hashable:
 
 
 def _move_to_storages(computation: LayerComputation, storages: Mapping[Storage, Storage]) -> LayerComputation:
-    """Return `computation` with its activations in other storages; constants stay."""
+    """Return `computation` with its activations in other storages, as for a layer that is the same but for these;
+    constants stay.
+    """
 
     def relocate(place: DramPlace) -> DramPlace:
         home = place.home

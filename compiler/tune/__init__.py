@@ -3,7 +3,7 @@
 A point is one schedule of a layer: decisions for each of its workloads. A trial compiles and runs it: its cost is the
 number of cycles. Files in the order in which a tuning passes them (`celosia tune`, driver/tune):
 
-tuner_options       which searches, learners and deadlines users may choose
+tuner_options       which searches, learners and deadlines users may choose (number of trials: driver/choices.py)
 network_tuner       which layer gets the next trials, when the budget is spent, and which winners the network keeps
 search_space        which points a layer's search space has, with features, estimates and bounds
 cycle_bounds        how many cycles no schedule of a layer can beat

@@ -149,7 +149,8 @@ class Ring:
     def take(self, size: int, key: Hashable = None) -> int:
         """Take `size` entries, make room for them if necessary, and forget what they held. Returns the first.
 
-        key: of their new content, for `find`.
+        Where no tile can make room, they are the first gap between pinned ranges. key: of their new content, for
+        `find`.
         """
         assert 0 < size <= self.depth, (size, self.depth)
         while not self._is_free(first := self._choose_first(size), size):
@@ -304,7 +305,7 @@ class Stream:
             pass
 
     def _overtake(self) -> bool:
-        """Emit all phases of the oldest guest tile. Returns False if there is none."""
+        """Emit all phases of the oldest guest tile, before the waiting tiles. Returns False if there is none."""
         if not self.following:
             return False
         tile = self.following.popleft()

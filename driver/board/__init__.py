@@ -3,7 +3,7 @@
 board_device   how a run is started, awaited and ended, after how many cycles the hardware ends it (watchdog, lease),
                and which memory it uses; PYNQ's classes
 lock           which process may use the accelerator
-flash          how a bitstream is checked and loaded
+flash          how a bitstream is checked and loaded (for which FPGA a .bit file is, in any speed grade: hw/manifest.py)
 
 `sim/host.py` reads and writes registers by name, and checks that the accelerator is the one expected. A board that is
 reached over ssh is the topic of `driver/remote/`.

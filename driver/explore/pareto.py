@@ -49,9 +49,11 @@ def hypervolume(points: Floats, worst: Floats) -> float:
 
 
 def most_promising(known_values: Floats, expected: Floats, worst: Floats, count: int) -> list[int]:
-    """Choose the `count` expected points that would add most to the hypervolume, one after the other.
+    """Choose the Configs to measure next: the numbers of the `count` points that would add most to the hypervolume.
 
-    Points that add nothing follow, those nearest to adding something first.
+    Each choice counts as measured for the next one. Points that add nothing follow, those nearest to adding something
+    first. known_values [points, objectives]: of measured Configs. expected: estimates of the candidates. worst: a
+    `reference_point`.
     """
     front = known_values[on_front(known_values)] if len(known_values) else known_values.reshape(0, expected.shape[1])
     chosen: list[int] = []

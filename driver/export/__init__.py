@@ -4,8 +4,8 @@ In the order in which data passes them:
 
 - `targets.py`: processors to export for: LLVM's settings and compiler flags
 - `c_project.py`: decides which files a folder holds, and whether it may be written; compiles the model, writes all
-- `memory_map.py`: decides the offset of each tensor in the instance or among the constants; rejects models that C
-  cannot run
+- `memory_map.py`: decides the offset of each tensor in the instance or among the constants, and their alignment;
+  rejects models that C cannot run
 - `forms.py`: layouts of tensors that a launch reads or writes, as data for the C runtime
 - `source.py`: NAME.h, NAME.c and NAME_celosia.c: steps, constants and instructions as C arrays, with their
   attributes (`const`, alignment)

@@ -36,7 +36,10 @@ def require_tools(device: str, model: str | Path | ModelProto) -> None:
 
 
 def _has_integers(model: str | Path | ModelProto) -> bool:
-    """Return whether parts of an ONNX model could run on the accelerator; False for a Program."""
+    """Return whether parts of an ONNX model could run on the accelerator, by the names of its operators.
+
+    False for a Program, and for a path without a file, whose error comes later.
+    """
     from celosia.compiler.graph.importer import read
 
     if isinstance(model, (str, Path)):

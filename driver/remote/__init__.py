@@ -1,7 +1,7 @@
 """Run Programs on boards over ssh.
 
 On this machine:
-ssh             how a board is connected to, and what an error of ssh or a command means
+ssh             how a board is connected to, how long that may take, and what an error of ssh or a command means
 channel         how bytes pass to and from a command there, and how long it may be silent
 runner          which modules are packed for a board
 deploy          which files a board needs, whether it can run a Program; one run or a stream of runs there

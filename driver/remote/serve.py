@@ -1,5 +1,6 @@
 """The runner's program on a board: answers one request from standard input on standard output.
 
+The machine that asks reads the answers with functions of this file, too (`raise_error`, `parse_result`, ...).
 Needs only numpy, and pynq for the device "board". A message is a line of JSON with the sizes of arrays by name, and
 then the bytes of the arrays, as `compiler.program.saved` writes them (`pack`, `unpack`). The first answer comes after
 MARK. An error is answered by {kind, error}. The requests are:

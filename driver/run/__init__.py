@@ -3,7 +3,8 @@
 interface         what every runtime offers: run, run_batch, run_each, check (`RuntimeBase`)
 open_device       which Device a name opens
 prepare           which kernels of a Program run on this machine, whether its memory suffices, how inputs must look
-program_runtime   how one run executes the Program's steps: inputs, launches, CPU steps, outputs, batches in parts
+program_runtime   how one run executes the Program's steps: inputs, launches (after how many cycles one counts as hung),
+                  CPU steps, outputs, batches in parts
 segment           how successive kernels become one call
 resident          which bytes of cached inputs are written to the device again
 stream            how many samples are in flight, on which accelerator each runs, what happens on an error

@@ -278,7 +278,8 @@ class SampleStream:
     def _wait_for_accelerator(self, excluded: _Accelerator | None) -> _Accelerator | None:
         """Wait, with `_lane_freed` held, for an accelerator with a lane that is free or can be opened.
 
-        Returns the one with most of these. None: the stream has ended, or no accelerator other than `excluded` is left.
+        Returns the one with most of these. None: the stream has ended, or no accelerator other than `excluded`, on
+        which the sample failed, is left.
         """
         while not self._over:
             candidates = [one for one in self._accelerators if not one.lost and one is not excluded]

@@ -400,7 +400,9 @@ def _name_operators_by_module(graph: ir.Graph) -> None:
 
 
 def _main_operator(nodes: list[ir.Node], operator: str) -> ir.Node | None:
-    """Return the main one of the ONNX operators of a PyTorch operator: the only product, else the one of its name."""
+    """Return the main one of the ONNX operators of a PyTorch operator, which gets the module's name: the only product,
+    else the one of the operator's name. None where there are several products.
+    """
     products = [node for node in nodes if node.op_type in PRODUCTS]
     named = [node for node in nodes if (node.name or "").startswith(f"node_{operator}")]
     return next(iter(products or named), None) if len(products) < 2 else None

@@ -1,6 +1,7 @@
 """`celosia.optimise`: rewrite an ONNX model to take fewer cycles, with equal bytes under onnxruntime.
 
-The search is in `compiler/superoptimise/`; here onnxruntime, fleets and tuning are added to it.
+The search is in `compiler/superoptimise/`; here onnxruntime, fleets and tuning are added to it. `celosia.compile`
+stands here, too: with option `optimise` it runs that search first.
 """
 
 from __future__ import annotations

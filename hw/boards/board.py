@@ -161,7 +161,10 @@ class Board:
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def to_toml(self) -> str:
-        """Return the TOML text that `board_file.read_board` reads. It has no name: the file's name is the board's."""
+        """Return the TOML text that `board_file.read_board` reads, with which a user begins a board of their own.
+
+        It has no name: the file's name is the board's.
+        """
         top_fields = {"part": self.part, "clock_mhz": self.clock_mhz, "board_files": self.board_files}
         top_fields |= {"lights": list(self.lights), "light_standard": self.light_standard}
         preset = PRESETS.get(self.config.name)

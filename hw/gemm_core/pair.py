@@ -98,7 +98,7 @@ class Pair(wiring.Component):
         return m
 
     def _build_from_multipliers(self, m: Module) -> None:
-        """Build the pair from two blocks without a cascade: both multiply in the same cycle, and logic adds."""
+        """Build the pair from two blocks without a cascade (Lattice's): both multiply in the same cycle, logic adds."""
         *block_moves, both = self.moves
         products = Signal(signed(2 * WIDTH), name="product0"), Signal(signed(2 * WIDTH), name="product1")
         m.submodules.first = mult18x18(self.weights0, self.factor0, block_moves, products[0])

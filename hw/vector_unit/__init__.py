@@ -6,7 +6,7 @@ slots.py           the cycles in which a step may be issued (structural hazards)
 constants.py       what the stages need of an instruction
 stages.py          which values each stage has of its item
 depthwise.py       sums of taps, for depthwise convolutions (taps a cycle: `taps` of a Config)
-combine.py         reductions over windows; the binary operation of operands A and B
+combine.py         reductions over windows; the binary operation of operands A and B (a new one: hw/spec/isa.py, too)
 requantise.py      from int32 to int8, with float32's rounding
 table.py           look-up tables (size and number: hw/spec/scratchpads.py)
 residual.py        rescale_add, for residual additions
@@ -14,7 +14,8 @@ delay_queue.py     values that skip stages
 writeback.py       results that wait to be written to acc
 retire.py          in which order instructions are reported as done
 softmax/           the engine that executes softmaxes, beside the pipeline
-softmax_tracker.py     which instructions may overlap with a softmax
+softmax_tracker.py     which instructions may overlap with a softmax (fields in which two softmaxes may differ:
+                   hw/spec/pipeline.py)
 war_hazard.py      when an instruction may overwrite the rows of a softmax
 norm/              the engine that computes the factors of LayerNorm and RMSNorm for the pipeline
 masks.py, multiply.py  arithmetic from look-up tables

@@ -102,6 +102,7 @@ class IssueStage(wiring.Component):
         m.submodules.retire = retire = RetireStage(bool(cfg.softmax))
         offered = Signal(self.now.shape())
         output = Signal()
+        # A bubble is a cycle in which an item with a residual still works: the unit is active then, not stalled.
         m.d.comb += [
             *assign_constants(cfg, self.instr.payload, offered),
             self.step.eq(loops.step.payload), self.valid.eq(loops.step.valid), loops.step.ready.eq(slots.slot),
@@ -117,6 +118,7 @@ class IssueStage(wiring.Component):
         if cfg.softmax:
             softmaxes = self._build_softmax_tracker(m, loops, offered, output)
             blocks_start, blocks_step = softmaxes.blocks_start, softmaxes.blocks_step
+        # With two instructions under way, the oldest one has the set that is not `current`.
         under_way = self._admit(m, loops, offered, blocks_start, retire.retires)
         self._keep_constants(m, loops, offered, under_way)
         self._connect_scheduler(m, loops, slots, output, blocks_step)

@@ -27,7 +27,10 @@ _INT, _FRACTION = 8, 26
 
 
 def _fill_below_leading_one(m: Module, value: Value) -> Value:
-    """Return `value` with every bit below its leading one set, in a logarithmic number of ORs."""
+    """Return `value` with every bit below its leading one set, in a logarithmic number of ORs.
+
+    The leading one says how finely float32, in which onnxruntime requantises, has rounded the value.
+    """
     step = 1
     while step < len(value):
         wider = Signal(len(value))

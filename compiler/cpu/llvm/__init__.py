@@ -10,9 +10,11 @@ nan_free_extremes   which minima and maxima never see a NaN, so that one instruc
 arithmetic          which instructions an operation becomes
 float_functions     which polynomial computes exp, tanh, erf, ...
 operations          how conversions, divisions and reductions over lanes are computed; how NEON rounds to bytes
-dot, amx            how each kind of instruction adds up products of bytes (compiler/target.py says which a CPU has)
+dot, amx            how each kind of instruction adds up products of bytes. compiler/target.py chooses the kind by the
+                    processor alone; AMX also needs sizes that fit (schedule/register_tiles: `_fits_amx`)
 machine             which processor LLVM optimises for, and how code is linked into this process
-team_code           what the threads of a team run between kernels
+team_code           what the threads of a team run between kernels, and how long they spin (how many threads:
+                    program/host/thread_team)
 """
 
 from celosia.compiler.cpu.llvm.compile_loops import LinkError, compile_function, from_loops, link_library

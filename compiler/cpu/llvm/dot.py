@@ -10,7 +10,8 @@ dot4(x, w) = x0*w0 + x1*w1 + x2*w2 + x3*w3; all bytes lie in a uint32 (uint16 fo
                    int8 (smull, smlal) first where they fit
   others           byte by byte
 
-Where w is four ones, neighbours are only added (uadalp, vpmaddubsw, which then does not saturate).
+Where w is four ones, neighbours are only added (uaddlp, vpaddl, or vpmaddubsw, which then does not saturate): zero
+points need the sums of a row's bytes (ops/integer.py).
 
 In all functions `b` is the IRBuilder that writes the instructions; acc, x, w are LLVM values of one number of lanes.
 """

@@ -326,7 +326,7 @@ def _best_size(
 
     An edge tile counts as a complete one. On ties the tile with the fewest reads wins; there, vector reads count more
     than scalars, which come from nearer caches, and more still where the scalars of all rows lie close together.
-    avoid_edges: prefer the smallest tile that leaves no edges, where that costs little.
+    avoid_edges: prefer the smallest tile that leaves no edges, where that costs little (why: MAX_EVEN_WORK).
     """
 
     def cost(size: tuple[int, int]) -> tuple[float, int, tuple[int, int]]:

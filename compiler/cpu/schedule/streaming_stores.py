@@ -42,6 +42,7 @@ def streamed_outputs(function: Function) -> frozenset[Tensor]:
 def _count_stores(stmt: Stmt, times: int, lanes: For | None, lines: Counter[Tensor], others: Counter[Tensor]) -> None:
     """Count the elements of each tensor that vectors of a full line write in `lines`, all other elements in `others`.
 
+    Others may not be many, since a store of a part of a line gains nothing and is slow when it bypasses the caches.
     times: how often `stmt` runs. lanes: the vectorised loop around it, if any.
     """
     if isinstance(stmt, For):

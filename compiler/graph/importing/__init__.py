@@ -3,7 +3,8 @@
 `graph/importer.py` runs all of this but the sizes; `graph/specialise.py` calls it for given sizes. In the order in
 which a model passes:
 
-validation            which models are refused as damaged or too deeply nested, and with which message
+validation            which models are refused as damaged, too deeply nested, or with too many axes or elements, and
+                      with which message (largest file: graph/importer.py)
 normalise             how models that onnxruntime accepts and the ONNX checker refuses become valid
 functions, gradient   which operators become the operators of their definition
 shape_inference       which shapes and types onnx's inference gives, and where its windows are wrong

@@ -5,7 +5,8 @@ execute                whether numpy or a compiled kernel runs an operator
 hostops/               what each operator computes in numpy
 kernel_compiler        whether kernels can be compiled and linked on this machine
 kernel                 how compiled code is called on arrays
-thread_team            how many threads run kernels, and which list of calls each works through
+thread_team            how many threads run kernels, by default and at most, and which list of calls each works through
+                       (which loops they share: cpu/schedule/parallel)
 
 Rules that builders of kernels (compiler/ops) and numpy operators share:
 

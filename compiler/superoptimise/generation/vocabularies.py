@@ -69,7 +69,7 @@ class AlgebraVocabulary:
         return RewriteRule("", "", (*self.leaves, *(op(x) for op in self.unary), *(op(x, x) for op in self.binary)), ())
 
     def draw(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Draw values of all sizes and choices."""
+        """Draw values of all sizes and choices, with which random tensors tell terms apart; other sizes all differ."""
         values: dict[str, Any] = {
             choice.name: choice.among[rng.integers(len(choice.among))] for choice in self._sizes.choices
         }

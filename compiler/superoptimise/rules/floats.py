@@ -44,7 +44,7 @@ def convolved(weights: list[Term]) -> Term:
 
 
 def _weights(number: object, outputs: Dim, biased: bool) -> list[Leaf]:
-    """Write the constants of convolution `number`: weights and, if `biased`, a bias."""
+    """Write the constants of convolution `number` ("" for a rule's only one): weights and, if `biased`, a bias."""
     w = Leaf(f"w{number}", (outputs, C, *KERNEL), True)
     return [w, Leaf(f"b{number}", (outputs,), True)] if biased else [w]
 

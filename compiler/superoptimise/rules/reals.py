@@ -149,8 +149,8 @@ def _exchange_channels(w: Term) -> Composed:
 
 
 def _carry_bias(b: Term, w: Term, d: list[Leaf]) -> list[Term]:
-    """Write the bias after a second convolution with weights w: what it makes of the first bias b, and its own bias d
-    where it has one.
+    """Write the bias of one convolution that replaces two: what the second one, with weights w, makes of the first
+    bias b (`real_carried`, in superoptimise/reals.py), plus its own bias d where it has one.
     """
     carried = apply("real_carried", b, w)
     return _add_pairwise([carried], d) or [carried]

@@ -4,10 +4,11 @@ The proof starts from the encoded words: accesses, pairs of tokens and possible 
 so that a mistake in lowering or in `tokens.py` is not repeated here.
 
 decode       which places an instruction touches; rules of a single instruction
-order        tokens, progress, and order between units: afterwards a stream means what its program order says
+order        tokens (a missing one, one too many), progress, and order between units, with the words of their errors:
+             afterwards a stream means what its program order says
 provenance   what the stream stores, in program order, as random scalars
 meaning      what the layers must store, as the same scalars
-diagnosis    the error message for what differs
+diagnosis    the words of the error for a store that differs (decode and order word their own)
 """
 
 from __future__ import annotations

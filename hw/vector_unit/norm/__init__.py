@@ -7,5 +7,6 @@
     root.py       inverse square root of the variance
     factors.py    what the lanes need: offset, shift and factor
 
-`sim/functional/norm.py` defines the arithmetic.
+`sim/functional/norm.py` defines the arithmetic. `hw/spec/pipeline.py` limits rows and elements, and has the bits of
+epsilon, root and factors.
 """

@@ -126,7 +126,7 @@ class NormEngine(wiring.Component):
     ) -> None:
         """Compute the number of values in a row for `variance`, and the same number normalised for `factors`.
 
-        It is normalised by shifting it up until its highest bit is 1.
+        It is normalised by shifting it up until its highest bit is 1, so that factors have all of their bits.
         accepted: the VECTOR has started in the cycle before.
         """
         count = Reg(len(variance.count))

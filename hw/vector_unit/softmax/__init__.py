@@ -1,7 +1,8 @@
 """Softmax: the engine that executes VECTORs with `softmax`, bit for bit as onnxruntime's QLinearSoftmax.
 
     engine.py          connects the parts; which VECTOR it accepts
-    read_scheduler.py  in which cycles the three address generators read vin, and when a tile begins
+    read_scheduler.py  in which cycles the three address generators read vin, and when a tile begins (the order of their
+                       turns, rows of a tile and bits of a quotient: hw/spec/pipeline.py)
     addresses.py       which entries they read
     row_max.py         the largest byte of each row
     sum_addresses.py   which elements are added up

@@ -20,7 +20,7 @@ e = 1 and no leading one."""
 
 
 def pair_of(word: Value) -> Value:
-    """Convert the bits of a float32 to `pair_layout`. The sign is ignored."""
+    """Convert the bits of a float32, an entry of exp, to `pair_layout`. The sign is ignored: powers are positive."""
     fraction, exponent = (word[part.offset :][: part.width] for part in FLOAT_FIELDS.values())
     normal = exponent.any()
     return Cat(fraction, normal, exponent[0] | ~normal, exponent[1:])

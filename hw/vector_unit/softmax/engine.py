@@ -101,7 +101,7 @@ class SoftmaxEngine(wiring.Component):
     -------
     fields : In(fields_layout)      Fields of the VECTOR that is offered, valid or not.
     start : In(1)                   That VECTOR is accepted; only while not `busy`, or with `room`.
-    room, finish, walked, over, entries, comes : Out        See `SoftmaxProgress`.
+    room, finish, walked, over, entries, comes : Out        See `SoftmaxProgress` (softmax_tracker.py).
     zero_point, low, high : In      Zero point and limits of results, constant while `busy`; `low` is at most `high`.
     vin : Out(ReadPort)             Reads `softmax_span` entries; must be ready.
     exp : In(WritePort)             LOAD writes powers and shares.
@@ -158,7 +158,10 @@ class SoftmaxEngine(wiring.Component):
         return ResetInserter(self.halt)(m)
 
     def _accept(self, m: Module, idle: Value) -> tuple[Any, Signal]:
-        """Accept VECTORs. Returns the fields of the last one, and whether it was accepted in the cycle before.
+        """Accept a VECTOR, and while it runs a second one, whose rows then overlap with its last tiles.
+
+        The second is accepted with `room`: its fields are `alike` (OVERLAP_EQUAL_FIELDS), and generator `find` is
+        `free` for it. Returns the fields of the last one, and whether it was accepted in the cycle before.
 
         idle: generator `find` has no VECTOR left.
         """
@@ -188,7 +191,10 @@ class SoftmaxEngine(wiring.Component):
         self, m: Module, find: TileAddressGenerator, fill: TileAddressGenerator, divide: TileAddressGenerator,
         summed: Value,
     ) -> Value:  # fmt: skip
-        """Connect the scheduler, by which the address generators read vin in turn.
+        """Connect the scheduler, by which the address generators read vin in turn, and report their progress.
+
+        `find` has the port in all cycles that are no turn of the others, as the scheduler lets it read in every cycle
+        during the first tile. The tracker of softmaxes needs `over`, `walked` and `comes`, see `SoftmaxProgress`.
 
         summed: the sums of a tile are complete. Returns the number of the cycle in its round.
         """
@@ -209,8 +215,9 @@ class SoftmaxEngine(wiring.Component):
         return beat
 
     def _register_entry(self, m: Module, read: Value, name: str) -> Any:
-        """Return a register of the last entry that a generator has read, in parts.
+        """Return a register of the last entry that a generator has read, in parts, to be processed during a round.
 
+        The port itself has the data of another generator in the next cycle.
         read: the generator reads in this cycle; the entry is valid VIN_STAGES cycles later. name: prefix of signals.
         """
         came = Signal(name=f"{name}_came")

@@ -72,7 +72,7 @@ def _run_steps(
         wb, rb = bias[: gates * hidden], bias[gates * hidden :]
         states = [np.zeros((batch, hidden), x.dtype) if s is None else s[d] for s in initial]
         all_gates = x @ w[d].T + wb
-        limited = [lambda v, f=f: f(limit(v)) for f in functions[:2]] + functions[2:]  # but not the cell that comes out
+        limited = [lambda v, f=f: f(limit(v)) for f in functions[:2]] + functions[2:]  # not the LSTM's h
         back = backward == "reverse" or d == 1
         for t in reversed(range(time)) if back else range(time):
             new = step(all_gates[t], states, r[d], rb, limited, *extra(d))
