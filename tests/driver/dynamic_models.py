@@ -240,8 +240,8 @@ MODELS: dict[str, Callable[..., onnx.ModelProto]] = {
 }  # fmt: skip
 SHAPES: dict[str, list[tuple[int, ...]]] = {
     "classifier": [(1,), (2,), (3,), (7,), (16,)],
-    "encoder": [(20,), (64,), (65,), (200,), (400,)],
-    "detector": [(32, 32), (32, 48), (40, 40), (64, 32), (96, 96)],
+    "encoder": [(20,), (64,), (65,), (100,), (160,)],
+    "detector": [(32, 32), (32, 48), (40, 40), (64, 32), (64, 64)],
     "decoder": [(5, 0), (1, 5), (1, 6), (1, 100), (3, 7)],
 }
 """Of each model, five values of its open sizes: n; length; height and width; steps and past."""

@@ -238,7 +238,7 @@ def test_the_front_of_an_exploration(tab: Browser, models: Path, tmp_path: Path,
         "forward": False,
         "pump": 1,
     }
-    celosia.explore(models / "quantised.onnx", space=space, points=12, folder=tmp_path / "out")
+    celosia.explore(models / "quantised.onnx", space=space, points=5, folder=tmp_path / "out")
     tab.open(tmp_path / "out" / "report.html", **screen)
     check(tab, tmp_path, figures=4)
     assert tab.run("document.querySelectorAll('td').length") > 10

@@ -29,7 +29,7 @@ from celosia.sim.timing.work import NEVER
 
 f32, u32 = np.float32, np.uint32
 Float32, Words = NDArray[np.float32], NDArray[np.uint32]
-LANES = 16
+LANES = 8
 
 
 class Adders(wiring.Component):

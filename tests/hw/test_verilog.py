@@ -76,7 +76,7 @@ def registers_in(fragment: Fragment) -> Iterator[list[str]]:
         yield from registers_in(part)
 
 
-@pytest.mark.parametrize("features", [{}, LARGER, SPREAD, EVERYTHING])
+@pytest.mark.parametrize("features", some([{}, LARGER, SPREAD, EVERYTHING], [LARGER, SPREAD, EVERYTHING]))
 def test_registers_have_names(features: dict[str, Any]) -> None:
     modules = list(registers_in(Fragment.get(Accelerator(dataclasses.replace(TINY, **features)), None)))
     assert sum(map(len, modules)) > 900
