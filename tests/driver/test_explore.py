@@ -509,7 +509,7 @@ def test_the_command_leaves_a_folder_whose_configs_can_be_used(model: Path, tmp_
     assert code == 0, err
     for name in ("01-mine.toml", "100-4x4x4-0123ab.toml"):  # somebody's, and one of a front that was longer
         (out / name).write_text("batch = 1\n")
-    code, text, _ = call(*line, "-o", out, "--json")
+    code, text, _ = call(*line, "--points", 1, "-o", out, "--json")
     assert code == 0 and json.loads(text)["state"]["known"] >= 3
     assert (out / "01-mine.toml").exists() and not (out / "100-4x4x4-0123ab.toml").exists()
 

@@ -53,7 +53,7 @@ def residual() -> onnx.ModelProto:
 def depthwise() -> onnx.ModelProto:
     """Unsigned, in operator form: strided depthwise convolution, a table, Concat, and a branch that is an output."""
     b = Builder("qoperator", np.uint8, seed=2)
-    x = b.conv(b.input([1, 5, 8, 7]), 16, (1, 1))
+    x = b.conv(b.input([1, 5, 6, 5]), 16, (1, 1))
     y = b.unary(b.conv(x, 16, (3, 3), (2, 2), (1, 1, 1, 1), group=16), "Sigmoid")
     z = b.concat([y, b.max_pool(x, (2, 2), (2, 2), (0, 0, 0, 1))], equal=False)
     b.output(b.conv(z, 6, (1, 1), per_channel=False))
