@@ -405,7 +405,7 @@ async def alone(dut: Any) -> None:
     for _ in range(tries(10)):
         fields = _softmax(cfg, rng)
         program = [random_instruction(cfg, rng, extent_x=4), random_instruction(cfg, rng, **fields)]
-        program.append(random_instruction(cfg, rng, a_source=ASource.ACC))
+        program.append(random_instruction(cfg, rng, a_source=ASource.ACC, destination=fields["destination"]))
         (_, starts, ends) = await observe(dut, machine.run(program))
         assert all(start >= end for start, end in zip(starts[1:], ends))
         took = ends[1] - starts[1]
