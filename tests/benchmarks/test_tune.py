@@ -11,7 +11,7 @@ from benchmarks import tune
 from celosia.compiler.tune.search_algorithms import SEARCHES
 from celosia.hw.spec.config import PRESETS
 
-LAYER = tune.Shape(10, 5, 8, 3)
+LAYER = tune.Shape(12, 5, 8, 3)
 
 
 def test_the_optimum_is_that_of_all_points(tmp_path: Path) -> None:

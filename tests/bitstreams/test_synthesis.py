@@ -151,12 +151,10 @@ def test_a_failing_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 @pytest.mark.rtl
 def test_dsp_blocks_of_the_pynq(tmp_path: Path) -> None:
     """Those of the array, of each of the 16 lanes (rescale_add: of 8), and two for sizes of planes: 5% of the 220 must
-    stay free. Of the array a quarter of the inputs is synthesised."""
+    stay free."""
     used, cfg = {}, PRESETS["pynq"]
-    assert cfg.block_in == 16
     for name, part in {
-        "a quarter": Array(replace(cfg, block_in=4)), "requantise": Requantise(),
-        "combine": Combine(cfg, depthwise_shape(cfg.taps)),
+        "array": Array(cfg), "requantise": Requantise(), "combine": Combine(cfg, depthwise_shape(cfg.taps)),
         "rescale": RescaleAdd(), "taps of even lanes": DepthwiseSum(cfg.taps, 0),
         "taps of odd lanes": DepthwiseSum(cfg.taps, 1),
     }.items():  # fmt: skip
@@ -167,9 +165,9 @@ def test_dsp_blocks_of_the_pynq(tmp_path: Path) -> None:
         used[name] = cells["DSP48E1"]
         assert not cells.get("$mul")
     assert used == {
-        "a quarter": 32, "requantise": 1, "combine": 1, "rescale": 2, "taps of even lanes": 2, "taps of odd lanes": 1,
+        "array": 128, "requantise": 1, "combine": 1, "rescale": 2, "taps of even lanes": 2, "taps of odd lanes": 1,
     }  # fmt: skip
-    assert FPGAS["xc7z020"].dsp * 0.95 >= 4 * 32 + 16 * 2 + 8 * 2 + 8 * 3 + 2
+    assert FPGAS["xc7z020"].dsp * 0.95 >= 128 + 16 * 2 + 8 * 2 + 8 * 3 + 2
 
 
 @needs_yosys

@@ -429,7 +429,7 @@ def test_random_points_of_groups(chain: str, name: str, groups: Callable[..., No
     rng = np.random.default_rng(len(chain))
     found = 0
     for number in range(12):
-        if number >= 3 and found:
+        if number >= 2 and found:
             break
         groups(lambda length: tuple(n for n in range(1, length) if rng.random() < 0.5), rng)
         found += len(block_layers(compiled(long_model(chain, images=1 + int(rng.integers(2))), CONFIGS[name])))
