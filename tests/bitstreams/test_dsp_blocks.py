@@ -96,7 +96,7 @@ int main() {
     std::printf("the same");
 }
 """
-CYCLES = 200_000
+CYCLES = 60_000
 BOTH = """
 module both(input clk, fast_clk, input [{stages}:0] moves, input [{weights}:0] weights0, weights1,
             input signed [7:0] factor0, factor1, output [{sum}:0] registers, blocks);

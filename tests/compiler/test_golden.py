@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from thorough import some
 
 import celosia
 from celosia.compiler.cpu import function
@@ -148,12 +149,22 @@ def key(name: str, column: str) -> str:
     return f"{name}: {column}"
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_golden(name: str) -> None:
-    held = golden()
-    for column in COLUMNS:
-        moved = _moved(held[key(name, column)].split(), compiled(name, column))
-        assert not moved, f"{key(name, column)}: other {' and '.join(moved)} than in {PATH.name}"
+ROWS = {name for name in MODELS if any(word in name for word in ("attention", "norm", "softmax"))}
+"""Models with something for the Config that computes rows."""
+TURNS = ("tiny", "rows, packed", "cpu"), ("pynq", "rectangular", "cpu with dot products")
+KEPT = [
+    (name, column)
+    for number, name in enumerate(MODELS)
+    for column in COLUMNS
+    if column in TURNS[number % 2] or (column == "rows, packed" and name in ROWS)
+]
+"""Of each model every other column, by turns."""
+
+
+@pytest.mark.parametrize(("name", "column"), some(CASES, KEPT))
+def test_golden(name: str, column: str) -> None:
+    moved = _moved(golden()[key(name, column)].split(), compiled(name, column))
+    assert not moved, f"{key(name, column)}: other {' and '.join(moved)} than in {PATH.name}"
 
 
 def test_the_file_has_a_line_for_each_case() -> None:

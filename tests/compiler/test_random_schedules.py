@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import random_schedules as cases
+from thorough import some
 
 from celosia import te
 from celosia.compiler import expr as T
@@ -31,7 +32,7 @@ def compute(seed: int, count: int) -> None:
     pytest.fail(f"only {done} of {3 * count} schedules were computed, the others refused")
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", some(range(2), [0]))
 def test_random_schedules(seed: int) -> None:
     compute(seed, QUICK // 2)
 

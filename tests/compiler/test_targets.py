@@ -188,12 +188,14 @@ def test_instructions_of_integer_products(target: str, most: float, tmp_path: Pa
     emulated.require(target)
     rows, inner, columns = 16, 64, 64
     a, b = u8(2 * rows, inner), i8(inner, columns)
-    counts = []
-    for x in (a[:rows], a):
-        with compiling_for(TARGETS[target]):
-            kernel = compile_op("MatMulInteger", {}, [(x.shape, "uint8"), (b.shape, "int8")])
-        library = link_library([kernel], TARGETS[target])
-        counts.append(emulated.instructions(target, library, kernel, (x, b), tmp_path))
+    inputs = a[:rows], a
+    with compiling_for(TARGETS[target]):
+        kernels = [compile_op("MatMulInteger", {}, [(x.shape, "uint8"), (b.shape, "int8")]) for x in inputs]
+    library = link_library(kernels, TARGETS[target])
+    counts = [
+        emulated.instructions(target, library, kernel, (x, b), tmp_path)
+        for x, kernel in zip(inputs, kernels, strict=True)
+    ]
     assert 0.05 < (counts[1] - counts[0]) / (rows * inner * columns) < most
 
 
@@ -201,12 +203,15 @@ def test_instructions_of_integer_products(target: str, most: float, tmp_path: Pa
 def test_instructions_of_integer_convolutions(target: str, most: float, tmp_path: Path) -> None:
     """For a product of two bytes, from the difference of two sizes; four bytes at a time it were 1.06 and 0.56."""
     emulated.require(target)
-    x, counts = i8(1, 64, 12, 12), []
-    for w in (RNG.integers(-127, 128, (m, 64, 3, 3)).astype(np.int8) for m in (24, 48)):
-        with compiling_for(TARGETS[target]):
-            kernel = compile_op("ConvInteger", {}, [(x.shape, "int8"), w])
-        counts.append(emulated.instructions(target, link_library([kernel], TARGETS[target]), kernel, (x, w), tmp_path))
-    assert 0.05 < (counts[1] - counts[0]) / (24 * 64 * 9 * 10 * 10) < most
+    x, weights = i8(1, 64, 5, 12), [RNG.integers(-127, 128, (m, 64, 3, 3)).astype(np.int8) for m in (24, 48)]
+    with compiling_for(TARGETS[target]):
+        kernels = [compile_op("ConvInteger", {}, [(x.shape, "int8"), w]) for w in weights]
+    library = link_library(kernels, TARGETS[target])
+    counts = [
+        emulated.instructions(target, library, kernel, (x, w), tmp_path)
+        for w, kernel in zip(weights, kernels, strict=True)
+    ]
+    assert 0.05 < (counts[1] - counts[0]) / (24 * 64 * 9 * 3 * 10) < most
 
 
 def test_integer_kernels_need_no_c_library() -> None:

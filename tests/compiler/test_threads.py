@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
+from thorough import tries
 
 import celosia
 from celosia.compiler import expr as T
@@ -236,6 +237,7 @@ import multiprocessing
 import os
 import numpy as np
 from onnx import TensorProto, helper
+from thorough import tries
 import celosia
 from celosia.compiler.cpu.schedule import parallel
 parallel.MIN_PARALLEL_WORK = 0
@@ -313,7 +315,7 @@ use()
 
 
 def test_a_process_ends_while_its_threads_wait() -> None:
-    for _ in range(5):
+    for _ in range(tries(7)):
         subprocess.run([sys.executable, "-c", USES_THREADS], check=True, timeout=60)
 
 

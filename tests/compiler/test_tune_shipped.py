@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,12 @@ def is_chain(key: Key) -> bool:
     return key.workload.startswith(f"{CHAIN} of ")
 
 
+@cache
+def compiled(preset: str, records: str) -> celosia.Program:
+    """The demo model."""
+    return celosia.compile(celosia.models.demo_model_path(), preset, check=False, records=records)
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_lines_are_exact_for_their_preset(path: Path) -> None:
     """After a change of measure.VERSION or of a preset: `python -m benchmarks.shipped --trials 0` measures them again,
@@ -54,8 +61,8 @@ def test_every_line_is_a_winner_of_a_network(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_demo_model_takes_the_cycles_of_its_record(path: Path) -> None:
     """With its decisions and without, and so do the chains of its layers: nothing of that is measured by `compile`."""
-    demo, records = celosia.models.demo_model_path(), Records.load(path)
-    tuned, plain = (celosia.compile(demo, path.stem, check=False, records=known) for known in ("shipped", "none"))
+    records = Records.load(path)
+    tuned, plain = (compiled(path.stem, known) for known in ("shipped", "none"))
     cycles = [estimate(program, TIMED.memory)["cycles"] for program in (tuned, plain)]
     assert f"; {cycles[0]:,} cycles, {cycles[1]:,} without" in tuned.schedules
     assert set(cycles) <= {result.cycles for key, result in records.trials.items() if is_network(key)}
@@ -70,7 +77,7 @@ def test_chains_take_the_cycles_of_their_records() -> None:
 def test_a_search_of_blocks_times_nothing_that_records_know(monkeypatch: pytest.MonkeyPatch) -> None:
     """And finds the same blocks."""
     demo = celosia.models.demo_model_path()
-    plain = celosia.compile(demo, "pynq", check=False, records="none")
+    plain = compiled("pynq", "none")
     monkeypatch.setattr(chain_times, "build", lambda *given, **how: pytest.fail("a chain is timed"))
     tuned = celosia.compile(demo, "pynq", check=False)
     names = [[[layer.name for layer in launch.layers] for launch in each.launches] for each in (plain, tuned)]

@@ -185,6 +185,8 @@ def pairs(stream: Stream) -> Iterator[tuple[int, int, Unit, Unit]]:
 
 
 SEEDS = [(name, seed) for name in CONFIGS for seed in range(2)]
+LARGER = ("4x4-tokens2", "batch2", "8x4-forward", "4x8-taps")
+"""Half of the Configs, with each part that one can have; together with the other half they are all."""
 
 
 @pytest.mark.parametrize("name, seed", SEEDS)
@@ -206,7 +208,7 @@ def _runs(cfg: Config, stream: Stream) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name, seed", some(SEEDS, SEEDS[::2]))
+@pytest.mark.parametrize("name, seed", some(SEEDS, [(name, 0) for name in CONFIGS if name not in LARGER]))
 def test_a_token_may_be_dropped_only_where_nothing_needs_it(name: str, seed: int) -> None:
     assert needed_tokens(CONFIGS[name], soup(CONFIGS[name], seed, 40)) > 20
 
@@ -233,7 +235,7 @@ def needed_tokens(cfg: Config, stream: Stream) -> int:
     return needed
 
 
-@pytest.mark.parametrize("name, seed", some(SEEDS, SEEDS[1::2]))
+@pytest.mark.parametrize("name, seed", some(SEEDS, [(name, 1) for name in LARGER]))
 @pytest.mark.parametrize("kind", ["wait", "post"])
 def test_any_single_bit_dropped_or_added_is_found(name: str, seed: int, kind: str) -> None:
     cfg = CONFIGS[name]
@@ -247,7 +249,7 @@ def test_any_single_bit_dropped_or_added_is_found(name: str, seed: int, kind: st
             assert broken(cfg, faulty) == Rule.BALANCE
 
 
-@pytest.mark.parametrize("name, seed", some(SEEDS, SEEDS[::2]))
+@pytest.mark.parametrize("name, seed", some(SEEDS, [(name, 0) for name in LARGER]))
 def test_what_passes_runs_in_any_order_as_in_the_programs(name: str, seed: int) -> None:
     """Random changes of a stream: posts moved, instructions swapped, addresses shifted, tokens dropped."""
     cfg, rng = CONFIGS[name], random.Random(seed)

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulators import rtl_device
 from small_models import Builder, Tensor
-from thorough import paired, tries
+from thorough import paired, some, tries
 
 import celosia
 from celosia.compiler import lowering
@@ -180,11 +180,12 @@ def cycles(program: Program) -> int:
 LONGER = [("bottleneck", "8x4"), ("ends in depthwise", "pynq"), ("1x3, strided", "ultra96")]
 """What was once formed although it takes longer: its figures were estimated, or measured twice in a row."""
 CHOSEN = [("inverted residual", "8x8, 5 taps"), ("strided", "pynq"), ("ends in depthwise", "ultra96"), *LONGER]
+LYING = [("two separable", "tiny", True), ("ends in depthwise", "8x4", True)]
 
 
 @pytest.mark.parametrize(
     ("chain", "name", "lying"),
-    [*((*each, False) for each in CHOSEN), ("two separable", "tiny", True), ("ends in depthwise", "8x4", True)],
+    some([*((*each, False) for each in CHOSEN), *LYING], [*((*each, False) for each in LONGER), *LYING]),
 )
 def test_no_block_takes_longer_than_its_layers(
     chain: str, name: str, lying: bool, monkeypatch: pytest.MonkeyPatch
@@ -328,9 +329,9 @@ def test_random_points(chain: str, name: str, cut: Callable[..., None], monkeypa
         return Tiling.of_groups(found)
 
     monkeypatch.setattr(block_space, "choose", choose)
-    for _ in range(4):
+    for _ in range(2):
         program = compiled(model(chain, (13, 12)), CONFIGS[name])
-    assert taken >= 4 or not block_layers(program)
+    assert taken >= 2 or not block_layers(program)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -411,7 +412,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     yield patch
 
 
-@pytest.mark.parametrize(("chain", "name"), paired(LONG, CONFIGS, 2))
+@pytest.mark.parametrize(("chain", "name"), paired(LONG, CONFIGS))
 def test_every_cut(chain: str, name: str, groups: Callable[..., None]) -> None:
     """Before each layer alone, and before all of them."""
     found = 0
@@ -428,7 +429,7 @@ def test_random_points_of_groups(chain: str, name: str, groups: Callable[..., No
     rng = np.random.default_rng(len(chain))
     found = 0
     for number in range(12):
-        if number >= 3 and found:
+        if number >= 2 and found:
             break
         groups(lambda length: tuple(n for n in range(1, length) if rng.random() < 0.5), rng)
         found += len(block_layers(compiled(long_model(chain, images=1 + int(rng.integers(2))), CONFIGS[name])))

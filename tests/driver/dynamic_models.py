@@ -151,13 +151,13 @@ def classifier(quantised: bool = True) -> onnx.ModelProto:
 
 
 def encoder(quantised: bool = True) -> onnx.ModelProto:
-    """mel [1, 40, length] to states [1, length/2, 64]; positions are for 400 of them."""
+    """mel [1, 40, length] to states [1, length/2, 64]; positions are for 100 of them."""
     net, size, heads = DynamicNet("encoder", 2, quantised), 64, 4
     x = net.gelu(net.conv(net.input("mel", [1, 40, "length"]), 40, size, rank=1, relu=False))
     x = net.gelu(net.conv(x, size, size, stride=2, rank=1, relu=False))
     x = net.node("Transpose", x, perm=[0, 2, 1])
     steps = net.node("Gather", net.node("Shape", x), net.ints(1))
-    x = net.node("Add", x, net.node("Slice", net.normal(400, size), net.ints(0), steps, net.ints(0)))
+    x = net.node("Add", x, net.node("Slice", net.normal(100, size), net.ints(0), steps, net.ints(0)))
     for _ in range(2):
         y = net.norm(x, size)
         q, k, v = (net.heads(net.linear(y, size, size), heads, size // heads) for _ in range(3))
@@ -240,8 +240,8 @@ MODELS: dict[str, Callable[..., onnx.ModelProto]] = {
 }  # fmt: skip
 SHAPES: dict[str, list[tuple[int, ...]]] = {
     "classifier": [(1,), (2,), (3,), (7,), (16,)],
-    "encoder": [(20,), (64,), (65,), (200,), (400,)],
-    "detector": [(32, 32), (32, 48), (40, 40), (64, 32), (96, 96)],
+    "encoder": [(20,), (64,), (65,), (100,), (160,)],
+    "detector": [(32, 32), (32, 48), (40, 40), (64, 32), (64, 64)],
     "decoder": [(5, 0), (1, 5), (1, 6), (1, 100), (3, 7)],
 }
 """Of each model, five values of its open sizes: n; length; height and width; steps and past."""

@@ -45,7 +45,7 @@ class MMIO:
     def __init__(self, address, length):
         assert address == ADDRESS, hex(address)
     def read(self, offset):
-        lib.celosia_run(handle, ctypes.c_uint64(5000))
+        lib.celosia_run(handle, ctypes.c_uint64(500))
         value = ctypes.c_uint32()
         assert lib.celosia_read_register(handle, offset, ctypes.byref(value))
         return value.value

@@ -173,7 +173,7 @@ def test_answers_that_are_none(program: Program) -> None:
                 is_refused(asked, MARK + line({key: value for key, value in head.items() if key != field}) + behind)
 
 
-@pytest.mark.parametrize("seed", some(range(40), range(3)))
+@pytest.mark.parametrize("seed", some(range(40), range(1)))
 def test_answers_changed_at_random(seed: int, program: Program) -> None:
     """Values of the line, and bytes of all."""
     rng = random.Random(seed)

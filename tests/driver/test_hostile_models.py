@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -400,25 +401,27 @@ def test_an_old_models_constant_says_what_it_is() -> None:
 SCALES = [0.0, float("inf"), 1e-45, -1.0, float("nan"), 3e38]
 
 
-@pytest.mark.parametrize("scale", some(SCALES, SCALES[:2]))
-def test_scales(scale: float, recwarn: pytest.WarningsRecorder) -> None:
+SCALED = [*product(SCALES, ["qdq", "qoperator"])]
+
+
+@pytest.mark.parametrize(("scale", "form"), some(SCALED, [(0.0, "qdq"), (float("inf"), "qoperator")]))
+def test_scales(scale: float, form: str, recwarn: pytest.WarningsRecorder) -> None:
     """No scale, and not all of them, end in anything but a result or a sentence."""
     from driver_models import quantised
 
-    for form in ("qdq", "qoperator"):
-        proto = quantised(form=form)
-        scales = [n for n, tensor in enumerate(proto.graph.initializer) if tensor.name.startswith("scale")]
-        for numbers in (*([each] for each in scales), scales):
-            changed = onnx.ModelProto()
-            changed.CopyFrom(proto)
-            for tensor in (changed.graph.initializer[number] for number in numbers):
-                array = numpy_helper.to_array(tensor)
-                tensor.CopyFrom(numpy_helper.from_array(np.full_like(array, scale), tensor.name))
-            try:
-                runtime = Runtime(celosia.compile(changed, "tiny"))
-                runtime.run({"input_1": np.ones((1, 3, 8, 8), np.float32)})
-            except (ModelError, HostError) as error:
-                assert "\n" not in str(error)
+    proto = quantised(form=form)
+    scales = [n for n, tensor in enumerate(proto.graph.initializer) if tensor.name.startswith("scale")]
+    for numbers in (*([each] for each in scales), scales):
+        changed = onnx.ModelProto()
+        changed.CopyFrom(proto)
+        for tensor in (changed.graph.initializer[number] for number in numbers):
+            array = numpy_helper.to_array(tensor)
+            tensor.CopyFrom(numpy_helper.from_array(np.full_like(array, scale), tensor.name))
+        try:
+            runtime = Runtime(celosia.compile(changed, "tiny"))
+            runtime.run({"input_1": np.ones((1, 3, 8, 8), np.float32)})
+        except (ModelError, HostError) as error:
+            assert "\n" not in str(error)
     assert not [str(each.message) for each in recwarn if not issubclass(each.category, ResourceWarning)]
 
 

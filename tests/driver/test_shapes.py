@@ -93,7 +93,7 @@ def test_a_wrong_encoder_is_far_off(protos: dict[str, onnx.ModelProto]) -> None:
         agree(protos["encoder"], inputs, outputs, 0.5)
 
 
-@pytest.mark.parametrize("name", some(MODELS, ["encoder", "decoder"]))
+@pytest.mark.parametrize("name", some(MODELS, ["decoder"]))
 def test_a_shape_costs_nothing_the_second_time(protos: dict[str, onnx.ModelProto], name: str) -> None:
     with Runtime(protos[name], config="tiny", compiling={"check": False}) as runtime:
         feeds = [feed(name, sizes) for sizes in SHAPES[name][:2]]
@@ -400,11 +400,11 @@ def test_a_shape_that_the_graph_refuses() -> None:
 
 
 def test_more_than_the_graph_has_positions_for(protos: dict[str, onnx.ModelProto]) -> None:
-    words = r"Add \(.*with the shapes given: mel \[1, 40, 900\]"
+    words = r"Add \(.*with the shapes given: mel \[1, 40, 220\]"
     with pytest.raises(ModelError, match=words):
-        celosia.compile(protos["encoder"], "tiny", shapes={"mel": (1, 40, 900)})
+        celosia.compile(protos["encoder"], "tiny", shapes={"mel": (1, 40, 220)})
     with pytest.raises(ModelError, match=words):
-        Runtime(protos["encoder"], config="tiny").run(feed("encoder", (900,)))
+        Runtime(protos["encoder"], config="tiny").run(feed("encoder", (220,)))
 
 
 def test_models_of_sequences_have_sizes_at_run_time_anyway() -> None:

@@ -59,7 +59,7 @@ def run(program: Any, x: Any) -> list[np.ndarray]:
 # from_torch ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", some(NETWORKS, NETWORKS.keys() - {"residual", "lstm"}))  # which torch.compile has
+@pytest.mark.parametrize("name", some(NETWORKS, ["attention", "detector"]))  # torch.compile has "lstm"
 def test_float(name: str) -> None:
     module, x = network(name)
     proto, program = exported(module, x)
@@ -88,7 +88,7 @@ def test_quantised(name: str, seed: int, config: str) -> None:
     module, x = network(name, seed)
     quantised = pt2e(module, x)
     proto, program = exported(quantised, x, config)
-    for sample in (x, *(torch.randn_like(x) for _ in range(4))):
+    for sample in (x, torch.randn_like(x)):
         for found, expected in zip(run(program, sample), oracle(proto, sample), strict=True):
             np.testing.assert_array_equal(found, expected)
     with torch.no_grad():
@@ -100,7 +100,7 @@ def test_quantised(name: str, seed: int, config: str) -> None:
 BATCH = {0: torch.export.Dim("batch", min=1, max=64)}
 
 
-@pytest.mark.parametrize("name", ["conv", "residual", "depthwise"])
+@pytest.mark.parametrize("name", some(["conv", "residual", "depthwise"], ["conv", "depthwise"]))
 def test_an_open_batch_is_one_program(name: str) -> None:
     module, x = network(name)
     program = celosia.from_torch(module, torch.cat([x, x]), "tiny", dynamic_shapes=(BATCH,), input_names=["x"])
@@ -223,7 +223,7 @@ def test_open_sizes_that_cannot_be(shapes: Any, sentence: str) -> None:
         to_onnx(exported, dynamic_shapes=shapes)
 
 
-@pytest.mark.parametrize("seed", some(range(4), range(2)))
+@pytest.mark.parametrize("seed", some(range(4), [1]))
 def test_random_networks(seed: int) -> None:
     module, x = random_network(seed)
     quantised = pt2e(module, x)
@@ -284,7 +284,7 @@ UP = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", UP)
+@pytest.mark.parametrize("name", some(UP, UP.keys() - {"2 x 2, of a U-Net"}))  # which a U-Net has below
 def test_transposed_convolutions(name: str) -> None:
     """onnxruntime computes them in float: a byte may differ by one next to a tie (docs/numerics.md)."""
     make, shape = UP[name]

@@ -177,8 +177,8 @@ def random_network(seed: int) -> tuple[nn.Module, Tensor]:
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv": (conv, (2, 3, 16, 16)),
-    "residual": (residual, (1, 3, 32, 32)),
-    "depthwise": (depthwise, (1, 3, 32, 32)),
+    "residual": (residual, (1, 3, 16, 16)),
+    "depthwise": (depthwise, (1, 3, 16, 16)),
     "attention": (Attention, (1, 3, 16, 16)),
     "lstm": (Lstm, (2, 7, 16)),
     "detector": (Detector, (1, 3, 32, 32)),

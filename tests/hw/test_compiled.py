@@ -43,7 +43,7 @@ MEMORY = 1 << 20
 def residual() -> onnx.ModelProto:
     """Convolution, residual block, pooling, fully connected."""
     b = Builder("qdq", np.int8, seed=1)
-    x = b.conv(b.input([2, 3, 9, 9]), 8, (3, 3), pads=(1, 1, 1, 1), activation="Relu")
+    x = b.conv(b.input([2, 3, 6, 6]), 8, (3, 3), pads=(1, 1, 1, 1), activation="Relu")
     x = b.binary("Add", b.conv(x, 8, (3, 3), pads=(1, 1, 1, 1)), x)
     x = b.max_pool(x, (3, 3), (2, 2), (1, 1, 1, 1))
     b.output(b.matmul(b.flatten(b.global_average(x)), 10))
@@ -53,7 +53,7 @@ def residual() -> onnx.ModelProto:
 def depthwise() -> onnx.ModelProto:
     """Unsigned, in operator form: strided depthwise convolution, a table, Concat, and a branch that is an output."""
     b = Builder("qoperator", np.uint8, seed=2)
-    x = b.conv(b.input([1, 5, 8, 7]), 16, (1, 1))
+    x = b.conv(b.input([1, 5, 6, 5]), 16, (1, 1))
     y = b.unary(b.conv(x, 16, (3, 3), (2, 2), (1, 1, 1, 1), group=16), "Sigmoid")
     z = b.concat([y, b.max_pool(x, (2, 2), (2, 2), (0, 0, 0, 1))], equal=False)
     b.output(b.conv(z, 6, (1, 1), per_channel=False))
@@ -116,7 +116,7 @@ def test_demo_model(config: str, tmp_path: Path) -> None:
 @pytest.mark.rtl
 def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(pytest.fail.Exception, match=r"\d+ bytes differ in memory, the first at 0x"):
-        simulate(residual, "4x4", tmp_path, pauses=[0], fault=True)
+        simulate(depthwise, "4x4", tmp_path, pauses=[0], fault=True)
 
 
 # The simulation ------------------------------------------------------------------------------------------

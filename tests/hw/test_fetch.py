@@ -30,7 +30,7 @@ def test_configs_have_several_instruction_sizes() -> None:
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("name", some(CONFIGS, ["4x4", "4x16-weights4", "bus128", "wide"]))
+@pytest.mark.parametrize("name", some(CONFIGS, ["4x4", "bus128", "wide"]))
 def test_fetch(name: str) -> None:
     cfg = CONFIGS[name]
     everywhere = ["hands_out_in_order", "stops_at_what_is_illegal", "stops_at_bus_error"]

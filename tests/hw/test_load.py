@@ -45,7 +45,9 @@ CONFIGS = COVERING | {
     "64x8 bus 64, packed weights": Config(block_in=64, block_out=8, bus_bytes=64, weight_bits=4, **SMALL),
 }
 RATED = "16x16, packed weights"
-COPIES = ["random_blocks", "behind_cocotbext_axi", "one_at_a_time", "errors_end_quietly"]
+COPIES = ["random_blocks", "behind_cocotbext_axi", "one_at_a_time"]
+ERRING = [name for name in CONFIGS if name not in ("8x4-batch2-taps5", "8x8-softmax4", RATED)]
+"""Those that meet errors, too: Configs of one port, of two, and with packed weights."""
 
 
 PORTS = ("m_axi", "m_axi1")
@@ -94,7 +96,7 @@ def bench_of(cfg: Config) -> Any:
 @pytest.mark.parametrize("name", some(CONFIGS, [*COVERING, RATED]))
 def test_load(name: str) -> None:
     cfg = CONFIGS[name]
-    only = list(COPIES)
+    only = COPIES + ["errors_end_quietly"] * (name in ERRING)
     if cfg.ports == 2:
         only += ["errors_of_the_second_port", "ends_in_order"] + ["both_at_full_rate"] * cfg.int32
     if scratchpads(cfg)["wgt"].spread:

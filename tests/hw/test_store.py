@@ -30,6 +30,8 @@ CONFIGS = COVERING | {
     "16x16": Config(out_depth=64),
 }
 
+RATED = "8x8 batch 2 bus 16"
+
 
 def store_of(cfg: Config) -> Any:
     from celosia.hw.dae_pipeline.store import Store
@@ -40,11 +42,11 @@ def store_of(cfg: Config) -> Any:
 # pytest ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", some(CONFIGS, ["4x4", "4x16-weights4", "8x8 batch 2 bus 16", "16x16"]))
+@pytest.mark.parametrize("name", some(CONFIGS, ["4x4", "4x16-weights4", RATED]))
 def test_store(name: str) -> None:
     cfg = CONFIGS[name]
     only = ["random_blocks", "behind_cocotbext_axi", "one_at_a_time", "errors_end_quietly", "halts"]
-    if name == "16x16":
+    if name in (RATED, "16x16"):
         only.append("rate")
     bench.run(partial(store_of, cfg), __file__, cfg=cfg, only=only)
 

@@ -9,6 +9,7 @@ from functools import partial
 import bench
 import cocotb
 import pytest
+from thorough import some
 
 from celosia.hw.dae_pipeline.tokens import DependencyGate
 from celosia.hw.spec.config import Config
@@ -18,7 +19,7 @@ OPCODE_OF = {unit: opcode for opcode, unit in UNIT_OF.items()}
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("token_bits", [2, 8])
+@pytest.mark.parametrize("token_bits", some([2, 8], [2]))  # 8 bits are never full, here and in whole accelerators
 def test_tokens(token_bits: int) -> None:
     cfg = Config(block_in=4, block_out=4, token_bits=token_bits)
     bench.run(partial(DependencyGate, cfg), __file__, cfg=cfg)

@@ -1,6 +1,6 @@
-"""Lets these tests `import programs`."""
+"""Lets these tests `import programs` and `import small_models`."""
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent.parent))
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("", "cosim")]

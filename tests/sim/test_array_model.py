@@ -20,7 +20,7 @@ pytestmark = pytest.mark.rtl
 
 CONFIGS = {
     "16x16": Config(),
-    "batch 2, 16 to 8": Config(batch=2, block_in=16, block_out=8),
+    "batch 2, 8 to 4": Config(batch=2, block_in=8, block_out=4),
     "batch 4, 4 to 8, not packed": Config(batch=4, block_in=4, block_out=8, packed=False),
     "2 to 4": Config(block_in=2, block_out=4),
 }
@@ -72,8 +72,8 @@ int main() {
     std::printf("the same");
 }
 """
-CYCLES = 14_000
-"""Of these 10,000 of -128 x -128, and 16 such products make 2^18: a sum wraps after 8,192 of them."""
+CYCLES = 22_000
+"""Of these 18,000 of -128 x -128, and 8 such products make 2^17: a sum wraps after 16,384 of them."""
 
 
 def compared(cfg: Config, folder: Path, model: str, products: str = PRODUCTS.read_text(), blocks: str = "") -> str:
@@ -96,7 +96,7 @@ def test_same_sums_in_every_cycle(name: str, tmp_path: Path) -> None:
     assert compared(CONFIGS[name], tmp_path, array_model(CONFIGS[name])) == "the same"
 
 
-@pytest.mark.parametrize("name", some([*CONFIGS][1:], [*CONFIGS][2:]))
+@pytest.mark.parametrize("name", some([*CONFIGS][1:], ["2 to 4"]))
 def test_same_sums_in_dsp_blocks(name: str, tmp_path: Path) -> None:
     cfg = CONFIGS[name]
     assert compared(cfg, tmp_path, array_model(cfg), blocks=dsp_blocks.model(Dsp.e1)) == "the same"

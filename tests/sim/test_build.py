@@ -11,8 +11,11 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 from configs import CONFIGS
+from small_models import Builder
 from thorough import some
 from typer.testing import CliRunner
 
@@ -51,7 +54,11 @@ def test_sigterm_ends_the_compilers_and_leaves_nothing_half_built(how: str, tmp_
     started = tmp_path / "slow.pids"
     line = ["-c", BUILD, tmp_path / "mine.toml"]
     if how == "command":
-        line = ["-m", "celosia.driver.cli", "demo", "-n", "1", "--config", tmp_path / "mine.toml"]
+        b = Builder("qdq", np.int8, seed=1)
+        b.output(b.conv(b.input([1, 3, 8, 8]), 8, (1, 1)))
+        onnx.save(b.model(), tmp_path / "model.onnx")
+        line = ["-m", "celosia.driver.cli", "run", tmp_path / "model.onnx", "--random", "--device", "rtl"]
+        line += ["--config", tmp_path / "mine.toml", "--no-check"]
     environment = os.environ | {"CELOSIA_CACHE": str(tmp_path), "CXX": str(slow)}
     with subprocess.Popen(
         [sys.executable, *map(str, line)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

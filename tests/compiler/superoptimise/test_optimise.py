@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from thorough import some
 from typer.testing import CliRunner
 
 import celosia
@@ -185,16 +187,22 @@ def partly(qdq: bool) -> dict[str, onnx.ModelProto]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("qdq", [True, False], ids=["QDQ", "QLinearConv"])
-def test_partly_equivalent_rules_save_cycles_and_leave_every_byte(qdq: bool) -> None:
-    for kind, model in partly(qdq).items():
-        graph = graph_of(model)
-        tidier = RuleSearch(RULES, lambda each: pytest.fail(), lambda a, b: None, 0)
-        rule = next(each for each in RULES if each.name.startswith(kind))
-        after = tidier.tidy(rewrite(graph, next(matches(rule, graph))))[0]
-        made = OnnxWriter(after, model).write()
-        assert not difference(model, made, open_model), kind
-        assert price(made, "pynq").total < 0.95 * price(model, "pynq").total, kind
+PARTLY = [*product(partly(False), [False, True])]
+"""Rules, each on a network of QLinearConv, and of QDQ."""
+AS_QDQ = ("largest by rows", "averages with padding", "border columns that meet")
+"""Those that `make test` applies to both: one of MaxPool, of averages and of convolutions."""
+
+
+@pytest.mark.parametrize(("kind", "qdq"), some(PARTLY, [case for case in PARTLY if not case[1] or case[0] in AS_QDQ]))
+def test_partly_equivalent_rules_save_cycles_and_leave_every_byte(kind: str, qdq: bool) -> None:
+    model = partly(qdq)[kind]
+    graph = graph_of(model)
+    tidier = RuleSearch(RULES, lambda each: pytest.fail(), lambda a, b: None, 0)
+    rule = next(each for each in RULES if each.name.startswith(kind))
+    after = tidier.tidy(rewrite(graph, next(matches(rule, graph))))[0]
+    made = OnnxWriter(after, model).write()
+    assert not difference(model, made, open_model)
+    assert price(made, "pynq").total < 0.95 * price(model, "pynq").total
 
 
 def test_parts_alike_are_priced_once() -> None:
@@ -236,7 +244,7 @@ def test_padding_goes_into_the_convolution() -> None:
     assert not difference(model, OnnxWriter(tidied, model).write(), open_model)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", some(range(3), [0]))
 def test_all_of_a_search_leaves_every_byte(seed: int) -> None:
     model = mixed(seed % 2 == 0, seed)
     optimised = found(model, budget=3)
