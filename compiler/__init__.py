@@ -1,6 +1,7 @@
 """The compiler: an ONNX model in, a Program out. `compile.py` calls the stages.
 
-compile          the stages of a compilation, one after the other; options: its arguments; switches: parts to leave out
+compile          the stages of a compilation, one after the other; options: its arguments; switches: parts to
+                 leave out (passes: by their names in graph/pipeline)
 frontend         imports the model and runs the passes over its graph (graph/)
 lowering         tries to lower the graph until it fits: which operators become layers, launches and instructions
 placing          which operators stay on the CPU because the user wants it or a launch would be slower (cycles that a

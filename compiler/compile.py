@@ -59,7 +59,7 @@ def compile(source: Source, options: Options) -> Program:
         tuned: Tilings by workload, as a search tries them on `network_of`. They have priority over records. None: there
             are none.
         optimise: Time of a search for a model that computes the same bytes in fewer cycles, as "60s" or in seconds
-            (compiler/superoptimise). The search runs before the compilation. None: no search.
+            (compiler/superoptimise). The search runs before the compilation. None: no search, except with `fast_math`.
         fast_math: The search of `optimise` treats floats as real numbers.
         place: Where operators run, by name: `{"conv1": "cpu"}`. The place "accelerator" is an error if the operator
             cannot run there. `{"*": "cpu"}` places all others. `{"*": "cost"}` moves launches to the CPU that are

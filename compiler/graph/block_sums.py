@@ -163,7 +163,11 @@ def _replace_by_block_sums(node: ir.Node, weights: _Weights, cfg: Config) -> Non
 
 
 def _arrange_tiles(rows: NDArray[Any], parts: int, lanes: int) -> NDArray[Any]:
-    """Arrange rows [N, blocks, ...] as [parts, blocks, lanes, ...], with zeros beyond N."""
+    """Arrange what belongs to output columns [N, blocks, ...] as BlockSums and ScaleSums read it.
+
+    Returns [parts, blocks, columns of a part, ...], with zeros beyond N. rows: weights, scales or zeros. lanes: number
+    of columns of a part.
+    """
     padded = np.zeros((parts * lanes, *rows.shape[1:]), rows.dtype)
     padded[: len(rows)] = rows
     return padded.reshape(parts, lanes, *rows.shape[1:]).swapaxes(1, 2)

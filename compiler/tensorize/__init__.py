@@ -10,7 +10,8 @@ lowering           which computations a layer or block is; the tensors of each:
 computation        types: a layer as tensor expressions, and where its tensors lie
 space, block_space which tilings a layer or a block has, and what limits them (orders of loops: `space.ORDERS`; how many
                    tiles load ahead: `Tiling.ahead`, by default `AHEAD` of vthread/pipeline; of hosts in launch/overlap)
-roofline           how many cycles a tiling of one layer takes, by an estimate (of a block: block_space)
+roofline           how many cycles a tiling of one layer takes, by an estimate, and which tiling is chosen by it (of a
+                   block: block_space)
 schedule_policy    which tiling is used: a user's file (tilings_file), records, search of blocks, estimate
 tilings_file       the file of tilings that users read and change (`--decisions`)
 templates          by which scheduling primitives a tiling becomes loops

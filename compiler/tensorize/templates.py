@@ -316,8 +316,11 @@ class _Template:
         return (self.d.out if layer_stage is self.d.last else self.d.stages[number + 1].on_chip,)
 
     def _cut_into_tiles(self) -> tuple[Axis, Axis]:
-        """Cut y into tiles. Returns the innermost loop over pixels and the innermost loop over tiles, which is
-        pipelined."""
+        """Cut y into tiles.
+
+        Returns the innermost loop over tiles of the image, at which sums in pieces are attached, and the innermost loop
+        over all tiles, which is pipelined.
+        """
         y, c, p = self.s[self.d.y], self.c, self.cfg.out_pieces
         *byte_axes, image, group, row, column, b, _ = y.order  # an axis of the bytes of each sum, or none
         block = group

@@ -42,7 +42,10 @@ def _with_squares(features: Floats) -> Floats:
 
 
 def trees(features: Floats, targets: Floats, rank: bool = False) -> Callable[[Floats], Floats]:
-    """Fit gradient-boosted trees; a Learner. rank: learn only the order of targets. Raises MissingLearner."""
+    """Fit gradient-boosted trees; a Learner. Raises MissingLearner.
+
+    rank: learn only the order of targets, which `benchmarks/tune.py` compares with learning their values.
+    """
     try:
         xgboost: Any = importlib.import_module("xgboost")
     except ImportError:

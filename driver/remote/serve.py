@@ -188,7 +188,10 @@ def raise_error(head: dict[str, Any], kind: type[Exception]) -> None:
 
 
 def parse_memory(head: dict[str, Any]) -> str | None:
-    """Return the name of the memory model of a board's device, None without cycles. AnswerError for any other."""
+    """Return the name of the memory model that a board's answer names: BoardDevice's.
+
+    None from a functional simulator there, which counts no cycles. A board has no other: AnswerError.
+    """
     memory = head.get("memory_model", "")
     if memory not in (None, BoardDevice.memory_model):
         raise AnswerError(f"memory_model is {abbreviate(memory)}")

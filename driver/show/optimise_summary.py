@@ -49,7 +49,10 @@ def derivation(report: dict[str, Any]) -> Iterator[RenderableType]:
 
 
 def steps(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """Yield a table of the steps, each with its rule, proof and gain, and the total; nothing without steps."""
+    """Yield what a saved derivation knows, for `inspect --derivation`, too; nothing without steps.
+
+    This is a table of the steps, each with its rule, proof and gain, the total, and how far outputs may differ.
+    """
     if not report["steps"]:
         return
     unit, cost = ("ns", "host") if is_measured(report) else ("cycles", "cycles")

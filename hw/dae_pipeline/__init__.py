@@ -1,7 +1,8 @@
 """Decoupled access and execute: how instructions and data move. Listed as they pass the parts.
 
 fetch.py                 reads instructions, checks that they are legal, puts each into the queue of its unit (rules:
-                         hw/spec/legality.py; depth of the queues: `queue_depth` of a Config)
+                         hw/spec/legality.py; depth of the queues: `queue_depth` of a Config; size of its buffer:
+                         hw/spec/pipeline.py)
 tokens.py                lets an instruction start when its tokens are there
 load.py                  LOAD: copies blocks from DRAM to scratchpads; which channel executes an instruction
 address_generators.py    rows in DRAM and elements in scratchpads, of LOAD's and STORE's blocks

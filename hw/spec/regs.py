@@ -151,7 +151,10 @@ _TRACE: _Rows = (
 
 
 def _counters() -> Iterator[tuple[str, str]]:
-    """Yield the name and the meaning of each 64-bit counter."""
+    """Yield the name and the meaning of each 64-bit counter.
+
+    A new counter also needs an input of hw/control.py and a place in sim/device.py, `Counters`.
+    """
     yield "cycles", "Cycles from start to done"
     yield "read_beats", "Beats received on the AXI read channels"
     yield "write_beats", "Beats sent on the AXI write channel"

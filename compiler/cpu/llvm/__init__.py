@@ -1,7 +1,8 @@
 """Code generation for CPUs: loops to LLVM IR and machine code, in the order in which a loop nest passes the files.
 
 compile_loops       whether machine code is in memory, in the cache on disk, or compiled now; how kernels for
-                    another processor become a shared object
+                    another processor become a shared object (one kernel after the other: launch/assemble, and
+                    driver/run/prepare for a loaded Program)
 codegen             which functions a kernel becomes, and which memory and threads each uses
 writer              which LLVM IR a statement or expression becomes
 memory_access       which temporaries lie on the stack; how an element, or a vector of them, is loaded and stored; which

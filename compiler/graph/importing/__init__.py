@@ -5,7 +5,8 @@ which a model passes:
 
 validation            which models are refused as damaged, too deeply nested, or with too many axes or elements, and
                       with which message (largest file: graph/importer.py)
-normalise             how models that onnxruntime accepts and the ONNX checker refuses become valid
+normalise             how models that onnxruntime accepts and the ONNX checker refuses become valid; which opset is the
+                      newest known: newer ones are read like it
 functions, gradient   which operators become the operators of their definition
 shape_inference       which shapes and types onnx's inference gives, and where its windows are wrong
 range_lengths         how long a range between two open positions is

@@ -8,7 +8,8 @@ forms            in which layout the accelerator can hold a tensor, and the erro
 parameters       which scales, zero points, weights and windows of a node the accelerator can take
 views            which operators cost nothing: they change the shape only or take a part of a tensor (Split, Slice)
 convolution      layers of convolutions, and of products by constant matrices; when the host folds windows into the
-                 channels of a first layer (im2col)
+                 channels of a first layer (im2col); which convolutions are depthwise: `Layer.is_depthwise` in
+                 compiler/layer, with sizes in tensorize/roofline and space
 matrices         layers of products of two activations, their views, key-value caches, and sums of blocks
 columns          layers that take or join columns of several matrices, such as heads
 rows             layers of softmax and normalisation
@@ -17,7 +18,8 @@ elementwise      layers of additions, products and tables of bytes
 joining          when an operator is fused into the epilogue of the layer before it
 movement         layers that copy: Resize, Gather, Transpose, DepthToSpace, SpaceToDepth, Pad
 concatenation    layers of Concat: its parts are written where they belong in the result
-reasons          why a float operator stays on the CPU, and what the user can do about it
+reasons          why a float operator stays on the CPU, and what the user can do about it (an integer operator:
+                 `NotOffloadable`, where it is raised)
 """
 
 from __future__ import annotations

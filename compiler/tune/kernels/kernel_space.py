@@ -59,7 +59,10 @@ class Plans:
         self._most_code = max(MAX_CODE, 2 * self._counts[0].code)
 
     def add_remaining_plans(self) -> None:
-        """Add the remaining initial plans, which takes a while."""
+        """Add the remaining initial plans, which takes a while. Later calls do nothing.
+
+        A tuning calls it once a kernel gets trials, so that kernels without trials cost nothing.
+        """
         for plan in self._remaining_plans:
             self.index(plan)
 

@@ -6,7 +6,8 @@
     addresses.py       which entries they read
     row_max.py         the largest byte of each row
     sum_addresses.py   which elements are added up
-    lane.py            a lane: sums of some rows, quotients of some elements; the tables of powers and shares
+    lane.py            a lane: sums of some rows, quotients of some elements; the tables of powers and shares (number of
+                       lanes: `softmax` of a Config)
     adder.py           addition of float32
     divider.py         division, rounding, zero point, clipping
     result_writer.py   where results are written
