@@ -237,7 +237,6 @@ import multiprocessing
 import os
 import numpy as np
 from onnx import TensorProto, helper
-from thorough import tries
 import celosia
 from celosia.compiler.cpu.schedule import parallel
 parallel.MIN_PARALLEL_WORK = 0
