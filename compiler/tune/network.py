@@ -191,10 +191,11 @@ def apply_records(
         f"a record of {by_workload[name].layer.name!r} cannot be followed: {why}" for name, why in illegal.items()
     ]
     tuned = {name: point for name, point in tuned.items() if name not in illegal}
-    if source == "layers" and not _promise_a_saving(network, records, judge, [by_workload[name] for name in tuned]):
-        tuned = {}
+    changed = [by_workload[name] for name, point in tuned.items() if point != by_workload[name].usual]
+    if source == "layers" and not _promise_a_saving(network, records, judge, changed):
+        changed = []
     image, decided, cycles, untuned = None, 0, 0, 0
-    if any(point != by_workload[name].usual for name, point in tuned.items()):
+    if changed:
         try:
             tuned_image = network.build(tuned)
         except (LayerErrors, TilingError) as error:
@@ -215,21 +216,19 @@ def _promise_a_saving(network: Network, records: Records, judge: CostSource, occ
     """Return whether records of layers may save the share LEAST_SAVING of the network's cycles.
 
     To predict two complete networks takes longer than the rest of a compilation, and most networks share one small
-    layer with those that were tuned. occurrences: the workloads that records decide.
+    layer with those that were tuned. occurrences: the workloads for which records have other decisions than usual.
     """
-    macs_per_cycle = network.cfg.batch * network.cfg.block_in * network.cfg.block_out
-    fewest_cycles = sum(layer.macs for layers in network.launches for layer in layers) / macs_per_cycle
+    fewest_cycles = sum(layer.macs for layers in network.launches for layer in layers) / network.cfg.macs_per_cycle
     saved = 0.0
     for occurrence in occurrences:
         best = records.best(network.cfg, occurrence.workload, judge.version)
         if best is None or not best[2] or best[1].cost is None:
             return True  # the record has cycles of another measurer, which cannot be compared with a prediction
-        if _parse_tilings(best[0].schedule) != occurrence.usual:
-            try:
-                usual = LayerCase(network.cfg, occurrence.layer).cycles(occurrence.usual, judge.memory)
-            except (LayerErrors, TilingError):  # the layer fits in the network, but not twice in a row
-                return True
-            saved += occurrence.count * (usual - best[1].cost) / COPIES
+        try:
+            usual = LayerCase(network.cfg, occurrence.layer).cycles(occurrence.usual, judge.memory)
+        except (LayerErrors, TilingError):  # the layer fits in the network, but not twice in a row
+            return True
+        saved += occurrence.count * (usual - best[1].cost) / COPIES
     return saved >= LEAST_SAVING * fewest_cycles
 
 

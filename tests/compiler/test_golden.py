@@ -158,7 +158,7 @@ KEPT = [
     for column in COLUMNS
     if column in TURNS[number % 2] or (column == "rows, packed" and name in ROWS)
 ]
-"""Of each model every other column, by turns."""
+"""Cases: each model with every other column, by turns."""
 
 
 @pytest.mark.parametrize(("name", "column"), some(CASES, KEPT))

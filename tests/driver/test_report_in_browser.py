@@ -161,7 +161,7 @@ def choose(tab: Browser, layer: str) -> None:
 
 
 def hovered(tab: Browser, figure: str, enough: Callable[[str], bool] = lambda said: False) -> str:
-    """What tooltips say while the pointer passes over a figure, until that is enough."""
+    """Return the text of tooltips while the pointer passes over a figure, until that is enough."""
     tab.run(f"document.getElementById({figure!r}).scrollIntoView()")
     box = tab.run(f"document.getElementById({figure!r}).getBoundingClientRect().toJSON()")
     words = """(() => { const found = []; const walk = root => { for (const each of root.querySelectorAll('*')) {

@@ -312,7 +312,7 @@ async def every_feature(dut: Any) -> None:
 
 
 EXTENT_Y, EXTENT_X = 9, 11
-"""Of the passes whose cycles are counted: a cycle lost with each row is more than what all stages take."""
+"""Rows and columns of the passes whose cycles are counted: a cycle lost with each row is more than all stages take."""
 
 
 @cocotb.test()

@@ -73,7 +73,7 @@ int main() {
 }
 """
 CYCLES = 22_000
-"""Of these 18,000 of -128 x -128, and 8 such products make 2^17: a sum wraps after 16,384 of them."""
+"""Cycles of a run: 18,000 have -128 x -128 alone. 8 such products make 2^17, so a sum wraps after 16,384 cycles."""
 
 
 def compared(cfg: Config, folder: Path, model: str, products: str = PRODUCTS.read_text(), blocks: str = "") -> str:
