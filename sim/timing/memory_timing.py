@@ -421,7 +421,7 @@ class ReadBursts:
         self.asked = max(self.asked, self.ends[-self.outstanding - 1] + END_TO_ASK)
 
     def _place_each(self, through: int, until: int = NEVER) -> None:
-        """Place the open train's bursts one by one until `through` are placed or the next is requested in `until` or later.
+        """Place bursts of the open train one by one until `through` are placed, or the next is requested at `until`.
 
         Most of the model's run time is spent here, so that the loop works on local variables.
         """

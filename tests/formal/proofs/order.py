@@ -45,8 +45,8 @@ def in_order(depth: int) -> Harness:
     h.ensure(implies(dut.done.valid, tracked.count != 0), "told_once")
     h.ensure(dut.empty == (tracked.count == 0), "empty")
     h.ensure(dut.handed.ready == (tracked.count != depth), "takes_until_full")
-    # This makes the proof inductive: the queue is a list, and holds the instructions of each channel that are not ended or
-    # not reported.
+    # This makes the proof inductive: the queue is a list, and holds those instructions of each channel that are not
+    # ended or not reported.
     produce, consume = inside["order.queue.produce"], inside["order.queue.consume"]
     h.ensure(inside["order.queue.level"] == tracked.count, "level")
     h.ensure((produce < depth) & (consume < depth), "pointers")
