@@ -20,8 +20,8 @@ from benchmarks.workloads import Missing
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import compile_expressions
 from celosia.compiler.ops import bit_serial, integer
+from celosia.compiler.ops.bit_serial import BitLevels
 from celosia.compiler.ops.registry import Node
-from celosia.compiler.program.bit_levels import BitLevels
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.target import TARGETS, compiling_for
 from celosia.compiler.tune.kernels.kernel_trial import time_alternating

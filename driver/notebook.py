@@ -11,7 +11,7 @@ from html import escape
 from types import TracebackType
 from typing import Any
 
-from celosia.compiler.program.html import table
+from celosia.compiler.program.model import html_table
 
 MAX_ROWS = 20
 """Largest number of rows of a table in a notebook; a longer table says how many rows are left out."""
@@ -31,7 +31,9 @@ def html_of(renderables: Iterable[Any]) -> str:
         title = f"<p><b>{escape(str(renderable.title))}</b></p>" if renderable.title else ""
         rows = list(zip(*([str(cell) for cell in column.cells] for column in renderable.columns), strict=True))
         omitted = f"<p>{len(rows) - MAX_ROWS:,} more rows</p>" if len(rows) > MAX_ROWS else ""
-        parts.append(title + table([str(column.header) for column in renderable.columns], rows[:MAX_ROWS]) + omitted)
+        parts.append(
+            title + html_table([str(column.header) for column in renderable.columns], rows[:MAX_ROWS]) + omitted
+        )
     return "".join(parts)
 
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.ops import OPS, Unsupported, op_spec, operators_with
-from celosia.compiler.ops.node import InputType
-from celosia.compiler.ops.types import TYPES
+from celosia.compiler.ops.registry import TYPES, InputType
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.op import DOMAINS, HostOp, Value, check_size

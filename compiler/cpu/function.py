@@ -16,7 +16,7 @@ from celosia.compiler.expr.transform import loads, topological
 from celosia.compiler.expr.unique_names import unused_name
 from celosia.compiler.expr.walk import rewrite
 from celosia.compiler.ops import Unsupported, build
-from celosia.compiler.ops.node import CpuNode, InputType, input_type, is_mapped
+from celosia.compiler.ops.registry import CpuNode, InputType, input_type, is_mapped
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.target import compiling_for
 

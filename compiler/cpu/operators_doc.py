@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import onnx
 
-from celosia.compiler.ops import OPS, blocked
+from celosia.compiler.ops import OPS, op_spec
 from celosia.compiler.program.host import hostops
 from celosia.compiler.program.host.hostops import FIRST, HOST, sized_names
 
@@ -89,10 +89,10 @@ def _list(names: Iterable[str]) -> str:
 
 def operators_markdown() -> str:
     """Return the text of docs/operators.md."""
-    # Operators that a user registered are left out, and those that only the compiler itself makes (`blocked`).
+    # Operators that a user registered are left out, and those of our own domain, which only the compiler makes.
     hosted = [key for key, function in HOST.items() if function.__module__.startswith(hostops.__name__)]
     implemented = {*OPS, *(op for _, op in hosted)}
-    compiled = [name for name in OPS if OPS[name].__module__ != blocked.__name__]
+    compiled = [name for name in OPS if op_spec(name).domain != "celosia"]
     newest = {(s.domain, s.name): s for s in onnx.defs.get_all_schemas() if not s.deprecated}
     defined = {key for key, s in newest.items() if s.has_function or s.has_context_dependent_function}
     functions = {name for domain, name in defined if domain in ("", "ai.onnx.preview") and name not in implemented}

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from celosia.compiler.graph.operands import joins_parts, takes_largest
 from celosia.compiler.graph.quantized.tables import table_of
 from celosia.compiler.graph.values import constant, dtype_name, is_op
-from celosia.compiler.program.bit_levels import BitLevels
+from celosia.compiler.ops.bit_serial import BitLevels
 from celosia.compiler.program.op_spec import Moves, op_spec
 
 MAX_DEPTH = 16

@@ -23,10 +23,10 @@ from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.values import attribute, constant, dtype_name, is_op, shape
 from celosia.compiler.graph.windows import dims_on_host
 from celosia.compiler.ops import OPS, Unsupported, build
-from celosia.compiler.ops.types import TYPES
+from celosia.compiler.ops.registry import TYPES
 from celosia.compiler.program.host.hostops.value_types import block_shape_error
 from celosia.compiler.program.host.op import DOMAINS
-from celosia.compiler.program.host.window_geometry import WindowError
+from celosia.compiler.program.host.shape_rules import WindowError
 
 
 class Disagreement(ModelError):

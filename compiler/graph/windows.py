@@ -1,4 +1,4 @@
-"""Windows of graph nodes, by compiler/program/host/window_geometry.py, as rows and columns of images."""
+"""Windows of graph nodes, by compiler/program/host/shape_rules.py, as rows and columns of images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.values import attributes_of, constant, shape
-from celosia.compiler.program.host.window_geometry import (
+from celosia.compiler.program.host.shape_rules import (
     TransposedWindows,
     WindowError,
     Windows,

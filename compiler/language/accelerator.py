@@ -39,7 +39,7 @@ from celosia.compiler.layer import (
     Layer,
     Requantise,
 )
-from celosia.compiler.program.activation_packing import pack_activation, unpack_activation
+from celosia.compiler.program.model import pack_activation, unpack_activation
 from celosia.compiler.tensorize.roofline import estimate
 from celosia.compiler.tensorize.space import CUT_ORDERS, Tiling, Workload, parts, point
 from celosia.hw.spec.config import Config

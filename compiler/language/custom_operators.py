@@ -19,8 +19,7 @@ from celosia.compiler.language.accelerator import lower_to_layers
 from celosia.compiler.language.jit import redirect_launches
 from celosia.compiler.language.language_errors import LanguageError
 from celosia.compiler.language.tile import ArrayArgument
-from celosia.compiler.program.host.hostops.host_registry import host
-from celosia.compiler.program.host.op import HostOp
+from celosia.compiler.program.host.op import HostOp, host
 
 Values = NDArray[Any]
 """Elements of an input or output of an operator."""

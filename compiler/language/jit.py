@@ -27,7 +27,7 @@ from celosia.compiler.language.tile import ArrayArgument, KernelRun, dtype_name,
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.kernel import address_of
 from celosia.compiler.program.host.thread_team import default_threads
-from celosia.compiler.program.html import table
+from celosia.compiler.program.model import html_table
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Device
 from celosia.sim.devices import SIMULATORS, open_simulator
@@ -89,7 +89,7 @@ class Launched:
 
     def _repr_html_(self) -> str:
         """Return a row for each key of the report."""
-        return table([], [(name, str(value)) for name, value in self.report.items() if name != "counters"])
+        return html_table([], [(name, str(value)) for name, value in self.report.items() if name != "counters"])
 
 
 class Kernel:
@@ -130,7 +130,7 @@ class Kernel:
         """Return its parameters and docstring, for notebooks."""
         kinds = [(name, "constant" if name in self.constants else "array or scalar") for name in self.names]
         about = f"<p>{escape(inspect.getdoc(self) or '')}</p>"
-        return f"<p>{escape(repr(self))}</p>{about}{table(['parameter', 'kind'], kinds)}"
+        return f"<p>{escape(repr(self))}</p>{about}{html_table(['parameter', 'kind'], kinds)}"
 
     def __getitem__(self, grid: Grid) -> Callable[..., Launched]:
         return partial(self.launch, grid)

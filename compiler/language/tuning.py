@@ -16,7 +16,7 @@ import numpy as np
 
 from celosia.compiler.language.jit import Kernel, Launched, QuantisedArray, is_interpreting
 from celosia.compiler.language.language_errors import LanguageError
-from celosia.compiler.program.html import table
+from celosia.compiler.program.model import html_table
 from celosia.compiler.tune.kernels.kernel_trial import processor, time_alternating
 from celosia.compiler.tune.layer_trial import TIMED, Status, TrialResult
 from celosia.compiler.tune.records import Key, Records
@@ -68,7 +68,7 @@ class Tuned:
     def _repr_html_(self) -> str:
         """Return the best Config of each set of arguments, for notebooks."""
         rows = [(", ".join(map(str, key[: len(self.key)])), str(config.values)) for key, config in self.best.items()]
-        return self.kernel._repr_html_() + table([", ".join(self.key) or "arguments", "best"], rows)
+        return self.kernel._repr_html_() + html_table([", ".join(self.key) or "arguments", "best"], rows)
 
     def __getitem__(self, grid: Any) -> Callable[..., Launched]:
         return partial(self.launch, grid)

@@ -26,8 +26,7 @@ from celosia.compiler.launch.image import Image
 from celosia.compiler.launch.memory_plan import plan_arena
 from celosia.compiler.ops import OPS, VIEWS, Unsupported, build, op_spec
 from celosia.compiler.ops.bit_serial import LEVELS
-from celosia.compiler.ops.node import CpuNode, InputType, is_mapped
-from celosia.compiler.ops.types import TYPES
+from celosia.compiler.ops.registry import TYPES, CpuNode, InputType, is_mapped
 from celosia.compiler.program import (
     CpuStep,
     HostStep,

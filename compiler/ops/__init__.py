@@ -4,30 +4,28 @@ Every builder takes a Node (operator, attributes, input tensors, constants) and 
 schedules and compiles these expressions; operators without a builder run in numpy (program/host/hostops). In the order
 in which to read:
 
-  node             CpuNode and InputType: one operator of a CPU function, and the shape and type of an input
-  types            which element types kernels have
-  registry         Node, the table OPS, the decorator `op` and helpers of builders; decides what counts as Unsupported
-  window           sliding windows of convolutions and pooling as indices; decides where padding is copied
+  registry         which element types kernels have; the nodes of a CPU function; Node, the table OPS, the decorator
+                   `op` and helpers of builders; decides what counts as Unsupported
   elementwise      unary and binary operators, activations, Clip, Cast (their tables on the accelerator: numerics/unary)
   shape            operators that move elements: Transpose, Concat, Slice, Pad, Gather, DepthToSpace, ...
   resize           Resize and Upsample as tables of indices and weights; their defaults in each opset
   reductions       Reduce*, ArgMax, TopK, CumSum; decides how integers are reduced
   normalisation    softmax and normalisation by means and variances, in onnxruntime's order of additions
-  convolution      float convolutions; decides between rows of outputs and flattened planes
-  products         float matrix products; decides whether the second matrix is packed into panels
+  products         sliding windows (decides where padding is copied), float convolutions (decides between rows of
+                   outputs and flattened planes), matrix products (decides whether the second matrix is packed)
   pooling          max and average pooling of floats and of bytes
-  packing          layouts of the bytes of an integer convolution for dot-product instructions
-  integer          integer convolutions and matrix products with zero points; decides the layout by the processor
-  bit_serial       products of operands with 1 or 2 bits by `and` and population counts; decides whether that is faster
+  integer          integer convolutions and matrix products with zero points; decides the layout of their bytes by the
+                   processor's dot-product instructions
+  bit_serial       products of operands with 1 or 2 bits by `and` and population counts; decides which codes hold the
+                   values of a tensor (BitLevels), and whether counting bits is faster
   quantized        QuantizeLinear and the QLinear operators; decides between integer and bit_serial (which float
                    operators become QLinear ones: graph/quantized/integerise)
   recurrent        RNN, GRU, LSTM as a scan over steps
   contrib          onnxruntime's fused operators, built of the operators that each replaces
-  attention        MultiHeadAttention, Attention, QAttention and RotaryEmbedding of onnxruntime, with masks and caches
-  grouped          GroupQueryAttention: attention in which several query heads share one head of keys and values
-  blocked          operators on images in channel blocks, which graph/simplify/blocked_layout.py inserts
-  accelerator_ops  our own operators for layers of the accelerator: sums of bytes in blocks (graph/block_sums.py) and
-                   normalisation in integers (graph/quantized/rounded.py)
+  attention        MultiHeadAttention, Attention, QAttention, RotaryEmbedding and GroupQueryAttention of onnxruntime,
+                   with masks and caches
+  celosia_domain   our own operators: on images in channel blocks (graph/simplify/blocked_layout.py), sums of bytes in
+                   blocks (graph/block_sums.py) and normalisation in integers (graph/quantized/rounded.py)
 """
 
 from __future__ import annotations
@@ -39,13 +37,10 @@ from celosia.compiler.expr import Expr, Tensor, compute
 from celosia.compiler.expr.affine import interval
 from celosia.compiler.expr.nodes import Load, Reduce, Select
 from celosia.compiler.ops import (  # they fill the table
-    accelerator_ops,
     attention,
-    blocked,
+    celosia_domain,
     contrib,
-    convolution,
     elementwise,
-    grouped,
     normalisation,
     pooling,
     products,
@@ -55,9 +50,8 @@ from celosia.compiler.ops import (  # they fill the table
     resize,
     shape,
 )
-from celosia.compiler.ops.registry import OPS, Array, Node, Unsupported
+from celosia.compiler.ops.registry import OPS, TYPES, Array, Node, Unsupported
 from celosia.compiler.ops.shape import view_shape
-from celosia.compiler.ops.types import TYPES
 from celosia.compiler.program.host import hostops
 from celosia.compiler.program.op_spec import op_spec, operators_with
 
@@ -66,14 +60,11 @@ __all__ = [
     "VIEWS",
     "Node",
     "Unsupported",
-    "accelerator_ops",
     "attention",
-    "blocked",
     "build",
+    "celosia_domain",
     "contrib",
-    "convolution",
     "elementwise",
-    "grouped",
     "hostops",
     "normalisation",
     "op_spec",

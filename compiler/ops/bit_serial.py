@@ -1,6 +1,6 @@
 """Products of operands with 1 or 2 bits, by bit planes, `and` and population counts.
 
-Operands are x = x0 + sx * u and w = w0 + sw * v, where u and v have one bit or two (program/bit_levels.py). Bit i of
+Operands are x = x0 + sx * u and w = w0 + sw * v, where u and v have one bit or two (`BitLevels`). Bit i of
 all u is a plane, u_i, with eight channels in a byte. Planes are convolved as bytes are (integer.py), but with
 
     sum u * v  =  sum over planes i, j of 2**(i + j) * popcount(u_i & v_j)
@@ -20,21 +20,70 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from functools import reduce
+from math import gcd, prod
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.expr.math_functions import ONES
-from celosia.compiler.ops.integer import WIDTHS, Index, ZeroPoint, pack_columns, pack_rows, panel_width
-from celosia.compiler.ops.packing import Channels
-from celosia.compiler.ops.products import batch_index, batch_shape
+from celosia.compiler.ops.integer import WIDTHS, Channels, Index, ZeroPoint, pack_columns, pack_rows, panel_width
+from celosia.compiler.ops.products import SlidingWindow, batch_index, batch_shape
 from celosia.compiler.ops.registry import Node
-from celosia.compiler.ops.window import SlidingWindow
-from celosia.compiler.program.bit_levels import BitLevels
 from celosia.compiler.program.op_spec import op_spec
 from celosia.compiler.target import dot_instructions, target
+
+MAX_LEVEL_BITS = 2
+"""Limit of the bits of a code; with more bits, products of bytes are faster."""
+
+
+@dataclass(frozen=True)
+class BitLevels:
+    """Evenly spaced values low + step * u, where 0 <= u < 2**bits.
+
+    step is a power of two, so that kernels get the bits of u by shifts.
+
+    >>> BitLevels.of([-1, 1]), BitLevels.of([0, 3])
+    (BitLevels(low=-1, step=2, bits=1), BitLevels(low=0, step=1, bits=2))
+    """
+
+    low: int
+    step: int
+    bits: int
+
+    @staticmethod
+    def of(values: Any) -> BitLevels | None:
+        """Return the levels with the fewest bits that contain the integers `values`; None where they need too many."""
+        distinct = np.unique(np.asarray(values))
+        if not distinct.size or distinct.size > 1 << MAX_LEVEL_BITS:
+            return None
+        offsets = [int(value) - int(distinct[0]) for value in distinct]
+        distance = reduce(gcd, offsets)
+        step = max(distance & -distance, 1)
+        bits = max((offsets[-1] // step).bit_length(), 1)
+        return BitLevels(int(distinct[0]), step, bits) if bits <= MAX_LEVEL_BITS else None
+
+    @property
+    def values(self) -> list[int]:
+        """All levels in ascending order."""
+        return [self.low + self.step * u for u in range(1 << self.bits)]
+
+    def place(self, value: int) -> int:
+        """Return the code u of `value`. Raises ValueError where it is no level."""
+        return self.values.index(value)
+
+    def bit(self, values: NDArray[Any], position: int) -> NDArray[Any]:
+        """Return bit `position` of the code of each value."""
+        return (values.astype(np.int64) - self.low) // self.step >> position & 1
+
+    def joined(self, *others: BitLevels | int) -> BitLevels | None:
+        """Return the levels that contain these and all of `others`, levels or single values; None as for `of`."""
+        more = (other if isinstance(other, int) else other.values for other in others)
+        return BitLevels.of(np.concatenate([self.values, *map(np.atleast_1d, more)]))
+
 
 LEVELS = "levels"
 """Attribute that the compiler adds to an operator: the BitLevels of operands with few values, by the input's number."""
@@ -49,7 +98,6 @@ def max_countable_words(x: BitLevels, w: BitLevels) -> int:
 
 MAX_ADDED_WORDS = 9
 """Limit of the words whose counts are added before bytes are widened to int32. All are unrolled; more gain little."""
-
 CountedWords = tuple[int, Expr, Expr] | tuple[int, Expr]
 """Words whose set bits are counted: (binary place of the count, two words, whose `and` is counted) or (place, word)."""
 

@@ -15,11 +15,8 @@ from celosia.compiler import expr as T
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.ops.normalisation import epsilon, layer_norm
 from celosia.compiler.ops.quantized import quantize
-from celosia.compiler.ops.registry import OPS, Array, Node, op, reshaped
+from celosia.compiler.ops.registry import F32, OPS, Array, Node, op, reshaped
 from celosia.compiler.program.op_spec import Kind
-
-F32 = "float32"
-"""Name of the element type in which most of these operators compute."""
 
 
 def build_operator(

@@ -10,8 +10,7 @@ import numpy as np
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr import Expr, Tensor, call, is_float, select, wrap
-from celosia.compiler.ops.registry import Node, Unsupported, at, op
-from celosia.compiler.ops.types import ONNX_TYPES
+from celosia.compiler.ops.registry import ONNX_TYPES, Node, Unsupported, at, op
 from celosia.compiler.program.host.shape_rules import broadcast
 from celosia.compiler.program.op_spec import Kind, Moves
 

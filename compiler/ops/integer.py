@@ -6,9 +6,12 @@ afterwards:
 
     sum (x - zx) * (w - zw)  =  sum x*w  -  zx * sum w  -  zw * sum x  +  count * zx * zw
 
-int32 wraps on both sides of this equation, so that it always holds. Convolutions on processors that multiply pairs of
-bytes, or int16, have other operands (packing.py). Packed weights, their sums and all else that depends on constants
-alone are computed when a model is compiled (see function.CpuFunction).
+int32 wraps on both sides of this equation, so that it always holds. Packed weights, their sums and all else that
+depends on constants alone are computed when a model is compiled (see function.CpuFunction).
+
+Its parts, in order: zero points and words of bytes; matrix products; convolutions; the layouts of their bytes. The
+image of a convolution is split into one for each remainder of the stride, in which windows move by one element.
+ConvPacking has a subclass for each way in which processors multiply bytes; `_choose_packing` decides which is used.
 """
 
 from __future__ import annotations
@@ -16,16 +19,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.expr import Expr, Tensor, select, wrap
+from celosia.compiler.expr import INDEX, Axis, Expr, Tensor, call, select, wrap
 from celosia.compiler.expr.math_functions import ONES
-from celosia.compiler.ops.packing import Channels, ConvPacking, LineQuads, Pairs, Widened, dot, pack_quad
-from celosia.compiler.ops.products import batch_index, batch_shape
-from celosia.compiler.ops.registry import Node, clamp, reshaped, round_even
-from celosia.compiler.ops.window import SlidingWindow
+from celosia.compiler.ops.products import SlidingWindow, batch_index, batch_shape
+from celosia.compiler.ops.registry import Node, Shape, clamp, reshaped, round_even
 from celosia.compiler.program.op_spec import op_spec
 from celosia.compiler.target import TILE_ROWS, TILE_STEPS, dot_instructions, target
 
@@ -68,6 +70,28 @@ def right_zero(node: Node, operand: str, dtype: str) -> ZeroPoint:
 def _as_int8(w: Expr) -> Expr:
     """Return a byte as int8; a uint8 is shifted by 128."""
     return w.astype("int8") ^ -128 if w.dtype == "uint8" else w
+
+
+def pack_quad(element: Callable[[int], Expr], flip: bool = False) -> Expr:
+    """Pack element(0) to element(3), bytes, into a uint32, the first lowest; flip: invert the top bit of each byte."""
+    total: Expr | None = None
+    for k in range(4):
+        byte = element(k).astype("uint8").astype("uint32") << 8 * k
+        total = byte if total is None else total | byte
+    assert total is not None
+    return total ^ (0x80 * ONES) if flip else total
+
+
+def pack_pair(element: Callable[[int], Expr], flip: bool = False) -> Expr:
+    """Pack element(0) and element(1), bytes, into a uint16, the first lowest; flip: invert the top bit of each byte."""
+    low, high = (element(k).astype("uint8").astype("uint16") for k in range(2))
+    total = low | high << 8
+    return total ^ 0x8080 if flip else total
+
+
+def dot(x: Expr, w: Expr, axes: Any) -> Expr:
+    """Return the int32 sum over `axes` of dot4(x, w), four products of bytes each."""
+    return T.sum(call("dot4", x, w), axes)
 
 
 # Matrix products
@@ -287,3 +311,312 @@ def rescaled_sum(a: Expr, b: Expr, factors: Sequence[int]) -> Expr:
     ma, mb, constant, shift = factors
     total = (a.astype("float64") - flip) * float(ma) + (b.astype("float64") - flip) * float(mb) + float(constant)
     return (clamp(round_even(total * 2.0**-shift), -128, 127) + flip).astype(a.dtype)
+
+
+class ConvPacking:
+    """Layout in which the bytes of a convolution share words; this base class has uint32 words of four bytes.
+
+    x, w: image [N, C, ...] and weights [M, C/group, ...]. group_channels: input channels of a group.
+    steps: extents of the reduction axes, the first over words of channels, the others over taps of the kernel.
+    step_distance: elements of the image from one tap step to the next, in each dimension.
+    phases, lines: of the packed image, in each dimension: remainders of the stride, and the elements of each.
+    line_strides: elements of a packed plane from one line to the next, in each dimension.
+    length: elements of a plane from the start of the first window to that of the last, inclusive.
+    extents: elements of the padded image that lines cover, in each dimension.
+    flips_sign: whether packing inverts top bits, since x is int8 and the products take uint8 (or the reverse).
+    zero: the zero point of the packed image, None for 0. pad_byte: the zero point as an element of x.
+    """
+
+    reads_image: bool
+    """Whether words are packed from x itself, not from a padded copy; set by subclasses."""
+    source: Tensor
+    """x or its padded copy, of which words are packed; set by subclasses."""
+
+    def __init__(
+        self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr, steps: Shape, step_distance: Shape
+    ):  # fmt: skip
+        self.x, self.w, self.window, self.group = x, w, window, group
+        self.group_channels = w.shape[1]
+        self.steps, self.step_distance = steps, step_distance
+        self.phases = tuple(s if k > 1 else 1 for s, k in zip(window.stride, steps[1:]))
+        self.lines = tuple(
+            o + (k - 1) * d // s for o, k, d, s in zip(window.out, steps[1:], step_distance, window.stride)
+        )  # fmt: skip
+        self.flips_sign = x.dtype == "int8"
+        self.zero: Expr | None = zx
+        self.pad_byte = (zx.astype("uint8") ^ (128 if self.flips_sign else 0)).astype(x.dtype)
+        self.extents = tuple(line * s for line, s in zip(self.lines, window.stride))
+        self.line_strides = [prod(self.lines[d + 1 :]) for d in range(len(self.lines))]
+        self.length = sum((o - 1) * stride for o, stride in zip(window.out, self.line_strides)) + 1
+
+    def needs_padding(self) -> bool:
+        """Return whether the packed image has elements outside of x."""
+        return any(b != 0 or e > n for b, e, n in zip(self.window.before, self.extents, self.window.size))
+
+    def reduction_axes(self) -> tuple[Axis, ...]:
+        """Create the reduction axes of one sum: words of channels, then taps in each dimension."""
+        return tuple(T.reduce_axis(size, f"k{d}") for d, size in enumerate(self.steps))
+
+    def window_product(self, image: Tensor, weights: Tensor, channel: Expr, ni: Expr, g: Expr, position: Expr) -> Expr:
+        """Return the sum of products of a window with the weights of an output channel.
+
+        image, weights: as packed. ni: sample. g: group. position: of the window in its plane.
+        """
+        ks = self.reduction_axes()
+        return dot(image.flat(self.flat_start(image, ni, g, ks) + position), weights[(channel, *ks)], ks)
+
+    def weight_sum(self, weights: Tensor, channel: Expr) -> Expr:
+        """Return the sum of the packed weights of an output channel, by which the zero point of x is multiplied."""
+        ks = self.reduction_axes()
+        return dot(wrap(ONES, "uint32"), weights[(channel, *ks)], ks)
+
+    def packed_image(self) -> Tensor:
+        """Pack the image: [N, group * channel steps, phases..., lines...] of uint32."""
+        return self._pack_image(self.group * self.steps[0])
+
+    def _pack_image(self, words: int) -> Tensor:
+        """Pack the image into `words` words of uint32 for each pixel: channel blocks, as `word_at` computes them."""
+        sp = len(self.window.size)
+
+        def body(ni: Expr, block: Expr, *spatial: Expr) -> Expr:
+            phase, line = spatial[:sp], spatial[sp:]
+            pixel = [i * s + p for i, s, p in zip(line, self.window.stride, phase)]
+            return self.word_at(ni, block, pixel)
+
+        shape = (self.x.shape[0], words, *self.phases, *self.lines)
+        return T.compute(shape, body, "image")
+
+    def word_at(self, ni: Expr, block: Expr, index: Sequence[Expr]) -> Expr:
+        """Return the word of channel block `block` at spatial `index` of the padded image, of sample `ni`."""
+        raise NotImplementedError
+
+    def packed_weights(self, change: Callable[[Expr], Expr]) -> Tensor:
+        """Pack the weights of this convolution, each through `change`: [M, *steps] of uint32, filled up with 0."""
+        return self.pack_weights(self.w, change)
+
+    def pack_weights(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
+        """Pack any weights [..., C/group, *kernel] as `packed_weights` does with w, such as bit planes or ones."""
+        raise NotImplementedError
+
+    def flat_start(self, image: Tensor, ni: Expr, g: Expr, ks: Sequence[Expr]) -> Expr:
+        """Return the flat index into `image` of reduction step `ks` of the first window, for sample ni and group g."""
+        channel: Expr = g * self.steps[0] + ks[0]
+        phase: Expr = wrap(0, INDEX)
+        position: Expr = wrap(0, INDEX)
+        for k, distance, phases, lines in zip(ks[1:], self.step_distance, self.phases, self.lines):
+            phase = phase * phases + k * distance % phases
+            position = position * lines + k * distance // phases
+        return ((ni * image.shape[1] + channel) * prod(self.phases) + phase) * prod(self.lines) + position
+
+    def extract_windows(self, planes: Tensor) -> Tensor:
+        """Extract the results of windows from `planes` [N, group, M/group, length]: [N, M, ...].
+
+        Results of positions between the lines of a plane, which are no windows, are left out.
+        """
+        n, m, out = planes.shape[0], planes.shape[1] * planes.shape[2], self.window.out
+        if self.length == prod(out):
+            return replace(planes, shape=(n, m, *out))
+        planes = replace(planes, stored=True)
+
+        def body(ni: Expr, mi: Expr, *o: Expr) -> Expr:
+            position: Expr = wrap(0, INDEX)
+            for i, stride in zip(o, self.line_strides):
+                position = position + i * stride
+            return planes.flat((ni * m + mi) * self.length + position)
+
+        return T.compute((n, m, *out), body, "lines")
+
+    def bounds_test(self, index: Sequence[Expr], ends: Sequence[int]) -> Expr | None:
+        """Return the condition that an index into the padded image lies in the image; None where it always does.
+
+        ends: upper limits of the index, in each dimension.
+        """
+        result: Expr | None = None
+        for i, before, size, end in zip(index, self.window.before, self.window.size, ends):
+            for needed, test in ((before > 0, i >= before), (end > before + size, i < before + size)):
+                if needed:
+                    result = test if result is None else result & test
+        return result
+
+    def unpadded_index(self, index: Sequence[Expr]) -> list[Expr]:
+        """Convert an index into the padded image to one into the image."""
+        return [i - before for i, before in zip(index, self.window.before)]
+
+    def pad_image(self, ends: Sequence[int]) -> Tensor:
+        """Return a copy of x in memory, padded by zero points to `ends` elements in each dimension."""
+
+        def body(ni: Expr, c: Expr, *index: Expr) -> Expr:
+            word, inside = self.x[(ni, c, *self.unpadded_index(index))], self.bounds_test(index, ends)
+            return word if inside is None else select(inside, word, self.pad_byte)
+
+        return replace(T.compute((*self.x.shape[:2], *ends), body, "padded"), stored=True)
+
+    def channel_at(self, ni: Expr, channel: Expr, index: Sequence[Expr]) -> Expr:
+        """Return an element of `source`, of which words of several channels are packed, at `index` of the padded image.
+
+        Words beyond the last channel read the last one; their weights are 0.
+        """
+        if self.group_channels % 4:
+            channel = T.minimum(channel, self.x.shape[1] - 1)
+        return self.source[(ni, channel, *(self.unpadded_index(index) if self.reads_image else index))]
+
+    def pad_word(self, word: Expr, index: Sequence[Expr], padding: Callable[[], Expr]) -> Expr:
+        """Return `word`, or `padding()` where it is packed from x itself and `index` lies outside of x."""
+        inside = self.bounds_test(index, self.extents) if self.reads_image else None
+        return word if inside is None else select(inside, word, padding())
+
+
+class Channels(ConvPacking):
+    """Four channels in a uint32: for groups with enough channels and processors with dot products of four bytes."""
+
+    def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr):
+        super().__init__(x, w, window, group, zx, (-(-w.shape[1] // 4), *window.kernel), window.dilation)
+        self.reads_image = not self.needs_padding() or set(window.stride) == {1}
+        self.source = x if self.reads_image else self.pad_image(self.extents)
+
+    def word_at(self, ni: Expr, block: Expr, index: Sequence[Expr]) -> Expr:
+        """Return four channels of an element; zero points outside of the image."""
+        first = block * 4
+        if self.group_channels % 4:
+            first = block // self.steps[0] * self.group_channels + block % self.steps[0] * 4
+        word = pack_quad(lambda j: self.channel_at(ni, first + j, index), self.flips_sign)
+        return self.pad_word(word, index, lambda: pack_quad(lambda j: self.pad_byte, self.flips_sign))
+
+    def pack_weights(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
+        """Return weights [M, *steps] of uint32: four channels each."""
+
+        def body(m: Expr, kc: Expr, *taps: Expr) -> Expr:
+            def element(j: int) -> Expr:
+                value = change(w[(m, kc * 4 + j, *taps)])
+                return value if self.group_channels % 4 == 0 else select(kc * 4 + j < self.group_channels, value, 0)
+
+            return pack_quad(element)
+
+        return T.compute((w.shape[0], *self.steps), body, "weights")
+
+
+class LineQuads(ConvPacking):
+    """Four elements of a line in a uint32: for groups with few channels, such as depthwise convolutions."""
+
+    def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr):
+        *first, last = window.kernel
+        *distances, last_distance = window.dilation
+        steps = (w.shape[1], *first, -(-last // 4))
+        super().__init__(x, w, window, group, zx, steps, (*distances, 4 * last_distance))
+        self.ends = (*self.extents[:-1], self.extents[-1] + 3 * last_distance)
+        # Elements are read up to four times, and with conditions, which only masks of bytes make fast.
+        self.reads_image = (
+            set(window.stride) == {1} and (x.body is None or x.stored) and "avx512bw" in target().features
+        )
+        self.source = x if self.reads_image else self.pad_image(self.ends)
+
+    def word_at(self, ni: Expr, block: Expr, index: Sequence[Expr]) -> Expr:
+        """Return four elements of a line, spaced by the dilation; zero points outside of the image."""
+        *lead, last = index
+
+        def element(j: int) -> Expr:
+            at = [*lead, last + j * self.window.dilation[-1]]
+            if not self.reads_image:
+                return self.source[(ni, block, *at)]
+            word, inside = self.source[(ni, block, *self.unpadded_index(at))], self.bounds_test(at, self.ends)
+            return word if inside is None else select(inside, word, self.pad_byte)
+
+        return pack_quad(element, self.flips_sign)
+
+    def pack_weights(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
+        """Return weights [M, *steps] of uint32: four taps of a line each."""
+        size = self.window.kernel[-1]
+
+        def body(m: Expr, kc: Expr, *taps: Expr) -> Expr:
+            def element(j: int) -> Expr:
+                tap = taps[-1] * 4 + j
+                value = change(w[(m, kc, *taps[:-1], tap)])
+                return value if size % 4 == 0 else select(tap < size, value, 0)
+
+            return pack_quad(element)
+
+        return T.compute((w.shape[0], *self.steps), body, "weights")
+
+
+def store_once(value: Expr) -> Expr:
+    """Return a value that is computed once, into memory, instead of by each vector in a wider type."""
+    return replace(T.compute((1,), lambda i: value, "fixed"), stored=True)[0]
+
+
+class Pairs(ConvPacking):
+    """Two channels in a uint16, for NEON's products of int8 that are added in pairs. Four channels are a step.
+
+    narrow: no weight is -128, so that the sum of two products fits into int16.
+    """
+
+    def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr, narrow: bool):
+        super().__init__(x, w, window, group, zx, (-(-w.shape[1] // 4), *window.kernel), window.dilation)
+        self.flips_sign, self.zero, self.narrow = x.dtype == "uint8", zx - 128, narrow
+        self.reads_image = not self.needs_padding() or set(window.stride) == {1}
+        self.pad_byte = store_once(self.pad_byte)
+        self.source = x if self.reads_image else self.pad_image(self.extents)
+
+    def packed_image(self) -> Tensor:
+        """Pack the image: [N, group * channel steps * 2, phases..., lines...] of uint16."""
+        return self._pack_image(2 * self.group * self.steps[0])
+
+    def word_at(self, ni: Expr, block: Expr, index: Sequence[Expr]) -> Expr:
+        """Return two channels of an element; zero points outside of the image."""
+        first = block * 2
+        if self.group_channels % 4:
+            pairs = 2 * self.steps[0]
+            first = block // pairs * self.group_channels + block % pairs * 2
+        word = pack_pair(lambda j: self.channel_at(ni, first + j, index), self.flips_sign)
+        return self.pad_word(word, index, lambda: store_once(pack_pair(lambda j: self.pad_byte, self.flips_sign)))
+
+    def pack_weights(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
+        """Return weights [M, *steps, 2] of uint16: two channels each."""
+
+        def body(m: Expr, kc: Expr, *taps: Expr) -> Expr:
+            def element(j: int) -> Expr:
+                channel = kc * 4 + taps[-1] * 2 + j
+                value = change(w[(m, channel, *taps[:-1])])
+                return value if self.group_channels % 4 == 0 else select(channel < self.group_channels, value, 0)
+
+            return pack_pair(element)
+
+        return T.compute((w.shape[0], *self.steps, 2), body, "weights")
+
+    def window_product(self, image: Tensor, weights: Tensor, channel: Expr, ni: Expr, g: Expr, position: Expr) -> Expr:
+        ks = self.reduction_axes()
+        start = self.flat_start(image, ni, g * 2, [ks[0] * 2, *ks[1:]]) + position
+        plane = prod(image.shape[2:])
+        x, w = [image.flat(start + half * plane) for half in range(2)], [weights[(channel, *ks, k)] for k in range(2)]
+        return T.sum(call("narrow_pairs" if self.narrow else "pairs", *x, *w), ks)
+
+    def weight_sum(self, weights: Tensor, channel: Expr) -> Expr:
+        ks, ones = self.reduction_axes(), wrap(ONES & 0xFFFF, "uint16")
+        return T.sum(call("pairs", ones, ones, *(weights[(channel, *ks, k)] for k in range(2))), ks)
+
+
+class Widened(ConvPacking):
+    """An int16 for each element, its difference from zx: for few channels with NEON."""
+
+    def __init__(self, x: Tensor, w: Tensor, window: SlidingWindow, group: int, zx: Expr):
+        super().__init__(x, w, window, group, zx, w.shape[1:], window.dilation)
+        self.zero = None
+        zero_point = zx - 128 if x.dtype == "int8" else zx  # as x has it, without the shift to uint8
+        self.stored_zero_point = store_once(zero_point.astype("int16"))
+        self.reads_image = not self.needs_padding() or set(window.stride) == {1}
+        self.pad_byte = store_once(self.pad_byte)
+        self.source = x if self.reads_image else self.pad_image(self.extents)
+
+    def word_at(self, ni: Expr, block: Expr, index: Sequence[Expr]) -> Expr:
+        """Return the difference of one element from zx; 0 outside of the image."""
+        at = self.unpadded_index(index) if self.reads_image else index
+        word = self.source[(ni, block, *at)].astype("int16") - self.stored_zero_point
+        return self.pad_word(word, index, lambda: wrap(0, "int16"))
+
+    def pack_weights(self, w: Tensor, change: Callable[[Expr], Expr]) -> Tensor:
+        """Return weights [M, *steps] of int16."""
+        return T.compute(w.shape, lambda *i: change(w[i]).astype("int16"), "weights")
+
+    def window_product(self, image: Tensor, weights: Tensor, channel: Expr, ni: Expr, g: Expr, position: Expr) -> Expr:
+        ks = self.reduction_axes()
+        x = image.flat(self.flat_start(image, ni, g, ks) + position)
+        return T.sum(x.astype("int32") * weights[(channel, *ks)].astype("int32"), ks)

@@ -11,11 +11,11 @@ import numpy as np
 from celosia.compiler import expr as T
 from celosia.compiler.expr import Axis, Expr, Tensor, is_float, select, wrap
 from celosia.compiler.expr.nest_parts import reduction_identity
-from celosia.compiler.ops.quantized import F32, accept_channels_last, dequantize, requantize
+from celosia.compiler.ops.products import SlidingWindow
+from celosia.compiler.ops.quantized import accept_channels_last, dequantize, requantize
 from celosia.compiler.ops.reductions import reduce_axes
-from celosia.compiler.ops.registry import Node, op, round_even, saturate
+from celosia.compiler.ops.registry import F32, Node, op, round_even, saturate
 from celosia.compiler.ops.shape import padded
-from celosia.compiler.ops.window import SlidingWindow
 from celosia.compiler.program.op_spec import Kind, Moves
 
 

@@ -15,19 +15,14 @@ from celosia.compiler import expr as T
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.numerics.softmax_and_norm import exponent_room
 from celosia.compiler.ops import bit_serial, integer
-from celosia.compiler.ops.convolution import transposed_convolution
 from celosia.compiler.ops.integer import left_zero, matrix_product, right_zero
-from celosia.compiler.ops.products import multiply_any_rank
+from celosia.compiler.ops.products import multiply_any_rank, transposed_convolution
 from celosia.compiler.ops.reductions import reduce_axes
-from celosia.compiler.ops.registry import Node, at, clamp, limits, op, round_even, saturate
+from celosia.compiler.ops.registry import F32, ONNX_TYPES, Node, at, clamp, limits, op, round_even, saturate
 from celosia.compiler.ops.shape import concatenate
-from celosia.compiler.ops.types import ONNX_TYPES
 from celosia.compiler.program import dtypes
 from celosia.compiler.program.host.hostops.value_types import parameter_shape_error
 from celosia.compiler.program.op_spec import Kind
-
-F32 = "float32"
-"""Name of the element type of scales and of results before they are rounded."""
 
 
 def quantize(x: Expr, scale: Expr, zero: Expr, dtype: str) -> Expr:

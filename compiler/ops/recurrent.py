@@ -16,7 +16,7 @@ from celosia.compiler.ops.integer import ZeroPoint, matrix_product
 from celosia.compiler.ops.products import product
 from celosia.compiler.ops.quantized import dynamic_quantisation, quantize
 from celosia.compiler.ops.registry import Node, op, reshaped
-from celosia.compiler.program.host.recurrent_activations import Activation, activations
+from celosia.compiler.program.host.hostops.recurrent_ops import Activation, activations
 from celosia.compiler.program.op_spec import Kind
 
 States = tuple[Tensor, ...]

@@ -1,10 +1,16 @@
-"""The table of operators (OPS), the decorator that fills it, and helpers of all builders."""
+"""The registry of operators that have kernels: element types, nodes, the table OPS, and helpers of all builders.
+
+Its parts, in order: the element types of kernels (TYPES); the operators of a CPU function (CpuNode) and the types of
+its inputs; the view that a builder has of one operator (Node), which decides what counts as Unsupported; the table OPS
+with the decorator `op` that fills it; expressions that many builders use.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -12,12 +18,70 @@ from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr import Expr, Tensor
-from celosia.compiler.ops.node import is_mapped
+from celosia.compiler.program import dtypes
 from celosia.compiler.program.host.shape_rules import broadcast
 from celosia.compiler.program.op_spec import Kind, op_spec, state
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
+F32 = "float32"
+"""Name of the element type of scales, and of results before they are rounded."""
+TYPES = (
+    "float16", "float32", "float64", "bool", "bfloat16",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+)  # fmt: skip
+"""Element types that kernels load and store. They compute in all but bfloat16, which ops.build converts to float32."""
+ONNX_TYPES = {code: name for code, name in dtypes.ONNX_TYPES.items() if name in TYPES}
+"""onnx.TensorProto.DataType -> element type, of the TYPES only."""
+
+
+def is_mapped(array: Array | None) -> bool:
+    """Return whether the elements lie in a memory-mapped file; such arrays are not repacked, which would copy them.
+
+    None, which stands for an input that is not constant, gives False.
+    """
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(getattr(base, "obj", base), mmap)
+
+
+@dataclass(frozen=True)
+class InputType:
+    """Shape and element type of an input of a CPU function, and its value where it is constant."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    value: Array | None = None
+
+    @classmethod
+    def of(cls, array: Array) -> InputType:
+        """Create the type of a constant."""
+        return cls(array.shape, array.dtype.name, array)
+
+
+def input_type(value: Array | InputType | tuple[tuple[int, ...], str]) -> InputType:
+    """Convert an array (a constant) or a pair (shape, element type) to an InputType."""
+    if isinstance(value, np.ndarray):
+        return InputType.of(value)
+    return value if isinstance(value, InputType) else InputType(tuple(value[0]), value[1])
+
+
+@dataclass(frozen=True)
+class CpuNode:
+    """One operator of a CpuFunction.
+
+    op: its name in OPS. inputs, outputs: names of tensors; "" for an optional one that is left out. name: of the node
+    in the model, for errors.
+    """
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+
+
 Change = Callable[[Expr], Expr] | None
 """A function of an element that is applied before it is used; None: the element as it is."""
 ChangeAt = Callable[[Expr, tuple[Expr, ...]], Expr] | None

@@ -9,8 +9,7 @@ import numpy as np
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr import INDEX, Expr, Tensor, select, wrap
-from celosia.compiler.ops.registry import Array, Node, Shape, at, op, reshaped
-from celosia.compiler.ops.types import ONNX_TYPES
+from celosia.compiler.ops.registry import ONNX_TYPES, Array, Node, Shape, at, op, reshaped
 from celosia.compiler.program.host.shape_rules import broadcast, slice_positions
 from celosia.compiler.program.op_spec import Kind, Moves
 

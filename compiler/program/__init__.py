@@ -1,17 +1,15 @@
 """The Program: contents of a compiled model, its file, and its host runtime.
 
-dtypes              which element types exist, and their ONNX numbers
-op_spec             what all passes know of each operator: operands, kind for fusion, quantised form, domain
-bit_levels          which one- or two-bit code holds the values of a tensor
-model               what a Program contains: tensors, steps, kernels, constants, image; what reports know of a layer
-                    (`LayerInfo`; remarks are its `note`)
-activation_packing  in which order the values of an activation lie in the accelerator's DRAM
-saved               how arrays, host operators and dataclasses become bytes, and back
-program_file        which parts the file of a Program has, its format version, and limits of size
-check_program       which contents are refused before they run, once they are read
-safe_files          how any file of Celosia is read and replaced without ever leaving half of one
-host/               how kernels and numpy operators run on the CPU
-html                how tables look in notebooks
+dtypes         which element types exist, and their ONNX numbers
+op_spec        what all passes know of each operator: operands, kind for fusion, quantised form, domain
+model          what a Program contains: tensors, steps, kernels, constants, image; in which order the values of an
+               activation lie in the accelerator's DRAM; what reports know of a layer (`LayerInfo`; remarks are its
+               `note`); how tables look in notebooks
+program_file   which parts the file of a Program has, its format version, and limits of size; how arrays, host operators
+               and dataclasses become bytes, and back
+check_program  which contents are refused before they run, once they are read
+safe_files     how any file of Celosia is read and replaced without ever leaving half of one
+host/          how kernels and numpy operators run on the CPU
 """
 
 from celosia.compiler.program.model import (

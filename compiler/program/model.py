@@ -1,7 +1,13 @@
-"""Contents of a compiled program: tensors, steps, kernels, and the accelerator's memory image."""
+"""Contents of a compiled program: tensors, steps, kernels, and the accelerator's memory image.
+
+Its parts, in order: tensors and the forms in which layers hold them; how activations are packed into the accelerator's
+DRAM; steps, layers and what reports know of them; all contents together (Contents); the HTML tables by which notebooks
+show them, made with the standard library only, because notebooks run on boards, too.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from math import prod
@@ -12,7 +18,6 @@ from numpy.typing import NDArray
 
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.op import HostOp
-from celosia.compiler.program.html import table
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import instruction_bytes
 from celosia.plain import Sentence, printable
@@ -177,6 +182,37 @@ class Unpack:
     address: int
     groups: int
     offset: int
+
+
+def pack_activation(cfg: Config, values: NDArray[np.int8], groups: int) -> NDArray[np.uint8]:
+    """Pack [images, channels, height, width] int8 as [images/batch][groups][height][width][batch][group] bytes.
+
+    groups: channel groups of the storage, of cfg.group channels each. Missing images and channels become zeros.
+    """
+    images, channels, height, width = values.shape
+    batches = -(-images // cfg.batch)
+    if cfg.batch == 1 and channels == groups * cfg.group:
+        padded = values
+    else:
+        padded = np.zeros((batches * cfg.batch, groups * cfg.group, height, width), np.int8)
+        padded[:images, :channels] = values
+    tiles = padded.reshape(batches, cfg.batch, groups, cfg.group, height, width).transpose(0, 2, 4, 5, 1, 3)
+    return np.ascontiguousarray(tiles).view(np.uint8).reshape(-1)
+
+
+def unpack_activation(
+    cfg: Config, data: NDArray[np.uint8], shape: tuple[int, int, int, int], groups: int, offset: int = 0
+) -> NDArray[np.int8]:
+    """Unpack an activation [images, channels, height, width] int8, the inverse of `pack_activation`.
+
+    data: bytes of a storage of `groups` channel groups. shape: of the activation, which begins `offset` groups into it.
+    """
+    images, channels, height, width = shape
+    batches = -(-images // cfg.batch)
+    tiles = data.view(np.int8).reshape(batches, groups, height, width, cfg.batch, cfg.group)
+    used = tiles[:, offset : offset - (-channels // cfg.group)]
+    values = used.transpose(0, 4, 1, 5, 2, 3).reshape(batches * cfg.batch, -1, height, width)
+    return np.ascontiguousarray(values[:images, :channels])
 
 
 @dataclass(frozen=True)
@@ -365,7 +401,7 @@ class Contents:
             for launch in self.launches for layer in launch.layers
         ]  # fmt: skip
         head = ["layer", "what", "MACs", "bytes loaded", "bytes stored"]
-        return f"<p>{escape(repr(self))}</p>" + (table(head, rows) if rows else "")
+        return f"<p>{escape(repr(self))}</p>" + (html_table(head, rows) if rows else "")
 
     @property
     def launches(self) -> list[LaunchStep]:
@@ -383,3 +419,24 @@ class Contents:
         start = launch.address - self.image_address
         data = self.image[start : start + launch.count * size].tobytes()
         return [int.from_bytes(data[i : i + size], "little") for i in range(0, len(data), size)]
+
+
+def html_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return an HTML table; numbers are aligned to the right, and None is a dash.
+
+    >>> html_table(["name", "cycles"], [["a<b", 1200]])[-71:]
+    '<tr><td>a&lt;b</td><td style="text-align:right">1,200</td></tr></table>'
+    """
+    first = "".join(f"<th>{escape(name)}</th>" for name in head)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    return f"<table>{f'<tr>{first}</tr>' if head else ''}{body}</table>"
+
+
+def _cell(value: object) -> str:
+    """Format a cell: a dash for None, right-aligned numbers, percent for floats, escaped text."""
+    if value is None:
+        return "<td>-</td>"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        text = f"{value:,}" if isinstance(value, int) else f"{value:.1%}"
+        return f'<td style="text-align:right">{text}</td>'
+    return f"<td>{escape(str(value))}</td>"

@@ -143,7 +143,7 @@ class OpSpec:
     heavy: it is slow without a kernel of its own, so a model whose open sizes reach it is compiled for given sizes
     (graph/specialise.py).
     multiplies_bytes: it adds up products of its first two data operands, which are bytes.
-    windows: its attributes are those of sliding windows (host/window_geometry.py).
+    windows: its attributes are those of sliding windows (host/shape_rules.py).
     shaped_as: for an operator of onnxruntime, whose shapes ONNX does not infer, an operator of ONNX with the same shape
     and type; "" where that is `variant_of`.
     first: it runs in numpy even though there is a kernel.

@@ -2,9 +2,8 @@
 
 The first check compares launches with the graph's operators, layer by layer:
 
-check_launches      runs the launches on a simulator with one random input (`seed`) and compares the bytes that each
-                    layer stores
-tapped_device       the simulator, in which each layer reads random bytes and hands over what it stores
+check_launches      runs the launches on a simulator with one random input (`seed`), in which each layer reads random
+                    bytes, and compares the bytes that each layer stores
 operator_results    what a quantised operator of the graph gives on the CPU: the reference of both checks
 shared_kernels      convolutions, products and the instruction GEMM, compiled by LLVM for any size
 
@@ -12,6 +11,6 @@ The second check compares the compiled model with the imported one, tensor by te
 
 check_rewriting     computes parts of the compiled model, compares tensors that both models have, and says how many
                     steps each quantised operator may differ (Softmax, normalisations, ...)
-imported_model      what the imported model's operators give, with bounds for other orders of rounding
-tolerance           how far a tensor of floats may lie from these bounds, whatever its operator
+imported_model      what the imported model's operators give, with bounds for other orders of rounding, and how far a
+                    tensor of floats may lie from these bounds, whatever its operator
 """

@@ -29,13 +29,17 @@ from celosia.compiler.program.dtypes import is_float, numpy_dtype
 from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.kernel import host
 from celosia.compiler.program.host.op import HostError
-from celosia.compiler.program.host.window_geometry import WindowError, windows
+from celosia.compiler.program.host.shape_rules import WindowError, windows
 from celosia.compiler.program.op_spec import Role
-from celosia.compiler.selfcheck.check_launches import CheckFailed, SelfCheckError
-from celosia.compiler.selfcheck.imported_model import Bounds, NotComputable, Original
+from celosia.compiler.selfcheck.check_launches import CheckFailed, SelfCheckError, random_image
+from celosia.compiler.selfcheck.imported_model import (
+    Bounds,
+    NotComputable,
+    Original,
+    difference_beyond_rounding,
+    difference_from_bounds,
+)
 from celosia.compiler.selfcheck.operator_results import CachedResults, codes, is_concat, read_by
-from celosia.compiler.selfcheck.tapped_device import random_image
-from celosia.compiler.selfcheck.tolerance import difference_beyond_rounding, difference_from_bounds
 from celosia.compiler.target import compiling_for
 from celosia.sim.functional.fsim import one_blas_thread
 

@@ -28,7 +28,7 @@ from celosia.compiler.graph.values import attribute, attributes_of, constant, is
 from celosia.compiler.graph.windows import transposed_windows_of, whole_image, windows_of
 from celosia.compiler.ops import VIEWS, op_spec, operators_with
 from celosia.compiler.program.host.kernel import CompiledKernel
-from celosia.compiler.program.host.window_geometry import Windows, windows
+from celosia.compiler.program.host.shape_rules import Windows, windows
 from celosia.compiler.program.op_spec import Moves
 from celosia.compiler.selfcheck import shared_kernels
 

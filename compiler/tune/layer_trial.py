@@ -29,7 +29,7 @@ from celosia.compiler.layer import (
     Storage,
     TilingError,
 )
-from celosia.compiler.program.activation_packing import unpack_activation
+from celosia.compiler.program.model import unpack_activation
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.schedule_policy import FixedSchedule
 from celosia.compiler.tensorize.space import Tiling

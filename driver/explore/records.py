@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from celosia.compiler.program.program_file import from_plain
 from celosia.compiler.program.safe_files import OutputError, write_text
-from celosia.compiler.program.saved import from_plain
 from celosia.compiler.tune.layer_trial import VERSION
 from celosia.compiler.tune.records import append_line, decode_line, encode_line
 from celosia.driver.explore.model_cost import Cost, ExploredModel

@@ -2,7 +2,7 @@
 
 The machine that asks reads the answers with functions of this file, too (`raise_error`, `parse_result`, ...).
 Needs only numpy, and pynq for the device "board". A message is a line of JSON with the sizes of arrays by name, and
-then the bytes of the arrays, as `compiler.program.saved` writes them (`pack`, `unpack`). The first answer comes after
+then the bytes of the arrays, as `program_file.array_bytes` writes them (`pack`, `unpack`). The first answer comes after
 MARK. An error is answered by {kind, error}. The requests are:
 
     {program, digest, device, threads, options} and inputs      run a Program; answer: {report, counters}, outputs
@@ -29,7 +29,7 @@ import numpy as np
 
 from celosia.compiler.program import InputError, Program, ProgramError
 from celosia.compiler.program.host.op import HostError, clip_sentence, memory_bytes
-from celosia.compiler.program.saved import array_bytes, from_plain, load_array
+from celosia.compiler.program.program_file import array_bytes, from_plain, load_array
 from celosia.driver.board import flash
 from celosia.driver.board.board_device import BoardDevice
 from celosia.driver.remote.bootstrap import MARK

@@ -22,12 +22,12 @@ from celosia.compiler.program import (
     Step,
     Unpack,
 )
-from celosia.compiler.program.activation_packing import unpack_activation
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.kernel import new_output
 from celosia.compiler.program.host.op import HostOp, bodies
 from celosia.compiler.program.host.thread_team import Stamps
+from celosia.compiler.program.model import unpack_activation
 from celosia.driver.run.interface import RuntimeBase
 from celosia.driver.run.open_device import Devices, open_device, require_device
 from celosia.driver.run.prepare import (

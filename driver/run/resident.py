@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program import Pack
-from celosia.compiler.program.activation_packing import pack_activation
-from celosia.compiler.program.model import matrix_sizes
+from celosia.compiler.program.model import matrix_sizes, pack_activation
 from celosia.hw.spec.config import Config
 
 Bytes = NDArray[np.uint8]

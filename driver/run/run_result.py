@@ -11,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from celosia.compiler.program import Program
-from celosia.compiler.program.html import table
+from celosia.compiler.program.model import html_table
 from celosia.sim.device import Counters
 
 Array = NDArray[Any]
@@ -105,4 +105,4 @@ class Result:
         keys = ["name", "what", "macs", "cycles", "utilization", "bound", "advice"]
         rows = [[row[key] for key in keys] for row in self.report["layers"]]
         figures = self._draw(self)
-        return f"<p>{escape(repr(self))}</p>{figures}" + (table(head, rows) if rows and not figures else "")
+        return f"<p>{escape(repr(self))}</p>{figures}" + (html_table(head, rows) if rows and not figures else "")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.launch.constants import Constants
 from celosia.compiler.layer import Activation, Epilogue, Gemm, Layer, Residual, Storage, Window
-from celosia.compiler.program.activation_packing import pack_activation, unpack_activation
+from celosia.compiler.program.model import pack_activation, unpack_activation
 from celosia.compiler.tensorize import pack
 from celosia.compiler.vthread.encode import encode
 from celosia.compiler.vthread.pipeline import StreamInstruction

@@ -26,7 +26,7 @@ from celosia.compiler.layer import (
     Window,
     padded_groups,
 )
-from celosia.compiler.program.activation_packing import pack_activation, unpack_activation
+from celosia.compiler.program.model import pack_activation, unpack_activation
 from celosia.compiler.tensorize.codebooks import multiples
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.vthread.verify import Run, verify_provenance

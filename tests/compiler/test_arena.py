@@ -16,7 +16,7 @@ from thorough import tries
 import celosia
 from celosia.compiler.cpu.function import CpuFunction
 from celosia.compiler.launch.memory_plan import tensor_bytes
-from celosia.compiler.ops.node import CpuNode, InputType
+from celosia.compiler.ops.registry import CpuNode, InputType
 from celosia.compiler.program import ArenaPlan, CpuStep, LaunchStep, Program
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.driver.runtime import Runtime

@@ -21,7 +21,7 @@ from celosia.compiler.cpu.llvm import compile_function, dot, link_library
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.expr.math_functions import ONES
 from celosia.compiler.ops import bit_serial
-from celosia.compiler.program.bit_levels import BitLevels
+from celosia.compiler.ops.bit_serial import BitLevels
 from celosia.compiler.target import AMX_FEATURES, TARGETS, Target, compiling_for
 from celosia.driver.runtime import Runtime
 

@@ -19,7 +19,7 @@ from celosia.compiler.cpu.llvm import compile_loops as llvm
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.schedule.operator_fusion import fuse_nodes, saved_traffic
 from celosia.compiler.ops import Unsupported
-from celosia.compiler.ops.node import CpuNode, InputType
+from celosia.compiler.ops.registry import CpuNode, InputType
 from celosia.compiler.program.host.kernel import CompiledKernel, address_of
 
 RNG = np.random.default_rng(0)

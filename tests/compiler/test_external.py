@@ -18,7 +18,7 @@ import celosia
 from celosia.compiler.graph import external_data
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.external_data import ALWAYS_READ_BYTES
-from celosia.compiler.ops.node import is_mapped
+from celosia.compiler.ops.registry import is_mapped
 from celosia.driver.runtime import Runtime
 
 Array = NDArray[Any]

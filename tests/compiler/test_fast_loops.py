@@ -23,7 +23,7 @@ from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.nodes import Load, Var
 from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.walk import walk
-from celosia.compiler.ops.node import CpuNode, input_type
+from celosia.compiler.ops.registry import CpuNode, input_type
 from celosia.compiler.program.host.kernel import align
 from celosia.compiler.target import compiling_for, this_processor
 from celosia.driver.host.oracle import open_session

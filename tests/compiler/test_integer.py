@@ -22,7 +22,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.function import CpuFunction, compile_op
 from celosia.compiler.cpu.llvm import compile_function, dot
 from celosia.compiler.ops.integer import pack_quad
-from celosia.compiler.ops.node import CpuNode, InputType
+from celosia.compiler.ops.registry import CpuNode, InputType
 from celosia.compiler.target import AMX_FEATURES, compiling_for, this_processor
 
 from ..oracle import opened

@@ -14,7 +14,7 @@ from thorough import tries
 
 from celosia.compiler import expr as T
 from celosia.compiler.layer import Activation, Layer, TilingError, Window
-from celosia.compiler.program.activation_packing import pack_activation, unpack_activation
+from celosia.compiler.program.model import pack_activation, unpack_activation
 from celosia.compiler.tensorize.computation import LayerComputation
 from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.plan import Planner

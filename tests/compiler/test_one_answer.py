@@ -23,8 +23,7 @@ from thorough import paired, some
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.ops import OPS, Unsupported, op_spec
-from celosia.compiler.ops.node import InputType
-from celosia.compiler.ops.types import TYPES
+from celosia.compiler.ops.registry import TYPES, InputType
 from celosia.compiler.program.host.hostops import HOST, RANDOM, sized_function
 from celosia.compiler.program.host.op import DOMAINS, HostError, HostOp
 from celosia.compiler.selfcheck import operator_results

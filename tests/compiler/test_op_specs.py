@@ -24,7 +24,7 @@ from celosia.compiler.graph.simplify import identities
 from celosia.compiler.ops import OPS
 from celosia.compiler.ops.registry import Node, op
 from celosia.compiler.program.host.hostops import HOST, sized_names
-from celosia.compiler.program.host.hostops.host_registry import KNOWN_DOMAINS, host
+from celosia.compiler.program.host.op import KNOWN_DOMAINS, host
 from celosia.compiler.program.op_spec import (
     _ROWS,
     Kind,

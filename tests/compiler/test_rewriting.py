@@ -25,7 +25,7 @@ from celosia.compiler.graph.pipeline import PASSES
 from celosia.compiler.graph.values import attributes, constant, is_op, shape
 from celosia.compiler.program.dtypes import ONNX_TYPES, numpy_dtype
 from celosia.compiler.selfcheck.check_rewriting import ComparedTensors, RewriteError, check_rewriting
-from celosia.compiler.selfcheck.tolerance import difference_from_bounds
+from celosia.compiler.selfcheck.imported_model import difference_from_bounds
 from celosia.driver.cli.errors import FAULT, exit_code_and_message
 
 Fault = Callable[[ir.Graph], bool]

@@ -20,7 +20,7 @@ from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.graph.passes import GraphPass, Pipeline
 from celosia.compiler.graph.pipeline import PASSES
 from celosia.compiler.program.host.float32_math import logistic
-from celosia.compiler.program.host.window_geometry import windows
+from celosia.compiler.program.host.shape_rules import windows
 from celosia.compiler.selfcheck import check_rewriting
 from celosia.compiler.selfcheck.check_launches import CheckFailed
 from celosia.compiler.selfcheck.check_rewriting import RewriteError

@@ -12,7 +12,7 @@ from onnx import helper
 
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.program.dtypes import ONNX_TYPES, is_float, numpy_dtype
-from celosia.compiler.program.saved import array_bytes, load_array, load_op, op_bytes
+from celosia.compiler.program.program_file import array_bytes, load_array, load_op, op_bytes
 
 
 @pytest.mark.parametrize("number", ONNX_TYPES)

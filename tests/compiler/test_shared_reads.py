@@ -24,7 +24,7 @@ from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.schedule.output_reuse import place_in_outputs
 from celosia.compiler.expr import loops
 from celosia.compiler.expr.regions import statements
-from celosia.compiler.ops.node import CpuNode, input_type
+from celosia.compiler.ops.registry import CpuNode, input_type
 from celosia.compiler.target import compiling_for, this_processor
 
 Array = NDArray[Any]

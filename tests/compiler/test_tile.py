@@ -19,7 +19,7 @@ from celosia.compiler.expr.nodes import Select
 from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.verify import verify
 from celosia.compiler.expr.walk import walk
-from celosia.compiler.ops.node import CpuNode, InputType
+from celosia.compiler.ops.registry import CpuNode, InputType
 from celosia.compiler.target import Target
 
 RNG = np.random.default_rng(0)

@@ -12,7 +12,7 @@ from thorough import paired
 
 from celosia.compiler.cpu.function import compile_op
 from celosia.compiler.ops import Unsupported
-from celosia.compiler.ops.types import ONNX_TYPES
+from celosia.compiler.ops.registry import ONNX_TYPES
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(0)

@@ -19,8 +19,8 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importing import shape_inference
 from celosia.compiler.graph.passes import GraphPass, Pipeline
 from celosia.compiler.graph.pipeline import PASSES
-from celosia.compiler.ops import convolution, window
-from celosia.compiler.program.host import window_geometry as meaning
+from celosia.compiler.ops import products
+from celosia.compiler.program.host import shape_rules as meaning
 from celosia.compiler.program.host.hostops import vision
 
 from . import windows_sweep as sweep
@@ -165,7 +165,7 @@ def test_a_wrong_meaning(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def one_more(of: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given: replace(own := of(*given), out=tuple(n + 1 for n in own.out))
 
-    for module in (shape_inference, window, convolution, windows, vision):
+    for module in (shape_inference, products, products, windows, vision):
         for name in {"windows", "transposed_windows"} & set(vars(module)):
             monkeypatch.setattr(module, name, one_more(getattr(module, name)))
     with pytest.raises(ModelError, match=r"windows.*onnx infers|FLOAT.*makes FLOAT"):

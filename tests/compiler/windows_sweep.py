@@ -1,4 +1,4 @@
-"""Compare celosia.compiler.program.host.window_geometry with onnxruntime on random attributes; count the differences.
+"""Compare celosia.compiler.program.host.shape_rules with onnxruntime on random attributes; count the differences.
 
     python -m tests.compiler.windows_sweep --count 10000 --whole 1000
 
@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 from celosia.compiler.compile import ModelError
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.program.host.op import HostError
-from celosia.compiler.program.host.window_geometry import (
+from celosia.compiler.program.host.shape_rules import (
     TransposedWindows,
     WindowError,
     Windows,

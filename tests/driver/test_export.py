@@ -24,8 +24,7 @@ from typer.testing import CliRunner
 
 import celosia
 from celosia.compiler.program import Pack, TensorInfo, Unpack
-from celosia.compiler.program.activation_packing import pack_activation, unpack_activation
-from celosia.compiler.program.model import MATRICES, FormInfo, matrix_counts
+from celosia.compiler.program.model import MATRICES, FormInfo, matrix_counts, pack_activation, unpack_activation
 from celosia.compiler.program.safe_files import OutputError
 from celosia.driver.choices import EXPORT_TARGETS
 from celosia.driver.cli import app

@@ -16,9 +16,8 @@ from thorough import tries
 
 import celosia
 from celosia.compiler.program import Pack, Program, ProgramError
-from celosia.compiler.program.activation_packing import pack_activation
 from celosia.compiler.program.check_program import check
-from celosia.compiler.program.model import FormInfo, LaunchStep
+from celosia.compiler.program.model import FormInfo, LaunchStep, pack_activation
 from celosia.driver.generate.decoder import Decoder
 from celosia.driver.run import resident
 from celosia.driver.run.resident import addresses_of_rows

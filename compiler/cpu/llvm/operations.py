@@ -14,7 +14,7 @@ import numpy as np
 from llvmlite import ir
 
 from celosia.compiler.expr.nodes import Binary, Call, Cast, Const, Expr
-from celosia.compiler.ops.types import TYPES
+from celosia.compiler.ops.registry import TYPES
 from celosia.compiler.program.dtypes import numpy_dtype
 
 V = Any

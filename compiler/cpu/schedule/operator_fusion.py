@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from celosia.compiler.ops import op_spec
-from celosia.compiler.ops.node import CpuNode
+from celosia.compiler.ops.registry import CpuNode
 from celosia.compiler.program.op_spec import Kind
 
 JOINS = (

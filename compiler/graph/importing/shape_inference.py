@@ -11,7 +11,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from celosia.compiler.graph.operands import named_input
 from celosia.compiler.ops import op_spec
-from celosia.compiler.program.host.window_geometry import WindowError, transposed_windows, windows
+from celosia.compiler.program.host.shape_rules import WindowError, transposed_windows, windows
 
 MAX_SLICE_STEP = 1 << 30
 """Largest step of a Slice for onnx, whose counter has 32 bits: beyond, it reads outside of a list or never ends."""

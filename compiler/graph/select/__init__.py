@@ -51,7 +51,7 @@ from celosia.compiler.graph.select.reasons import EXPORT, TILING, is_float, why_
 from celosia.compiler.graph.select.rows import place_norm, place_softmax
 from celosia.compiler.graph.select.views import SAME_BYTES, place_split_or_slice, take_as_view
 from celosia.compiler.graph.values import attribute, is_op
-from celosia.compiler.program.host.window_geometry import WindowError
+from celosia.compiler.program.host.shape_rules import WindowError
 from celosia.hw.spec.config import Config
 
 __all__ = ["ActivationLayout", "LayerAssignment", "NotOffloadable", "Partition", "natural_form", "select"]

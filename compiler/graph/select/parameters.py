@@ -14,7 +14,7 @@ from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.select.forms import NotOffloadable
 from celosia.compiler.graph.values import constant, shape
 from celosia.compiler.layer import Requantise, Window
-from celosia.compiler.program.host.window_geometry import Windows
+from celosia.compiler.program.host.shape_rules import Windows
 
 
 def array_of(value: ir.Value | None) -> NDArray[Any]:

@@ -5,7 +5,7 @@
     u = MaxPool(z)                           u16 = BlockedMaxPool(z16); u = Unblock(u16)
 
 A tensor stays in blocks as long as its readers take blocks. Weights are constants, which are arranged here. The blocked
-operators are those of ops/blocked.py.
+operators are those of ops/celosia_domain.py.
 """
 
 from __future__ import annotations

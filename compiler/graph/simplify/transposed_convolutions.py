@@ -35,7 +35,7 @@ from celosia.compiler.graph.values import (
     shape,
 )
 from celosia.compiler.graph.windows import transposed_windows_of
-from celosia.compiler.program.host.window_geometry import WindowError
+from celosia.compiler.program.host.shape_rules import WindowError
 
 Array = NDArray[Any]
 """A numpy array of any element type."""

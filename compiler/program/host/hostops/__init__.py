@@ -2,36 +2,28 @@
 
 A function takes (op, *inputs) and returns an output, or a tuple of outputs; an optional input that is left out is None.
 
-host_registry    which numpy function computes an operator: the table HOST and the decorator `host`
-sized            operators on tensors of any size, so that no kernel is compiled for each size
-control          If, Loop, Scan, constants, random numbers
-shape_ops        shapes and views
-scatter          selection, scattering, sorting
-sequences        sequences and optionals
+sized            operators that kernels compute, too: those on shapes, which always run in numpy, and those on tensors
+                 of any size, so that no kernel is compiled for each size
+control          If, Loop, Scan, constants, random numbers, sequences and optionals
+scatter          selection, scattering, sorting, linear algebra
 value_types      casts, and quantisation to element types that kernels lack
-recurrent_ops    RNN, GRU, LSTM where no kernel can compute them
+recurrent_ops    RNN, GRU, LSTM where no kernel can compute them; which activation functions recurrent layers apply
 vision           sampling, boxes, pooling with indices, deformable convolution
-signal           Fourier transforms, mel filters
-text             strings, n-grams
-images           decoding of image files
+preprocessing    decoding of image files, Fourier transforms and mel filters, strings and labels
 learning         optimisers, batch normalisation in training, trees
 """
 
 from celosia.compiler.program.host.hostops import (  # they fill the table
     control,
-    images,
     learning,
+    preprocessing,
     recurrent_ops,
     scatter,
-    sequences,
-    shape_ops,
-    signal,
-    text,
     value_types,
     vision,
 )
-from celosia.compiler.program.host.hostops.host_registry import HOST, Array, host, numpy_type
 from celosia.compiler.program.host.hostops.sized import sized_function, sized_names
+from celosia.compiler.program.host.op import HOST
 from celosia.compiler.program.op_spec import operators_with
 
 FIRST = operators_with("first")
@@ -40,6 +32,6 @@ RANDOM = operators_with("random")
 """Operators whose results differ each time."""
 
 __all__ = [
-    "FIRST", "HOST", "RANDOM", "Array", "control", "host", "images", "learning", "numpy_type", "recurrent_ops",
-    "scatter", "sequences", "shape_ops", "signal", "sized_function", "sized_names", "text", "value_types", "vision",
+    "FIRST", "HOST", "RANDOM", "control", "learning", "preprocessing", "recurrent_ops", "scatter", "sized_function",
+    "sized_names", "value_types", "vision",
 ]  # fmt: skip

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from celosia.compiler.program.host.hostops.host_registry import Array, host
-from celosia.compiler.program.host.op import HostOp
+from celosia.compiler.program.host.op import Array, HostOp, host
 
 TRAINING_DOMAIN = "ai.onnx.preview.training"
 """Domain of optimisers."""

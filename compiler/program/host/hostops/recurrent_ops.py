@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM in numpy, where no kernel can compute them.
+"""RNN, GRU and LSTM in numpy, where no kernel can compute them; and the activation functions of all recurrent layers.
 
 One matrix product serves the inputs of all steps; then the steps follow one by one. x: inputs [steps, batch, inputs].
 w, r: weights of inputs and of states. b: biases of both. h, c: initial states and cells. p: peepholes.
@@ -6,14 +6,42 @@ w, r: weights of inputs and of states. b: biases of both. h, c: initial states a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from celosia.compiler.program.host.float32_math import logistic
-from celosia.compiler.program.host.hostops.host_registry import Array, host
-from celosia.compiler.program.host.op import HostOp
-from celosia.compiler.program.host.recurrent_activations import Activation, activations
+from celosia.compiler.program.host.op import Array, HostOp, host
+
+Activation = tuple[str, tuple[float, ...]]
+"""Lower-case name of a function, and its parameters."""
+DEFAULT_PARAMETERS: dict[str, tuple[float, ...]] = {
+    "affine": (1.0, 0.0), "elu": (1.0,), "hardsigmoid": (0.2, 0.5), "leakyrelu": (0.01,), "scaledtanh": (1.0, 1.0),
+    "thresholdedrelu": (1.0,),
+}  # fmt: skip
+"""Function -> its default parameters: alpha, or alpha and beta. Functions without parameters are not listed."""
+
+
+def activations(attrs: Mapping[str, Any], default: Sequence[str], directions: int) -> list[list[Activation]]:
+    """Read the activation functions of each direction from a recurrent layer's attributes.
+
+    default: names of the functions of one direction where the attribute `activations` is missing. ONNX lists alphas and
+    betas in the order of the functions that have them.
+
+    >>> activations({"activations": ["Relu", "Affine"], "activation_alpha": [2.0]}, ["Tanh", "Tanh"], 1)
+    [[('relu', ()), ('affine', (2.0, 0.0))]]
+    """
+    remaining = [list(attrs.get(f"activation_{which}") or []) for which in ("alpha", "beta")]
+    functions: list[Activation] = []
+    for name in attrs.get("activations") or [*default] * directions:
+        standard = DEFAULT_PARAMETERS.get(name.lower(), ())
+        functions.append(
+            (name.lower(), tuple(values.pop(0) if values else value for value, values in zip(standard, remaining)))
+        )
+    count = len(default)
+    return [functions[d * count : (d + 1) * count] for d in range(directions)]
+
 
 Function = Callable[[Array], Array]
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from celosia.compiler.program.host.hostops.host_registry import Array, host
-from celosia.compiler.program.host.op import HostOp
+from celosia.compiler.program.host.op import Array, HostOp, host
 
 REDUCTIONS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 """Attribute `reduction` of scattering operators -> function that combines an element with an update."""

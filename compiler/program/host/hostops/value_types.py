@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler.program.dtypes import ONNX_TYPES, is_float, numpy_dtype
-from celosia.compiler.program.host.hostops.host_registry import Array, host, numpy_type
-from celosia.compiler.program.host.op import HostOp
+from celosia.compiler.program.host.op import Array, HostOp, host, numpy_type
 
 
 @host("Cast")

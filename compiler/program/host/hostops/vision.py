@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from celosia.compiler.program.host.hostops.host_registry import Array, host, int_list
-from celosia.compiler.program.host.op import HostOp
-from celosia.compiler.program.host.window_geometry import WindowError, Windows, transposed_windows, windows
+from celosia.compiler.program.host.op import Array, HostOp, host, int_list
+from celosia.compiler.program.host.shape_rules import WindowError, Windows, transposed_windows, windows
 
 
 @host("NonMaxSuppression")
@@ -176,7 +175,7 @@ def col2im(op: HostOp, x: Array, image: Array, block: Array) -> Array:
 
 
 def _windows(op: HostOp, size: Sequence[int], kernel: Sequence[int] | None = None) -> Windows:
-    """Derive the geometry of the windows of `op` (see window_geometry.windows). Raises HostError."""
+    """Derive the geometry of the windows of `op` (see shape_rules.windows). Raises HostError."""
     try:
         return windows(op.op, op.attrs, size, kernel)
     except WindowError as error:
