@@ -1,14 +1,15 @@
 """The compiler: an ONNX model in, a Program out. `compile.py` calls the stages.
 
-compile          the stages of a compilation, one after the other; options: its arguments; switches: parts to
+compile          the stages of a compilation, one after the other, with the self-check of the result (selfcheck/) and
+                 the refusal of Programs that a board cannot run; options: its arguments; switches: parts to
                  leave out (passes: by their names in graph/pipeline)
-frontend         imports the model and runs the passes over its graph (graph/)
-lowering         tries to lower the graph until it fits: which operators become layers, launches and instructions
-placing          which operators stay on the CPU because the user wants it or a launch would be slower (cycles that a
-                 launch costs the host: here; cycles of an operator on the CPU: graph/cost)
-layer            types: what the accelerator executes (Layer, Activation, ...); strided_view: parts of images
+frontend         imports the model and runs the passes over its graph (graph/); which inner tensors a Program returns
+                 for debugging; which models need more memory than this machine has
+lowering         tries to lower the graph until it fits: which operators become layers, launches and instructions;
+                 which stay on the CPU because the user wants it or a launch would be slower (cycles that a launch
+                 costs the host: here; cycles of an operator on the CPU: graph/cost)
+layer            types: what the accelerator executes (Layer, Activation, ...), and views of parts of images
 target           which CPU kernels are compiled for, and which instructions it has (dot products, vectors)
-checking         the self-check of the result (selfcheck/)
 pricing          what a model costs, for the search of equal models (superoptimise/)
 graph/ launch/ tensorize/ vthread/ ops/ cpu/ expr/ program/ selfcheck/ numerics/ tune/ superoptimise/ language/
                  the stages themselves; each has a map in its `__init__.py`

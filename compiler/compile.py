@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import onnx
 
-from celosia.compiler.checking import check_program
 from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.schedule.kernel_schedules import KernelSchedules, using_schedules
 from celosia.compiler.frontend import PreparedModel, import_again, naming_shapes, prepare
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.importing.limits import require_numpy
 from celosia.compiler.launch.assemble import assemble
 from celosia.compiler.lowering import Lowered, lower_prepared, planner_for
 from celosia.compiler.options import Options, Source, expand_options
-from celosia.compiler.program import Program
+from celosia.compiler.program import HostStep, Program
+from celosia.compiler.program.dtypes import numpy_dtype
+from celosia.compiler.program.host.execute import needs_compiler
+from celosia.compiler.selfcheck.check_launches import CheckFailed, SelfCheckError, self_check
+from celosia.compiler.selfcheck.check_rewriting import RewriteError, check_pass, check_rewriting, units_of
 from celosia.compiler.switches import leaving_out
 from celosia.compiler.target import Target, compiling_for, find_target
 from celosia.compiler.tune.network import Network
@@ -48,7 +50,7 @@ def compile(source: Source, options: Options) -> Program:
         decisions: Tilings of some layers, as a file or its contents (compiler/tensorize/tilings_file.py). None: no
             tiling is fixed.
         shapes: Shapes of inputs by name, if the model leaves sizes open: `{"input": (1, 80, 400)}`. A size of None or
-            -1 stays open, if compiler/graph/specialise.py supports it. None: no shape is fixed.
+            -1 stays open, if compiler/graph/importer.py supports it. None: no shape is fixed.
         keep: Names of tensors inside the model, or "all". A run returns them in `Result.tensors`. They are written to
             memory, so layers are not joined across them: outputs stay the same, cycles do not. By default none.
         caches: Names of inputs [..., rows, columns] of which few rows differ from run to run. The accelerator's memory
@@ -63,7 +65,7 @@ def compile(source: Source, options: Options) -> Program:
         fast_math: The search of `optimise` treats floats as real numbers.
         place: Where operators run, by name: `{"conv1": "cpu"}`. The place "accelerator" is an error if the operator
             cannot run there. `{"*": "cpu"}` places all others. `{"*": "cost"}` moves launches to the CPU that are
-            slower than CPU kernels (compiler/placing.py).
+            slower than CPU kernels (compiler/lowering.py).
         oracle: Function that opens a model in the runtime with which `optimise` compares. None: `celosia.compile`
             passes onnxruntime.
         without: Names of passes and parts to leave out, to see what each gains (compiler/graph/pipeline.py,
@@ -112,7 +114,7 @@ def compile(source: Source, options: Options) -> Program:
         failure = None
         if options.check:
             options.say("checking")
-            failure = check_program(program, prepared, lowered, lambda: import_again(model, options, prepared))
+            failure = _check(program, prepared, lowered, model, options)
     if kernel_records := str(kernels):
         options.say(kernel_records)
     _add_model_facts(program, prepared, source, options, processor)
@@ -178,6 +180,38 @@ def _verify(prepared: PreparedModel, lowered: Lowered) -> None:
     verify_provenance(prepared.cfg, runs, image.addresses, image.constants_address, image.constants, image.size)
 
 
+def _check(
+    program: Program, prepared: PreparedModel, lowered: Lowered, source: Source, options: Options
+) -> CheckFailed | None:
+    """Compare a Program with the graph that it was made from, and that graph with the imported model.
+
+    If the graph is wrong, the model is imported once more, and the passes run again on that, to name the wrong one.
+
+    Raises SelfCheckError if two of them differ. Returns CheckFailed if the check itself ends in an error, which says
+    nothing about the Program; None if all is equal.
+    """
+    assert prepared.original is not None
+    graph, original = prepared.graph.graph, prepared.original
+    try:
+        checked = self_check(program, lowered.launches, lowered.partition, lowered.image.addresses)
+        units = units_of(program, graph, lowered.partition, checked.computed)
+        check_rewriting(original, units, program.constants, checked.held)
+    except RewriteError:
+        with suppress(CheckFailed):
+            imported = import_again(source, options, prepared)
+            prepared.pipeline.run(imported, lambda name, model: check_pass(original, name, model))
+        raise
+    except (SelfCheckError, MemoryError):
+        raise
+    except CheckFailed as error:
+        return error
+    except Exception as error:
+        failure = CheckFailed(error)
+        failure.__cause__ = error
+        return failure
+    return None
+
+
 def _add_model_facts(
     program: Program, prepared: PreparedModel, source: Source, options: Options, processor: Target | None
 ) -> None:
@@ -191,9 +225,22 @@ def _add_model_facts(
     program.machine = processor.machine
     if isinstance(options.target, str):
         options.say("linking kernels")
-        require_numpy(program)
+        _require_numpy(program)
         program.library = link_library(program.kernels, processor) if program.kernels else b""
         program.kernels = [replace(kernel, code=b"") for kernel in program.kernels]
+
+
+def _require_numpy(program: Program) -> None:
+    """Raise ModelError where a board, which has numpy and no compiler, cannot run `program`."""
+    for step in program.steps:
+        if isinstance(step, HostStep) and (reason := needs_compiler(step.op)):
+            raise ModelError(f"{reason}; run the model on this machine, without --target")
+    for tensor in (*program.tensors.values(), *program.inputs, *program.outputs):
+        if numpy_dtype(tensor.dtype).isbuiltin == 2:
+            raise ModelError(
+                f"tensor {tensor.name!r} has element type {tensor.dtype}, which numpy on the board does not know; "
+                "run the model on this machine, without --target"
+            )
 
 
 __all__ = ["ModelError", "compile", "network_of"]

@@ -14,12 +14,12 @@ from onnx.utils import Extractor
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.importer import import_model, open_model, read, with_inferred_shapes
+from celosia.compiler.graph.importer import import_model, open_model, read
 from celosia.compiler.graph.importing.dimensions import Shapes, sizes_of, with_shapes
-from celosia.compiler.graph.importing.functions import inline_functions
-from celosia.compiler.graph.names import name_nodes
+from celosia.compiler.graph.importing.inlining import inline_functions
+from celosia.compiler.graph.importing.shape_inference import with_inferred_shapes
 from celosia.compiler.graph.shapes import infer_shapes
-from celosia.compiler.graph.values import operands
+from celosia.compiler.graph.values import name_nodes, operands
 from celosia.compiler.program import Program
 from celosia.driver.run.explain import estimate
 from celosia.driver.run.open_device import Devices, devices_of

@@ -9,8 +9,8 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 
-from celosia.compiler.graph.check import check
 from celosia.compiler.graph.importer import load
+from celosia.compiler.graph.passes import check
 from celosia.compiler.graph.printer import text
 
 

@@ -101,7 +101,7 @@ def operators_markdown() -> str:
     missing = [
         f"{domain}.{name}".lstrip(".") for (domain, name) in newest
         if (domain, name) not in hosted and name not in functions and (domain or name not in OPS)
-        and name != "Gradient"  # becomes nodes, see graph/importing/gradient.py
+        and name != "Gradient"  # becomes nodes, see graph/importing/inlining.py
     ]  # fmt: skip
     parts = [
         INTRODUCTION, "## Compiled to machine code\n", _list(compiled), "",

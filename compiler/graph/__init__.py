@@ -2,33 +2,31 @@
 
 In the order in which a model passes them:
 
-importer             how a file becomes a graph, by the files of importing/
+importer             how a file becomes a graph, by the files of importing/; which open sizes become numbers, and which
+                     a Program leaves open
 external_data        which constants of large models stay in their files
 importing/           which models are read, and which shapes and types their tensors have
-specialise           which open sizes become numbers, and which a Program leaves open
 pipeline             which passes run, and in which order
-passes, check        how passes run, and which rules a graph must keep after each
+passes               how passes run, and which rules a graph must keep after each
 onnxruntime_rules/   which rewrites onnxruntime makes before it computes quantised and float16 models
-shapes               which shapes the operators' expressions give, and whether declared ones agree
+shapes               which shapes the operators' expressions give, and whether declared ones agree; windows of
+                     convolutions and poolings, as rows and columns
 qdq                  which scale and zero point QuantizeLinear and DequantizeLinear give a tensor
 quantized/           which integer operators replace QDQ patterns
 simplify/            what is computed at compile time, merged or removed
 transposed_values    where the accelerator transposes the values of attention
 block_sums           which products by weights of few bits become integer sums of blocks
-select/              which operators run on the accelerator, and as which layers
+select/              which operators run on the accelerator, and as which layers; what a failed attempt to lower the
+                     graph requires of the next one
 levels               which 8-bit tensors have so few values that products can count bits
-constraints          what a failed attempt to lower the graph requires of the next one
 launches             the order of CPU operators and launches, and which layers share a launch
 
 Used by all of them:
 
-values               constants, shapes, attributes and subgraphs; replacement of nodes
-operands             operands by their names, and properties of operators by their OpSpec
-names                unique names of nodes and values
-windows              windows of convolutions and poolings, as rows and columns
+values               constants, shapes, attributes and subgraphs; replacement of nodes; unique names
+operands             operands by their names; properties of operators by their OpSpec; operators that users define
+                     in the tile language
 cost                 multiply-accumulates of a graph, and estimated cycles of the CPU
-custom               operators that users define in the tile language
 errors               the error of a model that cannot be compiled
-debug_outputs        which inner tensors a Program returns for debugging
 printer              a graph as text
 """

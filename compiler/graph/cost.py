@@ -149,7 +149,7 @@ def host_cycles(node: ir.Node, cpu: Container[ir.Node]) -> float:
             return 0
         return STEP_CYCLES + 2 * moved_bytes / BYTES_A_CYCLE
     moved_bytes += sum(bytes_of(value) for value in operands(node) if constant(value) is None)
-    macs = total_macs([node])  # type: ignore[arg-type]
+    macs = _macs(node)
     return STEP_CYCLES + moved_bytes / BYTES_A_CYCLE + macs / MACS_A_CYCLE
 
 

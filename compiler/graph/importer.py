@@ -1,7 +1,18 @@
-"""Import an ONNX file or proto as a checked graph with static shapes.
+"""Import an ONNX file or proto as a checked graph with static shapes, for given sizes of its inputs.
 
-Stages: `read` or `read_mapped` (the file), `open_model` (validate, normalise), `read_graph` (file passes, shape
-inference), `import_model` (passes that repeat onnxruntime's rewrites).
+1. `open_model` reads the file (`read_mapped`), validates and normalises the model.
+2. `import_model` makes the graph: `read_graph` (passes over the file, shape inference), then the passes that repeat
+   onnxruntime's rewrites.
+3. `specialise` does both for given sizes. It decides which open sizes become numbers, and which a Program leaves open.
+
+Three kinds of open sizes:
+
+- Samples: the first axis of inputs, where every output's part number i depends only on sample number i
+  (graph/importing/sample_independence.py proves it). The Program computes some at once, and Runtime loops over any
+  number of them.
+- Counts: sizes that no operator with weights meets, such as the length of a cache of keys and values. They stay open,
+  and the operators that depend on them run in the host runtime, for any number.
+- All others are numbers in a Program: another number is another Program.
 """
 
 from __future__ import annotations
@@ -9,8 +20,8 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from collections.abc import Container, Iterator
-from math import prod
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from zipfile import is_zipfile
 
@@ -19,15 +30,19 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.external_data import Origin, attach, read_all, read_small
-from celosia.compiler.graph.importing.normalise import for_checker, normalise_model
-from celosia.compiler.graph.importing.range_lengths import MAX_LIST_ELEMENTS, fixed_ranges
-from celosia.compiler.graph.importing.shape_inference import corrected_window_shapes, infer_with_onnx
+from celosia.compiler.graph.importing.dimensions import Shapes, missing_size_message, open_axes, sizes_of, with_shapes
+from celosia.compiler.graph.importing.normalise import for_checker, normalise_model, without_declared_shapes
+from celosia.compiler.graph.importing.sample_independence import why_samples_mix
+from celosia.compiler.graph.importing.shape_inference import type_loop_bodies, with_inferred_shapes
 from celosia.compiler.graph.importing.validation import element_type_error, validation_error
 from celosia.compiler.graph.operands import quantisation
-from celosia.compiler.graph.passes import Pipeline
+from celosia.compiler.graph.passes import Pipeline, Watch
 from celosia.compiler.graph.pipeline import FILE_PASSES, IMPORT_PASSES
+from celosia.compiler.graph.shapes import Disagreement, infer_shapes
+from celosia.compiler.graph.simplify.fold import DEQUANTISED, fold
 from celosia.compiler.graph.values import attribute, is_op, shape
 from celosia.compiler.ops import op_spec
+from celosia.compiler.program import PassInfo
 from celosia.compiler.program.host.hostops.value_types import parameter_shape_error
 
 
@@ -37,7 +52,7 @@ def load(source: str | Path | onnx.ModelProto) -> ir.Model:
     Raises ModelError, also where an input size is open.
     """
     model = import_model(*open_model(source))
-    require_static(model)
+    _require_static(model)
     return model
 
 
@@ -58,99 +73,6 @@ def open_model(source: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, O
     return normalise_model(proto), origin
 
 
-def import_model(proto: onnx.ModelProto, origin: Origin, passes: Pipeline = IMPORT_PASSES) -> ir.Model:
-    """Return the graph of an opened model after `passes`. Raises ModelError."""
-    model = read_graph(proto, origin)
-    passes.run_import(model)
-    return model
-
-
-def read_graph(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
-    """Return the graph of an opened model after FILE_PASSES, with all shapes inferred. Raises ModelError."""
-    try:
-        with _bounded_memory(INFERENCE_BYTES + 16 * proto.ByteSize()):
-            onnx.checker.check_model(for_checker(proto))
-            for file_pass in FILE_PASSES:
-                proto = file_pass.run(proto)
-            shaped = with_inferred_shapes(proto)
-        if why := element_type_error(shaped):
-            raise ModelError(why)
-        model: ir.Model = ir.from_proto(shaped)
-        attach(model, origin.folder)
-    except MemoryError:
-        raise ModelError(f"{origin} holds shapes that take too much memory to infer") from None
-    except Exception as error:  # onnx raises several unrelated classes for a broken model
-        raise ModelError(f"{origin} is not a valid ONNX model: {_first_line(error)}") from None
-    for node in model.graph:
-        if node.op_type == "Loop" or (node.op_type == "Scan" and model.graph.opset_imports.get("", 9) >= 9):
-            _type_scanned(node)
-    for value in model.graph.outputs:
-        if value.type is None:  # a pass finds out, from the operator that makes it
-            value.type = ir.TensorType(ir.DataType.UNDEFINED)
-    return model
-
-
-def check_parameters(model: ir.Model) -> None:
-    """Raise ModelError where scales or zero points do not fit what they quantise, as far as shapes are known.
-
-    Call it after the graph passes: onnxruntime does not look at the parameters of patterns that it fuses, either.
-    """
-    for node in model.graph.all_nodes():
-        if not is_op(node, "QuantizeLinear", "DequantizeLinear") or not node.inputs:
-            continue
-        x, axis, block = node.inputs[0], attribute(node, "axis", 1), attribute(node, "block_size", 0)
-        for value in quantisation(node):
-            parameters = shape(value) if value is not None else None
-            if x is None or x.shape is None or parameters is None:
-                continue
-            sizes = [size if isinstance(size, int) and size >= 0 else None for size in x.shape]
-            if why := parameter_shape_error(parameters, sizes, axis, block):
-                raise ModelError(f"{node.op_type} ({node.name or node.outputs[0].name}) has {why}")
-
-
-def _type_scanned(node: ir.Node) -> None:
-    """Give the results of the body of a Loop or Scan the types of the node's outputs, less the axis of the iterations.
-
-    onnx infers the outputs' types but not the body's. A run without iterations returns an empty tensor of this type.
-    """
-    body = node.attributes["body"].as_graph()
-    axes = node.attributes["scan_output_axes"].as_ints() if "scan_output_axes" in node.attributes else ()
-    states = len(node.inputs) - (2 if node.op_type == "Loop" else node.attributes["num_scan_inputs"].as_int())
-    scanned = body.outputs[states + (node.op_type == "Loop") :]  # the first result of a Loop's body is its condition
-    for value, returned, axis in zip(node.outputs[states:], scanned, [*axes, *([0] * len(scanned))]):
-        if isinstance(value.type, ir.TensorType):
-            returned.type = ir.TensorType(value.type.dtype)
-        if value.shape is not None and -len(value.shape) <= axis < len(value.shape):
-            sizes = list(value.shape)
-            del sizes[axis]
-            returned.shape = ir.Shape(sizes)
-
-
-INFERENCE_BYTES = 1 << 29
-"""Bytes that onnx may allocate to check a model and infer its shapes, beside 16 times the model's own bytes."""
-
-
-@contextlib.contextmanager
-def _bounded_memory(more: int) -> Iterator[None]:
-    """Raise MemoryError in this context where the process allocates `more` bytes.
-
-    onnx writes down each element of the lists of sizes that it infers, and a model of a few bytes may have lists of
-    2**40 elements. Systems without /proc have no bound.
-    """
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except OSError:
-        yield
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    bound = pages * resource.getpagesize() + more
-    resource.setrlimit(resource.RLIMIT_AS, (bound if soft == resource.RLIM_INFINITY else min(bound, soft), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
 MAX_BYTES = (1 << 31) - 1
 """Size of the largest file that protobuf reads, in bytes."""
 
@@ -161,11 +83,6 @@ def read_mapped(path: str | Path) -> onnx.ModelProto:
     with _readable(Path(path)):
         read_small(model, _folder(path))
     return model
-
-
-def _folder(path: str | Path) -> str:
-    """Return the absolute path of the folder in which a model's file lies."""
-    return os.path.abspath(Path(path).parent)
 
 
 def read(path: Path, data: bool = True) -> onnx.ModelProto:
@@ -181,6 +98,11 @@ def read(path: Path, data: bool = True) -> onnx.ModelProto:
         if data:
             read_all(model, _folder(path))
     return model
+
+
+def _folder(path: str | Path) -> str:
+    """Return the absolute path of the folder in which a model's file lies."""
+    return os.path.abspath(Path(path).parent)
 
 
 @contextlib.contextmanager
@@ -211,131 +133,67 @@ def _first_line(error: Exception) -> str:
     return ", ".join([lines[0], *context[:1]])
 
 
-def with_inferred_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `proto` with the shapes and types of its inner values, as far as they can be inferred.
+def import_model(proto: onnx.ModelProto, origin: Origin, passes: Pipeline = IMPORT_PASSES) -> ir.Model:
+    """Return the graph of an opened model after `passes`. Raises ModelError."""
+    model = read_graph(proto, origin)
+    passes.run_import(model)
+    return model
 
-    The model's own declarations of inner values count only where nothing can be inferred: they may be wrong.
 
-    Where onnx infers other windows than onnxruntime computes, the corrected values become inputs and inference starts
-    again, so that all shapes that depend on them are corrected, too.
+def read_graph(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
+    """Return the graph of an opened model after FILE_PASSES, with all shapes inferred. Raises ModelError."""
+    try:
+        with _bounded_memory(INFERENCE_BYTES + 16 * proto.ByteSize()):
+            onnx.checker.check_model(for_checker(proto))
+            for file_pass in FILE_PASSES:
+                proto = file_pass.run(proto)
+            shaped = with_inferred_shapes(proto)
+        if why := element_type_error(shaped):
+            raise ModelError(why)
+        model: ir.Model = ir.from_proto(shaped)
+        attach(model, origin.folder)
+    except MemoryError:
+        raise ModelError(f"{origin} holds shapes that take too much memory to infer") from None
+    except Exception as error:  # onnx raises several unrelated classes for a broken model
+        raise ModelError(f"{origin} is not a valid ONNX model: {_first_line(error)}") from None
+    type_loop_bodies(model)
+    for value in model.graph.outputs:
+        if value.type is None:  # a pass finds out, from the operator that makes it
+            value.type = ir.TensorType(ir.DataType.UNDEFINED)
+    return model
+
+
+INFERENCE_BYTES = 1 << 29
+"""Bytes that onnx may allocate to check a model and infer its shapes, beside 16 times the model's own bytes."""
+
+
+@contextlib.contextmanager
+def _bounded_memory(more: int) -> Iterator[None]:
+    """Raise MemoryError in this context where the process allocates `more` bytes.
+
+    onnx writes down each element of the lists of sizes that it infers, and a model of a few bytes may have lists of
+    2**40 elements. Systems without /proc have no bound.
     """
-    inferable = onnx.ModelProto()
-    inferable.CopyFrom(proto)
-    _clear_matrices(inferable.graph)
-    empty_lists = {tensor.name for tensor in inferable.graph.initializer if list(tensor.dims) == [0]}
-    for node in inferable.graph.node:
-        if node.op_type == "Squeeze" and empty_lists.intersection(node.input[1:]):
-            del node.input[1:]  # onnxruntime takes an empty list of axes as all axes of size 1
-        if node.domain == "com.microsoft" and op_spec(node.op_type).shape_like and not _has_own_shape_rule(node):
-            _replace_by_onnx_operator(node)
-    overruled: dict[str, onnx.ValueInfoProto] = {}
-    inferred = _infer_values(inferable, proto)
-    while corrected := corrected_window_shapes(inferable.graph, inferred):  # what follows from them is inferred again
-        overruled |= corrected
-        remaining = [node for node in inferable.graph.node if node.output[0] not in corrected]
-        del inferable.graph.node[:]
-        inferable.graph.node.extend(remaining)
-        inferable.graph.input.extend(corrected.values())
-        inferred = _infer_values(inferable, proto)
-    inferable.CopyFrom(proto)
-    del inferable.graph.value_info[:], inferable.graph.output[:]
-    outputs = {value.name for value in inferred.output}
-    inferable.graph.value_info.extend(inferred.value_info)
-    inferable.graph.value_info.extend(value for name, value in overruled.items() if name not in outputs)
-    inferable.graph.output.extend(overruled.get(value.name, value) for value in inferred.output)
-    return inferable
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    bound = pages * resource.getpagesize() + more
+    resource.setrlimit(resource.RLIMIT_AS, (bound if soft == resource.RLIM_INFINITY else min(bound, soft), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _clear_matrices(graph: onnx.GraphProto) -> None:
-    """Clear the values of constants on which no shape depends, so that onnx does not copy them to infer shapes."""
-    for tensor in graph.initializer:
-        if len(tensor.dims) > 1 and prod(tensor.dims) > MAX_LIST_ELEMENTS:
-            for name in ("raw_data", "float_data", "double_data", "int32_data", "int64_data", "uint64_data"):
-                tensor.ClearField(name)
-
-
-DATA_DEPENDENT_OPS = frozenset(("Compress", "If", "NonMaxSuppression", "NonZero", "Unique"))
-"""Operators whose result sizes depend on data: sizes that a model declares for them were those of one input."""
-
-
-def _data_dependent_tensors(graph: onnx.GraphProto, known: Container[str]) -> set[str]:
-    """Return the tensors whose sizes depend on data, except those whose shape is `known`."""
-    varying: set[str] = set()
-    for node in graph.node:
-        if node.op_type in DATA_DEPENDENT_OPS or varying.intersection(node.input):
-            varying.update(name for name in node.output if name not in known)
-    return varying
-
-
-def _infer_values(inferable: onnx.ModelProto, proto: onnx.ModelProto) -> onnx.GraphProto:
-    """Return the graph of `inferable`, which is `proto` with stand-in operators, with the types that onnx infers.
-
-    Inference runs twice: without the model's declarations, then with those of tensors that the first run left open.
-    """
-    declared = {value.name: value for value in (*proto.graph.value_info, *proto.graph.output)}
-    outputs = [value.name for value in proto.graph.output]
-    inputs = {value.name: value for value in inferable.graph.input}
-    complete: dict[str, onnx.ValueInfoProto] = {}
-    for declarations in ({}, declared):
-        del inferable.graph.value_info[:], inferable.graph.output[:]
-        varying = _data_dependent_tensors(proto.graph, complete)
-        chosen = {name: value for name, value in declarations.items() if name not in varying} | complete | inputs
-        inferable.graph.value_info.extend(value for name, value in chosen.items() if name not in {*outputs, *inputs})
-        inferable.graph.output.extend(chosen.get(name, onnx.ValueInfoProto(name=name)) for name in outputs)
-        shaped = infer_with_onnx(inferable).graph
-        complete = {value.name: value for value in (*shaped.value_info, *shaped.output) if _is_complete(value.type)}
-        complete = fixed_ranges(shaped) | complete
-    return shaped
-
-
-def _is_complete(kind: onnx.TypeProto) -> bool:
-    """Return whether `kind` is a tensor type whose element type and sizes are all known."""
-    tensor = kind.tensor_type
-    known = tensor.elem_type != onnx.TensorProto.UNDEFINED and tensor.HasField("shape")
-    return known and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
-
-
-def _has_own_shape_rule(node: onnx.NodeProto) -> bool:
-    """Return whether an operator of onnxruntime needs its tensor expression for its shape and type.
-
-    So it is where its result is float (no output scale) or its channels come last: ONNX's operator would give others.
-    """
-    scale = op_spec(node.op_type).scale
-    floats = scale is not None and not any(node.input[scale : scale + 1])
-    return floats or any(attr.name == "channels_last" and attr.i for attr in node.attribute)
-
-
-def _replace_by_onnx_operator(node: onnx.NodeProto) -> None:
-    """Turn an operator of onnxruntime, in place, into ONNX's operator whose result has the same shape and type.
-
-    Only for shape inference: onnx does not know onnxruntime's operators.
-    """
-    spec, names = op_spec(node.op_type), list(node.input)
-    op = spec.shape_like
-    inputs = names if op == node.op_type else [names[number] for number in spec.data_among(len(names))]
-    attrs = [attr for attr in node.attribute if attr.name not in ("channels_last", "opset") and op != "Identity"]
-    node.op_type, node.domain = op, ""
-    del node.input[:], node.attribute[:]
-    node.input.extend(inputs)
-    node.attribute.extend(attrs)
-
-
-SEQUENCES = frozenset(("SequenceConstruct", "SequenceEmpty", "SplitToSequence"))
-"""Operators that make sequences; sizes in such models are known at run time only."""
-
-
-def has_sequences(model: ir.Model) -> bool:
-    """Return whether a model uses sequences or optionals, so that sizes are known at run time only."""
-    sequence_input = any(isinstance(value.type, (ir.SequenceType, ir.OptionalType)) for value in model.graph.inputs)
-    return sequence_input or any(node.op_type in SEQUENCES for node in model.graph)
-
-
-def require_static(model: ir.Model, allow_open: bool = False) -> None:
+def _require_static(model: ir.Model, allow_open: bool = False) -> None:
     """Raise ModelError where an input's shape is unknown or not constant, except in models of sequences.
 
     allow_open: accept open sizes of inputs whose number of axes is known.
     """
-    if has_sequences(model):
+    if _has_sequences(model):
         return
     for value in model.graph.inputs:
         if value.shape is None:
@@ -353,3 +211,205 @@ def require_static(model: ir.Model, allow_open: bool = False) -> None:
                     )
             elif size < 0:
                 raise ModelError(f"input {value.name!r} has a negative dimension {axis}: {size}")
+
+
+SEQUENCES = frozenset(("SequenceConstruct", "SequenceEmpty", "SplitToSequence"))
+"""Operators that make sequences; sizes in such models are known at run time only."""
+
+
+def _has_sequences(model: ir.Model) -> bool:
+    """Return whether a model uses sequences or optionals, so that sizes are known at run time only."""
+    sequence_input = any(isinstance(value.type, (ir.SequenceType, ir.OptionalType)) for value in model.graph.inputs)
+    return sequence_input or any(node.op_type in SEQUENCES for node in model.graph)
+
+
+def check_parameters(model: ir.Model) -> None:
+    """Raise ModelError where scales or zero points do not fit what they quantise, as far as shapes are known.
+
+    Call it after the graph passes: onnxruntime does not look at the parameters of patterns that it fuses, either.
+    """
+    for node in model.graph.all_nodes():
+        if not is_op(node, "QuantizeLinear", "DequantizeLinear") or not node.inputs:
+            continue
+        x, axis, block = node.inputs[0], attribute(node, "axis", 1), attribute(node, "block_size", 0)
+        for value in quantisation(node):
+            parameters = shape(value) if value is not None else None
+            if x is None or x.shape is None or parameters is None:
+                continue
+            sizes = [size if isinstance(size, int) and size >= 0 else None for size in x.shape]
+            if why := parameter_shape_error(parameters, sizes, axis, block):
+                raise ModelError(f"{node.op_type} ({node.name or node.outputs[0].name}) has {why}")
+
+
+PRODUCTS = frozenset(("MatMul", "MatMulInteger", "QLinearMatMul"))
+"""Products that count as operators with weights if one side is constant."""
+SIZES = frozenset(("Shape", "Size"))
+"""Operators that read sizes; they are not folded while samples are proved independent."""
+
+
+@dataclass(frozen=True)
+class SpecialisedModel:
+    """An imported graph for given sizes.
+
+    batched: inputs whose first axis counts samples, of which a Program takes any number. passes: the report of each
+    pass of the import.
+    """
+
+    graph: ir.Model
+    batched: tuple[str, ...] = ()
+    passes: tuple[PassInfo, ...] = ()
+
+
+def specialise(
+    source: str | Path | onnx.ModelProto, shapes: Shapes | None = None, images: int = 1, declared: bool = True,
+    left_out: Collection[str] = (), watch: Watch | None = None,
+) -> SpecialisedModel:  # fmt: skip
+    """Import a model for inputs of these shapes.
+
+    images: samples that are computed at once if neither the model nor `shapes` says how many. declared: whether the
+    shapes that the model declares for other tensors count where they cannot be inferred. left_out: names of passes of
+    the import to leave out. watch: called after each pass.
+
+    Raises ModelError where the shapes contradict the model, and where a size is open that must be a number.
+    """
+    proto, origin = open_model(source)
+    proto = proto if declared else without_declared_shapes(proto)
+    shapes = shapes or {}
+    sizes, samples, why = sizes_of(proto, shapes), _sample_size(proto), ""
+    batched: tuple[str, ...] = ()
+    if samples is not None:
+        with_samples = {samples: images} | sizes
+        batched, why = _prove_independence(
+            import_model(with_shapes(proto, shapes, with_samples), origin), proto, samples
+        )
+        sizes = with_samples if batched else sizes
+    model = read_graph(with_shapes(proto, shapes, sizes), origin)
+    passes = IMPORT_PASSES.without(left_out).run_import(model, watch)
+    open_labels = [label for label in open_axes(proto).values() if label not in sizes]
+    _require_static(model, allow_open=bool(open_labels))
+    if open_labels and not _has_sequences(model) and _meets_weights(model):
+        missing = next((label for label in open_labels if not _is_count(proto, origin, label)), open_labels[0])
+        mixing = f"; samples are not computed one by one: {why}" if why and missing == samples else ""
+        raise ModelError(missing_size_message(proto, missing) + mixing)
+    return SpecialisedModel(model, batched, tuple(passes))
+
+
+def _sample_size(proto: onnx.ModelProto) -> str | None:
+    """Return the label of the open size that may count samples: the first axis of inputs, and no other axis of any."""
+    axes = open_axes(proto)
+    first = {name for (_, axis), name in axes.items() if axis == 0}
+    first -= {name for (_, axis), name in axes.items() if axis > 0}
+    return first.pop() if len(first) == 1 else None
+
+
+def _prove_independence(model: ir.Model, proto: onnx.ModelProto, samples: str) -> tuple[tuple[str, ...], str]:
+    """Prove that samples are independent.
+
+    Returns (the inputs whose first axis counts them, ""), or ((), the reason why they may not be).
+
+    samples: label of the open size that may count samples. Changes `model`: constants are folded, but sizes are not,
+    since that would hide how values depend on the number of samples.
+    """
+    fold(model, keep=DEQUANTISED | SIZES)
+    inputs = tuple(name for (name, axis), label in open_axes(proto).items() if label == samples)
+    why = why_samples_mix(model, inputs)
+    return ((), why) if why else (inputs, "")
+
+
+def _meets_weights(model: ir.Model) -> bool:
+    """Return whether a size that is not known reaches an operator with weights, or another that needs a fixed size."""
+    copy = model.clone()
+    infer_shapes(copy)
+    fold(copy)
+    constants = set(copy.graph.initializers.values())  # and results of constants alone, such as dequantised weights
+    for node in copy.graph:
+        inputs = [value for value in node.inputs if value is not None]
+        if inputs and constants.issuperset(inputs):
+            constants.update(node.outputs)
+            continue
+        if not op_spec(node.op_type).heavy and not (node.op_type in PRODUCTS and constants.intersection(inputs)):
+            continue
+        tensors = [value for value in (*inputs, *node.outputs) if value not in constants]
+        if any(shape(value) is None for value in tensors):
+            return True
+    return False
+
+
+def _is_count(proto: onnx.ModelProto, origin: Origin, size: str) -> bool:
+    """Return whether an open size may stay open if all others are numbers."""
+    others = {label: 1 for label in open_axes(proto).values() if label != size}
+    try:
+        return not _meets_weights(import_model(with_shapes(proto, {}, others), origin))
+    except ModelError:  # the model may not accept the size 1 that the others get here
+        return False
+
+
+@dataclass(frozen=True)
+class _OpenSizes:
+    """The open sizes of a model.
+
+    axes: their labels by input and axis. free: labels of sizes that a Program can leave open. samples: label of the
+    size that may count samples. why: the reason why it does not.
+    """
+
+    axes: dict[tuple[str, int], str]
+    free: set[str]
+    samples: str | None
+    why: str
+
+
+def _find_open_sizes(source: str | Path | onnx.ModelProto, shapes: Shapes) -> _OpenSizes:
+    """Classify the open sizes of a model for inputs of `shapes`.
+
+    Shapes that the model declares for inner tensors are dropped if they contradict the inferred ones.
+    """
+    proto, origin = open_model(source)
+    try:
+        return _classify_open_sizes(proto, origin, shapes)
+    except Disagreement:
+        return _classify_open_sizes(without_declared_shapes(proto), origin, shapes)
+
+
+def _classify_open_sizes(proto: onnx.ModelProto, origin: Origin, shapes: Shapes) -> _OpenSizes:
+    """Prove which open sizes a Program can leave open: samples that are independent, and counts."""
+    axes = open_axes(proto)
+    positive_shapes = {
+        name: [max(size or 0, 1) for size in shape] for name, shape in shapes.items()
+    }  # a given size may be 0
+    sizes, samples, why = sizes_of(proto, positive_shapes), _sample_size(proto), ""
+    free: set[str] = set()
+
+    def import_with_open(names: Collection[str]) -> ir.Model:
+        """Import the model with these sizes open and all others as numbers."""
+        left = {label: size for label, size in sizes.items() if label not in names}
+        return import_model(with_shapes(proto, {}, left), origin)
+
+    if samples is not None:
+        batched, why = _prove_independence(import_with_open(()), proto, samples)
+        if batched:
+            free.add(samples)
+    counts = {label for label in sizes if label != samples and not _meets_weights(import_with_open((label,)))}
+    if counts and not _meets_weights(import_with_open(counts)):
+        free |= counts
+    return _OpenSizes(axes, free, samples, why)
+
+
+def open_free_sizes(source: str | Path | onnx.ModelProto, shapes: Shapes) -> dict[str, tuple[int | None, ...]]:
+    """Return `shapes` of all inputs with None for sizes that a Program can leave open: samples and counts."""
+    open_sizes = _find_open_sizes(source, shapes)
+    return {
+        name: tuple(
+            None if open_sizes.axes.get((name, axis)) in open_sizes.free else size for axis, size in enumerate(shape)
+        )
+        for name, shape in shapes.items()
+    }
+
+
+def why_fixed(source: str | Path | onnx.ModelProto, shapes: Shapes) -> dict[tuple[str, int], str]:
+    """Return {(input, axis): reason} for open sizes that must be numbers in a Program; free ones are left out."""
+    open_sizes = _find_open_sizes(source, shapes)
+    mixing = f"samples are not computed one by one: {open_sizes.why}"
+    return {
+        place: mixing if label == open_sizes.samples else "operators with weights meet it"
+        for place, label in open_sizes.axes.items() if label not in open_sizes.free
+    }  # fmt: skip

@@ -1,10 +1,17 @@
-"""Access operands of nodes by their declared names, and ask about operators by their OpSpec."""
+"""Access operands of nodes by their declared names, and ask about operators by their OpSpec.
+
+An operator in a domain of a user's own has no OpSpec; `custom` returns its CustomOp, which the tile language defines
+(language/custom_operators.py).
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import onnx_ir as ir
+from numpy.typing import NDArray
 from onnx import NodeProto
 
 from celosia.compiler.ops import op_spec
@@ -15,6 +22,11 @@ from celosia.compiler.program.op_spec import Moves, OpSpec, Role, find_operand
 def operand(node: ir.Node, name: str) -> ir.Value | None:
     """Return the operand `name` of `node`; None where it is left out. Raises UnknownOperand if it declares none."""
     return find_operand(node.op_type, node.inputs, name)
+
+
+def named_input(node: NodeProto, name: str) -> str:
+    """Return the name of the input that is the operand `name`; "" if it is left out. Raises UnknownOperand."""
+    return find_operand(node.op_type, node.input, name) or ""
 
 
 def set_operand(node: ir.Node, name: str, value: ir.Value) -> None:
@@ -101,11 +113,32 @@ def multiplies_matrices(node: AnyNode) -> bool:
     return spec.multiplies_bytes and not spec.windows and spec.scale is not None
 
 
-def named_input(node: NodeProto, name: str) -> str:
-    """Return the name of the input that is the operand `name`; "" if it is left out. Raises UnknownOperand."""
-    return find_operand(node.op_type, node.input, name) or ""
-
-
 def data_operands(node: ir.Node) -> list[ir.Value | None]:
     """Return the inputs that `node` computes with: no biases, scales, zero points or shapes."""
     return [node.inputs[number] for number in op_spec(node.op_type).data_among(len(node.inputs))]
+
+
+Array = NDArray[Any]
+"""A numpy array of any element type."""
+
+
+@dataclass(frozen=True)
+class CustomOp:
+    """How the compiler treats an operator that a user defines.
+
+    shapes: (inputs as arrays, empty if not constant; attributes) -> shape and element type of each output. compute:
+    arrays to arrays. place: makes a layer of (select.Placement, node), or raises NotOffloadable with the reason.
+    """
+
+    shapes: Callable[[Sequence[Array], Mapping[str, Any]], list[tuple[tuple[int, ...], str]]]
+    compute: Callable[[Sequence[Array], Mapping[str, Any]], list[Array]]
+    place: Callable[[Any, ir.Node], None]
+
+
+CUSTOM: dict[tuple[str, str], CustomOp] = {}
+"""(domain, name) -> operator."""
+
+
+def custom(node: ir.Node) -> CustomOp | None:
+    """Return the operator that a user has defined for `node`; None for an operator of ONNX."""
+    return CUSTOM.get((node.domain, node.op_type))

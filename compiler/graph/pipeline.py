@@ -18,9 +18,8 @@ import onnx_ir.passes.common as common
 
 from celosia.compiler.graph.block_sums import sum_blocks
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.importing.branches import infer_bodies, inline_branches
-from celosia.compiler.graph.importing.functions import inline_functions
-from celosia.compiler.graph.importing.gradient import expand_gradients
+from celosia.compiler.graph.importing.inlining import expand_gradients, inline_branches, inline_functions
+from celosia.compiler.graph.importing.shape_inference import infer_bodies
 from celosia.compiler.graph.onnxruntime_rules.bias_scales import rescale_biases
 from celosia.compiler.graph.onnxruntime_rules.block_quantised_products import round_activations
 from celosia.compiler.graph.onnxruntime_rules.double_pairs import fuse_qdq_pairs

@@ -1,32 +1,39 @@
-"""Shapes and types from the operators' own tensor expressions.
+"""Shapes and types from the operators' own tensor expressions, and the windows of convolutions and poolings.
 
-Where onnx's inference leaves them open they are set. Elsewhere they are compared, because every stage of the compiler
+Where onnx's inference leaves shapes open they are set. Elsewhere they are compared, because every stage of the compiler
 relies on the shapes of the graph.
 
     x: float[2, 3]                                x: float[2, 3]
     y = com.microsoft.FastGelu(x)        ->       y = com.microsoft.FastGelu(x)
     y: ?                                          y: float[2, 3]
+
+`windows_of` gives the windows of a node as rows and columns of images, if its output has the shape that they give.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler.expr import placeholder
-from celosia.compiler.graph.custom import custom, infer_custom
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.operands import operand
-from celosia.compiler.graph.values import attribute, constant, dtype_name, is_op, shape
-from celosia.compiler.graph.windows import dims_on_host
+from celosia.compiler.graph.operands import CustomOp, custom, operand
+from celosia.compiler.graph.values import attribute, attributes_of, constant, dtype_name, is_op, shape
 from celosia.compiler.ops import OPS, Unsupported, build
 from celosia.compiler.ops.registry import TYPES
 from celosia.compiler.program.host.hostops.value_types import block_shape_error
 from celosia.compiler.program.host.op import DOMAINS
-from celosia.compiler.program.host.shape_rules import WindowError
+from celosia.compiler.program.host.shape_rules import (
+    TransposedWindows,
+    WindowError,
+    Windows,
+    transposed_windows,
+    windows,
+)
 
 
 class Disagreement(ModelError):
@@ -61,9 +68,23 @@ def infer(node: ir.Node, opset: int) -> None:
     if all(shape(value) is not None and value.dtype not in UNKNOWN for value in node.outputs):
         return
     if (op := custom(node)) is not None:
-        return infer_custom(node, op)
+        return _infer_custom(node, op)
     for value, (dims, dtype) in zip(node.outputs, result_types(node, opset) or ()):
         value.shape, value.type = ir.Shape(dims), ir.TensorType(dtype)
+
+
+def _infer_custom(node: ir.Node, op: CustomOp) -> None:
+    """Set shapes and types of the outputs of `node`, if those of all its inputs are known."""
+    inputs = []
+    for value in node.inputs:
+        dims = None if value is None else shape(value)
+        if value is None or dims is None or value.dtype in (None, ir.DataType.UNDEFINED):
+            return
+        array = constant(value)
+        inputs.append(np.empty(dims, value.dtype.numpy()) if array is None else array)
+    for value, (dims, dtype) in zip(node.outputs, op.shapes(inputs, attributes_of(node))):
+        value.shape = ir.Shape(dims)
+        value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(dtype)))
 
 
 def contradictions(graph: ir.Graph) -> Iterator[str]:
@@ -198,9 +219,68 @@ def _types_on_host(node: ir.Node) -> ResultTypes:
     These are values of the input's type, and then int64 indices.
     """
     try:
-        dims = dims_on_host(node)
+        dims = _dims_on_host(node)
     except WindowError:
         return None
     if dims is None or node.inputs[0] is None or node.inputs[0].dtype in UNKNOWN:
         return None
     return [(dims, node.inputs[0].dtype), (dims, ir.DataType.INT64)][: len(node.outputs)]
+
+
+def _dims_on_host(node: ir.Node) -> tuple[int, ...] | None:
+    """Return the output shape of an operator with windows that only the host computes; None for other operators.
+
+    These have no tensor expression to derive it from. Raises WindowError.
+    """
+    x, attrs = None if not node.inputs or node.inputs[0] is None else shape(node.inputs[0]), attributes_of(node)
+    if x is None or node.domain not in ("", "ai.onnx"):
+        return None
+    match node.op_type:
+        case "MaxPool" | "LpPool":
+            return (*x[:2], *windows(node.op_type, attrs, x[2:]).out)
+        case "MaxUnpool" if len(node.inputs) == 2:
+            return (*x[:2], *transposed_windows(attrs, x[2:]).out)
+        case "Col2Im":
+            image, kernel = (constant(operand(node, name)) for name in ("image_shape", "block_shape"))
+            return None if image is None or kernel is None else (x[0], x[1] // prod(kernel.tolist()), *image.tolist())
+    return None
+
+
+def windows_of(node: ir.Node, kernel: Sequence[int] | None = None) -> Windows:
+    """Return the windows of `node` over the rows and columns of its first input; a 1-D input gets one row.
+
+    kernel: sizes of its weights, if it has weights. Raises WindowError, also where they contradict the output's shape.
+    """
+    geometry = windows(node.op_type, attributes_of(node), _image_sizes(node.inputs[0]), kernel)
+    _check_output_sizes(geometry.out, node)
+    return geometry.with_unit_row() if len(geometry.out) == 1 else geometry
+
+
+def transposed_windows_of(node: ir.Node, kernel: Sequence[int]) -> TransposedWindows:
+    """Return the windows of a transposed convolution over rows and columns; a 1-D input gets one row.
+
+    Raises WindowError, also where they contradict the output's shape.
+    """
+    geometry = transposed_windows(attributes_of(node), _image_sizes(node.inputs[0]), kernel)
+    _check_output_sizes(geometry.out, node)
+    return geometry.with_unit_row() if len(geometry.out) == 1 else geometry
+
+
+def whole_image(size: tuple[int, int]) -> Windows:
+    """Return the one window of global pooling, over all rows and columns."""
+    return windows("GlobalPool", {"kernel_shape": size}, size)
+
+
+def _image_sizes(value: ir.Value | None) -> tuple[int, ...]:
+    """Return the sizes of the axes behind batch and channels. Raises WindowError where there are none."""
+    dims = None if value is None else shape(value)
+    if dims is None or len(dims) < 3:
+        raise WindowError("an input without rows or columns")
+    return dims[2:]
+
+
+def _check_output_sizes(out: tuple[int, ...], node: ir.Node) -> None:
+    """Raise WindowError if the windows give other rows and columns than the output's shape has."""
+    declared = _image_sizes(node.outputs[0])
+    if out != declared:
+        raise WindowError(f"windows with {list(out)} outputs, of which its shape has {list(declared)}")

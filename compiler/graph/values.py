@@ -1,12 +1,23 @@
-"""Questions that every pass asks about a value or a node, and replacement of nodes."""
+"""Values and nodes of a graph: what every pass asks about them, how it replaces them, and how they are named.
+
+1. Constants, static shapes and attributes of a value or a node.
+2. Uses, subgraphs, and replacement of a node by a value.
+3. New constants and attributes.
+4. Names, for messages, reports and the Program's file. ONNX lets nodes be nameless or share a name, and a model's
+   values may be called what a pass would call its own. The compiler itself identifies nodes and values by object.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+
+from celosia.compiler.expr.unique_names import unused_name
+from celosia.compiler.program.host.op import DOMAINS
 
 CACHED_ARRAY = "celosia.array"
 """Key in the meta of a small constant: the array that `constant` has read, as passes ask for scales repeatedly."""
@@ -38,6 +49,11 @@ def shape(value: ir.Value) -> tuple[int, ...] | None:
     return tuple(int(size) for size in value.shape)  # type: ignore[arg-type]
 
 
+def dtype_name(value: ir.Value) -> str:
+    """Return numpy's name of the element type; "object" for strings, "float32" if it is unknown."""
+    return "float32" if value.dtype in (None, ir.DataType.UNDEFINED) else value.dtype.numpy().name
+
+
 def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
     """Return the Python value of an attribute, or `default` if the node has none."""
     attr = node.attributes.get(name)
@@ -53,6 +69,29 @@ def attributes_of(node: ir.Node) -> dict[str, Any]:
     """
     graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
     return {name: attribute(node, name) for name, attr in node.attributes.items() if attr.type not in graphs}
+
+
+def is_op(node: ir.Node | None, *op_types: str) -> bool:
+    """Return whether `node` is one of these operators, in ONNX's domain, onnxruntime's or ours."""
+    return node is not None and node.op_type in op_types and node.domain in DOMAINS
+
+
+def is_folded(value: ir.Value) -> bool:
+    """Return whether onnxruntime computes `value` from constants before it looks for products of bytes.
+
+    It folds all operators on constants except DequantizeLinear and operators with bodies.
+    """
+    if value.const_value is not None:
+        return True
+    node = value.producer()
+    if (
+        node is None
+        or is_op(node, "DequantizeLinear")
+        or subgraphs(node)
+        or not (node.inputs or node.op_type == "Constant")
+    ):
+        return False
+    return all(operand is None or is_folded(operand) for operand in node.inputs)
 
 
 def only_use(value: ir.Value) -> ir.Node | None:
@@ -98,6 +137,29 @@ def replace_keeping_name(node: ir.Node, value: ir.Value) -> bool:
     return True
 
 
+def values_of(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Yield inputs, constants and results of nodes; results without a name that nothing uses are left out.
+
+    Values of the graph come first, then those of its subgraphs.
+    """
+    for any_graph in (graph, *graph.subgraphs()):
+        yield from (*any_graph.inputs, *any_graph.initializers.values())
+        for node in any_graph:
+            yield from (out for out in node.outputs if out.name or out.uses() or out.is_graph_output())
+
+
+def operands(node: ir.Node) -> list[ir.Value]:
+    """Return the inputs of `node`, and the outer values that its subgraphs read."""
+    return [value for value in (*node.inputs, *captured(node)) if value is not None]
+
+
+def subgraphs(node: ir.Node) -> list[ir.Graph]:
+    """Return the graphs that attributes of `node` hold."""
+    single = [attr.as_graph() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPH]
+    lists = [attr.as_graphs() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPHS]
+    return [*single, *(graph for graphs in lists for graph in graphs)]
+
+
 def captured(node: ir.Node) -> list[ir.Value]:
     """Return the values that the subgraphs of `node` read from the graphs around them."""
     graphs = subgraphs(node)
@@ -116,57 +178,6 @@ def captured(node: ir.Node) -> list[ir.Value]:
         inputs = [value for inner_node in inner_nodes for value in inner_node.inputs]
         outer_values |= dict.fromkeys(v for v in (*inputs, *graph.outputs) if v is not None and v not in inner_values)
     return list(outer_values)
-
-
-def is_folded(value: ir.Value) -> bool:
-    """Return whether onnxruntime computes `value` from constants before it looks for products of bytes.
-
-    It folds all operators on constants except DequantizeLinear and operators with bodies.
-    """
-    if value.const_value is not None:
-        return True
-    node = value.producer()
-    if (
-        node is None
-        or is_op(node, "DequantizeLinear")
-        or subgraphs(node)
-        or not (node.inputs or node.op_type == "Constant")
-    ):
-        return False
-    return all(operand is None or is_folded(operand) for operand in node.inputs)
-
-
-def operands(node: ir.Node) -> list[ir.Value]:
-    """Return the inputs of `node`, and the outer values that its subgraphs read."""
-    return [value for value in (*node.inputs, *captured(node)) if value is not None]
-
-
-def subgraphs(node: ir.Node) -> list[ir.Graph]:
-    """Return the graphs that attributes of `node` hold."""
-    single = [attr.as_graph() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPH]
-    lists = [attr.as_graphs() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPHS]
-    return [*single, *(graph for graphs in lists for graph in graphs)]
-
-
-def is_op(node: ir.Node | None, *op_types: str) -> bool:
-    """Return whether `node` is one of these operators, in ONNX's domain, onnxruntime's or ours."""
-    return node is not None and node.op_type in op_types and node.domain in ("", "ai.onnx", "com.microsoft", "celosia")
-
-
-RESERVED = "celosia.names"
-"""Key in the meta of a graph: names of the imported model's values, also of those that passes have removed."""
-
-
-def derived_name(graph: ir.Graph, wanted: str) -> str:
-    """Return `wanted`, or a name derived from it that no value of the imported model has or had.
-
-    The self-check compares tensors by name: it would take a new value of such a name for the model's own.
-    """
-    reserved, name, number = graph.meta.get(RESERVED, ()), wanted, 0
-    while name in reserved:
-        number += 1
-        name = f"{wanted}_{number}"
-    return name
 
 
 def new_constant(graph: ir.Graph, name: str, array: NDArray[Any], computed: bool = False) -> ir.Value:
@@ -196,6 +207,62 @@ def attributes(**values: Any) -> list[ir.Attr]:
     return list(ir.convenience.convert_attributes(values))
 
 
-def dtype_name(value: ir.Value) -> str:
-    """Return numpy's name of the element type; "object" for strings, "float32" if it is unknown."""
-    return "float32" if value.dtype in (None, ir.DataType.UNDEFINED) else value.dtype.numpy().name
+def name_nodes(graph: ir.Graph) -> None:
+    """Give every node, those of subgraphs included, a unique name.
+
+    A name that no other node has stays; others become operator and first output, as in `Conv:features.3`.
+    """
+    nodes = list(graph.all_nodes())
+    count: dict[str | None, int] = {}
+    for node in nodes:
+        count[node.name] = count.get(node.name, 0) + 1
+    used_names = {name for name, times in count.items() if name and times == 1}
+    for node in nodes:
+        if node.name not in used_names:
+            output = next((out.name for out in node.outputs if out.name), "")
+            node.name = unused_name(f"{node.op_type}:{output}", used_names)
+
+
+def name_values(graph: ir.Graph) -> None:
+    """Give values without a name, or with that of another value, a unique one; inputs and outputs keep theirs.
+
+    Values of subgraphs count, too: their names may hide an outer value that a pass makes the subgraph read.
+    """
+    border = {*graph.inputs, *graph.outputs}
+    inner_values = [value for value in values_of(graph) if value not in border]
+    seen_names = {value.name for value in border}
+    used_names = {
+        name for name in (*seen_names, *(value.name for value in inner_values), *graph.meta.get(RESERVED, ())) if name
+    }
+    for value in inner_values:
+        if not value.name or value.name in seen_names:
+            value.name = unused_name(value.name or "value", used_names)
+        seen_names.add(value.name)
+
+
+def value_names(graph: ir.Graph) -> set[str]:
+    """Return the names of all values, those of subgraphs included."""
+    return {value.name for value in values_of(graph) if value.name}
+
+
+RESERVED = "celosia.names"
+"""Key in the meta of a graph: names of the imported model's values, also of those that passes have removed."""
+
+
+def reserve_names(graph: ir.Graph) -> None:
+    """Reserve the names of all values, so that `derived_name` never gives them to others, even after their removal."""
+    reserved = frozenset(value_names(graph))
+    for any_graph in (graph, *graph.subgraphs()):
+        any_graph.meta[RESERVED] = reserved
+
+
+def derived_name(graph: ir.Graph, wanted: str) -> str:
+    """Return `wanted`, or a name derived from it that no value of the imported model has or had.
+
+    The self-check compares tensors by name: it would take a new value of such a name for the model's own.
+    """
+    reserved, name, number = graph.meta.get(RESERVED, ()), wanted, 0
+    while name in reserved:
+        number += 1
+        name = f"{wanted}_{number}"
+    return name

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.custom import CUSTOM, CustomOp
+from celosia.compiler.graph.operands import CUSTOM, CustomOp
 from celosia.compiler.graph.select.forms import NotOffloadable
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attributes_of, constant, shape

@@ -17,10 +17,9 @@ from celosia.compiler.expr.unique_names import unused_name
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.levels import levels_of
-from celosia.compiler.graph.names import value_names
 from celosia.compiler.graph.select import ActivationLayout, Partition
 from celosia.compiler.graph.select.placement import Reads, cache_of
-from celosia.compiler.graph.values import captured, constant, dtype_name, shape
+from celosia.compiler.graph.values import captured, constant, dtype_name, shape, value_names
 from celosia.compiler.launch.describe import describe
 from celosia.compiler.launch.image import Image
 from celosia.compiler.launch.memory_plan import plan_arena

@@ -141,7 +141,7 @@ class OpSpec:
     view: it changes only the shape, so its output may share the memory of its input.
     wide: it needs several operations for a result; for float16 these are in float32, and the result is rounded once.
     heavy: it is slow without a kernel of its own, so a model whose open sizes reach it is compiled for given sizes
-    (graph/specialise.py).
+    (graph/importer.py).
     multiplies_bytes: it adds up products of its first two data operands, which are bytes.
     windows: its attributes are those of sliding windows (host/shape_rules.py).
     shaped_as: for an operator of onnxruntime, whose shapes ONNX does not infer, an operator of ONNX with the same shape

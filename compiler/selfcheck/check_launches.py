@@ -22,12 +22,11 @@ from numpy.typing import NDArray
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.graph.values import attribute, constant, shape
-from celosia.compiler.layer import Activation, Storage, whole_groups
+from celosia.compiler.layer import Activation, Storage, StridedView, whole_groups
 from celosia.compiler.program import LaunchStep, Pack, Program
 from celosia.compiler.program.model import FormInfo, matrix_counts, pack_activation, unpack_activation
 from celosia.compiler.selfcheck.operator_results import CachedResults, Codes, codes, compute, is_concat, read_by
 from celosia.compiler.selfcheck.shared_kernels import compiled_gemm
-from celosia.compiler.strided_view import StridedView
 from celosia.compiler.target import compiling_for
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode

@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.cpu.function import compile_op
-from celosia.compiler.graph.custom import custom
-from celosia.compiler.graph.operands import joins_parts, operand, operand_groups, product_names, spec_of
+from celosia.compiler.graph.operands import custom, joins_parts, operand, operand_groups, product_names, spec_of
+from celosia.compiler.graph.shapes import transposed_windows_of, whole_image, windows_of
 from celosia.compiler.graph.values import attribute, attributes_of, constant, is_op, shape
-from celosia.compiler.graph.windows import transposed_windows_of, whole_image, windows_of
 from celosia.compiler.ops import VIEWS, op_spec, operators_with
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.host.shape_rules import Windows, windows

@@ -17,9 +17,9 @@ from typing import Any
 import onnx_ir as ir
 
 from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.importer import specialise
 from celosia.compiler.graph.passes import Pipeline
 from celosia.compiler.graph.pipeline import PASSES, for_hardware
-from celosia.compiler.graph.specialise import specialise
 from celosia.compiler.launch.blocks import estimated_cycles
 from celosia.compiler.layer import TilingError
 from celosia.compiler.lowering import lower, place

@@ -20,7 +20,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.importing.functions import opset_of
+from celosia.compiler.graph.importing.inlining import opset_of
 from celosia.driver.generate.position_source import require_position_inputs
 from celosia.driver.generate.roles import CACHE_AXIS, Cache, Roles, find_roles
 from celosia.driver.generate.rotary import Rotary

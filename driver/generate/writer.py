@@ -11,12 +11,12 @@ import onnx
 from onnx import helper, numpy_helper
 
 from celosia.compiler.expr.unique_names import unused_name
-from celosia.compiler.graph.importing.functions import nodes, subgraphs
+from celosia.compiler.graph.importing.inlining import inner_graphs, nodes
 
 
 def _nodes_in_subgraphs(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
     """Yield the nodes in the subgraphs of `node`, nested ones included."""
-    for graph in subgraphs(node):
+    for graph in inner_graphs(node):
         yield from nodes(graph)
 
 

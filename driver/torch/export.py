@@ -26,8 +26,8 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from celosia.compiler.compile import compile as compile_model
+from celosia.compiler.graph.importer import open_free_sizes, why_fixed
 from celosia.compiler.graph.importing.dimensions import input_values, open_axes, open_inputs
-from celosia.compiler.graph.specialise import open_free_sizes, why_fixed
 from celosia.compiler.graph.values import new_constant
 from celosia.compiler.program import Program
 from celosia.driver.torch.decompose import decompose_fused

@@ -21,9 +21,9 @@ import celosia
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.select import columns, concatenation, elementwise, matrices
 from celosia.compiler.graph.select.placement import Placement
+from celosia.compiler.layer import StridedView
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check_launches import SelfCheckError
-from celosia.compiler.strided_view import StridedView
 from celosia.compiler.vthread.verify.provenance import ProvenanceError
 from celosia.driver.generate.roles import find_roles
 from celosia.driver.generate.stepping import Stepping, rewrite_to_return_new_rows

@@ -6,7 +6,7 @@ import graph_text
 import pytest
 
 from celosia.compiler.graph.importer import import_model, open_model
-from celosia.compiler.graph.importing.range_lengths import fixed_ranges
+from celosia.compiler.graph.importing.shape_inference import fixed_ranges
 
 KNOWN = {
     "a constant more": ("t = Add(p, three) y = Range(p, t, one)", 3),

@@ -16,7 +16,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from celosia.compiler import numerics
 from celosia.compiler.graph import cost
-from celosia.compiler.graph.importing import sample_rules
+from celosia.compiler.graph.importing import sample_independence
 from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.quantized import integerise
 from celosia.compiler.graph.select import LAYER_BUILDERS
@@ -47,10 +47,9 @@ FEWEST = 4
 TABLES = {
     "compiler/cpu/operators_doc.py": "which operators quantisers write, and which of them do not run yet",
     "compiler/graph/onnxruntime_rules/float16.py": "for which operators onnxruntime has kernels of float16",
-    "compiler/graph/importer.py": "operators whose sizes depend on data",
     "compiler/selfcheck/imported_model.py": "the check shares nothing with what it checks",
     "compiler/graph/onnxruntime_rules/propagation.py": "which operators onnxruntime exchanges with DequantizeLinear",
-    "compiler/graph/importing/shape_inference.py": "which operators onnx's inference follows sizes through",
+    "compiler/graph/importing/shape_inference.py": "whose sizes depend on data, or only move sizes",
     "compiler/graph/importing/sample_independence.py": "which operators lists of sizes pass through",
     "driver/accuracy/matching.py": "what quantisation puts between operators",
     "driver/torch/export.py": "operators that PyTorch's modules are named by",
@@ -87,7 +86,11 @@ def test_no_second_table_lists_operators() -> None:
         if (lines := list(tables(path.read_text(encoding="utf-8"), all_operators())))
     }
     assert set(found) == set(TABLES), found
-    several = {"compiler/graph/onnxruntime_rules/float16.py": 2, "compiler/selfcheck/imported_model.py": 2}
+    several = {
+        "compiler/graph/onnxruntime_rules/float16.py": 2,
+        "compiler/graph/importing/shape_inference.py": 2,
+        "compiler/selfcheck/imported_model.py": 2,
+    }
     assert all(len(lines) == several.get(path, 1) for path, lines in found.items()), found
 
 
@@ -117,7 +120,7 @@ def test_every_operator_has_a_row() -> None:
         *LAYER_BUILDERS,
         *integerise.QUANTISABLE,
         *cost._COUNTS,
-        *sample_rules.RULES,
+        *sample_independence.RULES,
         *identities.RULES,
     }
     assert known <= all_operators()
@@ -341,7 +344,7 @@ NAMED_FORMS: dict[str, set[str]] = {
     "compiler/graph/select/convolution.py": {"QLinearMatMul"},
     "compiler/graph/select/matrices.py": {"QLinearMatMul"},
     "compiler/graph/select/pooling.py": {"QLinearMean"},
-    "compiler/graph/specialise.py": {"QLinearMatMul"},
+    "compiler/graph/importer.py": {"QLinearMatMul"},
     "compiler/graph/quantized/rounded.py": {"QLinearAdd", "QLinearAveragePool"},
     "compiler/graph/transposed_values.py": {"QLinearAdd", "QLinearMatMul", "QLinearMul", "QLinearSoftmax"},
 }

@@ -8,8 +8,7 @@ import onnx_ir as ir
 import pytest
 from graph_text import after, lines, model
 
-from celosia.compiler.graph.check import RULES, BrokenGraph, check
-from celosia.compiler.graph.passes import GraphPass, Pipeline
+from celosia.compiler.graph.passes import RULES, BrokenGraph, GraphPass, Pipeline, check
 from celosia.compiler.graph.pipeline import PASSES
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.simplify.fold import fold

@@ -61,7 +61,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Builder, Config], Com
     def of(b: Builder, cfg: Config) -> Compiled:
         caught: list[tuple[Any, ...]] = []
         with monkeypatch.context() as patch:
-            patch.setattr("celosia.compiler.checking.self_check", lambda *given: caught.append(given) or Checked())
+            patch.setattr("celosia.compiler.compile.self_check", lambda *given: caught.append(given) or Checked())
             compile_model(b.model(), cfg)
         (program, *rest) = caught[0]
         return Compiled(replace(program, image=program.image.copy()), tuple(rest))
@@ -121,7 +121,7 @@ def test_check_false_skips(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*given: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("celosia.compiler.checking.self_check", never)
+    monkeypatch.setattr("celosia.compiler.compile.self_check", never)
     stages: list[str] = []
     program = celosia.compile(network().model(), "tiny", progress=stages.append, check=False)
     assert "checking" not in stages and program.launches
@@ -134,7 +134,7 @@ def test_an_error_inside_the_check_is_no_fault_of_the_program(monkeypatch: pytes
     def broken(*given: object) -> None:
         raise ValueError("index can't contain negative values")
 
-    monkeypatch.setattr("celosia.compiler.checking.check_rewriting", broken)
+    monkeypatch.setattr("celosia.compiler.compile.check_rewriting", broken)
     with pytest.raises(CheckFailed, match=r"failed itself.*ValueError: index can't") as caught:
         celosia.compile(network().model(), "tiny")
     code, sentence = exit_code_and_message(caught.value)

@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from oracle import opened
 
 import celosia
-from celosia.compiler.graph.names import name_values, value_names, values
+from celosia.compiler.graph.values import name_values, value_names, values_of
 from celosia.driver.runtime import Runtime
 
 MODELS: dict[str, str] = {
@@ -88,7 +88,7 @@ def test_new_names_are_not_those_of_later_values() -> None:
     for value in constants:
         graph.register_initializer(value)
     name_values(graph)
-    names = [value.name for value in values(graph)]
+    names = [value.name for value in values_of(graph)]
     assert len(set(names)) == len(names) and None not in names
     assert [value.name for value in constants] == ["y_2", "y_1"] and graph.outputs[0].name == "y"
 

@@ -13,11 +13,10 @@ import pytest
 
 import celosia
 from celosia.compiler import compile as compiler
-from celosia.compiler.graph import windows
-from celosia.compiler.graph.check import BrokenGraph
+from celosia.compiler.graph import shapes
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importing import shape_inference
-from celosia.compiler.graph.passes import GraphPass, Pipeline
+from celosia.compiler.graph.passes import BrokenGraph, GraphPass, Pipeline
 from celosia.compiler.graph.pipeline import PASSES
 from celosia.compiler.ops import products
 from celosia.compiler.program.host import shape_rules as meaning
@@ -165,7 +164,7 @@ def test_a_wrong_meaning(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def one_more(of: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given: replace(own := of(*given), out=tuple(n + 1 for n in own.out))
 
-    for module in (shape_inference, products, products, windows, vision):
+    for module in (shape_inference, products, shapes, vision):
         for name in {"windows", "transposed_windows"} & set(vars(module)):
             monkeypatch.setattr(module, name, one_more(getattr(module, name)))
     with pytest.raises(ModelError, match=r"windows.*onnx infers|FLOAT.*makes FLOAT"):

@@ -21,9 +21,9 @@ from small_models import Builder, Tensor
 from thorough import paired, some, tries
 
 import celosia
+from celosia.compiler.layer import StridedView
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck.check_launches import SelfCheckError
-from celosia.compiler.strided_view import StridedView
 from celosia.compiler.vthread.verify.decode import VerifyError
 from celosia.driver.runtime import Runtime
 from celosia.hw.spec.config import PRESETS

@@ -442,7 +442,7 @@ def test_a_check_that_fails_itself(
     def broken(*given: object) -> None:
         raise ValueError("index can't contain negative values")
 
-    monkeypatch.setattr("celosia.compiler.checking.check_rewriting", broken)
+    monkeypatch.setattr("celosia.compiler.compile.check_rewriting", broken)
     code, _, err = celosia("compile @quantised.onnx -o p --config tiny")
     assert code == 8 and "--no-check" in err and "p is written, and not checked" in err and "a fault of" not in err
     assert celosia("run p -i @x.npy -q")[0] == 0
@@ -825,7 +825,7 @@ def test_a_failed_self_check_is_a_fault_and_can_be_left_out(
     def fail(*given: object) -> None:
         raise SelfCheckError("conv7", "never stores its output")
 
-    monkeypatch.setattr("celosia.compiler.checking.self_check", fail)
+    monkeypatch.setattr("celosia.compiler.compile.self_check", fail)
     for command in ("compile @quantised.onnx -o a.celosia", "inspect @quantised.onnx", "run @quantised.onnx -i @x.npy"):
         code, _, err = celosia(f"{command} -q")
         assert (code, err.count("\n")) == (5, 1)

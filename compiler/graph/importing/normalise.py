@@ -18,7 +18,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from celosia.compiler.cpu.parse import dense
 from celosia.compiler.expr.unique_names import unused_name
 from celosia.compiler.graph.external_data import make_external_constants_inputs
-from celosia.compiler.graph.importing.functions import OWN_CODE, nodes, subgraphs
+from celosia.compiler.graph.importing.inlining import OWN_CODE, inner_graphs, nodes
 from celosia.compiler.graph.importing.validation import bad_texts, is_comment
 from celosia.compiler.graph.operands import named_input
 from celosia.compiler.ops import op_spec
@@ -135,15 +135,14 @@ def _import_domains(proto: ModelProto) -> None:
 
 def _drop_known_functions(proto: ModelProto) -> None:
     """Drop functions for operators that ONNX or this compiler defines: onnxruntime does not call them."""
-    called = [function for function in proto.functions if not _needs_no_function(function.domain, function.name)]
+    called = [
+        function for function in proto.functions
+        if (function.domain, function.name) not in OWN_CODE
+        and not (function.domain == "" and onnx.defs.has(function.name))
+    ]  # fmt: skip
     if len(called) < len(proto.functions):
         del proto.functions[:]
         proto.functions.extend(called)
-
-
-def _needs_no_function(domain: str, op: str) -> bool:
-    """Return whether this compiler has code for an operator, or ONNX defines it."""
-    return (domain, op) in OWN_CODE or (domain == "" and onnx.defs.has(op))
 
 
 def _keep_last_constants(graph: GraphProto) -> None:
@@ -152,16 +151,12 @@ def _keep_last_constants(graph: GraphProto) -> None:
     Constants without a name go: nothing can read them.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer if tensor.name}
-    constants |= {tensor.values.name: _dense(tensor) for tensor in graph.sparse_initializer}
+    for tensor in graph.sparse_initializer:
+        constants[tensor.values.name] = onnx.numpy_helper.from_array(dense(tensor), tensor.values.name)
     if len(constants) < len(graph.initializer) or graph.sparse_initializer:
         remaining = list(constants.values())
         del graph.initializer[:], graph.sparse_initializer[:]
         graph.initializer.extend(remaining)
-
-
-def _dense(tensor: onnx.SparseTensorProto) -> TensorProto:
-    """Return a sparse constant as a dense one."""
-    return onnx.numpy_helper.from_array(dense(tensor), tensor.values.name)
 
 
 def _drop_constant_inputs(graph: GraphProto) -> None:
@@ -190,7 +185,7 @@ def _declarations(graph: GraphProto) -> Iterator[onnx.ValueInfoProto]:
     """Yield all declarations of types and shapes in `graph` and the graphs inside it."""
     yield from (*graph.input, *graph.output, *graph.value_info)
     for node in graph.node:
-        for subgraph in subgraphs(node):
+        for subgraph in inner_graphs(node):
             yield from _declarations(subgraph)
 
 
@@ -258,7 +253,7 @@ def _drop_negative_resize_axes(graph: GraphProto) -> None:
     If no axis is left, the Resize becomes an Identity.
     """
     for number, node in reversed([*enumerate(graph.node)]):
-        for subgraph in subgraphs(node):
+        for subgraph in inner_graphs(node):
             _drop_negative_resize_axes(subgraph)
         attrs = {attr.name: attr for attr in node.attribute}
         axes, policy = attrs.get("axes"), attrs.get("keep_aspect_ratio_policy")
@@ -308,6 +303,6 @@ def _sort_nodes(graph: GraphProto) -> None:
 def _names_read_by(node: NodeProto) -> Iterator[str]:
     """Yield the names that `node` and the graphs inside it read: the nodes that make these come before it."""
     yield from node.input
-    for subgraph in subgraphs(node):
+    for subgraph in inner_graphs(node):
         for inner_node in nodes(subgraph):
             yield from inner_node.input

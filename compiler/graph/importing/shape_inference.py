@@ -1,22 +1,143 @@
-"""Run onnx's shape inference safely, and correct the windows that onnx infers otherwise than onnxruntime."""
+"""Infer shapes and types with onnx, and correct what onnx infers otherwise than onnxruntime computes.
+
+1. `with_inferred_shapes` infers those of a model, with stand-ins for onnxruntime's operators.
+2. `infer_with_onnx` runs onnx's inference where it is safe.
+3. `corrected_window_shapes` gives the windows that onnx infers otherwise than onnxruntime.
+4. `fixed_ranges` finds ranges of a fixed length whose ends are open, as positions behind a cache of any length. Sizes
+   are linear forms of open sizes; a length is fixed where they cancel in limit - start:
+
+       past = Shape(keys)[2]; total = Add(past, 1)
+       positions = Range(past, total, 1)             ->    positions: int64[1]
+
+5. `infer_bodies` and `type_loop_bodies` type the values in bodies of operators.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from celosia.compiler.graph.operands import named_input
+from celosia.compiler.cpu.parse import to_array
+from celosia.compiler.graph.operands import joins_parts, named_input
+from celosia.compiler.graph.values import captured, constant, subgraphs
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program.host.shape_rules import WindowError, transposed_windows, windows
 
-MAX_SLICE_STEP = 1 << 30
-"""Largest step of a Slice for onnx, whose counter has 32 bits: beyond, it reads outside of a list or never ends."""
-SIZE_MOVING_OPS = frozenset(("Identity", "Cast", "Concat", "Gather", "Reshape", "Squeeze", "Unsqueeze"))
-"""Operators on lists of sizes whose results contain no larger number than their operands."""
+
+def with_inferred_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return `proto` with the shapes and types of its inner values, as far as they can be inferred.
+
+    The model's own declarations of inner values count only where nothing can be inferred: they may be wrong.
+
+    Where onnx infers other windows than onnxruntime computes, the corrected values become inputs and inference starts
+    again, so that all shapes that depend on them are corrected, too.
+    """
+    inferable = onnx.ModelProto()
+    inferable.CopyFrom(proto)
+    _clear_matrices(inferable.graph)
+    empty_lists = {tensor.name for tensor in inferable.graph.initializer if list(tensor.dims) == [0]}
+    for node in inferable.graph.node:
+        if node.op_type == "Squeeze" and empty_lists.intersection(node.input[1:]):
+            del node.input[1:]  # onnxruntime takes an empty list of axes as all axes of size 1
+        if node.domain == "com.microsoft" and op_spec(node.op_type).shape_like and not _has_own_shape_rule(node):
+            _replace_by_onnx_operator(node)
+    overruled: dict[str, onnx.ValueInfoProto] = {}
+    inferred = _infer_values(inferable, proto)
+    while corrected := corrected_window_shapes(inferable.graph, inferred):  # what follows from them is inferred again
+        overruled |= corrected
+        remaining = [node for node in inferable.graph.node if node.output[0] not in corrected]
+        del inferable.graph.node[:]
+        inferable.graph.node.extend(remaining)
+        inferable.graph.input.extend(corrected.values())
+        inferred = _infer_values(inferable, proto)
+    inferable.CopyFrom(proto)
+    del inferable.graph.value_info[:], inferable.graph.output[:]
+    outputs = {value.name for value in inferred.output}
+    inferable.graph.value_info.extend(inferred.value_info)
+    inferable.graph.value_info.extend(value for name, value in overruled.items() if name not in outputs)
+    inferable.graph.output.extend(overruled.get(value.name, value) for value in inferred.output)
+    return inferable
+
+
+def _clear_matrices(graph: onnx.GraphProto) -> None:
+    """Clear the values of constants on which no shape depends, so that onnx does not copy them to infer shapes."""
+    for tensor in graph.initializer:
+        if len(tensor.dims) > 1 and prod(tensor.dims) > MAX_LIST_ELEMENTS:
+            for name in ("raw_data", "float_data", "double_data", "int32_data", "int64_data", "uint64_data"):
+                tensor.ClearField(name)
+
+
+def _has_own_shape_rule(node: onnx.NodeProto) -> bool:
+    """Return whether an operator of onnxruntime needs its tensor expression for its shape and type.
+
+    So it is where its result is float (no output scale) or its channels come last: ONNX's operator would give others.
+    """
+    scale = op_spec(node.op_type).scale
+    floats = scale is not None and not any(node.input[scale : scale + 1])
+    return floats or any(attr.name == "channels_last" and attr.i for attr in node.attribute)
+
+
+def _replace_by_onnx_operator(node: onnx.NodeProto) -> None:
+    """Turn an operator of onnxruntime, in place, into ONNX's operator whose result has the same shape and type.
+
+    Only for shape inference: onnx does not know onnxruntime's operators.
+    """
+    spec, names = op_spec(node.op_type), list(node.input)
+    op = spec.shape_like
+    inputs = names if op == node.op_type else [names[number] for number in spec.data_among(len(names))]
+    attrs = [attr for attr in node.attribute if attr.name not in ("channels_last", "opset") and op != "Identity"]
+    node.op_type, node.domain = op, ""
+    del node.input[:], node.attribute[:]
+    node.input.extend(inputs)
+    node.attribute.extend(attrs)
+
+
+def _infer_values(inferable: onnx.ModelProto, proto: onnx.ModelProto) -> onnx.GraphProto:
+    """Return the graph of `inferable`, which is `proto` with stand-in operators, with the types that onnx infers.
+
+    Inference runs twice: without the model's declarations, then with those of tensors that the first run left open.
+    """
+    declared = {value.name: value for value in (*proto.graph.value_info, *proto.graph.output)}
+    outputs = [value.name for value in proto.graph.output]
+    inputs = {value.name: value for value in inferable.graph.input}
+    complete: dict[str, onnx.ValueInfoProto] = {}
+    for declarations in ({}, declared):
+        del inferable.graph.value_info[:], inferable.graph.output[:]
+        varying = _data_dependent_tensors(proto.graph, complete)
+        chosen = {name: value for name, value in declarations.items() if name not in varying} | complete | inputs
+        inferable.graph.value_info.extend(value for name, value in chosen.items() if name not in {*outputs, *inputs})
+        inferable.graph.output.extend(chosen.get(name, onnx.ValueInfoProto(name=name)) for name in outputs)
+        shaped = infer_with_onnx(inferable).graph
+        complete = {value.name: value for value in (*shaped.value_info, *shaped.output) if _is_complete(value.type)}
+        complete = fixed_ranges(shaped) | complete
+    return shaped
+
+
+DATA_DEPENDENT_OPS = frozenset(("Compress", "If", "NonMaxSuppression", "NonZero", "Unique"))
+"""Operators whose result sizes depend on data: sizes that a model declares for them were those of one input."""
+
+
+def _data_dependent_tensors(graph: onnx.GraphProto, known: Container[str]) -> set[str]:
+    """Return the tensors whose sizes depend on data, except those whose shape is `known`."""
+    varying: set[str] = set()
+    for node in graph.node:
+        if node.op_type in DATA_DEPENDENT_OPS or varying.intersection(node.input):
+            varying.update(name for name in node.output if name not in known)
+    return varying
+
+
+def _is_complete(kind: onnx.TypeProto) -> bool:
+    """Return whether `kind` is a tensor type whose element type and sizes are all known."""
+    tensor = kind.tensor_type
+    known = tensor.elem_type != onnx.TensorProto.UNDEFINED and tensor.HasField("shape")
+    return known and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
 
 
 def infer_with_onnx(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -35,15 +156,10 @@ def infer_with_onnx(proto: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _inner_graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """Yield all graphs inside `graph`, at any depth."""
-    waiting = [graph]
-    while waiting:
-        for node in waiting.pop().node:
-            for attr in node.attribute:
-                subgraphs = [attr.g] if attr.type == onnx.AttributeProto.GRAPH else list(attr.graphs)
-                waiting += subgraphs
-                yield from subgraphs
+MAX_SLICE_STEP = 1 << 30
+"""Largest step of a Slice for onnx, whose counter has 32 bits: beyond, it reads outside of a list or never ends."""
+SIZE_MOVING_OPS = frozenset(("Identity", "Cast", "Concat", "Gather", "Reshape", "Squeeze", "Unsqueeze"))
+"""Operators on lists of sizes whose results contain no larger number than their operands."""
 
 
 def _are_small_constants(names: list[str], nodes: list[NodeProto], tensors: list[TensorProto]) -> bool:
@@ -92,6 +208,17 @@ def _is_small(value: object) -> bool:
         or not array.size
         or bool(np.all(np.abs(array.astype(np.float64)) <= MAX_SLICE_STEP))
     )
+
+
+def _inner_graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """Yield all graphs inside `graph`, at any depth."""
+    waiting = [graph]
+    while waiting:
+        for node in waiting.pop().node:
+            for attr in node.attribute:
+                graphs = [attr.g] if attr.type == onnx.AttributeProto.GRAPH else list(attr.graphs)
+                waiting += graphs
+                yield from graphs
 
 
 Dims = tuple[int, ...]
@@ -168,3 +295,165 @@ def _dims(known: Mapping[str, Dims], types: Mapping[str, Any], name: str) -> Dim
     if kind is None or not kind.HasField("shape") or not all(dim.HasField("dim_value") for dim in kind.shape.dim):
         return None
     return tuple(dim.dim_value for dim in kind.shape.dim)
+
+
+Form = Counter[str]
+"""A linear form: how often each open size (by label) occurs in a sum; the key "" counts ones."""
+Forms = list[Form]
+"""The linear forms of the elements of a list of sizes."""
+MAX_LIST_ELEMENTS = 64
+"""Elements of the longest constant that counts as a list of sizes."""
+
+
+def fixed_ranges(graph: GraphProto) -> dict[str, onnx.ValueInfoProto]:
+    """Return the type of each Range in `graph` whose length is fixed, by the name of its output.
+
+    onnx's inference leaves these lengths open. graph: with the shapes of its values, as far as they are known.
+    """
+    forms_of: dict[str, Forms] = {}
+    for tensor in graph.initializer:
+        _add_constant(forms_of, tensor.name, tensor)
+    values = {value.name: value for value in (*graph.input, *graph.value_info, *graph.output)}
+    ranges: dict[str, onnx.ValueInfoProto] = {}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            _add_constant(forms_of, node.output[0], node.attribute[0].t)
+        elif node.op_type == "Range":
+            length = _range_length(node, forms_of)
+            if length is not None and node.output[0] not in ranges:
+                ranges[node.output[0]] = helper.make_tensor_value_info(node.output[0], TensorProto.INT64, [length])
+        elif (forms := _forms_of_result(node, forms_of, values)) is not None:
+            forms_of[node.output[0]] = forms
+    return ranges
+
+
+def _add_constant(known: dict[str, Forms], name: str, tensor: TensorProto) -> None:
+    """Add a constant list of int64 to `known`, if it is short enough for a list of sizes."""
+    if (
+        tensor.data_type == TensorProto.INT64
+        and len(tensor.dims) <= 1
+        and int(np.prod(tensor.dims)) <= MAX_LIST_ELEMENTS
+    ):
+        known[name] = [Counter({"": int(number)}) for number in to_array(tensor).reshape(-1)]
+
+
+def _range_length(node: NodeProto, known: Mapping[str, Forms]) -> int | None:
+    """Return the length of a Range, if the open sizes in its ends cancel; else None."""
+    ends = [known.get(name, []) for name in node.input]
+    if len(ends) != 3 or any(len(forms) != 1 for forms in ends):
+        return None
+    start, limit, step = (forms[0] for forms in ends)
+    extent, stride = _constant_value(_add_forms(limit, start, -1)), _constant_value(step)
+    return None if extent is None or stride is None or stride < 1 else max(0, -(-extent // stride))
+
+
+def _forms_of_result(
+    node: NodeProto, known: Mapping[str, Forms], values: Mapping[str, onnx.ValueInfoProto]
+) -> Forms | None:  # fmt: skip
+    """Return the linear forms of the list of sizes that `node` computes; None if it computes none."""
+    attrs = {attr.name: helper.get_attribute_value(attr) for attr in node.attribute}
+    if node.op_type == "Shape" and node.input[0] in values:
+        tensor = values[node.input[0]].type.tensor_type
+        dims = [_form_of_size(dim, f"{node.input[0]}[{axis}]") for axis, dim in enumerate(tensor.shape.dim)]
+        return dims[attrs.get("start", 0) : attrs.get("end")] if tensor.HasField("shape") else None
+    operand_forms = [known.get(name) for name in node.input]
+    lists = [forms for forms in operand_forms if forms is not None]
+    if not lists or len(lists) < len(operand_forms):
+        return None
+    if node.op_type in ("Identity", "Squeeze", "Unsqueeze") or (
+        node.op_type == "Cast" and attrs.get("to") == TensorProto.INT64
+    ):
+        return lists[0]
+    if joins_parts(node):
+        return [form for forms in lists for form in forms]
+    if node.op_type == "Gather":
+        positions = [_constant_value(form) for form in lists[1]]
+        valid_positions = [
+            position for position in positions if position is not None and -len(lists[0]) <= position < len(lists[0])
+        ]
+        return [lists[0][position] for position in valid_positions] if len(valid_positions) == len(positions) else None
+    if node.op_type in ("Add", "Sub") and len(lists[0]) == len(lists[1]):
+        sign = 1 if node.op_type == "Add" else -1
+        return [_add_forms(a, b, sign) for a, b in zip(*lists)]
+    return None
+
+
+def _form_of_size(dim: onnx.TensorShapeProto.Dimension, name: str) -> Form:
+    """Return the form of one size of a shape; `name` labels an open size without a name."""
+    return Counter({"": dim.dim_value}) if dim.HasField("dim_value") else Counter({dim.dim_param or name: 1})
+
+
+def _add_forms(a: Form, b: Form, sign: int) -> Form:
+    """Return a + sign * b."""
+    result = Counter(a)
+    for name, times in b.items():
+        result[name] += sign * times
+    return result
+
+
+def _constant_value(form: Form) -> int | None:
+    """Return the value of a form that does not depend on open sizes; else None."""
+    return None if any(times for name, times in form.items() if name) else form[""]
+
+
+def infer_bodies(model: ir.Model) -> None:
+    """Infer types and shapes of all values in the bodies of operators from the values that the bodies read."""
+    waiting = [node for node in model.graph if subgraphs(node)]
+    while waiting:
+        node = waiting.pop()
+        for body in subgraphs(node):
+            _infer_body(body, captured(node), model)
+            waiting += [inner_node for inner_node in body if subgraphs(inner_node)]
+
+
+def _infer_body(body: ir.Graph, outer: list[ir.Value], model: ir.Model) -> None:
+    """Set the missing types and shapes of values in one `body`, which may read the values `outer`.
+
+    onnx infers them on a model made of the body, whose inputs are the outer values. Small outer constants go in as
+    constants, since shapes may depend on them.
+    """
+    unknown = {
+        value.name: value for node in body for value in node.outputs if value.type is None or value.shape is None
+    }
+    if not unknown:
+        return
+    known = [value for value in outer if value.type is not None]
+    small = [value for value in known if (array := constant(value)) is not None and array.size <= MAX_LIST_ELEMENTS]
+    graph = ir.serde.serialize_graph(body)
+    graph.input.extend(ir.serde.serialize_value(value) for value in known if value not in small)
+    graph.initializer.extend(ir.serde.serialize_tensor(value.const_value) for value in small if value.const_value)
+    opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in model.graph.opset_imports.items()]
+    proto = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=model.ir_version)
+    try:
+        shaped = infer_with_onnx(proto).graph
+    except onnx.shape_inference.InferenceError:  # onnx cannot infer this body; its types stay unknown
+        return
+    for info in (*shaped.value_info, *shaped.output):
+        if (value := unknown.get(info.name)) is not None:
+            inferred = ir.serde.deserialize_value_info_proto(info, None)
+            value.type, value.shape = value.type or inferred.type, value.shape or inferred.shape
+
+
+def type_loop_bodies(model: ir.Model) -> None:
+    """Give the results of the bodies of Loops and Scans the types of the operators' outputs, where onnx infers none."""
+    for node in model.graph:
+        if node.op_type == "Loop" or (node.op_type == "Scan" and model.graph.opset_imports.get("", 9) >= 9):
+            _type_scanned(node)
+
+
+def _type_scanned(node: ir.Node) -> None:
+    """Give the results of the body of a Loop or Scan the types of the node's outputs, less the axis of the iterations.
+
+    onnx infers the outputs' types but not the body's. A run without iterations returns an empty tensor of this type.
+    """
+    body = node.attributes["body"].as_graph()
+    axes = node.attributes["scan_output_axes"].as_ints() if "scan_output_axes" in node.attributes else ()
+    states = len(node.inputs) - (2 if node.op_type == "Loop" else node.attributes["num_scan_inputs"].as_int())
+    scanned = body.outputs[states + (node.op_type == "Loop") :]  # the first result of a Loop's body is its condition
+    for value, returned, axis in zip(node.outputs[states:], scanned, [*axes, *([0] * len(scanned))]):
+        if isinstance(value.type, ir.TensorType):
+            returned.type = ir.TensorType(value.type.dtype)
+        if value.shape is not None and -len(value.shape) <= axis < len(value.shape):
+            sizes = list(value.shape)
+            del sizes[axis]
+            returned.shape = ir.Shape(sizes)

@@ -14,7 +14,7 @@ from onnx.defs import OpSchema
 
 from celosia.compiler.cpu.parse import dense, to_array
 from celosia.compiler.graph.external_data import check_file
-from celosia.compiler.graph.importing.functions import Types, nodes_with_types, opset_of
+from celosia.compiler.graph.importing.inlining import Types, nodes_with_types, opset_of
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program.op_spec import OpSpec
 

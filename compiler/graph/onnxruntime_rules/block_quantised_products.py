@@ -16,7 +16,7 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.importing.branches import INLINED
+from celosia.compiler.graph.importing.inlining import INLINED
 from celosia.compiler.graph.onnxruntime_rules.propagation import (
     IDLE,
     is_quantised,

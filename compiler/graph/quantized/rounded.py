@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from celosia.compiler import numerics
 from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.qdq import Quantised, activation, dequantised, scale_and_zero
+from celosia.compiler.graph.shapes import windows_of
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, shape
-from celosia.compiler.graph.windows import windows_of
 from celosia.compiler.program.host.shape_rules import WindowError
 
 CENTRED = "LayerNormalization"

@@ -3,7 +3,7 @@
 `select` visits the nodes in order and tries to make layers of every integer operator. An operator that stays on the CPU
 does so with a reason. A function that makes layers is called `place_...`; it raises NotOffloadable with that reason.
 
-placement        the state of the placement: layers so far, and where each tensor lies
+placement        the state of the placement: layers so far, and where each tensor lies; Constraints on the next attempt
 forms            in which layout the accelerator can hold a tensor, and the error NotOffloadable
 parameters       which scales, zero points, weights and windows of a node the accelerator can take
 views            which operators cost nothing: they change the shape only or take a part of a tensor (Split, Slice)
@@ -28,9 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import onnx_ir as ir
 
-from celosia.compiler.graph.constraints import UNCONSTRAINED, Constraints
-from celosia.compiler.graph.custom import custom
-from celosia.compiler.graph.operands import data_operands
+from celosia.compiler.graph.operands import custom, data_operands
 from celosia.compiler.graph.quantized.commute import CHOOSING_OPS
 from celosia.compiler.graph.select.concatenation import place_concat, resolve_regions
 from celosia.compiler.graph.select.convolution import place_conv, place_matmul, place_transposed_conv
@@ -45,7 +43,14 @@ from celosia.compiler.graph.select.movement import (
     place_space_to_depth,
     place_transpose,
 )
-from celosia.compiler.graph.select.placement import LayerAssignment, Partition, Placement, unreachable_tensors
+from celosia.compiler.graph.select.placement import (
+    UNCONSTRAINED,
+    Constraints,
+    LayerAssignment,
+    Partition,
+    Placement,
+    unreachable_tensors,
+)
 from celosia.compiler.graph.select.pooling import place_average, place_max_pool
 from celosia.compiler.graph.select.reasons import EXPORT, TILING, is_float, why_on_cpu, with_change
 from celosia.compiler.graph.select.rows import place_norm, place_softmax

@@ -23,8 +23,7 @@ from celosia.compiler.graph.select.matrices import append_to_cache
 from celosia.compiler.graph.select.parameters import array_of, image_axes, scalar_of
 from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant
-from celosia.compiler.layer import Activation, Epilogue, Layer, Storage, whole_groups
-from celosia.compiler.strided_view import StridedView
+from celosia.compiler.layer import Activation, Epilogue, Layer, Storage, StridedView, whole_groups
 from celosia.compiler.tensorize import pack
 
 

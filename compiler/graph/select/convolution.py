@@ -24,11 +24,10 @@ from celosia.compiler.graph.select.parameters import (
     window_of,
 )
 from celosia.compiler.graph.select.placement import Placement, Reads
+from celosia.compiler.graph.shapes import transposed_windows_of, windows_of
 from celosia.compiler.graph.values import attribute, constant
-from celosia.compiler.graph.windows import transposed_windows_of, windows_of
-from celosia.compiler.layer import Gemm, Layer, TilingError, Window
+from celosia.compiler.layer import Gemm, Layer, StridedView, TilingError, Window
 from celosia.compiler.program.host.shape_rules import TransposedWindows
-from celosia.compiler.strided_view import StridedView
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.roofline import choose, estimate
 from celosia.compiler.tensorize.space import Workload

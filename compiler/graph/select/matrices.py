@@ -20,10 +20,9 @@ from celosia.compiler.graph.select.forms import NO_WAY, ActivationLayout, NotOff
 from celosia.compiler.graph.select.parameters import array_of, fold_scales, requantise_alike, scalar_of, stored_zero
 from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
-from celosia.compiler.layer import ActivationGemm, Gemm, Layer, Window, summands
+from celosia.compiler.layer import ActivationGemm, Gemm, Layer, StridedView, Window, summands
 from celosia.compiler.ops import VIEWS
 from celosia.compiler.program.model import MATRICES, matrix_counts, matrix_sizes
-from celosia.compiler.strided_view import StridedView
 from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
 

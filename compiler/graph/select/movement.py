@@ -18,10 +18,9 @@ from celosia.compiler.graph.select.matrices import MOVES, pad_to_whole_blocks, t
 from celosia.compiler.graph.select.parameters import image_axes
 from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attribute, attributes_of, constant, shape
-from celosia.compiler.layer import Activation, Layer, Window
+from celosia.compiler.layer import Activation, Layer, StridedView, Window
 from celosia.compiler.ops.registry import Node, Unsupported
 from celosia.compiler.ops.resize import nearest_indices
-from celosia.compiler.strided_view import StridedView
 
 MAX_COPIES = 16
 """Limit of the copies, a layer each, of one operator."""

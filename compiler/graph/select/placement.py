@@ -1,9 +1,12 @@
-"""The state of the placement: layers with the nodes that they cover, and where each of their tensors lies."""
+"""The state of the placement: layers with the nodes that they cover, and where each of their tensors lies.
+
+An attempt to lower the graph ends in a Partition, or leaves Constraints for the next one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -53,6 +56,43 @@ class Partition:
     views: dict[ir.Node, str] = field(default_factory=dict)
     forms: dict[ir.Value, ActivationLayout] = field(default_factory=dict)
     written: dict[ir.Value, Activation] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Requirements of the next attempt to lower a graph.
+
+    on_cpu: operators that stay on the CPU, with the reason. unblocked: operators whose layers join no block. unmoved:
+    tensors that keep storages of their own, because the host reads them and cannot read part of a concatenation.
+    unpadded: concatenations without padding between their parts, because a CPU operator reads them. compared: sentences
+    for the user on launches whose cycles were compared with the CPU's.
+    """
+
+    on_cpu: Mapping[ir.Node, str] = field(default_factory=dict)
+    unblocked: frozenset[ir.Node] = frozenset()
+    unmoved: frozenset[ir.Value] = frozenset()
+    unpadded: frozenset[ir.Node] = frozenset()
+    compared: tuple[str, ...] = ()
+
+    def refuse(
+        self, on_cpu: Mapping[ir.Node, str], unblocked: Collection[ir.Node] = (), compared: Collection[str] = ()
+    ) -> Constraints:
+        """Add operators to `on_cpu` and `unblocked`.
+
+        `unmoved` and `unpadded` start empty, since they depend on the placement, which is new.
+        """
+        return Constraints(
+            {**self.on_cpu, **on_cpu}, self.unblocked | frozenset(unblocked),
+            compared=tuple(dict.fromkeys((*self.compared, *compared))),
+        )  # fmt: skip
+
+    def separate(self, unmoved: Collection[ir.Value], unpadded: Collection[ir.Node]) -> Constraints:
+        """Add tensors to `unmoved` and concatenations to `unpadded`."""
+        return replace(self, unmoved=self.unmoved | frozenset(unmoved), unpadded=self.unpadded | frozenset(unpadded))
+
+
+UNCONSTRAINED = Constraints()
+"""Constraints of the first attempt."""
 
 
 def unreachable_tensors(graph: ir.Graph, selection: Partition) -> set[ir.Value]:

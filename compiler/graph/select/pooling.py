@@ -15,10 +15,9 @@ from celosia.compiler.graph.quantized.rounded import adds_integers
 from celosia.compiler.graph.select.forms import NotOffloadable, natural_form
 from celosia.compiler.graph.select.parameters import fold_scales, requantise_alike, scalar_of, stored_zero, window_of
 from celosia.compiler.graph.select.placement import Placement, Reads
-from celosia.compiler.graph.windows import whole_image, windows_of
-from celosia.compiler.layer import Activation, Gemm, Layer, Window
+from celosia.compiler.graph.shapes import whole_image, windows_of
+from celosia.compiler.layer import Activation, Gemm, Layer, StridedView, Window
 from celosia.compiler.ops import op_spec
-from celosia.compiler.strided_view import StridedView
 from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Buffer, element_bytes

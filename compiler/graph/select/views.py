@@ -15,9 +15,8 @@ from celosia.compiler.graph.select.matrices import reshape_in_place
 from celosia.compiler.graph.select.parameters import flattens_image, has_fixed_matrix, image_axes
 from celosia.compiler.graph.select.placement import Placement
 from celosia.compiler.graph.values import attribute, is_op, shape
-from celosia.compiler.layer import Activation, Layer
+from celosia.compiler.layer import Activation, Layer, StridedView
 from celosia.compiler.ops import VIEWS
-from celosia.compiler.strided_view import StridedView
 
 SAME_BYTES = tuple(sorted(VIEWS - {"Dropout"}))
 """Operators that only change the shape; they are free if the bytes lie in the same order on the accelerator."""

@@ -22,8 +22,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.unique_names import unused_name
-from celosia.compiler.graph.names import values
 from celosia.compiler.graph.operands import product_operands
+from celosia.compiler.graph.shapes import transposed_windows_of
 from celosia.compiler.graph.values import (
     RESERVED,
     attribute,
@@ -33,8 +33,8 @@ from celosia.compiler.graph.values import (
     new_constant,
     replace_by,
     shape,
+    value_names,
 )
-from celosia.compiler.graph.windows import transposed_windows_of
 from celosia.compiler.program.host.shape_rules import WindowError
 
 Array = NDArray[Any]
@@ -49,11 +49,7 @@ def convolve_transposed(model: ir.Model) -> None:
     Kernels of plain convolutions are much faster, and no product has a zero that the stride inserts.
     """
     nodes = [node for node in model.graph if is_op(node, "ConvTranspose")]
-    used_names = (
-        {*(value.name for value in values(model.graph) if value.name), *model.graph.meta.get(RESERVED, ())}
-        if nodes
-        else set()
-    )
+    used_names = {*value_names(model.graph), *model.graph.meta.get(RESERVED, ())} if nodes else set()
     for node in nodes:
         _TransposedConvolution(model.graph, node, used_names).rewrite()
 
