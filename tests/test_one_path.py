@@ -16,8 +16,7 @@ ALLOWED = {
     "celosia.compiler.tensorize.norm": "Opcode",
     "celosia.compiler.tensorize.render": "words",  # of a user's function
     "celosia.compiler.tensorize.tiles": "add",  # of loops around intrinsics
-    "celosia.compiler.vthread.pipeline": "StreamInstruction",  # the stream, as what add() makes
-    "celosia.compiler.vthread.load_passes": "StreamInstruction",  # codebooks in front of the weights that need them
+    "celosia.compiler.vthread.pipeline": "StreamInstruction",  # the stream, as what add() makes, and LOADs of codebooks
     "celosia.compiler.launch.image": "words",  # of layers
 }
 """Modules that may make instructions, with the kinds (see `made`) that each may."""

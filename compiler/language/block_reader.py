@@ -1,4 +1,8 @@
-"""Blocks that a traced kernel reads and writes: their offsets are computed for all programs and iterations."""
+"""Blocks that a traced kernel reads and writes: their offsets are computed for all programs and iterations.
+
+A block reaches its use through views (reshape, broadcast, transposition). The functions at the end say which element of
+the source each element of a view is.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,19 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.language.language_errors import LanguageError, fail
-from celosia.compiler.language.scalar_bounds import UnknownScalar, scalar_values
-from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile, TracedLoop, scopes, stores
-from celosia.compiler.language.tile_views import before_reshapes, element_order, is_in_order, source_of_view
+from celosia.compiler.language.tile import (
+    VIEWS,
+    ArrayArgument,
+    KernelRun,
+    LanguageError,
+    Tile,
+    TracedLoop,
+    fail,
+    origin,
+    scopes,
+    stores,
+)
+from celosia.compiler.language.traced_loops import UnknownScalar, scalar_values
 
 Values = tuple[NDArray[Any], ...]
 """Values of each offset of a block, with an axis for each of three grid axes and one for each loop."""
@@ -180,3 +193,53 @@ class BlockReader:
         if other is not None and other.op != "const":
             fail("`other` is a number on the accelerator", load.at)
         return 0 if other is None else int(other.more["number"])
+
+
+# Views of tiles ---------------------------------------------------------------------------------------------------
+
+
+def before_reshapes(tile: Tile) -> Tile:
+    """Return the tile of which `tile` is a reshape, or a reshape of a reshape; it has the same elements in order."""
+    return origin(tile, "reshape")
+
+
+def source_of_view(tile: Tile) -> Tile:
+    """Return the tile that `tile` is a view of."""
+    return origin(tile, *VIEWS)
+
+
+def apply_view(elements: NDArray[np.int64], view: Tile) -> NDArray[np.int64]:
+    """Arrange `elements` as the operation of `view` arranges the elements of its argument.
+
+    Applied to element numbers, it says which element of the source each element of the view is.
+    """
+    match view.op:
+        case "trans":
+            return elements.transpose(view.more["axes"])
+        case "reshape":
+            return elements.reshape(view.shape)
+        case "broadcast":
+            return np.broadcast_to(elements, view.shape)
+    return elements
+
+
+def element_order(tile: Tile, source: Tile) -> NDArray[np.int64]:
+    """Return which element of `source` each element of its view `tile` is: numbers in the shape of `tile`."""
+    views = []
+    while tile is not source:
+        views.append(tile)
+        tile = tile.more["same"] if "same" in tile.more else tile.args[0]
+    elements = np.arange(source.size).reshape(source.shape)
+    for view in reversed(views):
+        elements = apply_view(elements, view)
+    return elements
+
+
+def is_in_order(tile: Tile, source: Tile) -> bool:
+    """Return whether the view `tile` has each element of `source` once, in order."""
+    return is_identity_order(element_order(tile, source))
+
+
+def is_identity_order(elements: NDArray[np.int64]) -> bool:
+    """Return whether `elements` are all numbers from 0 on, in order."""
+    return np.array_equal(elements.ravel(), np.arange(elements.size))

@@ -40,20 +40,20 @@ from celosia.compiler.expr.loops import block, map_accesses, sequence
 from celosia.compiler.expr.nest_parts import reduction_identity
 from celosia.compiler.expr.nodes import INDEX, Const, binary, call, cast, clip, select
 from celosia.compiler.expr.walk import walk
-from celosia.compiler.language.language_errors import fail
 from celosia.compiler.language.loop_vectors import vectorise
-from celosia.compiler.language.scalar_bounds import UnknownScalar, scalar_values
 from celosia.compiler.language.tile import (
     KernelRun,
     Scope,
     Tile,
     TracedLoop,
     TracedStore,
+    fail,
     origin,
     scopes,
     stores,
     upstream,
 )
+from celosia.compiler.language.traced_loops import UnknownScalar, scalar_values
 from celosia.compiler.ops.integer import ZeroPoint, matrix_product
 from celosia.compiler.tensorize.intrinsics import requantised, rescaled
 

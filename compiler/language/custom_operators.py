@@ -17,8 +17,7 @@ from celosia.compiler.graph.select.placement import Placement, Reads
 from celosia.compiler.graph.values import attributes_of, constant, shape
 from celosia.compiler.language.accelerator import lower_to_layers
 from celosia.compiler.language.jit import redirect_launches
-from celosia.compiler.language.language_errors import LanguageError
-from celosia.compiler.language.tile import ArrayArgument
+from celosia.compiler.language.tile import ArrayArgument, LanguageError
 from celosia.compiler.program.host.op import HostOp, host
 
 Values = NDArray[Any]

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from celosia.compiler import numerics
 from celosia.compiler.expr.interpret import BINARY, cast
 from celosia.compiler.expr.math_functions import INTRINSICS
-from celosia.compiler.language.language_errors import fail
-from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile, TracedStore
+from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile, TracedStore, fail
 from celosia.compiler.numerics.unary import UNARY
 from celosia.compiler.tensorize.pack import unpack_parameters
 

@@ -22,8 +22,7 @@ from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.language import ops, traced_loops
 from celosia.compiler.language.cpu import CpuKernel
 from celosia.compiler.language.interpreter import value_of
-from celosia.compiler.language.language_errors import LanguageError
-from celosia.compiler.language.tile import ArrayArgument, KernelRun, dtype_name, is_in_kernel, stores
+from celosia.compiler.language.tile import ArrayArgument, KernelRun, LanguageError, dtype_name, is_in_kernel, stores
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.kernel import address_of
 from celosia.compiler.program.host.thread_team import default_threads

@@ -16,17 +16,23 @@ from numpy.typing import NDArray
 
 from celosia.compiler.language.attention_kernels import (
     AttentionKernel,
+    AttentionReader,
     HeadsKernel,
+    SoftmaxKernel,
     is_attention,
     is_product_of_heads,
-    read_attention,
-    read_heads,
 )
-from celosia.compiler.language.block_reader import ON_CPU, BlockReader, Values, is_equal
-from celosia.compiler.language.language_errors import fail
-from celosia.compiler.language.softmax_of_rows import SoftmaxKernel
-from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile
-from celosia.compiler.language.tile_views import before_reshapes, element_order, is_in_order, source_of_view
+from celosia.compiler.language.block_reader import (
+    ON_CPU,
+    BlockReader,
+    Values,
+    before_reshapes,
+    element_order,
+    is_equal,
+    is_in_order,
+    source_of_view,
+)
+from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile, fail
 from celosia.compiler.layer import Window
 
 Displacement = tuple[int, ...]
@@ -112,8 +118,10 @@ def recognise(
     if value.op == "cast":
         return SoftmaxKernel.read(reader, value)
     if is_attention(value):
-        return read_attention(reader, value)
-    return read_heads(reader, value) if is_product_of_heads(reader, value, varying) else reader.read()
+        return AttentionReader(reader).read_attention(value)
+    if is_product_of_heads(reader, value, varying):
+        return AttentionReader(reader).read_product(value)
+    return reader.read()
 
 
 class _Reader(BlockReader):

@@ -3,22 +3,28 @@
 A kernel is an ordinary Python function. When it is traced its tiles are nodes of a graph, in scopes (the kernel itself
 and its loops) that keep the order of their creation; when it is interpreted each node has its value at once, from
 `interpreter.py`. Types, shapes and errors are the same in both, for both make nodes here.
+
+MERGED: Errors of kernels, with the line of the kernel.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import COMPARISONS
-from celosia.compiler.language.language_errors import fail, kernel_line
 from celosia.compiler.program.dtypes import numpy_dtype
+from celosia.plain import Sentences
 
+FOLDER = str(Path(__file__).parent)
+"""Folder of the language's own code, whose lines errors do not name."""
 MAX_ELEMENTS = 1 << 20
 """Limit of the elements of a tile."""
 DTYPES = (
@@ -40,6 +46,23 @@ OPERATORS = {
     "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
 }  # fmt: skip
 """Ufunc that numpy calls for an operator with a numpy scalar on the left -> operation."""
+
+
+class LanguageError(Sentences, ValueError):
+    """A kernel that the language or the target cannot run; the message begins with file and line of the kernel."""
+
+
+def kernel_line() -> str:
+    """Return "file:line" of the kernel that is running: the innermost frame outside of this folder."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(FOLDER):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def fail(sentence: str, at: str | None = None) -> NoReturn:
+    """Raise LanguageError at the line of the kernel that is running, or `at`."""
+    raise LanguageError(f"{at or kernel_line()}: {sentence}")
 
 
 class _RejectsNumpy:
@@ -353,6 +376,10 @@ class Tile(_RejectsNumpy):
 
     __int__ = __float__ = __index__
     __hash__ = object.__hash__
+
+
+VIEWS = ("reshape", "broadcast", "trans")
+"""Operations that only arrange or repeat elements."""
 
 
 def origin(tile: Tile, *views: str) -> Tile:

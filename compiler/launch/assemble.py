@@ -1,4 +1,7 @@
-"""Assemble a Program: its steps, kernels and constants, with names and addresses in place of graph objects."""
+"""Assemble a Program: its steps, kernels and constants, with names and addresses in place of graph objects.
+
+The functions at the end put a layer into a few words, for reports.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ from celosia.compiler.graph.levels import levels_of
 from celosia.compiler.graph.select import ActivationLayout, Partition
 from celosia.compiler.graph.select.placement import Reads, cache_of
 from celosia.compiler.graph.values import captured, constant, dtype_name, shape, value_names
-from celosia.compiler.launch.describe import describe
 from celosia.compiler.launch.image import Image
 from celosia.compiler.launch.memory_plan import plan_arena
+from celosia.compiler.layer import Epilogue, Gemm, Layer, Window
 from celosia.compiler.ops import OPS, VIEWS, Unsupported, build, op_spec
 from celosia.compiler.ops.bit_serial import LEVELS
 from celosia.compiler.ops.registry import TYPES, CpuNode, InputType, is_mapped
@@ -154,7 +157,7 @@ class _Assembler:
         dims = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in value.shape or ())
         return TensorInfo(value.name or "", dtype_name(value), dims, kind)
 
-    # The CPU ---------------------------------------------------------------------------------------------------
+    # The CPU ----------------------------------------------------------------------------------------------------------
 
     def _node_info(self, node: ir.Node) -> NodeInfo:
         """Describe an operator on the CPU: name, operator, and why it is there."""
@@ -368,7 +371,7 @@ class _Assembler:
             or any(self._is_needed(node.outputs[0]) for node in users if node in self.finished_views)
         )
 
-    # The accelerator -------------------------------------------------------------------------------------------
+    # The accelerator --------------------------------------------------------------------------------------------------
 
     def _launch_step(self, plan: LaunchPlan, launch: Any) -> LaunchStep:
         """Make the step that packs inputs, runs a launch, and unpacks outputs."""
@@ -393,7 +396,7 @@ class _Assembler:
                 tuple(info for part in parts for info in self._describe_parts(part)),
                 choice.layer.intermediate_bytes(self.cfg), round(choice.separate_cycles),
                 round(choice.block_cycles),
-                describe(choice.layer, _folded_layout(choice.reads)) + ", packed weights" * _has_packed_weights(parts),
+                _describe(choice.layer, _folded_layout(choice.reads)) + ", packed weights" * _has_packed_weights(parts),
             )
             for choice, loaded, stored, parts in zip(
                 plan.choices, launch.bytes_loaded, launch.bytes_stored, launch.parts, strict=True
@@ -463,3 +466,78 @@ def _folded_layout(reads: Reads) -> ActivationLayout | None:
     `describe` names the window that is folded.
     """
     return next((form for _, form in reads.values() if form.window is not None), None)
+
+
+# Words about a layer ----------------------------------------------------------------------------------------------
+
+
+def _describe(layer: Layer, form: ActivationLayout | None = None) -> str:
+    """Describe a layer: kind, kernel, stride, channels, groups, and fused operations.
+
+    form: layout in which the host arranges the layer's input, if it folds part of the window into channels.
+    """
+    if layer.is_block:
+        return " > ".join(_describe(member, form if member is layer.layers[0] else None) for member in layer.layers)
+    return " + ".join([_operation(layer, form), *_fused_operations(layer.epilogue)])
+
+
+def _operation(layer: Layer, form: ActivationLayout | None) -> str:
+    """Describe the first operation of a layer."""
+    heads = f"{layer.heads} × " if layer.heads > 1 else ""
+    if layer.gemm is not None:
+        return _convolution(layer, layer.gemm, form)
+    if layer.product is not None and layer.product.transposes:
+        return f"matrix turned {layer.y.channels}x{layer.y.width}"
+    if layer.product is not None:
+        return f"{heads}product of two activations {layer.row_length}→{layer.y.channels // layer.heads}"
+    if layer.reduce:
+        return f"{layer.reduce} pool {_window(layer.window)}, {layer.x.channels} channels"
+    if layer.softmax is not None:
+        return f"{heads}softmax of {layer.row_length}"
+    if layer.norm is not None:
+        return f"{'layer' if layer.norm.centre else 'RMS'} norm of {layer.row_length}"
+    if layer.multiply is not None:
+        same_dims = layer.multiply.b.dims == layer.x.dims
+        return f"multiply, {layer.x.channels} channels" + ("" if same_dims else " by one value each")
+    return f"elementwise, {layer.x.channels} channels"
+
+
+def _convolution(layer: Layer, gemm: Gemm, form: ActivationLayout | None) -> str:
+    """Describe a product with constant weights, as a matrix product or a convolution."""
+    window, channels = layer.window, layer.x.channels
+    folded = form is not None and form.fold and form.window is not None
+    if folded:
+        assert form is not None and form.window is not None
+        window = form.window
+        channels //= window.kernel[1] * (window.kernel[0] if form.fold == "xy" else 1)
+    sizes = f"{channels}→{layer.y.channels}"
+    if window.pointwise and (layer.x.height, layer.x.width) == (1, 1):
+        return f"product {sizes}"
+    kind = f"conv {_window(window)}"
+    if gemm.groups > 1 and gemm.groups == channels:
+        kind, sizes = f"depthwise {kind}", str(channels) if layer.y.channels == channels else sizes
+    elif gemm.groups > 1:
+        kind = f"{kind}, {gemm.groups} groups"
+    return f"{kind}, {sizes}" + (", folded by the host" if folded else "")
+
+
+def _window(window: Window) -> str:
+    """Return the kernel of a window as text, with strides and dilations that are not 1."""
+    text = "x".join(map(str, window.kernel))
+    if window.strides != (1, 1):
+        text += f" stride {'x'.join(map(str, dict.fromkeys(window.strides)))}"
+    if window.dilations != (1, 1):
+        text += f" dilation {'x'.join(map(str, dict.fromkeys(window.dilations)))}"
+    return text
+
+
+def _fused_operations(epilogue: Epilogue) -> list[str]:
+    """Return the names of the operations in an epilogue."""
+    parts = []
+    if epilogue.clip != (-128, 127):
+        parts.append("clip")
+    if epilogue.table is not None:
+        parts.append("table")
+    if epilogue.residual is not None:
+        parts.append("add")
+    return parts

@@ -1,15 +1,18 @@
-"""Lower layers to one image of device memory: activations, constants, and the instructions of each launch."""
+"""Lower layers to one image of device memory: activations, constants, and the instructions of each launch.
+
+In order: the result; when each storage of activations is in use (memory_plan.py places them); at which addresses
+constants lie (their bytes are those of tensorize/pack.py); how layers become instructions; `build`, which does all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import Tensor
-from celosia.compiler.launch.constants import Constants
 from celosia.compiler.launch.memory_plan import Lifetime, plan
 from celosia.compiler.launch.overlap import (
     COLUMNS,
@@ -25,12 +28,18 @@ from celosia.compiler.launch.overlap import (
 )
 from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.tensorize.instruction import RenderError
+from celosia.compiler.tensorize.pack import ALIGN
 from celosia.compiler.tensorize.plan import LayerPart, Planner
 from celosia.compiler.tensorize.space import CUT_ORDERS, CompletionOrder
 from celosia.compiler.tensorize.tiles import PlacedPlan
 from celosia.compiler.vthread.encode import encode
-from celosia.compiler.vthread.load_passes import load_codebooks, reorder_first_loads, spread_weights
-from celosia.compiler.vthread.pipeline import ScheduleDeadlock, Stream
+from celosia.compiler.vthread.pipeline import (
+    ScheduleDeadlock,
+    Stream,
+    load_codebooks,
+    reorder_first_loads,
+    spread_weights,
+)
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode
@@ -124,6 +133,35 @@ def lifetimes(
         if storage.lasting:
             first[storage], last[storage] = 0, step
     return [Lifetime(storage, size, first[storage], last[storage]) for storage, size in sizes.items()]
+
+
+@dataclass
+class Constants:
+    """The part of DRAM that holds constants, under construction; equal blobs are stored once.
+
+    Blobs lie in the order in which `place` gets them: that of their first use, as layers are lowered in order.
+    base: the first address. parts: padded blobs in order. size: bytes so far. known: blob -> its address.
+    """
+
+    base: int
+    parts: list[NDArray[np.uint8]] = field(default_factory=list)
+    size: int = 0
+    known: dict[bytes, int] = field(default_factory=dict)
+
+    def place(self, blob: NDArray[np.uint8]) -> int:
+        """Add `blob` unless an equal one is there, and return its DRAM address, a multiple of ALIGN."""
+        key = blob.tobytes()
+        if key not in self.known:
+            self.known[key] = self.base + self.size
+            padded = np.zeros(-(-len(blob) // ALIGN) * ALIGN, np.uint8)
+            padded[: len(blob)] = blob
+            self.parts.append(padded)
+            self.size += len(padded)
+        return self.known[key]
+
+    def data(self) -> NDArray[np.uint8]:
+        """Return all bytes, from address `base` on."""
+        return np.concatenate([*self.parts, np.zeros(0, np.uint8)])
 
 
 class _Emitter:

@@ -11,18 +11,23 @@
   producers and before its readers. It moves behind the convolution whose units have most spare cycles.
 
 overlap.py decides which neighbours overlap then, and emits their tiles.
+
+The timing model predicts the cycles of consecutive layers (`timed_cycles`), for blocks.py, too. They are cached in
+`Planner.timed` by a name of all that they depend on (`chain_name`), and so stand in tuning records.
 """
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.launch.chains import min_gemm_cycles, timed_cycles
+from celosia.compiler.launch.image import LayerErrors, build
 from celosia.compiler.launch.overlap import (
     depends,
     follows,
@@ -35,11 +40,13 @@ from celosia.compiler.launch.overlap import (
 from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.block_space import BlockWorkload
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.roofline import choose, terms
-from celosia.compiler.tensorize.space import Workload
+from celosia.compiler.tensorize.space import Tiling, Workload
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import softmax_parts, tile_rows
+from celosia.sim.timing import predict
 from celosia.sim.timing.engine_cycles import softmax_beats
 
 GUEST_SHARE = 0.9
@@ -315,3 +322,62 @@ def _is_valid(writers: list[set[int]], order: list[int]) -> bool:
     """Return whether each layer comes behind all layers that it needs."""
     position = {number: at for at, number in enumerate(order)}
     return all(position[writer] < position[number] for number in order for writer in writers[number])
+
+
+# Cycles of consecutive layers -------------------------------------------------------------------------------------
+
+
+CHAIN = "chain"
+"""First word of the names of chains, which stand next to names of workloads in tuning records."""
+
+
+def timed_cycles(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float:
+    """Return the cycles of `layers` in one launch by the timing model, cached; inf if a layer does not fit."""
+    try:
+        name = chain_name(planner, layers, _storage_links(layers, planner.policy.overlapped))
+    except TilingError:
+        return inf
+    if name not in planner.timed:
+        planner.timed[name] = time_layers(cfg, planner, layers)
+    return planner.timed[name]
+
+
+def time_layers(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> float:
+    """Build one launch of `layers` and return its cycles by the timing model, uncached; inf if a layer does not fit."""
+    inputs = {act.storage for layer in layers for act in layer.inputs()}
+    outputs = {layer.y.storage for layer in layers}
+    try:
+        image = build(cfg, [list(layers)], [inputs - outputs], [{layers[-1].y.storage}], planner, cold=False)
+    except LayerErrors:
+        return inf
+    return predict(cfg, image.code(image.launches[0]).tobytes()).cycles
+
+
+def min_gemm_cycles(planner: Planner, layers: Sequence[Layer]) -> int:
+    """Return the cycles for which GEMM is busy with `layers`, without blocks: no order or grouping takes fewer."""
+    workloads = (computation.workload for layer in layers for computation in planner.computations(layer))
+    return sum(workload.steps for workload in workloads if isinstance(workload, Workload))
+
+
+def _storage_links(layers: Sequence[Layer], overlapped: Collection[str]) -> list[Hashable]:
+    """Describe how activations of `layers` share storages, and which layers are `overlapped`, for `chain_name`."""
+    acts = [act for layer in layers for act in (*layer.inputs(), layer.y)]
+    numbers = {storage: number for number, storage in enumerate(dict.fromkeys(act.storage for act in acts))}
+    links: list[Hashable] = [(numbers[act.storage], act.group_offset, act.strided_view) for act in acts]
+    return links + [number for number, layer in enumerate(layers) if layer.name in overlapped]
+
+
+def chain_name(planner: Planner, layers: Sequence[Layer], links: Sequence[Hashable] = ()) -> str:
+    """Return the name under which the cycles of a chain are cached: equal for chains that take the same cycles.
+
+    It holds the tilings that the search of blocks decided. links: from `_storage_links`, for layers that run once.
+    Without links, the chain runs twice in a row, each layer on the output of the one before it. Raises TilingError.
+    """
+    parts: list[tuple[str, Tiling | None]] = []
+    for layer in layers:
+        for computation in planner.computations(layer):
+            workload = computation.workload
+            tiling = planner.policy.searched.get(workload) if isinstance(workload, BlockWorkload) else None
+            parts.append((computation.digest, tiling))
+    content = repr(parts) + (repr(links) if links else "")
+    return f"{CHAIN} of {len(parts)} #{hashlib.sha256(content.encode()).hexdigest()[:16]}"

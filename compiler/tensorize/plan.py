@@ -62,7 +62,8 @@ class LayerPart:
 class Planner:
     """Lowers layers under a policy that chooses tilings, and remembers their computations.
 
-    timed: cycles of chains of layers by the timing model, by `chains.chain_name`; launch/blocks.py fills it.
+    timed: cycles of chains of layers by the timing model, by `chain_name` of launch/order.py, which fills it
+    with launch/blocks.py.
     """
 
     def __init__(self, cfg: Config, given: ScheduleSource | None = None) -> None:

@@ -41,8 +41,7 @@ from celosia.compiler.tensorize.intrinsics import tile_shape
 from celosia.compiler.tensorize.tiles import Branch, Fill, Node, Pipelined, Region, SerialLoop, TilePlan
 from celosia.compiler.vthread.encode import disassemble, encode
 from celosia.compiler.vthread.interleave import interleave
-from celosia.compiler.vthread.load_passes import reorder_first_loads, spread_weights
-from celosia.compiler.vthread.pipeline import Stream
+from celosia.compiler.vthread.pipeline import Stream, reorder_first_loads, spread_weights
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import verify
 from celosia.hw.spec.config import Config

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
-from celosia.compiler.launch.chains import CHAIN
 from celosia.compiler.launch.image import Image, LayerErrors, build
+from celosia.compiler.launch.order import CHAIN
 from celosia.compiler.launch.overlap import OverlapGroups
 from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.tensorize.plan import Planner

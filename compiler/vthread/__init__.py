@@ -3,9 +3,9 @@
 In the order in which tiles pass the files:
 
 interleave       how the statements of virtual threads in a user's schedule alternate (layers use pipeline instead)
-pipeline         in which order tiles load and compute, and which entries of scratchpads they get
-load_passes      in which order the first loads of a launch come, where codebooks are loaded, and which weights come
-                 through both ports (from which size on: hw/spec/scratchpads.py)
+pipeline         in which order tiles load and compute, and which entries of scratchpads they get; in which order the
+                 first loads of a launch come, where codebooks are loaded, and which weights come through both ports
+                 (from which size on: hw/spec/scratchpads.py)
 tokens           which instruction waits for which, with as few tokens as possible
 encode           the bytes of instructions, and their text (disassembly)
 verify/          proves that a stream computes its layers without a race, independently of the files above

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.launch.constants import Constants
+from celosia.compiler.launch.image import Constants
 from celosia.compiler.layer import Activation, Epilogue, Gemm, Layer, Residual, Storage, Window
 from celosia.compiler.program.model import pack_activation, unpack_activation
 from celosia.compiler.tensorize import pack

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import celosia
-from celosia.compiler.launch import attentions
+from celosia.compiler.launch import blocks
 from celosia.compiler.layer import Activation, ActivationGemm, Epilogue, Layer, Requantise, Softmax, TilingError
 from celosia.compiler.numerics import fold_scale, softmax_powers
 from celosia.compiler.tensorize.plan import Planner
@@ -181,8 +181,8 @@ def test_heads_that_are_scaled_differently(monkeypatch: pytest.MonkeyPatch, tmp_
     """They stay layers of their own."""
     encoder = Encoder(16, 2, 16, 0, alone=True)
     path = quantised(encoder.model(), encoder.shape, tmp_path, signed=True)
-    real, numbers = attentions._scaling, iter(range(99))
-    monkeypatch.setattr(attentions, "_scaling", lambda layer: (*real(layer), next(numbers)))
+    real, numbers = blocks._scaling, iter(range(99))
+    monkeypatch.setattr(blocks, "_scaling", lambda layer: (*real(layer), next(numbers)))
     program = celosia.compile(path, config=PYNQ, check=False)
     assert not any(layer.op == "Block" for layer in program.launches[0].layers)
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.compile_time import chain
 
 import celosia
-from celosia.compiler.launch import blocks, chains
+from celosia.compiler.launch import blocks, order
 from celosia.compiler.launch.image import Image
 from celosia.hw.spec.config import Config
 
@@ -55,7 +55,7 @@ def test_work_that_grows_with_their_square_is_noticed(monkeypatch: pytest.Monkey
 def timed_layers(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """Layers, and those of blocks, that are lowered to be timed."""
     count = 0
-    build = chains.build
+    build = order.build
 
     def counted(cfg: Config, launches: list[list[blocks.Layer]], *rest: object, **more: bool) -> Image:
         nonlocal count
@@ -64,7 +64,7 @@ def timed_layers(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
         return build(cfg, launches, *rest, **more)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(chains, "build", counted)
+        patch.setattr(order, "build", counted)
         celosia.compile(chain(layers, 8), "pynq", check=False)
     return count
 

@@ -15,8 +15,7 @@ from celosia.compiler.launch.image import LayerErrors
 from celosia.compiler.layer import Window
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.codebooks import multiples
-from celosia.compiler.vthread.load_passes import load_codebooks
-from celosia.compiler.vthread.pipeline import StreamInstruction
+from celosia.compiler.vthread.pipeline import StreamInstruction, load_codebooks
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.spec.config import PRESETS, Config, ConfigError
 from celosia.hw.spec.isa import Buffer, Opcode, encode

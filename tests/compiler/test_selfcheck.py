@@ -20,7 +20,7 @@ import celosia
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.select import LayerAssignment, convolution, pooling
-from celosia.compiler.launch.constants import Constants
+from celosia.compiler.launch.image import Constants
 from celosia.compiler.layer import Layer
 from celosia.compiler.program import Program
 from celosia.compiler.selfcheck import check_launches, shared_kernels

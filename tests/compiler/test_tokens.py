@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from celosia.compiler.vthread.encode import encode
-from celosia.compiler.vthread.load_passes import reorder_first_loads
-from celosia.compiler.vthread.pipeline import Ring, StreamInstruction
+from celosia.compiler.vthread.pipeline import Ring, StreamInstruction, reorder_first_loads
 from celosia.compiler.vthread.tokens import insert_tokens
 from celosia.compiler.vthread.verify import Rule, VerifyError, verify
 from celosia.hw.spec.config import Config

@@ -9,8 +9,8 @@ import pytest
 
 import celosia
 from celosia.compiler.compile import network_of
-from celosia.compiler.launch import chains as chain_times
-from celosia.compiler.launch.chains import CHAIN
+from celosia.compiler.launch import order as chain_times
+from celosia.compiler.launch.order import CHAIN
 from celosia.compiler.tune import shipped
 from celosia.compiler.tune.layer_trial import TIMED, Status, TrialResult
 from celosia.compiler.tune.network import known_chains, network_schedule

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 import celosia
 from celosia.compiler.compile import network_of
 from celosia.compiler.launch import blocks
-from celosia.compiler.launch.chains import CHAIN
+from celosia.compiler.launch.order import CHAIN
 from celosia.compiler.tensorize.tilings_file import DecisionsError
 from celosia.compiler.tune import network_tuner, shipped
 from celosia.compiler.tune.device_pool import Fleet
