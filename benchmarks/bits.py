@@ -24,7 +24,7 @@ from celosia.compiler.ops.bit_serial import BitLevels
 from celosia.compiler.ops.registry import Node
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.target import TARGETS, compiling_for
-from celosia.compiler.tune.kernels.kernel_trial import time_alternating
+from celosia.compiler.tune.kernel_trial import time_alternating
 
 Array = NDArray[Any]
 COMMAND = "python -m benchmarks bits"

@@ -25,7 +25,7 @@ from benchmarks import networks
 from benchmarks.kernels import cases
 from benchmarks.rows import Request, Row, Say, judged, skipped
 from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, Missing
-from celosia.compiler.tune.kernels.kernel_trial import time_alternating
+from celosia.compiler.tune.kernel_trial import time_alternating
 from celosia.driver.host.oracle import open_session
 from celosia.driver.runtime import Runtime
 

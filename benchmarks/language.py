@@ -21,7 +21,7 @@ from benchmarks.kernels import _Writer
 from benchmarks.rows import ROOT, Request, Row, Say
 from celosia.compiler.language.accelerator import build_verified_image
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.kernels.kernel_trial import time_alternating
+from celosia.compiler.tune.kernel_trial import time_alternating
 from celosia.driver.host.oracle import open_session
 from celosia.hw.spec.config import Config
 

@@ -18,7 +18,7 @@ from benchmarks import decoders
 from benchmarks.decoders import DECODERS
 from benchmarks.rows import Request, Row, judged
 from benchmarks.transformers import PROMPT, TOKENS, generated, growing
-from celosia.compiler.tensorize.codebooks import multiples
+from celosia.compiler.tensorize.pack import codebooks_of_multiples
 from celosia.driver.host.oracle import open_session
 from celosia.hw.boards.memory import MemoryModel
 from celosia.hw.spec.config import Config
@@ -50,7 +50,7 @@ def rows(asked: Request) -> Iterator[Row]:
 def few_bits(weights: Array, bits: int) -> Array:
     """int8 [inputs, outputs] near `weights`: of each 32 inputs of an output a factor times numbers of so few bits. None
     is -128, which is no weight that onnxruntime's quantiser makes."""
-    numbers = np.sort(multiples(bits)[-1].view(np.int8))
+    numbers = np.sort(codebooks_of_multiples(bits)[-1].view(np.int8))
     inputs, outputs = weights.shape
     groups = np.zeros((-(-inputs // CODEBOOK_BLOCK) * CODEBOOK_BLOCK, outputs), np.int16)
     groups[:inputs] = weights

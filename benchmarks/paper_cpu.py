@@ -24,7 +24,7 @@ from benchmarks.kernels import _Writer
 from benchmarks.paper_chart import Chart, PaperSize, Say, floats
 from benchmarks.rows import Row
 from benchmarks.workloads import Missing
-from celosia.compiler.tune.kernels.kernel_trial import time_alternating
+from celosia.compiler.tune.kernel_trial import time_alternating
 from celosia.driver.host.oracle import open_session
 from celosia.driver.runtime import Runtime
 

@@ -24,8 +24,8 @@ from celosia.compiler.graph.pipeline import NEEDED, PASSES
 from celosia.compiler.program import LaunchStep, Program
 from celosia.compiler.switches import PARTS
 from celosia.compiler.target import TARGETS
-from celosia.compiler.tensorize.tilings_file import collect_tilings
-from celosia.compiler.tune.kernels.kernel_trial import time_alternating
+from celosia.compiler.tensorize.plan import collect_tilings
+from celosia.compiler.tune.kernel_trial import time_alternating
 from celosia.driver.pages.run_figures import ROOFS
 from celosia.driver.pages.run_page import roofs_of
 from celosia.driver.run.explain import layer_rows, predict_counters

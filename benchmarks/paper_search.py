@@ -15,7 +15,7 @@ from benchmarks import explore as configs
 from benchmarks import tune
 from benchmarks.paper_chart import Chart, PaperSize, Say, quantised
 from benchmarks.rows import Row
-from celosia.compiler.tune.search_algorithms import SEARCHES
+from celosia.compiler.tune.search import SEARCHES
 from celosia.hw.spec.config import Config
 
 Array = NDArray[Any]

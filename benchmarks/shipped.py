@@ -30,8 +30,7 @@ from celosia.compiler.tune.network import (
     network_measurer,
     network_schedule,
 )
-from celosia.compiler.tune.records import Key, Records
-from celosia.compiler.tune.shipped import FOLDER
+from celosia.compiler.tune.records import SHIPPED_FOLDER, Key, Records
 from celosia.driver.tune.tune import tune
 
 CONFIGS = PRESETS[1:]
@@ -103,14 +102,14 @@ def lines_of(path: Path, config: str, records: Path, trials: int) -> Lines:
 def made(config: str, networks: list[str], folder: Path | None, trials: int) -> Iterator[tuple[str, Lines]]:
     """Yield the name of each network and its lines."""
     for name in networks:
-        records = KEPT / f"{name}-{config}.jsonl" if trials else FOLDER / f"{config}.jsonl"
+        records = KEPT / f"{name}-{config}.jsonl" if trials else SHIPPED_FOLDER / f"{config}.jsonl"
         records.parent.mkdir(parents=True, exist_ok=True)
         yield name, lines_of(WORKLOADS[name].path(folder), config, records, trials)
 
 
 def write(config: str, lines: Lines) -> Path:
     """The file of a preset, whole or not at all."""
-    path = FOLDER / f"{config}.jsonl"
+    path = SHIPPED_FOLDER / f"{config}.jsonl"
     fresh = path.with_suffix(".new")
     fresh.unlink(missing_ok=True)
     records = Records(fresh)
@@ -133,7 +132,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--models-dir", type=Path, help=f"folder with the models (default: ${FOLDER_VARIABLE})")
     options = parser.parse_args(arguments)
     networks, folder = options.networks.split(","), models_folder(options.models_dir)
-    FOLDER.mkdir(exist_ok=True)
+    SHIPPED_FOLDER.mkdir(exist_ok=True)
     for config in options.configs.split(","):
         lines: Lines = {}
         try:

@@ -38,7 +38,7 @@ from celosia.compiler.superoptimise.optimise import optimise as compared
 from celosia.compiler.superoptimise.proofs import GENERATED
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import GROUPS, RULES
-from celosia.compiler.tune.kernels.kernel_trial import time_alternating
+from celosia.compiler.tune.kernel_trial import time_alternating
 from celosia.driver.choices import SUPEROPTIMISERS
 from celosia.driver.host.oracle import open_model
 from celosia.driver.runtime import Runtime

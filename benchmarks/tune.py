@@ -29,12 +29,11 @@ from celosia.compiler.compile import network_of
 from celosia.compiler.launch.image import LayerErrors
 from celosia.compiler.layer import Activation, Epilogue, Gemm, Layer, Requantise, Residual, TilingError, Window
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.cost_model import MissingLearner, ridge, trees
 from celosia.compiler.tune.device_pool import Fleet
+from celosia.compiler.tune.layer_space import Point, layer_space
 from celosia.compiler.tune.layer_trial import TIMED, VERSION, CostSource, LayerCase, LayerJob, Status, measure, pickled
 from celosia.compiler.tune.network import Occurrence
-from celosia.compiler.tune.search_algorithms import SEARCHES
-from celosia.compiler.tune.search_space import Floats, Point, Space, layer_space
+from celosia.compiler.tune.search import SEARCHES, Floats, MissingLearner, Space, ridge, trees
 from celosia.driver.tune.tune import tune
 from celosia.hw.spec.config import Config
 

@@ -25,10 +25,10 @@ from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.schedule.kernel_schedules import KernelSchedules, KernelWorkload, using_schedules
 from celosia.compiler.tune.device_pool import Fleet
-from celosia.compiler.tune.kernels.kernel_plan import KernelPlan
-from celosia.compiler.tune.kernels.kernel_space import estimate_plan, template_space
-from celosia.compiler.tune.kernels.kernel_trial import processor
-from celosia.compiler.tune.kernels.kernel_tuner import KernelTuner
+from celosia.compiler.tune.kernel_plan import KernelPlan
+from celosia.compiler.tune.kernel_space import estimate_plan, template_space
+from celosia.compiler.tune.kernel_trial import processor
+from celosia.compiler.tune.kernel_tuner import KernelTuner
 from celosia.compiler.tune.records import Records
 from celosia.driver.tune.cpu import tune_cpu
 

@@ -25,8 +25,7 @@ from celosia.compiler.selfcheck.check_rewriting import RewriteError, check_pass,
 from celosia.compiler.switches import leaving_out
 from celosia.compiler.target import Target, compiling_for, find_target
 from celosia.compiler.tune.network import Network
-from celosia.compiler.tune.records import Records
-from celosia.compiler.tune.shipped import load_requested
+from celosia.compiler.tune.records import Records, load_requested
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.garbage import raised_gc_threshold
 
@@ -47,7 +46,7 @@ def compile(source: Source, options: Options) -> Program:
         target: Processor for which kernels are compiled and linked: a board, its .toml file, or a processor of
             compiler/target.py. None: this machine. Kernels for a Target itself stay objects.
         check: Compare the Program with the model on random inputs, layer by layer (compiler/selfcheck).
-        decisions: Tilings of some layers, as a file or its contents (compiler/tensorize/tilings_file.py). None: no
+        decisions: Tilings of some layers, as a file or its contents (compiler/tensorize/plan.py). None: no
             tiling is fixed.
         shapes: Shapes of inputs by name, if the model leaves sizes open: `{"input": (1, 80, 400)}`. A size of None or
             -1 stays open, if compiler/graph/importer.py supports it. None: no shape is fixed.
@@ -161,7 +160,7 @@ def _using_recorded_kernels(records: Records | None, processor: Target | None) -
     if not (records and records.trials and processor is None):
         yield ""
         return
-    from celosia.compiler.tune.kernels.kernel_tuner import recorded_traces  # imported only where there are such records
+    from celosia.compiler.tune.kernel_tuner import recorded_traces  # imported only where there are such records
 
     schedules = KernelSchedules(recorded_traces(records))
     with using_schedules(schedules):

@@ -25,12 +25,10 @@ from celosia.compiler.launch.blocks import form_blocks
 from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.launch.order import order_layers
 from celosia.compiler.options import Options
-from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.tilings_file import ScheduleFile
+from celosia.compiler.tensorize.plan import Planner, ScheduleFile
 from celosia.compiler.tune.layer_trial import TIMED
 from celosia.compiler.tune.network import Network, TuningDecisions, known_chains
-from celosia.compiler.tune.records import Records
-from celosia.compiler.tune.shipped import shipped
+from celosia.compiler.tune.records import Records, shipped
 from celosia.hw.spec.config import Config, did_you_mean
 from celosia.sim.timing import predict
 

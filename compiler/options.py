@@ -20,7 +20,7 @@ from celosia.compiler.graph.passes import Watch
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.target import Target
 from celosia.compiler.tune.network import Tuned
-from celosia.compiler.tune.shipped import SHIPPED
+from celosia.compiler.tune.records import SHIPPED
 from celosia.hw.spec.config import Config
 
 Source: TypeAlias = str | Path | onnx.ModelProto

@@ -17,7 +17,7 @@ from celosia.compiler.lowering import lower_prepared, planner_for
 from celosia.compiler.options import Options, Source, expand_options
 from celosia.compiler.program import Program
 from celosia.compiler.superoptimise.price import INFEASIBLE, Price, Pricing, price_of
-from celosia.compiler.tune.shipped import SHIPPED, load_requested
+from celosia.compiler.tune.records import SHIPPED, load_requested
 from celosia.garbage import raised_gc_threshold
 from celosia.hw.spec.config import Config
 
@@ -101,7 +101,7 @@ def optimise_source(source: Source, options: Options, compile: Compile) -> tuple
     from celosia.compiler.superoptimise.budget import BudgetError, seconds
     from celosia.compiler.superoptimise.derivation import text_in
     from celosia.compiler.superoptimise.optimise import optimise
-    from celosia.compiler.tune.kernels.kernel_trial import processor
+    from celosia.compiler.tune.kernel_trial import processor
 
     if options.optimise is None:
         raise BudgetError('fast_math is of a search, which has no time here: give optimise="60s", or leave it out')

@@ -30,7 +30,7 @@ from celosia.compiler.expr.clamp_indices import clamp_accesses
 from celosia.compiler.expr.schedule import TAILS, ScheduleError
 from celosia.compiler.expr.trace import ReplayError
 from celosia.compiler.expr.transform import loads
-from celosia.compiler.tensorize.match import TileMismatch
+from celosia.compiler.tensorize.intrinsic import TileMismatch
 from celosia.compiler.vthread.interleave import interleave
 
 Array = NDArray[Any]

@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from .test_imports import sources
 
 ALLOWED = {
-    "celosia.compiler.tensorize.intrinsics": "Opcode",
-    "celosia.compiler.tensorize.softmax": "Opcode",  # which instruction a tile operation is
-    "celosia.compiler.tensorize.norm": "Opcode",
+    "celosia.compiler.tensorize.intrinsics": "Opcode",  # which instruction a tile operation is
     "celosia.compiler.tensorize.render": "words",  # of a user's function
     "celosia.compiler.tensorize.tiles": "add",  # of loops around intrinsics
     "celosia.compiler.vthread.pipeline": "StreamInstruction",  # the stream, as what add() makes, and LOADs of codebooks

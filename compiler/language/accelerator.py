@@ -47,9 +47,8 @@ from celosia.compiler.layer import (
 from celosia.compiler.program.model import matrix_counts, pack_activation, unpack_activation
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.lowering import lower_layer
-from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.plan import FixedSchedule, Planner
 from celosia.compiler.tensorize.roofline import attention_cycles, estimate
-from celosia.compiler.tensorize.schedule_policy import FixedSchedule
 from celosia.compiler.tensorize.space import CUT_ORDERS, Tiling, Workload, candidates, parts, point, why_not
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.spec.config import Config

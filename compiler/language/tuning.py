@@ -17,7 +17,7 @@ import numpy as np
 from celosia.compiler.language.jit import Kernel, Launched, QuantisedArray, is_interpreting
 from celosia.compiler.language.tile import LanguageError
 from celosia.compiler.program.model import html_table
-from celosia.compiler.tune.kernels.kernel_trial import processor, time_alternating
+from celosia.compiler.tune.kernel_trial import processor, time_alternating
 from celosia.compiler.tune.layer_trial import TIMED, Status, TrialResult
 from celosia.compiler.tune.records import Key, Records
 

@@ -40,9 +40,8 @@ from celosia.compiler.layer import Activation, Layer, Storage, TilingError, grou
 from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize import block_space, pack
 from celosia.compiler.tensorize.block_space import BlockWorkload
-from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.plan import Planner, SchedulePolicy
 from celosia.compiler.tensorize.roofline import choose, estimate
-from celosia.compiler.tensorize.schedule_policy import SchedulePolicy
 from celosia.compiler.tensorize.space import Tiling, Workload
 from celosia.hw.spec.config import Config
 

@@ -23,7 +23,7 @@ from celosia.compiler.program import CpuStep, Program
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.host.kernel import CompiledKernel, aligned_empty
 from celosia.compiler.target import target
-from celosia.compiler.tune.kernels.kernel_trial import time_alternating
+from celosia.compiler.tune.kernel_trial import time_alternating
 from celosia.compiler.tune.layer_trial import TIMED
 from celosia.compiler.tune.network import Network
 

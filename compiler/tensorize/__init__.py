@@ -2,28 +2,23 @@
 
 In the order in which a layer passes them:
 
-plan               the Planner: lowers one layer by all that follows, and remembers the results
-lowering           which computations a layer or block is; the tensors of each:
-  layer_lowering     convolutions, products, poolings and maps
-  row_lowering       softmax and normalisations
-  attention_lowering attention as one block
+plan               the Planner: lowers one layer by all that follows, and remembers the results; which tiling is used:
+                   a user's file (`--decisions`), records, search of blocks, estimate
+lowering           which computations a layer or block is; the tensors of blocks, rows (softmax, norms) and attention
+layer_lowering     the tensors of one layer: convolutions, products, poolings and maps
 computation        types: a layer as tensor expressions, and where its tensors lie
 space, block_space which tilings a layer or a block has, and what limits them (orders of loops: `space.ORDERS`; how many
                    tiles load ahead: `Tiling.ahead`, by default `AHEAD` of vthread/pipeline; of hosts in launch/overlap)
 roofline           how many cycles a tiling of one layer takes, by an estimate, and which tiling is chosen by it (of a
                    block: block_space)
-schedule_policy    which tiling is used: a user's file (tilings_file), records, search of blocks, estimate
-tilings_file       the file of tilings that users read and change (`--decisions`)
 templates          by which scheduling primitives a tiling becomes loops
-intrinsic          what an intrinsic is; which the accelerator has:
-  intrinsics         GEMM, LOAD, STORE and the passes of VECTOR; requantised: the arithmetic that passes share
-  softmax, norm      operations on rows
-match              whether a loop nest computes what an intrinsic is declared to compute
+intrinsic          what an intrinsic is, and whether a loop nest computes what it is declared to compute
+intrinsics         which intrinsics the accelerator has: GEMM, LOAD, STORE, and passes, softmax and norm of VECTOR
 render             compiles loops around intrinsics to nodes: tiles, regions of scratchpads, instructions; where the
                    arrays of a user's function lie in DRAM
 instruction_builder which instruction an intrinsic and its loops are
-instruction        which fields of an instruction change with the loops outside of it
-transfer           how the dimensions of a LOAD or STORE are merged
+instruction        which fields of an instruction change with the loops outside of it; how the dimensions of a LOAD or
+                   STORE are merged
 tiles              runs the nodes: gives tensors entries of scratchpads, and emits the instructions of each tile
-pack, codebooks    how weights, parameters and tables lie in DRAM; in which codebooks packed weights find their values
+pack               how weights, parameters and tables lie in DRAM; in which codebooks packed weights find their values
 """

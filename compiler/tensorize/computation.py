@@ -10,16 +10,29 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.expr import Axis, Expr, Tensor, Var, placeholder
+from celosia.compiler.expr import Axis, Tensor, Var, placeholder
 from celosia.compiler.expr.walk import walk
-from celosia.compiler.layer import Activation, Layer, Window
+from celosia.compiler.layer import Activation, Storage
 from celosia.compiler.tensorize.block_space import BlockWorkload
 from celosia.compiler.tensorize.intrinsics import VectorOp
 from celosia.compiler.tensorize.space import Workload
-from celosia.compiler.tensorize.transfer import DramPlace
 from celosia.hw.spec.config import Config
 
 Blob = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class DramPlace:
+    """The place of a tensor in DRAM: `offset` bytes after the begin of `home`, a storage of activations or constants.
+
+    strides: bytes from one index to the next in each dimension; 0 for values within an entry of packed weights.
+    book_bytes: size of the codebooks at the begin of `home` that expand packed weights; 0 for other tensors.
+    """
+
+    home: Storage | NDArray[np.uint8]
+    offset: int
+    strides: tuple[int, ...]
+    book_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,24 +161,3 @@ class LayerComputation:
     def digest(self) -> str:
         """Digest of the signature, the same in all processes."""
         return hashlib.sha256(repr(self.signature).encode()).hexdigest()
-
-
-def window_of(layer: Layer) -> Window:
-    """Return the window over x of the sums of `layer`; that of a product of activations has rows for zero points."""
-    return layer.window if layer.product is None else layer.product.window
-
-
-def zero_point(layer: Layer) -> dict[str, float]:
-    """Return the scalar of VECTOR that holds the zero point of y, by its name; {} without requantisation."""
-    return {} if layer.requantise is None else {"zero_point": layer.requantise.zero_point}
-
-
-def range_conditions(index: Expr, size: int, count: int, step: int, before: int) -> list[Expr]:
-    """Return the conditions for 0 <= `index` < `size` that can fail.
-
-    index: i * step - before, for some i from 0 to count - 1.
-    """
-    tests = [index >= 0] if before > 0 else []
-    if (count - 1) * step - before >= size:
-        tests.append(index < size)
-    return tests

@@ -3,6 +3,9 @@
 instruction_builder.py builds one from an intrinsic and its loops, once. `fields` then gives the instruction for values
 of the loops outside, by additions only: addresses are linear in these loops, and padding is how far a block reaches
 beyond the borders of its tensor.
+
+In order: GEMM and VECTOR; LOAD and STORE; addresses and limits in terms of the loops outside; and how the dimensions of
+a block are merged, so that one LOAD or STORE moves it in long rows of DRAM.
 """
 
 from __future__ import annotations
@@ -17,17 +20,13 @@ from typing import Any, NamedTuple
 from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.nodes import Const, Expr, Tensor, Var
 from celosia.compiler.layer import TilingError
-from celosia.compiler.tensorize import intrinsic as rules
-from celosia.compiler.tensorize.transfer import PAD_MAX, X_MAX, YZ_MAX, Dim, coalesce
-from celosia.hw.spec.isa import OUTER_LOOPS, Opcode
+from celosia.compiler.tensorize.intrinsic import Compute
+from celosia.hw.spec.isa import OUTER_LOOPS, PAD_BITS, X_BITS, YZ_BITS, Opcode
 
 Env = dict[Var, int]
 """Value of each loop variable."""
 Fields = dict[str, int]
 """Value of each field of an instruction."""
-
-BY_BLOCK = ("wgt", "par", "tap")
-"""Operands of which all pixels of an output block use the same entry."""
 
 
 class RenderError(ValueError):
@@ -38,74 +37,7 @@ class NotOneInstruction(Exception):
     """Raised for loops that are not a single instruction, so that the outermost is unrolled; the message says why."""
 
 
-@dataclass(frozen=True)
-class LinearForm:
-    """An index or address: base + sum of variable * step over the loops outside the instruction.
-
-    terms: (variable, step). others: (expression of these loops that is no variable, step).
-    """
-
-    base: int
-    terms: tuple[tuple[Var, int], ...] = ()
-    others: tuple[tuple[Expr, int], ...] = ()
-
-    def at(self, env: Mapping[Var, int]) -> int:
-        """Return the value for these values of the variables."""
-        total = self.base
-        for var, step in self.terms:
-            total += env[var] * step
-        for other, step in self.others:
-            total += int(evaluate(other, env)) * step
-        return total
-
-    def plus(self, base: int) -> LinearForm:
-        """Return the sum with a constant."""
-        return LinearForm(self.base + base, self.terms, self.others)
-
-    def scaled(self, by: int) -> LinearForm:
-        """Return the product with a constant."""
-        return LinearForm(self.base * by, _scale_steps(self.terms, by), _scale_steps(self.others, by))
-
-    def divided(self, by: int) -> LinearForm | None:
-        """Return the quotient by a constant; None if the base or a step is no multiple of it."""
-        parts = (*self.terms, *self.others)
-        if self.base % by or any(step % by for _, step in parts):
-            return None
-        return LinearForm(self.base // by, _divide_steps(self.terms, by), _divide_steps(self.others, by))
-
-
-@dataclass(frozen=True)
-class TileAccess:
-    """Where a tile begins in its tensor, in elements, and the step by which each loop of the instruction moves it."""
-
-    begin: LinearForm
-    steps: tuple[int, ...]
-
-    def in_units(self, size: int, what: object) -> TileAccess:
-        """Convert to units of `size` elements. Raises NotOneInstruction, naming `what`, if these are no whole
-        numbers."""
-        begin = self.begin.divided(size)
-        if begin is None or any(step % size for step in self.steps):
-            raise NotOneInstruction(f"{what} begins or moves by other than multiples of {size} elements")
-        return TileAccess(begin, tuple(step // size for step in self.steps))
-
-
-@dataclass(frozen=True)
-class Limit:
-    """A bound of loop `number` of the instruction.
-
-    Iterations i exist for which low + i * step >= 0 if it is a `lower` bound, else those for which i * step < low.
-    """
-
-    number: int
-    low: LinearForm
-    step: int
-    lower: bool
-
-    def at(self, env: Mapping[Var, int]) -> int:
-        """Return the first iteration that exists, of a `lower` bound; else the end of those that exist."""
-        value = self.low.at(env)
-        return -(value // self.step) if self.lower else -(-value // self.step)
+# GEMM and VECTOR -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -123,7 +55,7 @@ class ComputeInstruction:
     bases: tuple[tuple[str, Tensor, LinearForm, int], ...]
     begins: tuple[Var, ...] | None
     parameters: Mapping[str, Expr]
-    rule: rules.Compute
+    rule: Compute
     bounds: tuple[tuple[str, Limit], ...] = ()
     pad: Expr | None = None
 
@@ -209,6 +141,9 @@ def _restrict(fields: Fields, ranges: Mapping[str, tuple[int, int]]) -> Fields:
         for base in [name for name in fields if name.endswith("_base")]:
             fields[base] += first * fields.get(f"{base.removesuffix('_base')}_{loop}", 0)
     return fields
+
+
+# LOAD and STORE ------------------------------------------------------------------------------------------------
 
 
 class _PartialMove(NamedTuple):
@@ -381,8 +316,43 @@ def _scalar(e: Expr, scalars: Mapping[str, Any]) -> Any:
     raise RenderError(f"{e} is no constant, as a parameter of an instruction must be")
 
 
-LARGE = 1 << 40
-"""A number of iterations beyond all loops, see `Limit`."""
+# Addresses and limits ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LinearForm:
+    """An index or address: base + sum of variable * step over the loops outside the instruction.
+
+    terms: (variable, step). others: (expression of these loops that is no variable, step).
+    """
+
+    base: int
+    terms: tuple[tuple[Var, int], ...] = ()
+    others: tuple[tuple[Expr, int], ...] = ()
+
+    def at(self, env: Mapping[Var, int]) -> int:
+        """Return the value for these values of the variables."""
+        total = self.base
+        for var, step in self.terms:
+            total += env[var] * step
+        for other, step in self.others:
+            total += int(evaluate(other, env)) * step
+        return total
+
+    def plus(self, base: int) -> LinearForm:
+        """Return the sum with a constant."""
+        return LinearForm(self.base + base, self.terms, self.others)
+
+    def scaled(self, by: int) -> LinearForm:
+        """Return the product with a constant."""
+        return LinearForm(self.base * by, _scale_steps(self.terms, by), _scale_steps(self.others, by))
+
+    def divided(self, by: int) -> LinearForm | None:
+        """Return the quotient by a constant; None if the base or a step is no multiple of it."""
+        parts = (*self.terms, *self.others)
+        if self.base % by or any(step % by for _, step in parts):
+            return None
+        return LinearForm(self.base // by, _divide_steps(self.terms, by), _divide_steps(self.others, by))
 
 
 def _scale_steps(parts: tuple[tuple[Any, int], ...], by: int) -> tuple[tuple[Any, int], ...]:
@@ -393,6 +363,82 @@ def _scale_steps(parts: tuple[tuple[Any, int], ...], by: int) -> tuple[tuple[Any
 def _divide_steps(parts: tuple[tuple[Any, int], ...], by: int) -> tuple[tuple[Any, int], ...]:
     """Return `parts` with all steps divided."""
     return tuple((part, step // by) for part, step in parts)
+
+
+@dataclass(frozen=True)
+class TileAccess:
+    """Where a tile begins in its tensor, in elements, and the step by which each loop of the instruction moves it."""
+
+    begin: LinearForm
+    steps: tuple[int, ...]
+
+    def in_units(self, size: int, what: object) -> TileAccess:
+        """Convert to units of `size` elements. Raises NotOneInstruction, naming `what`, if these are no whole
+        numbers."""
+        begin = self.begin.divided(size)
+        if begin is None or any(step % size for step in self.steps):
+            raise NotOneInstruction(f"{what} begins or moves by other than multiples of {size} elements")
+        return TileAccess(begin, tuple(step // size for step in self.steps))
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A bound of loop `number` of the instruction.
+
+    Iterations i exist for which low + i * step >= 0 if it is a `lower` bound, else those for which i * step < low.
+    """
+
+    number: int
+    low: LinearForm
+    step: int
+    lower: bool
+
+    def at(self, env: Mapping[Var, int]) -> int:
+        """Return the first iteration that exists, of a `lower` bound; else the end of those that exist."""
+        value = self.low.at(env)
+        return -(value // self.step) if self.lower else -(-value // self.step)
+
+
+# Dimensions of a block in DRAM ---------------------------------------------------------------------------------
+
+X_MAX, YZ_MAX, PAD_MAX = (1 << X_BITS) - 1, (1 << YZ_BITS) - 1, (1 << PAD_BITS) - 1
+"""Largest values of an instruction's fields: pieces of a row, rows or planes, and padding on one side."""
+
+
+@dataclass(frozen=True)
+class Dim:
+    """One dimension of a block: number of steps, bytes of a step in DRAM, pieces of a step in the scratchpad."""
+
+    count: int
+    dram: int
+    sram: int
+
+
+def coalesce(dims: list[Dim], piece: int) -> list[Dim]:
+    """Merge dimensions into [x, y, z], the three that an instruction has, which visit the same pieces; x is contiguous.
+
+    piece: bytes of a piece. Raises TilingError if more than three are left, or one is too long for its field.
+    """
+    dims = [dim for dim in dims if dim.count > 1]
+    dims.sort(key=lambda dim: (dim.dram == 0, dim.dram))
+    merged: list[Dim] = []
+    for dim in dims:
+        last = merged[-1] if merged else None
+        if (
+            last is not None
+            and dim.dram == last.count * last.dram
+            and dim.sram == last.count * last.sram
+            and last.count * dim.count <= (X_MAX if last.dram == piece else YZ_MAX)
+        ):
+            merged[-1] = Dim(last.count * dim.count, last.dram, last.sram)
+        else:
+            merged.append(dim)
+    if not merged or merged[0].dram != piece:
+        merged.insert(0, Dim(1, piece, 1))
+    merged += [Dim(1, 0, 0)] * (3 - len(merged))
+    if len(merged) > 3 or merged[0].count > X_MAX or max(dim.count for dim in merged[1:]) > YZ_MAX:
+        raise TilingError(f"a block of {'x'.join(str(d.count) for d in merged)} pieces is not one transfer")
+    return merged
 
 
 def block_fields(dims: Sequence[Dim], piece: int) -> Fields:
@@ -455,7 +501,3 @@ def _join_even_loops(dims: tuple[Dim, ...], bounded: frozenset[int]) -> tuple[Di
                 changed[a], changed[b] = Dim(1, 0, 0), Dim(outer.count * inner.count, inner.dram, inner.sram)
                 return tuple(changed)
     return None
-
-
-Dims = list[tuple[int, dict[str, int], int | None]]
-"""Loops: (extent, step of each operand, number of the loop if only some of its iterations exist, else None)."""

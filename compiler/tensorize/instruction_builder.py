@@ -12,11 +12,9 @@ from celosia.compiler.expr.loops import For, Intrinsic
 from celosia.compiler.expr.nodes import INDEX, Binary, Const, Expr, Load, Tensor, Var, strides
 from celosia.compiler.expr.walk import substitute, walk
 from celosia.compiler.tensorize.instruction import (
-    BY_BLOCK,
-    LARGE,
     PAD,
     ComputeInstruction,
-    Dims,
+    Dim,
     Env,
     Fields,
     Limit,
@@ -30,10 +28,16 @@ from celosia.compiler.tensorize.instruction import (
 )
 from celosia.compiler.tensorize.intrinsic import Compute, Move, TensorIntrinsic
 from celosia.compiler.tensorize.intrinsics import BUFFERS, element_shape, tile_shape
-from celosia.compiler.tensorize.transfer import Dim
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import EXTENT_BITS, Opcode, formats
 from celosia.hw.spec.packing import packing
+
+BY_BLOCK = ("wgt", "par", "tap")
+"""Operands of which all pixels of an output block use the same entry."""
+LARGE = 1 << 40
+"""A number of iterations beyond all loops, see `_limit_of`."""
+Dims = list[tuple[int, dict[str, int], int | None]]
+"""Loops: (extent, step of each operand, number of the loop if only some of its iterations exist, else None)."""
 
 
 def build_instruction(

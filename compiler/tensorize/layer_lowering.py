@@ -2,13 +2,13 @@
 
     x in DRAM → near (padded, in a scratchpad) → acc (sums of GEMM) → out (a pass of the vector unit) → y in DRAM
 
-`LayerLowering` holds all kinds of layers but those of rows (row_lowering.py), as they share most of these tensors.
+`LayerLowering` holds all kinds of layers but those of rows (lowering.py), as they share most of these tensors.
 `add_...` adds an input or scalar to the computation, `make_...` a tensor or stage; `lower_...` returns a computation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,25 +16,18 @@ import numpy as np
 from celosia.compiler.expr import Axis, Expr, Tensor, Var, compute, is_float, placeholder, reduce_axis, select, sum
 from celosia.compiler.expr.nest_parts import reduce_and
 from celosia.compiler.expr.nodes import INDEX, Const, minimum
-from celosia.compiler.layer import (
-    Activation,
-    ActivationGemm,
-    Layer,
-    TilingError,
-)
+from celosia.compiler.layer import Activation, ActivationGemm, Layer, TilingError, Window
 from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.block_space import BlockWorkload
 from celosia.compiler.tensorize.computation import (
     ActivationGrid,
     Blob,
     BlockStage,
+    DramPlace,
     LayerComputation,
-    range_conditions,
-    window_of,
-    zero_point,
 )
 from celosia.compiler.tensorize.intrinsics import PARAMETERS, VectorOp, tile_shape, vector_value
 from celosia.compiler.tensorize.space import Workload
-from celosia.compiler.tensorize.transfer import DramPlace
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Buffer, element_bytes
 
@@ -103,7 +96,7 @@ class LayerLowering:
         """Return the conditions under which row `y` and column `x` of the padded input lie in x, not in the padding."""
         rows, columns = self.input_size
         top, left, _, _ = self.window.pads
-        return range_conditions(y, self.x.rows, rows, self.row_step, top) + range_conditions(
+        return _range_conditions(y, self.x.rows, rows, self.row_step, top) + _range_conditions(
             x, self.x.columns, columns, 1, left
         )
 
@@ -228,7 +221,9 @@ class LayerLowering:
         *entry]."""
         window, epilogue, multiply = self._window_axes(stage.vector), self.layer.epilogue, self.layer.multiply
         low, high = epilogue.clip
-        values = {"lo": low, "hi": high, "clip_lo": low, "clip_hi": high} | zero_point(self.layer)
+        values: dict[str, float] = {"lo": low, "hi": high, "clip_lo": low, "clip_hi": high}
+        if self.layer.requantise is not None:
+            values["zero_point"] = self.layer.requantise.zero_point
         if multiply is not None:
             values |= {"a_offset": multiply.x_offset, "b_offset": multiply.b_offset}
         if (residual := epilogue.residual) is not None:
@@ -360,11 +355,16 @@ class LayerLowering:
         stage = self.make_vector_stage(self.make_input(scope, self.blocks, layer.pad_value), scope)
         return self.finish_computation(stage, self.vector_workload(scope, stage.b is not None))
 
-    def finish_computation(self, stage: BlockStage, workload: Workload) -> LayerComputation:
-        """Return the computation of a layer that is no block, made of its stage: add out and y."""
+    def finish_computation(
+        self, stage: BlockStage, workload: Workload | BlockWorkload, earlier: Sequence[BlockStage] = ()
+    ) -> LayerComputation:
+        """Return the computation whose last stage is `stage`, of this layer: add out and y.
+
+        earlier: the stages before, if the layer is the last of a block.
+        """
         out = self.make_pass_result(stage)
         y = self.make_output(out)
-        return LayerComputation(workload, (stage,), out, y, tuple(self.inputs), self.places, self.scalars)
+        return LayerComputation(workload, (*earlier, stage), out, y, tuple(self.inputs), self.places, self.scalars)
 
     # Stages ---------------------------------------------------------------------------------------------------
 
@@ -479,17 +479,22 @@ class LayerLowering:
         """Return the workload of a layer without GEMM. has_b: whether it has an operand B. sums: see `Workload`."""
         y, weighted = self.y, self.layer.gemm is not None
         return Workload(
-            self.window,
-            y.images,
-            y.rows,
-            y.columns,
-            self.blocks,
-            0,
-            has_b,
-            1,
-            1,
-            scope,
-            self.extra_columns,
-            sums,
+            self.window, y.images, y.rows, y.columns, self.blocks, 0, has_b, 1, 1, scope, self.extra_columns, sums,
             weighted,
-        )
+        )  # fmt: skip
+
+
+def window_of(layer: Layer) -> Window:
+    """Return the window over x of the sums of `layer`; that of a product of activations has rows for zero points."""
+    return layer.window if layer.product is None else layer.product.window
+
+
+def _range_conditions(index: Expr, size: int, count: int, step: int, before: int) -> list[Expr]:
+    """Return the conditions for 0 <= `index` < `size` that can fail.
+
+    index: i * step - before, for some i from 0 to count - 1.
+    """
+    tests = [index >= 0] if before > 0 else []
+    if (count - 1) * step - before >= size:
+        tests.append(index < size)
+    return tests

@@ -160,7 +160,7 @@ class _Compiler:
                 return [self._compile_region(s, fixed)]
             case Let(var, value, body):
                 return self.compile(body, fixed | {var: int(evaluate(value, fixed))})
-            case If(body=body, orelse=orelse) if not isinstance(_innermost(body), Intrinsic):
+            case If(body=body, orelse=orelse) if not isinstance(_split_nest(body)[-1], Intrinsic):
                 else_nodes = [] if orelse is None else self.compile(orelse, fixed)
                 return [Branch(s, self.compile(body, fixed), else_nodes)]
             case For(kind="pipelined"):
@@ -284,11 +284,6 @@ def _is_resident(scope: str, s: Stmt) -> bool:
     """Whether a tensor in `scope`, allocated around `s`, is written by tiles and read by later ones."""
     loops = (statement for statement in statements(s) if isinstance(statement, For))
     return scope in ("inp", "vin") and any(loop.kind == "pipelined" for loop in loops)
-
-
-def _innermost(s: Stmt) -> Stmt:
-    """Return the statement inside all loops and conditions of `s`."""
-    return _split_nest(s)[2]
 
 
 def _split_nest(s: Stmt) -> tuple[list[For], list[If], Stmt]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.layer import TilingError
+from celosia.compiler.tensorize.instruction import PAD_MAX
 from celosia.compiler.tensorize.space import (
     EXTENT_MAX,
     CompletionOrder,
@@ -26,7 +27,6 @@ from celosia.compiler.tensorize.space import (
     query_part,
     too_large,
 )
-from celosia.compiler.tensorize.transfer import PAD_MAX
 from celosia.hw.boards.memory import ZYNQ_HP
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import instruction_bytes

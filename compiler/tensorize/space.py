@@ -1,7 +1,7 @@
 """The space of tilings of a layer: its workload, the points (tilings), and what limits them.
 
 In this file `p` is a workload and `d` a tiling. Blocks of layers have a space of their own (block_space.py).
-roofline.py estimates the cycles of a point; schedule_policy.py chooses.
+roofline.py estimates the cycles of a point; plan.py chooses.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from enum import Enum
 from typing import Any
-
-import numpy as np
 
 from celosia.compiler.layer import Window
 from celosia.compiler.vthread.pipeline import AHEAD
@@ -252,17 +250,6 @@ def candidates(cfg: Config, p: Workload) -> Iterator[Tiling]:
     """Generate the points that fit the scratchpads. For a layer without GEMM the first is a good one."""
     fitting_sizes = _vector_sizes(cfg, p) if not p.in_blocks else product_sizes(cfg, p)
     return (point(cfg, p, *sizes) for sizes in fitting_sizes)
-
-
-def sample(cfg: Config, p: Workload, count: int, rng: np.random.Generator) -> list[Tiling]:
-    """Draw `count` points of the space at random, with repetition, to test templates on them.
-
-    Raises ValueError if there are none.
-    """
-    fitting = list(_vector_sizes(cfg, p) if not p.in_blocks else product_sizes(cfg, p))
-    if not fitting:
-        raise ValueError(f"nothing of {p.text} fits the scratchpads")
-    return [point(cfg, p, *fitting[i]) for i in rng.integers(0, len(fitting), count)]
 
 
 Sizes = tuple[int, int, int, int, str]

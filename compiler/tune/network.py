@@ -16,13 +16,10 @@ from celosia.compiler.launch.image import Image, LayerErrors, build
 from celosia.compiler.launch.order import CHAIN
 from celosia.compiler.launch.overlap import OverlapGroups
 from celosia.compiler.layer import Layer, Storage, TilingError
-from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.schedule_policy import workload_text, workloads
-from celosia.compiler.tensorize.tilings_file import DecisionsError, why_not_tiling
+from celosia.compiler.tensorize.plan import DecisionsError, Planner, why_not_tiling, workload_text, workloads
+from celosia.compiler.tune.layer_space import Point
 from celosia.compiler.tune.layer_trial import COPIES, TIMED, CostSource, LayerCase, Status, TrialResult
-from celosia.compiler.tune.records import Key, Records, schedule_of
-from celosia.compiler.tune.search_space import Point
-from celosia.compiler.tune.shipped import shipped
+from celosia.compiler.tune.records import Key, Records, schedule_of, shipped
 from celosia.hw.spec.config import Config
 from celosia.sim.timing import predict
 

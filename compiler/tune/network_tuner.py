@@ -14,14 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from celosia.compiler.layer import TilingError
-from celosia.compiler.tune.cost_model import LEARNERS, CostModel
 from celosia.compiler.tune.device_pool import RETRIED_STATUSES, Fleet
+from celosia.compiler.tune.layer_space import Point, layer_space
 from celosia.compiler.tune.layer_trial import TIMED, CostSource, LayerJob, Status, TrialResult, pickled
 from celosia.compiler.tune.network import Network, Occurrence, Tuned, measure_network, network_key
-from celosia.compiler.tune.progress import Progress
-from celosia.compiler.tune.records import Key, Records
-from celosia.compiler.tune.search_algorithms import Search, check_names, create_search
-from celosia.compiler.tune.search_space import Point, Space, layer_space
+from celosia.compiler.tune.records import Key, Progress, Records
+from celosia.compiler.tune.search import LEARNERS, CostModel, Search, Space, check_names, create_search
 
 POINTS_PER_ASK = 8
 """Points that a search is asked for at once."""

@@ -8,15 +8,19 @@ For a kernel of the CPU, "config" is the processor, "schedule" a trace, and "cyc
 A line is appended in one write. Concatenated files are a valid file. Damaged lines are skipped and counted. A trial is
 identified by workload, Config, schedule and measurer. Where two lines disagree about a trial, the worse counts, because
 nothing here can decide which is right.
+
+Records for the presets come with Celosia (presets/); `python -m benchmarks.shipped` writes them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +28,7 @@ from celosia.compiler.program.safe_files import OutputError
 from celosia.compiler.tensorize.space import Tiling
 from celosia.compiler.tune.device_pool import Fleet, Job
 from celosia.compiler.tune.layer_trial import Status, TrialResult
-from celosia.hw.spec.config import Config
+from celosia.hw.spec.config import PRESETS, Config
 from celosia.plain import Sentence, from_json
 
 
@@ -59,11 +63,6 @@ def _plain(schedule: Any) -> Any:
     if isinstance(schedule, Mapping):
         return {name: _plain(decisions) for name, decisions in schedule.items()}
     return [decisions.to_json() for decisions in schedule]
-
-
-def _canonical(value: Any) -> str:
-    """Return JSON that is equal for equal values."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def schedule_of(text: str) -> tuple[Tiling, ...]:
@@ -199,6 +198,35 @@ def _worse(a: TrialResult, b: TrialResult) -> TrialResult:
     return wrong[0] if wrong else max(a, b, key=lambda result: result.cycles)
 
 
+@dataclass
+class Progress:
+    """Counts of trials of a tuning that is running.
+
+    trials: limit of their number. measured: those that ran now. known: those that were in the records. failed: those
+    without a cost. left_out: excluded devices by name, with the reason. started: time.perf_counter() at the beginning.
+    """
+
+    trials: int
+    measured: int = 0
+    known: int = 0
+    failed: int = 0
+    left_out: dict[str, str] = field(default_factory=dict)
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def spent(self) -> int:
+        """Trials that count against the limit."""
+        return self.measured + self.known
+
+    @property
+    def rate(self) -> float:
+        """Measured trials a second."""
+        return self.measured / max(1e-9, time.perf_counter() - self.started)
+
+
+# Lines of a file -----------------------------------------------------------------------------------------------
+
+
 def _encode(key: Key, result: TrialResult) -> bytes:
     """Encode a record as a line of the file."""
     row: dict[str, Any] = {
@@ -214,16 +242,6 @@ def encode_line(row: Mapping[str, Any]) -> bytes:
     return _canonical({**row, "crc": zlib.crc32(_canonical(row).encode())}).encode() + b"\n"
 
 
-def decode_line(line: bytes) -> dict[str, Any]:
-    """Decode a line that `encode_line` wrote. Raises ValueError, KeyError or TypeError where it is damaged."""
-    row = from_json(line)
-    if not isinstance(row, dict):
-        raise TypeError("a record has names")
-    if row.pop("crc") != zlib.crc32(_canonical(row).encode()):
-        raise ValueError("it is not what was written")
-    return row
-
-
 def _parse(line: bytes) -> tuple[Key, TrialResult]:
     """Decode a record. Raises ValueError, KeyError, TypeError where it is damaged."""
     row = decode_line(line)
@@ -235,6 +253,21 @@ def _parse(line: bytes) -> tuple[Key, TrialResult]:
         raise TypeError("names are texts")
     key = Key(names[0], names[1], _canonical(row["schedule"]), names[2])
     return key, replace(TrialResult(status, cycles), detail=str(row["detail"]), seconds=float(row["seconds"]))
+
+
+def decode_line(line: bytes) -> dict[str, Any]:
+    """Decode a line that `encode_line` wrote. Raises ValueError, KeyError or TypeError where it is damaged."""
+    row = from_json(line)
+    if not isinstance(row, dict):
+        raise TypeError("a record has names")
+    if row.pop("crc") != zlib.crc32(_canonical(row).encode()):
+        raise ValueError("it is not what was written")
+    return row
+
+
+def _canonical(value: Any) -> str:
+    """Return JSON that is equal for equal values."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def append_line(path: Path, line: bytes) -> None:
@@ -252,3 +285,31 @@ def append_line(path: Path, line: bytes) -> None:
             os.close(handle)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from None
+
+
+# Records that come with Celosia --------------------------------------------------------------------------------
+
+SHIPPED_FOLDER = Path(__file__).parent / "presets"
+"""Folder with a file of records for each preset."""
+SHIPPED, NONE = "shipped", "none"
+"""Names that `compile` accepts instead of a file of records: those that come with Celosia, or none."""
+
+
+@lru_cache
+def shipped(cfg: Config) -> Records:
+    """Load the records that come with Celosia for `cfg`; empty where it is no preset with records."""
+    for preset in PRESETS.values():
+        path = SHIPPED_FOLDER / f"{preset.name}.jsonl"
+        if preset.digest == cfg.digest and path.exists():
+            return Records.load(path)
+    return Records()
+
+
+def load_requested(records: str | Path | None) -> Records | None:
+    """Load the records that the option `records` of `compile` names. Raises RecordsError.
+
+    They are added to those that come with Celosia, so SHIPPED gives empty ones. None: no records are to be used.
+    """
+    if records is None or str(records) == NONE:
+        return None
+    return Records() if str(records) == SHIPPED else Records.load(records)

@@ -55,10 +55,10 @@ def _error_classes_by_exit_code() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.compiler.superoptimise.budget import BudgetError
     from celosia.compiler.superoptimise.proofs import RuleError
     from celosia.compiler.target import TargetError
-    from celosia.compiler.tensorize.tilings_file import DecisionsError
-    from celosia.compiler.tune.cost_model import MissingLearner
+    from celosia.compiler.tensorize.plan import DecisionsError
     from celosia.compiler.tune.device_pool import FleetError
     from celosia.compiler.tune.records import RecordsError
+    from celosia.compiler.tune.search import MissingLearner
     from celosia.driver.explore.configs import SpaceError
     from celosia.driver.explore.records import ExploreError
     from celosia.driver.export.memory_map import NotExportable

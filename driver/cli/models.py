@@ -198,7 +198,7 @@ def inspect(
     from celosia.driver.show import run_summary as show_run
 
     if decisions is not None:
-        from celosia.compiler.tensorize.tilings_file import collect_tilings
+        from celosia.compiler.tensorize.plan import collect_tilings
 
         common.write_json(decisions, collect_tilings(program))
     if loops is not None:

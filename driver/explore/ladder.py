@@ -18,9 +18,9 @@ import numpy as np
 
 from celosia.bitstreams import area
 from celosia.bitstreams.synthesis import RESOURCES
-from celosia.compiler.tune.cost_model import ridge
 from celosia.compiler.tune.device_pool import Fleet
 from celosia.compiler.tune.layer_trial import Status, TrialResult
+from celosia.compiler.tune.search import ridge
 from celosia.driver.explore.configs import ConfigSpace
 from celosia.driver.explore.model_cost import Cost, CostJob, ExploredModel, config_for_cycles, parse_cost
 from celosia.driver.explore.objectives import objectives, power_drawn

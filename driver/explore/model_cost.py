@@ -24,14 +24,12 @@ from celosia.compiler.launch.blocks import estimated_cycles
 from celosia.compiler.layer import TilingError
 from celosia.compiler.lowering import lower, place
 from celosia.compiler.tensorize.lowering import lower_layer
-from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.schedule_policy import workloads
+from celosia.compiler.tensorize.plan import Planner, workloads
 from celosia.compiler.tensorize.space import Workload
-from celosia.compiler.tune.cycle_bounds import network_bound
+from celosia.compiler.tune.layer_space import network_bound
 from celosia.compiler.tune.layer_trial import CostSource, Status, TrialResult
 from celosia.compiler.tune.network import TuningDecisions
-from celosia.compiler.tune.records import Records
-from celosia.compiler.tune.shipped import shipped
+from celosia.compiler.tune.records import Records, shipped
 from celosia.hw.boards.boards import memory_model
 from celosia.hw.boards.memory import MemoryModel
 from celosia.hw.spec.config import Config

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from celosia.compiler.tune.kernels.kernel_tuner import KernelState
+from celosia.compiler.tune.kernel_tuner import KernelState
 from celosia.driver.show.text_table import add_row, new_table, percent
 from celosia.driver.show.tune_summary import excluded_devices_text, trials_line, trials_text
 

@@ -14,7 +14,7 @@ from celosia.driver.show.text_table import add_row, new_table, percent
 
 if TYPE_CHECKING:
     from celosia.compiler.tune.network_tuner import NetworkState
-    from celosia.compiler.tune.progress import Progress
+    from celosia.compiler.tune.records import Progress
 
 
 def trials_line(state: Progress, name: str) -> str:

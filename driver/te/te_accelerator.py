@@ -10,8 +10,14 @@ from celosia.compiler.expr.loops import Declared, For, Intrinsic
 from celosia.compiler.expr.nodes import Expr
 from celosia.compiler.expr.nodes import Tensor as Node
 from celosia.compiler.tensorize import intrinsics as hw
-from celosia.compiler.tensorize.intrinsic import Args, ImplicitOperand, TensorIntrinsic
-from celosia.compiler.tensorize.match import TileMismatch, TileOperation, match
+from celosia.compiler.tensorize.intrinsic import (
+    Args,
+    ImplicitOperand,
+    TensorIntrinsic,
+    TileMismatch,
+    TileOperation,
+    match,
+)
 from celosia.driver.te.nodes import TensorExpr
 from celosia.hw.spec.config import Config
 

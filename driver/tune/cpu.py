@@ -20,7 +20,7 @@ from celosia.compiler.graph.importing.dimensions import Shapes
 from celosia.compiler.program import Program
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.tune.device_pool import Fleet
-from celosia.compiler.tune.kernels.kernel_tuner import KernelState, KernelTuner
+from celosia.compiler.tune.kernel_tuner import KernelState, KernelTuner
 from celosia.compiler.tune.records import Records
 from celosia.compiler.tune.tuner_options import DEADLINE
 from celosia.driver.choices import KERNEL_TRIALS

@@ -113,7 +113,7 @@ def optimise(
         >>> found.report["cycles"] <= found.report["cycles_before"]
         True
     """
-    from celosia.compiler.tune.kernels.kernel_trial import processor
+    from celosia.compiler.tune.kernel_trial import processor
     from celosia.driver.tune.weighing import weigh_with_fleet
 
     _check_arguments(accelerator, bool(jobs or pool or fleet))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from benchmarks import tune
 
-from celosia.compiler.tune.search_algorithms import SEARCHES
+from celosia.compiler.tune.search import SEARCHES
 from celosia.hw.spec.config import PRESETS
 
 LAYER = tune.Shape(12, 5, 8, 3)

@@ -27,8 +27,9 @@ from celosia.compiler.layer import (
     padded_groups,
 )
 from celosia.compiler.program.model import pack_activation, unpack_activation
-from celosia.compiler.tensorize.codebooks import multiples
+from celosia.compiler.tensorize.pack import codebooks_of_multiples
 from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.space import Tiling, Workload, candidates
 from celosia.compiler.vthread.verify import Run, verify_provenance
 from celosia.hw.spec.config import PRESETS, Config
 from celosia.hw.spec.isa import instruction_bytes
@@ -260,7 +261,9 @@ def few_bits(rng: np.random.Generator, shape: tuple[int, ...], bits: int) -> Int
         return rng.choice(rng.integers(-128, 128, 1 << bits).astype(np.int8), shape)
     matrix = shape[2:] == (1, 1) and rng.random() < 0.5
     factors = rng.integers(1, 17, (shape[0], -(-shape[1] // 32) if matrix else 1)).repeat(32 if matrix else shape[1], 1)
-    return (rng.choice(multiples(bits)[-1].view(np.int8), shape) * factors[:, : shape[1], None, None]).astype(np.int8)
+    return (
+        rng.choice(codebooks_of_multiples(bits)[-1].view(np.int8), shape) * factors[:, : shape[1], None, None]
+    ).astype(np.int8)
 
 
 def table(rng: np.random.Generator) -> Int8:
@@ -412,3 +415,9 @@ def builders(draw: st.DrawFn, names: list[str] | None = None, forward: bool = Fa
     cfg = CONFIGS[draw(st.sampled_from(names or list(CONFIGS)))]
     cfg = replace(cfg, forward=True) if forward else cfg
     return Builder(Network(cfg), draw, np.random.default_rng(draw(st.integers(0, 1 << 32))))
+
+
+def sample_tilings(cfg: Config, p: Workload, count: int, rng: np.random.Generator) -> list[Tiling]:
+    """Draw `count` points of the space of `p` at random, with repetition."""
+    points = list(candidates(cfg, p))
+    return [points[i] for i in rng.integers(0, len(points), count)]

@@ -16,10 +16,9 @@ import celosia
 from celosia.compiler.launch import blocks
 from celosia.compiler.layer import Activation, ActivationGemm, Epilogue, Layer, Requantise, Softmax, TilingError
 from celosia.compiler.numerics import fold_scale, softmax_powers
-from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.schedule_policy import FixedSchedule
+from celosia.compiler.tensorize.plan import FixedSchedule, Planner
 from celosia.compiler.tensorize.space import candidates, why_not
-from celosia.compiler.tune.layer_reference import reference_output as reference
+from celosia.compiler.tune.layer_trial import reference_output as reference
 from celosia.compiler.tune.layer_trial import run_twice
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.spec.config import PRESETS, Config

@@ -15,7 +15,7 @@ from benchmarks.gain import cycles
 import celosia
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import Program
-from celosia.compiler.tensorize.tilings_file import DecisionsError, collect_tilings
+from celosia.compiler.tensorize.plan import DecisionsError, collect_tilings
 from celosia.driver.runtime import Runtime
 from celosia.hw.boards.memory import ZYNQ_HP
 from celosia.models import demo_images, demo_model_path

@@ -15,6 +15,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.expr import loops
 from celosia.compiler.tensorize import intrinsics as hw
+from celosia.compiler.tensorize.intrinsic import Compute, Move, TensorIntrinsic
 from celosia.compiler.tensorize.render import AcceleratorKernel, RenderError, render
 from celosia.compiler.vthread.interleave import interleave
 from celosia.driver.te.kernels import run
@@ -171,9 +172,9 @@ def test_an_intrinsic_says_all_of_itself() -> None:
     tile = T.placeholder((4,), "int8", "tile")
     copied = T.compute((4,), lambda i: tile[i], "copied")
     with pytest.raises(ValueError, match="odd: the memory of tile"):
-        hw.TensorIntrinsic("odd", copied, {"copied": "inp"}, hw.Move(Opcode.LOAD))
+        TensorIntrinsic("odd", copied, {"copied": "inp"}, Move(Opcode.LOAD))
     with pytest.raises(ValueError, match=r"odd: copied.*VECTOR"):
-        hw.TensorIntrinsic("odd", copied, {"copied": "out", "tile": "acc"}, hw.Compute(Opcode.VECTOR, {"tile": "a"}))
+        TensorIntrinsic("odd", copied, {"copied": "out", "tile": "acc"}, Compute(Opcode.VECTOR, {"tile": "a"}))
 
 
 def test_unrolled_loops_become_separate_instructions() -> None:

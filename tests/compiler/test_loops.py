@@ -15,11 +15,10 @@ from thorough import tries
 from celosia.compiler import expr as T
 from celosia.compiler.layer import Activation, Layer, TilingError, Window
 from celosia.compiler.program.model import pack_activation, unpack_activation
-from celosia.compiler.tensorize.computation import LayerComputation
+from celosia.compiler.tensorize.computation import DramPlace, LayerComputation
 from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tensorize.space import ORDERS, candidates
-from celosia.compiler.tensorize.transfer import DramPlace
 from celosia.hw.spec.config import Config
 
 from .layers import Builder, Int8, builders, meaning, windows

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 import celosia
 from celosia.compiler.launch.blocks import rewrite_to_follow
 from celosia.compiler.layer import Activation, Epilogue, Gemm, Layer, Residual, TilingError, Window
-from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.schedule_policy import FixedSchedule
+from celosia.compiler.tensorize.plan import FixedSchedule, Planner
 from celosia.compiler.tensorize.space import candidates
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.spec.config import PRESETS

@@ -21,7 +21,7 @@ from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.intrinsics import declared
 from celosia.compiler.tensorize.lowering import lower_layer
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.layer_reference import reference_output
+from celosia.compiler.tune.layer_trial import reference_output
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.driver.accuracy.compare import compare
 from celosia.hw.spec.config import PRESETS, Config

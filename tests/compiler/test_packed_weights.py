@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from celosia.compiler.launch.image import LayerErrors
 from celosia.compiler.layer import Window
 from celosia.compiler.tensorize import pack
-from celosia.compiler.tensorize.codebooks import multiples
+from celosia.compiler.tensorize.pack import codebooks_of_multiples
 from celosia.compiler.vthread.pipeline import StreamInstruction, load_codebooks
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.spec.config import PRESETS, Config, ConfigError
@@ -60,7 +60,7 @@ def test_what_is_packed_expands_to_the_same(cfg: Config) -> None:
     p, rng = packing(cfg), np.random.default_rng(cfg.block_in)
     apart = rng.permutation(256)[: 240 >> 4 - p.bits << 4 - p.bits].astype(np.uint8).view(np.int8)
     apart = apart.reshape(-1, 1 << p.bits)[:CODEBOOKS]
-    for books in (multiples(p.bits).view(np.int8), apart[:1], apart):
+    for books in (codebooks_of_multiples(p.bits).view(np.int8), apart[:1], apart):
         entries = drawn(cfg, books, 7, rng)
         found = pack.pack_weights(cfg, entries)
         assert found is not None and len(found.data) == found.first + 7 * p.pack_bytes

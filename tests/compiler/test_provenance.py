@@ -22,7 +22,7 @@ from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.launch.memory_plan import Lifetime
 from celosia.compiler.layer import Activation, Epilogue, Gemm, Layer, Multiplication, Storage, Window
 from celosia.compiler.program import ArenaPlan
-from celosia.compiler.tensorize import pack, schedule_policy
+from celosia.compiler.tensorize import pack, plan
 from celosia.compiler.tensorize.space import Tiling, Workload, candidates
 from celosia.compiler.vthread.encode import encode
 from celosia.compiler.vthread.pipeline import StreamInstruction
@@ -518,7 +518,7 @@ def splitting(order: str) -> Callable[..., Tiling]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_lost_piece_of_a_split_reduction_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule_policy, "choose", splitting("split"))
+    monkeypatch.setattr(plan, "choose", splitting("split"))
     cfg = CONFIGS[name]
     m = Maker(cfg, 1)
     x = m.given(4 * cfg.block_in, 3, 3)

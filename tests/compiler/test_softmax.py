@@ -21,7 +21,7 @@ from celosia.compiler.selfcheck import operator_results as selfcheck_operators
 from celosia.compiler.selfcheck.check_launches import SelfCheckError
 from celosia.compiler.tensorize.intrinsics import declared
 from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tune.layer_reference import reference_output
+from celosia.compiler.tune.layer_trial import reference_output
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.spec.config import PRESETS, Config, ConfigError
 from celosia.hw.spec.isa import Buffer, Opcode

@@ -27,12 +27,11 @@ from celosia.compiler.tensorize.space import (
     Tiling,
     Workload,
     candidates,
-    sample,
     why_not,
 )
 from celosia.hw.spec.config import Config
 
-from .layers import CONFIGS, Builder, builders, windows
+from .layers import CONFIGS, Builder, builders, sample_tilings, windows
 from .test_loops import fits, small
 
 
@@ -75,7 +74,7 @@ def test_candidates_are_the_space(cfg: Config, p: Workload, data: st.DataObject)
         with pytest.raises((TilingError, ValueError)):
             choose(cfg, p)
         return
-    for point in sample(cfg, p, 5, np.random.default_rng(0)):
+    for point in sample_tilings(cfg, p, 5, np.random.default_rng(0)):
         assert point in points
     for point in data.draw(st.lists(st.sampled_from(points), max_size=3)):
         for outside in beside(p, point):

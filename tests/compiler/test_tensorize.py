@@ -16,10 +16,9 @@ from thorough import tries
 from celosia.compiler.expr.nodes import Const, Tensor
 from celosia.compiler.launch.image import LayerErrors
 from celosia.compiler.layer import Activation, ActivationGemm, Layer, TilingError, Window
-from celosia.compiler.tensorize import schedule_policy
-from celosia.compiler.tensorize.instruction import Limit, LinearForm, MoveInstruction
+from celosia.compiler.tensorize import plan
+from celosia.compiler.tensorize.instruction import Dim, Limit, LinearForm, MoveInstruction, coalesce
 from celosia.compiler.tensorize.space import Tiling, Workload, candidates, why_not
-from celosia.compiler.tensorize.transfer import Dim, coalesce
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode
 
@@ -220,7 +219,7 @@ def test_every_tiling_computes_the_same(b: Builder, window: Window, order: str, 
         return point
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule_policy, "choose", anyone)
+        patch.setattr(plan, "choose", anyone)
         _check(b.net)
 
 

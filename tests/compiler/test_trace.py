@@ -18,11 +18,10 @@ from celosia.compiler.layer import TilingError, Window
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize.computation import LayerComputation
 from celosia.compiler.tensorize.lowering import lower_layer
-from celosia.compiler.tensorize.space import sample
 from celosia.compiler.tensorize.templates import schedule
 from celosia.hw.spec.config import Config
 
-from .layers import Builder, builders, windows
+from .layers import Builder, builders, sample_tilings, windows
 from .test_loops import fits, small
 from .test_schedule import chain
 
@@ -90,7 +89,7 @@ def test_traces_of_layers(b: Builder, window: Window, kind: str, data: st.DataOb
         assume(False)
     for number, d in enumerate(computations):
         try:
-            [decisions] = sample(b.cfg, d.workload, 1, b.rng)
+            [decisions] = sample_tilings(b.cfg, d.workload, 1, b.rng)
         except ValueError:
             assume(False)
 
@@ -172,7 +171,7 @@ def layer() -> tuple[Config, LayerComputation, Trace]:
     scale = Requantise(np.zeros(8, np.int32), np.ones(8, np.uint32), np.zeros(8, np.uint8), 0)
     conv = Layer("c", x, y, gemm=Gemm(np.ones((8, 8, 1, 1), np.int8)), requantise=scale)
     [d] = lower_layer(TINY, conv)
-    [decisions] = sample(TINY, d.workload, 1, np.random.default_rng(0))
+    [decisions] = sample_tilings(TINY, d.workload, 1, np.random.default_rng(0))
     trace = schedule(TINY, d, decisions).trace
     return TINY, d, Trace.from_json(trace.to_json())
 

@@ -16,17 +16,22 @@ from thorough import tries
 
 from celosia.compiler.layer import Epilogue, Layer, TilingError, Window
 from celosia.compiler.tensorize.lowering import lower_layer
-from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.schedule_policy import workload_text, workloads
+from celosia.compiler.tensorize.plan import Planner, why_not_tiling, workload_text, workloads
 from celosia.compiler.tensorize.space import Tiling
-from celosia.compiler.tensorize.tilings_file import why_not_tiling
 from celosia.compiler.tune import layer_trial as measuring
-from celosia.compiler.tune.cost_model import CostModel, ridge, trees
-from celosia.compiler.tune.layer_reference import reference_output
-from celosia.compiler.tune.layer_trial import CostSource, LayerCase, LayerJob, Status, TrialResult, measure, pickled
+from celosia.compiler.tune.layer_space import Point, layer_space
+from celosia.compiler.tune.layer_trial import (
+    CostSource,
+    LayerCase,
+    LayerJob,
+    Status,
+    TrialResult,
+    measure,
+    pickled,
+    reference_output,
+)
 from celosia.compiler.tune.records import Key, Records, RecordsError, schedule_of
-from celosia.compiler.tune.search_algorithms import SEARCHES, Descent, Search
-from celosia.compiler.tune.search_space import Point, Space, layer_space
+from celosia.compiler.tune.search import SEARCHES, CostModel, Descent, Search, Space, ridge, trees
 from celosia.hw.spec.config import Config
 from celosia.sim.devices import WITH_CYCLES
 

@@ -24,13 +24,19 @@ from celosia.compiler.cpu.schedule.kernel_schedules import KernelSchedules, Kern
 from celosia.compiler.expr.trace import Trace
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.target import compiling_for, this_processor
+from celosia.compiler.tune import kernel_trial as trials
 from celosia.compiler.tune.device_pool import Fleet, FleetError
-from celosia.compiler.tune.kernels import kernel_trial as trials
-from celosia.compiler.tune.kernels.kernel_cost import count_features
-from celosia.compiler.tune.kernels.kernel_plan import KernelPlan, LoopCut
-from celosia.compiler.tune.kernels.kernel_space import MAX_CODE, Plans, estimate_plan, initial_plans, template_space
-from celosia.compiler.tune.kernels.kernel_trial import KernelJob, pickled, processor
-from celosia.compiler.tune.kernels.kernel_tuner import (
+from celosia.compiler.tune.kernel_plan import RULES, KernelPlan, LoopCut, PlannedStage, neighbours
+from celosia.compiler.tune.kernel_space import (
+    MAX_CODE,
+    Plans,
+    count_features,
+    estimate_plan,
+    initial_plans,
+    template_space,
+)
+from celosia.compiler.tune.kernel_trial import KernelJob, pickled, processor
+from celosia.compiler.tune.kernel_tuner import (
     OWN_SCHEDULE,
     KernelState,
     KernelTuner,
@@ -38,10 +44,9 @@ from celosia.compiler.tune.kernels.kernel_tuner import (
     plan_text,
     recorded_traces,
 )
-from celosia.compiler.tune.kernels.plan_changes import RULES, PlannedStage, neighbours
 from celosia.compiler.tune.layer_trial import Status, TrialResult
 from celosia.compiler.tune.records import Key, Records
-from celosia.compiler.tune.search_algorithms import Climb
+from celosia.compiler.tune.search import Climb
 from celosia.driver.runtime import Runtime
 from celosia.driver.tune.cpu import tune_cpu, tune_kernel
 

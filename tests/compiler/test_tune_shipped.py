@@ -11,14 +11,13 @@ import celosia
 from celosia.compiler.compile import network_of
 from celosia.compiler.launch import order as chain_times
 from celosia.compiler.launch.order import CHAIN
-from celosia.compiler.tune import shipped
 from celosia.compiler.tune.layer_trial import TIMED, Status, TrialResult
 from celosia.compiler.tune.network import known_chains, network_schedule
-from celosia.compiler.tune.records import Key, Records, schedule_of
+from celosia.compiler.tune.records import SHIPPED_FOLDER, Key, Records, load_requested, schedule_of, shipped
 from celosia.driver.run.explain import estimate
 from celosia.hw.spec.config import PRESETS
 
-FILES = sorted(shipped.FOLDER.glob("*.jsonl"))
+FILES = sorted(SHIPPED_FOLDER.glob("*.jsonl"))
 WHOLE = f"whole {TIMED.version}"
 
 
@@ -42,7 +41,7 @@ def test_lines_are_exact_for_their_preset(path: Path) -> None:
     and without `--trials 0` it searches anew."""
     records, cfg = Records.load(path), PRESETS[path.stem]
     assert records.trials and records.damaged == records.conflicts == 0 and path.stat().st_size < 1 << 17
-    assert shipped.shipped(cfg).trials == records.trials
+    assert shipped(cfg).trials == records.trials
     for key, result in records.trials.items():
         assert key.config == cfg.digest
         assert result.status == Status.OK or (is_chain(key) and result.status == Status.REFUSED)
@@ -70,7 +69,7 @@ def test_the_demo_model_takes_the_cycles_of_its_record(path: Path) -> None:
 
 def test_chains_take_the_cycles_of_their_records() -> None:
     found = network_of(celosia.models.demo_model_path(), "pynq", records="none").planner.timed
-    known = known_chains(PRESETS["pynq"], shipped.shipped(PRESETS["pynq"]))
+    known = known_chains(PRESETS["pynq"], shipped(PRESETS["pynq"]))
     assert found and found == {name: known[name] for name in found}
 
 
@@ -86,19 +85,19 @@ def test_a_search_of_blocks_times_nothing_that_records_know(monkeypatch: pytest.
 
 def test_presets_have_them_and_no_other_config_has() -> None:
     assert {path.stem for path in FILES} >= {"pynq", "ultra96", "zcu104"}
-    assert not shipped.shipped(PRESETS["huge"]).trials
+    assert not shipped(PRESETS["huge"]).trials
     assert {path.stem for path in FILES} <= set(PRESETS)
 
 
 def test_what_is_asked_for(tmp_path: Path) -> None:
-    assert shipped.load_requested(None) is None and shipped.load_requested("none") is None
-    given = shipped.load_requested("shipped")
+    assert load_requested(None) is None and load_requested("none") is None
+    given = load_requested("shipped")
     assert given is not None and given.trials == {}
     path = tmp_path / "r.jsonl"
     key = Key("w", PRESETS["pynq"].digest, "[]", "m")
     Records(path).add(key, TrialResult(Status.OK, 7))
-    own = shipped.load_requested(path)
+    own = load_requested(path)
     assert own is not None and own.trials == {key: TrialResult(Status.OK, 7)}
-    together = own.joined(shipped.shipped(PRESETS["pynq"]))
-    assert together.trials == own.trials | shipped.shipped(PRESETS["pynq"]).trials and together.path == path
-    assert key not in shipped.shipped(PRESETS["pynq"]).trials
+    together = own.joined(shipped(PRESETS["pynq"]))
+    assert together.trials == own.trials | shipped(PRESETS["pynq"]).trials and together.path == path
+    assert key not in shipped(PRESETS["pynq"]).trials

@@ -19,7 +19,7 @@ from celosia.compiler.expr.lower import lower
 from celosia.compiler.expr.nodes import Axis, Tensor, Var
 from celosia.compiler.expr.walk import walk
 from celosia.compiler.tensorize import intrinsics as hw
-from celosia.compiler.tensorize.intrinsic import Compute, Move
+from celosia.compiler.tensorize.intrinsic import Compute, Move, TensorIntrinsic
 from celosia.hw.spec.config import PRESETS, Config
 from celosia.hw.spec.isa import Buffer, Destination, Opcode, formats
 from celosia.sim.functional import reference
@@ -31,9 +31,9 @@ CONFIGS = pytest.mark.parametrize(
 )  # fmt: skip
 
 
-def declared(cfg: Config, name: str) -> hw.TensorIntrinsic:
+def declared(cfg: Config, name: str) -> TensorIntrinsic:
     found = hw.declared(cfg)[name]
-    assert isinstance(found, hw.TensorIntrinsic)
+    assert isinstance(found, TensorIntrinsic)
     return found
 
 

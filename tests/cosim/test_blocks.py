@@ -28,10 +28,8 @@ from celosia.compiler.layer import Layer, TilingError
 from celosia.compiler.program import Program
 from celosia.compiler.tensorize import block_space, tiles
 from celosia.compiler.tensorize.block_space import BlockWorkload, Group
-from celosia.compiler.tensorize.plan import Planner
-from celosia.compiler.tensorize.schedule_policy import SchedulePolicy
+from celosia.compiler.tensorize.plan import DecisionsError, Planner, SchedulePolicy, collect_tilings
 from celosia.compiler.tensorize.space import Tiling, parts
-from celosia.compiler.tensorize.tilings_file import DecisionsError, collect_tilings
 from celosia.compiler.vthread.pipeline import Ring
 from celosia.compiler.vthread.verify import VerifyError
 from celosia.hw.spec.config import PRESETS, Config

@@ -23,14 +23,14 @@ import celosia
 from celosia.compiler.compile import network_of
 from celosia.compiler.launch import blocks
 from celosia.compiler.launch.order import CHAIN
-from celosia.compiler.tensorize.tilings_file import DecisionsError
-from celosia.compiler.tune import network_tuner, shipped
+from celosia.compiler.tensorize.plan import DecisionsError
+from celosia.compiler.tune import network_tuner
 from celosia.compiler.tune.device_pool import Fleet
+from celosia.compiler.tune.layer_space import layer_space
 from celosia.compiler.tune.layer_trial import TIMED, LayerJob, Status, TrialResult, measure, pickled
 from celosia.compiler.tune.network import Network, apply_records, network_schedule
 from celosia.compiler.tune.network_tuner import NetworkState
-from celosia.compiler.tune.records import Key, Records, schedule_of
-from celosia.compiler.tune.search_space import layer_space
+from celosia.compiler.tune.records import Key, Records, schedule_of, shipped
 from celosia.compiler.tune.tuner_options import DEADLINE
 from celosia.driver import cli
 from celosia.driver.cli.tuning import tune as command_line
@@ -239,11 +239,11 @@ def test_the_command(models: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file of those for `tiny`, which is not there yet."""
-    monkeypatch.setattr(shipped, "FOLDER", tmp_path / "presets")
+    monkeypatch.setattr("celosia.compiler.tune.records.SHIPPED_FOLDER", tmp_path / "presets")
     (tmp_path / "presets").mkdir()
-    shipped.shipped.cache_clear()
+    shipped.cache_clear()
     yield tmp_path / "presets" / "tiny.jsonl"
-    shipped.shipped.cache_clear()
+    shipped.cache_clear()
 
 
 def test_compile_takes_what_comes_with_celosia(models: Path, tuned: tuple[Path, Tuning], presets: Path) -> None:
@@ -251,7 +251,7 @@ def test_compile_takes_what_comes_with_celosia(models: Path, tuned: tuple[Path, 
     without = celosia.compile(model, "tiny")
     assert without.schedules == "records: none for this network on tiny; the compiler decides"
     shutil.copy(path, presets)
-    shipped.shipped.cache_clear()
+    shipped.cache_clear()
     program = celosia.compile(model, "tiny")
     assert cycles(program) == found.report["cycles"] < cycles(without) == found.report["untuned"]
     assert "this network's own" in program.schedules and f"{cycles(without):,} without" in program.schedules
@@ -277,13 +277,13 @@ def test_what_comes_with_celosia_makes_nothing_worse(models: Path, tuned: tuple[
     usual = tuned[1].report["untuned"]
     for key, result in lying(tuned[0], 1).trials.items():
         Records(presets).add(key, result)
-    shipped.shipped.cache_clear()
+    shipped.cache_clear()
     program = celosia.compile(models / "quantised.onnx", "tiny")
     assert cycles(program) == usual and "no better than without" in program.schedules
     presets.unlink()
     for key, result in Records.load(tuned[0]).trials.items():
         Records(presets).add(replace(key, measurer=f"older {key.measurer}"), result)
-    shipped.shipped.cache_clear()
+    shipped.cache_clear()
     program = celosia.compile(models / "quantised.onnx", "tiny")
     assert cycles(program) <= usual and "measured by another version or device" in program.schedules
 
@@ -296,7 +296,7 @@ def test_the_winners_of_a_tuning_are_what_decides(models: Path, tuned: tuple[Pat
     lines = {key: result for key, result in won.items() if not key.workload.startswith(CHAIN)}
     for key, result in lines.items():
         Records(presets).add(key, result)
-    shipped.shipped.cache_clear()
+    shipped.cache_clear()
     assert cycles(celosia.compile(models / "quantised.onnx", "tiny")) == found.report["cycles"]
     whole, without = sorted(
         (key for key in lines if key.workload.startswith("network")), key=lambda key: -len(network_schedule(key))

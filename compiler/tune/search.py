@@ -1,23 +1,243 @@
-"""Search algorithms for the cheapest point of a space: `ask` returns points to try, `tell` takes what they cost.
+"""Search for the cheapest point of a space: `ask` returns points to try, `tell` takes what they cost.
 
     search = SEARCHES["descent"](space, np.random.default_rng(0))
     while numbers := search.ask(8):
         search.tell([(number, cost(space.points[number])) for number in numbers])
 
 `ask` returns different points that were not tried before, and none once the search has ended. A cost of None means
-that the trial failed or was given up. Searches know nothing of what a point means.
+that the trial failed or was given up.
+
+A point is a schedule; a knob is one of its decisions, such as a tile size. A search knows nothing of what a point
+means: it sees indices of points, their neighbours, estimates and lower bounds (layer_space.py, kernel_space.py).
+
+The cost model predicts the cost of a point as the estimate, corrected by what measurements have shown. The logarithm of
+measured over estimated cost (or over the bound, where that is higher) is learned from features of points: by ridge
+regression in numpy, or by gradient-boosted trees where xgboost is installed (`pip install "celosia[tune]"`).
 """
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from celosia.compiler.tune.cost_model import LEARNERS, CostModel
-from celosia.compiler.tune.search_space import Floats, SearchSpace
-from celosia.compiler.tune.tuner_options import SEARCH_NAMES
+from celosia.compiler.tune.tuner_options import LEARNER_NAMES, SEARCH_NAMES
+
+P = TypeVar("P")
+"""Type of a point."""
+Floats = NDArray[np.float64]
+
+
+# Spaces --------------------------------------------------------------------------------------------------------
+
+
+class SearchSpace(Protocol):
+    """Interface of a space to a search: points by index, and arrays over these indices."""
+
+    @property
+    def base(self) -> Floats:
+        """[points] estimated cost before anything is learned."""
+
+    @property
+    def bounds(self) -> Floats:
+        """[points] lower bound of the cost; 0 where nothing is known."""
+
+    @property
+    def features(self) -> Floats:
+        """[points, features] inputs of the cost model."""
+
+    def __len__(self) -> int: ...
+    def is_legal(self, index: int) -> bool:
+        """Return whether the point should compile."""
+
+    def sample(self, count: int, rng: np.random.Generator) -> list[int]:
+        """Return `count` different indices at random."""
+
+    def neighbours(self, index: int) -> list[int]:
+        """Return the indices of points that differ in one decision."""
+
+
+@dataclass(frozen=True, eq=False)
+class Space(Generic[P]):
+    """A search space with a list of points.
+
+    name: for records and people. knobs: returns the decisions of a point by name; a string is a choice without order.
+    predicted: estimated cost of each point. bounds: proved lower bound of its cost. features: of each point, for the
+    cost model. allowed: an expensive constraint that is checked only for points that a search proposes; those that it
+    refuses are never tried.
+    """
+
+    name: str
+    points: Sequence[P]
+    knobs: Callable[[P], Mapping[str, int | str]]
+    predicted: Floats
+    bounds: Floats
+    features: Floats
+    allowed: Callable[[P], bool] | None = None
+    _allowed: dict[int, bool] = field(default_factory=dict, init=False, repr=False)
+    """Cache of `is_legal`."""
+    _neighbours: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
+    """Cache of `neighbours`."""
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def is_legal(self, index: int) -> bool:
+        """Return whether the point may be tried."""
+        if self.allowed is None:
+            return True
+        if index not in self._allowed:
+            self._allowed[index] = self.allowed(self.points[index])
+        return self._allowed[index]
+
+    @cached_property
+    def base(self) -> Floats:
+        """Estimated cost of each point, raised to its lower bound where it is below."""
+        return np.maximum(self.predicted, self.bounds)
+
+    def index(self, point: P) -> int:
+        """Return the index of `point`. Raises KeyError where it is not in the space."""
+        return self._indices[point]
+
+    def sample(self, count: int, rng: np.random.Generator) -> list[int]:
+        """Return the indices of `count` different points, or of all."""
+        return [int(i) for i in rng.permutation(len(self))[:count]]
+
+    def neighbours(self, index: int) -> list[int]:
+        """Return the nearest points on each side of each knob, with the other knobs equal if possible."""
+        if index not in self._neighbours:
+            self._neighbours[index] = self._nearest(index)
+        return self._neighbours[index]
+
+    def _nearest(self, index: int) -> list[int]:
+        """Find the nearest point in each direction of each knob; for a choice, with each other value."""
+        nearest: dict[int, None] = {}
+        distances = self._positions - self._positions[index]
+        total_distance = np.abs(distances).sum(axis=1)
+        for knob, is_choice in enumerate(self._is_choice):
+            sides = [distances[:, knob] < 0, distances[:, knob] > 0]
+            if is_choice:
+                sides = [self._positions[:, knob] == value for value in set(self._positions[:, knob])]
+                sides = [side for side in sides if not side[index]]
+            for side in sides:
+                if side.any():
+                    candidates = np.flatnonzero(side)
+                    nearest[int(candidates[np.argmin(total_distance[candidates])])] = None
+        return list(nearest)
+
+    @cached_property
+    def _indices(self) -> dict[P, int]:
+        """Point -> its index."""
+        return {point: index for index, point in enumerate(self.points)}
+
+    @cached_property
+    def _values(self) -> list[list[int | str]]:
+        """The values of each knob that occur in points, sorted."""
+        rows = [self.knobs(point) for point in self.points]
+        return [sorted({row[name] for row in rows}) for name in (rows[0] if rows else {})]
+
+    @cached_property
+    def _is_choice(self) -> list[bool]:
+        """Whether each knob has strings as values, which have no order."""
+        return [isinstance(values[0], str) for values in self._values]
+
+    @cached_property
+    def _positions(self) -> NDArray[np.int64]:
+        """[points, knobs]: the position of each point's value among the knob's values."""
+        position_of = [{value: position for position, value in enumerate(values)} for values in self._values]
+        rows = [
+            [positions[value] for positions, value in zip(position_of, self.knobs(point).values())]
+            for point in self.points
+        ]
+        return np.array(rows, np.int64)
+
+
+# Cost model ----------------------------------------------------------------------------------------------------
+
+Learner = Callable[[Floats, Floats], Callable[[Floats], Floats]]
+"""Function that fits features [samples, features] to targets [samples]; it returns a function that predicts targets."""
+RIDGE_PENALTY = 3.0
+"""Shrinkage of ridge regression, for features of unit variance."""
+
+
+class MissingLearner(ImportError):
+    """xgboost is not installed; the message tells how to install it."""
+
+
+def ridge(features: Floats, targets: Floats) -> Callable[[Floats], Floats]:
+    """Fit a linear function of the features and their squares by ridge regression; a Learner."""
+    wide = _with_squares(features)
+    middle, scale = wide.mean(0), wide.std(0) + 1e-6
+    x, mean = (wide - middle) / scale, targets.mean()
+    weights = np.linalg.solve(x.T @ x + RIDGE_PENALTY * np.eye(x.shape[1]), x.T @ (targets - mean))
+    low, high = targets.min() - np.ptp(targets), targets.max() + np.ptp(targets)  # limits of extrapolation
+    return lambda others: np.clip((_with_squares(others) - middle) / scale @ weights + mean, low, high)
+
+
+def _with_squares(features: Floats) -> Floats:
+    """Return [samples, 2 * features]: the features, then their squares."""
+    return np.concatenate([features, features**2], axis=1)
+
+
+def trees(features: Floats, targets: Floats, rank: bool = False) -> Callable[[Floats], Floats]:
+    """Fit gradient-boosted trees; a Learner. Raises MissingLearner.
+
+    rank: learn only the order of targets, which `benchmarks/tune.py` compares with learning their values.
+    """
+    try:
+        xgboost: Any = importlib.import_module("xgboost")
+    except ImportError:
+        raise MissingLearner('boosted trees need xgboost: pip install "celosia[tune]"') from None
+    options: dict[str, Any] = {"max_depth": 4, "eta": 0.2, "nthread": 1, "seed": 0, "min_child_weight": 1}
+    if rank:  # its default pairs are poor
+        options |= {"objective": "rank:pairwise", "lambdarank_pair_method": "mean"}
+        options |= {"lambdarank_num_pair_per_sample": 16, "lambdarank_normalization": False}
+        data = xgboost.DMatrix(features, -targets, qid=np.zeros(len(targets), np.int64))
+    else:
+        data = xgboost.DMatrix(features, targets)
+    booster = xgboost.train(options, data, num_boost_round=120)
+    sign = -1.0 if rank else 1.0
+    return lambda others: sign * booster.predict(xgboost.DMatrix(others)).astype(np.float64)
+
+
+LEARNERS: dict[str, Learner] = dict(zip(LEARNER_NAMES, (ridge, trees), strict=True))
+"""Name -> learner; the first is the default."""
+
+
+class CostModel:
+    """Predicts costs of points, learning from the trials of all spaces of one tuning.
+
+    features, targets: of each trial. A target is the logarithm of measured over estimated cost.
+    """
+
+    def __init__(self, learner: Learner = ridge) -> None:
+        self.learner = learner
+        self.features: list[Floats] = []
+        self.targets: list[float] = []
+        self._predict: Callable[[Floats], Floats] | None = None
+
+    def learn(self, space: SearchSpace, index: int, cost: float) -> None:
+        """Add a trial: the measured cost of point `index` of `space`."""
+        self.features.append(space.features[index])
+        self.targets.append(float(np.log(cost / space.base[index])))
+        self._predict = None
+
+    def expected(self, space: SearchSpace) -> Floats:
+        """Return the expected cost of each point of `space`; the estimate itself before two trials are known."""
+        if len(self.targets) < 2:
+            return space.base
+        if self._predict is None:
+            self._predict = self.learner(np.array(self.features), np.array(self.targets))
+        return np.asarray(space.base * np.exp(self._predict(space.features)))
+
+
+# Searches ------------------------------------------------------------------------------------------------------
 
 Costs = Sequence[tuple[int, float | None]]
 """(index of a point, its cost; None where it has none)."""
@@ -245,10 +465,8 @@ class Climb(Learning):
         yield from np.argsort(expected, kind="stable").tolist()
 
 
-_CLASSES = (Descent, Climb, Evolution, Annealing, Random)
-"""In the order of SEARCH_NAMES."""
 SEARCHES: dict[str, Callable[[SearchSpace, np.random.Generator], Search]] = dict(
-    zip(SEARCH_NAMES, _CLASSES, strict=True)
+    zip(SEARCH_NAMES, (Descent, Climb, Evolution, Annealing, Random), strict=True)
 )
 """Name -> search; the first is the default."""
 

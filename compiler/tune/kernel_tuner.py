@@ -16,15 +16,13 @@ from dataclasses import dataclass, field
 from celosia.compiler.cpu.schedule.kernel_schedules import KernelWorkload
 from celosia.compiler.expr.trace import ReplayError, Trace
 from celosia.compiler.target import target
-from celosia.compiler.tune.cost_model import LEARNERS, CostModel
 from celosia.compiler.tune.device_pool import Fleet
-from celosia.compiler.tune.kernels.kernel_plan import KernelPlan
-from celosia.compiler.tune.kernels.kernel_space import Plans, initial_plans
-from celosia.compiler.tune.kernels.kernel_trial import ABORT_FACTOR, VERSION, KernelJob, pickled, processor
+from celosia.compiler.tune.kernel_plan import KernelPlan
+from celosia.compiler.tune.kernel_space import Plans, initial_plans
+from celosia.compiler.tune.kernel_trial import ABORT_FACTOR, VERSION, KernelJob, pickled, processor
 from celosia.compiler.tune.layer_trial import Status, TrialResult
-from celosia.compiler.tune.progress import Progress
-from celosia.compiler.tune.records import Key, Records
-from celosia.compiler.tune.search_algorithms import Search, check_names, create_search
+from celosia.compiler.tune.records import Key, Progress, Records
+from celosia.compiler.tune.search import LEARNERS, CostModel, Search, check_names, create_search
 
 POINTS_PER_ASK = 4
 """Points that a search is asked for at once."""
