@@ -18,7 +18,7 @@ from benchmarks.arm import PROCESSORS, estimate
 from benchmarks.rows import Request, Row, judged, skipped
 from benchmarks.workloads import Missing
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.function import compile_expressions
+from celosia.compiler.cpu.kernels import compile_expressions
 from celosia.compiler.ops import bit_serial, integer
 from celosia.compiler.ops.bit_serial import BitLevels
 from celosia.compiler.ops.registry import Node

@@ -57,7 +57,7 @@ class Target:
 
     @property
     def has_amx(self) -> bool:
-        """Whether products of bytes can use AMX tiles (llvm/amx.py)."""
+        """Whether products of bytes can use AMX tiles (llvm/byte_products.py)."""
         return self.features >= AMX_FEATURES
 
 
@@ -66,7 +66,7 @@ AMX_FEATURES = frozenset(("amx-tile", "amx-int8"))
 
 
 def dot_instructions(features: frozenset[str]) -> tuple[str, tuple[int, ...]]:
-    """Return how dot4, a sum of four products of bytes, is computed (llvm/dot.py), and the lanes of its instructions.
+    """Return how dot4, a sum of four products of bytes, is computed, and the lanes of its instructions.
 
     The lanes that one instruction can have are in order, the most first; () if there is no such instruction.
     """

@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 from celosia import te
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.expr.clamp_indices import clamp_accesses
-from celosia.compiler.expr.schedule import TAILS, ScheduleError
-from celosia.compiler.expr.trace import ReplayError
-from celosia.compiler.expr.transform import loads
+from celosia.compiler.expr.nodes import loads
+from celosia.compiler.expr.schedule import TAILS, ReplayError, ScheduleError
+from celosia.compiler.expr.verify import clamp_accesses
 from celosia.compiler.tensorize.intrinsic import TileMismatch
 from celosia.compiler.vthread.interleave import interleave
 

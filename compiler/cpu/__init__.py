@@ -1,10 +1,10 @@
 """The CPU backend, from ONNX operators to machine code, in the order in which an operator passes the files.
 
 parse           which host operator (HostOp) an ONNX node becomes
-schedule/       which operators share a kernel; in which order, with which vectors and threads its loops run
-function        how the operators of a kernel become loops and machine code; which constants are computed before
+kernels         which operators share a kernel; how they become loops and machine code; which constants are computed
+                before; when a kernel is compiled at run time, for shapes that are known only then
+schedule/       in which order, with which vectors and threads the loops of a kernel run
 llvm/           which machine code the loops become, and where it is cached
-dynamic         when a kernel is compiled at run time, for shapes that are known only then
 operators_doc   which operators docs/operators.md lists
 """
 
@@ -17,9 +17,9 @@ from celosia.compiler.program.host.kernel_compiler import provide
 
 def _dynamic() -> ModuleType:
     """Import the compiler of kernels at run time; LLVM is loaded only when it is needed."""
-    from celosia.compiler.cpu import dynamic
+    from celosia.compiler.cpu import kernels
 
-    return dynamic
+    return kernels
 
 
 def _llvm() -> ModuleType:

@@ -1,33 +1,27 @@
 """Tensor expressions, schedules and the loop IR, in the order in which a kernel passes the files.
 
-nodes               which kinds of expressions there are, and what a tensor is
-math_functions      which functions expressions may call (their meaning: interpret; their code: cpu/llvm; which are too
-                    costly to compute twice: transform)
-walk                how expressions are traversed and rewritten
-tensor              how tensors are defined: placeholder, compute, reductions, recurrences (scan)
-norm_expressions    how rows are normalised in integer arithmetic, as expressions
-unique_names        which name a tensor gets whose name is used already
-transform           which definitions are inlined into others (operator fusion), and which axes merge
-schedule            in which order, kind and memory the loops of each tensor run
-trace               how a schedule is stored as data and applied again
-lower               which loops a definition and its schedule become
-nest_parts          parts of lowering: guards, lanes, unit loops
-loops               which kinds of statements there are, and which temporaries are small enough for the stack (how much
-                    of it: cpu/llvm/memory_access)
-affine              what an index is as a linear form; strides, bounds
-regions             which part of a tensor a loop reads; when two indices are equal
-fuse                which neighbouring loops run as one
-loop_partition      where a loop is split, because a condition inside it changes
-verify              which loops are legal
-clamp_indices       which indices and sizes of the loops in an untrusted file are clamped or refused (other contents of
-                    the file: program/check_program)
-printer, parser     how loops are written as text, and read back
-interpret           what each node computes (the reference for renderers)
+nodes            which kinds of expressions there are, what a tensor is; how expressions are traversed and rewritten;
+                 which name a tensor gets whose name is used already
+math_functions   which functions expressions may call (their meaning: interpret; their code: cpu/llvm; which are too
+                 costly to compute twice: transform)
+tensor           how tensors are defined: placeholder, compute, reductions, recurrences (scan)
+transform        which definitions are inlined into others (operator fusion), and which axes merge
+schedule         in which order, kind and memory the loops of each tensor run; how a schedule is stored as data (trace)
+lower            which loops a definition and its schedule become
+loops            which kinds of statements there are, and which temporaries are small enough for the stack (how much
+                 of it: cpu/llvm/memory_access)
+affine           what an index is as a linear form; strides, bounds; which part of a tensor a loop reads; when two
+                 indices are equal
+loop_passes      which neighbouring loops run as one; where a loop is split, because a condition inside it changes
+verify           which loops are legal; which indices and sizes of the loops in an untrusted file are clamped or refused
+                 (other contents of the file: program/check_program)
+loop_text        how loops are written as text, and read back
+interpret        what each node computes (the reference for renderers)
 """
 
-from celosia.compiler.expr import printer  # registers how expressions and statements are printed
-from celosia.compiler.expr.fuse import fuse_loops
 from celosia.compiler.expr.interpret import interpret
+from celosia.compiler.expr.loop_passes import fuse_loops
+from celosia.compiler.expr.loop_text import ParseError, parse  # registers how expressions and loops are printed
 from celosia.compiler.expr.loops import (
     Alloc,
     Block,
@@ -66,7 +60,6 @@ from celosia.compiler.expr.nodes import (
     select,
     wrap,
 )
-from celosia.compiler.expr.parser import ParseError, parse
 from celosia.compiler.expr.schedule import Schedule, ScheduleError, Stage, create_schedule
 from celosia.compiler.expr.tensor import (
     compute,
@@ -134,7 +127,6 @@ __all__ = [
     "ordered_sum",
     "parse",
     "placeholder",
-    "printer",
     "prod",
     "reduce_axis",
     "scan",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from celosia.compiler.expr.nodes import Expr, Tensor, Var, text
-from celosia.compiler.expr.walk import loaded, rewrite
+from celosia.compiler.expr.nodes import Expr, Tensor, Var, loaded, rewrite, text
 
 KINDS = ("serial", "ordered", "unrolled", "vectorized", "parallel", "vthread", "pipelined")
 """How the iterations of a loop run. Iterations of an ordered loop read what earlier ones wrote. A renderer raises an
@@ -202,6 +201,15 @@ def children(stmt: Stmt) -> tuple[Stmt, ...]:
     return ()
 
 
+def statements(stmt: Stmt) -> Iterator[Stmt]:
+    """Yield `stmt` and every statement inside it, in program order."""
+    stack = [stmt]
+    while stack:
+        current = stack.pop()
+        yield current
+        stack.extend(reversed(children(current)))
+
+
 def exprs(stmt: Stmt) -> tuple[Expr, ...]:
     """Return the expressions of this statement itself, without those of statements inside it."""
     match stmt:
@@ -216,6 +224,16 @@ def exprs(stmt: Stmt) -> tuple[Expr, ...]:
     return ()
 
 
+def tensors_written(stmt: Stmt) -> set[Tensor]:
+    """Return the tensors that a statement, or one inside it, writes."""
+    return {s.tensor for s in statements(stmt) if isinstance(s, Store | Update)}
+
+
+def tensors_read(stmt: Stmt) -> set[Tensor]:
+    """Return the tensors that a statement, or one inside it, reads."""
+    return {tensor for s in statements(stmt) for e in exprs(s) for tensor in loaded(e)}
+
+
 Target = Callable[[Tensor, tuple[Expr, ...]], tuple[Tensor, tuple[Expr, ...]]]
 """Function of a written (tensor, index) that returns the (tensor, index) to write instead."""
 
@@ -225,7 +243,7 @@ def map_accesses(
 ) -> Stmt:
     """Copy `stmt` with every expression rewritten by `change` and every written element redirected by `target`.
 
-    change: as in walk.rewrite. only: a tensor; expressions that do not read it stay as they are, which saves time.
+    change: as in nodes.rewrite. only: a tensor; expressions that do not read it stay as they are, which saves time.
     """
 
     def rewrite_expr(e: Expr) -> Expr:

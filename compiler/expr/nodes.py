@@ -1,5 +1,7 @@
 """Expression nodes and tensors: the language in which an operator defines what it computes.
 
+In order: the nodes, Tensor, functions that build nodes, functions that traverse and rewrite them.
+
 Every node is frozen and compared by identity, so a shared sub-expression is one object and renderers may remember it.
 Element types are numpy names ("float32", "int8", "bool", ...). Index arithmetic is int64.
 
@@ -13,6 +15,7 @@ Element types are numpy names ("float32", "int8", "bool", ...). Index arithmetic
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import singledispatch
 from math import prod
@@ -40,7 +43,7 @@ def is_float(dtype: str) -> bool:
 
 @singledispatch
 def text(node: object) -> str:
-    """Return `node` as text. printer.py registers the implementations for expressions, statements and functions."""
+    """Return `node` as text. loop_text.py registers the implementations."""
     raise TypeError(f"{type(node).__name__} has no text")
 
 
@@ -445,3 +448,104 @@ def maximum(a: Value, b: Value) -> Expr:
 def clip(value: Expr, low: Value, high: Value) -> Expr:
     """Build `value` clamped to [low, high]; NaN stays NaN."""
     return minimum(maximum(value, low), high)
+
+
+def walk(expr: Expr) -> Iterator[Expr]:
+    """Yield every node of `expr`, a shared one once."""
+    seen: set[int] = set()
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            if children := node.children():
+                stack.extend(children[::-1])
+
+
+def loaded(expr: Expr) -> frozenset[Tensor]:
+    """Return the tensors that `expr` reads. Nodes never change, so each caches its own set."""
+    if not (children := expr.children()):
+        return frozenset((expr.tensor,)) if isinstance(expr, Load) else frozenset()
+    tensors: frozenset[Tensor] | None = expr.__dict__.get("_loaded")
+    if tensors is None:
+        tensors = frozenset().union(*map(loaded, children))
+        if isinstance(expr, Load):
+            tensors |= {expr.tensor}
+        expr.__dict__["_loaded"] = tensors
+    return tensors
+
+
+def loads(expr: Expr) -> list[Load]:
+    """Return all loads in `expr`."""
+    return [node for node in walk(expr) if isinstance(node, Load)]
+
+
+def topological(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return all tensors that `outputs` depend on, producers first, placeholders included."""
+    order: dict[Tensor, None] = {}
+
+    def visit(tensor: Tensor) -> None:
+        """Append the producers of a tensor to `order`, then the tensor itself."""
+        if tensor not in order:
+            for load in loads(tensor.body) if tensor.body is not None else ():
+                visit(load.tensor)
+            order[tensor] = None
+
+    for tensor in outputs:
+        visit(tensor)
+    return list(order)
+
+
+def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
+    """Rebuild `expr` bottom-up: `change` gets each node over rewritten operands, and returns its replacement or None.
+
+    Nodes in which nothing changes are kept, and shared sub-expressions stay shared.
+    """
+    if not expr.children():
+        return expr if (new := change(expr)) is None else new
+    return _rewrite_shared(expr, change, {})
+
+
+def _rewrite_shared(node: Expr, change: Callable[[Expr], Expr | None], done: dict[int, Expr]) -> Expr:
+    """Rewrite a node and its operands. done: results for nodes that were visited before, by their ids."""
+    if (result := done.get(id(node))) is None:
+        result = node
+        if before := node.children():
+            after = tuple([_rewrite_shared(child, change, done) for child in before])
+            for x, y in zip(before, after):
+                if x is not y:
+                    result = node.rebuild(after)
+                    break
+        replacement = change(result)
+        done[id(node)] = result = result if replacement is None else replacement
+    return result
+
+
+def redirect_loads(expr: Expr, new: Mapping[Tensor, Tensor]) -> Expr:
+    """Redirect the loads of the tensors that are keys of `new` to the values, at the same index."""
+    return rewrite(expr, lambda e: Load(new[e.tensor], e.index) if isinstance(e, Load) and e.tensor in new else None)
+
+
+def substitute(expr: Expr, values: dict[Var, Expr]) -> Expr:
+    """Replace variables of `expr` by expressions, all at once."""
+    return rewrite(expr, lambda node: values.get(node) if isinstance(node, Var) else None) if values else expr
+
+
+def depends_on(expr: Expr, var: Var) -> bool:
+    """Return whether `var` occurs anywhere in `expr`."""
+    return any(node is var for node in walk(expr))
+
+
+def unused_name(base: str, used: set[str]) -> str:
+    """Return `base`, with a number appended where it is already in `used`, and add the result to `used`.
+
+    >>> unused_name("x", {"x", "x_1"})
+    'x_2'
+    """
+    name, suffix = base, 0
+    while name in used:
+        suffix += 1
+        name = f"{base}_{suffix}"
+    used.add(name)
+    return name

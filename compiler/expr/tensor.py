@@ -16,10 +16,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.expr.affine import depends_on
-from celosia.compiler.expr.nodes import INDEX, Axis, Const, Expr, Load, Reduce, Scan, Tensor, Value, wrap
-from celosia.compiler.expr.transform import loads, topological
-from celosia.compiler.expr.walk import rewrite
+from celosia.compiler.expr.nodes import (
+    INDEX,
+    Axis,
+    Const,
+    Expr,
+    Load,
+    Reduce,
+    Scan,
+    Tensor,
+    Value,
+    depends_on,
+    loads,
+    redirect_loads,
+    topological,
+    wrap,
+)
 
 Shape = tuple[int, ...]
 """Extents of a tensor's dimensions."""
@@ -140,16 +152,12 @@ def scan(steps: int, initial: Sequence[Tensor], step: Step, name: str) -> Tensor
     )
     inside |= set(copied)
     order = [tensor for tensor in topological(copied) if tensor in inside and tensor not in states]
-    tensors_read = [load.tensor for tensor in order for load in loads(_body(tensor))]
-    outside = [tensor for tensor in dict.fromkeys(tensors_read) if tensor not in inside and tensor.value is None]
+    read = [load.tensor for tensor in order for load in loads(_body(tensor))]
+    outside = [tensor for tensor in dict.fromkeys(read) if tensor not in inside and tensor.value is None]
     inputs = tuple(placeholder(tensor.shape, tensor.dtype, tensor.name) for tensor in outside)
     replacements = dict(zip(outside, inputs))
-
-    def redirect(e: Expr) -> Expr | None:
-        return Load(replacements[e.tensor], e.index) if isinstance(e, Load) and e.tensor in replacements else None
-
     for tensor in order:
-        replacements[tensor] = replace(tensor, body=rewrite(_body(tensor), redirect))
+        replacements[tensor] = replace(tensor, body=redirect_loads(_body(tensor), replacements))
     body = Scan(
         axis,
         states,

@@ -9,36 +9,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from celosia.compiler.expr.affine import Linear, flatten, from_linear, linear, unravel
-from celosia.compiler.expr.nodes import INDEX, Axis, Call, Const, Expr, Load, Reduce, Scan, Tensor, Var
-from celosia.compiler.expr.walk import rewrite, substitute, walk
+from celosia.compiler.expr.affine import Linear, flatten, from_linear, linear, offset, unravel
+from celosia.compiler.expr.nodes import (
+    INDEX,
+    Axis,
+    Call,
+    Const,
+    Expr,
+    Load,
+    Reduce,
+    Scan,
+    Tensor,
+    Var,
+    loads,
+    redirect_loads,
+    rewrite,
+    substitute,
+    topological,
+    walk,
+)
 
 COSTLY = frozenset((
     "exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh",
     "acosh", "atanh", "unfused_exp",
 ))  # fmt: skip
 """Functions whose results are stored rather than computed again for each reader."""
-
-
-def loads(expr: Expr) -> list[Load]:
-    """Return all loads in `expr`."""
-    return [node for node in walk(expr) if isinstance(node, Load)]
-
-
-def topological(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return all tensors that `outputs` depend on, producers first, placeholders included."""
-    order: dict[Tensor, None] = {}
-
-    def visit(tensor: Tensor) -> None:
-        """Append the producers of a tensor to `order`, then the tensor itself."""
-        if tensor not in order:
-            for load in loads(tensor.body) if tensor.body is not None else ():
-                visit(load.tensor)
-            order[tensor] = None
-
-    for tensor in outputs:
-        visit(tensor)
-    return list(order)
 
 
 def is_injective(tensor: Tensor) -> bool:
@@ -101,11 +96,7 @@ def fuse_injective(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if tensor.body is None:
             new[tensor] = tensor
             continue
-
-        def redirect_load(node: Expr) -> Expr | None:
-            return Load(new[node.tensor], node.index) if isinstance(node, Load) else None
-
-        body = inline(rewrite(tensor.body, redirect_load), inlined)
+        body = inline(redirect_loads(tensor.body, new), inlined)
         new[tensor] = replace(tensor, body=body)
         if can_inline(tensor):
             inlined.add(new[tensor])
@@ -262,7 +253,7 @@ def _flatten_loads(tensor: Tensor, new: dict[Tensor, Tensor]) -> tuple[Expr, Off
             return Reduce(node.kind, node.value, remaining) if remaining else node.value
         if not isinstance(node, Load):
             return None
-        terms = linear(flatten(node.tensor.shape, node.index))
+        terms = linear(offset(node))
         load = Load(new.get(node.tensor, node.tensor), (from_linear(terms),))
         offsets[id(load)] = terms
         return load

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.expr.unique_names import unused_name
+from celosia.compiler.expr.nodes import unused_name
 from celosia.compiler.program.host.op import DOMAINS
 
 CACHED_ARRAY = "celosia.array"

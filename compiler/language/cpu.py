@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.schedule.vectorize import Knobs, schedule
+from celosia.compiler.cpu.schedule.kernel_schedules import Knobs, schedule
 from celosia.compiler.expr import (
     Alloc,
     Axis,
@@ -34,12 +34,10 @@ from celosia.compiler.expr import (
 )
 from celosia.compiler.expr import Store as Put
 from celosia.compiler.expr.affine import flatten, from_linear, interval, linear, unravel
-from celosia.compiler.expr.fuse import merge
-from celosia.compiler.expr.loop_partition import fold_condition, partition
+from celosia.compiler.expr.loop_passes import fold_condition, merge, partition
 from celosia.compiler.expr.loops import block, map_accesses, sequence
-from celosia.compiler.expr.nest_parts import reduction_identity
-from celosia.compiler.expr.nodes import INDEX, Const, binary, call, cast, clip, select
-from celosia.compiler.expr.walk import walk
+from celosia.compiler.expr.lower import reduction_identity
+from celosia.compiler.expr.nodes import INDEX, Const, binary, call, cast, clip, select, walk
 from celosia.compiler.language.loop_vectors import vectorise
 from celosia.compiler.language.tile import (
     KernelRun,

@@ -11,7 +11,7 @@ from celosia.compiler import numerics
 from celosia.compiler.expr.interpret import BINARY, cast
 from celosia.compiler.expr.math_functions import INTRINSICS
 from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile, TracedStore, fail
-from celosia.compiler.numerics.unary import UNARY
+from celosia.compiler.numerics.tables import UNARY
 from celosia.compiler.tensorize.pack import unpack_parameters
 
 Values = NDArray[Any]

@@ -18,16 +18,13 @@ from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
-from celosia.compiler.cpu.schedule.vectorize import Knobs, schedule_stage
+from celosia.compiler.cpu.schedule.kernel_schedules import Knobs, schedule_stage
 from celosia.compiler.expr import Alloc, Axis, Expr, For, If, Let, Load, Select, Stmt, Store, Tensor, Update
-from celosia.compiler.expr.affine import Linear, flatten, is_in_bounds, linear, stride_along
+from celosia.compiler.expr.affine import Linear, flatten, is_in_bounds, linear, stride_along, structure
 from celosia.compiler.expr.loops import Block, block, map_accesses, sequence
-from celosia.compiler.expr.lower import lower
-from celosia.compiler.expr.nest_parts import reduction_identity
-from celosia.compiler.expr.nodes import Const, Var
-from celosia.compiler.expr.regions import structure
+from celosia.compiler.expr.lower import lower, reduction_identity
+from celosia.compiler.expr.nodes import Const, Var, substitute, walk
 from celosia.compiler.expr.schedule import create_schedule
-from celosia.compiler.expr.walk import substitute, walk
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.target import target
 

@@ -39,7 +39,7 @@ from celosia.compiler.language.tile import (
     upstream,
 )
 from celosia.compiler.numerics.requantiser import fold_scale
-from celosia.compiler.numerics.softmax_and_norm import softmax_powers
+from celosia.compiler.numerics.tables import softmax_powers
 from celosia.compiler.tensorize.pack import pack_parameters
 from celosia.hw.spec.scratchpads import EXP_ENTRIES
 

@@ -12,11 +12,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.cpu.function import CpuFunction
+from celosia.compiler.cpu.kernels import CpuFunction, fuse_nodes, saved_traffic
 from celosia.compiler.cpu.parse import parse
-from celosia.compiler.cpu.schedule.operator_fusion import fuse_nodes, saved_traffic
 from celosia.compiler.expr import placeholder
-from celosia.compiler.expr.unique_names import unused_name
+from celosia.compiler.expr.nodes import unused_name
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.levels import levels_of

@@ -348,7 +348,7 @@ def matrix_product(
 
 
 DOT4_COST = {"vnni": 1.0, "i8mm": 1.0, "dotprod": 2.0, "pairs": 7.0, "neon": 4.5, "bytes": 16.0}
-"""Vector instructions for four products in each 32-bit lane, by the instructions of dot4 (llvm/dot.py)."""
+"""Vector instructions for four products in each 32-bit lane, by the instructions of dot4 (llvm/byte_products.py)."""
 PACKING_COST = 1.0
 """Vector instructions for packing an element of x into one plane."""
 REQUIRED_GAIN = 1.15

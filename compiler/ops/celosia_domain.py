@@ -25,9 +25,9 @@ from math import prod
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr import Axis, Expr, Tensor, call, select, wrap
-from celosia.compiler.expr.nest_parts import reduction_identity
-from celosia.compiler.expr.norm_expressions import norm_row
-from celosia.compiler.expr.norm_expressions import sums as row_sums
+from celosia.compiler.expr.lower import reduction_identity
+from celosia.compiler.numerics.norm import norm_row
+from celosia.compiler.numerics.norm import sums as row_sums
 from celosia.compiler.ops.contrib import block_quantisation
 from celosia.compiler.ops.pooling import replace_empty_maxima
 from celosia.compiler.ops.products import SlidingWindow

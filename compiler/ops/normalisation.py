@@ -13,7 +13,7 @@ from math import prod
 from celosia.compiler import expr as T
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
 from celosia.compiler.expr.nodes import Value
-from celosia.compiler.numerics.quantize import f32
+from celosia.compiler.numerics.requantiser import f32
 from celosia.compiler.ops.reductions import reduce_axes
 from celosia.compiler.ops.registry import Node, at, op, reshaped
 from celosia.compiler.ops.shape import padded

@@ -10,7 +10,7 @@ import numpy as np
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr import Axis, Expr, Tensor, is_float, select, wrap
-from celosia.compiler.expr.nest_parts import reduction_identity
+from celosia.compiler.expr.lower import reduction_identity
 from celosia.compiler.ops.products import SlidingWindow
 from celosia.compiler.ops.quantized import accept_channels_last, dequantize, requantize
 from celosia.compiler.ops.reductions import reduce_axes

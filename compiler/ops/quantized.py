@@ -13,7 +13,7 @@ from typing import Any
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr import INDEX, Expr, Tensor, call, select, wrap
-from celosia.compiler.numerics.softmax_and_norm import exponent_room
+from celosia.compiler.numerics.tables import exponent_room
 from celosia.compiler.ops import bit_serial, integer
 from celosia.compiler.ops.integer import left_zero, matrix_product, right_zero
 from celosia.compiler.ops.products import multiply_any_rank, transposed_convolution

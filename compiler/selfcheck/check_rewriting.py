@@ -22,7 +22,7 @@ from celosia.compiler.cpu.parse import parse
 from celosia.compiler.graph.operands import operand, product_names, product_operands, quantisation
 from celosia.compiler.graph.select import Partition
 from celosia.compiler.graph.values import attribute, attributes_of, captured, constant, dtype_name, is_op, shape
-from celosia.compiler.numerics.softmax_and_norm import largest_power
+from celosia.compiler.numerics.tables import largest_power
 from celosia.compiler.ops import Unsupported, op_spec
 from celosia.compiler.program import CpuStep, HostStep, Program
 from celosia.compiler.program.dtypes import is_float, numpy_dtype

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.graph.operands import quantisation_names
 from celosia.compiler.graph.values import captured, constant, shape
-from celosia.compiler.numerics.average import average_error
+from celosia.compiler.numerics.requantiser import average_error
 from celosia.compiler.ops import Unsupported, op_spec
 from celosia.compiler.ops.products import SlidingWindow
 from celosia.compiler.ops.registry import Node, is_mapped

@@ -21,7 +21,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
-from celosia.compiler.cpu.function import compile_op
+from celosia.compiler.cpu.kernels import compile_op
 from celosia.compiler.graph.operands import custom, joins_parts, operand, operand_groups, product_names, spec_of
 from celosia.compiler.graph.shapes import transposed_windows_of, whole_image, windows_of
 from celosia.compiler.graph.values import attribute, attributes_of, constant, is_op, shape

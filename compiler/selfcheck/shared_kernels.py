@@ -18,10 +18,10 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
+from celosia.compiler.cpu.llvm import byte_products, machine
 from celosia.compiler.cpu.llvm import compile_loops as llvm_compile
-from celosia.compiler.cpu.llvm import dot, machine
 from celosia.compiler.program.host.kernel import CompiledKernel
-from celosia.compiler.target import dot_instructions
+from celosia.compiler.target import dot_instructions, target
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import GEMM_LOOPS
 from celosia.hw.spec.scratchpads import scratchpads
@@ -103,7 +103,7 @@ def compiled_gemm(state: State) -> Callable[[Instruction], None] | None:
     cfg = state.cfg
     row = cfg.group * cfg.block_in
     is_supported = 8 <= cfg.block_in <= 4 * GEMM_LANES <= row and (cfg.batch == 1 or cfg.inp_pieces == 1)
-    if not is_supported or not dot_instructions(dot.features())[1]:
+    if not is_supported or not dot_instructions(target().features)[1]:
         return None
     function, code = _link_gemm(cfg)
     pointers = [getattr(state, operand).ctypes.data for operand in ADDRESS_LOOPS]
@@ -133,7 +133,7 @@ def _round_up(size: int, step: int) -> int:
 def _linked_functions() -> dict[str, Any]:
     """Compile and link the two kernels for this processor. Returns them as functions of ctypes by name."""
     module = ir.Module("selfcheck")
-    module.features = dot.features()
+    module.features = target().features
     _write_matrix_product(module)
     _write_column_maxima(module)
     linked = _link(module, ["dots", "largest"])
@@ -152,7 +152,7 @@ def _link_gemm(cfg: Config) -> tuple[Any, Any]:
     code.
     """
     module = ir.Module("selfcheck")
-    module.features = dot.features()
+    module.features = target().features
     _write_gemm(module, cfg)
     linked = _link(module, ["gemm"])
     return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4)(linked["gemm"]), linked
@@ -233,7 +233,7 @@ def _write_matrix_product(module: Any) -> None:
         columns = _element_pointer(b, w, b.mul(block, depth), ints)
         sums = [ir.Constant(ints, [0] * COLUMNS)]
         with _write_loop(b, depth, sums) as k:
-            sums[0] = dot.dot4(
+            sums[0] = byte_products.dot4(
                 b, sums[0], ones, b.load(_element_pointer(b, columns, k, ints), typ=ints, align=1), module.features
             )
         offset = b.load(_element_pointer(b, bias, block, ints), typ=ints, align=4)
@@ -246,7 +246,7 @@ def _write_matrix_product(module: Any) -> None:
                 right = b.load(_element_pointer(b, columns, k, ints), typ=ints, align=1)
                 for row, line in enumerate(lines):
                     left = _broadcast(b, b.load(_element_pointer(b, line, k, I32), typ=I32, align=1), COLUMNS)
-                    sums[row] = dot.dot4(b, sums[row], left, right, module.features)
+                    sums[row] = byte_products.dot4(b, sums[row], left, right, module.features)
             for row, total in enumerate(sums):
                 b.store(total, _element_pointer(b, tile, I64(row), ints))
             with _write_loop(b, I64(ROWS)) as row:
@@ -326,8 +326,8 @@ def _write_gemm(module: Any, cfg: Config) -> None:
             rows = _element_pointer(b, wgt, address, I8)
             for vector in range(vectors):
                 w = b.xor(b.load(_element_pointer(b, rows, I64(vector), wide), typ=wide, align=1), signs)  # adds 128
-                sums[vector] = dot.dot4(b, sums[vector], w, x, module.features)
-            sums[-1] = dot.dot4(b, sums[-1], ones, x, module.features)
+                sums[vector] = byte_products.dot4(b, sums[vector], w, x, module.features)
+            sums[-1] = byte_products.dot4(b, sums[-1], ones, x, module.features)
         for loop in GEMM_LOOPS[3:]:
             del index[loop]
         correction = b.shl(sums.pop(), _broadcast(b, I32(7), GEMM_LANES))

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr import Axis, Tensor, Var, placeholder
-from celosia.compiler.expr.walk import walk
+from celosia.compiler.expr.nodes import walk
 from celosia.compiler.layer import Activation, Storage
 from celosia.compiler.tensorize.block_space import BlockWorkload
 from celosia.compiler.tensorize.intrinsics import VectorOp

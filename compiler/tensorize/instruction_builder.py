@@ -9,8 +9,7 @@ from typing import Any
 from celosia.compiler.expr.affine import linear
 from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.loops import For, Intrinsic
-from celosia.compiler.expr.nodes import INDEX, Binary, Const, Expr, Load, Tensor, Var, strides
-from celosia.compiler.expr.walk import substitute, walk
+from celosia.compiler.expr.nodes import INDEX, Binary, Const, Expr, Load, Tensor, Var, strides, substitute, walk
 from celosia.compiler.tensorize.instruction import (
     PAD,
     ComputeInstruction,

@@ -16,12 +16,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from celosia.compiler.expr.affine import coefficient, flatten, linear
+from celosia.compiler.expr.affine import coefficient, divisor, flatten, linear, simplify_index, structure
 from celosia.compiler.expr.loops import Alloc, For, If, Intrinsic, Stmt, Store, Update, block
-from celosia.compiler.expr.nest_parts import reduction_identity
-from celosia.compiler.expr.nodes import INDEX, Axis, Binary, Call, Cast, Const, Expr, Load, Reduce, Select, Tensor, Var
-from celosia.compiler.expr.regions import divisor, simplify_index, structure
-from celosia.compiler.expr.walk import rewrite, substitute, walk
+from celosia.compiler.expr.lower import reduction_identity
+from celosia.compiler.expr.nodes import (
+    INDEX,
+    Axis,
+    Binary,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Reduce,
+    Select,
+    Tensor,
+    Var,
+    rewrite,
+    substitute,
+    walk,
+)
 from celosia.hw.spec.isa import Opcode
 
 Args = tuple[Expr | Tensor | int, ...]

@@ -25,11 +25,11 @@ from math import log2
 
 from celosia.compiler.expr.loops import Declared
 from celosia.compiler.expr.nodes import INDEX, Axis, Expr, Load, Tensor, Value, Var, call, clip, select
-from celosia.compiler.expr.norm_expressions import INT, OfRow, norm_row, sums
 from celosia.compiler.expr.tensor import compute, ordered_sum, placeholder, reduce_axis
 from celosia.compiler.expr.tensor import max as max_over
 from celosia.compiler.expr.tensor import sum as sum_over
 from celosia.compiler.layer import Layer
+from celosia.compiler.numerics.norm import INT, OfRow, norm_row, sums
 from celosia.compiler.tensorize.intrinsic import POWERS, ROW, Compute, ImplicitOperand, Move, TensorIntrinsic
 from celosia.compiler.tensorize.space import recorded_text
 from celosia.hw.spec.config import Config

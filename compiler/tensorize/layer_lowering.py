@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from celosia.compiler.expr import Axis, Expr, Tensor, Var, compute, is_float, placeholder, reduce_axis, select, sum
-from celosia.compiler.expr.nest_parts import reduce_and
+from celosia.compiler.expr.lower import reduce_and
 from celosia.compiler.expr.nodes import INDEX, Const, minimum
 from celosia.compiler.layer import Activation, ActivationGemm, Layer, TilingError, Window
 from celosia.compiler.tensorize import pack

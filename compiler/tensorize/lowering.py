@@ -20,9 +20,9 @@ import numpy as np
 
 from celosia.compiler.expr import Axis, Expr, Tensor, compute, reduce_axis
 from celosia.compiler.expr.nodes import INDEX, Const, minimum
-from celosia.compiler.expr.norm_expressions import INT, sums
 from celosia.compiler.expr.tensor import sum as sum_over
 from celosia.compiler.layer import Activation, Layer, Norm, TilingError, Window
+from celosia.compiler.numerics.norm import INT, sums
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.block_space import BlockWorkload
 from celosia.compiler.tensorize.computation import ActivationGrid, BlockStage, LayerComputation, Rows

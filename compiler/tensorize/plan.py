@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from celosia.compiler.expr import Function, lower
-from celosia.compiler.expr.trace import Trace
+from celosia.compiler.expr.schedule import Trace
 from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.program import Contents
 from celosia.compiler.program.safe_files import reading

@@ -24,9 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.interpret import evaluate
-from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Intrinsic, Let, Stmt
+from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Intrinsic, Let, Stmt, statements
 from celosia.compiler.expr.nodes import Tensor, Var
-from celosia.compiler.expr.regions import statements
 from celosia.compiler.expr.verify import verify as verify_loops
 from celosia.compiler.tensorize.instruction import (
     ComputeInstruction,

@@ -14,11 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from celosia.compiler.expr import Reduce, Schedule, Stage, Tensor
-from celosia.compiler.expr.nodes import Axis, Scan
-from celosia.compiler.expr.schedule import Split
-from celosia.compiler.expr.trace import Trace, TraceStep
-from celosia.compiler.expr.transform import loads
-from celosia.compiler.expr.walk import walk
+from celosia.compiler.expr.nodes import Axis, Scan, loads, walk
+from celosia.compiler.expr.schedule import Split, Trace, TraceStep
 from celosia.compiler.target import target
 
 

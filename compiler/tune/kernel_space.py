@@ -16,16 +16,14 @@ from math import prod
 
 import numpy as np
 
-from celosia.compiler.cpu.schedule.kernel_schedules import KernelWorkload
+from celosia.compiler.cpu.schedule.kernel_schedules import KernelWorkload, Knobs, schedule
 from celosia.compiler.cpu.schedule.register_tiles import RegisterTile
-from celosia.compiler.cpu.schedule.vectorize import Knobs, schedule
 from celosia.compiler.expr import INDEX, Alloc, Function, Load, Reduce, Schedule, Stmt, Tensor, Var, verify
 from celosia.compiler.expr.affine import stride_along
 from celosia.compiler.expr.loops import For, Let, Store, Update, children, exprs
-from celosia.compiler.expr.nodes import Binary, Call, Cast, Expr, Select
+from celosia.compiler.expr.nodes import Binary, Call, Cast, Expr, Select, walk
 from celosia.compiler.expr.transform import COSTLY
 from celosia.compiler.expr.verify import IRError
-from celosia.compiler.expr.walk import walk
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.target import target
 from celosia.compiler.tune.kernel_plan import RULES, KernelPlan, Rule, neighbours

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from celosia.compiler.cpu.llvm import compile_function, host
 from celosia.compiler.cpu.schedule.kernel_schedules import KernelWorkload, lower_kernel
 from celosia.compiler.expr import Schedule, is_float, verify
-from celosia.compiler.expr.trace import Trace
+from celosia.compiler.expr.schedule import Trace
 from celosia.compiler.expr.verify import IRError
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.host.kernel import CompiledKernel, aligned_empty

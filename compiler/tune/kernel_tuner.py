@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from celosia.compiler.cpu.schedule.kernel_schedules import KernelWorkload
-from celosia.compiler.expr.trace import ReplayError, Trace
+from celosia.compiler.expr.schedule import ReplayError, Trace
 from celosia.compiler.target import target
 from celosia.compiler.tune.device_pool import Fleet
 from celosia.compiler.tune.kernel_plan import KernelPlan

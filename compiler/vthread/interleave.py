@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from celosia.compiler.expr.affine import flatten
-from celosia.compiler.expr.loop_partition import copy_with_values
+from celosia.compiler.expr.loop_passes import copy_with_values
 from celosia.compiler.expr.loops import Alloc, Block, For, Function, If, Let, Stmt, block, children, map_accesses
 from celosia.compiler.expr.nodes import INDEX, Const, Expr, Load, Tensor, Var
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from celosia.compiler.expr.unique_names import unused_name
+from celosia.compiler.expr.nodes import unused_name
 from celosia.compiler.graph.importing.inlining import inner_graphs, nodes
 
 

@@ -17,13 +17,25 @@ import numpy as np
 
 from celosia.compiler.expr.affine import interval, linear
 from celosia.compiler.expr.interpret import evaluate
-from celosia.compiler.expr.nodes import INDEX, Axis, Const, Expr, Load, Reduce, Select, Value, Var, wrap
+from celosia.compiler.expr.nodes import (
+    INDEX,
+    Axis,
+    Const,
+    Expr,
+    Load,
+    Reduce,
+    Select,
+    Value,
+    Var,
+    rewrite,
+    topological,
+    walk,
+    wrap,
+)
 from celosia.compiler.expr.nodes import Tensor as Node
 from celosia.compiler.expr.tensor import max as max_over
 from celosia.compiler.expr.tensor import min as min_over
 from celosia.compiler.expr.tensor import sum as sum_over
-from celosia.compiler.expr.transform import topological
-from celosia.compiler.expr.walk import rewrite, walk
 from celosia.compiler.program.dtypes import numpy_dtype
 
 Size = int | Expr

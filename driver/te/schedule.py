@@ -12,14 +12,12 @@ from math import prod
 from typing import Any
 
 from celosia.compiler.expr.loops import Declared
-from celosia.compiler.expr.nodes import Axis
+from celosia.compiler.expr.nodes import Axis, loaded, topological
 from celosia.compiler.expr.nodes import Tensor as Node
+from celosia.compiler.expr.schedule import PRIMITIVES, Trace, TraceStep
 from celosia.compiler.expr.schedule import Schedule as Loops
 from celosia.compiler.expr.schedule import Stage as LoopStage
 from celosia.compiler.expr.schedule import create_schedule as default_schedule
-from celosia.compiler.expr.trace import PRIMITIVES, Trace, TraceStep
-from celosia.compiler.expr.transform import topological
-from celosia.compiler.expr.walk import loaded
 from celosia.driver.te.nodes import SizedAxis, SizedNode, TensorExpr
 from celosia.driver.te.te_accelerator import Copies
 

@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.expr.clamp_indices import clamp_accesses
 from celosia.compiler.expr.loops import Function
 from celosia.compiler.expr.lower import lower as lower_loops
-from celosia.compiler.expr.nodes import Var
-from celosia.compiler.expr.transform import topological
+from celosia.compiler.expr.nodes import Var, topological
+from celosia.compiler.expr.verify import clamp_accesses
 from celosia.compiler.tensorize.render import AcceleratorKernel, render
 from celosia.compiler.vthread.interleave import interleave
 from celosia.driver.run.open_device import open_device

@@ -15,7 +15,7 @@ from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.schedule.kernel_schedules import KernelSchedules, KernelWorkload, using_schedules
 from celosia.compiler.expr import Tensor
-from celosia.compiler.expr.trace import Trace
+from celosia.compiler.expr.schedule import Trace
 from celosia.compiler.graph.importing.dimensions import Shapes
 from celosia.compiler.program import Program
 from celosia.compiler.program.host.kernel import CompiledKernel

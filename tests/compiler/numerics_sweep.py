@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
-from celosia.compiler.cpu.function import compile_op, run
+from celosia.compiler.cpu.kernels import compile_op
 from celosia.sim.functional.softmax import softmax_rows
 
 from .ort_nodes import f32, run_node
@@ -477,7 +477,7 @@ def softmax(count: int, seed: int = 0, rows: int = 64) -> Tally:
         zero, zy = np.array(3, kind), np.array(rng.choice([info.min, rng.integers(info.min, info.max + 1)]), kind)
         given = _along(x, shape)
         y = run_node("QLinearSoftmax", given, f32(sx), zero, f32(sy), zy, out=kind, axis=1, opset=opset)
-        got = run(kernel, given, f32(sx), zero, f32(sy), zy)[0]
+        got = kernel(given, f32(sx), zero, f32(sy), zy)[0]
         reference = _along(numerics.qlinear_softmax(x, float(f32(sx)), float(f32(sy)), int(zy)), shape)
         return 2 * y.size, int(np.sum(reference != y) + np.sum(got != y))
 

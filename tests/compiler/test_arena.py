@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from thorough import tries
 
 import celosia
-from celosia.compiler.cpu.function import CpuFunction
+from celosia.compiler.cpu.kernels import CpuFunction
 from celosia.compiler.launch.memory_plan import tensor_bytes
 from celosia.compiler.ops.registry import CpuNode, InputType
 from celosia.compiler.program import ArenaPlan, CpuStep, LaunchStep, Program

@@ -16,13 +16,13 @@ from thorough import some
 
 import celosia
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.function import compile_op
-from celosia.compiler.cpu.llvm import compile_function, dot, link_library
+from celosia.compiler.cpu.kernels import compile_op
+from celosia.compiler.cpu.llvm import compile_function, link_library
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.expr.math_functions import ONES
 from celosia.compiler.ops import bit_serial
 from celosia.compiler.ops.bit_serial import BitLevels
-from celosia.compiler.target import AMX_FEATURES, TARGETS, Target, compiling_for
+from celosia.compiler.target import AMX_FEATURES, TARGETS, Target, compiling_for, this_processor
 from celosia.driver.runtime import Runtime
 
 from .narrow_models import F32, Array, Sketch, by_onnxruntime, limits, weights
@@ -64,7 +64,7 @@ def test_popcount(dtype: str) -> None:
 @pytest.mark.parametrize("features", ["", "avx2", "avx512bw avx2", "avx512bitalg avx512vnni avx512vl"])
 def test_four_counts_in_a_word(features: str) -> None:
     """Of bytes at their limits, and random expressions over them; added up over lanes of every number."""
-    if missing := set(features.split()) - dot.features():
+    if missing := set(features.split()) - this_processor().features:
         pytest.skip(f"this processor has no {', '.join(sorted(missing))}")
     rng = np.random.default_rng(1)
     for n in (1, 3, 4, 16, 21):

@@ -13,11 +13,10 @@ from oracle import opened
 from thorough import paired
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.function import CpuFunction, compile_op, run
+from celosia.compiler.cpu.kernels import CpuFunction, compile_op, fuse_nodes, saved_traffic
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.llvm import compile_loops as llvm
 from celosia.compiler.cpu.schedule import schedule
-from celosia.compiler.cpu.schedule.operator_fusion import fuse_nodes, saved_traffic
 from celosia.compiler.ops import Unsupported
 from celosia.compiler.ops.registry import CpuNode, InputType
 from celosia.compiler.program.host.kernel import CompiledKernel, address_of
@@ -308,7 +307,7 @@ def test_operator(op: str, attrs: dict[str, Any], inputs: list[Any], how: dict[s
     consts, outputs, opset = how.get("consts", ()), how.get("outputs", 1), how.get("opset", 21)
     types = [None if x is None else x if k in consts else (x.shape, x.dtype.name) for k, x in enumerate(inputs)]
     compiled = compile_op(op, attrs, types, outputs=outputs, opset=opset)
-    got = run(compiled, *(x for x in inputs if x is not None))
+    got = compiled(*(x for x in inputs if x is not None))
     for g, want in zip(got, onnxruntime_op(op, attrs, inputs, outputs, opset, consts), strict=True):
         assert (g.shape, g.dtype) == (want.shape, want.dtype)
         tolerance = how.get("tol", 1e-5) if g.dtype.kind == "f" else 0

@@ -12,7 +12,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.expr import loops
 from celosia.compiler.expr.affine import interval, linear, unravel
-from celosia.compiler.expr.fuse import merge
+from celosia.compiler.expr.loop_passes import merge
 
 RNG = np.random.default_rng(0)
 

@@ -13,16 +13,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 import celosia
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.function import CpuFunction, compile_op
-from celosia.compiler.cpu.llvm.codegen import render
-from celosia.compiler.cpu.llvm.nan_free_extremes import nan_free_extremes
-from celosia.compiler.cpu.schedule.prefetch import next_block_prefetches
+from celosia.compiler.cpu.kernels import CpuFunction, compile_op
+from celosia.compiler.cpu.llvm.codegen import nan_free_extremes, render
+from celosia.compiler.cpu.schedule.caches import next_block_prefetches
 from celosia.compiler.expr import loops
 from celosia.compiler.expr.affine import flatten
 from celosia.compiler.expr.interpret import evaluate
-from celosia.compiler.expr.nodes import Load, Var
-from celosia.compiler.expr.regions import statements
-from celosia.compiler.expr.walk import walk
+from celosia.compiler.expr.loops import statements
+from celosia.compiler.expr.nodes import Load, Var, walk
 from celosia.compiler.ops.registry import CpuNode, input_type
 from celosia.compiler.program.host.kernel import align
 from celosia.compiler.target import compiling_for, this_processor

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.function import compile_op
+from celosia.compiler.cpu.kernels import compile_op
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.expr import call, compute, lower, placeholder

@@ -24,7 +24,7 @@ import pytest
 from thorough import some
 
 import celosia
-from celosia.compiler.cpu import function
+from celosia.compiler.cpu import kernels
 from celosia.compiler.cpu.llvm.compile_loops import compile_function
 from celosia.compiler.expr.loops import Function
 from celosia.compiler.program import CpuStep, LaunchStep, Program
@@ -73,7 +73,7 @@ def stub(loops: Function) -> CompiledKernel:
 def without_machine_code() -> Iterator[None]:
     """Kernels end as loop nests inside: LLVM would take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(function, "compile_function", stub)
+        patch.setattr(kernels, "compile_function", stub)
         yield
 
 

@@ -14,15 +14,12 @@ import numpy as np
 import pytest
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.function import compile_op
+from celosia.compiler.cpu.kernels import compile_op
 from celosia.compiler.cpu.llvm import from_loops
 from celosia.compiler.expr.affine import is_in_bounds
-from celosia.compiler.expr.clamp_indices import clamp_accesses, iterations
-from celosia.compiler.expr.loops import Store, Update, exprs
-from celosia.compiler.expr.nodes import Load
-from celosia.compiler.expr.regions import statements
-from celosia.compiler.expr.verify import IRError
-from celosia.compiler.expr.walk import walk
+from celosia.compiler.expr.loops import Store, Update, exprs, statements
+from celosia.compiler.expr.nodes import Load, walk
+from celosia.compiler.expr.verify import IRError, clamp_accesses, iterations
 from celosia.compiler.program.host.kernel import CompiledKernel
 
 HEAD = "f(a: int64[4]) -> (b: int64[4]):\n"

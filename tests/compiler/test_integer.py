@@ -19,8 +19,8 @@ from thorough import paired, tries
 
 import celosia
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.function import CpuFunction, compile_op
-from celosia.compiler.cpu.llvm import compile_function, dot
+from celosia.compiler.cpu.kernels import CpuFunction, compile_op
+from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.ops.integer import pack_quad
 from celosia.compiler.ops.registry import CpuNode, InputType
 from celosia.compiler.target import AMX_FEATURES, compiling_for, this_processor
@@ -169,7 +169,7 @@ def test_matrix_products_of_nothing(m: int, k: int, n: int) -> None:
 @pytest.mark.parametrize("features", ["avx512vnni avx512vl", "avx512vnni", "avx512bw avx2", "avx2", ""])
 def test_every_lowering_of_dot4_is_exact(features: str, n: int) -> None:
     """Bytes at their limits, where vpmaddubsw would saturate."""
-    if missing := set(features.split()) - dot.features():
+    if missing := set(features.split()) - this_processor().features:
         pytest.skip(f"this processor has no {', '.join(sorted(missing))}")
     x, w = T.placeholder((9, 4), "uint8", "x"), T.placeholder((9, 4, n), "int8", "w")
     k = T.reduce_axis(9, "k")

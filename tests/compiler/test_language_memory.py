@@ -12,12 +12,10 @@ from benchmarks import language
 import celosia.language as cl
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.llvm.codegen import render
-from celosia.compiler.cpu.schedule import streaming_stores as streaming
-from celosia.compiler.cpu.schedule.prefetch import next_iteration_prefetches
-from celosia.compiler.expr.loops import For, Function, Store, Update, exprs
-from celosia.compiler.expr.nodes import Const, Load
-from celosia.compiler.expr.regions import statements
-from celosia.compiler.expr.walk import walk
+from celosia.compiler.cpu.schedule import caches as streaming
+from celosia.compiler.cpu.schedule.caches import next_iteration_prefetches
+from celosia.compiler.expr.loops import For, Function, Store, Update, exprs, statements
+from celosia.compiler.expr.nodes import Const, Load, walk
 from celosia.compiler.language.cpu import CpuKernel
 from celosia.compiler.target import target
 

@@ -262,7 +262,7 @@ def test_softmax_is_exact() -> None:
 
 def test_another_logarithm_of_softmax_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = lambda n: float(np.log(np.float64(np.finfo(np.float32).max) / n)) - 5  # noqa: E731
-    monkeypatch.setattr("celosia.compiler.numerics.softmax_and_norm.exponent_room", wide)
+    monkeypatch.setattr("celosia.compiler.numerics.tables.exponent_room", wide)
     assert sweep.softmax(20)[1] > 0
 
 
@@ -370,7 +370,7 @@ def test_means_of_more_than_can_be_tried_are_not_proved() -> None:
 
 def test_the_bound_of_averages_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proof without room for roundings takes the counterexample's neighbours for exact."""
-    monkeypatch.setattr("celosia.compiler.numerics.average.average_error", lambda *given: -1.0)
+    monkeypatch.setattr("celosia.compiler.numerics.requantiser.average_error", lambda *given: -1.0)
     assert is_proved(0.1, 3, 0.1, 1)
     found, made = padded_averages(0.1, 3, 0.1, -5, 1)
     assert np.any(found != made)

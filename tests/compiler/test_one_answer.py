@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnx import helper
 from thorough import paired, some
 
-from celosia.compiler.cpu.function import compile_op
+from celosia.compiler.cpu.kernels import compile_op
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.ops import OPS, Unsupported, op_spec
 from celosia.compiler.ops.registry import TYPES, InputType

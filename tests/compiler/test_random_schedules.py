@@ -14,7 +14,7 @@ from thorough import some
 from celosia import te
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.llvm import compile_function
-from celosia.compiler.cpu.schedule.vector_lanes import legalise_vector_loops
+from celosia.compiler.cpu.schedule.parallel import legalise_vector_loops
 
 QUICK, THOROUGH, CHUNK = 80, 10_000, 250
 SEED = int(os.environ.get("CELOSIA_SCHEDULES_SEED", "1"))

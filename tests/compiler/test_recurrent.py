@@ -15,7 +15,7 @@ from thorough import some
 
 import celosia
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.function import compile_op
+from celosia.compiler.cpu.kernels import compile_op
 from celosia.compiler.ops import Unsupported
 from celosia.compiler.program.host.hostops import HOST
 from celosia.compiler.program.host.op import HostOp

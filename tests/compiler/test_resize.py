@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 from oracle import opened
 
 import celosia
-from celosia.compiler.cpu.function import compile_op, run
+from celosia.compiler.cpu.kernels import compile_op
 from celosia.compiler.program import LaunchStep
 from celosia.driver.runtime import Runtime
 
@@ -114,7 +114,7 @@ class Random:
             return f"refused: {error}"
         types = [None if v is None else v if k else (v.shape, v.dtype.name) for k, v in enumerate(self.inputs)]
         kernel = compile_op(self.op, self.attrs, types, opset=self.opset)
-        got = run(kernel, *(v for v in self.inputs if v is not None))[0]
+        got = kernel(*(v for v in self.inputs if v is not None))[0]
         if (got.shape, got.dtype) != (want.shape, want.dtype):
             return f"{got.shape} {got.dtype}, not {want.shape} {want.dtype}"
         exact = self.dtype != "float32" or self.mode == "nearest"
@@ -155,7 +155,7 @@ def test_what_lies_nearly_half_way() -> None:
         wanted = onnxruntime_op("Resize", attrs, [x, None, None, sizes], 1, 13, (3,))[0]
         assert wanted[16] == element
         kernel = compile_op("Resize", attrs, [((15,), "int8"), None, None, sizes], opset=13)
-        np.testing.assert_array_equal(run(kernel, x, sizes)[0], wanted)
+        np.testing.assert_array_equal(kernel(x, sizes)[0], wanted)
 
 
 def test_coordinates_are_float32() -> None:
@@ -165,7 +165,7 @@ def test_coordinates_are_float32() -> None:
     wanted = onnxruntime_op("Resize", attrs, [x, None, scales], 1, 13, (2,))[0]
     assert wanted.tolist() == [1, 4, 7]
     kernel = compile_op("Resize", attrs, [((9,), "int8"), None, scales], opset=13)
-    np.testing.assert_array_equal(run(kernel, x, scales)[0], wanted)
+    np.testing.assert_array_equal(kernel(x, scales)[0], wanted)
 
 
 @pytest.mark.parametrize("where, nearest, scale", [

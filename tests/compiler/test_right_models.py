@@ -16,7 +16,7 @@ from oracle import opened
 from thorough import paired, some
 
 import celosia
-from celosia.compiler.cpu.function import compile_op
+from celosia.compiler.cpu.kernels import compile_op
 from celosia.compiler.graph.passes import GraphPass, Pipeline
 from celosia.compiler.graph.pipeline import PASSES
 from celosia.compiler.program.host.float32_math import logistic

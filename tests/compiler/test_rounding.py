@@ -21,7 +21,7 @@ import celosia
 from celosia.compiler import expr as T
 from celosia.compiler import numerics
 from celosia.compiler.compile import ModelError
-from celosia.compiler.cpu.function import compile_function
+from celosia.compiler.cpu.kernels import compile_function
 from celosia.compiler.expr.schedule import create_schedule
 from celosia.compiler.program import Program, ProgramError
 from celosia.compiler.selfcheck.check_rewriting import RewriteError

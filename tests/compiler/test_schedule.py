@@ -115,7 +115,7 @@ def test_any_legal_schedule_computes_the_same(m: int, n: int, k: int, data: st.D
 
 
 def reads(s: T.Schedule, tensor: T.Tensor) -> list[T.Load]:
-    from celosia.compiler.expr.transform import loads
+    from celosia.compiler.expr.nodes import loads
 
     return loads(s[tensor].body)
 

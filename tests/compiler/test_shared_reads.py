@@ -17,13 +17,13 @@ from oracle import opened
 from thorough import tries
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.function import CpuFunction, compile_op
+from celosia.compiler.cpu.kernels import CpuFunction, compile_op
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.llvm.codegen import render
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.schedule.output_reuse import place_in_outputs
 from celosia.compiler.expr import loops
-from celosia.compiler.expr.regions import statements
+from celosia.compiler.expr.loops import statements
 from celosia.compiler.ops.registry import CpuNode, input_type
 from celosia.compiler.target import compiling_for, this_processor
 

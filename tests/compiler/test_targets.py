@@ -14,7 +14,7 @@ import emulated
 import numpy as np
 import pytest
 
-from celosia.compiler.cpu.function import compile_op
+from celosia.compiler.cpu.kernels import compile_op
 from celosia.compiler.cpu.llvm import LinkError, link_library
 from celosia.compiler.target import TARGETS, TargetError, compiling_for, find_target
 from celosia.driver.board import board_device as board

@@ -21,7 +21,7 @@ from thorough import tries
 
 import celosia
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.function import compile_op
+from celosia.compiler.cpu.kernels import compile_op
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.schedule import parallel, schedule
 from celosia.compiler.expr.loops import For, Function, Store
@@ -216,7 +216,7 @@ def test_where_no_thread_can_be_started_one_does_all(monkeypatch: pytest.MonkeyP
 USES_THREADS = """
 import os
 import numpy as np
-from celosia.compiler.cpu.function import compile_op
+from celosia.compiler.cpu.kernels import compile_op
 from celosia.compiler.cpu.schedule import parallel
 parallel.MIN_PARALLEL_WORK = 0
 kernel = compile_op("Relu", {}, [((64, 64), "float32")])

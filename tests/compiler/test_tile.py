@@ -9,16 +9,14 @@ from hypothesis import strategies as st
 from thorough import tries
 
 from celosia.compiler import expr as T
-from celosia.compiler.cpu.function import CpuFunction
+from celosia.compiler.cpu.kernels import CpuFunction
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.schedule import register_tiles, schedule
 from celosia.compiler.expr.interpret import interpret
-from celosia.compiler.expr.loop_partition import partition
-from celosia.compiler.expr.loops import exprs
-from celosia.compiler.expr.nodes import Select
-from celosia.compiler.expr.regions import statements
+from celosia.compiler.expr.loop_passes import partition
+from celosia.compiler.expr.loops import exprs, statements
+from celosia.compiler.expr.nodes import Select, walk
 from celosia.compiler.expr.verify import verify
-from celosia.compiler.expr.walk import walk
 from celosia.compiler.ops.registry import CpuNode, InputType
 from celosia.compiler.target import Target
 

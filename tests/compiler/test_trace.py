@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from thorough import tries
 
 from celosia.compiler import expr as T
-from celosia.compiler.expr.trace import PRIMITIVES, ReplayError, Trace, TraceStep
+from celosia.compiler.expr.schedule import PRIMITIVES, ReplayError, Trace, TraceStep
 from celosia.compiler.layer import TilingError, Window
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize.computation import LayerComputation

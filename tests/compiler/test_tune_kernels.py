@@ -21,7 +21,7 @@ from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.schedule import schedule
 from celosia.compiler.cpu.schedule.kernel_schedules import KernelSchedules, KernelWorkload, using_schedules
-from celosia.compiler.expr.trace import Trace
+from celosia.compiler.expr.schedule import Trace
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.target import compiling_for, this_processor
 from celosia.compiler.tune import kernel_trial as trials

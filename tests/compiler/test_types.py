@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto
 from thorough import paired
 
-from celosia.compiler.cpu.function import compile_op
+from celosia.compiler.cpu.kernels import compile_op
 from celosia.compiler.ops import Unsupported
 from celosia.compiler.ops.registry import ONNX_TYPES
 

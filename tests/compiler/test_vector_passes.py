@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr.lower import lower
-from celosia.compiler.expr.nodes import Axis, Tensor, Var
-from celosia.compiler.expr.walk import walk
+from celosia.compiler.expr.nodes import Axis, Tensor, Var, walk
 from celosia.compiler.tensorize import intrinsics as hw
 from celosia.compiler.tensorize.intrinsic import Compute, Move, TensorIntrinsic
 from celosia.hw.spec.config import PRESETS, Config

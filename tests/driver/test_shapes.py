@@ -116,7 +116,7 @@ def test_counts_compile_nothing(protos: dict[str, onnx.ModelProto], monkeypatch:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a kernel is compiled")
 
-    monkeypatch.setattr("celosia.compiler.cpu.dynamic.compile_op", never)
+    monkeypatch.setattr("celosia.compiler.cpu.kernels.compile_op", never)
     monkeypatch.setattr("celosia.driver.host.specialise.compile_model", never)
     for past in (0, 1, 4, 50):
         inputs = feed("decoder", (1, past))
@@ -156,7 +156,7 @@ def test_a_loop_that_gathers_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -
     )  # fmt: skip
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     runtime = Runtime(celosia.compile(proto, "tiny"))
-    monkeypatch.setattr("celosia.compiler.cpu.dynamic.compile_op", lambda *_, **__: pytest.fail("a kernel is compiled"))
+    monkeypatch.setattr("celosia.compiler.cpu.kernels.compile_op", lambda *_, **__: pytest.fail("a kernel is compiled"))
     for steps in (1, 5, 40):
         inputs = {"steps": np.array(steps), "x": np.float32([[3, 5]])}
         agree(proto, inputs, runtime.run(inputs).outputs)

@@ -15,7 +15,7 @@ from amaranth.lib.wiring import In, Out
 from numpy.typing import NDArray
 from thorough import some, tries
 
-from celosia.compiler.numerics.softmax_and_norm import qlinear_softmax, softmax_powers
+from celosia.compiler.numerics.tables import qlinear_softmax, softmax_powers
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import DIVIDE_STAGES, SOFTMAX_OFFER_CYCLES, SOFTMAX_SUMS, softmax_span, tile_rows
 from celosia.hw.vector_unit.softmax.adder import PairAdder, pair_of

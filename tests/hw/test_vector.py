@@ -15,7 +15,7 @@ import cocotb
 import numpy as np
 import pytest
 
-from celosia.compiler.numerics.softmax_and_norm import softmax_powers
+from celosia.compiler.numerics.tables import softmax_powers
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import (
     VECTOR_LOOPS,

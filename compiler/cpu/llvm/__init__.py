@@ -1,21 +1,19 @@
 """Code generation for CPUs: loops to LLVM IR and machine code, in the order in which a loop nest passes the files.
 
-compile_loops       whether machine code is in memory, in the cache on disk, or compiled now; how kernels for
-                    another processor become a shared object (one kernel after the other: launch/assemble, and
-                    driver/run/prepare for a loaded Program)
-codegen             which functions a kernel becomes, and which memory and threads each uses
-writer              which LLVM IR a statement or expression becomes
-memory_access       which temporaries lie on the stack; how an element, or a vector of them, is loaded and stored; which
-                    accesses of an unrolled loop are combined; which lanes of a vector a condition on indices selects
-nan_free_extremes   which minima and maxima never see a NaN, so that one instruction computes them
-arithmetic          which instructions an operation becomes
-float_functions     which polynomial computes exp, tanh, erf, ...
-operations          how conversions, divisions and reductions over lanes are computed; how NEON rounds to bytes
-dot, amx            how each kind of instruction adds up products of bytes. compiler/target.py chooses the kind by the
-                    processor alone; AMX also needs sizes that fit (schedule/register_tiles: `_fits_amx`)
-machine             which processor LLVM optimises for, and how code is linked into this process
-team_code           what the threads of a team run between kernels, and how long they spin (how many threads:
-                    program/host/thread_team)
+compile_loops   whether machine code is in memory, in the cache on disk, or compiled now; how kernels for another
+                processor become a shared object (one kernel after the other: launch/assemble, and driver/run/prepare
+                for a loaded Program)
+codegen         which functions a kernel becomes, and which memory and threads each uses; which LLVM IR a statement or
+                expression becomes; which minima and maxima never see a NaN
+memory_access   which temporaries lie on the stack; how an element, or a vector of them, is loaded and stored; which
+                accesses of an unrolled loop are combined; which lanes of a vector a condition on indices selects
+arithmetic      which instructions an operation becomes; which polynomial computes exp, tanh, erf, ...
+operations      how conversions, divisions and reductions over lanes are computed; how NEON rounds to bytes
+byte_products   how each kind of instruction adds up products of bytes. compiler/target.py chooses the kind by the
+                processor alone; AMX also needs sizes that fit (schedule/register_tiles: `_fits_amx`)
+machine         which processor LLVM optimises for, and how code is linked into this process
+team_code       what the threads of a team run between kernels, and how long they spin (how many threads:
+                program/host/thread_team)
 """
 
 from celosia.compiler.cpu.llvm.compile_loops import LinkError, compile_function, from_loops, link_library

@@ -22,13 +22,10 @@ from celosia.cache import cache_folder, is_own, make_folder, mark_used, tool_env
 from celosia.compiler.cpu.llvm.codegen import render
 from celosia.compiler.cpu.llvm.machine import foreign_target, host, optimise
 from celosia.compiler.cpu.llvm.team_code import team_object
-from celosia.compiler.expr.clamp_indices import clamp_accesses
-from celosia.compiler.expr.loops import Alloc, Function, exprs
-from celosia.compiler.expr.nodes import Load
-from celosia.compiler.expr.parser import parse
-from celosia.compiler.expr.printer import ELIDED_VALUES, TABLE_LIMIT
-from celosia.compiler.expr.regions import statements
-from celosia.compiler.expr.walk import walk
+from celosia.compiler.expr.loop_text import ELIDED_VALUES, TABLE_LIMIT, parse
+from celosia.compiler.expr.loops import Alloc, Function, exprs, statements
+from celosia.compiler.expr.nodes import Load, walk
+from celosia.compiler.expr.verify import clamp_accesses
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.program.safe_files import replacing
 from celosia.compiler.target import Target, compiling_for, target
@@ -122,7 +119,7 @@ def compile_function(function: Function, features: frozenset[str] | None = None,
 def from_loops(source: CompiledKernel, trusted: bool = False) -> CompiledKernel:
     """Compile `source`, a kernel from a Program's file that has only the text of its loops, for the target.
 
-    Unless trusted, the loops are verified and their indices clamped (expr/clamp_indices.py). Loops that this compiler
+    Unless trusted, the loops are verified and their indices clamped (expr/verify.py). Loops that this compiler
     has written itself are in the cache under their text, and nothing is compiled. Raises ValueError where the text is
     no loop nest, breaks a rule, or does not fit the kernel's signature.
     """

@@ -6,26 +6,28 @@ In all functions `b` is the IRBuilder that writes the instructions, and `env` ha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from llvmlite import ir
 
 from celosia.compiler.cpu.llvm import operations
-from celosia.compiler.cpu.llvm.operations import align_size, is_vector, memory_type, splat
-from celosia.compiler.cpu.schedule.prefetch import PrefetchedElement
-from celosia.compiler.cpu.schedule.streaming_stores import CACHE_LINE_BYTES
-from celosia.compiler.expr.affine import depends_on, flatten, from_linear, interval, is_in_bounds, linear, stride_along
-from celosia.compiler.expr.loops import Block, For, Stmt, Store, Update, exprs
-from celosia.compiler.expr.nodes import INDEX, Const, Expr, Load, Tensor, Var
-from celosia.compiler.expr.regions import statements
-from celosia.compiler.expr.walk import substitute, walk
+from celosia.compiler.cpu.llvm.operations import (
+    I8,
+    I64,
+    V,
+    align_size,
+    is_vector,
+    memory_type,
+    pick_lanes,
+    shuffle_mask,
+    splat,
+)
+from celosia.compiler.cpu.schedule.caches import CACHE_LINE_BYTES, PrefetchedElement
+from celosia.compiler.expr.affine import flatten, from_linear, interval, is_in_bounds, linear, stride_along
+from celosia.compiler.expr.loops import Block, For, Stmt, Store, Update, statements, tensors_read
+from celosia.compiler.expr.nodes import INDEX, Const, Expr, Load, Tensor, Var, depends_on, substitute
 from celosia.compiler.program.dtypes import itemsize
-
-V = Any
-"""An LLVM value; llvmlite has no types."""
-I64 = ir.IntType(64)
-I32 = ir.IntType(32)
 
 
 class UnrolledLoop:
@@ -40,7 +42,7 @@ class UnrolledLoop:
         """Find the tensors that each iteration stores once and does not read, whose stores can be interleaved."""
         inside = list(statements(body))
         stores = Counter(s.tensor for s in inside if isinstance(s, Store | Update))
-        reads = {n.tensor for s in inside for e in exprs(s) for n in walk(e) if isinstance(n, Load)}
+        reads = tensors_read(body)
         is_plain = all(isinstance(s, Block | Store) or (isinstance(s, For) and s.kind == "vectorized") for s in inside)
         self.var, self.extent, self.iteration = var, extent, 0
         self.written = frozenset(stores)
@@ -77,12 +79,11 @@ def transpose_lines(b: Any, contiguous_lines: list[V], count: int) -> list[V]:
     """
     n = len(contiguous_lines)
     if n == 1:
-        nothing = ir.Constant(contiguous_lines[0].type, ir.Undefined)
-        masks = [_shuffle_mask(range(k, contiguous_lines[0].type.count, count)) for k in range(count)]
-        return [b.shuffle_vector(contiguous_lines[0], nothing, mask) for mask in masks]
+        line = contiguous_lines[0]
+        return [pick_lanes(b, line, range(k, line.type.count, count)) for k in range(count)]
     lanes = [list(range(n)), list(range(n, 2 * n))]
     mixed = [lane for pair in zip(*lanes) for lane in pair]
-    halves = [_shuffle_mask(mixed[start : start + n]) for start in (0, n)]
+    halves = [shuffle_mask(mixed[start : start + n]) for start in (0, n)]
     for _ in range(n.bit_length() - 1):
         pairs = zip(contiguous_lines[: n // 2], contiguous_lines[n // 2 :])
         contiguous_lines = [b.shuffle_vector(upper, lower, half) for upper, lower in pairs for half in halves]
@@ -92,18 +93,11 @@ def transpose_lines(b: Any, contiguous_lines: list[V], count: int) -> list[V]:
 def interleave(b: Any, vectors: list[V]) -> V:
     """Interleave vectors: the first element of each, then the second of each, ...; the inverse of `transpose_lines`."""
     n, count = vectors[0].type.count, len(vectors)
-    nothing, result = ir.Constant(vectors[0].type, ir.Undefined), vectors[0]
+    result = vectors[0]
     for k, vector in enumerate(vectors[1:], 1):
-        longer = b.shuffle_vector(vector, nothing, _shuffle_mask([*range(n), *[n] * (k * n - n)]))
-        result = b.shuffle_vector(result, longer, _shuffle_mask(range(k * n + n)))
-    nothing = ir.Constant(result.type, ir.Undefined)
-    return b.shuffle_vector(result, nothing, _shuffle_mask(k * n + i for i in range(n) for k in range(count)))
-
-
-def _shuffle_mask(lanes: Iterable[int]) -> V:
-    """Return the constant vector of lane numbers that a shuffle takes."""
-    lanes = list(lanes)
-    return ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
+        longer = pick_lanes(b, vector, [*range(n), *[n] * (k * n - n)])
+        result = b.shuffle_vector(result, longer, shuffle_mask(range(k * n + n)))
+    return pick_lanes(b, result, (k * n + i for i in range(n) for k in range(count)))
 
 
 MAX_STACK_TENSOR_BYTES = 16 << 10
@@ -326,7 +320,7 @@ class MemoryWriter:
         return True
 
 
-I1, I8 = ir.IntType(1), ir.IntType(8)
+I1 = ir.IntType(1)
 MAX_LANES = 128
 """Limit of the lanes of a position mask, whose numbers are compared as bytes."""
 

@@ -6,7 +6,7 @@ instructions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial, reduce
 from typing import Any
 
@@ -19,7 +19,7 @@ from celosia.compiler.program.dtypes import numpy_dtype
 
 V = Any
 """An LLVM value; llvmlite has no types."""
-I32 = ir.IntType(32)
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 WORKSPACE_ALIGNMENT = 64
 """Alignment of each tensor in the workspace, in bytes."""
 SPECIAL_TYPES = {
@@ -102,6 +102,22 @@ def _suffix(type_: Any) -> str:
     return INTRINSIC_SUFFIXES.get(str(type_)) or str(type_)
 
 
+def declare(b: Any, name: str, result: Any, *types: Any) -> V:
+    """Return the declaration of a function outside of the module, with these types of result and arguments."""
+    return b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(result, types), name)
+
+
+def shuffle_mask(lanes: Iterable[int]) -> V:
+    """Return the constant vector of lane numbers that a shuffle takes."""
+    numbers = list(lanes)
+    return ir.Constant(ir.VectorType(I32, len(numbers)), numbers)
+
+
+def pick_lanes(b: Any, vector: V, lanes: Iterable[int]) -> V:
+    """Return the vector of these lanes of `vector`; a number beyond the last lane gives an arbitrary value."""
+    return b.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), shuffle_mask(lanes))
+
+
 def intrinsic(
     b: Any, name: str, *args: V, result: Any = None, extra: tuple[V, ...] = (), flags: tuple[str, ...] = (),
     second_type: Any = None,
@@ -116,18 +132,14 @@ def intrinsic(
     others = [args[0].type] if result is not None else [second_type] if second_type is not None else []
     full = ".".join((name, *map(_suffix, (out, *others))))
     values = (*args, *extra)
-    fn = b.module.globals.get(full)
-    if fn is None:
-        fn = ir.Function(b.module, ir.FunctionType(out, [v.type for v in values]), full)
-    return b.call(fn, values, fastmath=flags)
+    return b.call(declare(b, full, out, *(v.type for v in values)), values, fastmath=flags)
 
 
 def masked_load(b: Any, pointer: V, mask: V, element: Any, align: int) -> V:
     """Load a vector of `element` at `pointer`; lanes outside `mask` are 0, and not read."""
     wide = ir.VectorType(element, mask.type.count)
     name = f"llvm.masked.load.{_suffix(wide)}.p0"
-    types = [pointer.type, I32, mask.type, wide]
-    fn = b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(wide, types), name)
+    fn = declare(b, name, wide, pointer.type, I32, mask.type, wide)
     return b.call(fn, [pointer, I32(align), mask, ir.Constant(wide, None)])
 
 
@@ -157,18 +169,14 @@ def load_if(b: Any, is_inside: V, pointer: V, mask: V, element: Any, align: int)
 def prefetch(b: Any, pointer: V, distance: V, element: Any, to_first_level: bool = True) -> None:
     """Prefetch the element that lies `distance` elements behind `pointer` into the first- or the second-level cache."""
     target = b.gep(pointer, [distance], source_etype=element)
-    name = "llvm.prefetch.p0"
-    kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
-    fn = b.module.globals.get(name) or ir.Function(b.module, kind, name)
+    fn = declare(b, "llvm.prefetch.p0", ir.VoidType(), pointer.type, I32, I32, I32)
     b.call(fn, [target, I32(0), I32(3 if to_first_level else 2), I32(1)])  # for reading; locality; a data cache
 
 
 def fence(b: Any) -> None:
     """Write a fence that orders streaming stores before all later stores; x86 needs it."""
     if "sse2" in features(b):
-        name = "llvm.x86.sse.sfence"
-        fn = b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(ir.VoidType(), []), name)
-        b.call(fn, [])
+        b.call(declare(b, "llvm.x86.sse.sfence", ir.VoidType()), [])
 
 
 def extreme(b: Any, op: str, x: V, y: V) -> V:
@@ -208,7 +216,7 @@ def reduce_lanes(b: Any, op: str, dtype: str, vector: V, nan_free: bool = False)
     full = f"{name}.{_suffix(vector.type)}"
     starts = dtype.startswith("float") and op in ("add", "mul")
     types = [element, vector.type] if starts else [vector.type]
-    fn = b.module.globals.get(full) or ir.Function(b.module, ir.FunctionType(element, types), full)
+    fn = declare(b, full, element, *types)
     if not starts:
         return b.call(fn, [vector], fastmath=("nsz",) if dtype.startswith("float") else ())
     return b.call(fn, [ir.Constant(element, -0.0 if op == "add" else 1.0), vector], fastmath=("reassoc",))
@@ -382,7 +390,6 @@ def multiply_add(b: Any, x: V, y: V, z: V) -> V:
     return intrinsic(b, "llvm.fma" if once else "llvm.fmuladd", x, y, z)
 
 
-I8, I16 = ir.IntType(8), ir.IntType(16)
 NEON_LANES = 4
 """Lanes of 32 bits in a vector of NEON."""
 MAX_MAGNITUDE = 2.0**20
@@ -424,8 +431,8 @@ def _requantise_by_neon(b: Any, x: V, zero: V, signed: bool, is_aarch64: bool) -
     words = []
     for start in range(0, n, 2 * NEON_LANES):
         halves = [
-            _round_to_int16(b, _four_lanes(b, x, first_lane), is_aarch64)
-            for first_lane in range(start, min(n, start + 2 * NEON_LANES), NEON_LANES)
+            _round_to_int16(b, pick_lanes(b, x, range(lane, lane + NEON_LANES)), is_aarch64)
+            for lane in range(start, min(n, start + 2 * NEON_LANES), NEON_LANES)
         ]
         eight = ir.Constant(ir.VectorType(I32, 2 * NEON_LANES), list(range(2 * NEON_LANES)))
         total = intrinsic(b, "llvm.sadd.sat", b.shuffle_vector(halves[0], halves[-1], eight), zero_point)
@@ -437,12 +444,6 @@ def _requantise_by_neon(b: Any, x: V, zero: V, signed: bool, is_aarch64: bool) -
     for k, word in enumerate(words):
         combined = b.insert_element(combined, word, I32(k))
     return b.bitcast(combined, ir.VectorType(I8, n))
-
-
-def _four_lanes(b: Any, x: V, start: int) -> V:
-    """Return lanes start to start + 3 of `x`."""
-    lanes = ir.Constant(ir.VectorType(I32, NEON_LANES), list(range(start, start + NEON_LANES)))
-    return b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), lanes)
 
 
 def _round_to_int16(b: Any, x: V, is_aarch64: bool) -> V:
@@ -460,6 +461,4 @@ def _round_to_int16(b: Any, x: V, is_aarch64: bool) -> V:
 
 def _call_neon(b: Any, name: str, result: Any, x: V) -> V:
     """Call NEON's intrinsic llvm.`name` of one argument, which returns type `result`."""
-    full = f"llvm.{name}"
-    fn = b.module.globals.get(full) or ir.Function(b.module, ir.FunctionType(result, [x.type]), full)
-    return b.call(fn, [x])
+    return b.call(declare(b, f"llvm.{name}", result, x.type), [x])

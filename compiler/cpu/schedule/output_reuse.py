@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from celosia.compiler.cpu.schedule.streaming_stores import MIN_STREAMED_BYTES
+from celosia.compiler.cpu.schedule.caches import MIN_STREAMED_BYTES
 from celosia.compiler.expr.affine import Linear, flatten, from_linear, linear
 from celosia.compiler.expr.loops import (
     Alloc,
@@ -30,10 +30,10 @@ from celosia.compiler.expr.loops import (
     exprs,
     map_accesses,
     sequence,
+    tensors_read,
+    tensors_written,
 )
-from celosia.compiler.expr.nodes import Expr, Load, Tensor
-from celosia.compiler.expr.regions import statements
-from celosia.compiler.expr.walk import walk
+from celosia.compiler.expr.nodes import Expr, Load, Tensor, walk
 from celosia.compiler.program.dtypes import itemsize
 
 
@@ -108,13 +108,7 @@ def _users(body: Stmt, tensor: Tensor) -> list[Stmt]:
     """Return the statements of `body`, in order, that touch the tensor."""
     while isinstance(body, Alloc):
         body = body.body
-    return [part for part in sequence(body) if any(tensor in _touched(s) for s in statements(part))]
-
-
-def _touched(stmt: Stmt) -> set[Tensor]:
-    """Return the tensors that a statement itself reads or writes."""
-    tensors = {node.tensor for e in exprs(stmt) for node in walk(e) if isinstance(node, Load)}
-    return tensors | {stmt.tensor} if isinstance(stmt, Store | Update) else tensors
+    return [part for part in sequence(body) if tensor in tensors_read(part) | tensors_written(part)]
 
 
 def _add(a: Linear, b: Linear) -> Linear:

@@ -16,12 +16,11 @@ from functools import partial
 from math import prod
 from typing import NamedTuple
 
-from celosia.compiler.cpu.schedule.streaming_stores import CACHE_LINE_BYTES
+from celosia.compiler.cpu.schedule.caches import CACHE_LINE_BYTES, L1_BYTES
 from celosia.compiler.expr import Axis, Load, Reduce, Stage
-from celosia.compiler.expr.affine import flatten, linear, stride_along
+from celosia.compiler.expr.affine import linear, offset, stride_along
 from celosia.compiler.expr.math_functions import OF_PAIRS
-from celosia.compiler.expr.nodes import Binary, Call, Cast, Expr, Var
-from celosia.compiler.expr.walk import substitute, walk
+from celosia.compiler.expr.nodes import Binary, Call, Cast, Expr, Var, substitute, walk
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.target import MAX_STREAMS, TILE_COLUMNS, TILE_ROWS, TILE_STEPS, target
 
@@ -33,8 +32,6 @@ MAX_UNROLLED_INT16_READS = 256
 """Limit of the unrolled reads if an instruction multiplies int16 values, which leaves time to read."""
 MAX_EVEN_WORK = 1.05
 """Limit of the work of a tile without edge tiles, relative to the best tile, where edge tiles would be loop nests."""
-L1_BYTES = 24 << 10
-"""Bytes that may stay in the first-level cache while other data pass through it."""
 
 
 def stride_of(read: Load, axis: Axis) -> int | None:
@@ -184,7 +181,7 @@ def _tile_axes(
 
 def _is_aligned(vectors: list[Load], lanes: int) -> bool:
     """Return whether all vectors begin at multiples of `lanes` elements, so that none spans two cache lines."""
-    terms = [linear(flatten(read.tensor.shape, read.index)) for read in vectors]
+    terms = [linear(offset(read)) for read in vectors]
     return all(coefficient % lanes == 0 for form in terms for coefficient in form.values())
 
 

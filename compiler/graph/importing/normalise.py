@@ -16,7 +16,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from celosia.compiler.cpu.parse import dense
-from celosia.compiler.expr.unique_names import unused_name
+from celosia.compiler.expr.nodes import unused_name
 from celosia.compiler.graph.external_data import make_external_constants_inputs
 from celosia.compiler.graph.importing.inlining import OWN_CODE, inner_graphs, nodes
 from celosia.compiler.graph.importing.validation import bad_texts, is_comment

@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.expr.unique_names import unused_name
+from celosia.compiler.expr.nodes import unused_name
 from celosia.compiler.graph.operands import product_operands
 from celosia.compiler.graph.shapes import transposed_windows_of
 from celosia.compiler.graph.values import (

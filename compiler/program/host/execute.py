@@ -1,7 +1,7 @@
 """Execution of operators that are no loops over elements, or whose shapes are known only at run time.
 
 `execute` runs a HostOp (from cpu/parse.py) on arrays. In this order it takes: a numpy function that serves all sizes
-(hostops/sized.py); a kernel compiled for these shapes (cpu/dynamic.py), where the operator is a tensor expression; the
+(hostops/sized.py); a kernel compiled for these shapes (cpu/kernels.py), where the operator is a tensor expression; the
 numpy function of `hostops.HOST`.
 """
 

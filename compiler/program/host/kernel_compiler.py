@@ -34,7 +34,7 @@ def _module(role: str) -> ModuleType | None:
 
 
 def kernel_compiler() -> ModuleType | None:
-    """Return the module that compiles kernels at run time (cpu/dynamic.py); None on a board, and without LLVM."""
+    """Return the module that compiles kernels at run time (cpu/kernels.py); None on a board, and without LLVM."""
     return _module("compiler")
 
 

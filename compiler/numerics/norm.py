@@ -1,18 +1,97 @@
-"""Row normalisation (LayerNorm, RMSNorm) in exact integer arithmetic, as expressions.
+"""LayerNormalization and RMSNormalization of bytes to bytes, in integers: their constants, then their expressions.
 
-The CPU's kernel and the accelerator's lowering share it. sim/functional/norm.py has the arithmetic in numpy and bounds
-its error.
+The results of a row are gamma / sy (z + beta / gamma), rounded, where z is the normalised row; the scale of the input,
+sx, occurs in epsilon only. The CPU's kernel and the accelerator's lowering share the expressions.
+sim/functional/norm.py has the arithmetic in numpy and bounds its error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
+from math import isqrt
+
+import numpy as np
 
 from celosia.compiler.expr.nodes import Expr, call, maximum, minimum, wrap
 from celosia.compiler.expr.tensor import reduce_axis, sum
+from celosia.compiler.numerics.requantiser import Float32, Float64, Int32, f32, fold_scale
 from celosia.hw.spec.pipeline import EPSILON_SHIFT, FACTOR_BITS, MAX_NORM_ELEMENTS, NORM_FRACTION, ROOT_BITS
 from celosia.sim.functional.norm import VARIANCE_BITS
+
+MAX_ERROR = 2.0**-14
+"""Limit of the error of results before rounding, in output units."""
+MAX_RESULT = 128
+"""Largest magnitude of a result, in output units, to which MAX_ERROR applies."""
+MAX_EPSILON = 1 << 17
+"""Limit of epsilon, in squared units of the input."""
+
+
+class NormError(ValueError):
+    """A normalisation that the integers cannot represent; the message says why, and what would help."""
+
+
+@dataclass(frozen=True)
+class NormConstants:
+    """Constants of one normalisation.
+
+    epsilon: added to N^2 times the variance of rows of N elements, in squared input units of 2^-EPSILON_SHIFT. bias:
+    beta / gamma of each channel with NORM_FRACTION fractional bits. scale: gamma / sy * 2^-NORM_FRACTION of each
+    channel, for `fold_scale`. error_bound: of results before rounding, in output units.
+    """
+
+    epsilon: int
+    bias: Int32
+    scale: Float32
+    error_bound: float
+
+
+def norm_constants(gamma: Float32, beta: Float32, sx: float, sy: float, epsilon: float) -> NormConstants:
+    """Derive the constants of a normalisation of rows with as many elements as `gamma` and `beta` have.
+
+    gamma, beta: scale and offset of each element. sx, sy: scales of input and result. Raises NormError where integers
+    cannot represent them.
+
+    >>> norm_constants(np.ones(4, f32), np.full(4, 0.5, f32), 0.5, 0.25, 0.0).bias.tolist()
+    [16777216, 16777216, 16777216, 16777216]
+    """
+    count = len(gamma)
+    if count > MAX_NORM_ELEMENTS:
+        raise NormError(f"rows of {count} elements; sums are for {MAX_NORM_ELEMENTS} at most")
+    if not (np.isfinite(gamma).all() and np.isfinite(beta).all()):
+        raise NormError("a scale or an offset is not finite; train or quantise again")
+    if (gamma <= 0).any():
+        channel = int(np.argmax(gamma <= 0))
+        raise NormError(f"the scale of channel {channel} is {gamma[channel]:g}, and multipliers are positive")
+    for name, step in (("input", sx), ("result", sy)):
+        if not 0 < f32(step) < np.inf:
+            raise NormError(f"a step of the {name} is {step:g}, and must be positive and finite")
+    if not 0 <= f32(epsilon) < np.inf:
+        raise NormError(f"epsilon is {epsilon:g}, and must be finite and not negative")
+    scaled_epsilon = Fraction(float(f32(epsilon))) / Fraction(float(f32(sx))) ** 2
+    if scaled_epsilon > MAX_EPSILON:
+        raise NormError(f"epsilon is {epsilon:g} for steps of {sx:g}: {float(scaled_epsilon):g} of their squares")
+    g, b = (array.astype(np.float64) / float(f32(sy)) for array in (gamma, beta))
+    with np.errstate(over="ignore"):
+        bias, scale = np.rint(b / g * 2.0**NORM_FRACTION), (g * 2.0**-NORM_FRACTION).astype(f32)
+    is_unrepresentable = np.abs(bias) + ((isqrt(count) + 2) << NORM_FRACTION) >= 2.0**31
+    error_bound = _error_bound(g, b)
+    is_unrepresentable |= (error_bound > MAX_ERROR) | (fold_scale(np.where(np.isfinite(scale), scale, 0))[0] == 0)
+    if is_unrepresentable.any():
+        channel = int(np.argmax(is_unrepresentable))
+        raise NormError(
+            f"channel {channel} has a scale of {gamma[channel]:g} and an offset of {beta[channel]:g} for steps of "
+            f"{sy:g}, which integers do not hold"
+        )
+    integer_epsilon = round(count**2 * scaled_epsilon * 2**EPSILON_SHIFT)
+    return NormConstants(integer_epsilon, bias.astype(np.int32), scale, float(error_bound.max(initial=0.0)))
+
+
+def _error_bound(gamma: Float64, beta: Float64) -> Float64:
+    """Return the error bound of each channel that sim/functional/norm.py proves, in output units."""
+    return 2.0**-24 * (1.52 * (MAX_RESULT + np.abs(beta)) + 1.76 * gamma + 3.01 * MAX_RESULT)
+
 
 INT = "int64"
 """Element type of the arithmetic."""

@@ -1,6 +1,7 @@
-"""Instructions for sums of byte products: dot4(x, w) of four uint8 and four int8, pairs(x0, x1, w0, w1) of int8 pairs.
+"""Sums of products of bytes: the instructions of each processor, and Intel's tiles (AMX).
 
-dot4(x, w) = x0*w0 + x1*w1 + x2*w2 + x3*w3; all bytes lie in a uint32 (uint16 for pairs), the first one lowest.
+dot4(x, w) = x0*w0 + x1*w1 + x2*w2 + x3*w3 of four uint8 and four int8. pairs(x0, x1, w0, w1) takes pairs of int8. All
+bytes lie in a uint32 (uint16 for pairs), the first one lowest.
 
   VNNI, AVX-VNNI   vpdpbusd does it for int32 lanes
   i8mm (Arm)       usdot does it
@@ -13,28 +14,26 @@ dot4(x, w) = x0*w0 + x1*w1 + x2*w2 + x3*w3; all bytes lie in a uint32 (uint16 fo
 Where w is four ones, neighbours are only added (uaddlp, vpaddl, or vpmaddubsw, which then does not saturate): zero
 points need the sums of a row's bytes (ops/integer.py).
 
+AMX computes a complete nest of loops; see `match_amx`.
+
 In all functions `b` is the IRBuilder that writes the instructions; acc, x, w are LLVM values of one number of lanes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from llvmlite import ir
 
+from celosia.compiler.cpu.llvm.operations import I8, I16, I32, I64, V, declare, pick_lanes
+from celosia.compiler.expr.affine import coefficient, flatten, linear
+from celosia.compiler.expr.loops import For, Update
 from celosia.compiler.expr.math_functions import ONES
-from celosia.compiler.target import dot_instructions, target
-
-V = Any
-"""An LLVM value; llvmlite has no types."""
-I8, I16, I32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
-
-
-def features() -> frozenset[str]:
-    """Return the features of the target processor, in LLVM's names."""
-    return target().features
+from celosia.compiler.expr.nodes import Call, Expr, Load, Tensor, Var
+from celosia.compiler.target import AMX_FEATURES, TILE_COLUMNS, TILE_ROWS, TILE_STEPS, dot_instructions
 
 
 def dot4(b: Any, acc: V, x: V, w: V, features_: frozenset[str]) -> V:
@@ -61,14 +60,8 @@ def dot4(b: Any, acc: V, x: V, w: V, features_: frozenset[str]) -> V:
     parts = []
     for start in range(0, lanes, width):
         lanes_of_part = [min(start + k, lanes) for k in range(width)]  # lane `lanes` stands for an arbitrary value
-        parts.append(instruction(b, *(_pick_lanes(b, v, lanes_of_part) for v in (acc, x, w))))
+        parts.append(instruction(b, *(pick_lanes(b, v, lanes_of_part) for v in (acc, x, w))))
     return _concatenate(b, parts, lanes)
-
-
-def _pick_lanes(b: Any, v: V, lanes: list[int]) -> V:
-    """Return the vector of these lanes of `v`; a number beyond the last lane gives an arbitrary value."""
-    mask = ir.Constant(ir.VectorType(I32, len(lanes)), lanes)
-    return b.shuffle_vector(v, ir.Constant(v.type, ir.Undefined), mask)
 
 
 def _concatenate(b: Any, parts: list[V], lanes: int) -> V:
@@ -80,19 +73,14 @@ def _concatenate(b: Any, parts: list[V], lanes: int) -> V:
             n = first.type.count
             second = rest[0] if rest else ir.Constant(first.type, ir.Undefined)
             parts.append(b.shuffle_vector(first, second, ir.Constant(ir.VectorType(I32, 2 * n), list(range(2 * n)))))
-    return _pick_lanes(b, parts[0], list(range(lanes)))
-
-
-def _declare(b: Any, name: str, result: Any, *types: Any) -> V:
-    """Return the declaration of LLVM's intrinsic `name` with these types of result and arguments."""
-    return b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(result, types), name)
+    return pick_lanes(b, parts[0], list(range(lanes)))
 
 
 def _dot_by_vnni(b: Any, acc: V, x: V, w: V) -> V:
     """Write acc + dot4(x, w) as vpdpbusd."""
     lanes = acc.type.count
     quads = ir.VectorType(I8, 4 * lanes)
-    fn = _declare(b, f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", acc.type, acc.type, quads, quads)
+    fn = declare(b, f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", acc.type, acc.type, quads, quads)
     return b.call(fn, [acc, b.bitcast(x, quads), b.bitcast(w, quads)])
 
 
@@ -104,7 +92,7 @@ def _dot_by_int16_pairs(b: Any, acc: V, x: V, w: V) -> V:
     """Write acc + dot4(x, w) as two vpmaddwd: one for even and one for odd bytes."""
     lanes = acc.type.count
     pairs = ir.VectorType(I16, 2 * lanes)
-    fn = _declare(b, _MULTIPLY_PAIRS[lanes], acc.type, pairs, pairs)
+    fn = declare(b, _MULTIPLY_PAIRS[lanes], acc.type, pairs, pairs)
     even, odd = (b.call(fn, factors) for factors in _even_and_odd_bytes(b, x, w))
     return b.add(acc, b.add(even, odd))
 
@@ -120,7 +108,7 @@ def _even_and_odd_bytes(b: Any, x: V, w: V) -> list[tuple[V, V]]:
 def _dot_by_neon(b: Any, acc: V, x: V, w: V) -> V:
     """Write acc + dot4(x, w) with products in int16, in which they fit: -32640 <= x * w <= 32385."""
     pairs = ir.VectorType(I16, 8)
-    fn = _declare(b, "llvm.aarch64.neon.saddlp.v4i32.v8i16", acc.type, pairs)
+    fn = declare(b, "llvm.aarch64.neon.saddlp.v4i32.v8i16", acc.type, pairs)
     for factors in _even_and_odd_bytes(b, x, w):
         acc = b.add(acc, b.call(fn, [b.mul(*factors)]))
     return acc
@@ -128,7 +116,7 @@ def _dot_by_neon(b: Any, acc: V, x: V, w: V) -> V:
 
 def _dot_by_neon_of_armv7(b: Any, acc: V, x: V, w: V) -> V:
     """Write acc + dot4(x, w) like `_dot_by_neon`, with an instruction that adds pairs to an accumulator."""
-    fn = _declare(b, "llvm.arm.neon.vpadals.v4i32.v8i16", acc.type, acc.type, ir.VectorType(I16, 8))
+    fn = declare(b, "llvm.arm.neon.vpadals.v4i32.v8i16", acc.type, acc.type, ir.VectorType(I16, 8))
     for factors in _even_and_odd_bytes(b, x, w):
         acc = b.call(fn, [acc, b.mul(*factors)])
     return acc
@@ -144,37 +132,37 @@ def _sum_by_pairs(b: Any, acc: V, x: V, w: V) -> V:
     """Write acc + dot4(x, ONES), the sum of four bytes: vpmaddubsw adds neighbours, vpmaddwd pairs of sums."""
     lanes = acc.type.count
     quads, pairs = ir.VectorType(I8, 4 * lanes), ir.VectorType(I16, 2 * lanes)
-    multiply = _declare(b, _MULTIPLY_BYTES[lanes], pairs, quads, quads)
+    multiply = declare(b, _MULTIPLY_BYTES[lanes], pairs, quads, quads)
     halves = b.call(multiply, [b.bitcast(x, quads), b.bitcast(w, quads)])
     units = ir.Constant(pairs, [1] * pairs.count)
-    return b.add(acc, b.call(_declare(b, _MULTIPLY_PAIRS[lanes], acc.type, pairs, pairs), [halves, units]))
+    return b.add(acc, b.call(declare(b, _MULTIPLY_PAIRS[lanes], acc.type, pairs, pairs), [halves, units]))
 
 
 def _sum_by_neon(b: Any, acc: V, x: V, w: V) -> V:
     """Write acc + dot4(x, ONES), the sum of four bytes: uaddlp adds neighbours twice."""
     quads, pairs = ir.VectorType(I8, 16), ir.VectorType(I16, 8)
-    halves = b.call(_declare(b, "llvm.aarch64.neon.uaddlp.v8i16.v16i8", pairs, quads), [b.bitcast(x, quads)])
-    return b.add(acc, b.call(_declare(b, "llvm.aarch64.neon.uaddlp.v4i32.v8i16", acc.type, pairs), [halves]))
+    halves = b.call(declare(b, "llvm.aarch64.neon.uaddlp.v8i16.v16i8", pairs, quads), [b.bitcast(x, quads)])
+    return b.add(acc, b.call(declare(b, "llvm.aarch64.neon.uaddlp.v4i32.v8i16", acc.type, pairs), [halves]))
 
 
 def _sum_by_neon_of_armv7(b: Any, acc: V, x: V, w: V) -> V:
     """Write acc + dot4(x, ONES), the sum of four bytes: vpaddl adds neighbours, vpadal adds pairs to `acc`."""
     quads, pairs = ir.VectorType(I8, 16), ir.VectorType(I16, 8)
-    halves = b.call(_declare(b, "llvm.arm.neon.vpaddlu.v8i16.v16i8", pairs, quads), [b.bitcast(x, quads)])
-    return b.call(_declare(b, "llvm.arm.neon.vpadalu.v4i32.v8i16", acc.type, acc.type, pairs), [acc, halves])
+    halves = b.call(declare(b, "llvm.arm.neon.vpaddlu.v8i16.v16i8", pairs, quads), [b.bitcast(x, quads)])
+    return b.call(declare(b, "llvm.arm.neon.vpadalu.v4i32.v8i16", acc.type, acc.type, pairs), [acc, halves])
 
 
 def _dot_by_i8mm(b: Any, acc: V, x: V, w: V) -> V:
     """Write acc + dot4(x, w) as usdot."""
     quads = ir.VectorType(I8, 16)
-    fn = _declare(b, "llvm.aarch64.neon.usdot.v4i32.v16i8", acc.type, acc.type, quads, quads)
+    fn = declare(b, "llvm.aarch64.neon.usdot.v4i32.v16i8", acc.type, acc.type, quads, quads)
     return b.call(fn, [acc, b.bitcast(x, quads), b.bitcast(w, quads)])
 
 
 def _dot_by_dotprod(b: Any, acc: V, x: V, w: V) -> V:
     """Write acc + dot4(x, w) as udot: dot4(x, w + 128) - dot4(x, 128), with w + 128 as uint8."""
     quads = ir.VectorType(I8, 16)
-    fn = _declare(b, "llvm.aarch64.neon.udot.v4i32.v16i8", acc.type, acc.type, quads, quads)
+    fn = declare(b, "llvm.aarch64.neon.udot.v4i32.v16i8", acc.type, acc.type, quads, quads)
     x, top = b.bitcast(x, quads), ir.Constant(quads, [-128] * 16)
     excess = b.call(fn, [ir.Constant(acc.type, None), x, top])
     return b.sub(b.call(fn, [acc, x, b.xor(b.bitcast(w, quads), top)]), excess)
@@ -200,16 +188,16 @@ def pairs(b: Any, acc: V, x0: V, x1: V, w0: V, w1: V, features_: frozenset[str],
     if dot_instructions(features_)[0] != "neon" or getattr(acc.type, "count", 0) != 4:
         return _pairs_by_bytes(b, acc, ((x0, w0), (x1, w1)))
     is_aarch64, eight, bytes_ = "fp-armv8" in features_, ir.VectorType(I16, 8), ir.VectorType(I8, 8)
-    multiply = _declare(
+    multiply = declare(
         b, f"llvm.{'aarch64.neon.smull' if is_aarch64 else 'arm.neon.vmulls'}.v8i16", eight, bytes_, bytes_
     )
     first, second = (b.call(multiply, [b.bitcast(x, bytes_), b.bitcast(w, bytes_)]) for x, w in ((x0, w0), (x1, w1)))
     for products in [b.add(first, second)] if narrow else [first, second]:
         if is_aarch64:
-            add = _declare(b, "llvm.aarch64.neon.saddlp.v4i32.v8i16", acc.type, eight)
+            add = declare(b, "llvm.aarch64.neon.saddlp.v4i32.v8i16", acc.type, eight)
             acc = b.add(acc, b.call(add, [products]))
         else:
-            add = _declare(b, "llvm.arm.neon.vpadals.v4i32.v8i16", acc.type, acc.type, eight)
+            add = declare(b, "llvm.arm.neon.vpadals.v4i32.v8i16", acc.type, acc.type, eight)
             acc = b.call(add, [acc, products])
     return acc
 
@@ -224,9 +212,9 @@ def load_pair(b: Any, pointer: V, features_: frozenset[str]) -> list[V]:
     lanes = ir.VectorType(I16, 4)
     result = ir.LiteralStructType((lanes, lanes))
     if "fp-armv8" in features_:
-        loaded = b.call(_declare(b, "llvm.aarch64.neon.ld2r.v4i16.p0", result, pointer.type), [pointer])
+        loaded = b.call(declare(b, "llvm.aarch64.neon.ld2r.v4i16.p0", result, pointer.type), [pointer])
     else:
-        loaded = b.call(_declare(b, "llvm.arm.neon.vld2dup.v4i16.p0", result, pointer.type, I32), [pointer, I32(2)])
+        loaded = b.call(declare(b, "llvm.arm.neon.vld2dup.v4i16.p0", result, pointer.type, I32), [pointer, I32(2)])
     return [b.extract_value(loaded, k) for k in range(2)]
 
 
@@ -248,3 +236,126 @@ def _pairs_by_bytes(b: Any, acc: V, factors: tuple[tuple[V, V], ...]) -> V:
 
 DOTS: Mapping[str, Callable[..., V]] = {"dot4": dot4, "pairs": pairs, "narrow_pairs": partial(pairs, narrow=True)}
 """Intrinsic -> writer of the sum of products, with the accumulator first."""
+
+
+TILE_A, TILE_B = 6, 7
+"""Numbers of the tiles with the operands; tiles 0 to 5 are accumulators."""
+
+
+@dataclass(frozen=True)
+class AmxNest:
+    """A loop nest that tiles can compute.
+
+    k: variable of the reduction loop, of `steps` iterations. rows: number of rows. columns: the loop over columns of
+    accumulators, if there is one. x, w, acc: operands and sum. x_row, acc_row: elements from one row to the next.
+    w_step: elements from one step to the next. zero: variables of the loops over rows and lanes, which are 0 at a
+    tile's start.
+    """
+
+    k: Var
+    steps: int
+    rows: int
+    columns: For | None
+    x: Load
+    w: Load
+    acc: tuple[Tensor, tuple[Expr, ...]]
+    x_row: int
+    w_step: int
+    acc_row: int
+    zero: tuple[Var, ...]
+
+    @property
+    def width(self) -> int:
+        """Number of columns of accumulator tiles, 1 without a loop over them."""
+        return 1 if self.columns is None else self.columns.extent
+
+
+def match_amx(nest: For, features: frozenset[str]) -> AmxNest | None:
+    """Return `nest` as tile products; None where it computes something else or the processor has no tiles.
+
+        for k in steps:
+          unrolled rows (at most 16):  [unrolled columns (at most 6):]
+            vectorized 16:  acc[row, column, lane] sum= dot4(x[row, k], w[k, column, lane])
+
+    is such a nest where 16 steps lie behind each other in x. Its rows are those of tile A and of the accumulators, its
+    steps are the rows of tile B (Intel, "64 and IA-32 Architectures Software Developer's Manual", TDPBUSD). features:
+    of the processor, in LLVM's names.
+    """
+    if not features >= AMX_FEATURES or nest.kind != "serial" or nest.extent < TILE_STEPS:
+        return None
+    loops: list[For] = []
+    body: Any = nest.body
+    while isinstance(body, For):
+        loops.append(body)
+        body = body.body
+    match body:
+        case Update("sum", tensor, index, Call("dot4", (Load() as x, Load() as w))):
+            pass
+        case _:
+            return None
+    if [loop.kind for loop in loops] not in (["unrolled", "vectorized"], ["unrolled", "unrolled", "vectorized"]):
+        return None
+    rows, *middle, lanes = loops
+    columns = middle[0] if middle else None
+    if rows.extent not in TILE_ROWS or lanes.extent != 16 or (columns and columns.extent > TILE_COLUMNS):
+        return None
+    xs, ws, accs = (linear(flatten(t.shape, i)) for t, i in ((x.tensor, x.index), (w.tensor, w.index), (tensor, index)))
+
+    def strides(loop: Var) -> tuple[int | None, int | None, int | None]:
+        """Return the elements of x, w and acc from one iteration of a loop to the next."""
+        return coefficient(xs, loop), coefficient(ws, loop), coefficient(accs, loop)
+
+    of_k, of_rows, of_lanes = strides(nest.var), strides(rows.var), strides(lanes.var)
+    if of_k[0] != 1 or not of_k[1] or of_k[2] != 0 or of_lanes != (0, 1, 1):
+        return None
+    if not of_rows[0] or of_rows[1] != 0 or not of_rows[2]:
+        return None
+    if columns is not None and (strides(columns.var)[0] != 0 or None in strides(columns.var)):
+        return None
+    return AmxNest(
+        nest.var, nest.extent, rows.extent, columns, x, w, (tensor, index), of_rows[0], of_k[1], of_rows[2],
+        (rows.var, lanes.var),
+    )  # fmt: skip
+
+
+def configure_tiles(b: Any, rows: int) -> None:
+    """Write the instruction that gives all tiles `rows` rows of 64 bytes, except B, which has 16 rows."""
+    name = f"tiles.{rows}"
+    if name not in b.module.globals:
+        sizes = [64, 0] * 8 + [0] * 16  # bytes of a row of tiles 0 to 15, as 16 bits each
+        counts = [rows] * TILE_B + [TILE_STEPS] + [0] * 8
+        values = [1, 0, *[0] * 14, *sizes, *counts]
+        table = ir.GlobalVariable(b.module, ir.ArrayType(I8, 64), name)
+        table.initializer = ir.Constant(table.value_type, values)
+        table.global_constant = True
+        table.linkage = "internal"
+        table.align = 64
+    b.call(declare(b, "llvm.x86.ldtilecfg", ir.VoidType(), ir.PointerType()), [_as_pointer(b.module.globals[name])])
+
+
+def release_tiles(b: Any) -> None:
+    """Write the instruction that releases all tiles."""
+    b.call(declare(b, "llvm.x86.tilerelease", ir.VoidType()), [])
+
+
+def load_tile(b: Any, tile: int, pointer: V, row_bytes: int) -> None:
+    """Write the load of a tile whose rows are `row_bytes` apart from `pointer` on."""
+    fn = declare(b, "llvm.x86.tileloadd64", ir.VoidType(), I8, ir.PointerType(), I64)
+    b.call(fn, [I8(tile), pointer, I64(row_bytes)])
+
+
+def store_tile(b: Any, tile: int, pointer: V, row_bytes: int) -> None:
+    """Write the store of a tile whose rows are `row_bytes` apart from `pointer` on."""
+    fn = declare(b, "llvm.x86.tilestored64", ir.VoidType(), I8, ir.PointerType(), I64)
+    b.call(fn, [I8(tile), pointer, I64(row_bytes)])
+
+
+def multiply_tiles(b: Any, tile: int) -> None:
+    """Write tile += A * B, the products of four uint8 of A and four int8 of B added to an int32."""
+    b.call(declare(b, "llvm.x86.tdpbusd", ir.VoidType(), I8, I8, I8), [I8(tile), I8(TILE_A), I8(TILE_B)])
+
+
+def _as_pointer(variable: V) -> V:
+    """Return a global variable as an opaque pointer, which llvmlite's own type for it is not."""
+    variable.type = ir.PointerType()
+    return variable

@@ -1,27 +1,36 @@
-"""Quantised addition: onnxruntime's QLinearAdd, the hardware's rescale-add, and integers with which both are equal."""
+"""Quantised addition and multiplication: onnxruntime's operators, and integers with which the hardware equals them.
+
+In order: QLinearAdd and the hardware's rescale-add; QLinearMul, which the requantiser computes; both by name (BINARY).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from celosia.compiler.numerics.quantize import (
+from celosia.compiler.numerics.requantiser import (
+    MULTIPLIER_BITS,
     Array,
+    Float32,
     Float64,
     Int8,
     Int64,
     byte_type,
+    conv_scale,
     convert_saturating,
     dequantize_linear,
+    divide_even,
     f32,
+    fold_scale,
     limits,
     quantize_linear,
+    requantize,
 )
-from celosia.compiler.numerics.requantiser import divide_even
 from celosia.compiler.program.host.float32_math import fma
 
 
@@ -121,9 +130,7 @@ def _fit_to_reference(
     offset = fixed + (ra + rb - 1) * (lo + 128)  # constant term for stored bytes
     if not np.isfinite(offset):
         return None
-    shift = int(
-        min(30 - np.frexp(max(ra, rb))[1], 46 - np.frexp(abs(offset) + 1)[1], 48)
-    )  # leaves room to adjust ma and mb
+    shift = _add_shift(ra, rb, offset)
     if shift < 1:
         return None
     ma, mb = round(ra * 2.0**shift), round(rb * 2.0**shift)
@@ -137,6 +144,11 @@ def _fit_to_reference(
             return fitted
         ma, mb = _better_slopes(least, most, ma, mb, round(offset * 2.0**shift))
     return None
+
+
+def _add_shift(ra: float, rb: float, offset: float) -> int:
+    """Return the shift of a RescaleAdd with these slopes and constant term, with room to adjust its integers."""
+    return int(min(30 - np.frexp(max(ra, rb))[1], 46 - np.frexp(abs(offset) + 1)[1], 48))
 
 
 def nearest_rescale_add(
@@ -157,7 +169,7 @@ def nearest_rescale_add(
     offset = zc - ra * za - rb * zb + (ra + rb - 1) * storage_shift
     if not np.isfinite(offset):
         return None
-    shift = int(min(30 - np.frexp(max(ra, rb))[1], 46 - np.frexp(abs(offset) + 1)[1], 48))
+    shift = _add_shift(ra, rb, offset)
     if shift < 22:  # ma, mb and c are each rounded by half a unit, and multiplied by a byte
         return None
     return RescaleAdd(round(ra * 2.0**shift), round(rb * 2.0**shift), round(offset * 2.0**shift), shift)
@@ -248,3 +260,96 @@ def _maximise_last(rows: Float64, bounds: Float64) -> tuple[Array, list[int]]:
         ratio = np.where(change > 1e-12, force / np.maximum(change, 1e-12), np.inf)
         corner[np.argmin(ratio)] = enter
     return x, [int(i) - len(cube) for i, f in zip(corner, force) if f > 1e-9 and i >= len(cube)]
+
+
+def qlinear_mul(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> Array:
+    """Compute com.microsoft.QLinearMul, bit-exact on x86.
+
+    a, b: both int8 or both uint8, broadcast. Returns that type.
+
+    Unlike the requantiser it adds the zero point before it rounds.
+    """
+    product = (a.astype(np.int32) - za) * (b.astype(np.int32) - zb)
+    return _scaled_product(product, conv_scale(sa, sb, sc), zc, byte_type(a.dtype))
+
+
+@np.errstate(all="ignore")
+def float_mul(a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> Array:
+    """Dequantise, multiply in float32 and quantise, as onnxruntime computes a Mul that it leaves in float.
+
+    a, b: both int8 or both uint8, broadcast. Returns that type.
+    """
+    return quantize_linear(dequantize_linear(a, sa, za) * dequantize_linear(b, sb, zb), sc, zc, a.dtype)
+
+
+@np.errstate(all="ignore")
+def _scaled_product(product: Array, scale: Float32, zc: int, dtype: np.dtype[Any]) -> Array:
+    """Return products of integers as bytes of `dtype`: scaled, with the zero point added before they are rounded."""
+    return convert_saturating(product.astype(f32) * scale + f32(zc), dtype)
+
+
+@dataclass(frozen=True)
+class RescaleMul:
+    """Arguments of `requantize` that turn a product of stored bytes into the quantised result."""
+
+    bias: int
+    multiplier: int
+    shift: int
+    zero_point: int
+
+
+def fit_rescale_mul(sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike) -> RescaleMul | None:
+    """Find arguments with which `requantize` of (q - za) * (r - zb) equals `qlinear_mul` on all pairs, or None.
+
+    dtype: int8 or uint8, of the three tensors. QLinearMul rounds to even after it adds the zero point, the hardware
+    before: ties differ where zc is odd. Then the multiplier changes by a few units, or the bias takes over a part of
+    the zero point that is nearly an integer number of products. Each candidate is tested on the products next to ties,
+    then on all.
+    """
+    kind = byte_type(dtype)
+    lo, hi = limits(kind)
+    values = np.arange(lo, hi + 1)
+    products = np.unique((values[:, None] - za) * (values - zb)).astype(np.int32)
+    scale = conv_scale(sa, sb, sc)
+    if not np.isfinite(scale) or scale < 0:
+        return None
+    expected = _scaled_product(products, scale, zc, kind).astype(np.int64) - (lo + 128)
+    multiplier, shift = (int(x) for x in fold_scale(scale))
+    zero_point = zc - (lo + 128)
+
+    is_near_tie = np.abs(products * float(scale) % 1 - 0.5) < 2.0**-8
+    moved_units = zero_point - np.arange(-128, 128)  # output units that the bias takes over from the zero point
+    biases = np.rint(moved_units / max(float(scale), 2.0**-20))
+    for k in np.lexsort((np.abs(moved_units), np.abs(biases * float(scale) - moved_units)))[:16]:
+        for step in sorted(range(-8, 9), key=abs):
+            candidate = RescaleMul(int(biases[k]), multiplier + step, shift, zero_point - int(moved_units[k]))
+            if 0 <= candidate.multiplier < 1 << MULTIPLIER_BITS and all(
+                np.array_equal(_requantise(products[selection], candidate), expected[selection])
+                for selection in (is_near_tie, slice(None))
+            ):
+                return candidate
+    return None
+
+
+def _requantise(acc: Array, p: RescaleMul) -> Int8:
+    """Compute `requantize` with the arguments p."""
+    return requantize(acc, p.bias, p.multiplier, p.shift, p.zero_point)
+
+
+class BinaryFunction(NamedTuple):
+    """The forms of an operator of two byte tensors, each with the arguments (a, b, sa, za, sb, zb, sc, zc).
+
+    of_bytes: onnxruntime's operator on bytes. of_floats: the float operator between DequantizeLinear and
+    QuantizeLinear. fit_floats: finds the hardware's integers that are equal to of_floats; None where there are none.
+    """
+
+    of_bytes: Callable[..., Array]
+    of_floats: Callable[..., Array]
+    fit_floats: Callable[..., RescaleAdd | None] | None
+
+
+BINARY = {
+    "Add": BinaryFunction(qlinear_add, float_add, fit_float_add),
+    "Mul": BinaryFunction(qlinear_mul, float_mul, None),
+}
+"""Float operator -> its forms on bytes."""

@@ -1,28 +1,90 @@
-"""Compile a group of ONNX operators to one kernel."""
+"""Kernels of the CPU: operator fusion, compilation of a group of ONNX operators, and kernels that run time needs.
+
+In order: which nodes share a kernel (`fuse_nodes`), how a group becomes machine code (CpuFunction, `compile_op`), and
+the kernels that are compiled when a Program runs (`run_kernel`), for shapes that are known only then.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.cpu.llvm import compile_function
 from celosia.compiler.cpu.schedule import kernel_loops, using_schedules
 from celosia.compiler.cpu.schedule.output_reuse import in_place_pairs
 from celosia.compiler.expr import Expr, Function, Load, Tensor, compute, placeholder
-from celosia.compiler.expr.transform import loads, topological
-from celosia.compiler.expr.unique_names import unused_name
-from celosia.compiler.expr.walk import rewrite
-from celosia.compiler.ops import Unsupported, build
-from celosia.compiler.ops.registry import CpuNode, InputType, input_type, is_mapped
+from celosia.compiler.expr.nodes import loads, rewrite, topological, unused_name
+from celosia.compiler.ops import OPS, Unsupported, build, op_spec, operators_with
+from celosia.compiler.ops.registry import TYPES, CpuNode, InputType, input_type, is_mapped
+from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.kernel import CompiledKernel
+from celosia.compiler.program.host.op import DOMAINS, HostOp, Value, check_size
+from celosia.compiler.program.op_spec import Kind, Moves
 from celosia.compiler.target import compiling_for
 
 Array = NDArray[Any]
 ALWAYS_FOLDED_BYTES = 4096
 """Limit of a tensor that is computed at compile time even where it is larger than its inputs."""
+
+
+JOINS = (
+    ((Kind.INJECTIVE,), (Kind.INJECTIVE,)),
+    ((Kind.REDUCTION, Kind.COMPLEX), (Kind.INJECTIVE,)),
+    ((Kind.INJECTIVE,), (Kind.REDUCTION, Kind.COMPLEX)),
+)
+"""Fusion rules in the order in which they are tried: (kinds of the producer, kinds of its only reader).
+
+By this order an injective operator joins its producer rather than its consumer. The merged group has the kind that is
+not injective."""
+
+
+def fuse_nodes(nodes: Sequence[CpuNode], outputs: Sequence[str]) -> list[list[CpuNode]]:
+    """Split `nodes` (in topological order) into groups, each a kernel; the groups are in topological order, too.
+
+    h = Conv(x, w)
+    k = Relu(h)                        one kernel: h and k stay in registers,
+    y = Add(k, b)            ->        y alone is written
+
+    A group has at most one operator that is not injective, and only its last node has outputs that other groups read.
+    outputs: names needed afterwards.
+    """
+    group_of = list(range(len(nodes)))  # node -> its group, named by the last node of that group
+    kinds = [op_spec(node.op).kind for node in nodes]  # by group
+    readers: dict[str, list[int]] = {}
+    for position, node in enumerate(nodes):
+        for name in node.inputs:
+            readers.setdefault(name, []).append(position)
+
+    def only_reader(last: int) -> int | None:
+        """Return the only group that reads the outputs of the group `last`, or None."""
+        users = {group_of[user] for name in nodes[last].outputs if name for user in readers.get(name, ())}
+        return users.pop() if len(users) == 1 and not set(nodes[last].outputs) & set(outputs) else None
+
+    for producer_kinds, reader_kinds in JOINS:
+        for last in reversed(range(len(nodes))):
+            if group_of[last] != last or kinds[last] not in producer_kinds:
+                continue
+            if (user := only_reader(last)) is not None and kinds[user] in reader_kinds:
+                kinds[user] = kinds[last] if kinds[user] is Kind.INJECTIVE else kinds[user]
+                group_of[:] = [user if group == last else group for group in group_of]
+    groups = [last for last in range(len(nodes)) if group_of[last] == last]
+    return [[node for node, group in zip(nodes, group_of) if group == last] for last in groups]
+
+
+def saved_traffic(members: Sequence[CpuNode], sizes: Mapping[str, int], views: Collection[str]) -> int:
+    """Return the bytes that a fused group neither writes nor reads again, compared with one kernel per operator.
+
+    members: nodes of the group, in order. sizes: bytes of every output of a member. views: outputs that cost nothing
+    without fusion, as only the shape changes.
+    """
+    inside = [name for member in members[:-1] for name in member.outputs if name]
+    readers = [name for member in members if not set(member.outputs) & set(views) for name in member.inputs]
+    return sum(sizes[name] * ((name not in views) + readers.count(name)) for name in inside)
 
 
 @dataclass(frozen=True)
@@ -194,6 +256,69 @@ def _compile(function: Function, label: str) -> CompiledKernel:
         raise Unsupported(f"{label}: {error}") from error
 
 
-def run(kernel: CompiledKernel, *arrays: Array) -> list[Array]:
-    """Run the kernel on these inputs and return its outputs."""
-    return kernel(*arrays)
+ELEMENT_MOVERS = operators_with("moves", Moves.ALL, Moves.SOME, Moves.JOIN)
+"""Operators that only move elements, so that they run for any element type on element numbers."""
+
+
+def has_kernel(op: HostOp) -> bool:
+    """Return whether `op` is defined as a tensor expression."""
+    return op.domain in DOMAINS and op.op in OPS
+
+
+def run_kernel(op: HostOp, args: list[Value]) -> list[Value]:
+    """Compute the outputs of `op` with a compiled kernel. Raises Unsupported where no kernel can compute them."""
+    if any(isinstance(arg, list) for arg in args):
+        raise Unsupported(f"{op.op}: a sequence")
+    has_other_type = any(arg is not None and arg.dtype.name not in TYPES for arg in args)
+    if has_other_type and op.op in ELEMENT_MOVERS:
+        return _run_on_positions(op, args)
+    return cached_kernel(op, args)(*(arg for arg in args if arg is not None))
+
+
+def _run_on_positions(op: HostOp, args: list[Value]) -> list[Value]:
+    """Run an operator that moves elements of types that kernels lack, such as strings.
+
+    A kernel moves the numbers of the elements; then the elements with these numbers are gathered.
+    """
+    positions: list[Value] = []
+    start = 0
+    element_arrays: list[Array] = []
+    for arg in args:
+        if arg is None or arg.dtype.name in TYPES:
+            positions.append(arg)
+            continue
+        positions.append(np.arange(start, start + arg.size, dtype=np.int64).reshape(arg.shape))
+        element_arrays.append(arg.reshape(-1))
+        start += arg.size
+    elements = np.concatenate(element_arrays)
+    return [elements[moved] for moved in run_kernel(op, positions)]
+
+
+_kernels: dict[Any, CompiledKernel] = {}
+"""Kernels that were compiled in this process, by operator, types, and values of shape inputs."""
+MAX_KERNELS = 4096
+"""Limit of the cached kernels; beyond it all are dropped."""
+
+
+def cached_kernel(op: HostOp, args: Sequence[Array | None]) -> CompiledKernel:
+    """Return a kernel of `op` for the shapes and types of `args`, compiled the first time. Raises Unsupported.
+
+    The values of inputs that determine shapes are part of the kernel.
+    """
+    shape_inputs = op_spec(op.op).shape_inputs
+    types = tuple(None if a is None else (a.shape, a.dtype.name) for a in args)
+    values = tuple(a.tobytes() if a is not None and i in shape_inputs else None for i, a in enumerate(args))
+    key = (op.op, op.domain, op.opset, op.key, op.wanted, types, values)
+    if key not in _kernels:
+        if len(_kernels) >= MAX_KERNELS:
+            _kernels.clear()
+        inputs = [
+            None if a is None else InputType(a.shape, a.dtype.name, a if i in shape_inputs else None)
+            for i, a in enumerate(args)
+        ]
+        with compiling_for(None):  # for this processor, even where the Program is for another
+            compiled = compile_op(op.op, op.attrs, inputs, outputs=op.wanted, opset=op.opset, name=op.name)
+        for dtype, shape in compiled.outputs:
+            check_size(prod(shape) * itemsize(dtype), f"{op.label}: the output {list(shape)}")
+        _kernels[key] = compiled
+    return _kernels[key]

@@ -1,17 +1,23 @@
-"""Loop fusion: merge loops that follow each other, so that values are still in cache when the next loop reads them."""
+"""Rewrites of lowered loops: loop fusion and loop partitioning.
+
+Fusion (`fuse_loops`) merges loops that follow each other, so that values are still in cache when the next loop reads
+them. Partitioning (`partition`) splits loops where conditions inside them change, so that most iterations test nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
-from celosia.compiler.expr.affine import Linear, flatten, from_linear, interval, linear
+from celosia.compiler.expr.affine import Linear, flatten, from_linear, interval, linear, offset
 from celosia.compiler.expr.loops import (
     MAX_LOCAL_BYTES,
     Alloc,
     Block,
     For,
     Function,
+    If,
     Let,
     Stmt,
     Store,
@@ -21,6 +27,9 @@ from celosia.compiler.expr.loops import (
     exprs,
     map_accesses,
     sequence,
+    statements,
+    tensors_read,
+    tensors_written,
 )
 from celosia.compiler.expr.nodes import (
     INDEX,
@@ -32,12 +41,13 @@ from celosia.compiler.expr.nodes import (
     Select,
     Tensor,
     Var,
+    depends_on,
     is_float,
     maximum,
     minimum,
+    select,
+    walk,
 )
-from celosia.compiler.expr.regions import statements
-from celosia.compiler.expr.walk import loaded, walk
 
 
 def fuse_loops(function: Function) -> Function:
@@ -107,7 +117,7 @@ def _reads(e: Expr) -> Iterator[Access]:
             continue
         stack += ((child, guards) for child in node.children())
         if isinstance(node, Load):
-            yield node.tensor, _apply_guards(linear(flatten(node.tensor.shape, node.index)), guards)
+            yield node.tensor, _apply_guards(linear(offset(node)), guards)
 
 
 def _apply_guards(terms: Linear, guards: Guards) -> Linear:
@@ -133,8 +143,7 @@ def _guards_where(cond: Expr, guards: Guards) -> Guards:
 
 def _touches(stmt: Stmt, tensor: Tensor) -> bool:
     """Return whether a statement reads or writes `tensor`."""
-    reads, writes = _accesses(stmt)
-    return any(t is tensor for t, _ in (*reads, *writes))
+    return tensor in tensors_read(stmt) | tensors_written(stmt)
 
 
 def _common_stride(accesses: Sequence[Linear], var: Var) -> int | None:
@@ -197,9 +206,8 @@ def _merge_into(first: Stmt, second: Stmt) -> Stmt | None:
 
 def _conflict(a: Stmt, b: Stmt) -> bool:
     """Return whether one statement writes a tensor that the other reads or writes."""
-    (reads_a, writes_a), (reads_b, writes_b) = _accesses(a), _accesses(b)
-    written_by_b = {t for t, _ in (*reads_a, *writes_a)} & {t for t, _ in writes_b}
-    return bool(written_by_b or {t for t, _ in reads_b} & {t for t, _ in writes_a})
+    written_by_a, written_by_b = tensors_written(a), tensors_written(b)
+    return bool((tensors_read(a) | written_by_a) & written_by_b or tensors_read(b) & written_by_a)
 
 
 def _merge_pair(first: Stmt, second: Stmt, same_depth: bool) -> Stmt | None:
@@ -207,7 +215,7 @@ def _merge_pair(first: Stmt, second: Stmt, same_depth: bool) -> Stmt | None:
     if not (isinstance(first, For) and isinstance(second, For)):
         return None
     if not same_depth and first.extent != second.extent and 1 not in (first.extent, second.extent):
-        if not any(is_float(tensor.dtype) for tensor in _tensors_written(first) & _tensors_read(second)):
+        if not any(is_float(tensor.dtype) for tensor in tensors_written(first) & tensors_read(second)):
             return None  # split loops would pack bytes in parts of images: 7 x 7 takes twice the cycles with NEON
         first, second = _split_loop(first, second.extent), _split_loop(second, first.extent)
     if first.extent != second.extent or first.extent == 1 or first.kind != "serial" or second.kind != "serial":
@@ -229,16 +237,6 @@ def _merge_pair(first: Stmt, second: Stmt, same_depth: bool) -> Stmt | None:
     if same_depth and len({any(isinstance(stmt, For) for stmt in part) for part in bodies}) > 1:
         return None
     return For(first.var, first.extent, block(*merge([*bodies[0], *bodies[1]], same_depth)))
-
-
-def _tensors_written(stmt: Stmt) -> set[Tensor]:
-    """Return the tensors that a statement, or one inside it, writes."""
-    return {s.tensor for s in statements(stmt) if isinstance(s, Store | Update)}
-
-
-def _tensors_read(stmt: Stmt) -> set[Tensor]:
-    """Return the tensors that a statement, or one inside it, reads."""
-    return {tensor for s in statements(stmt) for e in exprs(s) for tensor in loaded(e)}
 
 
 def _split_loop(loop: For, extent: int) -> For:
@@ -288,3 +286,141 @@ def _shrink(nest: Stmt, tensor: Tensor) -> tuple[Stmt, Tensor]:
     if len(inside) == 1:
         parts[inside[0]], small = _shrink(parts[inside[0]], small)
     return For(nest.var, nest.extent, block(*parts), nest.kind), small
+
+
+MAX_PARTS = 5
+"""Limit of the loops that one loop becomes; beyond it the code would grow more than the tests cost."""
+
+
+def partition(function: Function) -> Function:
+    """Split the serial and unrolled loops of a function where a condition on their variable changes.
+
+        for i in 10:                                   y[0] = 0
+          y[i] = 1 <= i and i < 9 ? x[i - 1] : 0   ->  for i in 8: y[i + 1] = x[i]
+                                                       y[9] = 0
+
+    Padding, concatenation and the guards of uneven tiles become copies without tests. (TVM's LoopPartition.)
+    """
+    return replace(function, body=_partition(function.body))
+
+
+def _partition(stmt: Stmt) -> Stmt:
+    """Split a statement, if it is a loop, and the loops inside it."""
+    match stmt:
+        case For(Axis() as var, extent, body, "serial" | "unrolled" as kind):
+            points = _split_points(var, body)
+            if not 0 < len(points) < MAX_PARTS:
+                return For(var, extent, _partition(body), kind)
+            return block(*(_loop_part(var, body, kind, low, high) for low, high in pairwise((0, *points, extent))))
+        case For(var, extent, body, kind):
+            return For(var, extent, _partition(body), kind)
+        case Block(body):
+            return block(*map(_partition, body))
+        case Alloc(tensor, body, scope):
+            return Alloc(tensor, _partition(body), scope)
+        case Let(var, value, body):
+            return Let(var, value, _partition(body))
+        case If(cond, body, orelse):
+            return If(cond, _partition(body), None if orelse is None else _partition(orelse))
+    return stmt
+
+
+def _loop_part(var: Axis, body: Stmt, kind: str, low: int, high: int) -> Stmt:
+    """Return the iterations from `low` to `high` (exclusive), with the conditions that they decide folded."""
+    if high - low == 1:
+        return _partition(_fold_conditions(copy_with_values(body, {var: Const(low, INDEX)})))
+    part = Axis(var.name, extent=high - low, reduce=var.reduce)
+    return For(part, high - low, _partition(_fold_conditions(copy_with_values(body, {var: part + low}))), kind)
+
+
+def copy_with_values(stmt: Stmt, values: dict[Var, Expr]) -> Stmt:
+    """Copy `stmt` with variables replaced by `values`, and with buffers of its own for what it allocates."""
+    fresh = {s.tensor: replace(s.tensor) for s in statements(stmt) if isinstance(s, Alloc)}
+
+    def replace_node(e: Expr) -> Expr | None:
+        if isinstance(e, Load) and e.tensor in fresh:
+            return Load(fresh[e.tensor], e.index)
+        return values.get(e) if isinstance(e, Var) else None
+
+    copy = map_accesses(stmt, replace_node, lambda tensor, index: (fresh.get(tensor, tensor), index))
+    return _rewrite_statements(copy, lambda s: replace(s, tensor=fresh[s.tensor]) if isinstance(s, Alloc) else s)
+
+
+def _fold_conditions(stmt: Stmt) -> Stmt:
+    """Remove the conditions of `stmt` whose outcome follows from the extents of loops."""
+    return _rewrite_statements(map_accesses(stmt, fold_condition), _take_branch)
+
+
+def fold_condition(e: Expr) -> Expr | None:
+    """Return the value of `e` where it follows from the extents of loops, else None. A callback of nodes.rewrite."""
+    match e:
+        case Binary("lt" | "le" as op, a, b) if a.dtype == INDEX:
+            span = interval(from_linear(linear(a - b)))
+            limit = 0 if op == "lt" else 1
+            if span is not None and (span[1] < limit or span[0] >= limit):
+                return Const(span[1] < limit, "bool")
+        case Binary("mod", a, Const(size)) if e.dtype == INDEX:
+            span = interval(from_linear(linear(a)))
+            return a if span is not None and span[0] >= 0 and span[1] < size else None
+        case Binary("and", Const(value), other) | Binary("and", other, Const(value)) if e.dtype == "bool":
+            return other if value else Const(False, "bool")
+        case Binary("or", Const(value), other) | Binary("or", other, Const(value)) if e.dtype == "bool":
+            return Const(True, "bool") if value else other
+        case Select(Const() as cond, a, b):
+            return select(cond, a, b)
+    return None
+
+
+def _take_branch(stmt: Stmt) -> Stmt:
+    """Return the branch of an If that runs, where its condition is constant; other statements are unchanged."""
+    match stmt:
+        case If(Const(value), body, orelse):
+            return body if value else block() if orelse is None else orelse
+    return stmt
+
+
+def _rewrite_statements(stmt: Stmt, change: Callable[[Stmt], Stmt]) -> Stmt:
+    """Apply `change` to each statement, inner ones first."""
+
+    def rewrite_inner(s: Stmt) -> Stmt:
+        return _rewrite_statements(s, change)
+
+    match stmt:
+        case For(var, extent, body, kind):
+            return change(For(var, extent, rewrite_inner(body), kind))
+        case Block(body):
+            return change(block(*map(rewrite_inner, body)))
+        case Alloc(body=body):
+            return change(replace(stmt, body=rewrite_inner(body)))
+        case Let(var, value, body):
+            return change(Let(var, value, rewrite_inner(body)))
+        case If(cond, body, orelse):
+            return change(If(cond, rewrite_inner(body), None if orelse is None else rewrite_inner(orelse)))
+    return change(stmt)
+
+
+def _split_points(var: Axis, body: Stmt) -> list[int]:
+    """Return the iterations of `var` at which comparisons begin or cease to hold for all inner loops."""
+    points: set[int] = set()
+    for comparison in _comparisons(body):
+        terms = linear(comparison.a - comparison.b)
+        factor = terms.pop(var, 0)
+        rest = from_linear(terms)
+        span = interval(rest)
+        if not factor or span is None or depends_on(rest, var):
+            continue
+        # The comparison holds where factor * var + rest < 0, or <= 0, which is < 1.
+        for end in (bound if comparison.op == "lt" else bound - 1 for bound in span):
+            points.add(-(end // factor) if factor > 0 else end // -factor + 1)
+    return sorted(point for point in points if 0 < point < var.extent)
+
+
+def _comparisons(stmt: Stmt) -> Iterator[Binary]:
+    """Yield the index comparisons that select values or guard statements inside `stmt`."""
+    conditions = [s.cond for s in statements(stmt) if isinstance(s, If)]
+    values = (node for s in statements(stmt) for e in exprs(s) for node in walk(e))
+    conditions += [node.cond for node in values if isinstance(node, Select)]
+    for condition in conditions:
+        for node in walk(condition):
+            if isinstance(node, Binary) and node.op in ("lt", "le") and node.a.dtype == INDEX:
+                yield node

@@ -1,30 +1,38 @@
-"""Prefetch: which elements each iteration fetches into a cache for later ones. There are two kinds.
+"""Caches: which elements an iteration prefetches for later ones, and which outputs bypass the caches.
 
-The next iteration of loops that read a tensor in several passes: `next_iteration_prefetches`.
-
-The next block of weights, while the tiles of one block compute: `next_block_prefetches`. Tiles that share a block of
-weights read it from memory once, all at once, and then from the cache. Where the weights exceed the cache, the
-processor would wait at each new block while memory idles in between.
-
-    for i in 16:                       # a block of w for each i
-      for j in 7:                      # 7 tiles with it
-        for k in 512: acc += x[j, k] * w[i, k]        fetches w[i + 1, j * 512 / 7 + k / 7], about
+There are two kinds of prefetches: of the next block of weights, while the tiles of one block compute
+(`next_block_prefetches`), and of the next iteration of loops that read a tensor in several passes
+(`next_iteration_prefetches`). All is decided while llvm/ generates code.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from math import prod
 
-from celosia.compiler.cpu.schedule.register_tiles import L1_BYTES
-from celosia.compiler.cpu.schedule.streaming_stores import CACHE_LINE_BYTES
-from celosia.compiler.expr.affine import flatten, from_linear, interval, linear
-from celosia.compiler.expr.loops import Alloc, Block, For, Stmt, Store, Update, exprs
-from celosia.compiler.expr.nodes import INDEX, Binary, Const, Expr, Load, Tensor, Var, minimum
-from celosia.compiler.expr.regions import statements
-from celosia.compiler.expr.walk import rewrite, walk
+from celosia.compiler.expr.affine import from_linear, interval, linear, offset, stride_along
+from celosia.compiler.expr.loops import (
+    Alloc,
+    Block,
+    For,
+    Function,
+    Stmt,
+    Store,
+    Update,
+    children,
+    exprs,
+    statements,
+    tensors_read,
+)
+from celosia.compiler.expr.nodes import INDEX, Binary, Const, Expr, Load, Tensor, Var, minimum, rewrite, walk
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.target import target
+
+CACHE_LINE_BYTES = 64
+"""Bytes of a cache line."""
+L1_BYTES = 24 << 10
+"""Bytes that may stay in the first-level cache while other data pass through it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +46,14 @@ class PrefetchedElement:
 def next_block_prefetches(stmt: Stmt) -> dict[Var, PrefetchedElement]:
     """Return the elements of the next block of weights that the iterations of tiled products fetch into the L2 cache.
 
-    The key is the variable of a product's innermost loop.
+    Tiles that share a block of weights read it from memory once, all at once, and then from the cache. Where the
+    weights exceed the cache, the processor would wait at each new block while memory idles in between.
+
+        for i in 16:                       # a block of w for each i
+          for j in 7:                      # 7 tiles with it
+            for k in 512: acc += x[j, k] * w[i, k]        fetches w[i + 1, j * 512 / 7 + k / 7], about
+
+    The key of the result is the variable of a product's innermost loop.
     """
     prefetches: dict[Var, PrefetchedElement] = {}
     nests = [stmt]
@@ -84,7 +99,7 @@ def _vector_loads(body: Stmt) -> list[Load]:
     for loop in lanes:
         updates = [s for s in statements(loop) if isinstance(s, Update) and s.kind == "sum"]
         reads = [n for s in updates for e in exprs(s) for n in walk(e) if isinstance(n, Load)]
-        loads += [n for n in reads if linear(flatten(n.tensor.shape, n.index)).get(loop.var) == 1]
+        loads += [n for n in reads if linear(offset(n)).get(loop.var) == 1]
     return loads
 
 
@@ -107,7 +122,7 @@ def _element_to_fetch(load: Load, outer: list[For], sums: list[For], inside: set
     blocks. outer: loops around the reduction; the last that moves the read gives the block. sums: loops of the
     reduction. inside: variables of the loops inside it.
     """
-    terms = linear(rewrite(flatten(load.tensor.shape, load.index), _remove_clamp))
+    terms = linear(rewrite(offset(load), _remove_clamp))
     size = itemsize(load.tensor.dtype)
     known = {None, *inside, *(loop.var for loop in (*outer, *sums))}
     moving = [position for position, loop in enumerate(outer) if terms.get(loop.var) and loop.extent > 1]
@@ -175,7 +190,7 @@ def _iteration_prefetches(body: Stmt) -> dict[int, int]:
     reads_of: dict[Tensor, _RepeatedReads] = {}
     for lanes in (s for s in inside if isinstance(s, For) and s.kind == "vectorized"):
         for load in (n for s in statements(lanes) for e in exprs(s) for n in walk(e) if isinstance(n, Load)):
-            terms = linear(flatten(load.tensor.shape, load.index))
+            terms = linear(offset(load))
             span = interval(from_linear({atom: k for atom, k in terms.items() if atom is None or atom in extents}))
             step = terms.get(loop.var, 0)
             if load.tensor in written_here or span is None or step == 0 or terms.get(lanes.var) != 1:
@@ -190,3 +205,50 @@ def _iteration_prefetches(body: Stmt) -> dict[int, int]:
     if not MIN_BYTES_READ <= sum(reads.size for reads in repeated) <= MAX_BYTES_READ:
         return {}
     return {load: step for reads in repeated for load, step in reads.loads.items()}
+
+
+MIN_STREAMED_BYTES = 16 << 20
+"""Bytes of an output from which streaming pays even where another kernel reads it next; with 4 MiB it did not."""
+MAX_PARTIAL_SHARE = 0.01
+"""Limit of the share of elements that are not written by vectors of a full line."""
+
+
+def streamed_outputs(function: Function) -> frozenset[Tensor]:
+    """Return the outputs whose stores bypass the caches: large, written once by full lines, not read by the kernel.
+
+    A processor reads a cache line before it writes to it, unless non-temporal stores write the complete line: that
+    saves a quarter of the traffic of an addition. It pays for outputs so large that little of them stays in the cache
+    until the next kernel reads them.
+    """
+    separate = set(function.outputs) - {function.outputs[output] for output, _ in function.in_place}
+    large = [t for t in separate if t.nbytes >= MIN_STREAMED_BYTES]
+    if not large or target().vector_bytes != CACHE_LINE_BYTES:
+        return frozenset()
+    inside = list(statements(function.body))
+    read = tensors_read(function.body)
+    lines: Counter[Tensor] = Counter()
+    others: Counter[Tensor] = Counter({s.tensor: 1 << 60 for s in inside if isinstance(s, Update)})
+    _count_stores(function.body, 1, None, lines, others)
+    return frozenset(t for t in large if t not in read and others[t] <= MAX_PARTIAL_SHARE * lines[t])
+
+
+def _count_stores(stmt: Stmt, times: int, lanes: For | None, lines: Counter[Tensor], others: Counter[Tensor]) -> None:
+    """Count the elements of each tensor that vectors of a full line write in `lines`, all other elements in `others`.
+
+    Others may not be many, since a store of a part of a line gains nothing and is slow when it bypasses the caches.
+    times: how often `stmt` runs. lanes: the vectorised loop around it, if any.
+    """
+    if isinstance(stmt, For):
+        times, lanes = times * stmt.extent, stmt if stmt.kind == "vectorized" else lanes
+    if isinstance(stmt, Store):
+        (lines if lanes is not None and _is_line_store(stmt, lanes) else others)[stmt.tensor] += times
+    for child in children(stmt):
+        _count_stores(child, times, lanes, lines, others)
+
+
+def _is_line_store(store: Store, lanes: For) -> bool:
+    """Return whether a store in the vectorised loop `lanes` writes a complete cache line."""
+    return (
+        stride_along(store.tensor, store.index, lanes.var) == 1
+        and lanes.extent * itemsize(store.tensor.dtype) == CACHE_LINE_BYTES
+    )
