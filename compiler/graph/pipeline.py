@@ -20,25 +20,19 @@ from celosia.compiler.graph.block_sums import sum_blocks
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importing.inlining import expand_gradients, inline_branches, inline_functions
 from celosia.compiler.graph.importing.shape_inference import infer_bodies
-from celosia.compiler.graph.onnxruntime_rules.bias_scales import rescale_biases
-from celosia.compiler.graph.onnxruntime_rules.block_quantised_products import round_activations
-from celosia.compiler.graph.onnxruntime_rules.double_pairs import fuse_qdq_pairs
 from celosia.compiler.graph.onnxruntime_rules.float16 import compute_in_float32
-from celosia.compiler.graph.onnxruntime_rules.float_weights import quantise_weights
-from celosia.compiler.graph.onnxruntime_rules.narrow_integers import widen
-from celosia.compiler.graph.onnxruntime_rules.propagation import note_idle_readers
+from celosia.compiler.graph.onnxruntime_rules.low_precision import round_activations, widen
+from celosia.compiler.graph.onnxruntime_rules.propagation import fuse_qdq_pairs, note_idle_readers
+from celosia.compiler.graph.onnxruntime_rules.weights_and_biases import quantise_weights, rescale_biases
 from celosia.compiler.graph.passes import FilePass, GraphPass, Pipeline
 from celosia.compiler.graph.quantized.integerise import Integerise
 from celosia.compiler.graph.quantized.rounded import round_averages, round_sums
 from celosia.compiler.graph.quantized.tables import compose_tables
 from celosia.compiler.graph.shapes import infer_shapes
-from celosia.compiler.graph.simplify.batchnorm import fold_batchnorm
 from celosia.compiler.graph.simplify.blocked_layout import use_blocked_layout
-from celosia.compiler.graph.simplify.channels import order_channels
+from celosia.compiler.graph.simplify.convolutions import convolve_transposed, fold_batchnorm, order_channels
 from celosia.compiler.graph.simplify.fold import fold, fold_imported
-from celosia.compiler.graph.simplify.identities import remove_wires, simplify
-from celosia.compiler.graph.simplify.redundant import merge_equal, remove_dead
-from celosia.compiler.graph.simplify.transposed_convolutions import convolve_transposed
+from celosia.compiler.graph.simplify.redundant import merge_equal, remove_dead, remove_wires, simplify
 from celosia.compiler.graph.transposed_values import transpose_attention_values
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.switches import PARTS

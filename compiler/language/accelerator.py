@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable
-from celosia.compiler.graph.select.matrices import can_multiply_activations, form_of_matrices
+from celosia.compiler.graph.select.matrices import can_multiply_activations, matrices_form
+from celosia.compiler.graph.select.placement import ActivationLayout, NotOffloadable
 from celosia.compiler.language.attention_kernels import (
     AttentionKernel,
     HeadProduct,
@@ -270,7 +270,7 @@ class ProductLayer(KernelLayer):
         is_w = array is self.w
         pixels = "columns" if is_w and self.recognised.axes == (1, 0) else "rows"
         pad = array.zero_point if is_w or array is self.recognised.x else 0
-        return form_of_matrices(self.cfg, array.shape, pixels, pad, self.cfg.block_out if is_w else 1)
+        return matrices_form(self.cfg, array.shape, pixels, pad, self.cfg.block_out if is_w else 1)
 
     arrange_argument, restore_output = LoweredKernel.arrange_argument, LoweredKernel.restore_output
 
@@ -304,7 +304,7 @@ class SoftmaxLayers(LoweredKernel):
 
     def form(self, array: ArrayArgument) -> ActivationLayout:
         pad = self.kernel.rows.zero_point if array is self.y else 0
-        return form_of_matrices(self.cfg, array.shape, "rows", pad)
+        return matrices_form(self.cfg, array.shape, "rows", pad)
 
     def layers(self, arrays: Arrays) -> list[Layer]:
         """Build one Softmax for each matrix of the arrays."""
@@ -365,7 +365,7 @@ class HeadLayers(LoweredKernel):
     def _head_form(self, array: ArrayArgument) -> ActivationLayout:
         """Return the layout of an array that the host has arranged as [heads, rows, columns]."""
         side, block, pad = self.sides[array]
-        return form_of_matrices(self.cfg, side.shape, side.pixels, pad, block)
+        return matrices_form(self.cfg, side.shape, side.pixels, pad, block)
 
     def form(self, array: ArrayArgument) -> ActivationLayout:
         side = self.sides[array][0]

@@ -12,8 +12,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.operands import CUSTOM, CustomOp
-from celosia.compiler.graph.select.forms import NotOffloadable
-from celosia.compiler.graph.select.placement import Placement, Reads
+from celosia.compiler.graph.select.placement import NotOffloadable, Placement, Reads
 from celosia.compiler.graph.values import attributes_of, constant, shape
 from celosia.compiler.language.accelerator import lower_to_layers
 from celosia.compiler.language.jit import redirect_launches

@@ -4,7 +4,7 @@ blocks                which layers run as one and keep their intermediates on ch
 order                 which layers of a launch become neighbours, so that layers which need different units overlap;
                       how many cycles consecutive layers take
 overlap               which neighbours overlap at all (hosts and guests: `is_for_vector`, `follows`; average pools
-                      are depthwise layers, see graph/select/pooling), and how their tiles mix (`TileInterleaver`)
+                      are depthwise layers, see graph/select/reductions), and how their tiles mix (`TileInterleaver`)
 image                 which instructions and constants a launch has: it lowers layers, emits tiles, encodes; at which
                       addresses constants lie: in order of first use, equal ones once (their bytes and alignment:
                       tensorize/pack)

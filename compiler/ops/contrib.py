@@ -176,7 +176,7 @@ def matmul_nbits(node: Node) -> Tensor:
 
     A byte holds several weights, the first in the lowest bits. At accuracy_level 4 x is rounded to bytes by blocks
     where onnxruntime does so: with packed zero points and constant weights, which the importer ensures
-    (graph/onnxruntime_rules/block_quantised_products.py). Sums in float32 then equal those in integers but for the
+    (graph/onnxruntime_rules/low_precision.py). Sums in float32 then equal those in integers but for the
     rounding of the sum.
     """
     x, packed, scales = node.input("a"), node.input("b"), node.input("scales")

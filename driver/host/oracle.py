@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx.shape_inference import infer_shapes
 
 from celosia.compiler.graph.importer import read
-from celosia.compiler.graph.onnxruntime_rules.narrow_integers import NARROW, in_bytes
+from celosia.compiler.graph.onnxruntime_rules.low_precision import NARROW, in_bytes
 from celosia.compiler.numerics import INT8
 from celosia.compiler.program.dtypes import ONNX_TYPES
 from celosia.plain import Sentence

@@ -19,7 +19,7 @@ from thorough import some
 
 import celosia
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.select import columns, concatenation, elementwise, matrices
+from celosia.compiler.graph.select import concatenation, elementwise, matrices, movement
 from celosia.compiler.graph.select.placement import Placement
 from celosia.compiler.layer import StridedView
 from celosia.compiler.program import Program
@@ -132,15 +132,18 @@ def first_half(node: ir.Node, sizes: list[range]) -> list[tuple[int, range]]:
     return [(3, range(sizes[3].stop // 2))]
 
 
+JOIN_COLUMNS = concatenation._join_columns
+
+
 def in_other_places(p: Placement, node: ir.Node, parts: list[ir.Value]) -> bool:
-    return columns.join_columns(p, node, parts[::-1])
+    return JOIN_COLUMNS(p, node, parts[::-1])
 
 
 @pytest.mark.parametrize(
     ("module", "name", "fault"),
     [
-        (elementwise, "partial", other_steps), (columns, "cut_axes", first_half),
-        (concatenation, "join_columns", in_other_places),
+        (elementwise, "partial", other_steps), (movement, "_cut_axes", first_half),
+        (concatenation, "_join_columns", in_other_places),
     ],
 )  # fmt: skip
 def test_wrong_masks_and_halves_are_found(
@@ -182,7 +185,7 @@ def of_the_next(right: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_rows_in_a_wrong_place_are_found(steps: dict[str, Stepping], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrices, "StridedView", shifted)
+    monkeypatch.setattr(concatenation, "StridedView", shifted)
     with pytest.raises((ProvenanceError, SelfCheckError)):
         compiled(steps["own heads"], fed(NETWORKS["own heads"], 1, 15))
 

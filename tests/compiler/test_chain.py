@@ -12,7 +12,7 @@ from oracle import opened
 from thorough import tries
 
 import celosia
-from celosia.compiler.graph.quantized import float_chain
+from celosia.compiler.graph.quantized import tables
 from celosia.compiler.graph.quantized.integerise import Integerise
 from celosia.compiler.graph.simplify.fold import fold
 from celosia.driver.runtime import Runtime
@@ -50,7 +50,7 @@ def chains(draw: st.DrawFn) -> str:
         if draw(st.booleans()):
             lines.append(f"{name} = {draw(st.sampled_from(UNARY))}({draw(st.sampled_from(known))})")
         else:
-            op, a = draw(st.sampled_from(sorted(float_chain.BINARY))), draw(st.sampled_from(known))
+            op, a = draw(st.sampled_from(sorted(tables.FLOAT_BINARY))), draw(st.sampled_from(known))
             b = draw(st.sampled_from(["c", "d"])) if op == "Div" else draw(st.sampled_from([*known, "c", "d"]))
             lines.append(f"{name} = {op}({a}, {b})")
         known.append(name)
@@ -94,8 +94,8 @@ def test_what_is_no_function_of_one_tensor_stays(operators: str) -> None:
 
 
 def test_a_chain_ends_at_its_longest() -> None:
-    lines = ["h0 = Neg(x)", *(f"h{k + 1} = Mul(h{k}, h{k})" for k in range(float_chain.MAX_CHAIN)), "y = Neg(h1)"]
-    graph = model(source("\n".join(lines).replace("y = Neg(h1)", f"y = Neg(h{float_chain.MAX_CHAIN})"), 0.1, 0, 0.1, 0))
+    lines = ["h0 = Neg(x)", *(f"h{k + 1} = Mul(h{k}, h{k})" for k in range(tables.MAX_CHAIN)), "y = Neg(h1)"]
+    graph = model(source("\n".join(lines).replace("y = Neg(h1)", f"y = Neg(h{tables.MAX_CHAIN})"), 0.1, 0, 0.1, 0))
     Integerise(graph).run()
     assert "Table" not in [node.op_type for node in graph.graph]
 

@@ -14,7 +14,7 @@ from thorough import paired
 
 import celosia
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.onnxruntime_rules import narrow_integers
+from celosia.compiler.graph.onnxruntime_rules import low_precision
 from celosia.driver.host import oracle
 from celosia.driver.runtime import Runtime
 
@@ -32,7 +32,7 @@ def test_random_models(kind: str, config: str) -> None:
 
 
 def test_the_comparison_sees_a_wrong_zero_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(narrow_integers, "_broadcast_zeros", lambda *_: np.int8(0))
+    monkeypatch.setattr(low_precision, "_broadcast_zeros", lambda *_: np.int8(0))
     assert max(outcome("qdq", seed).apart for seed in range(SEEDS)) > 0.01
 
 

@@ -20,7 +20,7 @@ from celosia.compiler.graph.importing import sample_independence
 from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.quantized import integerise
 from celosia.compiler.graph.select import LAYER_BUILDERS
-from celosia.compiler.graph.simplify import identities
+from celosia.compiler.graph.simplify import redundant
 from celosia.compiler.ops import OPS
 from celosia.compiler.ops.registry import Node, op
 from celosia.compiler.program.host.hostops import HOST, sized_names
@@ -121,7 +121,7 @@ def test_every_operator_has_a_row() -> None:
         *integerise.QUANTISABLE,
         *cost._COUNTS,
         *sample_independence.RULES,
-        *identities.RULES,
+        *redundant.RULES,
     }
     assert known <= all_operators()
     newest = {schema.name: schema for schema in onnx.defs.get_all_schemas() if schema.domain == ""}
@@ -343,7 +343,7 @@ FORMS_ALLOWED = {
 NAMED_FORMS: dict[str, set[str]] = {
     "compiler/graph/select/convolution.py": {"QLinearMatMul"},
     "compiler/graph/select/matrices.py": {"QLinearMatMul"},
-    "compiler/graph/select/pooling.py": {"QLinearMean"},
+    "compiler/graph/select/reductions.py": {"QLinearMean"},
     "compiler/graph/importer.py": {"QLinearMatMul"},
     "compiler/graph/quantized/rounded.py": {"QLinearAdd", "QLinearAveragePool"},
     "compiler/graph/transposed_values.py": {"QLinearAdd", "QLinearMatMul", "QLinearMul", "QLinearSoftmax"},

@@ -120,7 +120,7 @@ def test_every_reason_says_what_changes_it() -> None:
     """Or that nothing does (NO_WAY)."""
     names = [f"{select.__name__}.{each.name}" for each in pkgutil.iter_modules(select.__path__)]
     modules = [select, accelerator, custom_operators, *map(importlib.import_module, names)]
-    assert len(modules) > 15
+    assert len(modules) > 10
     for module in modules:
         assert not without_a_change(module), module.__name__
 

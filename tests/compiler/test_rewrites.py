@@ -11,9 +11,8 @@ from oracle import opened
 import celosia
 from celosia.compiler.graph.passes import Pipeline
 from celosia.compiler.graph.pipeline import PASSES
-from celosia.compiler.graph.simplify.batchnorm import fold_batchnorm
-from celosia.compiler.graph.simplify.identities import RULES, simplify
-from celosia.compiler.graph.simplify.redundant import merge_equal, remove_dead
+from celosia.compiler.graph.simplify.convolutions import fold_batchnorm
+from celosia.compiler.graph.simplify.redundant import RULES, merge_equal, remove_dead, simplify
 from celosia.driver.runtime import Runtime
 
 KINDS = {"float": np.float32, "int32": np.int32, "uint8": np.uint8, "bool": np.bool_, "double": np.float64}

@@ -19,7 +19,7 @@ from thorough import paired, tries
 import celosia
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.launches import LaunchPlan
-from celosia.compiler.graph.select import LayerAssignment, convolution, pooling
+from celosia.compiler.graph.select import LayerAssignment, convolution, reductions
 from celosia.compiler.launch.image import Constants
 from celosia.compiler.layer import Layer
 from celosia.compiler.program import Program
@@ -389,7 +389,7 @@ COMPILER: dict[str, tuple[ModuleType, str, Callable[[Any], Any]]] = {
     "zero point": (convolution, "requantisation", lambda r: replace(r, zero_point=r.zero_point ^ 1)),
     "weights": (convolution, "require_symmetric", lambda w: w[::-1].copy()),
     "pads": (convolution, "window_of", lambda w: replace(w, pads=(w.pads[2], w.pads[3], w.pads[0], w.pads[1]))),
-    "average": (pooling, "requantise_alike", lambda r: replace(r, multiplier=r.multiplier + (r.multiplier >> 5))),
+    "average": (reductions, "requantise_alike", lambda r: replace(r, multiplier=r.multiplier + (r.multiplier >> 5))),
 }
 """Where layers are made: a function that is called there, and what is done to its result."""
 

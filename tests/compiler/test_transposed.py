@@ -16,7 +16,7 @@ from oracle import opened
 from thorough import tries
 
 import celosia
-from celosia.compiler.graph.simplify.transposed_convolutions import convolve_transposed
+from celosia.compiler.graph.simplify.convolutions import convolve_transposed
 from celosia.driver.runtime import Runtime
 
 Array = NDArray[Any]

@@ -14,7 +14,7 @@ from oracle import opened
 from thorough import paired, some
 
 import celosia
-from celosia.compiler.graph.onnxruntime_rules.block_quantised_products import round_activations
+from celosia.compiler.graph.onnxruntime_rules.low_precision import round_activations
 from celosia.driver.runtime import Runtime
 
 CLOSE = 4e-6

@@ -15,7 +15,7 @@ from small_models import Builder, Tensor
 from thorough import some
 
 import celosia
-from celosia.compiler.graph.select import pooling
+from celosia.compiler.graph.select import reductions
 from celosia.compiler.launch import image, order
 from celosia.compiler.launch.overlap import GuestTiles, OverlapGroup, is_for_vector, keeps_gemm_busy
 from celosia.compiler.layer import Layer
@@ -173,7 +173,7 @@ def test_averages_take_a_step_for_each_row(monkeypatch: pytest.MonkeyPatch) -> N
     """Of three pixels, in the vector unit: an addition to them does not bring them to the array."""
     found = check(averages(), FunctionalDevice(PRESETS["pynq"]))
     busy = vector_cycles(found)
-    monkeypatch.setattr(pooling, "_as_depthwise", lambda cfg, pool: pool)
+    monkeypatch.setattr(reductions, "_as_depthwise", lambda cfg, pool: pool)
     one_by_one = celosia.compile(averages().model(), "pynq", check=False, rounding="correct")
     assert vector_cycles(one_by_one) - busy == (9 - 3) * 20 * 20 * 2
 

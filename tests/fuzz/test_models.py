@@ -14,7 +14,7 @@ from thorough import some
 
 pytest.importorskip("onnxruntime")
 
-from celosia.compiler.graph.onnxruntime_rules import float_weights
+from celosia.compiler.graph.onnxruntime_rules import weights_and_biases
 from celosia.compiler.ops import OPS
 from celosia.hw.spec.config import PRESETS, Config
 from fuzz.cases import Failure
@@ -305,8 +305,8 @@ def test_random_models_find_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_wrong_rewriting_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another range of weights: the compiler's own check starts behind it."""
-    right = float_weights._quantise_to_int8
-    monkeypatch.setattr(float_weights, "_quantise_to_int8", lambda w: right(w * np.float32(1.2)))
+    right = weights_and_biases._quantise_to_int8
+    monkeypatch.setattr(weights_and_biases, "_quantise_to_int8", lambda w: right(w * np.float32(1.2)))
     found = judge(of_text(CORPUS["float weights and bias of a Conv between quantised tensors"]))
     assert found.what == WRONG and found.operators == ("Conv", "DequantizeLinear", "QuantizeLinear")
 

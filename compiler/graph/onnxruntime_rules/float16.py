@@ -15,7 +15,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from celosia.compiler.graph.onnxruntime_rules.propagation import MOVING
-from celosia.compiler.graph.simplify.identities import remove_wires
+from celosia.compiler.graph.operands import spec_of
+from celosia.compiler.graph.simplify.redundant import remove_wires
 from celosia.compiler.graph.values import attribute, attributes, constant, is_folded, is_op, only_use, subgraphs
 
 HALF, SINGLE = ir.DataType.FLOAT16, ir.DataType.FLOAT
@@ -42,8 +43,6 @@ SINCE = {"Clip": 12, "Max": 12, "Min": 12}
 """Operator -> the first opset with a float16 kernel, if not every opset has one."""
 UNTIL = {"Dropout": 12}
 """Operator -> the first opset without a float16 kernel any more."""
-VARIADIC = ("Concat", "Max", "Min")
-"""Operators for which onnxruntime examines the first input alone when it looks for isolated operators."""
 BITS = {
     ir.DataType.BOOL: 8, ir.DataType.INT8: 8, ir.DataType.UINT8: 8, ir.DataType.INT16: 16, ir.DataType.UINT16: 16,
     ir.DataType.BFLOAT16: 16, HALF: 16, ir.DataType.INT32: 32, ir.DataType.UINT32: 32, SINGLE: 32,
@@ -161,7 +160,9 @@ class _GraphWidening:
             return False
         if all(value.producer() is None or self._is_folded(value) for value in inputs):
             return False
-        examined = inputs[:1] if node.op_type in VARIADIC else inputs
+        examined = (
+            inputs[:1] if spec_of(node).repeated else inputs
+        )  # of variadic inputs, onnxruntime examines the first
         producers = [value.producer() for value in examined if _is_half(value) and not self._is_folded(value)]
         half_outputs = [value for value in node.outputs if _is_half(value)]
         readers = [use.node for value in half_outputs for use in value.uses()]

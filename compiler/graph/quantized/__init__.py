@@ -1,8 +1,8 @@
 """QDQ patterns to integer operators: one form for all quantised models.
 
-integerise    which QDQ pattern becomes which integer operator; it runs the next two
+integerise    which QDQ pattern becomes which integer operator; it runs the next
 commute       which operators QuantizeLinear and DequantizeLinear change places with
-float_chain   which function of one 8-bit tensor a chain of float operators computes
-tables        which functions of one 8-bit tensor become one table (which single functions: numerics/tables)
+tables        which functions of one 8-bit tensor become one table, of quantised operators or chains of float ones
+              (which single functions: numerics/tables)
 rounded       which sums, averages and normalisations are rounded correctly, where users ask for it (`rounding`)
 """

@@ -21,8 +21,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
-from celosia.compiler.graph.onnxruntime_rules.float_weights import quantise_bias
 from celosia.compiler.graph.onnxruntime_rules.propagation import is_quantised, last_superfluous_bound
+from celosia.compiler.graph.onnxruntime_rules.weights_and_biases import quantise_bias
 from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.qdq import (
     Product,
@@ -35,8 +35,8 @@ from celosia.compiler.graph.qdq import (
     scale_and_zero,
 )
 from celosia.compiler.graph.quantized.commute import CHOOSING_OPS, IN_FLOATS, Commute
-from celosia.compiler.graph.quantized.float_chain import FOLLOWED_OPS, function_of
 from celosia.compiler.graph.quantized.rounded import CENTRED, NORMS, factors_of_floats, norm_operands
+from celosia.compiler.graph.quantized.tables import FOLLOWED_OPS, function_of
 from celosia.compiler.graph.simplify.redundant import drop_unused
 from celosia.compiler.graph.values import (
     attribute,
@@ -53,8 +53,6 @@ from celosia.compiler.ops import op_spec
 from celosia.compiler.program.host.op import DOMAINS
 from celosia.compiler.program.op_spec import arrange, quantised_form
 
-UNARY_OPS = tuple(numerics.UNARY)
-"""Functions of one tensor, element by element, for which tables can be computed."""
 PER_CHANNEL_OPSET = 13
 """The first opset whose QuantizeLinear has an axis."""
 
@@ -439,7 +437,7 @@ _RULES: dict[str, Callable[[Integerise, ir.Node, Quantised], bool]] = {
     "Softmax": Integerise._rewrite_softmax,
     "DequantizeLinear": Integerise._rewrite_requantisation,
     **dict.fromkeys(NORMS, Integerise._rewrite_norm),
-    **{op: Integerise._rewrite_unary for op in UNARY_OPS},
+    **dict.fromkeys(numerics.UNARY, Integerise._rewrite_unary),
 }
 """Float operator -> rule (node, its quantised result) that replaces it; Gemm and MatMul have rules of their own."""
 QUANTISABLE = frozenset((*_RULES, *CHOOSING_OPS, "Gemm", "MatMul", "BatchNormalization")) - {

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from celosia.compiler import numerics
 from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.qdq import Quantised, activation, dequantised, scale_and_zero
+from celosia.compiler.graph.quantized.tables import scales_and_zeros
 from celosia.compiler.graph.shapes import windows_of
 from celosia.compiler.graph.values import attribute, attributes, constant, is_op, new_constant, shape
 from celosia.compiler.program.host.shape_rules import WindowError
@@ -81,12 +82,14 @@ FACTORS = "factors"
 def round_sums(model: ir.Model) -> None:
     """Round correctly each QLinearAdd whose floats no integers reproduce: give it the nearest integers as FACTORS."""
     for node in model.graph:
-        if is_op(node, "QLinearAdd") and (scales := _scales_and_zeros(node)) is not None and rescaled_sum(node) is None:
-            nearest = numerics.nearest_rescale_add(*scales, _result_dtype(node))
-            if nearest is not None:
-                node.domain = "celosia"
-                (factors,) = attributes(**{FACTORS: [nearest.ma, nearest.mb, nearest.c, nearest.shift]})
-                node.attributes[FACTORS] = factors
+        scales = scales_and_zeros(node, "abc") if is_op(node, "QLinearAdd") else None
+        if scales is None or rescaled_sum(node) is not None:
+            continue
+        sa, za, sb, zb, sy, zy = scales
+        nearest = numerics.nearest_rescale_add(sa, za, sb, zb, sy, zy, _result_dtype(node))
+        if nearest is not None:
+            node.domain = "celosia"
+            (node.attributes[FACTORS],) = attributes(**{FACTORS: [nearest.ma, nearest.mb, nearest.c, nearest.shift]})
 
 
 def rescaled_sum(node: ir.Node) -> numerics.RescaleAdd | None:
@@ -96,10 +99,12 @@ def rescaled_sum(node: ir.Node) -> numerics.RescaleAdd | None:
     """
     if (factors := attribute(node, FACTORS)) is not None:
         return numerics.RescaleAdd(*factors)
-    scales = _scales_and_zeros(node)
+    scales = scales_and_zeros(node, "abc")
     if scales is None:
         return None
-    return numerics.fit_rescale_add(*scales, _result_dtype(node), *(constant(operand(node, name)) for name in "ab"))
+    sa, za, sb, zb, sy, zy = scales
+    a, b = (constant(operand(node, name)) for name in "ab")
+    return numerics.fit_rescale_add(sa, za, sb, zb, sy, zy, _result_dtype(node), a, b)
 
 
 def factors_of_floats(op: str, a: Quantised, b: Quantised, y: Quantised) -> list[int] | None:
@@ -118,15 +123,6 @@ def factors_of_floats(op: str, a: Quantised, b: Quantised, y: Quantised) -> list
         return []
     fitted = fit_factors(sa, za, sb, zb, sy, zy, y.dtype, x, z) if fit_factors is not None else None
     return None if fitted is None else [fitted.ma, fitted.mb, fitted.c, fitted.shift]
-
-
-def _scales_and_zeros(node: ir.Node) -> tuple[float, int, float, int, float, int] | None:
-    """Return sa, za, sb, zb, sy and zy of a QLinearAdd; None if they are not all constants of one element."""
-    arrays = [constant(operand(node, f"{name}_{kind}")) for name in "abc" for kind in ("scale", "zero_point")]
-    if any(array is None or array.size != 1 for array in arrays):
-        return None
-    sa, za, sb, zb, sy, zy = (array.item() for array in arrays if array is not None)
-    return sa, za, sb, zb, sy, zy
 
 
 def _result_dtype(node: ir.Node) -> np.dtype[Any]:

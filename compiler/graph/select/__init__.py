@@ -3,21 +3,18 @@
 `select` visits the nodes in order and tries to make layers of every integer operator. An operator that stays on the CPU
 does so with a reason. A function that makes layers is called `place_...`; it raises NotOffloadable with that reason.
 
-placement        the state of the placement: layers so far, and where each tensor lies; Constraints on the next attempt
-forms            in which layout the accelerator can hold a tensor, and the error NotOffloadable
+placement        the state of the placement: layers so far, and in which form each tensor lies where; the error
+                 NotOffloadable; Constraints on the next attempt
 parameters       which scales, zero points, weights and windows of a node the accelerator can take
-views            which operators cost nothing: they change the shape only or take a part of a tensor (Split, Slice)
-convolution      layers of convolutions, and of products by constant matrices; when the host folds windows into the
-                 channels of a first layer (im2col); which convolutions are depthwise: `Layer.is_depthwise` in
-                 compiler/layer, with sizes in tensorize/roofline and space
-matrices         layers of products of two activations, their views, key-value caches, and sums of blocks
-columns          layers that take or join columns of several matrices, such as heads
-rows             layers of softmax and normalisation
-pooling          layers of max and average pooling; which poolings become depthwise convolutions
-elementwise      layers of additions, products and tables of bytes
-joining          when an operator is fused into the epilogue of the layer before it
-movement         layers that copy: Resize, Gather, Transpose, DepthToSpace, SpaceToDepth, Pad
-concatenation    layers of Concat: its parts are written where they belong in the result
+convolution      layers of convolutions, and of products by constant matrices, also as sums of blocks; when the host
+                 folds windows into the channels of a first layer (im2col); which convolutions are depthwise:
+                 `Layer.is_depthwise` in compiler/layer, with sizes in tensorize/roofline and space
+matrices         tensors of several matrices, such as heads, and layers of products of two activations
+reductions       layers of poolings, softmax and normalisations; which poolings become depthwise convolutions
+elementwise      layers of additions, products and tables of bytes; when an operator is fused into the layer before it
+movement         operators that only move elements (Reshape, Transpose, Split, Slice, Resize, Gather, Pad, ...): which
+                 cost nothing, and the copies of the others
+concatenation    layers of Concat: its parts are written where they belong in the result; appending to caches
 reasons          why a float operator stays on the CPU, and what the user can do about it (an integer operator:
                  `NotOffloadable`, where it is raised)
 """
@@ -31,30 +28,33 @@ import onnx_ir as ir
 from celosia.compiler.graph.operands import custom, data_operands
 from celosia.compiler.graph.quantized.commute import CHOOSING_OPS
 from celosia.compiler.graph.select.concatenation import place_concat, resolve_regions
-from celosia.compiler.graph.select.convolution import place_conv, place_matmul, place_transposed_conv
+from celosia.compiler.graph.select.convolution import place_block_sums, place_conv, place_matmul, place_transposed_conv
 from celosia.compiler.graph.select.elementwise import place_addition, place_multiplication, place_table
-from celosia.compiler.graph.select.forms import NO_WAY, ActivationLayout, NotOffloadable, natural_form
-from celosia.compiler.graph.select.matrices import place_block_sums, skip_repeat
+from celosia.compiler.graph.select.matrices import skip_repeat
 from celosia.compiler.graph.select.movement import (
+    SAME_BYTES,
     place_depth_to_space,
     place_gather,
     place_pad,
     place_resize,
-    place_space_to_depth,
+    place_split_or_slice,
     place_transpose,
+    take_as_view,
 )
 from celosia.compiler.graph.select.placement import (
+    NO_WAY,
     UNCONSTRAINED,
+    ActivationLayout,
     Constraints,
     LayerAssignment,
+    NotOffloadable,
     Partition,
     Placement,
+    natural_form,
     unreachable_tensors,
 )
-from celosia.compiler.graph.select.pooling import place_average, place_max_pool
 from celosia.compiler.graph.select.reasons import EXPORT, TILING, is_float, why_on_cpu, with_change
-from celosia.compiler.graph.select.rows import place_norm, place_softmax
-from celosia.compiler.graph.select.views import SAME_BYTES, place_split_or_slice, take_as_view
+from celosia.compiler.graph.select.reductions import place_average, place_max_pool, place_norm, place_softmax
 from celosia.compiler.graph.values import attribute, is_op
 from celosia.compiler.program.host.shape_rules import WindowError
 from celosia.hw.spec.config import Config
@@ -79,7 +79,7 @@ LAYER_BUILDERS: dict[str, Callable[[Placement, ir.Node], None]] = {
     "Upsample": place_resize,
     "Pad": place_pad,
     "DepthToSpace": place_depth_to_space,
-    "SpaceToDepth": place_space_to_depth,
+    "SpaceToDepth": place_depth_to_space,
     "Gather": place_gather,
     "Transpose": place_transpose,
     "MaxPool": place_max_pool,

@@ -2,6 +2,10 @@
 
 A part along channels must begin on a channel group. If the part before it ends inside a group, the rest of that group
 is padding; convolutions that read the result multiply it by weights of zero. Other readers cannot take padding.
+
+Three concatenations of matrices are placed otherwise: of columns, such as the halves of heads that rotary position
+embeddings exchange (`_join_columns`), and of the rows of a key-value cache and new rows, transposed
+(`_join_transposed_rows`) or not (`_append_to_cache`).
 """
 
 from __future__ import annotations
@@ -16,14 +20,30 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.operands import convolves_bytes, joins_parts, operand, operand_groups
-from celosia.compiler.graph.select.columns import join_columns, join_transposed_rows
-from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form
-from celosia.compiler.graph.select.joining import can_fuse_reader
-from celosia.compiler.graph.select.matrices import append_to_cache
+from celosia.compiler.graph.select.matrices import (
+    can_multiply_activations,
+    holds_matrices,
+    matrices_form,
+    right_operands_of,
+    shared_operand,
+    swaps_last_axes,
+)
 from celosia.compiler.graph.select.parameters import array_of, image_axes, scalar_of
-from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads
-from celosia.compiler.graph.values import attribute, constant
+from celosia.compiler.graph.select.placement import (
+    NO_WAY,
+    ActivationLayout,
+    LayerAssignment,
+    NotOffloadable,
+    Placement,
+    Reads,
+    cache_of,
+    can_fuse_reader,
+    natural_form,
+    shape_of,
+)
+from celosia.compiler.graph.values import attribute, constant, is_op
 from celosia.compiler.layer import Activation, Epilogue, Layer, Storage, StridedView, whole_groups
+from celosia.compiler.program.model import matrix_counts
 from celosia.compiler.tensorize import pack
 
 
@@ -47,7 +67,7 @@ def place_concat(p: Placement, node: ir.Node) -> None:
     y = node.outputs[0]
     operands = _parts_with_tables(node)
     values, rescales = [value for value, _ in operands], any(table is not None for _, table in operands)
-    if not rescales and any(join(p, node, values) for join in (join_transposed_rows, append_to_cache, join_columns)):
+    if not rescales and any(join(p, node, values) for join in (_join_transposed_rows, _append_to_cache, _join_columns)):
         return
     y_form = natural_form(y)
     axes = image_axes(len(y.shape or ()))
@@ -74,6 +94,21 @@ def place_concat(p: Placement, node: ir.Node) -> None:
     if not any(covered):
         p.selection.views[node] = "free: its parts are written where they belong"
     p.selection.forms[y], p.selection.written[y] = y_form, whole
+
+
+def _parts_with_tables(node: ir.Node) -> list[tuple[ir.Value, NDArray[np.int8] | None]]:
+    """Return the operands, each with the table that changes its scale to that of the result; None if it is the same."""
+    if joins_parts(node):
+        return [(value, None) for value in node.inputs if value is not None]
+    sy, zy = scalar_of(operand(node, "y_scale")), scalar_of(operand(node, "y_zero_point"))
+    kind = node.outputs[0].dtype.numpy()  # type: ignore[union-attr]
+    result: list[tuple[ir.Value, NDArray[np.int8] | None]] = []
+    for value, scale, zero in operand_groups(node):
+        sx, zx = scalar_of(scale), scalar_of(zero)
+        same = (sx, zx) == (sy, zy)
+        table = None if same else numerics.unary_table("Identity", {}, sx, zx, sy, zy, kind)
+        result.append((value, table))  # type: ignore[arg-type]
+    return result
 
 
 def _pad_between_parts(p: Placement, node: ir.Node, form: ActivationLayout, sizes: list[int]) -> ActivationLayout:
@@ -108,21 +143,6 @@ def _accepts_gaps(reader: ir.Node, y: ir.Value) -> bool:
     input."""
     is_input = convolves_bytes(reader) and [value for value in reader.inputs if value is y] == [reader.inputs[0]]
     return is_input and attribute(reader, "group", 1) == 1 and constant(operand(reader, "w")) is not None
-
-
-def _parts_with_tables(node: ir.Node) -> list[tuple[ir.Value, NDArray[np.int8] | None]]:
-    """Return the operands, each with the table that changes its scale to that of the result; None if it is the same."""
-    if joins_parts(node):
-        return [(value, None) for value in node.inputs if value is not None]
-    sy, zy = scalar_of(operand(node, "y_scale")), scalar_of(operand(node, "y_zero_point"))
-    kind = node.outputs[0].dtype.numpy()  # type: ignore[union-attr]
-    result: list[tuple[ir.Value, NDArray[np.int8] | None]] = []
-    for value, scale, zero in operand_groups(node):
-        sx, zx = scalar_of(scale), scalar_of(zero)
-        same = (sx, zx) == (sy, zy)
-        table = None if same else numerics.unary_table("Identity", {}, sx, zx, sy, zy, kind)
-        result.append((value, table))  # type: ignore[arg-type]
-    return result
 
 
 def _region_at(p: Placement, whole: Activation, form: ActivationLayout, axis: int, offset: int) -> Activation:
@@ -176,7 +196,11 @@ def _place_part(p: Placement, node: ir.Node, part: _Part) -> bool:
         and can_fuse_reader(choice, value)
         and choice.layer.epilogue.table is None
     ):
-        _extend_in_place(p, choice, node, replace(choice.layer.epilogue, table=part.table))
+        p.forget_output(choice)
+        y = p.new_activation(node.outputs[0], ActivationLayout(choice.layer.y.dims))
+        choice.layer = replace(choice.layer, epilogue=replace(choice.layer.epilogue, table=part.table), y=y)
+        choice.value = node.outputs[0]
+        choice.nodes.append(node)
         p.enclosing[choice.layer.y.storage] = part.place
         return True
     reads: Reads = {}
@@ -186,15 +210,6 @@ def _place_part(p: Placement, node: ir.Node, part: _Part) -> bool:
     p.selection.choices.append(LayerAssignment(copy, [node], reads, node.outputs[0]))
     p.enclosing[copy.y.storage] = part.place
     return True
-
-
-def _extend_in_place(p: Placement, choice: LayerAssignment, node: ir.Node, epilogue: Epilogue) -> None:
-    """Fuse the table of a part into the layer of `choice`, which makes that part and now covers `node`, too."""
-    p.forget_output(choice)
-    y = p.new_activation(node.outputs[0], ActivationLayout(choice.layer.y.dims))
-    choice.layer = replace(choice.layer, epilogue=epilogue, y=y)
-    choice.value = node.outputs[0]
-    choice.nodes.append(node)
 
 
 def resolve_regions(p: Placement) -> None:
@@ -210,3 +225,134 @@ def resolve_regions(p: Placement) -> None:
         choice.layer = choice.layer.map_activations(resolve)
     for value, act in p.selection.written.items():
         p.selection.written[value] = resolve(act)
+
+
+# Columns of matrices --------------------------------------------------------------------------------------------------
+
+
+def _join_columns(p: Placement, node: ir.Node, parts: list[ir.Value]) -> bool:
+    """Place a concatenation along the columns of matrices: the layers that make the parts write into the result.
+
+    Returns False if `node` is another kind of concatenation.
+    """
+    y = node.outputs[0]
+    dims = shape_of(y)
+    along = attribute(node, "axis", 1) % len(dims) == len(dims) - 1
+    whole_groups = all(shape_of(part)[-1] % p.cfg.group == 0 for part in parts)
+    if not along or not whole_groups or not all(_can_write_elsewhere(p, part) for part in parts):
+        return False
+    form = matrices_form(p.cfg, shape_of(y), "rows")
+    whole, offset, joined = p.new_activation(y, form), 0, list[LayerAssignment]()
+    for part in parts:
+        joined += _redirect_layers(p, part, whole, offset, [node])
+        offset += shape_of(part)[-1]
+    _record_joined(p, y, joined, whole, form)
+    return True
+
+
+def _can_write_elsewhere(p: Placement, part: ir.Value) -> bool:
+    """Whether layers make one matrix of `part` each and could write it into another tensor: only one node reads
+    `part`."""
+    choices = p.part_producers.get(part, [])
+    return bool(choices) and can_fuse_reader(choices[0], part) and p.has_own_storage(part) and holds_matrices(p, part)
+
+
+def _redirect_layers(
+    p: Placement, part: ir.Value, whole: Activation, offset: int, nodes: list[ir.Node]
+) -> list[LayerAssignment]:
+    """Let the layers of `part` write into `whole`, from channel `offset` of each of its matrices on, and return them.
+
+    nodes: the nodes that they cover from now on, too; the last one's output is what they write.
+    """
+    choices = p.part_producers.pop(part)
+    groups = whole.channels // len(choices) // p.cfg.group
+    for number, choice in enumerate(choices):
+        place = whole.region(choice.layer.y.dims, number * groups + offset // p.cfg.group, whole.pixels)
+        choice.layer, choice.value = replace(choice.layer, y=place), nodes[-1].outputs[0]
+        choice.nodes += nodes
+    del p.selection.forms[part], p.selection.written[part]
+    return choices
+
+
+def _record_joined(
+    p: Placement, y: ir.Value, choices: list[LayerAssignment], whole: Activation, form: ActivationLayout
+) -> None:
+    """Record that the layers of `choices` write the parts of `y`, which lies in `whole`."""
+    p.part_producers[y] = choices
+    p.selection.forms[y], p.selection.written[y] = form, whole
+
+
+# Caches ---------------------------------------------------------------------------------------------------------------
+
+
+def _join_transposed_rows(p: Placement, node: ir.Node, parts: list[ir.Value]) -> bool:
+    """Place a concatenation of a cache's rows and new rows that the accelerator has transposed ("columns" form).
+
+    The products that read it contract over these rows. The host fills the storage with the rows of the cache, in whole
+    groups; the layers that make the new rows write behind them. Returns False if `node` is another concatenation.
+    """
+    (first, *others), y = parts, node.outputs[0]
+    if len(others) != 1 or cache_of(y) is None or p.held_form(first) is not None:
+        return False
+    transposing = others[0].producer()
+    new_rows = None if transposing is None or not is_op(transposing, "Transpose") else transposing.inputs[0]
+    held, rows = p.held_form(others[0]), shape_of(first)[-2]
+    if (
+        new_rows is None
+        or held is None
+        or held.fold != "columns"
+        or rows % p.cfg.group
+        or not _can_write_elsewhere(p, new_rows)
+    ):
+        return False
+    form = matrices_form(p.cfg, shape_of(y), "columns", block=p.cfg.block_out)
+    whole = p.new_activation(y, form)
+    joined = _redirect_layers(p, new_rows, whole, rows, [transposing, node])  # type: ignore[list-item]
+    for choice in joined:
+        choice.reads[whole.storage] = first, form
+    _record_joined(p, y, joined, whole, form)
+    return True
+
+
+def _append_to_cache(p: Placement, node: ir.Node, operands: list[ir.Value]) -> bool:
+    """Place a concatenation of the rows of a key cache and new rows, which only products of two activations read.
+
+    The host fills the storage with the rows of the cache, and a layer copies the new rows behind them. Returns False if
+    `node` is another concatenation. Raises NotOffloadable.
+    """
+    y = node.outputs[0]
+    directly, transposed = _read_by_products(y)
+    if not can_multiply_activations(p.cfg) or not (directly or transposed):
+        return False
+    first, *others = operands
+    rank, held = len(shape_of(y)), p.held_form(operands[-1])
+    if directly or len(others) != 1 or attribute(node, "axis", 1) % rank != rank - 2:
+        raise NotOffloadable(f"the host arranges it for the products that read it; {NO_WAY}")
+    if p.held_form(first) is not None or held is None or held.fold != "rows" or shape_of(y)[-1] % p.cfg.group:
+        raise NotOffloadable(
+            "the accelerator appends rows that it holds itself to those of the host, in whole groups of channels; "
+            "quantise what makes them"
+        )
+    form = matrices_form(p.cfg, shape_of(y), "rows", block=p.cfg.block_out)
+    whole = p.new_activation(y, form)
+    cached_rows, new_rows = (matrix_counts("rows", shape_of(value))[2] for value in (first, others[0]))
+    source = p.selection.written[p.viewed_tensor(others[0])]
+    place = whole.region((*form.dims[:3], new_rows), 0, StridedView(1, whole.width, 0, cached_rows))
+    copy = Layer(f"{node.name}.1", source, place)
+    p.selection.choices.append(LayerAssignment(copy, [node], {whole.storage: (first, form)}, y))
+    p.selection.forms[y], p.selection.written[y] = form, whole
+    return True
+
+
+def _read_by_products(value: ir.Value) -> tuple[bool, bool]:
+    """Return whether all readers are products with `value` as second operand, and whether all with its transpose."""
+    ends = right_operands_of(value) or []
+    transposed = [end.producer() is not None and swaps_last_axes(end.producer()) for end in ends]  # type: ignore[arg-type]
+    sources = all(end is value or shared_operand(end)[0] is value or _before_transpose(end) is value for end in ends)
+    return bool(ends) and sources and not any(transposed), bool(ends) and sources and all(transposed)
+
+
+def _before_transpose(end: ir.Value) -> ir.Value | None:
+    """Return the tensor of which `end` is the transpose; None if no Transpose of the last axes makes it."""
+    producer = end.producer()
+    return producer.inputs[0] if producer is not None and swaps_last_axes(producer) else None

@@ -1,17 +1,18 @@
-"""Layers of convolutions, transposed convolutions, and products by constant matrices."""
+"""Layers of convolutions, transposed convolutions, and products by constant matrices, also as sums of blocks."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
 from itertools import groupby, product
+from math import prod
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.operands import operand
-from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form, shape_of
 from celosia.compiler.graph.select.matrices import place_activation_product, rows_form
 from celosia.compiler.graph.select.parameters import (
     array_of,
@@ -23,7 +24,15 @@ from celosia.compiler.graph.select.parameters import (
     stored_zero,
     window_of,
 )
-from celosia.compiler.graph.select.placement import Placement, Reads
+from celosia.compiler.graph.select.placement import (
+    ActivationLayout,
+    NotOffloadable,
+    Placement,
+    Reads,
+    natural_form,
+    part_name,
+    shape_of,
+)
 from celosia.compiler.graph.shapes import transposed_windows_of, windows_of
 from celosia.compiler.graph.values import attribute, constant
 from celosia.compiler.layer import Gemm, Layer, StridedView, TilingError, Window
@@ -45,44 +54,43 @@ def place_conv(p: Placement, node: ir.Node) -> None:
     if weights is None:
         raise NotOffloadable("its weights are not constant; export them as initializers")
     taps = weights.shape[2:]
-    if weights.ndim == 3 and len(value.shape or ()) == 3:
-        weights = weights[:, :, None, :]
-    if weights.ndim != 4:
-        raise NotOffloadable(
-            f"a convolution of {weights.ndim - 2} dimensions; the accelerator has those of one and two"
-        )
+    weights = _as_image_weights(weights, value, "a convolution")
     weights = require_symmetric(weights, constant(operand(node, "w_zero_point")))
     groups = attribute(node, "group", 1)
     if groups < 1 or groups * weights.shape[1] != form.dims[1] or weights.shape[0] % groups:
         raise NotOffloadable(f"{groups} groups do not divide its channels; export it with a number of groups that does")
     window = window_of(windows_of(node, taps))
     bias = bias_of(node, "b")
-    scales = [array_of(operand(node, name)) for name in ("x_scale", "w_scale", "y_scale")]
-    zero_x, zero_y = (stored_zero(operand(node, name)) for name in ("x_zero_point", "y_zero_point"))
-    requantise = requantisation(scales, zero_x, zero_y, weights, bias)
+    requantise, zero_x = requantisation(node, weights, bias), stored_zero(operand(node, "x_zero_point"))
     y_form = natural_form(node.outputs[0])
     reads: Reads = {}
     model_weights = weights.size
     if (lanes := p.channel_positions.get(value)) is not None:
-        form = p.selection.forms[value]
-        weights = _spread_channels(weights, lanes, form.dims[1])
+        form, narrow = p.selection.forms[value], weights
+        weights = np.zeros((len(narrow), form.dims[1], *narrow.shape[2:]), np.int8)  # 0 for channels that are padding
+        weights[:, lanes] = narrow
     filling = weights.size - model_weights
     if p.held_form(value) is None and groups == 1:
-        form, weights, window = choose_fold(p, form, weights, window, zero_x, y_form)
+        form, weights, window = _choose_fold(p, form, weights, window, zero_x, y_form)
     x, y = p.read(value, form, reads), p.new_activation(node.outputs[0], y_form)
     gemm = Gemm(weights, groups, filling=filling)
     layer = Layer(node.name or "", x, y, window, zero_x, gemm, requantise=requantise)
     p.add_layer(node, layer, reads, y_form)
 
 
-def _spread_channels(weights: NDArray[np.int8], lanes: NDArray[np.int64], channels: int) -> NDArray[np.int8]:
-    """Return `weights` with zeros in between, for an input of `channels` whose channels `lanes` they belong to."""
-    wide = np.zeros((len(weights), channels, *weights.shape[2:]), np.int8)
-    wide[:, lanes] = weights
-    return wide
+def _as_image_weights(weights: NDArray[Any], value: ir.Value, name: str) -> NDArray[Any]:
+    """Return the weights of a convolution of the input `value` with two spatial axes, where they have one or two.
+
+    Raises NotOffloadable for other weights. name: that of the operator, for the message.
+    """
+    if weights.ndim == 3 and len(value.shape or ()) == 3:
+        return weights[:, :, None, :]
+    if weights.ndim != 4:
+        raise NotOffloadable(f"{name} of {weights.ndim - 2} dimensions; the accelerator has those of one and two")
+    return weights
 
 
-def choose_fold(
+def _choose_fold(
     p: Placement, form: ActivationLayout, weights: NDArray[np.int8], window: Window, pad: int, y: ActivationLayout
 ) -> tuple[ActivationLayout, NDArray[np.int8], Window]:
     """Choose how the host arranges the input of a first layer: as it is, or with im2col of rows ("x") or windows
@@ -128,13 +136,9 @@ def place_transposed_conv(p: Placement, node: ir.Node) -> None:
     value, y = operand(node, "x"), node.outputs[0]
     assert value is not None
     form, y_form, weights = natural_form(value), natural_form(y), array_of(operand(node, "w"))
-    if weights.ndim == 3 and len(value.shape or ()) == 3:
-        weights = weights[:, :, None, :]
-    if weights.ndim != 4:
-        raise NotOffloadable(
-            f"a transposed convolution of {weights.ndim - 2} dimensions; the accelerator has those of one and two"
-        )
-    spread, groups = transposed_windows_of(node, array_of(operand(node, "w")).shape[2:]), attribute(node, "group", 1)
+    taps = weights.shape[2:]
+    weights = _as_image_weights(weights, value, "a transposed convolution")
+    spread, groups = transposed_windows_of(node, taps), attribute(node, "group", 1)
     if groups < 1 or form.dims[1] % groups or weights.shape[0] != form.dims[1]:
         raise NotOffloadable(f"{groups} groups do not divide its channels; export it with a number of groups that does")
     phases = [_phases_along(spread, axis) for axis in (0, 1)]
@@ -148,8 +152,7 @@ def place_transposed_conv(p: Placement, node: ir.Node) -> None:
         .reshape(-1, len(weights) // groups, *spread.kernel)
     )
     bias = bias_of(node, "b")
-    scales = [array_of(operand(node, name)) for name in ("x_scale", "w_scale", "y_scale")]
-    zero_x, zero_y = (stored_zero(operand(node, name)) for name in ("x_zero_point", "y_zero_point"))
+    zero_x = stored_zero(operand(node, "x_zero_point"))
     reads: Reads = {}
     x, whole = p.read(value, form, reads), p.new_activation(y, y_form)
     layers: list[Layer] = []
@@ -157,7 +160,7 @@ def place_transposed_conv(p: Placement, node: ir.Node) -> None:
         phase_weights = np.ascontiguousarray(kernels[:, :, rows.taps][..., columns.taps])
         if not rows.exists or not columns.exists:
             phase_weights = np.zeros_like(phase_weights)
-        requantise = requantisation(scales, zero_x, zero_y, phase_weights, bias)
+        requantise = requantisation(node, phase_weights, bias)
         input_pixels = StridedView(*form.dims[2:], rows.skipped, columns.skipped)
         phase_input = x.region(
             (*form.dims[:2], form.dims[2] - rows.skipped, form.dims[3] - columns.skipped), 0, input_pixels
@@ -250,9 +253,7 @@ def place_matmul(p: Placement, node: ir.Node) -> None:
     if operand(node, "y_scale") is None:
         raise NotOffloadable("its output is float; put QuantizeLinear and DequantizeLinear after it")
     weights = np.ascontiguousarray(require_symmetric(matrix, zero_w).T)[:, :, None, None]
-    scales = [array_of(operand(node, name)) for name in ("a_scale", "b_scale", "y_scale")]
-    zero_x, zero_y = (stored_zero(operand(node, name)) for name in ("a_zero_point", "y_zero_point"))
-    requantise = requantisation(scales, zero_x, zero_y, weights, bias)
+    requantise = requantisation(node, weights, bias)
     x_form = rows_form(p, value, node.outputs[0])
     y_form = replace(x_form, dims=(x_form.dims[0], len(weights), *x_form.dims[2:]))
     reads: Reads = {}
@@ -268,3 +269,40 @@ def place_matmul(p: Placement, node: ir.Node) -> None:
     gemm, y = Gemm(weights), p.new_activation(node.outputs[0], y_form)
     layer = Layer(node.name or "", x, y, window, gemm=gemm, requantise=requantise)
     p.add_layer(node, layer, reads, y_form)
+
+
+SUMS_NOTE = (
+    "integer sums by block; scaled in floats on the CPU, within 2e-6 of the root mean square of onnxruntime's result"
+)
+
+
+def place_block_sums(p: Placement, node: ir.Node) -> None:
+    """Place BlockSums (graph/block_sums.py), whose int32 sums leave the accelerator as bytes. Raises NotOffloadable.
+
+    The weights are [parts, blocks, columns of a part, block size]; each part of the columns is a layer.
+    """
+    if not p.cfg.sums:
+        raise NotOffloadable("int32 sums leave the accelerator byte by byte; give it a Config with sums = true")
+    value, y, sum_bytes = node.inputs[0], node.outputs[0], attribute(node, "sum_bytes")
+    assert value is not None
+    w = array_of(operand(node, "w"))
+    parts, blocks, lanes, size = w.shape
+    reads: Reads = {}
+    rows, channels = prod(shape_of(value)[:-2]), sum_bytes * blocks * lanes
+    y_form = ActivationLayout((rows, parts * channels, 1, 1))
+    x, whole = p.read(value, ActivationLayout((rows, blocks * size, 1, 1)), reads), p.new_activation(y, y_form)
+    depth, columns = (attribute(node, name) for name in "KN")
+    layers: list[Layer] = []
+    for number in range(parts):
+        part = whole.region((whole.images, channels, 1, 1), number * channels // p.cfg.group, whole.pixels)
+        weights = np.ascontiguousarray(w[number]).reshape(blocks * lanes, size, 1, 1)
+        filling = weights.size - depth * max(0, min(lanes, columns - number * lanes))
+        layers.append(
+            Layer(
+                part_name(node, number, parts),
+                x,
+                part,
+                gemm=Gemm(weights, blocks, filling=filling, sum_bytes=sum_bytes),
+            )
+        )
+    p.add_parts(node, layers, reads, whole, y_form, SUMS_NOTE)

@@ -1,4 +1,7 @@
-"""Layers that work element by element: additions and products of two tensors, and tables of one."""
+"""Layers that work element by element: additions and products of two tensors, and tables of one.
+
+Additions and tables are fused into the epilogue of the layer before them where that can take them.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,24 @@ from celosia.compiler import numerics
 from celosia.compiler.graph.operands import data_operands, multiplies_matrices, operand
 from celosia.compiler.graph.quantized.rounded import rescaled_sum
 from celosia.compiler.graph.quantized.tables import table_of
-from celosia.compiler.graph.select.columns import place_layer_per_matrix, read_shared_by_matrices
-from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form, shape_of
-from celosia.compiler.graph.select.joining import can_fuse_reader, extend_layer, extend_layers_of, join_residual
-from celosia.compiler.graph.select.matrices import rows_form
-from celosia.compiler.graph.select.parameters import is_one_pixel, requantise_alike, scalar_of, stored_zero
-from celosia.compiler.graph.select.placement import Placement, Reads
+from celosia.compiler.graph.select.matrices import place_layer_per_matrix, read_shared_by_matrices, rows_form
+from celosia.compiler.graph.select.parameters import requantise_alike, scalar_of, stored_zero
+from celosia.compiler.graph.select.placement import (
+    ActivationLayout,
+    LayerAssignment,
+    NotOffloadable,
+    Placement,
+    Reads,
+    can_fuse_reader,
+    natural_form,
+    shape_of,
+)
 from celosia.compiler.graph.values import is_op, shape
 from celosia.compiler.layer import Activation, Epilogue, Layer, Multiplication, Residual
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program.op_spec import Kind
+from celosia.compiler.tensorize import pack
+from celosia.hw.spec.config import Config
 
 
 def place_addition(p: Placement, node: ir.Node) -> None:
@@ -47,7 +58,7 @@ def place_addition(p: Placement, node: ir.Node) -> None:
     residual_of = partial(Residual, scale_v=scale_a, scale_b=scale_b, scale_c=fit.c, shift=fit.shift)
     if broadcasts and shape(a) == shape(y) and _add_to_each_matrix(p, node, a, b, residual_of):
         return
-    if shape(a) != shape(y) or (broadcasts and not is_row(b, p.held_form(a))):
+    if shape(a) != shape(y) or (broadcasts and not _is_row(b, p.held_form(a))):
         raise NotOffloadable(_broadcast_reason(node))
     for form in [p.common_form(a)] if broadcasts else [_choose_form(p, y, b, a), _choose_form(p, y, a, b)]:
         reads: Reads = {}
@@ -57,7 +68,7 @@ def place_addition(p: Placement, node: ir.Node) -> None:
         )
         residual = residual_of(other)
         layer = Layer(node.name or "", x, p.new_activation(y, form), epilogue=Epilogue(residual=residual))
-        if join_residual(p, node, layer, (a, b), form, reads):
+        if _join_residual(p, node, layer, (a, b), form, reads):
             return
     if (
         not broadcasts and p.selection.choices and p.selection.choices[-1].value is b
@@ -86,11 +97,71 @@ def _add_to_each_matrix(
     if (other := read_shared_by_matrices(p, a, b, reads)) is None:
         return False
     residual = residual_of(other)
-    if not extend_layers_of(p, a, node, lambda before: replace(before, residual=residual), reads):
+    if not _extend_layers_of(p, a, node, lambda before: replace(before, residual=residual), reads):
         place_layer_per_matrix(
             p, node, a, reads, lambda name, x, y: Layer(name, x, y, epilogue=Epilogue(residual=residual))
         )
     return True
+
+
+def place_multiplication(p: Placement, node: ir.Node) -> None:
+    """Place a QLinearMul: of equal shapes, by one pixel for each channel, or of one matrix and several.
+
+    Raises NotOffloadable.
+    """
+    a, b, y = operand(node, "a"), operand(node, "b"), node.outputs[0]
+    assert a is not None and b is not None
+    sa, za, sb, zb, sy, zy = _scales_and_zero_points(node)
+    fit = numerics.fit_rescale_mul(sa, za, sb, zb, sy, zy, y.dtype.numpy())  # type: ignore[union-attr]
+    if fit is None:
+        raise NotOffloadable(
+            "no integers give onnxruntime's product on all pairs of bytes; other scales may, from another calibration"
+        )
+    zeros = [stored_zero(operand(node, f"{name}_zero_point")) for name in "ab"]
+    if shape(a) != shape(y):
+        a, b, zeros = b, a, zeros[::-1]
+    reads: Reads = {}
+    if shape(a) == shape(y) != shape(b) and (other := read_shared_by_matrices(p, a, b, reads)) is not None:
+        requantise = requantise_alike(shape_of(a)[-1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)
+        multiply = Multiplication(other, -zeros[0], -zeros[1])
+        make_layer = lambda name, x, y: Layer(name, x, y, multiply=multiply, requantise=requantise)  # noqa: E731
+        place_layer_per_matrix(p, node, a, reads, make_layer)
+        return
+    if shape(a) != shape(y) or not (shape(b) == shape(y) or _is_one_pixel(b, y)):
+        raise NotOffloadable(_broadcast_reason(node))
+    form = _choose_form(p, y, a) if shape(b) == shape(y) else p.common_form(a)
+    if shape(b) != shape(y) and form != natural_form(a):  # its rows are images, or pixels
+        raise NotOffloadable(_broadcast_reason(node))
+    b_form = form if shape(b) == shape(y) else natural_form(b)
+    x, other = p.read(a, form, reads), p.read(b, b_form, reads)
+    requantise = requantise_alike(form.dims[1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)
+    multiply = Multiplication(other, -zeros[0], -zeros[1])
+    layer = Layer(node.name or "", x, p.new_activation(y, form), multiply=multiply, requantise=requantise)
+    p.add_layer(node, layer, reads, form)
+
+
+def place_table(p: Placement, node: ir.Node) -> None:
+    """Place a function of one byte as a table of 256 entries, fused into the layer before it if that has no table yet.
+
+    Raises NotOffloadable.
+    """
+    value = node.inputs[0]
+    assert value is not None
+    entries = table_of(node)
+    if entries is None:
+        raise NotOffloadable("its bounds are known at run time only; make them constants")
+    table = entries.astype(np.int8)
+    form = _choose_form(p, node.outputs[0], value)
+    choice = p.producers.get(value)
+    if choice is not None and can_fuse_reader(choice, value) and choice.layer.epilogue.table is None:
+        _extend_layer(p, choice, node, replace(choice.layer.epilogue, table=table), {})
+        return
+    reads: Reads = {}
+    if _extend_layers_of(p, value, node, lambda before: replace(before, table=table), reads):
+        return
+    x = p.read(value, form, reads)
+    y = p.new_activation(node.outputs[0], form)
+    p.add_layer(node, Layer(node.name or "", x, y, epilogue=Epilogue(table=table)), reads, form)
 
 
 def _choose_form(p: Placement, result: ir.Value, *values: ir.Value) -> ActivationLayout:
@@ -126,73 +197,111 @@ def _is_elementwise(node: ir.Node) -> bool:
     return op_spec(node.op_type).kind is Kind.INJECTIVE and op_spec(node.op_type).moves is None
 
 
+def _is_one_pixel(b: ir.Value, y: ir.Value) -> bool:
+    """Whether `b` is [images, channels, 1, 1] for a `y` of [images, channels, height, width]."""
+    b_shape, y_shape = shape(b), shape(y)
+    return (
+        b_shape is not None and y_shape is not None and len(b_shape) == len(y_shape) == 4
+        and b_shape[:2] == y_shape[:2] and b_shape[2:] == (1, 1)
+    )  # fmt: skip
+
+
+def _is_row(b: ir.Value, form: ActivationLayout | None) -> bool:
+    """Whether `b` is one row, to be combined with every row of the matrix that the accelerator holds in `form`."""
+    dims = shape(b)
+    return form is not None and form.fold == "rows" and bool(dims) and prod(dims) == dims[-1] == form.dims[1]  # type: ignore[index,arg-type]
+
+
 def _broadcast_reason(node: ir.Node) -> str:
     """Return the reason of an operator whose operands have shapes that the accelerator does not combine."""
     a, b = (shape(value) for value in data_operands(node))  # type: ignore[arg-type]
     return f"it broadcasts {a} with {b}; give both the same shape"
 
 
-def is_row(b: ir.Value, form: ActivationLayout | None) -> bool:
-    """Whether `b` is one row, to be combined with every row of the matrix that the accelerator holds in `form`."""
-    dims = shape(b)
-    return form is not None and form.fold == "rows" and bool(dims) and prod(dims) == dims[-1] == form.dims[1]  # type: ignore[index,arg-type]
+# Fusion into the layer before -----------------------------------------------------------------------------------------
 
 
-def place_table(p: Placement, node: ir.Node) -> None:
-    """Place a function of one byte as a table of 256 entries, fused into the layer before it if that has no table yet.
+def _join_residual(
+    p: Placement, node: ir.Node, layer: Layer, operands: tuple[ir.Value, ir.Value], form: ActivationLayout, reads: Reads
+) -> bool:
+    """Fuse the addition `node` into the convolution that makes one of its operands. Returns whether that is possible.
 
-    Raises NotOffloadable.
+    layer: the addition as a layer of its own. operands: the tensors that this layer reads, x first. The operand that is
+    made later is tried first, since its layer must run when the other operand is there. form: the form of x.
     """
-    value = node.inputs[0]
-    assert value is not None
-    entries = table_of(node)
-    if entries is None:
-        raise NotOffloadable("its bounds are known at run time only; make them constants")
-    table = entries.astype(np.int8)
-    form = _choose_form(p, node.outputs[0], value)
-    choice = p.producers.get(value)
-    if choice is not None and can_fuse_reader(choice, value) and choice.layer.epilogue.table is None:
-        extend_layer(p, choice, node, replace(choice.layer.epilogue, table=table), {})
-        return
-    reads: Reads = {}
-    if extend_layers_of(p, value, node, lambda before: replace(before, table=table), reads):
-        return
-    x = p.read(value, form, reads)
+    residual = layer.epilogue.residual
+    assert residual is not None
+    order = {choice.value: place for place, choice in enumerate(p.selection.choices)}
+    a, b = operands
+    candidates = [(a, b, residual.operand, False), (b, a, layer.x, True)]
+    candidates.sort(key=lambda candidate: -order.get(candidate[0], -1))
+    for value, added, added_activation, swapped in candidates:
+        choice = p.producers.get(value)
+        if choice is None or not can_fuse_reader(choice, value) or choice.layer.gemm is None:
+            continue
+        if p.held_form(value) != form:
+            continue  # the addition reads it in another form
+        if choice.layer.is_depthwise(p.cfg) and _is_slower_joined(p.cfg, choice.layer):
+            continue
+        if order.get(p.viewed_tensor(added), -1) >= order[choice.value] or added is value:
+            continue
+        scales = (residual.scale_b, residual.scale_v) if swapped else (residual.scale_v, residual.scale_b)
+        joined = replace(residual, operand=added_activation, scale_v=scales[0], scale_b=scales[1])
+        _extend_layer(p, choice, node, replace(choice.layer.epilogue, residual=joined), reads)
+        return True
+    return False
+
+
+def _is_slower_joined(cfg: Config, layer: Layer) -> bool:
+    """Whether fusing an addition into a depthwise convolution would cost cycles.
+
+    With a residual, the array must compute the convolution. That is slower if it takes more cycles per entry than the
+    vector unit's steps over the taps and the bus beats that load both operands of a separate addition.
+    """
+    height, width = layer.window.kernel
+    steps, beats = height * pack.tap_steps(cfg, layer.window)[0], max(1, cfg.lanes // cfg.bus_bytes)
+    return steps + 2 * beats < height * width
+
+
+def _extend_layer(p: Placement, choice: LayerAssignment, node: ir.Node, epilogue: Epilogue, reads: Reads) -> None:
+    """Fuse `node` into the layer of `choice`: give it `epilogue`, let it write the output of `node` and add `reads`."""
+    form = p.selection.forms[choice.value]
+    p.forget_output(choice)
     y = p.new_activation(node.outputs[0], form)
-    p.add_layer(node, Layer(node.name or "", x, y, epilogue=Epilogue(table=table)), reads, form)
+    choice.layer = replace(choice.layer, epilogue=epilogue, y=y)
+    choice.nodes.append(node)
+    choice.reads.update(reads)
+    p.record_output(choice, node.outputs[0], form)
 
 
-def place_multiplication(p: Placement, node: ir.Node) -> None:
-    """Place a QLinearMul: of equal shapes, by one pixel for each channel, or of one matrix and several.
+def _extend_layers_of(
+    p: Placement, value: ir.Value, node: ir.Node, change: Callable[[Epilogue], Epilogue], reads: Reads
+) -> bool:
+    """Fuse `node` into all layers that make a part of `value` each, such as products of several matrices.
 
-    Raises NotOffloadable.
+    change: gives the new epilogue from that of each layer. Returns False, with nothing changed, if one of the layers
+    cannot take it: it has a residual, or a table where the new one would be; or it is a pooling or a phase of a
+    transposed convolution and should take a residual.
     """
-    a, b, y = operand(node, "a"), operand(node, "b"), node.outputs[0]
-    assert a is not None and b is not None
-    sa, za, sb, zb, sy, zy = _scales_and_zero_points(node)
-    fit = numerics.fit_rescale_mul(sa, za, sb, zb, sy, zy, y.dtype.numpy())  # type: ignore[union-attr]
-    if fit is None:
-        raise NotOffloadable(
-            "no integers give onnxruntime's product on all pairs of bytes; other scales may, from another calibration"
-        )
-    zeros = [stored_zero(operand(node, f"{name}_zero_point")) for name in "ab"]
-    if shape(a) != shape(y):
-        a, b, zeros = b, a, zeros[::-1]
-    reads: Reads = {}
-    if shape(a) == shape(y) != shape(b) and (other := read_shared_by_matrices(p, a, b, reads)) is not None:
-        requantise = requantise_alike(shape_of(a)[-1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)
-        multiply = Multiplication(other, -zeros[0], -zeros[1])
-        make_layer = lambda name, x, y: Layer(name, x, y, multiply=multiply, requantise=requantise)  # noqa: E731
-        place_layer_per_matrix(p, node, a, reads, make_layer)
-        return
-    if shape(a) != shape(y) or not (shape(b) == shape(y) or is_one_pixel(b, y)):
-        raise NotOffloadable(_broadcast_reason(node))
-    form = _choose_form(p, y, a) if shape(b) == shape(y) else p.common_form(a)
-    if shape(b) != shape(y) and form != natural_form(a):  # its rows are images, or pixels
-        raise NotOffloadable(_broadcast_reason(node))
-    b_form = form if shape(b) == shape(y) else natural_form(b)
-    x, other = p.read(a, form, reads), p.read(b, b_form, reads)
-    requantise = requantise_alike(form.dims[1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)
-    multiply = Multiplication(other, -zeros[0], -zeros[1])
-    layer = Layer(node.name or "", x, p.new_activation(y, form), multiply=multiply, requantise=requantise)
-    p.add_layer(node, layer, reads, form)
+    choices, y = p.part_producers.get(value, []), node.outputs[0]
+    if not choices or not can_fuse_reader(choices[0], value):
+        return False
+    for choice in choices:
+        old = choice.layer.epilogue
+        new = change(old)
+        is_free = old.residual is None and (old.table is None or new.table is old.table)
+        takes_residual = choice.layer.product is not None or choice.layer.is_map
+        if choice.layer.works_on_rows or not is_free or not (takes_residual or new.residual is None):
+            return False
+    form = p.selection.forms.pop(value)
+    p.selection.written.pop(value)
+    whole = p.new_activation(y, form)
+    for choice in choices:
+        place = replace(choice.layer.y, name=whole.name, storage=whole.storage)
+        choice.layer = replace(choice.layer, epilogue=change(choice.layer.epilogue), y=place)
+        choice.nodes.append(node)
+        choice.reads.update(reads)
+        choice.value = y
+    p.part_producers[y] = p.part_producers.pop(value)
+    p.selection.forms[y], p.selection.written[y] = form, whole
+    return True

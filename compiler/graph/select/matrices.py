@@ -1,28 +1,35 @@
-"""Layers of products of two activations, with the views around them, key-value caches, and sums of blocks.
+"""Tensors of several matrices, such as the heads of attention, and products of two activations.
 
-The first operand is x of a layer, the second is loaded as weights from where a layer has stored it. Forms with the fold
-"rows", "columns" or "heads" (program.model.MATRICES) say how matrices lie in the channels and pixels of an activation.
-Reshapes and Transposes between products change the form only.
+Forms with the fold "rows", "columns" or "heads" (program.model.MATRICES) say how matrices lie in the channels and
+pixels of an activation; an operator on them takes one layer for each matrix. The first operand of a product is x of a
+layer, the second is loaded as weights from where a layer has stored it. Operators that only repeat or transpose
+matrices for products are left out (`skip_repeat`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import groupby
 from math import prod
 
-import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.operands import is_operand, operand
-from celosia.compiler.graph.select.forms import NO_WAY, ActivationLayout, NotOffloadable, natural_form, shape_of
 from celosia.compiler.graph.select.parameters import array_of, fold_scales, requantise_alike, scalar_of, stored_zero
-from celosia.compiler.graph.select.placement import LayerAssignment, Placement, Reads
+from celosia.compiler.graph.select.placement import (
+    ActivationLayout,
+    NotOffloadable,
+    Placement,
+    Reads,
+    natural_form,
+    part_name,
+    shape_of,
+)
 from celosia.compiler.graph.values import attribute, constant, is_op, shape
-from celosia.compiler.layer import ActivationGemm, Gemm, Layer, StridedView, Window, summands
+from celosia.compiler.layer import Activation, ActivationGemm, Layer, summands
 from celosia.compiler.ops import VIEWS
-from celosia.compiler.program.model import MATRICES, matrix_counts, matrix_sizes
+from celosia.compiler.program.model import matrix_counts, matrix_sizes
 from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
 
@@ -76,21 +83,75 @@ def _is_split_into_heads(value: ir.Value) -> bool:
     return bool(readers) and all(is_op(node, *VIEWS) for node in readers) and splits_rows
 
 
-def matrices_form(cfg: Config, value: ir.Value, fold: str, pad: int = 0, block: int = 1) -> ActivationLayout:
-    """Return the form of an operand or result of a product of two activations; each matrix begins on a channel group.
+def matrices_form(cfg: Config, dims: tuple[int, ...], fold: str, pad: int = 0, block: int = 1) -> ActivationLayout:
+    """Return the form of a tensor of shape `dims` as matrices, each of which begins on a channel group.
 
     fold: a key of MATRICES. pad: the byte that the host puts in channels beyond the last. block: the number of rows is
     rounded up to a multiple of it.
     """
-    return form_of_matrices(cfg, shape_of(value), fold, pad, block)
-
-
-def form_of_matrices(cfg: Config, dims: tuple[int, ...], fold: str, pad: int = 0, block: int = 1) -> ActivationLayout:
-    """Return what `matrices_form` does, for a tensor of this shape."""
     count, columns, rows = matrix_counts(fold, dims)
     channels = pack.blocks(columns, cfg.group) * cfg.group
     dims = 1, count * channels, 1, pack.blocks(rows, block) * block
     return ActivationLayout(dims, fold, pad=pad if channels > columns else 0)
+
+
+def holds_matrices(p: Placement, value: ir.Value) -> bool:
+    """Whether the accelerator holds `value` as at most MAX_MATRICES matrices whose rows are pixels."""
+    held = p.held_form(value)
+    rows = held is not None and held.fold == "rows" and not held.inverted
+    return rows and matrix_counts("rows", shape_of(value))[0] <= MAX_MATRICES
+
+
+def nth_matrix(p: Placement, act: Activation, value: ir.Value, number: int) -> Activation:
+    """Return matrix `number` of `value` as a region of `act`, in which all matrices of `value` lie."""
+    _, columns, rows = matrix_counts("rows", shape_of(value))
+    return act.region((1, columns, 1, rows), number * pack.blocks(columns, p.cfg.group), act.pixels)
+
+
+def read_shared_by_matrices(p: Placement, value: ir.Value, b: ir.Value, reads: Reads) -> Activation | None:
+    """Return the activation of `b` if it is one matrix, or one row, that broadcasts over the several matrices of
+    `value`.
+
+    None if `b` has another shape, or `value` is a single matrix.
+    """
+    count, columns, rows = matrix_counts("rows", shape_of(value))
+    sizes = matrix_sizes(shape_of(b))
+    if count == 1 or not holds_matrices(p, value) or sizes not in ((1, 1, columns), (1, rows, columns)):
+        return None
+    return p.read(b, ActivationLayout((1, columns, 1, sizes[1]), "rows"), reads, constants=True)
+
+
+def place_layer_per_matrix(
+    p: Placement,
+    node: ir.Node,
+    x: ir.Value,
+    reads: Reads,
+    make_layer: Callable[[str, Activation, Activation], Layer],
+    y_form: ActivationLayout | None = None,
+) -> None:
+    """Place one layer for each matrix of `x`, which the accelerator holds.
+
+    make_layer: called with name, x and y. y_form: the form of the output of `node`; None for that of `x`.
+    """
+    form, y, count = p.held_form(x), node.outputs[0], matrix_counts("rows", shape_of(x))[0]
+    assert form is not None
+    y_form = y_form or form
+    source, whole = p.read(x, form, reads), p.new_activation(y, y_form)
+    layers = [
+        make_layer(part_name(node, number, count), nth_matrix(p, source, x, number), nth_matrix(p, whole, y, number))
+        for number in range(count)
+    ]
+    add_matrices(p, node, layers, reads, whole, y_form)
+
+
+def add_matrices(
+    p: Placement, node: ir.Node, layers: list[Layer], reads: Reads, whole: Activation, form: ActivationLayout
+) -> None:
+    """Place `layers`, one for each matrix of `whole`, the output of `node`; a single layer writes all of it."""
+    if len(layers) == 1:
+        p.add_layer(node, replace(layers[0], y=whole), reads, form)
+    else:
+        p.add_parts(node, layers, reads, whole, form)
 
 
 def place_activation_product(p: Placement, node: ir.Node) -> None:
@@ -114,11 +175,11 @@ def place_activation_product(p: Placement, node: ir.Node) -> None:
             f"it multiplies {count} matrices, more than {MAX_MATRICES}; give the model fewer samples or heads at once"
         )
     zero_a, zero_b = stored_zero(operand(node, "a_zero_point")), stored_zero(operand(node, "b_zero_point"))
-    x_form = matrices_form(cfg, a, "rows", zero_a)
-    w_form = matrices_form(cfg, shared, fold, zero_b, cfg.block_out)
+    x_form = matrices_form(cfg, shape_of(a), "rows", zero_a)
+    w_form = matrices_form(cfg, shape_of(shared), fold, zero_b, cfg.block_out)
     if p.viewed_tensor(a) in p.padded_outputs and (held := p.held_form(shared)) is not None:
         w_form = replace(w_form, pad=held.pad)  # a holds its zero point there, so any byte adds nothing
-    y_form = matrices_form(cfg, y, "rows")
+    y_form = matrices_form(cfg, shape_of(y), "rows")
     offset_a, offset_b = -zero_a, -zero_b
     if (
         p.held_form(a) != x_form
@@ -142,7 +203,7 @@ def place_activation_product(p: Placement, node: ir.Node) -> None:
     )
     layers = [
         Layer(
-            node.name or "" if count == 1 else f"{node.name}.{number}",
+            part_name(node, number, count),
             x.region((1, depth, 1, rows), number * pack.blocks(depth, cfg.group), x.pixels),
             whole.region((1, columns, 1, rows), number * pack.blocks(columns, cfg.group), whole.pixels),
             product=ActivationGemm(
@@ -153,13 +214,10 @@ def place_activation_product(p: Placement, node: ir.Node) -> None:
         )
         for number in range(count)
     ]  # fmt: skip
-    if count == 1:
-        p.add_layer(node, replace(layers[0], y=whole), reads, y_form)
-    else:
-        p.add_parts(node, layers, reads, whole, y_form)
+    add_matrices(p, node, layers, reads, whole, y_form)
 
 
-# Operands of several heads ------------------------------------------------------------------------------------------
+# Operands of several heads -----------------------------------------------------------------------------------------
 
 
 def shared_operand(value: ir.Value) -> tuple[ir.Value, int, str]:
@@ -169,7 +227,7 @@ def shared_operand(value: ir.Value) -> tuple[ir.Value, int, str]:
     which it must be held). Grouped-query attention repeats the keys and values of a group for each of its heads.
     """
     producer = value.producer()
-    if producer is not None and _swaps_last_axes(producer):
+    if producer is not None and swaps_last_axes(producer):
         source, times = _undo_repeat(producer.inputs[0])
         if times > 1:
             return source, times, "rows"
@@ -197,7 +255,7 @@ def _undo_repeat(value: ir.Value | None) -> tuple[ir.Value, int]:
     return (source, times) if repeats and after == (*groups[:-1], groups[-1] * times, *matrix) else (value, 1)
 
 
-def _swaps_last_axes(node: ir.Node) -> bool:
+def swaps_last_axes(node: ir.Node) -> bool:
     """Whether `node` is a Transpose that exchanges the last two axes only."""
     perm = attribute(node, "perm") if is_op(node, "Transpose") else None
     rank = len(perm or ())
@@ -212,7 +270,7 @@ def skip_repeat(p: Placement, node: ir.Node) -> bool:
     if not can_multiply_activations(p.cfg) or not is_op(node, "Unsqueeze", "Expand", "Reshape", "Transpose"):
         return False
     y = node.outputs[0]
-    operands = _right_operands_of(y)
+    operands = right_operands_of(y)
     is_skipped = bool(operands) and all(
         shared_operand(value)[1] > 1 and y in _tensors_up_to(value) for value in operands or ()
     )
@@ -230,7 +288,7 @@ def _tensors_up_to(end: ir.Value) -> list[ir.Value]:
     return between
 
 
-def _right_operands_of(value: ir.Value) -> list[ir.Value] | None:
+def right_operands_of(value: ir.Value) -> list[ir.Value] | None:
     """Return the second operands of products that are `value` or made of it by reshaping and transposing.
 
     None if another node reads it, or it is an output of the graph.
@@ -240,185 +298,9 @@ def _right_operands_of(value: ir.Value) -> list[ir.Value] | None:
         if is_op(use.node, "QLinearMatMul") and is_operand(use.node, use.idx, "b"):
             right_operands.append(value)
             continue
-        only_arranges = is_op(use.node, "Unsqueeze", "Expand", "Reshape") or _swaps_last_axes(use.node)
-        behind = _right_operands_of(use.node.outputs[0]) if only_arranges and use.idx == 0 else None
+        only_arranges = is_op(use.node, "Unsqueeze", "Expand", "Reshape") or swaps_last_axes(use.node)
+        behind = right_operands_of(use.node.outputs[0]) if only_arranges and use.idx == 0 else None
         if behind is None:
             return None
         right_operands += behind
     return None if value.is_graph_output() else right_operands
-
-
-# Caches -----------------------------------------------------------------------------------------------------------
-
-
-def append_to_cache(p: Placement, node: ir.Node, operands: list[ir.Value]) -> bool:
-    """Place a concatenation of the rows of a key cache and new rows, which only products of two activations read.
-
-    The host fills the storage with the rows of the cache, and a layer copies the new rows behind them. Returns False if
-    `node` is another concatenation. Raises NotOffloadable.
-    """
-    y = node.outputs[0]
-    directly, transposed = _read_by_products(y)
-    if not can_multiply_activations(p.cfg) or not (directly or transposed):
-        return False
-    first, *others = operands
-    rank, held = len(shape_of(y)), p.held_form(operands[-1])
-    if directly or len(others) != 1 or attribute(node, "axis", 1) % rank != rank - 2:
-        raise NotOffloadable(f"the host arranges it for the products that read it; {NO_WAY}")
-    if p.held_form(first) is not None or held is None or held.fold != "rows" or shape_of(y)[-1] % p.cfg.group:
-        raise NotOffloadable(
-            "the accelerator appends rows that it holds itself to those of the host, in whole groups of channels; "
-            "quantise what makes them"
-        )
-    form = matrices_form(p.cfg, y, "rows", block=p.cfg.block_out)
-    whole = p.new_activation(y, form)
-    cached_rows, new_rows = (matrix_counts("rows", shape_of(value))[2] for value in (first, others[0]))
-    source = p.selection.written[p.viewed_tensor(others[0])]
-    place = whole.region((*form.dims[:3], new_rows), 0, StridedView(1, whole.width, 0, cached_rows))
-    copy = Layer(f"{node.name}.1", source, place)
-    p.selection.choices.append(LayerAssignment(copy, [node], {whole.storage: (first, form)}, y))
-    p.selection.forms[y], p.selection.written[y] = form, whole
-    return True
-
-
-def _read_by_products(value: ir.Value) -> tuple[bool, bool]:
-    """Return whether all readers are products with `value` as second operand, and whether all with its transpose."""
-    ends = _right_operands_of(value) or []
-    transposed = [end.producer() is not None and _swaps_last_axes(end.producer()) for end in ends]  # type: ignore[arg-type]
-    sources = all(end is value or shared_operand(end)[0] is value or _before_transpose(end) is value for end in ends)
-    return bool(ends) and sources and not any(transposed), bool(ends) and sources and all(transposed)
-
-
-def _before_transpose(end: ir.Value) -> ir.Value | None:
-    """Return the tensor of which `end` is the transpose; None if no Transpose of the last axes makes it."""
-    producer = end.producer()
-    return producer.inputs[0] if producer is not None and _swaps_last_axes(producer) else None
-
-
-def pad_to_whole_blocks(p: Placement, node: ir.Node, held: ActivationLayout) -> bool:
-    """Place a Transpose of matrices whose rows are no whole blocks: add rows, so that products can load them as
-    weights.
-
-    If a product by a constant matrix makes them, it also makes the added rows, of padding. Else a layer copies the
-    matrices and adds rows of zeros. Returns False if the rows are whole blocks already. held: the form of the input.
-    """
-    x, y, rows = node.inputs[0], node.outputs[0], held.dims[3]
-    assert x is not None
-    width = pack.blocks(rows, p.cfg.block_out) * p.cfg.block_out
-    if width == rows:
-        return False
-    form, source = replace(held, dims=(*held.dims[:3], width)), p.selection.written[p.viewed_tensor(x)]
-    window = Window((1, 1), pads=(0, 0, 0, width - rows))
-    if not (views := _views_up_to_product(p, x)):
-        p.add_layer(node, Layer(node.name or "", source, p.new_activation(y, form), window, reduce="max"), {}, form)
-        return True
-    for value in views:
-        p.selection.forms[value] = replace(p.selection.forms[value], dims=form.dims)
-    choice = p.producers[views[-1]]
-    assert choice.layer.gemm is not None
-    gemm = replace(choice.layer.gemm, spare=width - rows)
-    choice.layer = replace(choice.layer, y=p.new_activation(choice.value, form), window=window, gemm=gemm)
-    p.selection.written[choice.value] = choice.layer.y
-    _record_view(p, node, form)
-    return True
-
-
-def _views_up_to_product(p: Placement, value: ir.Value) -> list[ir.Value]:
-    """Return `value` and the tensors that it is a view of, up to the output of a product by a constant matrix.
-
-    Returns [] unless that product can make more rows: it has no residual of several pixels, and each of the tensors has
-    one reader only.
-    """
-    choice, views = p.producers.get(p.viewed_tensor(value)), [value]
-    if choice is None or choice.layer.gemm is None or choice.layer.window != Window((1, 1)):
-        return []
-    while views[-1] is not choice.value:
-        producer = views[-1].producer()
-        assert producer is not None and producer.inputs[0] is not None
-        views.append(producer.inputs[0])
-    residual = choice.layer.epilogue.residual
-    has_residual_rows = residual is not None and residual.operand.height * residual.operand.width > 1
-    has_one_reader = all(len(list(view.uses())) == 1 and not view.is_graph_output() for view in views)
-    return views if has_one_reader and not has_residual_rows and p.has_own_storage(choice.value) else []
-
-
-# Views ------------------------------------------------------------------------------------------------------------
-
-
-def reshape_in_place(p: Placement, node: ir.Node, held: ActivationLayout) -> bool:
-    """Make the output of a reshape a view of its input if it is the same matrices, or splits or merges heads.
-
-    Heads are several matrices side by side in the columns of one. Returns whether that is so. held: the input's form.
-    """
-    x, y = node.inputs[0], node.outputs[0]
-    assert x is not None
-    before, after, channels = matrix_sizes(shape_of(x)), matrix_sizes(shape_of(y)), held.dims[1]
-    fold = held.fold if before == after else ""
-    if held.fold == "rows" and before == (1, after[0], channels) and after[2] % p.cfg.group == 0:
-        fold = fold or "heads"
-    if held.fold == "heads" and after == (1, before[0], channels) and channels == before[1] * before[2]:
-        fold = "rows"
-    if fold:
-        _record_view(p, node, replace(held, fold=fold))
-    return bool(fold)
-
-
-def transpose_in_place(p: Placement, node: ir.Node, held: ActivationLayout) -> bool:
-    """Make the output of a Transpose a view of its input if a form with another fold describes the same bytes.
-
-    Returns whether there is such a form. held: the form of the input.
-    """
-    x, y = node.inputs[0], node.outputs[0]
-    assert x is not None
-    dims, order = shape_of(x), MATRICES[held.fold]
-    perm = attribute(node, "perm") or list(range(len(dims)))[::-1]
-    axes = [*[order[0]] * (len(dims) - 2), *order[-min(2, len(dims)) :]]
-    permuted = [axes[axis] for axis in perm if dims[axis] > 1]  # of matrix (0), channel (1) and pixel (2)
-    matrix_axes = [axis for axis in perm if dims[axis] > 1 and axes[axis] == order[0]]
-    merged = [axis for axis, _ in groupby(permuted)]
-    for fold, wanted in MATRICES.items():
-        is_same_size = matrix_counts(fold, shape_of(y)) == matrix_counts(held.fold, dims)
-        in_order = matrix_axes == sorted(matrix_axes) and merged == [axis for axis in wanted if axis in permuted]
-        if is_same_size and in_order:
-            _record_view(p, node, replace(held, fold=fold))
-            return True
-    return False
-
-
-def _record_view(p: Placement, node: ir.Node, form: ActivationLayout) -> None:
-    """Record that the output of `node` is the bytes of its input, in `form`."""
-    y = node.outputs[0]
-    p.viewed[y] = p.viewed_tensor(node.inputs[0])  # type: ignore[arg-type]
-    p.selection.forms[y] = form
-    p.selection.views[node] = "free: the same bytes"
-
-
-SUMS_NOTE = (
-    "integer sums by block; scaled in floats on the CPU, within 2e-6 of the root mean square of onnxruntime's result"
-)
-
-
-def place_block_sums(p: Placement, node: ir.Node) -> None:
-    """Place BlockSums (graph/block_sums.py), whose int32 sums leave the accelerator as bytes. Raises NotOffloadable.
-
-    The weights are [parts, blocks, columns of a part, block size]; each part of the columns is a layer.
-    """
-    if not p.cfg.sums:
-        raise NotOffloadable("int32 sums leave the accelerator byte by byte; give it a Config with sums = true")
-    value, y, sum_bytes = node.inputs[0], node.outputs[0], attribute(node, "sum_bytes")
-    assert value is not None
-    w = array_of(operand(node, "w"))
-    parts, blocks, lanes, size = w.shape
-    reads: Reads = {}
-    rows, channels = prod(shape_of(value)[:-2]), sum_bytes * blocks * lanes
-    y_form = ActivationLayout((rows, parts * channels, 1, 1))
-    x, whole = p.read(value, ActivationLayout((rows, blocks * size, 1, 1)), reads), p.new_activation(y, y_form)
-    depth, columns = (attribute(node, name) for name in "KN")
-    layers: list[Layer] = []
-    for number in range(parts):
-        part = whole.region((whole.images, channels, 1, 1), number * channels // p.cfg.group, whole.pixels)
-        weights = np.ascontiguousarray(w[number]).reshape(blocks * lanes, size, 1, 1)
-        name = node.name or "" if parts == 1 else f"{node.name}.{number}"
-        filling = weights.size - depth * max(0, min(lanes, columns - number * lanes))
-        layers.append(Layer(name, x, part, gemm=Gemm(weights, blocks, filling=filling, sum_bytes=sum_bytes)))
-    p.add_parts(node, layers, reads, whole, y_form, SUMS_NOTE)

@@ -1,31 +1,370 @@
-"""Layers that copy: operators that only move bytes become copies between strided views, over which LOAD and STORE
-step."""
+"""Operators that only move elements: a view where the accelerator's bytes stay in their order, else layers that copy.
+
+Views      Reshape and the like, which change the shape only; a Transpose of matrices that changes their form only
+Parts      Split and Slice: regions of the input, which cost nothing, but for columns of matrices and every n-th column
+Transpose  of rows and columns: one copy for each column; of matrices: padded to whole blocks where products load it
+Copies     Resize, Gather, DepthToSpace, SpaceToDepth: copies between strided views, over which LOAD and STORE step
+Pad        a max pooling with windows of one pixel
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import replace
-from itertools import product
+from itertools import groupby, product
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.expr import placeholder
-from celosia.compiler.graph.operands import operand
-from celosia.compiler.graph.select.forms import HOST_INPUT, NO_WAY, ActivationLayout, NotOffloadable, natural_form
-from celosia.compiler.graph.select.matrices import MOVES, pad_to_whole_blocks, transpose_in_place
-from celosia.compiler.graph.select.parameters import image_axes
-from celosia.compiler.graph.select.placement import Placement, Reads
-from celosia.compiler.graph.values import attribute, attributes_of, constant, shape
+from celosia.compiler.graph.operands import joins_parts, multiplies_matrices, operand
+from celosia.compiler.graph.select.matrices import MOVES, holds_matrices, matrices_form, nth_matrix
+from celosia.compiler.graph.select.parameters import flattens_image, has_fixed_matrix, image_axes
+from celosia.compiler.graph.select.placement import (
+    HOST_INPUT,
+    NO_WAY,
+    ActivationLayout,
+    NotOffloadable,
+    Placement,
+    Reads,
+    natural_form,
+    shape_of,
+)
+from celosia.compiler.graph.values import attribute, attributes_of, constant, is_op, shape
 from celosia.compiler.layer import Activation, Layer, StridedView, Window
+from celosia.compiler.ops import VIEWS
 from celosia.compiler.ops.registry import Node, Unsupported
 from celosia.compiler.ops.resize import nearest_indices
+from celosia.compiler.program.host.shape_rules import slice_positions
+from celosia.compiler.program.model import MATRICES, matrix_counts, matrix_sizes
+from celosia.compiler.tensorize import pack
 
+SAME_BYTES = tuple(sorted(VIEWS - {"Dropout"}))
+"""Operators that only change the shape; they are free if the bytes lie in the same order on the accelerator."""
 MAX_COPIES = 16
 """Limit of the copies, a layer each, of one operator."""
-Copy = tuple[tuple[int, StridedView], tuple[int, StridedView]]
-"""(first channel group, strided view) that a copy reads, and those that it writes."""
+Copy = tuple[tuple[int, int, int, int], tuple[int, StridedView], tuple[int, StridedView]]
+"""[images, channels, height, width] of a copy, (first channel group, strided view) that it reads, and those that it
+writes."""
+
+
+# Views ----------------------------------------------------------------------------------------------------------------
+
+
+def take_as_view(p: Placement, node: ir.Node) -> bool:
+    """Make the output of `node` a view of its input if the bytes stay the same. Returns whether they do."""
+    x, y = node.inputs[0], node.outputs[0]
+    if x is None or y.is_graph_output():
+        return False
+    held = p.held_form(x)
+    if held is None:
+        return False
+    if held.fold:
+        return _reshape_in_place(p, node, held)
+    form = p.common_form(y)
+    if held != form and _folds_into_gemm(p, node):
+        p.selection.views[node] = "part of the matrix multiplications that read it"
+        return True
+    if held != form:
+        return _join_rows_in_place(p, node, held, form)
+    _record_view(p, node, form)
+    return True
+
+
+def _folds_into_gemm(p: Placement, node: ir.Node) -> bool:
+    """Whether `node` flattens images that only products by constant matrices read: these become convolutions."""
+    users = [use.node for use in node.outputs[0].uses()]
+    return flattens_image(node) and bool(users) and all(
+        multiplies_matrices(user) and user.inputs[0] is node.outputs[0] and has_fixed_matrix(user)
+        for user in users
+    )  # fmt: skip
+
+
+def _join_rows_in_place(p: Placement, node: ir.Node, held: ActivationLayout, form: ActivationLayout) -> bool:
+    """Make `y` a view of `x` with other heights and widths, such as all rows of an image as one row, if that is
+    possible.
+
+    The storage is then `reshaped`: it must not become a part of another, whose rows would lie apart.
+    """
+    x, y = node.inputs[0], node.outputs[0]
+    assert x is not None
+    source = p.selection.written.get(p.viewed_tensor(x))
+    if source is None or source.dims != held.dims or source.strided_view is not None or source.storage in p.enclosing:
+        return False
+    if held.dims[:2] != form.dims[:2] or math.prod(held.dims) != math.prod(form.dims):
+        return False
+    act = replace(source, name=y.name or "", height=form.dims[2], width=form.dims[3])
+    p.reshaped.add(source.storage)
+    p.selection.forms[y], p.selection.written[y] = form, act
+    p.selection.views[node] = "free: the same bytes"
+    return True
+
+
+def _reshape_in_place(p: Placement, node: ir.Node, held: ActivationLayout) -> bool:
+    """Make the output of a reshape a view of its input if it is the same matrices, or splits or merges heads.
+
+    Heads are several matrices side by side in the columns of one. Returns whether that is so. held: the input's form.
+    """
+    x, y = node.inputs[0], node.outputs[0]
+    assert x is not None
+    before, after, channels = matrix_sizes(shape_of(x)), matrix_sizes(shape_of(y)), held.dims[1]
+    fold = held.fold if before == after else ""
+    if held.fold == "rows" and before == (1, after[0], channels) and after[2] % p.cfg.group == 0:
+        fold = fold or "heads"
+    if held.fold == "heads" and after == (1, before[0], channels) and channels == before[1] * before[2]:
+        fold = "rows"
+    if fold:
+        _record_view(p, node, replace(held, fold=fold))
+    return bool(fold)
+
+
+def _transpose_in_place(p: Placement, node: ir.Node, held: ActivationLayout) -> bool:
+    """Make the output of a Transpose a view of its input if a form with another fold describes the same bytes.
+
+    Returns whether there is such a form. held: the form of the input.
+    """
+    x, y = node.inputs[0], node.outputs[0]
+    assert x is not None
+    dims, order = shape_of(x), MATRICES[held.fold]
+    perm = attribute(node, "perm") or list(range(len(dims)))[::-1]
+    axes = [*[order[0]] * (len(dims) - 2), *order[-min(2, len(dims)) :]]
+    permuted = [axes[axis] for axis in perm if dims[axis] > 1]  # of matrix (0), channel (1) and pixel (2)
+    matrix_axes = [axis for axis in perm if dims[axis] > 1 and axes[axis] == order[0]]
+    merged = [axis for axis, _ in groupby(permuted)]
+    for fold, wanted in MATRICES.items():
+        is_same_size = matrix_counts(fold, shape_of(y)) == matrix_counts(held.fold, dims)
+        in_order = matrix_axes == sorted(matrix_axes) and merged == [axis for axis in wanted if axis in permuted]
+        if is_same_size and in_order:
+            _record_view(p, node, replace(held, fold=fold))
+            return True
+    return False
+
+
+def _record_view(p: Placement, node: ir.Node, form: ActivationLayout) -> None:
+    """Record that the output of `node` is the bytes of its input, in `form`."""
+    y = node.outputs[0]
+    p.viewed[y] = p.viewed_tensor(node.inputs[0])  # type: ignore[arg-type]
+    p.selection.forms[y] = form
+    p.selection.views[node] = "free: the same bytes"
+
+
+# Parts: Split and Slice -----------------------------------------------------------------------------------------------
+
+
+def place_split_or_slice(p: Placement, node: ir.Node) -> None:
+    """Record the outputs of a Split or Slice as parts of its input; they cost nothing, but for every n-th column.
+
+    Raises NotOffloadable if the accelerator cannot address such parts.
+    """
+    x = node.inputs[0]
+    assert x is not None
+    if is_op(node, "Slice") and holds_matrices(p, x):
+        return _place_column_slice(p, node)
+    form = natural_form(x)
+    if p.held_form(x) != form:
+        raise NotOffloadable(HOST_INPUT)
+    source = p.selection.written[p.viewed_tensor(x)]
+    parts = [_region(p, source, ranges) for ranges in _output_ranges(node)]
+    if parts[0].pixels.across > 1:  # a LOAD that skips columns cannot pad rows
+        y, (part,) = natural_form(node.outputs[0]), parts
+        p.add_layer(node, Layer(node.name or "", part, p.new_activation(node.outputs[0], y)), {}, y)
+        return
+    for value, part in zip(node.outputs, parts):
+        act = replace(part, name=value.name or "")
+        p.selection.forms[value], p.selection.written[value] = natural_form(value), act
+        p.parts.add(value)
+    p.selection.views[node] = "free: part of the same bytes"
+
+
+def _region(p: Placement, source: Activation, ranges: tuple[range, range, range, range]) -> Activation:
+    """Return the part of `source` that has these images, channels, rows and columns. Raises NotOffloadable."""
+    images, channels, rows, columns = ranges
+    if len(images) != source.images or images.step != 1:
+        raise NotOffloadable("it takes some of the images; take channels, rows or columns")
+    if channels.step != 1 or channels.start % p.cfg.group:
+        raise NotOffloadable(f"its channels do not begin on a group of {p.cfg.group}; begin at a multiple of that")
+    if rows.step < 1 or columns.step < 1:
+        raise NotOffloadable("it turns rows or columns round; take them with a positive step")
+    strided_view = StridedView(source.height, source.width, rows.start, columns.start, rows.step, columns.step)
+    dims = source.images, len(channels), len(rows), len(columns)
+    return source.region(dims, channels.start // p.cfg.group, strided_view)
+
+
+def _output_ranges(node: ir.Node) -> list[tuple[range, range, range, range]]:
+    """Return for each output of a Split or Slice the images, channels, rows and columns of its input that it takes."""
+    form, axes = natural_form(node.inputs[0]), image_axes(len(node.inputs[0].shape or ()))  # type: ignore[union-attr,arg-type]
+    positions = [range(size) for size in form.dims]
+    if node.op_type == "Split":
+        axis, start, outputs = attribute(node, "axis", 0) % len(axes), 0, []
+        for y in node.outputs:
+            size = (shape(y) or ())[axis]
+            outputs.append([*positions[: axes[axis]], range(start, start + size), *positions[axes[axis] + 1 :]])
+            start += size
+    else:
+        for axis, selected in _cut_axes(node, [positions[axis] for axis in axes]):
+            positions[axes[axis]] = selected
+        outputs = [positions]
+    if any(not len(selected) for ranges in outputs for selected in ranges):
+        raise NotOffloadable("an output is empty; leave it out of the model")
+    return [(images, channels, rows, columns) for images, channels, rows, columns in outputs]
+
+
+def _cut_axes(node: ir.Node, positions: list[range]) -> list[tuple[int, range]]:
+    """Return each axis that a Slice cuts, with the positions that it takes of `positions`, all those of its input.
+
+    Raises NotOffloadable if starts, ends, axes or steps are not constant or impossible.
+    """
+    lists: list[list[int] | None] = []
+    for name in ("starts", "ends", "axes", "steps"):
+        numbers = attribute(node, name)
+        if numbers is None and (value := operand(node, name)) is not None:
+            array = constant(value)
+            if array is None:
+                raise NotOffloadable(f"its {name} are not constant; export them as initializers")
+            numbers = array.reshape(-1).tolist()
+        lists.append(numbers)
+    starts, ends, axes, steps = lists
+    assert starts is not None and ends is not None
+    axes, steps = axes or list(range(len(starts))), steps or [1] * len(starts)
+    if 0 in steps or not all(-len(positions) <= axis < len(positions) for axis in axes):
+        raise NotOffloadable("its axes or steps are impossible; export axes that its input has, and steps other than 0")
+    return [
+        (axis % len(positions), slice_positions(len(positions[axis]), start, end, step))
+        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True)
+    ]
+
+
+def _place_column_slice(p: Placement, node: ir.Node) -> None:
+    """Place a Slice of columns of matrices: one copy for each matrix.
+
+    Raises NotOffloadable if the columns are not whole channel groups, or if no concatenation reads the result.
+    """
+    (x, y), group = (node.inputs[0], node.outputs[0]), p.cfg.group
+    assert x is not None
+    sizes = [range(size) for size in shape_of(x)]
+    for axis, places in _cut_axes(node, sizes):
+        sizes[axis] = places
+    if not _is_only_joined(y):
+        raise NotOffloadable(
+            "nothing puts the columns that it takes beside others; join them with Concat along the last axis"
+        )
+    *others, columns = sizes
+    if any(len(places) != size for places, size in zip(others, shape_of(x))):
+        raise NotOffloadable(
+            "it takes some of the rows, or of the matrices, that the accelerator holds; take columns of all of them"
+        )
+    if columns.step != 1 or columns.start % group or not columns or len(columns) % group:
+        raise NotOffloadable(
+            f"it takes columns of matrices that are no whole groups of {group}; "
+            "begin at a multiple of that, and take a multiple of it"
+        )
+    source, form = p.selection.written[p.viewed_tensor(x)], matrices_form(p.cfg, shape_of(y), "rows")
+    whole, layers = p.new_activation(y, form), list[Layer]()
+    for number in range(matrix_counts("rows", shape_of(x))[0]):
+        matrix, part = nth_matrix(p, source, x, number), nth_matrix(p, whole, y, number)
+        selected_columns = matrix.region(part.dims, columns.start // group, matrix.pixels)
+        layers.append(Layer(f"{node.name}.{number}", selected_columns, part))
+    p.add_parts(node, layers, {}, whole, form)
+
+
+def _is_only_joined(value: ir.Value) -> bool:
+    """Whether only concatenations read `value`, directly or after a table."""
+    readers = [use.node for use in value.uses()]
+    return bool(readers) and all(
+        joins_parts(node) or (is_op(node, "Table") and _is_only_joined(node.outputs[0])) for node in readers
+    )
+
+
+# Transpose ------------------------------------------------------------------------------------------------------------
+
+
+def place_transpose(p: Placement, node: ir.Node) -> None:
+    """Place a Transpose: free for matrices that only change their form, else of rows and columns by copies.
+
+    A copy takes one column of x, which becomes a row of y. Raises NotOffloadable.
+    """
+    value = node.inputs[0]
+    assert value is not None
+    held = p.held_form(value)
+    if held is not None and held.fold and node.meta.get(MOVES) and _pad_to_whole_blocks(p, node, held):
+        return
+    if held is not None and held.fold and _transpose_in_place(p, node, held):
+        return
+    form, y_form, perm = natural_form(value), natural_form(node.outputs[0]), attribute(node, "perm")
+    if perm is None or list(perm) != [0, 1, 3, 2]:
+        raise NotOffloadable(f"it changes places of channels, which lie in groups; {NO_WAY}")
+    _, _, height, width = form.dims
+    if width > MAX_COPIES:
+        raise NotOffloadable(f"it takes {width} layers, more than {MAX_COPIES}; transpose images with fewer columns")
+    if p.held_form(value) != form:
+        raise NotOffloadable(HOST_INPUT)
+    reads: Reads = {}
+    x, y = p.read(value, form, reads), p.new_activation(node.outputs[0], y_form)
+    if x.strided_view is not None:
+        raise NotOffloadable(
+            "its input is some of the pixels of another tensor; transpose the whole tensor, and slice behind that"
+        )
+    row = replace(x, height=1, width=height * width)  # all pixels as one row
+    dims = (*form.dims[:2], 1, height)
+    layers = [
+        Layer(
+            f"{node.name}.{column}", row.region(dims, 0, StridedView(1, height * width, 0, column, 1, width)),
+            y.region(dims, 0, StridedView(width, height, column, 0)),
+        )
+        for column in range(width)
+    ]  # fmt: skip
+    p.add_parts(node, layers, reads, y, y_form)
+
+
+def _pad_to_whole_blocks(p: Placement, node: ir.Node, held: ActivationLayout) -> bool:
+    """Place a Transpose of matrices whose rows are no whole blocks: add rows, so that products can load them as
+    weights.
+
+    If a product by a constant matrix makes them, it also makes the added rows, of padding. Else a layer copies the
+    matrices and adds rows of zeros. Returns False if the rows are whole blocks already. held: the form of the input.
+    """
+    x, y, rows = node.inputs[0], node.outputs[0], held.dims[3]
+    assert x is not None
+    width = pack.blocks(rows, p.cfg.block_out) * p.cfg.block_out
+    if width == rows:
+        return False
+    form, source = replace(held, dims=(*held.dims[:3], width)), p.selection.written[p.viewed_tensor(x)]
+    window = Window((1, 1), pads=(0, 0, 0, width - rows))
+    if not (views := _views_up_to_product(p, x)):
+        p.add_layer(node, Layer(node.name or "", source, p.new_activation(y, form), window, reduce="max"), {}, form)
+        return True
+    for value in views:
+        p.selection.forms[value] = replace(p.selection.forms[value], dims=form.dims)
+    choice = p.producers[views[-1]]
+    assert choice.layer.gemm is not None
+    gemm = replace(choice.layer.gemm, spare=width - rows)
+    choice.layer = replace(choice.layer, y=p.new_activation(choice.value, form), window=window, gemm=gemm)
+    p.selection.written[choice.value] = choice.layer.y
+    _record_view(p, node, form)
+    return True
+
+
+def _views_up_to_product(p: Placement, value: ir.Value) -> list[ir.Value]:
+    """Return `value` and the tensors that it is a view of, up to the output of a product by a constant matrix.
+
+    Returns [] unless that product can make more rows: it has no residual of several pixels, and each of the tensors has
+    one reader only.
+    """
+    choice, views = p.producers.get(p.viewed_tensor(value)), [value]
+    if choice is None or choice.layer.gemm is None or choice.layer.window != Window((1, 1)):
+        return []
+    while views[-1] is not choice.value:
+        producer = views[-1].producer()
+        assert producer is not None and producer.inputs[0] is not None
+        views.append(producer.inputs[0])
+    residual = choice.layer.epilogue.residual
+    has_residual_rows = residual is not None and residual.operand.height * residual.operand.width > 1
+    has_one_reader = all(len(list(view.uses())) == 1 and not view.is_graph_output() for view in views)
+    return views if has_one_reader and not has_residual_rows and p.has_own_storage(choice.value) else []
+
+
+# Copies ---------------------------------------------------------------------------------------------------------------
 
 
 def place_resize(p: Placement, node: ir.Node) -> None:
@@ -40,15 +379,15 @@ def place_resize(p: Placement, node: ir.Node) -> None:
     rows, columns = (_split_into_progressions(indices.get(axis, np.arange(form.dims[axis]))) for axis in (2, 3))
     if form.dims[:2] != y_form.dims[:2]:
         raise NotOffloadable("it repeats images or channels; repeat rows and columns alone")
-    copies = [
+    copies: list[Copy] = [
         (
+            (*form.dims[:2], len(x_rows), len(x_columns)),
             (0, StridedView(*form.dims[2:], x_rows.start, x_columns.start, x_rows.step, x_columns.step)),
             (0, StridedView(*y_form.dims[2:], top, left, down, across)),
         )
         for (top, down, x_rows), (left, across, x_columns) in product(rows, columns)
     ]
-    dims = [(len(x_rows), len(x_columns)) for (_, _, x_rows), (_, _, x_columns) in product(rows, columns)]
-    _place_copies(p, node, form, y_form, copies, lambda number: (*form.dims[:2], *dims[number]))
+    _place_copies(p, node, form, y_form, copies)
 
 
 def _nearest_indices(node: ir.Node) -> dict[int, NDArray[np.int64]]:
@@ -95,23 +434,22 @@ def place_gather(p: Placement, node: ir.Node) -> None:
         raise NotOffloadable("it takes some of the images; take channels, rows or columns")
     index = np.where(index < 0, index + form.dims[axis], index)
     whole, y_whole = StridedView(*form.dims[2:]), StridedView(*y_form.dims[2:])
+    copies: list[Copy] = []
     if axis == 1:
-        runs = _split_into_runs(_group_numbers(index, p.cfg.group), steps=(1,))
-        copies: list[Copy] = [((run.start, whole), (place, y_whole)) for place, run in runs]
-        sizes = [min(len(run) * p.cfg.group, y_form.dims[1] - place * p.cfg.group) for place, run in runs]
+        for place, run in _split_into_runs(_group_numbers(index, p.cfg.group), steps=(1,)):
+            channels = min(len(run) * p.cfg.group, y_form.dims[1] - place * p.cfg.group)
+            dims = (y_form.dims[0], channels, *y_form.dims[2:])
+            copies.append((dims, (run.start, whole), (place, y_whole)))
     else:
-        runs = _split_into_runs(index)
-        rows = axis == 2
-        copies = [
-            (
-                (0, replace(whole, **{"top" if rows else "left": run.start, "down" if rows else "across": run.step})),
-                (0, replace(y_whole, **{"top" if rows else "left": place})),
-            )
-            for place, run in runs
-        ]
-        sizes = [len(run) for _, run in runs]
-    dims = [(*y_form.dims[:axis], size, *y_form.dims[axis + 1 :]) for size in sizes]
-    _place_copies(p, node, form, y_form, copies, lambda number: dims[number])  # type: ignore[arg-type,return-value]
+        for place, run in _split_into_runs(index):
+            if axis == 2:
+                dims = (*y_form.dims[:2], len(run), y_form.dims[3])
+                source, target = replace(whole, top=run.start, down=run.step), replace(y_whole, top=place)
+            else:
+                dims = (*y_form.dims[:3], len(run))
+                source, target = replace(whole, left=run.start, across=run.step), replace(y_whole, left=place)
+            copies.append((dims, (0, source), (0, target)))
+    _place_copies(p, node, form, y_form, copies)
 
 
 def _split_into_runs(index: NDArray[np.int64], steps: tuple[int, ...] = ()) -> list[tuple[int, range]]:
@@ -152,97 +490,37 @@ def _group_numbers(index: NDArray[np.int64], group: int) -> NDArray[np.int64]:
     return first // group
 
 
-def place_transpose(p: Placement, node: ir.Node) -> None:
-    """Place a Transpose: free for matrices that only change their form, else of rows and columns by copies.
-
-    A copy takes one column of x, which becomes a row of y. Raises NotOffloadable.
-    """
-    value = node.inputs[0]
-    assert value is not None
-    held = p.held_form(value)
-    if held is not None and held.fold and node.meta.get(MOVES) and pad_to_whole_blocks(p, node, held):
-        return
-    if held is not None and held.fold and transpose_in_place(p, node, held):
-        return
-    form, y_form, perm = natural_form(value), natural_form(node.outputs[0]), attribute(node, "perm")
-    if perm is None or list(perm) != [0, 1, 3, 2]:
-        raise NotOffloadable(f"it changes places of channels, which lie in groups; {NO_WAY}")
-    _, _, height, width = form.dims
-    if width > MAX_COPIES:
-        raise NotOffloadable(f"it takes {width} layers, more than {MAX_COPIES}; transpose images with fewer columns")
-    if p.held_form(value) != form:
-        raise NotOffloadable(HOST_INPUT)
-    reads: Reads = {}
-    x, y = p.read(value, form, reads), p.new_activation(node.outputs[0], y_form)
-    if x.strided_view is not None:
-        raise NotOffloadable(
-            "its input is some of the pixels of another tensor; transpose the whole tensor, and slice behind that"
-        )
-    row = replace(x, height=1, width=height * width)  # all pixels as one row
-    dims = (*form.dims[:2], 1, height)
-    layers = [
-        Layer(
-            f"{node.name}.{column}", row.region(dims, 0, StridedView(1, height * width, 0, column, 1, width)),
-            y.region(dims, 0, StridedView(width, height, column, 0)),
-        )
-        for column in range(width)
-    ]  # fmt: skip
-    p.add_parts(node, layers, reads, y, y_form)
-
-
 def place_depth_to_space(p: Placement, node: ir.Node) -> None:
-    """Place a DepthToSpace: one copy for each pixel of a block. Raises NotOffloadable."""
-    form, y_form, size, groups = _block_geometry(p, node, node.inputs[0], node.outputs[0])
-    whole = StridedView(*form.dims[2:])
-    copies = [
-        (((row * size + column) * groups, whole), (0, StridedView(*y_form.dims[2:], row, column, size, size)))
-        for row, column in product(range(size), repeat=2)
-    ]  # fmt: skip
-    _place_copies(p, node, form, y_form, copies, lambda _: (*y_form.dims[:2], *form.dims[2:]))
+    """Place a DepthToSpace or SpaceToDepth: one copy for each pixel of a block.
 
-
-def place_space_to_depth(p: Placement, node: ir.Node) -> None:
-    """Place a SpaceToDepth: one copy for each pixel of a block. Raises NotOffloadable."""
-    y_form, form, size, groups = _block_geometry(p, node, node.outputs[0], node.inputs[0])
-    whole = StridedView(*y_form.dims[2:])
-    copies = [
-        ((0, StridedView(*form.dims[2:], row, column, size, size)), ((row * size + column) * groups, whole))
-        for row, column in product(range(size), repeat=2)
-    ]  # fmt: skip
-    _place_copies(p, node, form, y_form, copies, lambda _: (*form.dims[:2], *y_form.dims[2:]))
-
-
-def _block_geometry(
-    p: Placement, node: ir.Node, deep: ir.Value | None, wide: ir.Value | None
-) -> tuple[ActivationLayout, ActivationLayout, int, int]:
-    """Return the forms of `deep` (more channels) and `wide` (more pixels), the block size, and the channel groups of
-    `wide`.
-
-    Raises NotOffloadable for other orders of channels, channels that are not whole groups, and large blocks.
+    Raises NotOffloadable, also for other orders of channels, channels that are not whole groups, and large blocks.
     """
-    assert deep is not None and wide is not None
-    forms, size = (natural_form(deep), natural_form(wide)), attribute(node, "blocksize")
+    value, size, to_space = node.inputs[0], attribute(node, "blocksize"), node.op_type == "DepthToSpace"
+    assert value is not None
+    form, y_form = natural_form(value), natural_form(node.outputs[0])
+    deep, wide = (form, y_form) if to_space else (y_form, form)  # more channels, more pixels
     if attribute(node, "mode", "DCR") != "DCR":
         raise NotOffloadable(
             "its blocks are the inner axis of its channels (mode CRD); "
             "export it with mode DCR, and the channels of the layer before it in that order"
         )
-    channels = forms[1].dims[1]
+    channels = wide.dims[1]
     if channels % p.cfg.group:
         raise NotOffloadable(f"{channels} channels are not whole groups of {p.cfg.group}; make them a multiple of that")
     if size * size > MAX_COPIES:
         raise NotOffloadable(f"blocks of {size} x {size} take more than {MAX_COPIES} layers; use smaller blocks")
-    return (*forms, size, channels // p.cfg.group)
+    dims, copies = (*wide.dims[:2], *deep.dims[2:]), list[Copy]()
+    for row, column in product(range(size), repeat=2):
+        in_deep = (row * size + column) * (channels // p.cfg.group), StridedView(*deep.dims[2:])
+        in_wide = 0, StridedView(*wide.dims[2:], row, column, size, size)
+        copies.append((dims, in_deep, in_wide) if to_space else (dims, in_wide, in_deep))
+    _place_copies(p, node, form, y_form, copies)
 
 
 def _place_copies(
-    p: Placement, node: ir.Node, form: ActivationLayout, y_form: ActivationLayout, copies: list[Copy],
-    dims: Callable[[int], tuple[int, int, int, int]],
-) -> None:  # fmt: skip
-    """Place one layer for each of `copies`. Raises NotOffloadable.
-
-    form, y_form: those of input and output. dims: gives the [images, channels, height, width] of copy number n.
-    """
+    p: Placement, node: ir.Node, form: ActivationLayout, y_form: ActivationLayout, copies: list[Copy]
+) -> None:
+    """Place one layer for each of `copies`. form, y_form: those of input and output. Raises NotOffloadable."""
     value = node.inputs[0]
     assert value is not None
     if len(copies) > MAX_COPIES:
@@ -254,10 +532,13 @@ def _place_copies(
     reads: Reads = {}
     x, y = p.read(value, form, reads), p.new_activation(node.outputs[0], y_form)
     layers = [
-        Layer(f"{node.name}.{number}", x.region(dims(number), *source), y.region(dims(number), *target))
-        for number, (source, target) in enumerate(copies)
-    ]  # fmt: skip
+        Layer(f"{node.name}.{number}", x.region(dims, *source), y.region(dims, *target))
+        for number, (dims, source, target) in enumerate(copies)
+    ]
     p.add_parts(node, layers, reads, y, y_form)
+
+
+# Pad ------------------------------------------------------------------------------------------------------------------
 
 
 def place_pad(p: Placement, node: ir.Node) -> None:

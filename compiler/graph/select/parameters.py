@@ -10,8 +10,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
-from celosia.compiler.graph.operands import operand
-from celosia.compiler.graph.select.forms import NotOffloadable
+from celosia.compiler.graph.operands import operand, product_names
+from celosia.compiler.graph.select.placement import NotOffloadable
 from celosia.compiler.graph.values import constant, shape
 from celosia.compiler.layer import Requantise, Window
 from celosia.compiler.program.host.shape_rules import Windows
@@ -80,14 +80,15 @@ def fold_scales(scale: NDArray[np.float32]) -> tuple[NDArray[np.uint32], NDArray
     return numerics.fold_scale(scale)
 
 
-def requantisation(
-    scales: list[NDArray[Any]], zero_x: int, zero_y: int, weights: NDArray[np.int8], bias: NDArray[Any] | None
-) -> Requantise:
+def requantisation(node: ir.Node, weights: NDArray[np.int8], bias: NDArray[Any] | None) -> Requantise:
     """Return the per-channel requantisation of a convolution or of a product by a constant matrix.
 
-    The input's zero point goes into the bias: it subtracts `zero_x` times the sum of the channel's weights.
-    scales: of input, weights and output; each has one number, or one for each output channel. Raises NotOffloadable.
+    The input's zero point goes into the bias: it is multiplied by the sum of the channel's weights and subtracted.
+    Each scale of `node` has one number, or one for each output channel. Raises NotOffloadable.
     """
+    x, w, _ = product_names(node.op_type)
+    scales = [array_of(operand(node, f"{name}_scale")) for name in (x, w, "y")]
+    zero_x, zero_y = (stored_zero(operand(node, f"{name}_zero_point")) for name in (x, "y"))
     out = weights.shape[0]
     if not weights.size:
         raise NotOffloadable("it has no weights; leave it out of the model")
@@ -146,12 +147,3 @@ def has_fixed_matrix(node: ir.Node) -> bool:
     """Whether the second operand of a product is a constant matrix."""
     matrix = constant(operand(node, "b"))
     return matrix is not None and matrix.ndim == 2
-
-
-def is_one_pixel(b: ir.Value, y: ir.Value) -> bool:
-    """Whether `b` is [images, channels, 1, 1] for a `y` of [images, channels, height, width]."""
-    b_shape, y_shape = shape(b), shape(y)
-    return (
-        b_shape is not None and y_shape is not None and len(b_shape) == len(y_shape) == 4
-        and b_shape[:2] == y_shape[:2] and b_shape[2:] == (1, 1)
-    )  # fmt: skip

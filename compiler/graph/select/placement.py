@@ -1,10 +1,12 @@
-"""The state of the placement: layers with the nodes that they cover, and where each of their tensors lies.
+"""The state of the placement: the layers so far, the nodes that they cover, and in which form each tensor lies where.
 
-An attempt to lower the graph ends in a Partition, or leaves Constraints for the next one.
+A form (ActivationLayout) is the layout in which the accelerator holds a tensor of the graph. An operator that cannot be
+placed raises NotOffloadable. An attempt to lower the graph ends in a Partition, or leaves Constraints for the next one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -13,10 +15,81 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.operands import joins_parts
-from celosia.compiler.graph.select.forms import ActivationLayout, NotOffloadable, natural_form
-from celosia.compiler.graph.values import attribute, constant, operands
-from celosia.compiler.layer import Activation, Layer, Storage, padded_groups
+from celosia.compiler.graph.values import attribute, constant, operands, shape
+from celosia.compiler.layer import Activation, Layer, Storage, Window, padded_groups
+from celosia.compiler.program.model import FormInfo
 from celosia.hw.spec.config import Config
+
+# Reasons of several operators.
+HOST_INPUT = "the host has its input; quantise the operator that makes it, so that the accelerator has it"
+OTHER_ROWS = "its rows are not in the last two axes as the accelerator holds them; reshape its input to [rows, columns]"
+NO_WAY = "no setting changes that, only another operator in its place"
+"""Advice at the end of a reason where nothing helps."""
+
+
+class NotOffloadable(Exception):
+    """Raised for an operator that must stay on the CPU. The message is the reason, `;`, and advice or NO_WAY."""
+
+
+# Forms ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ActivationLayout:
+    """The form of a tensor: how its elements lie as an activation of the accelerator.
+
+    dims: [images, channels, height, width] of the activation.
+    fold: "" for the tensor as it is. "xy" or "x": im2col by the host; each pixel holds in its channels the window (or
+        one row of the window) that a convolution reads there, so that a first layer of few channels fills whole blocks.
+        A key of program.model.MATRICES: the tensor is matrices, side by side in the channels; rows of a matrix are
+        pixels of an image of one row, its columns are channels.
+    window: the convolution's, for "xy" and "x".
+    pad: the byte that the host puts where the tensor has no elements.
+    inverted: whether the host complements all bits.
+    """
+
+    dims: tuple[int, int, int, int]
+    fold: str = ""
+    window: Window | None = None
+    pad: int = 0
+    inverted: bool = False
+
+    @property
+    def info(self) -> FormInfo:
+        """The form as the Program holds it, for the host that arranges the tensor."""
+        w = self.window or Window((1, 1))
+        return FormInfo(self.dims, self.fold, w.kernel, w.strides, w.dilations, w.pads, self.pad, self.inverted)
+
+
+def shape_of(value: ir.Value) -> tuple[int, ...]:
+    """Return the shape of `value`. Raises NotOffloadable if it is unknown or the tensor has no elements."""
+    dims = shape(value)
+    if dims is None:
+        raise NotOffloadable(f"the shape of {value.name!r} is not static; give the sizes of the inputs with `--shape`")
+    if 0 in dims:
+        raise NotOffloadable(f"{value.name!r} is empty; leave the operator out of the model")
+    return dims
+
+
+def natural_form(value: ir.Value, rows: bool = False) -> ActivationLayout:
+    """Return the form of a tensor without fold.
+
+    Four axes are [images, channels, height, width]; three are [images, channels, width]. A matrix, or any tensor where
+    `rows` is set, has its last axis as channels and all others as images of one pixel. Raises NotOffloadable if the
+    shape is unknown or has another number of axes.
+    """
+    dims = shape_of(value)
+    if len(dims) == 4 and not rows:
+        return ActivationLayout((dims[0], dims[1], dims[2], dims[3]))
+    if len(dims) == 3 and not rows:
+        return ActivationLayout((dims[0], dims[1], 1, dims[2]))
+    if len(dims) >= 1 and (rows or len(dims) == 2):
+        return ActivationLayout((math.prod(dims[:-1]), dims[-1], 1, 1))
+    raise NotOffloadable(f"{value.name!r} has {len(dims)} dimensions; reshape it to one with two to four")
+
+
+# Layers and the tensors that they read and write ----------------------------------------------------------------------
+
 
 CACHE = "cache"
 """Key in the `meta` of a value: the input of `compile(caches=...)` that the value is, or whose first rows it holds."""
@@ -41,6 +114,36 @@ class LayerAssignment:
     block_cycles: float = 0
 
 
+def part_name(node: ir.Node, number: int, count: int) -> str:
+    """Return the name of layer `number` of the `count` layers of `node`."""
+    return node.name or "" if count == 1 else f"{node.name}.{number}"
+
+
+def can_fuse_reader(choice: LayerAssignment, value: ir.Value | None) -> bool:
+    """Whether the only reader of `value` can be fused into the layer of `choice`, which makes it.
+
+    A layer with a residual, a softmax or a normalisation takes nothing more.
+    """
+    return (
+        value is not None and choice.value is value and len(list(value.uses())) == 1
+        and not value.is_graph_output() and choice.layer.epilogue.residual is None
+        and not choice.layer.works_on_rows
+    )  # fmt: skip
+
+
+def cache_of(value: ir.Value) -> ir.Value | None:
+    """Return the cache input (`compile(caches=...)`) whose first rows `value` holds, perhaps with more rows appended.
+
+    None if `value` has nothing to do with a cache.
+    """
+    producer, rank = value.producer(), len(value.shape or ())
+    if producer is not None and joins_parts(producer):
+        first, along_rows = producer.inputs[0], rank > 1 and attribute(producer, "axis") in (rank - 2, -2)
+        return cache_of(first) if along_rows and first is not None else None
+    cache: ir.Value | None = value.meta.get(CACHE)
+    return cache
+
+
 @dataclass
 class Partition:
     """The result of the placement.
@@ -56,6 +159,29 @@ class Partition:
     views: dict[ir.Node, str] = field(default_factory=dict)
     forms: dict[ir.Value, ActivationLayout] = field(default_factory=dict)
     written: dict[ir.Value, Activation] = field(default_factory=dict)
+
+
+def unreachable_tensors(graph: ir.Graph, selection: Partition) -> set[ir.Value]:
+    """Return the tensors that the host needs but cannot read where layers write them.
+
+    The host needs outputs of the graph, operands of CPU operators, and tensors that it arranges for layers. It reads
+    whole images only, not the strided pixels of a part of another tensor.
+    """
+    packed = [value for choice in selection.choices for value, _ in choice.reads.values()]
+    waiting = [*graph.outputs, *packed, *(value for node in selection.cpu for value in operands(node))]
+    unreachable: set[ir.Value] = set()
+    seen: set[ir.Value] = set()
+    while waiting:
+        value = waiting.pop()
+        act, producer = selection.written.get(value), value.producer()
+        if value in seen or (act is not None and act.strided_view is None):
+            continue
+        seen.add(value)
+        if producer is not None and producer in selection.views:
+            waiting += operands(producer)
+        elif act is not None:
+            unreachable.add(value)
+    return unreachable
 
 
 @dataclass(frozen=True)
@@ -93,42 +219,6 @@ class Constraints:
 
 UNCONSTRAINED = Constraints()
 """Constraints of the first attempt."""
-
-
-def unreachable_tensors(graph: ir.Graph, selection: Partition) -> set[ir.Value]:
-    """Return the tensors that the host needs but cannot read where layers write them.
-
-    The host needs outputs of the graph, operands of CPU operators, and tensors that it arranges for layers. It reads
-    whole images only, not the strided pixels of a part of another tensor.
-    """
-    packed = [value for choice in selection.choices for value, _ in choice.reads.values()]
-    waiting = [*graph.outputs, *packed, *(value for node in selection.cpu for value in operands(node))]
-    unreachable: set[ir.Value] = set()
-    seen: set[ir.Value] = set()
-    while waiting:
-        value = waiting.pop()
-        act, producer = selection.written.get(value), value.producer()
-        if value in seen or (act is not None and act.strided_view is None):
-            continue
-        seen.add(value)
-        if producer is not None and producer in selection.views:
-            waiting += operands(producer)
-        elif act is not None:
-            unreachable.add(value)
-    return unreachable
-
-
-def cache_of(value: ir.Value) -> ir.Value | None:
-    """Return the cache input (`compile(caches=...)`) whose first rows `value` holds, perhaps with more rows appended.
-
-    None if `value` has nothing to do with a cache.
-    """
-    producer, rank = value.producer(), len(value.shape or ())
-    if producer is not None and joins_parts(producer):
-        first, along_rows = producer.inputs[0], rank > 1 and attribute(producer, "axis") in (rank - 2, -2)
-        return cache_of(first) if along_rows and first is not None else None
-    cache: ir.Value | None = value.meta.get(CACHE)
-    return cache
 
 
 class Placement:
@@ -190,13 +280,10 @@ class Placement:
         if value is None or value in self.unmoved or value in self.parts:
             return False
         act = self.selection.written.get(value)
-        return act is not None and self.fills_storage(act) and act.storage not in (*self.enclosing, *self.reshaped)
-
-    def fills_storage(self, act: Activation) -> bool:
-        """Whether `act` is all of its storage."""
-        return act.group_offset == 0 and act.strided_view is None and act.storage.groups == padded_groups(
-            self.cfg, act.channels
-        )  # fmt: skip
+        if act is None or act.storage in self.enclosing or act.storage in self.reshaped:
+            return False
+        is_whole_storage = act.storage.groups == padded_groups(self.cfg, act.channels)
+        return act.group_offset == 0 and act.strided_view is None and is_whole_storage
 
     def add_parts(
         self, node: ir.Node, layers: list[Layer], reads: Reads, y: Activation, form: ActivationLayout, note: str = ""

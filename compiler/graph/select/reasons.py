@@ -9,8 +9,8 @@ import onnx_ir as ir
 from celosia.compiler.graph.qdq import MADE_OF, dequantised, quantised
 from celosia.compiler.graph.quantized.integerise import PER_CHANNEL_OPSET, QUANTISABLE
 from celosia.compiler.graph.quantized.rounded import NORMS, WHY
-from celosia.compiler.graph.select.forms import NO_WAY
-from celosia.compiler.graph.select.views import SAME_BYTES
+from celosia.compiler.graph.select.movement import SAME_BYTES
+from celosia.compiler.graph.select.placement import NO_WAY
 from celosia.compiler.graph.values import attribute, constant, is_op, only_use
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program.op_spec import quantised_forms

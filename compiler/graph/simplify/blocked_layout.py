@@ -20,7 +20,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.operands import joins_parts, operand
-from celosia.compiler.graph.simplify.batchnorm import is_training
+from celosia.compiler.graph.simplify.convolutions import is_training
 from celosia.compiler.graph.values import RESERVED, attribute, attributes, constant, new_constant, shape
 from celosia.compiler.ops import OPS, op_spec
 from celosia.compiler.ops.elementwise import BINARY, UNARY, VARIADIC

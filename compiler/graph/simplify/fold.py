@@ -18,7 +18,7 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.external_data import is_mapped
 from celosia.compiler.graph.qdq import MADE_OF, dequantisation_of
 from celosia.compiler.graph.shapes import UNKNOWN, infer, require_agreement
-from celosia.compiler.graph.values import constant, new_constant, shape
+from celosia.compiler.graph.values import constant, new_constant, shape, subgraphs
 from celosia.compiler.ops import OPS
 from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.hostops import HOST, RANDOM
@@ -77,8 +77,7 @@ def _is_foldable(node: ir.Node) -> bool:
         return False
     if unread >= 0 and not _is_known(node.inputs[unread], of_type=node.op_type == "CastLike"):
         return False
-    if node.op_type in RANDOM or any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-                                     for attr in node.attributes.values()):  # fmt: skip
+    if node.op_type in RANDOM or subgraphs(node):
         return False
     if node.domain not in DOMAINS or (node.op_type not in OPS and ("", node.op_type) not in HOST):
         return False

@@ -1,20 +1,36 @@
-"""Find float products by quantised constants whose activations onnxruntime quantises by blocks.
+"""Products by constants of few bits: activations that onnxruntime quantises by blocks, and integers widened to bytes.
+
+onnxruntime makes a MatMulNBits, at accuracy_level 4, of some float products by quantised constants, and multiplies
+bytes. The rules here repeat its choice of products. `RoundBlocks` is our own: the bytes of x times their scales, so
+that the product of floats is that of the bytes (`round_activations`). This changes bytes, and the model means the
+changed ones, so it is part of the import.
 
     wf = DequantizeLinear(w4, scale, zero, axis=0, block_size=32)         xr = RoundBlocks(x, block_size=32)
     y = MatMul(x, wf)                                               ->    y = MatMul(xr, wf)
 
-onnxruntime makes a MatMulNBits of these, at accuracy_level 4, and multiplies bytes. `RoundBlocks` is our own: the bytes
-of x times their scales, so that the product of floats is that of the bytes. The rules here repeat onnxruntime's choice
-of products. This changes bytes, and the model means the changed ones, so it is part of the import.
+All other tensors of fewer than 8 bits become bytes, which integer operators multiply (`widen`):
+
+    wf = DequantizeLinear(w4, scale, z4)      ->      wf = DequantizeLinear(w8, scale)          w8 = w4 - z4, int8
+
+    q = QuantizeLinear(x, scale, z4)          ->      q = Clip(QuantizeLinear(x, scale, z8), low, high)
+    y = DequantizeLinear(q, scale, z4)                y = DequantizeLinear(q, scale, z8)
+
+The reals are the same, to the last bit. onnxruntime 1.31 has integer operators of bytes only, and multiplies floats
+where weights have fewer bits. We define the bytes of such a model as those that onnxruntime computes with its weights
+in bytes (docs/low_precision.md), so this is part of the import.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import ml_dtypes
+import numpy as np
+import onnx
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from celosia.compiler.graph.importing.inlining import INLINED
 from celosia.compiler.graph.onnxruntime_rules.propagation import (
@@ -23,7 +39,7 @@ from celosia.compiler.graph.onnxruntime_rules.propagation import (
     is_removed_wire,
     producer_before_moves,
 )
-from celosia.compiler.graph.operands import operand, quantisation
+from celosia.compiler.graph.operands import operand, quantisation, quantisation_names, set_operand
 from celosia.compiler.graph.values import (
     attribute,
     attributes,
@@ -32,14 +48,23 @@ from celosia.compiler.graph.values import (
     dtype_name,
     is_folded,
     is_op,
+    new_constant,
     only_use,
     shape,
     subgraphs,
 )
 from celosia.compiler.ops.contrib import BYTES_OF_BLOCKS
+from celosia.compiler.program.host.hostops.value_types import broadcast_parameters
 
 BITS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 """Element type of constants -> bits of an element."""
+NARROW = frozenset(kind for kind, bits in BITS.items() if bits < 8)
+"""Element types whose values, less a zero point of the same type, fit into int8."""
+
+
+# Activations in blocks ------------------------------------------------------------------------------------------------
+
+
 BLOCK_OF_COLUMNS = 32
 """Activations that share a scale where a whole column of weights, or all of them, share one."""
 FACTOR_TOLERANCE = 1e-6
@@ -57,35 +82,11 @@ def round_activations(model: ir.Model) -> None:
         weights = [operand(node, name) for name in ("b", "scales", "zero_points")] if is_op(node, "MatMulNBits") else []
         if not all(value is None or is_folded(value) for value in weights):
             node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 0)
-    for node, product in find_block_products(model).items():
+    for node, product in _find_block_products(model).items():
         _insert_rounding(node, product)
 
 
-@dataclass(frozen=True)
-class BlockProduct:
-    """A product by quantised constants whose activations become bytes.
-
-    dequantise: the DequantizeLinear of the constants. weight_values: its result, and what wires and transpositions make
-    of it. size: activations that share a scale.
-    """
-
-    dequantise: ir.Node
-    weight_values: tuple[ir.Value, ...]
-    size: int
-
-
-def find_block_products(model: ir.Model) -> dict[ir.Node, BlockProduct]:
-    """Return the products of `model` whose activations become bytes, by node, in bodies of operators too."""
-    block_products = {}
-    for graph in (model.graph, *model.graph.subgraphs()):
-        graph_products = _ProductFinder(graph, graph is model.graph)
-        for node in graph:
-            if is_op(node, "Gemm", "MatMul") and (product := graph_products.block_product_of(node)) is not None:
-                block_products[node] = product
-    return block_products
-
-
-def _insert_rounding(node: ir.Node, product: BlockProduct) -> None:
+def _insert_rounding(node: ir.Node, product: _BlockProduct) -> None:
     """Insert RoundBlocks before the product `node`; float16 scales are cast, since it is computed in float32."""
     x, graph = node.inputs[0], node.graph
     assert x is not None and isinstance(graph, ir.Graph)
@@ -103,6 +104,30 @@ def _insert_rounding(node: ir.Node, product: BlockProduct) -> None:
         product.dequantise.replace_input_with(1, cast.outputs[0])
         for value in product.weight_values:
             value.type = ir.TensorType(ir.DataType.FLOAT)
+
+
+@dataclass(frozen=True)
+class _BlockProduct:
+    """A product by quantised constants whose activations become bytes.
+
+    dequantise: the DequantizeLinear of the constants. weight_values: its result, and what wires and transpositions make
+    of it. size: activations that share a scale.
+    """
+
+    dequantise: ir.Node
+    weight_values: tuple[ir.Value, ...]
+    size: int
+
+
+def _find_block_products(model: ir.Model) -> dict[ir.Node, _BlockProduct]:
+    """Return the products of `model` whose activations become bytes, by node, in bodies of operators too."""
+    block_products = {}
+    for graph in (model.graph, *model.graph.subgraphs()):
+        graph_products = _ProductFinder(graph, graph is model.graph)
+        for node in graph:
+            if is_op(node, "Gemm", "MatMul") and (product := graph_products.block_product_of(node)) is not None:
+                block_products[node] = product
+    return block_products
 
 
 def _outer_values_read(node: ir.Node) -> list[ir.Value]:
@@ -133,8 +158,8 @@ class _ProductFinder:
     def __init__(self, graph: ir.Graph, is_main: bool) -> None:
         self.graph, self.is_main = graph, is_main
 
-    def block_product_of(self, node: ir.Node) -> BlockProduct | None:
-        """Return the BlockProduct of `node`; None if it multiplies floats."""
+    def block_product_of(self, node: ir.Node) -> _BlockProduct | None:
+        """Return the _BlockProduct of `node`; None if it multiplies floats."""
         x = node.inputs[0]
         if x is None or is_op(producer_before_moves(x), "DequantizeLinear") or self._stays_float(node):
             return None
@@ -143,7 +168,7 @@ class _ProductFinder:
             return None
         dequantise, weight_values, is_turned = weights
         size = self._block_length(dequantise, is_turned)
-        return BlockProduct(dequantise, tuple(weight_values), size) if size else None
+        return _BlockProduct(dequantise, tuple(weight_values), size) if size else None
 
     def _find_weights(self, node: ir.Node) -> tuple[ir.Node, list[ir.Value], bool] | None:
         """Follow the second factor of `node` back to its DequantizeLinear.
@@ -380,3 +405,95 @@ class _ProductFinder:
             return True
         addend = self._addend_shape(gemm, reader)
         return addend is None or len(addend) < 2 or len(addend) > 2
+
+
+# Integers of fewer than 8 bits ----------------------------------------------------------------------------------------
+
+
+def widen(model: ir.Model, unchanged: Collection[ir.Node | None] = ()) -> None:
+    """Widen to bytes the narrow integers that DequantizeLinears read or QuantizeLinears make, in bodies too.
+
+    unchanged: nodes that stay as they are.
+    """
+    for node in list(model.graph.all_nodes()):
+        if is_op(node, "QuantizeLinear") and dtype_name(node.outputs[0]) in NARROW:
+            _widen_quantise(node)
+        if is_op(node, "DequantizeLinear") and node not in unchanged and _is_narrow(node):
+            _widen_dequantise(node)
+
+
+def in_bytes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model that onnxruntime computes in integers where we do; `proto` itself if it has no narrow integers.
+
+    Two kinds of DequantizeLinear stay: those that become part of a MatMulNBits, and those by blocks. For blocks
+    onnxruntime has no integer operators, yet would use one for a product of bytes.
+    """
+    model = ir.from_proto(proto)
+    if not any(is_op(node, "DequantizeLinear") and _is_narrow(node) for node in model.graph.all_nodes()):
+        return proto
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(proto))
+    unchanged = [product.dequantise for product in _find_block_products(model).values()]
+    widen(model, [*unchanged, *(node for node in model.graph.all_nodes() if attribute(node, "block_size", 0))])
+    return ir.to_proto(model)
+
+
+def _is_narrow(node: ir.Node) -> bool:
+    """Return whether a node's first input has fewer than 8 bits."""
+    return node.inputs[0] is not None and dtype_name(node.inputs[0]) in NARROW
+
+
+def _widen_dequantise(node: ir.Node) -> None:
+    """Let a DequantizeLinear read int8 without a zero point; leave it if its operands vary or do not fit."""
+    x, zero = operand(node, "x"), operand(node, "x_zero_point")
+    values, zero_values = constant(x), constant(zero)
+    if x is None or values is None or node.graph is None or (zero is not None and zero.dtype != x.dtype):
+        return
+    if zero is not None and zero_values is None:
+        return
+    try:
+        widened = values.astype(np.int8) - _broadcast_zeros(node, zero_values, values)
+    except ValueError:  # the operator stays, and its computation reports the error
+        return
+    assert isinstance(node.graph, ir.Graph)
+    node.replace_input_with(0, new_constant(node.graph, f"{x.name}_int8", widened))
+    node.resize_inputs(2)
+
+
+def _widen_quantise(node: ir.Node) -> None:
+    """Let a QuantizeLinear and its readers use bytes, with a Clip between; leave it if others read it or zeros vary."""
+    y, graph = node.outputs[0], node.graph
+    readers = [use.node for use in y.uses()]
+    nodes = [node, *readers]
+    if not readers or y.is_graph_output() or not isinstance(graph, ir.Graph) or y.dtype is None:
+        return
+    if not all(is_op(reader, "DequantizeLinear") and reader.graph is graph for reader in readers):
+        return
+    zeros = [operand(node, "y_zero_point"), *(operand(reader, "x_zero_point") for reader in readers)]
+    if any(zero is not None and (constant(zero) is None or zero.dtype != y.dtype) for zero in zeros):
+        return
+    info, wide_dtype = ml_dtypes.iinfo(y.dtype.numpy()), np.dtype(np.int8 if dtype_name(y)[0] == "i" else np.uint8)
+    for quantiser, zero in zip(nodes, zeros):
+        array = constant(zero)
+        wide_zero = np.zeros((), wide_dtype) if array is None else array.astype(wide_dtype)
+        name = f"{quantisation(quantiser)[0].name}_zero" if zero is None else f"{zero.name}_{wide_dtype}"  # type: ignore[union-attr]
+        set_operand(quantiser, quantisation_names(quantiser.op_type)[1], new_constant(graph, name, wide_zero))
+    node.attributes.pop("output_dtype", None)
+    bounds = [
+        new_constant(graph, f"{wide_dtype}_{bound}", np.array(bound, wide_dtype))
+        for bound in (int(info.min), int(info.max))
+    ]
+    clipped = ir.Node("", "Clip", [y, *bounds])
+    clipped.outputs[0].shape, clipped.outputs[0].type = y.shape, ir.TensorType(ir.DataType.from_numpy(wide_dtype))
+    clipped.outputs[0].name = f"{y.name}_{wide_dtype}"
+    y.type = ir.TensorType(ir.DataType.from_numpy(wide_dtype))
+    graph.insert_after(node, clipped)
+    for reader in readers:
+        reader.replace_input_with(0, clipped.outputs[0])
+
+
+def _broadcast_zeros(node: ir.Node, zero: NDArray[np.generic] | None, values: NDArray[np.generic]) -> NDArray[np.int8]:
+    """Return the zero points as int8, in a shape that broadcasts to `values`."""
+    if zero is None:
+        return np.zeros((), np.int8)
+    axis, block = attribute(node, "axis", 1), attribute(node, "block_size", 0)
+    return broadcast_parameters(zero.astype(np.int8), values.shape, axis, block)

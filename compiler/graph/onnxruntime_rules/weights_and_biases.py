@@ -1,4 +1,9 @@
-"""Quantise float weights and biases between quantised tensors, as onnxruntime does.
+"""Quantise float weights and biases, and give biases the scale of their products, as onnxruntime does.
+
+Both change bytes, and the model means the changed ones, so they are part of the import.
+
+Float weights and biases between quantised tensors become integers (`quantise_weights`). Models have them where a
+quantiser was told to leave an operator out.
 
     x = DequantizeLinear(x8, sx, zx)          x = DequantizeLinear(x8, sx, zx)
     y = Conv(x, w, b)                   ->    y = Conv(x, DequantizeLinear(w8, sw, zw), DequantizeLinear(b32, sx * sw))
@@ -6,8 +11,15 @@
 
 w8 has one scale and zero point, from the range of w, and b32 = round(b / (sx * sw)). Also for Gemm, ConvTranspose, and
 MatMul with an added bias, with or without Relu and Clip before QuantizeLinear. A Conv first absorbs BatchNormalization,
-Mul and Add of constants behind it into its weights. Models have such weights where a quantiser was told to leave an
-operator out. This changes bytes, and the model means the changed ones, so it is part of the import.
+Mul and Add of constants behind it into its weights.
+
+onnxruntime adds the integers of a bias to the sums, whatever its scale (`rescale_biases`):
+
+    Gemm(DequantizeLinear(x, sx), DequantizeLinear(w, sw), DequantizeLinear(b, sb, zb))
+        ->      Gemm(DequantizeLinear(x, sx), DequantizeLinear(w, sw), DequantizeLinear(b, sx * sw))
+
+This holds for a Gemm, and for a MatMul with an added bias, for any sb and zb, where onnxruntime multiplies bytes. For a
+Conv it holds where sb is nearly sx * sw.
 """
 
 from __future__ import annotations
@@ -23,12 +35,17 @@ from numpy.typing import DTypeLike, NDArray
 from celosia.compiler.graph.onnxruntime_rules.propagation import (
     has_one_reader,
     is_quantised,
+    is_superfluous_bound,
+    last_superfluous_bound,
     only_reader,
     producer_before_moves,
     producer_before_wires,
+    quantised_result,
+    quantiser,
 )
 from celosia.compiler.graph.operands import operand, quantisation, set_operand, spec_of
-from celosia.compiler.graph.simplify.batchnorm import along_outputs, is_training
+from celosia.compiler.graph.qdq import Quantised, adds_bias, dequantised
+from celosia.compiler.graph.simplify.convolutions import along_outputs, is_training
 from celosia.compiler.graph.simplify.fold import fold_producers
 from celosia.compiler.graph.values import (
     attribute,
@@ -39,7 +56,11 @@ from celosia.compiler.graph.values import (
     replace_keeping_name,
     shape,
 )
+from celosia.compiler.ops import op_spec
 from celosia.compiler.program.op_spec import Role
+
+# Float weights and biases ---------------------------------------------------------------------------------------------
+
 
 OVERFLOW = -(2.0**31)
 """The integer that onnxruntime gets for a bias beyond int32, of either sign: x86's result of the conversion."""
@@ -114,6 +135,17 @@ def _pads(pad: ir.Node, node: ir.Node) -> bool:
     return explicit and attribute(pad, "mode", "constant") in ("constant", b"constant") and has_one_reader(pad)
 
 
+def _is_quantised(node: ir.Node, is_matrix: bool) -> bool:
+    """Return whether the result of `node` goes to a QuantizeLinear alone; for matrices also through Relu and Clip.
+
+    is_matrix: the operands are matrices. Otherwise onnxruntime makes a Gemm between two Reshapes, which Relu and Clip
+    cannot pass.
+    """
+    while is_matrix and (user := only_reader(node)) is not None and is_op(user, "Relu", "Clip"):
+        node = user
+    return is_quantised(node)
+
+
 def _absorbable_nodes(node: ir.Node) -> tuple[ir.Node, ...]:
     """Return the operators behind a convolution that onnxruntime absorbs into its weights, in order.
 
@@ -147,33 +179,6 @@ def _is_affine(reader: ir.Node, node: ir.Node, channel_shape: tuple[int, ...]) -
         return all(dims == channel_shape[:1] for dims in shapes) and not is_training(reader)
     scalar = [()] if is_op(reader, "Mul") else []
     return is_op(reader, "Add", "Mul") and shapes[0] in (channel_shape, (1, *channel_shape), *scalar)
-
-
-def _absorb(graph: ir.Graph, product: _Product) -> bool:
-    """Absorb operators into weights and bias, in float32 and onnxruntime's order; return False if these vary."""
-    node = product.node
-    w, b = constant(node.inputs[1]), constant(product.bias)
-    if w is None or w.dtype != np.float32 or (product.bias is not None and (b is None or b.ndim != 1)):
-        return False
-    for absorbed in product.absorbed:
-        parameters = [constant(value).reshape(-1) for value in absorbed.inputs[1:]]  # type: ignore[union-attr]
-        if is_op(absorbed, "BatchNormalization"):
-            scale, offset, mean, variance = parameters
-            scale = scale / np.sqrt(variance + np.float32(attribute(absorbed, "epsilon", 1e-5)))
-            w, b = (
-                w * along_outputs(node, scale, w),
-                offset - mean * scale if b is None else (b - mean) * scale + offset,
-            )
-        elif is_op(absorbed, "Mul"):
-            w, b = w * along_outputs(node, parameters[0], w), None if b is None else b * parameters[0]
-        else:
-            b = parameters[0] if b is None else b + parameters[0]
-    set_operand(node, "w", new_constant(graph, f"{node.name}_absorbed", w))
-    if b is not None:
-        set_operand(node, "b", new_constant(graph, f"{node.name}_absorbed_bias", b))
-    for absorbed in product.absorbed:
-        replace_keeping_name(absorbed, node.outputs[0])
-    return True
 
 
 def _quantise_product(graph: ir.Graph, product: _Product, kind: np.dtype[Any]) -> None:
@@ -211,25 +216,31 @@ def _quantise_product(graph: ir.Graph, product: _Product, kind: np.dtype[Any]) -
         last.replace_input_with(product.bias_input, value)
 
 
-def quantise_bias(bias: NDArray[Any], step: NDArray[np.float32]) -> NDArray[np.int32]:
-    """Return a float bias as the int32 that onnxruntime adds to products of bytes whose scales' product is `step`.
-
-    It rounds the quotient in the bias's own type, so that float16 overflows.
-    """
-    with np.errstate(all="ignore"):
-        steps = np.rint((bias.astype(np.float32) / step).astype(bias.dtype)).astype(np.float32)
-    return np.where(np.abs(steps) < 2.0**31, steps, OVERFLOW).astype(np.int32)
-
-
-def _is_quantised(node: ir.Node, is_matrix: bool) -> bool:
-    """Return whether the result of `node` goes to a QuantizeLinear alone; for matrices also through Relu and Clip.
-
-    is_matrix: the operands are matrices. Otherwise onnxruntime makes a Gemm between two Reshapes, which Relu and Clip
-    cannot pass.
-    """
-    while is_matrix and (user := only_reader(node)) is not None and is_op(user, "Relu", "Clip"):
-        node = user
-    return is_quantised(node)
+def _absorb(graph: ir.Graph, product: _Product) -> bool:
+    """Absorb operators into weights and bias, in float32 and onnxruntime's order; return False if these vary."""
+    node = product.node
+    w, b = constant(node.inputs[1]), constant(product.bias)
+    if w is None or w.dtype != np.float32 or (product.bias is not None and (b is None or b.ndim != 1)):
+        return False
+    for absorbed in product.absorbed:
+        parameters = [constant(value).reshape(-1) for value in absorbed.inputs[1:]]  # type: ignore[union-attr]
+        if is_op(absorbed, "BatchNormalization"):
+            scale, offset, mean, variance = parameters
+            scale = scale / np.sqrt(variance + np.float32(attribute(absorbed, "epsilon", 1e-5)))
+            w, b = (
+                w * along_outputs(node, scale, w),
+                offset - mean * scale if b is None else (b - mean) * scale + offset,
+            )
+        elif is_op(absorbed, "Mul"):
+            w, b = w * along_outputs(node, parameters[0], w), None if b is None else b * parameters[0]
+        else:
+            b = parameters[0] if b is None else b + parameters[0]
+    set_operand(node, "w", new_constant(graph, f"{node.name}_absorbed", w))
+    if b is not None:
+        set_operand(node, "b", new_constant(graph, f"{node.name}_absorbed_bias", b))
+    for absorbed in product.absorbed:
+        replace_keeping_name(absorbed, node.outputs[0])
+    return True
 
 
 def _quantised_weights(
@@ -269,6 +280,16 @@ def _quantise_to_int8(w: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray
     return np.clip(steps, -128, 127).astype(np.int8), np.array(scale), np.array(zero)
 
 
+def quantise_bias(bias: NDArray[Any], step: NDArray[np.float32]) -> NDArray[np.int32]:
+    """Return a float bias as the int32 that onnxruntime adds to products of bytes whose scales' product is `step`.
+
+    It rounds the quotient in the bias's own type, so that float16 overflows.
+    """
+    with np.errstate(all="ignore"):
+        steps = np.rint((bias.astype(np.float32) / step).astype(bias.dtype)).astype(np.float32)
+    return np.where(np.abs(steps) < 2.0**31, steps, OVERFLOW).astype(np.int32)
+
+
 def _insert_dequantise(
     graph: ir.Graph, before: ir.Node, arrays: Mapping[str, NDArray[Any] | None], **attrs: int
 ) -> ir.Value:
@@ -278,3 +299,126 @@ def _insert_dequantise(
     node = ir.Node("", "DequantizeLinear", values, attributes(**attrs), outputs=[out])
     graph.insert_before(before, node)
     return out
+
+
+# Biases of another scale ----------------------------------------------------------------------------------------------
+
+
+BIAS_SCALE_TOLERANCE = (0.01, 1e-6)
+"""Relative and absolute difference between a Conv's bias scale and sx * sw up to which onnxruntime ignores it.
+
+graph/quantized/integerise.py asks for equal scales (`_bias_scale_fits`).
+"""
+
+
+def rescale_biases(model: ir.Model) -> None:
+    """Let biases whose scale onnxruntime ignores be dequantised by the scale of their products."""
+    for node in list(model.graph):
+        bias_input = _bias_input(node)
+        if bias_input is None or len(node.inputs) <= bias_input:
+            continue
+        product = producer_before_wires(node.inputs[1 - bias_input]) if is_op(node, "Add") else node
+        if product is not None and (scale := _new_scale(product, node, node.inputs[bias_input])) is not None:
+            _set_bias_scale(node, bias_input, scale)
+
+
+def _bias_input(node: ir.Node) -> int | None:
+    """Return the number of the input of `node` that is a bias onnxruntime may add to products of bytes; else None."""
+    if is_op(node, "Conv", "Gemm"):
+        is_unscaled = attribute(node, "alpha", 1.0) == attribute(node, "beta", 1.0) == 1.0
+        return op_spec(node.op_type).having(Role.BIAS)[0] if is_unscaled else None
+    if not is_op(node, "Add"):
+        return None
+    for number, value in enumerate(node.inputs):
+        product, bias = producer_before_wires(value), node.inputs[1 - number]
+        if product is not None and is_op(product, "MatMul") and has_one_reader(product) and adds_bias(product, bias):
+            return 1 - number
+    return None
+
+
+def _new_scale(product: ir.Node, last: ir.Node, bias: ir.Value | None) -> NDArray[np.float32] | None:
+    """Return the scale of the products, if onnxruntime takes `bias` to have it although it has another; else None.
+
+    last: the operator that adds the bias: `product` itself, or an Add behind it.
+    """
+    x, w, b = (
+        _dequantised_operand(product.inputs[0]),
+        _dequantised_operand(product.inputs[1]),
+        _dequantised_operand(bias, moved=False),
+    )
+    if x is None or w is None or b is None or not x.scalar or b.dtype != np.int32:
+        return None
+    if not _is_byte_product(product, last, x, w):
+        return None
+    step = (x.scale.reshape(()) * w.scale).astype(np.float32).reshape(-1)
+    if step.size > 1 and (shape(b.value) or (0,))[-1] != step.size:
+        return None
+    bias_scale, product_scale, has_zero_point = (
+        b.scale.reshape(-1).astype(np.float64),
+        step.astype(np.float64),
+        bool(np.any(b.zero)),
+    )
+    fits = bias_scale.size in (1, step.size) or step.size == 1
+    if is_op(product, "Conv") and (
+        has_zero_point or not fits or not np.allclose(bias_scale, product_scale, *BIAS_SCALE_TOLERANCE)
+    ):
+        return None
+    return step if has_zero_point or not np.array_equal(bias_scale, product_scale) else None
+
+
+def _dequantised_operand(value: ir.Value | None, moved: bool = True) -> Quantised | None:
+    """Return the quantised tensor that `value` dequantises.
+
+    moved: look also behind operators that only move elements, if it has one scale.
+    """
+    source = producer_before_wires(value)
+    if moved and not is_op(source, "DequantizeLinear"):
+        source = producer_before_moves(value)
+    q = dequantised(source.outputs[0]) if source is not None else None
+    return q if q is None or q.scalar or producer_before_wires(value) is source else None
+
+
+def _is_byte_product(product: ir.Node, last: ir.Node, x: Quantised, w: Quantised) -> bool:
+    """Return whether onnxruntime multiplies bytes to make the result of `last`, which is `product` or adds the bias."""
+    if x.dtype not in (np.int8, np.uint8) or w.dtype not in (np.int8, x.dtype):
+        return False
+    is_matrix = product is last or len(product.inputs[0].shape or ()) == 2  # type: ignore[union-attr]
+    end = last_superfluous_bound(last) if is_matrix else last
+    if quantiser(end) is not None and (is_matrix or has_one_reader(end)):
+        y = quantised_result(end)
+        return y is not None and y.dtype == x.dtype
+    return not is_op(product, "Conv") and (not is_matrix or _stays_integer(last))
+
+
+def _stays_integer(node: ir.Node) -> bool:
+    """Return whether onnxruntime multiplies bytes for a Gemm whose result stays float.
+
+    It does not if a QuantizeLinear is among several readers, nor before a lone Relu or Clip with one reader, which it
+    takes for the end of a product of bytes.
+    """
+    user = only_reader(node)
+    if user is not None and is_op(user, "Relu", "Clip") and has_one_reader(user):
+        return False
+    return not any(_becomes_bytes(use.node) for use in node.outputs[0].uses())
+
+
+def _becomes_bytes(reader: ir.Node) -> bool:
+    """Return whether `reader` is a QuantizeLinear, or a superfluous bound before one."""
+    if not is_op(reader, "Relu", "Clip"):
+        return is_op(reader, "QuantizeLinear")
+    y = quantised_result(reader) if has_one_reader(reader) else None
+    return y is not None and is_superfluous_bound(reader, y)
+
+
+def _set_bias_scale(node: ir.Node, number: int, step: NDArray[np.float32]) -> None:
+    """Let input `number` of `node` dequantise its integers by `step` and without a zero point."""
+    bias = node.inputs[number]
+    assert bias is not None and node.graph is not None and isinstance(node.graph, ir.Graph)
+    source, name = producer_before_wires(bias), f"{bias.name}_in_steps_of_{node.outputs[0].name}"
+    assert source is not None
+    axis = attributes(axis=len(shape(bias) or (0,)) - 1) if step.size > 1 else []
+    scale = new_constant(node.graph, f"{name}_scale", step if axis else step[0])
+    out = ir.Value(name=name, shape=bias.shape, type=bias.type)
+    dequantise = ir.Node("", "DequantizeLinear", [source.inputs[0], scale], axis, outputs=[out], name=name)
+    node.graph.insert_before(node, dequantise)
+    node.replace_input_with(number, out)

@@ -1,0 +1,466 @@
+"""Rewrite convolutions: what stands behind them moves into their weights, and transposed ones become plain ones.
+
+Scales and offsets of channels (`fold_batchnorm`), where a = scale / sqrt(var + epsilon):
+
+    h = Conv(x, w, b)
+    y = BatchNormalization(h, scale, offset, mean, var)     ->     y = Conv(x, w * a, (b - mean) * a + offset)
+
+Also behind ConvTranspose and Gemm, and for Mul, Div, Add and Sub by a constant for each channel. Only floats: operators
+between quantised tensors must round where the model says so.
+
+The selection and the order of output channels (`order_channels`), also by a Slice of channels:
+
+    y = QLinearConv(x, w)                      y = QLinearConv(x, w[order])
+    z = DepthToSpace(y) mode=CRD       ->      z = DepthToSpace(y) mode=DCR
+
+    y = QLinearConv(x, w)
+    z = Gather(y, order) axis=1        ->      z = QLinearConv(x, w[order])
+
+A convolution without groups computes each output channel alone, so its bytes stay. Tables may stand between. Nothing
+changes where another operator reads a tensor between.
+
+A transposed convolution becomes one convolution for each phase of the output, side by side as channels
+(`convolve_transposed`):
+
+    y = ConvTranspose(x, w), stride s     ->     z = Conv(x, v)       s * s times the channels
+                                                 y = DepthToSpace(z)
+
+Output position o = s * q + r reads x[q + d] * w[k] for the k with r + before - k = s * d, where `before` is the padding
+at the begin. So phase r is a convolution over positions q with those taps of w whose remainder fits. If all phases read
+the same distances d, as with a kernel of size s, they are one convolution. Otherwise each phase is its own convolution,
+so that no tap is zero:
+
+    z = Concat(Conv(x, v0), Conv(x, v1), ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from celosia.compiler.expr.nodes import unused_name
+from celosia.compiler.graph.operands import convolves_bytes, operand, product_names, product_operands, set_operand
+from celosia.compiler.graph.shapes import transposed_windows_of
+from celosia.compiler.graph.values import (
+    RESERVED,
+    attribute,
+    attributes,
+    constant,
+    is_op,
+    new_constant,
+    only_use,
+    replace_by,
+    replace_keeping_name,
+    shape,
+    value_names,
+)
+from celosia.compiler.program.host.shape_rules import WindowError, slice_positions
+
+Array = NDArray[Any]
+"""A numpy array of any element type."""
+
+
+# Scales and offsets of channels ---------------------------------------------------------------------------------------
+
+
+Affine = tuple[Array, Array]
+"""(a, b) of y = a * x + b: one number for each channel, as float64."""
+
+
+def fold_batchnorm(model: ir.Model) -> None:
+    """Fold every scale and offset behind a Conv, ConvTranspose or Gemm, until none is left."""
+    for node in list(model.graph):
+        if is_op(node, "Conv", "ConvTranspose", "Gemm"):
+            while _fold_next(model.graph, node):
+                pass
+
+
+def _fold_next(graph: ir.Graph, node: ir.Node) -> bool:
+    """Fold the only reader of `node` into its weights and bias; return False where that is impossible."""
+    x, weights, bias = product_operands(node)
+    _, weights_name, bias_name = product_names(node.op_type)
+    reader, dims = only_use(node.outputs[0]), shape(node.outputs[0])
+    w = constant(weights)
+    if (
+        reader is None
+        or reader.graph is not graph
+        or w is None
+        or w.dtype not in (np.float32, np.float64)
+        or dims is None
+    ):
+        return False
+    if x is None or is_op(x.producer(), "DequantizeLinear") or _is_quantised(reader) or len(dims) < 2:
+        return False
+    affine, old_bias = _affine(reader, node.outputs[0], dims), _bias(node, bias, dims[1])
+    if affine is None or old_bias is None:
+        return False
+    a, b = affine
+    with np.errstate(over="ignore", invalid="ignore"):
+        new_weights = (w * along_outputs(node, a, w)).astype(w.dtype)
+        new_bias = (old_bias * a + b).astype(w.dtype)
+    if not (np.all(np.isfinite(new_weights)) and np.all(np.isfinite(new_bias))):
+        return False
+    name = node.name or node.outputs[0].name
+    set_operand(node, weights_name, new_constant(graph, f"{name}_weights", new_weights))
+    set_operand(node, bias_name, new_constant(graph, f"{name}_bias", new_bias))
+    if node.op_type == "Gemm":
+        node.attributes["beta"] = ir.AttrFloat32("beta", 1.0)
+    return replace_keeping_name(reader, node.outputs[0])
+
+
+def _affine(node: ir.Node, x: ir.Value, dims: tuple[int, ...]) -> Affine | None:
+    """Return scale and offset of each channel of `x` that `node` applies; None if `node` does anything else.
+
+    dims: shape of `x`, with channels on axis 1.
+    """
+    channels = dims[1]
+    if is_op(node, "BatchNormalization"):
+        if is_training(node):
+            return None
+        values = [constant(operand(node, name)) for name in ("scale", "b", "input_mean", "input_var")]
+        if node.inputs[0] is not x or any(v is None or v.shape != (channels,) for v in values):
+            return None
+        scale, offset, mean, var = (np.asarray(v, np.float64) for v in values)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            a = scale / np.sqrt(var + np.float64(attribute(node, "epsilon", 1e-5)))
+        return (a, offset - mean * a) if np.all(np.isfinite(a)) else None
+    if not is_op(node, "Mul", "Div", "Add", "Sub") or shape(node.outputs[0]) != dims:
+        return None
+    x_is_first = node.inputs[0] is x
+    c = _per_channel(node.inputs[1] if x_is_first else node.inputs[0], dims)
+    if c is None or (not x_is_first and node.op_type == "Div"):
+        return None
+    ones, zeros = np.ones(channels), np.zeros(channels)
+    with np.errstate(divide="ignore"):
+        affine_of = {
+            "Mul": (c, zeros), "Div": (1 / c, zeros), "Add": (ones, c), "Sub": (ones, -c) if x_is_first else (-ones, c)
+        }  # fmt: skip
+    return affine_of[node.op_type]
+
+
+def _per_channel(value: ir.Value | None, dims: tuple[int, ...]) -> Array | None:
+    """Return a constant as one number for each channel (axis 1 of `dims`); None if it varies along other axes."""
+    array = constant(value)
+    if array is None or array.dtype.kind != "f" or array.ndim > len(dims):
+        return None
+    padded_shape = (1,) * (len(dims) - array.ndim) + array.shape
+    if any(size != 1 for axis, size in enumerate(padded_shape) if axis != 1):
+        return None
+    return np.broadcast_to(array.reshape(-1), (dims[1],)).astype(np.float64)
+
+
+def _bias(node: ir.Node, bias: ir.Value | None, channels: int) -> Array | None:
+    """Return the bias of each channel, zeros for no bias; None if it is not constant or not one for each channel."""
+    if bias is None:
+        return np.zeros(channels)
+    array = constant(bias)
+    if array is None or (array.size not in (1, channels)) or (array.ndim > 1 and array.shape[-1] != array.size):
+        return None
+    beta = float(attribute(node, "beta", 1.0)) if node.op_type == "Gemm" else 1.0
+    return np.broadcast_to(array.reshape(-1).astype(np.float64) * beta, (channels,))
+
+
+def _is_quantised(node: ir.Node) -> bool:
+    """Return whether a QuantizeLinear reads the result of `node`."""
+    return any(is_op(use.node, "QuantizeLinear") for use in node.outputs[0].uses())
+
+
+def is_training(node: ir.Node) -> bool:
+    """Return whether a BatchNormalization uses the statistics of its batch.
+
+    An attribute says so, or, before opset 14, that it has several outputs.
+    """
+    return len(node.outputs) > 1 or bool(attribute(node, "training_mode", 0))
+
+
+def along_outputs(node: ir.Node, a: Array, w: Array) -> Array:
+    """Reshape `a` (one number for each output channel, or one for all) so that it multiplies the weights `w`."""
+    if node.op_type == "Gemm":
+        return a[:, None] if attribute(node, "transB", 0) else a[None, :]
+    kernel_axes = (1,) * (w.ndim - 2)
+    if node.op_type == "Conv":
+        return a.reshape(-1, 1, *kernel_axes)
+    groups = attribute(node, "group", 1) if a.size > 1 else 1  # w is [input channels, output channels of a group, ...]
+    return np.repeat(a.reshape(groups, -1), w.shape[0] // groups, axis=0).reshape(w.shape[0], -1, *kernel_axes)
+
+
+# Selection and order of channels --------------------------------------------------------------------------------------
+
+
+Order = NDArray[np.int64]
+"""Old numbers of the channels, in their new order."""
+BY_CHANNEL = ("w_scale", "w_zero_point", "b")
+"""Operands of QLinearConv that may hold a number for each channel."""
+
+
+def order_channels(model: ir.Model) -> None:
+    """Select and order channels in the weights of the convolutions before DepthToSpace, Gather and Slice."""
+    for node in list(model.graph):
+        order = _ORDERS[node.op_type](node) if is_op(node, *_ORDERS) else None
+        value = node.inputs[0] if node.inputs else None
+        if order is None or value is None or not (chain := list(_tables_and_convolution(value, model.graph))):
+            continue
+        conv = chain[-1]
+        for name in ("w", *BY_CHANNEL):
+            _reorder(model.graph, conv, name, order)
+        for chain_node in chain:
+            dims = shape(chain_node.outputs[0])
+            assert dims is not None
+            chain_node.outputs[0].shape = ir.Shape((dims[0], len(order), *dims[2:]))
+            chain_node.outputs[0].name = None  # it is not the model's tensor any more
+        if is_op(node, "DepthToSpace"):
+            node.attributes["mode"] = ir.AttrString("mode", "DCR")
+        else:
+            replace_keeping_name(node, value)
+
+
+def _tables_and_convolution(value: ir.Value, graph: ir.Graph) -> Iterator[ir.Node]:
+    """Yield the tables before `value`, and the convolution before these, last first; nothing where there is none.
+
+    Each must have one reader only, and the convolution constant parameters and no groups.
+    """
+    nodes: list[ir.Node] = []
+    while True:
+        node = value.producer()
+        if node is None or node.graph is not graph or value.is_graph_output() or shape(value) is None:
+            return
+        if len(list(value.uses())) != 1:
+            return
+        nodes.append(node)
+        if is_op(node, "Table") and node.inputs[0] is not None:
+            value = node.inputs[0]
+        elif convolves_bytes(node) and attribute(node, "group", 1) == 1 and not attribute(node, "channels_last", 0):
+            others = [operand(node, name) for name in ("w", *BY_CHANNEL, "y_scale", "y_zero_point")]
+            if all(value is None or constant(value) is not None for value in others):
+                yield from nodes
+            return
+        else:
+            return
+
+
+def _reorder(graph: ir.Graph, conv: ir.Node, name: str, order: Order) -> None:
+    """Select the operand `name` of a convolution by output channel, if it is an array with one part for each."""
+    value = operand(conv, name)
+    array = constant(value)
+    if value is not None and array is not None and (array.size > 1 or name == "w"):
+        set_operand(conv, name, new_constant(graph, f"{value.name}_ordered", array[order]))
+
+
+def _depth_to_space(node: ir.Node) -> Order | None:
+    """Return the order of channels with which mode DCR equals CRD; None for other modes.
+
+    In CRD the block is the inner axis of channels. In DCR it is the outer, so that each position in the block is one
+    copy of channels that lie together.
+    """
+    dims, block = _dims(node), attribute(node, "blocksize", 1)
+    if dims is None or attribute(node, "mode", "DCR") != "CRD":
+        return None
+    return np.arange(dims[1]).reshape(-1, block * block).T.reshape(-1)
+
+
+def _gather(node: ir.Node) -> Order | None:
+    """Return the order of channels in which a Gather of images reads them; None if it is no such Gather."""
+    dims, index = _dims(node), constant(operand(node, "indices"))
+    if dims is None or index is None or index.ndim != 1 or not index.size or attribute(node, "axis", 0) % 4 != 1:
+        return None
+    order: Order = np.where(index < 0, index + dims[1], index).astype(np.int64)
+    return order
+
+
+def _slice(node: ir.Node) -> Order | None:
+    """Return the channels that a Slice of images reads; None if it slices other axes."""
+    dims = _dims(node)
+    operands = [constant(value) for value in node.inputs[1:]]
+    if (
+        dims is None
+        or len(operands) < 3
+        or any(operand_value is None or operand_value.size != 1 for operand_value in operands)
+    ):
+        return None
+    start, end, axis, *step = (
+        int(operand_value.reshape(-1)[0]) for operand_value in operands if operand_value is not None
+    )
+    if axis % 4 != 1 or 0 in step:
+        return None
+    order: Order = np.array(slice_positions(dims[1], start, end, *(step or [1])), np.int64)
+    return order if order.size else None
+
+
+def _dims(node: ir.Node) -> tuple[int, ...] | None:
+    """Return the shape of the image that a node reads; None if it has other than four axes."""
+    dims = None if node.inputs[0] is None else shape(node.inputs[0])
+    return dims if dims is not None and len(dims) == 4 else None
+
+
+_ORDERS: dict[str, Callable[[ir.Node], Order | None]] = {
+    "DepthToSpace": _depth_to_space, "Gather": _gather, "Slice": _slice,
+}  # fmt: skip
+"""Operator -> the function that returns its order of channels, or None where it has none."""
+
+
+# Transposed convolutions ----------------------------------------------------------------------------------------------
+
+
+def convolve_transposed(model: ir.Model) -> None:
+    """Rewrite float transposed convolutions of images, whose weights are constant, as convolutions.
+
+    Kernels of plain convolutions are much faster, and no product has a zero that the stride inserts.
+    """
+    nodes = [node for node in model.graph if is_op(node, "ConvTranspose")]
+    used_names = {*value_names(model.graph), *model.graph.meta.get(RESERVED, ())} if nodes else set()
+    for node in nodes:
+        _TransposedConvolution(model.graph, node, used_names).rewrite()
+
+
+class _TransposedConvolution:
+    """The rewriting of one transposed convolution. used_names: names of values, which new ones must not take."""
+
+    def __init__(self, graph: ir.Graph, node: ir.Node, used_names: set[str]) -> None:
+        self.graph, self.node, self.used_names = graph, node, used_names
+        self.group = int(attribute(node, "group", 1))
+
+    def rewrite(self) -> None:
+        """Replace the node by convolutions, DepthToSpace and perhaps a Slice, if it can be rewritten."""
+        node, axes = self.node, _axes(self.node)
+        _, w, bias = (*node.inputs, None)[:3]
+        dims = shape(node.outputs[0])
+        if w is None or axes is None or dims is None:
+            return
+        if constant(w) is None or (bias is not None and constant(bias) is None):
+            return
+        s = axes[0].stride
+        rows, columns = axes
+        phase_sizes = [axis.phase_outputs for axis in axes]
+        if all(len({(phase.low, phase.width) for phase in axis.phases}) == 1 for axis in axes):
+            result, mode = self._convolution(rows.phases, columns.phases, axes), "CRD"
+        else:
+            phase_results = [self._convolution([y], [x], axes) for y in rows.phases for x in columns.phases]
+            result, mode = self._emit("Concat", phase_results, [dims[0], dims[1] * s * s, *phase_sizes], axis=1), "DCR"
+        if s > 1:
+            interleaved = [size * s for size in phase_sizes]
+            result = self._emit("DepthToSpace", [result], [*dims[:2], *interleaved], blocksize=s, mode=mode)
+        if [size * s for size in phase_sizes] != list(dims[2:]):
+            bounds = ([0, 0], list(dims[2:]), [2, 3])
+            starts_ends_axes = [new_constant(self.graph, "bounds", np.array(bound, np.int64)) for bound in bounds]
+            result = self._emit("Slice", [result, *starts_ends_axes], list(dims))
+        replace_by(node, result)
+
+    def _convolution(self, ys: Sequence[_Phase], xs: Sequence[_Phase], axes: list[_Axis]) -> ir.Value:
+        """Insert the convolution of phases `ys` x `xs`, which have the same window.
+
+        Their results are side by side as channels.
+        """
+        x, w, bias = (*self.node.inputs, None)[:3]
+        dims = shape(self.node.outputs[0])
+        assert w is not None and dims is not None
+        inputs = [x, self._transformed_constant(w, lambda array: _split_weights(array, self.group, ys, xs))]
+        count = len(ys) * len(xs)
+        if bias is not None:
+            inputs.append(self._transformed_constant(bias, lambda array: np.repeat(array, count)))
+        window = ys[0], xs[0]
+        (top, bottom), (left, right) = (phase.pads(axis.size, axis.phase_outputs) for phase, axis in zip(window, axes))
+        return self._emit(
+            "Conv", inputs, [dims[0], dims[1] * count, *(axis.phase_outputs for axis in axes)],
+            pads=[top, left, bottom, right], kernel_shape=[phase.width for phase in window], group=self.group,
+        )  # fmt: skip
+
+    def _transformed_constant(self, value: ir.Value, change: Callable[[Array], Array]) -> ir.Value:
+        """Add a constant that `change` makes of the constant `value`."""
+        array = constant(value)
+        assert array is not None
+        return new_constant(self.graph, f"{value.name}.phases", change(array))
+
+    def _emit(self, op: str, inputs: Sequence[ir.Value | None], dims: Sequence[int], **attrs: Any) -> ir.Value:
+        """Insert an operator before the old one and return its output, of shape `dims`."""
+        y = self.node.outputs[0]
+        name = unused_name(f"{y.name}.{op.lower()}", self.used_names)
+        tensor_type = ir.TensorType(y.dtype or ir.DataType.FLOAT)
+        out = ir.Value(name=name, shape=ir.Shape([int(size) for size in dims]), type=tensor_type)
+        label = self.node.name if op == "Conv" else name
+        self.graph.insert_before(self.node, ir.Node("", op, inputs, attributes(**attrs), outputs=[out], name=label))
+        return out
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One axis of the image: `size` inputs and `out` outputs, of which `before` were cut at the begin."""
+
+    size: int
+    out: int
+    kernel: int
+    stride: int
+    before: int
+
+    @property
+    def phases(self) -> list[_Phase]:
+        """The phases of the outputs, by remainder of the position."""
+        pairs = [[(k, r + self.before - k) for k in range(self.kernel)] for r in range(self.stride)]
+        return [_Phase(tuple((k, d // self.stride) for k, d in row if d % self.stride == 0)) for row in pairs]
+
+    @property
+    def phase_outputs(self) -> int:
+        """Outputs that each phase computes: more than needed where fewer would need negative padding."""
+        padding_bound = max(self.size - phase.low - phase.width + 1 for phase in self.phases)
+        return max(-(-self.out // self.stride), padding_bound)
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """One phase of an axis.
+
+    taps: (index in the kernel, distance d) of its products.
+    """
+
+    taps: tuple[tuple[int, int], ...]
+
+    @property
+    def low(self) -> int:
+        """The least distance of a tap, at most 0."""
+        return min(0, *(d for _, d in self.taps)) if self.taps else 0
+
+    @property
+    def width(self) -> int:
+        """The size of the convolution's kernel: from `low` to the largest distance, at least 0."""
+        return max(0, *(d for _, d in self.taps)) - self.low + 1 if self.taps else 1
+
+    def pads(self, size: int, outputs: int) -> tuple[int, int]:
+        """Return the pads (begin, end) with which `size` inputs give `outputs` outputs."""
+        return -self.low, outputs - size + self.low + self.width - 1
+
+
+def _axes(node: ir.Node) -> list[_Axis] | None:
+    """Return rows and columns of a transposed convolution; None if it has another rank, dilation or unequal strides."""
+    x, w, _ = product_operands(node)
+    dims, kernel, output_dims = (None if v is None else shape(v) for v in (x, w, node.outputs[0]))
+    if dims is None or kernel is None or output_dims is None or len(dims) != 4 or 0 in (*dims, *kernel, *output_dims):
+        return None
+    try:
+        geometry = transposed_windows_of(node, kernel[2:])
+    except WindowError:
+        return None
+    if geometry.stride[0] != geometry.stride[1] or set(geometry.dilation) != {1} or min(geometry.before) < 0:
+        return None
+    return [
+        _Axis(*axis) for axis in zip(geometry.size, geometry.out, geometry.kernel, geometry.stride, geometry.before)
+    ]
+
+
+def _split_weights(weights: Array, group: int, ys: Sequence[_Phase], xs: Sequence[_Phase]) -> Array:
+    """Split the weights of a transposed convolution by phases of rows (`ys`) and columns (`xs`).
+
+    [C, M/group, kh, kw] become [M * phases, C/group, h, w] of a convolution.
+    """
+    c, m = weights.shape[:2]
+    by_group = weights.reshape(group, c // group, m, *weights.shape[2:]).swapaxes(1, 2)
+    result = np.zeros((group, m, len(ys), len(xs), c // group, ys[0].width, xs[0].width), weights.dtype)
+    for ry, y in enumerate(ys):
+        for rx, x in enumerate(xs):
+            for ky, dy in y.taps:
+                for kx, dx in x.taps:
+                    result[:, :, ry, rx, :, dy - y.low, dx - x.low] = by_group[:, :, :, ky, kx]
+    return result.reshape(group * m * len(ys) * len(xs), c // group, ys[0].width, xs[0].width)
