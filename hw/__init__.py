@@ -2,7 +2,7 @@
 
 boards/         which boards there are: FPGA, pins, DRAM, clock; the memory models that stand for their DRAM
 spec/           what a user chooses (Config), instruction set, registers, sizes of scratchpads, queues, pipelines
-top.py          which units and scratchpads the accelerator has, and how they are connected
+top.py          which units, scratchpads and ports to memory the accelerator has, and how they are connected
 control.py      the host's registers; start and end of a run, errors, watchdog and lease (after how many cycles:
                 driver/board/board_device.py), counters
 dae_pipeline/   how instructions are fetched and ordered by tokens; LOAD, STORE and the scratchpads

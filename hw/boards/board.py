@@ -156,7 +156,10 @@ class Board:
 
     @property
     def digest(self) -> str:
-        """Fingerprint of all fields, without the name of its Config: 8 hexadecimal digits."""
+        """Fingerprint of all fields, without the name of its Config: 8 hexadecimal digits.
+
+        `celosia explore` recognises by it whether its records were measured for the same board of a user's own.
+        """
         text = json.dumps(dataclasses.asdict(self) | {"config": self.config.digest}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 

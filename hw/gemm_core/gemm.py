@@ -141,6 +141,10 @@ class Gemm(wiring.Component):
         reading: the accumulator is read, three cycles before its sum is complete. answer: the data read is registered,
         since memories answer late in a cycle. ahead: it is replaced if a write came too late for the read. now: the sum
         is added. write: the total is written.
+
+        pipe: the iteration in each stage (`_read_operands`). array: gives the sum of the iteration in stage `now`.
+        Registers: `kept` holds the data read; `old` the same after the replacement; `written` the last total, which
+        stage `write` writes; `committed` the last total that has been written.
         """
         reading, answer, ahead, now, write = stages = pipe[-_FROM_READ:]
         writes = Signal()  # a register, as LOAD's `ready` depends on it in the same cycle

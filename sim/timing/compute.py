@@ -147,9 +147,10 @@ class Vector:
         self._gap = cfg.residual_cycles - 1  # cycles behind an entry with a residual in which no step is taken
 
     def run(self, ready: int, work: Work) -> tuple[int, int, list[Train]]:
-        """Return the start and end cycles of an instruction, and the cycles of its writes.
+        """Time the next instruction in program order. Return its start and end cycles, and the cycles of its writes.
 
-        ready: first possible cycle of its start.
+        ready: first possible cycle of its start. The writes are one Train for each part that waits for a softmax on its
+        own, else a single one. The machine reserves a port that VECTOR shares with LOAD for them.
         """
         if work.softmax_entries:
             return self._run_softmax(ready, work)

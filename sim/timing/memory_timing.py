@@ -109,7 +109,10 @@ class Channel:
 
     @property
     def regular_until(self) -> int:
-        """Cycle until which every cycle from `next` on is a slot, except during refreshes."""
+        """Cycle until which every cycle from `next` on is a slot, except during refreshes.
+
+        Only a train that ends before it may be placed as a whole, in closed form.
+        """
         return NEVER
 
     def slots_before(self, cycle: int) -> int:
@@ -168,7 +171,11 @@ class SharedChannel(Channel):
 
     @property
     def regular_until(self) -> int:
-        """Cycle until which every cycle is a slot: here, until the rate falls below one beat a cycle. See Channel."""
+        """Cycle until which every cycle from `next` on is a slot, except during refreshes. See Channel.
+
+        It is the cycle in which this channel's rate falls below one beat a cycle, since others use DRAM; `next` if the
+        rate is lower already.
+        """
         place = bisect_right(self._cycles, self.next)
         if self._rates[place - 1] < 1.0:
             return self.next

@@ -1,6 +1,7 @@
 """LayerNorm and RMSNorm: the engine that computes the factors by which the lanes normalise the rows of a VECTOR.
 
-    engine.py     connects the parts, each of which works on another row; keeps the factors of all rows
+    engine.py     connects the parts, each of which works on another row; decides how many rows are under way, and holds
+                  the memory for the factors of all rows (values of rows stay in vin)
     addresses.py  which entries of vin are read, and when a row begins
     moments.py    sums of a row's values and of their squares
     variance.py   mean and variance from the sums
