@@ -2,12 +2,15 @@
 
 In the order in which data passes them:
 
-- `quantize.py`: the steps of `celosia.quantize`; decides which options onnxruntime's quantiser gets (also how ranges
-  come from samples: minmax, entropy, percentile); writes the report
-- `decoders.py`: inputs that samples of decoders may leave out; which products are quantised; perplexity
+- `quantize.py`: the steps of `celosia.quantize`; decides which options onnxruntime's quantiser gets: which operators
+  it quantises and which stay float (`exclude`), how ranges come from samples (minmax, entropy, percentile), when
+  activations have no zero point; writes the report
+- `decoders.py`: inputs that samples of decoders may leave out; finds the operators that `operators="products"` names;
+  perplexity
 - `gemms.py`: brings Gemm to the form that onnxruntime's quantiser supports
 - `smooth.py`: SmoothQuant and equalisation: decides which channels are scaled by which factors
-- `attention_scales.py`: decides which operators besides products are quantised, and the ranges of masked scores
+- `attention_scales.py`: finds the operators that `operators="rotary"`, "attention" and "all" of a decoder add to
+  these; decides the ranges of masked scores
 - `score_masks.py`: finds masks, and writes them as sums
 - `four_bits.py`: weights of 4, 2 or 1 bits: decides steps, factors and rounding (GPTQ)
 - `second_moments.py`: statistics of layers' inputs for that

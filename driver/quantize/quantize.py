@@ -85,9 +85,11 @@ class QuantizerChoices:
 
     @property
     def centred(self) -> bool:
-        """Whether activations have no zero point.
+        """Whether activations get no zero point: the range of their values is symmetric to 0.
 
-        A product of two activations takes three times as long if both have one (docs/attention.md).
+        This holds if the user asks for it (`symmetric`), or if only operators of a `chosen` kind are quantised, with
+        int8. These may be products of two activations, which take three times as long if both have a zero point
+        (docs/attention.md).
         """
         return self.symmetric or (bool(self.chosen) and self.activations == ACTIVATIONS[0])
 
@@ -334,9 +336,11 @@ def _silence_quantiser() -> Iterator[None]:
 
 
 def _read_float_model(path: Path, exclude: Sequence[str]) -> onnx.ModelProto:
-    """Read and check the float model; return it with an opset that the quantiser supports.
+    """Read the float model, check it, and convert it to an opset that the quantiser supports.
 
-    ModelError, QuantizeError.
+    exclude: names of operators; here it is only checked that the model has them. ModelError for an invalid model.
+    QuantizeError for one that is too large or quantised already, lacks an operator of `exclude`, or cannot be
+    converted.
     """
     proto = read(path)
     if proto.ByteSize() > MAX_BYTES:

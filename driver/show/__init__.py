@@ -2,9 +2,10 @@
 
 text_table          how a table and its numbers look; the console
 progress            what a command shows on standard error while it works
-program_summary     compile, inspect: overview, operators, layers, buffers, passes, disassembly
-run_summary         run, inspect --estimate, demo: cycles, the table of layers and its columns, advice, blocks, outputs
-compare_summary     compare, eval
+program_summary     compile, inspect: overview, operators, layers, buffers, passes, loops, disassembly
+run_summary         run, inspect --estimate, demo: cycles, the table of layers and its columns (also ratios of numbers
+                    that a layer's row has, such as shares of its cycles), advice, blocks, outputs
+compare_summary     compare, eval (what eval computes: `driver/accuracy/evaluate.py`)
 quantize_summary    quantize
 tune_summary        tune; its progress line is also that of others
 tune_cpu_summary    tune --device cpu

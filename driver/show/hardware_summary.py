@@ -1,4 +1,7 @@
-"""Summary of Configs, sweeps over them, and cached files."""
+"""Tables of `celosia configs`, `boards`, `sweep`, `doctor` and `cache`.
+
+They show presets, boards, Configs that a sweep has measured, installed programs, and cached files.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def configs(presets: Iterable[Config]) -> RenderableType:
-    """Return a table of the presets."""
+    """Return the table of `celosia configs`: for each preset its main fields, and its DSP blocks."""
     from celosia.bitstreams.synthesis import multipliers  # with Amaranth
 
     table = new_table(
@@ -37,7 +40,7 @@ def configs(presets: Iterable[Config]) -> RenderableType:
 
 
 def boards(all_boards: Iterable[Board]) -> RenderableType:
-    """Return a table of the boards."""
+    """Return the table of `celosia boards`: for each board its FPGA, its resources, its clock, and its DRAM."""
     table = new_table(
         "Boards (celosia boards NAME prints one; docs/boards.md tells of your own)",
         "name", "part", "Config", ">MHz wanted", ">LUT", ">flip-flops", ">DSP blocks", ">block RAM", ">DRAM, B a cycle",
@@ -52,7 +55,10 @@ def boards(all_boards: Iterable[Board]) -> RenderableType:
 
 
 def swept(title: str, rows: list[dict[str, Any]]) -> RenderableType:
-    """Return a table of a `sweep`."""
+    """Return the table of `celosia sweep`: for each Config the fields swept, cycles, resources, and a remark.
+
+    rows: the result of `sweep.sweep`.
+    """
     from celosia.bitstreams.synthesis import RESOURCES
     from celosia.driver.explore.sweep import remark, row_of_fewest_cycles
     from celosia.driver.pages.names import resource
