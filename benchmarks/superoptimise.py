@@ -33,9 +33,8 @@ from celosia.compiler.pricing import pricing
 from celosia.compiler.program.safe_files import write_text
 from celosia.compiler.superoptimise.compare_outputs import difference, differing, inputs_of
 from celosia.compiler.superoptimise.derivation import distance
-from celosia.compiler.superoptimise.generated_rules import generated_rules, stored_text
 from celosia.compiler.superoptimise.optimise import optimise as compared
-from celosia.compiler.superoptimise.proofs import GENERATED
+from celosia.compiler.superoptimise.proofs import GENERATED, generated_rules, stored_text
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import GROUPS, RULES
 from celosia.compiler.tune.kernel_trial import time_alternating
@@ -143,8 +142,8 @@ def rows(asked: Request) -> Iterator[Row]:
 
 def generate(models: tuple[str, ...], config: str, seconds: float, say: Callable[[str], None]) -> Iterator[Row]:
     """Generate rules, and write those to generated.json that win on WON or `models`, which MADE has; a row for each."""
-    from celosia.compiler.superoptimise.generation.generator import Generator, winning_rules
-    from celosia.compiler.superoptimise.generation.vocabularies import VOCABULARIES
+    from celosia.compiler.superoptimise.generator import Generator, winning_rules
+    from celosia.compiler.superoptimise.vocabularies import VOCABULARIES
 
     generator, wins = Generator(RULES), dict[str, dict[str, float]]()
     for vocabulary in VOCABULARIES:

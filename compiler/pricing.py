@@ -98,9 +98,9 @@ def optimise_source(source: Source, options: Options, compile: Compile) -> tuple
     Raises BudgetError without a time or an oracle.
     """
 
-    from celosia.compiler.superoptimise.budget import BudgetError, seconds
     from celosia.compiler.superoptimise.derivation import text_in
     from celosia.compiler.superoptimise.optimise import optimise
+    from celosia.compiler.superoptimise.search import BudgetError, parse_seconds
     from celosia.compiler.tune.kernel_trial import processor
 
     if options.optimise is None:
@@ -111,7 +111,7 @@ def optimise_source(source: Source, options: Options, compile: Compile) -> tuple
     records = load_requested(options.records)
     optimised = optimise(
         source, pricing(source, options.config, options.records, None if options.accelerator else compile),
-        seconds(options.optimise), options.oracle, options.shapes, floats=not options.accelerator,
+        parse_seconds(options.optimise), options.oracle, options.shapes, floats=not options.accelerator,
         records=records if records and records.path else None,
         config=Config.load(options.config).digest if options.accelerator else processor(), fast_math=options.fast_math,
     )  # fmt: skip

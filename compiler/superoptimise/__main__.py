@@ -11,22 +11,21 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 
 from celosia.compiler.program.safe_files import write_text
-from celosia.compiler.superoptimise.generated_rules import generated_rules, stored_text, stored_wins
 from celosia.compiler.superoptimise.proofs import (
     FILE,
-    FLOATS_FILE,
     GENERATED,
     REALS_FILE,
-    WINDOWS_FILE,
     RuleError,
+    generated_rules,
     proof_file_text,
+    stored_text,
+    stored_wins,
 )
 from celosia.compiler.superoptimise.rule import RewriteRule
-from celosia.compiler.superoptimise.rules import FLOATS, GROUPS, REALS, RULES, WINDOWS
+from celosia.compiler.superoptimise.rules import FLOATS, GROUPS, REALS, RULES
 
 
 def main(arguments: list[str]) -> int:
@@ -41,17 +40,11 @@ def main(arguments: list[str]) -> int:
             return _count_rediscovered()
         if options.generate:
             return 0 if _generate_rules(RULES) else 1
-        integer_rules = [rule for rule in RULES if rule not in WINDOWS]
         texts: dict[Path, Callable[[], str]] = {
-            file: partial(proof_file_text, rules, file)
-            for file, rules in (
-                (FILE, integer_rules),
-                (FLOATS_FILE, FLOATS),
-                (WINDOWS_FILE, WINDOWS),
-                (REALS_FILE, REALS),
-            )
+            FILE: lambda: proof_file_text((*RULES, *FLOATS)),
+            REALS_FILE: lambda: proof_file_text(REALS, reals=True),
+            GENERATED: lambda: stored_text(generated_rules(), stored_wins()),
         }
-        texts[GENERATED] = lambda: stored_text(generated_rules(), stored_wins())
         return max(_write_or_compare(file, text(), options.check) for file, text in texts.items())
     except RuleError as error:
         print(f"celosia: error: {error}", file=sys.stderr)
@@ -74,8 +67,8 @@ def _write_or_compare(file: Path, text: str, check: bool) -> int:
 
 def _generate_rules(known: tuple[RewriteRule, ...]) -> list[RewriteRule]:
     """Generate rules in all vocabularies that do not follow from `known`, and print how many there are."""
-    from celosia.compiler.superoptimise.generation.generator import Counts, Generator
-    from celosia.compiler.superoptimise.generation.vocabularies import VOCABULARIES
+    from celosia.compiler.superoptimise.generator import Counts, Generator
+    from celosia.compiler.superoptimise.vocabularies import VOCABULARIES
 
     generator, total = Generator(known), Counts()
     for vocabulary in VOCABULARIES:
@@ -94,7 +87,7 @@ def _format_counts(counts: Mapping[str, int]) -> str:
 
 def _count_rediscovered() -> int:
     """Generate rules from nothing, and print how many of the rules by hand follow from them. Returns the exit code."""
-    from celosia.compiler.superoptimise.generation.subsumption import is_subsumed
+    from celosia.compiler.superoptimise.generator import is_subsumed
 
     rules = _generate_rules(())
     for name, rules_by_hand in GROUPS.items():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import onnx
 
 from celosia.compiler.superoptimise.graph import (
     ONNX,
@@ -18,13 +19,23 @@ from celosia.compiler.superoptimise.graph import (
     OriginalForm,
     Quantisation,
     TensorKind,
+    realised,
 )
-from celosia.compiler.superoptimise.operators import OPERATORS
-from celosia.compiler.superoptimise.rule import Absorbs, IsIdentity, Monotone, RewriteRule
-from celosia.compiler.superoptimise.scales import realised
-from celosia.compiler.superoptimise.shape_demands import demands
-from celosia.compiler.superoptimise.sizes import SizeOf, bind, value_of
-from celosia.compiler.superoptimise.terms import ByteFunction, Composed, Leaf, Term, walk
+from celosia.compiler.superoptimise.operators import OPERATORS, demands
+from celosia.compiler.superoptimise.rule import (
+    Absorbs,
+    ByteFunction,
+    Composed,
+    IsIdentity,
+    Leaf,
+    Monotone,
+    RewriteRule,
+    SizeOf,
+    Term,
+    bind,
+    value_of,
+    walk,
+)
 
 MAX_CONSTANT_BYTES = 1 << 24
 """Limit of the bytes of a constant that a rule makes, such as weights with zeros around them."""
@@ -72,14 +83,9 @@ class _PartialMatch:
     def copy(self) -> _PartialMatch:
         """Return an independent copy, from which another way to match goes on."""
         return _PartialMatch(
-            self.graph,
-            dict(self.names),
-            dict(self.values),
-            dict(self.functions),
-            list(self.open),
-            list(self.matched),
+            self.graph, dict(self.names), dict(self.values), dict(self.functions), list(self.open), list(self.matched),
             dict(self.numbers),
-        )
+        )  # fmt: skip
 
     def match_term(self, term: Term, name: str) -> bool:
         """Return whether the tensor `name` can be `term`, and note what leaves, sizes and functions of the term then
@@ -202,15 +208,12 @@ def _match_remaining(
     term = rule.before[len(roots)]
     for operation in _candidates_for(graph, partial, term):
         extended = partial.copy()
-        if operation in roots or (operation.op == roots[-1].op and not _comes_later(graph, operation, roots[-1])):
+        if operation in roots or (
+            operation.op == roots[-1].op and graph.places[operation.outputs[0]] <= graph.places[roots[-1].outputs[0]]
+        ):
             continue
         if isinstance(term, Composed) and operation.op == term.op and extended.match_term(term, operation.outputs[0]):
             yield from _match_remaining(rule, graph, extended, (*roots, operation))
-
-
-def _comes_later(graph: BytesGraph, a: GraphOp, b: GraphOp) -> bool:
-    """Return whether the operation `a` stands behind `b` in the graph."""
-    return graph.places[a.outputs[0]] > graph.places[b.outputs[0]]
 
 
 def _candidates_for(graph: BytesGraph, partial: _PartialMatch, term: Term) -> list[GraphOp]:
@@ -256,7 +259,11 @@ class GraphBuilder:
         if isinstance(term, Leaf):
             return self.match.names[term.name]
         inputs = tuple(self.build(arg) for arg in term.args)
-        attributes = {name: self._attribute_value(value) for name, value in term.attributes}
+        functions, values = self.match.functions, self.match.values
+        attributes = {
+            name: functions[value.name] if isinstance(value, ByteFunction) else value_of(value, values)
+            for name, value in term.attributes
+        }
         arrays = [self.constants.get(name) for name in inputs]
         shapes = [self._shape(name) for name in inputs]
         if not all(demands(term.op, shapes, attributes)):
@@ -269,12 +276,6 @@ class GraphBuilder:
             near = self.match.roots[0].outputs[0]
             self.built[term] = self._add_operation(term.op, inputs, attributes, wanted or self.graph.fresh(near))
         return self.built[term]
-
-    def _attribute_value(self, value: Any) -> Any:
-        """Return the value of an attribute in the graph: its function of bytes, or its sizes as ints."""
-        return (
-            self.match.functions[value.name] if isinstance(value, ByteFunction) else value_of(value, self.match.values)
-        )
 
     def _shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a constant or tensor."""
@@ -295,35 +296,26 @@ class GraphBuilder:
     def _add_operation(self, op: str, inputs: tuple[str, ...], attributes: dict[str, Any], name: str) -> str:
         """Add an operation that makes the tensor `name`, and return that name."""
         shape = OPERATORS[op].shape([self._shape(operand) for operand in inputs], attributes)
-        dtype = "int32" if op in ("convolve", "multiply") else self._dtype(inputs[2 if op == "requantise" else 0])
+        dtype = OPERATORS[op].dtype(list(map(self._dtype, inputs)))
         self.operations.append(
             GraphOp(op, inputs, (name,), tuple(sorted(attributes.items())), self._note_for(op, inputs))
         )
         self.kinds[name] = TensorKind(tuple(shape), dtype)
         return name
 
-    def _quantisation_read_with(self, x: str) -> Quantisation | None:
-        """Return the quantisation with which the matched convolution reads `x`; None where none reads it."""
-        for operation in self.match.matched:
-            if operation.op == "convolve" and operation.inputs[0] == x:
-                return Quantisation(self.notes[0].x, int(self.constants[operation.inputs[1]]))
-        return None
-
-    def _quantisation_made_with(self, x: str) -> Quantisation | None:
-        """Return the quantisation with which a new product makes `x`; None where none makes it."""
-        for operation in self.operations:
-            if operation.outputs[0] == x and isinstance(operation.note, OriginalForm):
-                return Quantisation(operation.note.y, int(self.constants[operation.inputs[-1]]))
-        return None
-
     def _note_for(self, op: str, inputs: tuple[str, ...]) -> Note:
         """Return what the writer must know of a new operation: scales for a product, the quantisation around an
         operator that moves bytes. Raises NotTaken where no scales give the multipliers.
         """
-        if op == "phases" and self.notes:
-            return self._quantisation_read_with(inputs[0])
-        if op == "interleave":
-            return self._quantisation_made_with(inputs[0])
+        if op == "phases" and self.notes:  # the quantisation with which the matched convolution reads the operand
+            zeros = (operation.inputs[1] for operation in self.match.matched
+                     if operation.op == "convolve" and operation.inputs[0] == inputs[0])  # fmt: skip
+            return next((Quantisation(self.notes[0].x, int(self.constants[zero])) for zero in zeros), None)
+        if op == "interleave":  # the quantisation with which a new product makes the operand
+            for operation in self.operations:
+                if operation.outputs[0] == inputs[0] and isinstance(operation.note, OriginalForm):
+                    return Quantisation(operation.note.y, int(self.constants[operation.inputs[-1]]))
+            return None
         if op != "requantise":
             return next((operation.note for operation in self.match.matched if operation.op == op), None)
         note = realised(self.constants[inputs[1]], self.notes)
@@ -364,23 +356,13 @@ def _rename_tensors(graph: BytesGraph, operations: Sequence[GraphOp], replaced_b
         else:
             new_names[removed] = replacement
     for operation in operations:
-        if operation.op == ONNX and any(name in new_names for name in operation.inputs[_node_input_count(operation) :]):
-            raise NotTaken("a tensor is read inside of an operator")
+        if operation.op == ONNX:
+            own_inputs = len(onnx.NodeProto.FromString(operation["proto"]).input)  # further ones: of its subgraphs
+            if any(name in new_names for name in operation.inputs[own_inputs:]):
+                raise NotTaken("a tensor is read inside of an operator")
     return [
         replace(
             operation, inputs=tuple(new_names.get(name, name) for name in operation.inputs),
             outputs=tuple(new_names.get(name, name) for name in operation.outputs),
         ) for operation in operations
     ]  # fmt: skip
-
-
-def _node_input_count(operation: GraphOp) -> int:
-    """Return the number of inputs that the node of an ONNX operation names itself; further ones are read by its
-    subgraphs.
-    """
-    import onnx
-
-    return len(onnx.NodeProto.FromString(operation["proto"]).input)
-
-
-__all__ = ["GraphBuilder", "Match", "NotTaken", "matches", "rewrite"]

@@ -15,26 +15,27 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importer import load, read
 from celosia.compiler.graph.importing.dimensions import Shapes
 from celosia.compiler.options import Oracle, Source
-from celosia.compiler.superoptimise.budget import BudgetError
-from celosia.compiler.superoptimise.byte_forms import ByteReader
-from celosia.compiler.superoptimise.compare_outputs import difference
-from celosia.compiler.superoptimise.derivation import store_derivation
-from celosia.compiler.superoptimise.float_forms import FloatReader
-from celosia.compiler.superoptimise.generated_rules import generated_rules
+from celosia.compiler.superoptimise.compare_outputs import OutputDistance, apart, bound_of, difference
+from celosia.compiler.superoptimise.derivation import changes, store_derivation
 from celosia.compiler.superoptimise.graph import BytesGraph
-from celosia.compiler.superoptimise.graph_difference import changes
 from celosia.compiler.superoptimise.matching import matches
-from celosia.compiler.superoptimise.neighbourhood import NOISE, Neighbourhoods
-from celosia.compiler.superoptimise.price import INFEASIBLE, Price, Pricing
-from celosia.compiler.superoptimise.proofs import RuleError, changes_values, proof_of, require_proved
-from celosia.compiler.superoptimise.real_forms import RealReader
-from celosia.compiler.superoptimise.rounding import OutputDistance, apart, bound_of
+from celosia.compiler.superoptimise.operators.definition import Unwritable
+from celosia.compiler.superoptimise.price import INFEASIBLE, NOISE, Neighbourhoods, Price, Pricing
+from celosia.compiler.superoptimise.proofs import RuleError, changes_values, generated_rules, proof_of, require_proved
+from celosia.compiler.superoptimise.reading import OnnxReader
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import FLOATS, REALS, RULES
-from celosia.compiler.superoptimise.search import PriceOf, ReportState, RuleSearch
-from celosia.compiler.superoptimise.search_records import SearchRecords
-from celosia.compiler.superoptimise.state import DerivationStep, DerivedGraph, SearchState
-from celosia.compiler.superoptimise.writing import IR_WITHOUT_CONSTANT_INPUTS, OnnxWriter, Unwritable
+from celosia.compiler.superoptimise.search import (
+    BudgetError,
+    DerivationStep,
+    DerivedGraph,
+    PriceOf,
+    ReportState,
+    RuleSearch,
+    SearchRecords,
+    SearchState,
+)
+from celosia.compiler.superoptimise.writing import IR_WITHOUT_CONSTANT_INPUTS, OnnxWriter
 from celosia.compiler.tune.records import Records
 
 MIN_OPSET = 13
@@ -120,8 +121,7 @@ def graph_of(model: onnx.ModelProto, floats: bool = False, reals: bool = False) 
             shapes[value.name] = tuple(int(size) for size in value.shape)  # type: ignore[arg-type]
         if value.name and value.dtype is not None and value.dtype.name not in ("STRING", "UNDEFINED"):
             dtypes[value.name] = value.dtype.numpy().name
-    reader = RealReader if reals else FloatReader if floats else ByteReader
-    return reader(model, shapes, dtypes).read()
+    return OnnxReader(model, shapes, dtypes, floats, reals).read()
 
 
 def with_shapes(source: Source, shapes: Shapes | None) -> onnx.ModelProto:
@@ -178,8 +178,8 @@ def optimise(
     do not, the next best follows. shapes: sizes of inputs. own: the caller's rules, which are proved now. rules: by
     default RULES and the generated ones. told: called with the SearchState during the search. way: the strategy, a key
     of search.STRATEGIES. floats: use the rules of floats, too. fast_math: use rules.REALS, too, which hold in real
-    numbers: outputs may then differ as far as rounding.py allows. records: where results of searches are kept, and from
-    which the search begins. config: digest of the Config, or name of the processor, on which prices depend.
+    numbers: outputs may then differ as far as compare_outputs.py allows. records: where results of searches are kept,
+    and from which the search begins. config: digest of the Config, or name of the processor, on which prices depend.
 
     Ctrl-C ends the search, and the best model so far is returned. Raises BudgetError, ModelError, RuleError, and
     ValueError for a model that the oracle cannot run.

@@ -1,7 +1,6 @@
 """Proofs that two terms are the same tensor, for all sizes and all values. Needs z3.
 
-An element of each side is an expression (elements.py, meaning.py). `Prover.equal` takes both expressions apart
-together:
+An element of each side is an expression (operators/elements.py). `Prover.equal` takes both expressions apart together:
 
 - conditions: both sides are compared under each of them and its negation;
 - functions that round: equal names and equal arguments;
@@ -14,32 +13,46 @@ does not find within STEPS counts as no, so that a rule is refused rather than a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, permutations, product
 from typing import Any
 
 import z3
 
-from celosia.compiler.superoptimise.elements import (
+from celosia.compiler.superoptimise.operators import OPERATORS, demands
+from celosia.compiler.superoptimise.operators.definition import Shape
+from celosia.compiler.superoptimise.operators.elements import (
     Element,
     ElementAt,
     Index,
     Ite,
     MaxOver,
+    Monomial,
     Number,
     Plus,
     Read,
     SumOver,
     Times,
     Uninterpreted,
+    Unprovable,
+    fresh,
+    monomials,
+    substitute,
 )
-from celosia.compiler.superoptimise.meaning import MEANINGS, Unprovable, fresh
-from celosia.compiler.superoptimise.operators import OPERATORS, Shape
-from celosia.compiler.superoptimise.rule import Absorbs, IsIdentity, Monotone, RewriteRule, SumCut
-from celosia.compiler.superoptimise.shape_demands import demands
-from celosia.compiler.superoptimise.sizes import SizeOf, Values, value_of
-from celosia.compiler.superoptimise.terms import Leaf, Term
+from celosia.compiler.superoptimise.operators.reals import in_reals
+from celosia.compiler.superoptimise.rule import (
+    Absorbs,
+    IsIdentity,
+    Leaf,
+    Monotone,
+    RewriteRule,
+    SizeOf,
+    SumCut,
+    Term,
+    Values,
+    value_of,
+)
 
 STEPS = 2_000_000
 """Limit of z3's own steps for one question. A limit in seconds would give other answers on a slower machine."""
@@ -49,8 +62,6 @@ _MODULUS = 1 << 32
 """Accumulators wrap at this number."""
 Facts = tuple[Any, ...]
 """Conditions of z3 that hold."""
-Monomial = tuple[int, tuple[Element, ...]]
-"""A factor and the elements that it is multiplied by; these are no sums and no products."""
 Reduction = SumOver | MaxOver
 Renumbering = tuple[tuple[int, ...], Index]
 """For each counter of a reduction, the place of the common counter that stands for it, and what is added to that."""
@@ -105,24 +116,14 @@ class Prover:
                     return False
             return True
         if isinstance(a, Read) and isinstance(b, Read):
-            return self._same_place(a, b, facts)
+            is_same_rank = a.name == b.name and len(a.index) == len(b.index)
+            return is_same_rank and all(self.holds(facts, as_z3(i) == as_z3(j)) for i, j in zip(a.index, b.index))
         if isinstance(a, MaxOver) and isinstance(b, MaxOver):
             return self._equal_reductions([a], [b], facts)
         if isinstance(a, Uninterpreted) and isinstance(b, Uninterpreted):
-            return self._equal_functions(a, b, facts)
+            is_same_function = a.name == b.name and len(a.parts) == len(b.parts)
+            return is_same_function and all(self.equal(p, q, facts) for p, q in zip(a.parts, b.parts))
         return self._is_zero([*monomials(a), *((-k, atoms) for k, atoms in monomials(b))], facts)
-
-    def _same_place(self, a: Read, b: Read, facts: Facts) -> bool:
-        """Return whether both are the same element of the same tensor."""
-        if a.name != b.name or len(a.index) != len(b.index):
-            return False
-        return all(self.holds(facts, as_z3(i) == as_z3(j)) for i, j in zip(a.index, b.index))
-
-    def _equal_functions(self, a: Uninterpreted, b: Uninterpreted, facts: Facts) -> bool:
-        """Return whether both are the same function of equal arguments."""
-        if a.name != b.name or len(a.parts) != len(b.parts):
-            return False
-        return all(self.equal(p, q, facts) for p, q in zip(a.parts, b.parts))
 
     def _simplify(self, element: Element, facts: Facts) -> Element:
         """Replace conditions that `facts` decide by the branch that they select, and simplify functions."""
@@ -269,20 +270,48 @@ class Prover:
         return self.equal(a, b, facts)
 
 
+class RealProver(Prover):
+    """A prover for polynomials of real numbers: no modulus, and sums may have different numbers of counters."""
+
+    def _is_zero(self, terms: Iterable[Monomial], facts: Facts) -> bool:
+        """Return whether monomials add up to 0 without a modulus. Factors are only -1, 0 and 1, and there are fewer
+        than 2^32 of them, so that their total is a multiple of 2^32 only where it is 0. Sums with the same number of
+        counters are compared with each other.
+        """
+        groups: dict[int, list[Monomial]] = {}
+        for k, atoms in terms:
+            if abs(k) > 1:
+                return False
+            only_atom = atoms[0] if len(atoms) == 1 else None
+            counters = len(without_constant_counters(only_atom).variables) if isinstance(only_atom, SumOver) else 0
+            groups.setdefault(counters, []).append((k, atoms))
+        return all(self._cancels(group, facts) if counters else Prover._is_zero(self, group, facts)
+                   for counters, group in groups.items())  # fmt: skip
+
+    def _cancels(self, sums: Sequence[Monomial], facts: Facts) -> bool:
+        """Return whether sums cancel: in pairs, or else all together."""
+        added, subtracted = ([term for term in sums if term[0] == k] for k in (1, -1))
+        if 1 < len(added) == len(subtracted) == len(sums) / 2:
+            for term in added:
+                equal = next((other for other in subtracted if Prover._is_zero(self, (term, other), facts)), None)
+                if equal is None:
+                    break
+                subtracted.remove(equal)
+            else:
+                return True
+        return Prover._is_zero(self, sums, facts)
+
+
 def are_contradictory(*conditions: Any) -> bool:
-    """Return whether no integers fulfil all `conditions`; False also where z3 cannot tell in STEPS."""
-    solver = limited_solver()
-    solver.add(*conditions)
-    return bool(solver.check() == z3.unsat)
+    """Return whether no integers fulfil all `conditions`; False also where z3 cannot tell in STEPS.
 
-
-def limited_solver() -> z3.Solver:
-    """Return a solver that gives up after STEPS and leaves Ctrl-C alone. With ctrl_c, z3 would replace Python's signal
-    handler by one after which system calls are restarted, so that waiting could no longer be interrupted.
+    Ctrl-C is left alone: with ctrl_c, z3 would replace Python's signal handler by one after which system calls are
+    restarted, so that waiting could no longer be interrupted.
     """
     solver = z3.SimpleSolver()
     solver.set(rlimit=STEPS, ctrl_c=False)
-    return solver
+    solver.add(*conditions)
+    return bool(solver.check() == z3.unsat)
 
 
 def as_z3(value: Any) -> Any:
@@ -300,21 +329,6 @@ def conditions(element: Element) -> Iterator[Any]:
         case Plus(parts) | Times(parts) | Uninterpreted(_, parts):
             for part in parts:
                 yield from conditions(part)
-
-
-def monomials(element: Element) -> list[Monomial]:
-    """Expand `element`, which must have no conditions, to a sum of monomials."""
-    match element:
-        case Number(value):
-            return [(value, ())]
-        case Plus(parts):
-            return [monomial for part in parts for monomial in monomials(part)]
-        case Times(parts):
-            expanded: list[Monomial] = [(1, ())]
-            for part in parts:
-                expanded = [(k * j, (*a, *b)) for k, a in expanded for j, b in monomials(part)]
-            return expanded
-    return [(1, (element,))]
 
 
 def without_constant_counters(reduction: Reduction) -> Reduction:
@@ -341,46 +355,20 @@ def _renumber(reduction: Reduction, counters: Index, renumbering: Renumbering) -
     return type(reduction)(counters, z3.substitute(reduction.guard, *pairs), substitute(reduction.body, pairs))
 
 
-def substitute(element: Element, pairs: Sequence[tuple[Any, Any]]) -> Element:
-    """Replace variables of z3 by terms in `element`; pairs: (variable, term)."""
-
-    def in_term(term: Any) -> Any:
-        return z3.substitute(term, *pairs) if isinstance(term, z3.ExprRef) else term
-
-    match element:
-        case Read(name, index):
-            return Read(name, tuple(map(in_term, index)))
-        case Plus(parts):
-            return Plus(tuple(substitute(part, pairs) for part in parts))
-        case Times(parts):
-            return Times(tuple(substitute(part, pairs) for part in parts))
-        case Uninterpreted(name, parts):
-            return Uninterpreted(name, tuple(substitute(part, pairs) for part in parts))
-        case Ite(condition, yes, no):
-            return Ite(in_term(condition), substitute(yes, pairs), substitute(no, pairs))
-        case SumOver(variables, guard, body):
-            return SumOver(variables, in_term(guard), substitute(body, pairs))
-        case MaxOver(variables, guard, body):
-            return MaxOver(variables, in_term(guard), substitute(body, pairs))
-    return element
-
-
 # Terms ---------------------------------------------------------------------------------------------------------------
 
 
 def tensor(term: Term, values: Values) -> tuple[ElementAt, Shape]:
-    """Return the element function and the shape of `term`, for sizes with these values. Raises Unprovable."""
+    """Return the element function and the shape of `term`, for sizes with these values."""
     if isinstance(term, Leaf):
         name = term.name
         return (lambda index: Read(name, index)), value_of(term.shape, values)
     operands = [tensor(arg, values) for arg in term.args]
     elements, shapes = [element_at for element_at, _ in operands], [shape for _, shape in operands]
     attributes = {name: value_of(value, values) for name, value in term.attributes}
-    if term.op not in MEANINGS:
-        raise Unprovable(f"nothing is known of {term.op}")
-    shape = OPERATORS[term.op].shape(shapes, attributes)
-    meaning = MEANINGS[term.op]
-    return (lambda index: meaning(elements, shapes, attributes, index)), shape
+    operator = OPERATORS[term.op]
+    shape = operator.shape(shapes, attributes)
+    return (lambda index: operator.element(elements, shapes, attributes, index)), shape
 
 
 def prove(prover: Prover, left: Term, right: Term, values: Values, facts: Facts) -> str:
@@ -402,7 +390,7 @@ def demands_of(term: Term, values: Values) -> list[Any]:
     """List the demands on sizes of all operators in `term`. Raises Unprovable."""
     if isinstance(term, Leaf):
         return []
-    if term.op not in MEANINGS:
+    if term.op not in OPERATORS:
         raise Unprovable(f"nothing is known of {term.op}")
     inner_demands = [demand for arg in term.args for demand in demands_of(arg, values)]
     if any(demand is False for demand in inner_demands):
@@ -426,19 +414,13 @@ class Judgement:
     questions: int
 
 
-def verdict(rule: RewriteRule) -> Judgement:
-    """Judge a rule of integers: try to prove it for all sizes, case by case of its choices."""
-    return judge(rule, lambda values: _prover_of(rule, values))
-
-
-def judge(rule: RewriteRule, prover_of: Callable[[Values], Prover]) -> Judgement:
-    """Try to prove `rule` in each case of its choices, by a prover of its own. prover_of: makes that prover from the
-    values of sizes and choices. real_meaning.py judges rules of real numbers with another prover.
-    """
+def verdict(rule: RewriteRule, reals: bool = False) -> Judgement:
+    """Try to prove a rule for all sizes, case by case of its choices. reals: in real numbers, for fast-math."""
+    rule = in_reals(rule) if reals else rule
     cases = questions = 0
     for choice in rule.cases():
         values = {**choice, **{size.name: z3.Int(size.name) for size in rule.sizes}}
-        prover = prover_of(values)
+        prover = _prover_of(rule, values, RealProver if reals else Prover)
         try:
             why = _why_not_proved(prover, rule, values)
         except Unprovable as error:
@@ -452,15 +434,15 @@ def judge(rule: RewriteRule, prover_of: Callable[[Values], Prover]) -> Judgement
     return Judgement(True, "", cases, questions)
 
 
-def _prover_of(rule: RewriteRule, values: Values) -> Prover:
+def _prover_of(rule: RewriteRule, values: Values, kind: type[Prover]) -> Prover:
     """Make a prover that knows the rule's conditions on functions, and its hints."""
-    return Prover(
+    return kind(
         shifts=tuple(value_of(shift, values) for shift in rule.shifts),
         cuts=[replace(cut, runs=value_of(cut.runs, values)) for cut in rule.cuts],
-        identities=frozenset(f"map {each.function}" for each in rule.where if isinstance(each, IsIdentity)),
-        monotone=frozenset(f"map {each.function}" for each in rule.where if isinstance(each, Monotone)),
+        identities=frozenset(f"map {known.function}" for known in rule.where if isinstance(known, IsIdentity)),
+        monotone=frozenset(f"map {known.function}" for known in rule.where if isinstance(known, Monotone)),
         absorbing=frozenset(
-            (f"map {each.outer}", f"map {each.inner}") for each in rule.where if isinstance(each, Absorbs)
+            (f"map {known.outer}", f"map {known.inner}") for known in rule.where if isinstance(known, Absorbs)
         ),
     )
 

@@ -1,91 +1,55 @@
 """Read ONNX models into the algebra: float operators with QDQ around them and onnxruntime's QLinear operators become
 one.
 
-This file has the reader and what all forms share; byte_forms.py, float_forms.py and real_forms.py have a function for
-each operator. Scales become multipliers here, as onnxruntime computes them. A node that the algebra does not know stays
-an ONNX node in the graph.
+The readers of single operators stand beside the operators (operators/). Scales become multipliers there, as onnxruntime
+computes them. A node that the algebra does not know stays an ONNX node in the graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from celosia.compiler.graph.operands import named_input
-from celosia.compiler.numerics import conv_scale
 from celosia.compiler.ops import op_spec
-from celosia.compiler.program.op_spec import Role, filling, quantised_form
-from celosia.compiler.superoptimise.graph import (
-    ONNX,
-    Array,
-    BytesGraph,
-    GraphOp,
-    OriginalForm,
-    Quantisation,
-    TensorKind,
-)
+from celosia.compiler.program.op_spec import Role
+from celosia.compiler.superoptimise.graph import ONNX, Array, BytesGraph, GraphOp, Note, TensorKind
 from celosia.compiler.superoptimise.operators import OPERATORS
+from celosia.compiler.superoptimise.operators.definition import (
+    BYTES,
+    FLOAT,
+    FLOAT_READERS,
+    QDQ_READERS,
+    READERS,
+    REAL_READERS,
+    BytesOf,
+    NodeReader,
+    NotInAlgebra,
+    QuantisedOperation,
+    attributes_of,
+)
 
-BYTES = ("int8", "uint8")
-"""Element types of bytes."""
 Shapes = Mapping[str, tuple[int, ...] | None]
 """Shape of each tensor of a model; None where it is not known."""
 
 
-class NotInAlgebra(Exception):
-    """Raised for a node that the algebra cannot express, so that it stays an ONNX node."""
-
-
-@dataclass(frozen=True)
-class BytesOf:
-    """A tensor of bytes, or of int32 for a bias, with its quantisation.
-
-    scale, zero: one element, or [channels]. axis: along which a DequantizeLinear has several; None where the operator's
-    documentation says it.
-    """
-
-    name: str
-    scale: NDArray[np.float32]
-    zero: Array
-    axis: int | None = None
-
-    @property
-    def quantisation(self) -> Quantisation:
-        """The quantisation of all elements. NotInAlgebra where channels differ."""
-        if self.scale.size != 1 or self.zero.size != 1:
-            raise NotInAlgebra
-        return Quantisation(float(self.scale.item()), int(self.zero.item()))
-
-
-@dataclass(frozen=True)
-class QuantisedOperation:
-    """A float operator with quantised operands and a quantised result, whichever way the model writes it.
-
-    operator: the float operator. node: of the model. operands: its data and weights. bias: int32. y: the result. qdq:
-    whether the node is a float operator between DequantizeLinear and QuantizeLinear, else it is a QLinear operator.
-    """
-
-    operator: str
-    node: onnx.NodeProto
-    operands: list[BytesOf]
-    bias: Array | None
-    y: BytesOf
-    qdq: bool
-
-
 class OnnxReader:
-    """Reads one model. shapes, dtypes: of the model's tensors, as far as they are known."""
+    """Reads one model.
 
-    moved_dtypes: tuple[str, ...] = BYTES
-    """Element types for which Slice, Concat and the like become operators of the algebra."""
+    shapes, dtypes: of the model's tensors, as far as they are known. floats: whether operators on floats become
+    operators of the algebra, too. reals: those of fast-math, too. moved_dtypes: element types for which Slice, Concat
+    and the like do. float_readers: readers of nodes whose first operand is float32.
+    """
 
-    def __init__(self, model: onnx.ModelProto, shapes: Shapes, dtypes: Mapping[str, str]) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, shapes: Shapes, dtypes: Mapping[str, str], floats: bool = False,
+        reals: bool = False,
+    ) -> None:  # fmt: skip
         self.model, self.shapes, self.dtypes = model, shapes, dict(dtypes)
         self.constants: dict[str, Array] = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
         nodes = []
@@ -102,6 +66,10 @@ class OnnxReader:
         self.kinds: dict[str, TensorKind] = {}
         self.operations: list[GraphOp] = []
         self.labels: dict[str, str] = {}
+        self.float_readers: dict[str, NodeReader] = {}
+        if floats:
+            self.float_readers = {**FLOAT_READERS, **(REAL_READERS if reals else {})}
+        self.moved_dtypes = (*BYTES, FLOAT) if floats else BYTES
 
     def read(self) -> BytesGraph:
         """Return the graph of the model."""
@@ -140,21 +108,33 @@ class OnnxReader:
         Raises NotInAlgebra.
         """
         if node.op_type == "QuantizeLinear":
-            float_node = self.makers.get(node.input[0])
-            y = self.quantised(node)
-            if float_node is None or self.uses[node.input[0]] != 1 or float_node.domain not in ("", "com.microsoft"):
-                raise NotInAlgebra
-            if float_node.op_type == "DequantizeLinear":
-                float_node = onnx.NodeProto(op_type="Identity", input=[node.input[0]], output=[node.input[0]])
-            read_qdq: Any = QDQ_READERS.get(float_node.op_type, keep_as_onnx)
-            read_qdq(self, float_node, y)
-            if float_node.name:
-                self.labels[y.name] = float_node.name
-        else:
-            read: Any = READERS.get(node.op_type, keep_as_onnx)
-            read(self, node)
-            if node.name:
-                self.labels[node.output[0]] = node.name
+            self._read_quantised_node(node)
+            return
+        readers = READERS
+        if (
+            node.op_type in self.float_readers
+            and node.domain in ("", "ai.onnx")
+            and self.dtype_of(node.input[0]) == FLOAT
+        ):
+            readers = self.float_readers
+        if node.op_type not in readers:
+            raise NotInAlgebra
+        readers[node.op_type](self, node)
+        if node.name:
+            self.labels[node.output[0]] = node.name
+
+    def _read_quantised_node(self, node: onnx.NodeProto) -> None:
+        """Add the operations for a QuantizeLinear and the float operator before it. Raises NotInAlgebra."""
+        float_node, y = self.makers.get(node.input[0]), self.quantised(node)
+        if float_node is None or self.uses[node.input[0]] != 1 or float_node.domain not in ("", "com.microsoft"):
+            raise NotInAlgebra
+        if float_node.op_type == "DequantizeLinear":
+            float_node = onnx.NodeProto(op_type="Identity", input=[node.input[0]], output=[node.input[0]])
+        if float_node.op_type not in QDQ_READERS:
+            raise NotInAlgebra
+        QDQ_READERS[float_node.op_type](self, float_node, y)
+        if float_node.name:
+            self.labels[y.name] = float_node.name
 
     # Operands of nodes ---------------------------------------------------------------------------------------------
 
@@ -241,70 +221,33 @@ class OnnxReader:
         name, number = near, 0
         while name in self.constants or name in self.makers:
             known = self.constants.get(name)
-            if (
-                known is not None
-                and known.dtype == array.dtype
-                and known.shape == array.shape
-                and (known == array).all()
-            ):
+            if known is not None and known.dtype == array.dtype and np.array_equal(known, array):
                 return name
             number += 1
             name = f"{near}_{number}"
         self.constants[name] = array
         return name
 
-    def emit(self, op: str, inputs: tuple[str, ...], output: str, note: Any = None, **attributes: Any) -> str:
+    def emit(self, op: str, inputs: tuple[str, ...], output: str, note: Note = None, **attributes: Any) -> str:
         """Add the operation `op` that makes the tensor `output`, and return that name. NotInAlgebra where shapes are
         unknown or contradict the model's.
         """
-        shapes = [self.shape(name) if name in self.constants else self._shape_of(name) for name in inputs]
+        shapes = [self.shape(name) if name in self.constants else self.shape_in_graph(name) for name in inputs]
         shape = OPERATORS[op].shape(shapes, attributes)
         known = self.shapes.get(output)
         if known is not None and known != tuple(shape):
             raise NotInAlgebra
-        dtype = {"convolve": "int32", "multiply": "int32"}.get(op) or self.dtype_of(
-            inputs[-1] if op == "requantise" else inputs[0]
-        )
+        dtype = OPERATORS[op].dtype([self.dtype_of(name) for name in inputs])
         self.operations.append(GraphOp(op, inputs, (output,), tuple(sorted(attributes.items())), note))
         self.kinds[output] = TensorKind(tuple(shape), dtype)
         return output
 
-    def _shape_of(self, name: str) -> tuple[int, ...]:
+    def shape_in_graph(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor of the graph. NotInAlgebra where it is not known."""
         shape = self.kinds.get(name, TensorKind(None, "")).shape
         if shape is None or any(size <= 0 for size in shape):
             raise NotInAlgebra
         return shape
-
-    def product(
-        self, op: str, x: BytesOf, w: BytesOf, b: Array | None, y: BytesOf, written: OriginalForm, **attributes: Any
-    ) -> None:
-        """Add a convolution or matrix product and its requantisation. Raises NotInAlgebra. op: convolve or multiply. w:
-        its outputs are the first axis for convolve, the last for multiply. written: how the model wrote it.
-        """
-        weights = self.array(w.name)
-        channels = weights.shape[0 if op == "convolve" else 1]
-        if self.dtype_of(x.name) not in BYTES or weights.dtype.name not in BYTES:
-            raise NotInAlgebra
-        if np.dtype(self.dtype_of(x.name)) != y.zero.dtype or np.any(~np.isfinite(w.scale)) or np.any(w.scale <= 0):
-            raise NotInAlgebra
-        if w.scale.size not in (1, channels) or w.zero.size not in (1, channels):
-            raise NotInAlgebra
-        m = np.broadcast_to(conv_scale(x.quantisation.scale, w.scale, y.quantisation.scale).reshape(-1), (channels,))
-        wz = np.broadcast_to(w.zero.reshape(-1), (channels,))
-        near = y.name
-        bias = np.zeros(channels, np.int32) if b is None else b.reshape(-1)
-        if bias.shape != (channels,) or bias.dtype != np.int32:
-            raise NotInAlgebra
-        acc = self.emit(
-            op,
-            (x.name, self.constant(x.zero.reshape(()), f"{near}_xz"), w.name, self.constant(wz, f"{near}_wz"),
-             self.constant(bias, f"{near}_b")),
-            f"{near}_acc", **attributes,
-        )  # fmt: skip
-        z = self.constant(y.zero.reshape(()), f"{near}_z")
-        axis = 1 if op == "convolve" else len(self._shape_of(acc)) - 1
-        self.emit("requantise", (acc, self.constant(m, f"{near}_m"), z), near, written, axis=axis)
 
     def bias(self, name: str, x: BytesOf, w: BytesOf) -> Array | None:
         """Return the int32 bias under the DequantizeLinear `name`. NotInAlgebra where its scale is not that of the
@@ -334,46 +277,3 @@ def _names_read_by_subgraphs(node: onnx.NodeProto) -> Iterator[str]:
             for inner_node in graph.node:
                 yield from (name for name in tensors_read(inner_node) if name and name not in defined)
             yield from (out.name for out in graph.output if out.name not in defined)
-
-
-def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
-    """Return the attributes of a node by name; lists become tuples."""
-    values = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-
-
-QdqReader = Callable[[OnnxReader, onnx.NodeProto, BytesOf], None]
-"""Reads a float operator before a QuantizeLinear: (reader, node, result). Raises NotInAlgebra."""
-QDQ_READERS: dict[str, QdqReader] = {}
-"""Readers of float operators before a QuantizeLinear, by ONNX operator."""
-NodeReader = Callable[[OnnxReader, onnx.NodeProto], None]
-"""Reads any other node. Raises NotInAlgebra."""
-READERS: dict[str, NodeReader] = {}
-"""Readers of all other operators, by ONNX operator."""
-qdq_reader = filling(QDQ_READERS)
-node_reader = filling(READERS)
-
-
-OperationReader = Callable[[OnnxReader, QuantisedOperation], None]
-"""Reads an operation on quantised operands, in whichever form it is written. Raises NotInAlgebra."""
-
-
-def operation_reader(*operators: str, quantised_too: bool = True) -> Callable[[OperationReader], OperationReader]:
-    """Decorate a function as the reader of these float operators before a QuantizeLinear and, if `quantised_too`, of
-    their QLinear operators.
-    """
-
-    def add(function: OperationReader) -> OperationReader:
-        """Register `function` for each operator, in both forms."""
-        for operator in operators:
-            QDQ_READERS[operator] = lambda reader, node, y: function(reader, reader.operation(node, y))
-            if quantised_too:
-                READERS[quantised_form(operator)] = lambda reader, node: function(reader, reader.operation(node))
-        return function
-
-    return add
-
-
-def keep_as_onnx(*arguments: Any) -> None:
-    """Raise NotInAlgebra: the reader of operators that the algebra does not know."""
-    raise NotInAlgebra

@@ -1,23 +1,102 @@
 """Choose the rules to apply, and where: the cost of a graph is what compiler and timing model say of the whole model.
 
-A rewriting step is first *weighed*: its saving is estimated from the operations around it (neighbourhood.py). The whole
-graph is priced exactly (price.py) when its turn comes.
+A rewriting step is first *weighed*: its saving is estimated from the operations around it. The whole graph is priced
+exactly when its turn comes (price.py).
+
+The parts: steps, and the progress of a search; the search; results of searches in the file of `celosia tune`, whose
+steps a later search of the same graph applies again, and prices as if they were new; and the time that a search may
+take.
 """
 
 from __future__ import annotations
 
+import hashlib
 import heapq
+import json
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
+from typing import Any
 
 from celosia.compiler.superoptimise.graph import BytesGraph, GraphOp
 from celosia.compiler.superoptimise.matching import Match, NotTaken, matches, rewrite
 from celosia.compiler.superoptimise.price import Price
 from celosia.compiler.superoptimise.rule import RewriteRule
-from celosia.compiler.superoptimise.state import DerivationStep, DerivedGraph, KnownStep, SearchState
+from celosia.compiler.tune.layer_trial import Status, TrialResult
+from celosia.compiler.tune.records import Key, Records
+from celosia.plain import Sentence
+
+
+@dataclass(frozen=True)
+class DerivationStep:
+    """One step of a derivation: a rule applied in one place.
+
+    rule, says: its name and law. where: tensors that it replaced. tidied: rules that simplified the graph afterwards.
+    price: of the model after the step. value_numbers: of the tensors in `where` (BytesGraph.value_numbers), by which a
+    later search finds the place again. gain: estimated saving, in cycles or nanoseconds.
+    """
+
+    rule: str
+    says: str
+    where: tuple[str, ...]
+    tidied: tuple[str, ...]
+    price: Price
+    value_numbers: tuple[str, ...] = ()
+    gain: float = 0.0
+
+
+@dataclass(frozen=True)
+class KnownStep:
+    """A step that an earlier search recorded: the rule, with value_numbers and gain as in a DerivationStep."""
+
+    rule: str
+    value_numbers: tuple[str, ...]
+    gain: float
+
+
+@dataclass(frozen=True)
+class DerivedGraph:
+    """A graph, its price (estimated or exact), and the steps that lead to it. gain: estimated saving of the last
+    step.
+    """
+
+    graph: BytesGraph
+    price: Price
+    steps: tuple[DerivationStep, ...] = ()
+    gain: float = 0.0
+
+
+@dataclass
+class SearchState:
+    """Progress of a search, for reports.
+
+    original, best: prices. seconds: since the start. priced: graphs whose exact price is known. seen: different graphs.
+    waiting: graphs in the queue. ended: "" while it runs, then "nothing left", "budget", "known" or "interrupted".
+    bests: (seconds, price) of each new best, the original first.
+    """
+
+    original: Price
+    best: Price
+    seconds: float = 0.0
+    priced: int = 0
+    weighed: int = 0
+    """Steps whose saving is estimated."""
+    seen: int = 0
+    waiting: int = 0
+    ended: str = ""
+    bests: list[tuple[float, float]] = field(default_factory=list)
+    gains: dict[str, list[float]] = field(default_factory=dict)
+    """Estimated savings of each rule, one for each place where it was weighed."""
+    tuned: list[float] = field(default_factory=list)
+    """Cycles with tuned schedules of the original and of the last bests, where Pricing tunes."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Why devices weigh no more steps, by device name."""
+
+
+# The search ----------------------------------------------------------------------------------------------------------
 
 ALPHA = 1.05
 """Graphs that cost at most this multiple of the best one are searched further, as in TASO."""
@@ -134,7 +213,7 @@ class RuleSearch:
     ) -> DerivedGraph | None:
         """Apply `rule` at the tensors `where`, or at those with these value numbers; None where it does not fit."""
         for match in matches(rule, start.graph):
-            tensors, value_numbers = _root_tensors(match), _root_value_numbers(start.graph, match)
+            tensors, value_numbers = _roots(start.graph, match)
             if tensors != where and value_numbers != numbers:
                 continue
             try:
@@ -330,7 +409,7 @@ class RuleSearch:
         if cost > ALPHA * self.best_graphs[-1].price.total:
             return None
         price = start.price.reduced_by(start.price.total - cost)
-        tensors, value_numbers = _root_tensors(pending.match), _root_value_numbers(start.graph, pending.match)
+        tensors, value_numbers = _roots(start.graph, pending.match)
         step = DerivationStep(rule.name, rule.says, tensors, pending.tidied, price, value_numbers, gain or 0)
         return DerivedGraph(pending.graph, price, (*start.steps, step), gain or 0)
 
@@ -394,11 +473,110 @@ def _removed_operations(before: DerivedGraph, after: DerivedGraph) -> frozenset[
     return frozenset(before.graph.operations) - frozenset(after.graph.operations)
 
 
-def _root_tensors(match: Match) -> tuple[str, ...]:
-    """Return the tensors that the rule replaces."""
-    return tuple(root.outputs[0] for root in match.roots)
+def _roots(graph: BytesGraph, match: Match) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the tensors that the rule replaces, and their value numbers."""
+    tensors = tuple(root.outputs[0] for root in match.roots)
+    return tensors, tuple(graph.value_numbers[name] for name in tensors)
 
 
-def _root_value_numbers(graph: BytesGraph, match: Match) -> tuple[str, ...]:
-    """Return the value numbers of the tensors that the rule replaces."""
-    return tuple(graph.value_numbers[name] for name in _root_tensors(match))
+# Records of searches -------------------------------------------------------------------------------------------------
+
+MEASURER = "superoptimiser"
+"""Name by which these records are told from those of schedules."""
+COMPLETE_ENDINGS = ("nothing left",)
+"""Endings of a search that would find nothing more in a longer time."""
+
+
+@dataclass(frozen=True)
+class SearchRecords:
+    """The recorded searches of one graph.
+
+    config: digest of a Config, or name of a processor, on which prices depend. strategy: a key of search.STRATEGIES.
+    rules: digest of the set of rules.
+    """
+
+    records: Records
+    config: str
+    graph: BytesGraph
+    strategy: str
+    rules: str
+
+    @staticmethod
+    def of(
+        records: Records, config: str, graph: BytesGraph, strategy: str, rules: Iterable[RewriteRule]
+    ) -> SearchRecords:
+        """Return the recorded searches of `graph` with these settings. rules: all that the search uses."""
+        digest = hashlib.sha256(" ".join(sorted(rule.digest for rule in rules)).encode()).hexdigest()[:16]
+        return SearchRecords(records, config, graph, strategy, digest)
+
+    def steps(self) -> tuple[KnownStep, ...]:
+        """Return the steps to the cheapest known graph, whatever rules found it. Where nothing is known of this Config,
+        those for the Config recorded last.
+        """
+        others = (config for workload, config in reversed(self.records.by_workload) if workload == self._workload)
+        for config in (self.config, *others):
+            rows = [(result.cycles, row) for row, result in self._rows(config)]
+            if rows:
+                _, best = min(rows, key=lambda pair: pair[0])
+                return tuple(KnownStep(rule, tuple(numbers), float(gain)) for rule, numbers, gain in best["steps"])
+        return ()
+
+    def has_ended(self, budget: float) -> bool:
+        """Return whether a search with the same settings found all there is, or had at least this budget."""
+        same_searches = [
+            row for row, _ in self._rows(self.config) if (row["way"], row["rules"]) == (self.strategy, self.rules)
+        ]
+        return any(row["ended"] in COMPLETE_ENDINGS or row["budget"] >= budget for row in same_searches)
+
+    def add(self, best: DerivedGraph, state: SearchState, budget: float) -> None:
+        """Record the result of a search, unless it was interrupted. Raises OutputError."""
+        if best.price.total < 1 or state.ended == "interrupted":
+            return
+        steps = [[step.rule, list(step.value_numbers), step.gain] for step in best.steps if step.value_numbers]
+        row = {"steps": steps, "way": self.strategy, "rules": self.rules, "ended": state.ended, "budget": budget}
+        key = Key(self._workload, self.config, json.dumps(row, sort_keys=True, separators=(",", ":")), MEASURER)
+        self.records.add(key, TrialResult(Status.OK, round(best.price.total), seconds=state.seconds))
+
+    @property
+    def _workload(self) -> str:
+        """The key of the graph among the workloads of the records."""
+        return f"graph #{self.graph.digest}"
+
+    def _rows(self, config: str) -> Sequence[tuple[dict[str, Any], TrialResult]]:
+        """Return the recorded searches for `config` that can be read, each with its result."""
+        known = self.records.by_workload.get((self._workload, config), {})
+        rows = [(json.loads(key.schedule), result) for key, result in known.items() if key.measurer == MEASURER]
+        return [(row, result) for row, result in rows if _is_valid_row(row)]
+
+
+def _is_valid_row(row: Any) -> bool:
+    """Return whether a record, which anybody may have written, has all fields that are read here."""
+    try:
+        numbers = [row["budget"], *(gain for _, _, gain in row["steps"])]
+        texts = [row["way"], row["rules"], row["ended"], *(rule for rule, _, _ in row["steps"])]
+        texts += [number for _, numbers, _ in row["steps"] for number in numbers]
+    except (KeyError, TypeError, ValueError):
+        return False
+    return all(isinstance(value, int | float) for value in numbers) and all(isinstance(text, str) for text in texts)
+
+
+# The time that a search may take -------------------------------------------------------------------------------------
+
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+"""Seconds of each unit of time."""
+
+
+class BudgetError(Sentence, ValueError):
+    """A budget that is no time, or not enough. The message is one sentence."""
+
+
+def parse_seconds(text: str | float) -> float:
+    """Parse "90", "90s", "30m" or "1.5h", or a number of seconds. BudgetError.
+
+    >>> parse_seconds("30m"), parse_seconds("90"), parse_seconds("1.5h"), parse_seconds(2)
+    (1800.0, 90.0, 5400.0, 2.0)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(text).strip())
+    if match is None:
+        raise BudgetError(f"{str(text)!r} is no time; write it as 90s, 30m or 2h")
+    return float(match[1]) * UNITS[match[2] or "s"]

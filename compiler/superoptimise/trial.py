@@ -5,18 +5,28 @@ It proves nothing, but every proof must agree with it, which tests check. The ge
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.compiler.superoptimise.operators import OPERATORS
-from celosia.compiler.superoptimise.rule import Absorbs, IsIdentity, Monotone, RewriteRule
-from celosia.compiler.superoptimise.shape_demands import demands
-from celosia.compiler.superoptimise.sizes import SizeOf, value_of
-from celosia.compiler.superoptimise.terms import ByteFunction, Composed, Leaf, Term, functions_of, walk
+from celosia.compiler.superoptimise.operators import OPERATORS, demands
+from celosia.compiler.superoptimise.rule import (
+    Absorbs,
+    ByteFunction,
+    Composed,
+    IsIdentity,
+    Leaf,
+    Monotone,
+    RewriteRule,
+    SizeOf,
+    Term,
+    functions_of,
+    value_of,
+    walk,
+)
 
 Array = NDArray[Any]
 SIZE_RANGE, WIDE_RANGE = 5, 80
@@ -32,49 +42,40 @@ class NoTrial(Exception):
 
 
 @dataclass
-class _RandomOperands:
-    """Random tensors and functions for the leaves and functions of one rule, for sizes `values`. arrays: by the name of
-    the leaf.
+class TermValues:
+    """Values of terms for one choice of sizes: of random tensors, and of what operators make of them.
+
+    values: of the sizes. draw: makes the tensor of a leaf from its name, shape and role (as in TermOperator).
+    functions: functions of bytes by name. known: values of leaves, and of terms that larger ones are made of.
     """
 
-    rng: np.random.Generator
-    values: dict[str, Any]
-    arrays: dict[str, Array] = field(default_factory=dict)
-    functions: dict[str, Callable[..., Array]] = field(default_factory=dict)
-
-    def array(self, leaf: Leaf, role: str) -> Array:
-        """Return the tensor of a leaf, drawn on first use. role: as in OPERAND_ROLES."""
-        if leaf.name not in self.arrays:
-            shape = value_of(leaf.shape, self.values)
-            self.arrays[leaf.name] = _random_array(self.rng, shape, role)
-        return self.arrays[leaf.name]
+    values: Mapping[str, Any]
+    draw: Callable[[str, tuple[int, ...], str], Array]
+    functions: Mapping[str, Callable[..., Array]] = field(default_factory=dict)
+    known: dict[Term, Array] = field(default_factory=dict)
 
     def evaluate(self, term: Term, role: str = "bytes") -> Array:
-        """Compute a term. role: what its leaf is, if it is one."""
-        if isinstance(term, Leaf):
-            return self.array(term, role)
-        roles = OPERAND_ROLES.get(term.op, (role,) * len(term.args))
-        args = [self.evaluate(arg, arg_role) for arg, arg_role in zip(term.args, roles)]
-        attributes = {name: self._attribute(value) for name, value in term.attributes}
-        if not all(demands(term.op, [arg.shape for arg in args], attributes)):
+        """Compute a term. role: what its leaf is, if it is one. Raises NoTrial."""
+        if isinstance(term, Leaf) and term not in self.known:
+            self.known[term] = self.draw(term.name, value_of(term.shape, self.values), role)
+        if term in self.known:
+            return self.known[term]
+        assert isinstance(term, Composed)
+        roles = OPERATORS[term.op].roles or (role,) * len(term.args)
+        operands = [self.evaluate(arg, arg_role) for arg, arg_role in zip(term.args, roles)]
+        attributes = {
+            name: self.functions.get(value.name, value)
+            if isinstance(value, ByteFunction)
+            else value_of(value, self.values)
+            for name, value in term.attributes
+        }
+        if not all(demands(term.op, [operand.shape for operand in operands], attributes)):
             raise NoTrial
-        return OPERATORS[term.op].evaluate(args, attributes)
+        return self.apply(term.op, operands, attributes)
 
-    def _attribute(self, value: Any) -> Any:
-        """Return the value of an attribute: a function, or sizes as ints."""
-        return self.functions[value.name] if isinstance(value, ByteFunction) else value_of(value, self.values)
-
-
-PRODUCT_ROLES = ("bytes", "bytes", "bytes", "bytes", "int32")
-"""Roles of the operands of convolve and multiply."""
-OPERAND_ROLES = {
-    "convolve": PRODUCT_ROLES, "multiply": PRODUCT_ROLES, "requantise": ("int32", "scale", "bytes"),
-    "plus": ("int32", "int32"),
-    "real_deviation": ("bytes", "scale", "scale"), "real_normalised": (*("bytes",) * 4, "scale", "scale"),
-}  # fmt: skip
-"""Kinds of the operands of an operator ("bytes", "int32" or "scale"), for random values in their usual ranges. Operands
-of other operators have the kind of the result.
-"""
+    def apply(self, op: str, operands: list[Array], attributes: dict[str, Any]) -> Array:
+        """Apply an operator to operands that it accepts."""
+        return OPERATORS[op].evaluate(operands, attributes)
 
 
 def _random_array(rng: np.random.Generator, shape: tuple[int, ...], role: str) -> Array:
@@ -84,11 +85,8 @@ def _random_array(rng: np.random.Generator, shape: tuple[int, ...], role: str) -
     if role == "scale":
         return rng.uniform(0.0005, 0.02, shape).astype(np.float32)
     if role == "int32":
-        return (
-            rng.integers(-(1 << 31), 1 << 31, shape).astype(np.int32)
-            if rng.random() < 0.1
-            else rng.integers(-3000, 3000, shape).astype(np.int32)
-        )
+        low, high = (-(1 << 31), 1 << 31) if rng.random() < 0.1 else (-3000, 3000)
+        return rng.integers(low, high, shape).astype(np.int32)
     return rng.integers(-128, 128, shape).astype(np.int8)
 
 
@@ -97,8 +95,8 @@ def difference(rule: RewriteRule, seed: int) -> str:
     NoTrial.
     """
     rng = np.random.default_rng(seed)
-    operands = _RandomOperands(rng, sizes_of(rule, rng))
-    operands.functions = _random_functions(rule, rng)
+    values, functions = sizes_of(rule, rng), _random_functions(rule, rng)
+    operands = TermValues(values, lambda name, shape, role: _random_array(rng, shape, role), functions)
     before = [operands.evaluate(term) for term in rule.before]
     try:
         after = [operands.evaluate(term) for term in rule.after]

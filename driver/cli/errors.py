@@ -52,8 +52,8 @@ def _error_classes_by_exit_code() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.compiler.program.host.op import HostError
     from celosia.compiler.program.host.thread_team import ThreadsError
     from celosia.compiler.program.safe_files import OutputError
-    from celosia.compiler.superoptimise.budget import BudgetError
     from celosia.compiler.superoptimise.proofs import RuleError
+    from celosia.compiler.superoptimise.search import BudgetError
     from celosia.compiler.target import TargetError
     from celosia.compiler.tensorize.plan import DecisionsError
     from celosia.compiler.tune.device_pool import FleetError

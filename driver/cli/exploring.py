@@ -103,10 +103,10 @@ def explore(
       celosia explore model.onnx --space mine.toml --confirm yosys -o front
       celosia run model.onnx --random --config front/03-1x16x16-8a83ab.toml
     """
-    from celosia.compiler.superoptimise.budget import seconds
+    from celosia.compiler.superoptimise.search import parse_seconds
 
     options: dict[str, Any] = {
-        "optimise": 0.0 if optimise is None else seconds(optimise), "objective": objective or DEFAULT_OBJECTIVES,
+        "optimise": 0.0 if optimise is None else parse_seconds(optimise), "objective": objective or DEFAULT_OBJECTIVES,
         "points": points, "space": space, "folder": output,
         "memory": memory, "left": left / 100, "search": search, "jobs": jobs or os.cpu_count() or 1,
         "pool": common.pool_address(pool, insecure_pool), "deadline": deadline, "confirmed": confirm or (),
@@ -130,7 +130,7 @@ def _run_exploration(
     models: list[Path], board: str, budget: str | None, quiet: bool, options: dict[str, Any]
 ) -> tuple[dict[str, Any], bool]:  # fmt: skip
     """Explore, and return (the report, whether Ctrl-C ended the exploration)."""
-    from celosia.compiler.superoptimise.state import SearchState
+    from celosia.compiler.superoptimise.search import SearchState
     from celosia.driver.explore import explore as explorer
     from celosia.driver.show import explore_summary as show
     from celosia.driver.show import optimise_summary as search

@@ -98,7 +98,7 @@ def optimise(
       celosia optimise model.onnx -o faster.onnx --pool dask://127.0.0.1:8786
       celosia optimise encoder.onnx -o faster.onnx --shape mel=1,80,400 --report derivation.json
     """
-    from celosia.compiler.superoptimise.budget import seconds
+    from celosia.compiler.superoptimise.search import parse_seconds
     from celosia.driver.show import optimise_summary as show
     from celosia.driver.tune.optimise import optimise as driver
 
@@ -107,8 +107,8 @@ def optimise(
         common.check_source(model)
         common.check_destinations([model], output, report, records)
         optimised = driver(
-            model, config, budget=seconds(budget), shapes=common.parse_shapes(shape), search=search, progress=stages,
-            accelerator=not cpu, fast_math=fast_math, records=records, tune=tune,
+            model, config, budget=parse_seconds(budget), shapes=common.parse_shapes(shape), search=search,
+            progress=stages, accelerator=not cpu, fast_math=fast_math, records=records, tune=tune,
             jobs=jobs or (os.cpu_count() or 1 if tune else 0),
             pool=common.pool_address(pool, insecure_pool), told=lambda state: stages.describe(show.line(state)),
         )  # fmt: skip

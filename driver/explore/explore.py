@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.superoptimise.budget import BudgetError
-from celosia.compiler.superoptimise.budget import seconds as seconds_of
-from celosia.compiler.superoptimise.state import SearchState
+from celosia.compiler.superoptimise.search import BudgetError, SearchState
+from celosia.compiler.superoptimise.search import parse_seconds as seconds_of
 from celosia.compiler.tune.device_pool import Fleet
 from celosia.compiler.tune.layer_trial import CostSource
 from celosia.compiler.tune.tuner_options import DEADLINE

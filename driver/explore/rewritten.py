@@ -15,7 +15,7 @@ import onnx
 
 from celosia.compiler.program.safe_files import replacing
 from celosia.compiler.superoptimise.optimise import graph_of, with_shapes
-from celosia.compiler.superoptimise.state import SearchState
+from celosia.compiler.superoptimise.search import SearchState
 from celosia.compiler.tune.device_pool import Fleet
 from celosia.compiler.tune.layer_trial import Status
 from celosia.driver.explore.explorer import Explorer

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from celosia.compiler.superoptimise.derivation import distance, is_measured, rule_in, tidied, total
-from celosia.compiler.superoptimise.state import SearchState
+from celosia.compiler.superoptimise.search import SearchState
 from celosia.driver.show.text_table import add_row, new_table
 from celosia.driver.show.tune_summary import excluded_devices_text
 from celosia.plain import printable

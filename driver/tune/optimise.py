@@ -21,11 +21,10 @@ from celosia.compiler.graph.importing.dimensions import Shapes
 from celosia.compiler.options import Options, Run, Source, expand_options
 from celosia.compiler.pricing import pricing
 from celosia.compiler.program import Program
-from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.optimise import Optimised
 from celosia.compiler.superoptimise.optimise import optimise as search_model
 from celosia.compiler.superoptimise.rule import RewriteRule
-from celosia.compiler.superoptimise.state import SearchState
+from celosia.compiler.superoptimise.search import BudgetError, SearchState
 from celosia.compiler.tune.records import Records
 from celosia.driver.choices import SUPEROPTIMISERS
 from celosia.driver.host.oracle import open_model, require_onnxruntime
@@ -60,7 +59,7 @@ def optimise(
         accelerator: False for a model that runs only on this processor. Then rules on floats are used, too, and the
             cost is the time of its kernels on one thread.
         fast_math: Also use rules that hold for real numbers but round floats differently. Outputs then differ from the
-            original's by rounding only (compiler/superoptimise/rounding.py), or the model is refused.
+            original's by rounding only (compiler/superoptimise/compare_outputs.py), or the model is refused.
         records: File, as of `celosia tune`, that keeps the results; it is made if it does not exist. The next search of
             the model continues from them. It ends at once if this search was complete, or took as long. None: results
             are not kept.

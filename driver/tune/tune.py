@@ -17,7 +17,7 @@ from celosia.compiler.compile import network_of
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importing.dimensions import Shapes
 from celosia.compiler.program import Program
-from celosia.compiler.superoptimise.budget import seconds as seconds_of
+from celosia.compiler.superoptimise.search import parse_seconds
 from celosia.compiler.tune.device_pool import Fleet
 from celosia.compiler.tune.layer_trial import CostSource
 from celosia.compiler.tune.network_tuner import NetworkState, Tuner
@@ -157,7 +157,7 @@ def deadline_of_budget(budget: str | float | None) -> float:
 
     budget: see `tune`. BudgetError.
     """
-    return math.inf if budget is None else time.monotonic() + seconds_of(budget)
+    return math.inf if budget is None else time.monotonic() + parse_seconds(budget)
 
 
 def open_records(records: str | Path | Records | None) -> Records:

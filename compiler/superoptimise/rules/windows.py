@@ -9,18 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import celosia.compiler.superoptimise.windows  # noqa: F401  the operators
-from celosia.compiler.superoptimise.rule import RewriteRule
-from celosia.compiler.superoptimise.rules.merging import IMAGE, XZ, H, W, concat_of, slice_of
-from celosia.compiler.superoptimise.sizes import Dim, OneOf, OpenSize
-from celosia.compiler.superoptimise.terms import ByteFunction, Term, apply
+from celosia.compiler.superoptimise.rule import Dim, OneOf, OpenSize, RewriteRule, Term, apply
+from celosia.compiler.superoptimise.rules.movement import F
+from celosia.compiler.superoptimise.rules.products import IMAGE, PADS, PLAIN, XZ, H, W, concat_of, slice_of
 
 KH, KW = OpenSize("kh", 2), OpenSize("kw", 2)
-PADS = tuple(OpenSize(f"pad{i}", 0) for i in range(4))
 AROUND = tuple(OpenSize(f"around{i}") for i in range(4))
 """Padding of at least one pixel on each side."""
-F = ByteFunction("f")
-PLAIN: dict[str, Any] = {"strides": (1, 1), "dilations": (1, 1)}
 
 
 def _max_pool_by_rows(stride: int) -> RewriteRule:

@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from celosia.compiler.superoptimise.rule import RewriteRule
-from celosia.compiler.superoptimise.sizes import OpenSize, SizeOf
-from celosia.compiler.superoptimise.terms import Composed, Leaf, Term
+from celosia.compiler.superoptimise.rule import Composed, Leaf, OpenSize, RewriteRule, SizeOf, Term
 
 Rebuild = Callable[[Term], Term]
 

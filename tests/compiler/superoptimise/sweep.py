@@ -15,14 +15,15 @@ import onnx
 from quantised_models import Quantised
 
 from celosia.compiler.superoptimise.compare_outputs import difference
-from celosia.compiler.superoptimise.generated_rules import generated_rules
 from celosia.compiler.superoptimise.graph import BytesGraph
 from celosia.compiler.superoptimise.matching import Match, NotTaken, matches, rewrite
+from celosia.compiler.superoptimise.operators.definition import Unwritable
 from celosia.compiler.superoptimise.optimise import graph_of
 from celosia.compiler.superoptimise.price import INFEASIBLE
+from celosia.compiler.superoptimise.proofs import generated_rules
 from celosia.compiler.superoptimise.rules import RULES
 from celosia.compiler.superoptimise.search import RuleSearch
-from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
+from celosia.compiler.superoptimise.writing import OnnxWriter
 from celosia.driver.host.oracle import open_model
 
 STEPS = 4

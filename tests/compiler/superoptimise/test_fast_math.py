@@ -20,21 +20,19 @@ from typer.testing import CliRunner
 import celosia
 from celosia.compiler.superoptimise import optimise as searching
 from celosia.compiler.superoptimise import proofs
-from celosia.compiler.superoptimise.budget import BudgetError
+from celosia.compiler.superoptimise.compare_outputs import apart, bound_of
 from celosia.compiler.superoptimise.derivation import checked, derivation_of, distance
 from celosia.compiler.superoptimise.matching import matches, rewrite
 from celosia.compiler.superoptimise.operators import OPERATORS
+from celosia.compiler.superoptimise.operators.reals import in_reals
 from celosia.compiler.superoptimise.optimise import Optimised, graph_of, optimise
 from celosia.compiler.superoptimise.price import Price, Pricing
-from celosia.compiler.superoptimise.reals import in_reals
-from celosia.compiler.superoptimise.rounding import apart, bound_of
-from celosia.compiler.superoptimise.rule import RewriteRule
+from celosia.compiler.superoptimise.rule import Leaf, OpenSize, RewriteRule, Term, apply
 from celosia.compiler.superoptimise.rules import REALS, RULES
 from celosia.compiler.superoptimise.rules.floats import convolved
-from celosia.compiler.superoptimise.rules.merging import IMAGE, KERNEL, C
-from celosia.compiler.superoptimise.rules.moving import F, function_of
-from celosia.compiler.superoptimise.sizes import OpenSize
-from celosia.compiler.superoptimise.terms import Leaf, Term, apply
+from celosia.compiler.superoptimise.rules.movement import F, function_of
+from celosia.compiler.superoptimise.rules.products import IMAGE, KERNEL, C
+from celosia.compiler.superoptimise.search import BudgetError
 from celosia.compiler.superoptimise.trial import NoTrial, difference
 from celosia.compiler.superoptimise.writing import OnnxWriter
 from celosia.driver.cli import app
@@ -60,7 +58,7 @@ def test_the_proofs_are_of_these_rules_and_are_not_used_unasked() -> None:
     light = [rule for rule in REALS if known[rule.name]["questions"] <= 40]
     assert len(light) > 30
     for rule in light:
-        row = proofs.row_of(rule, proofs.REALS_FILE)
+        row = proofs.row_of(rule, reals=True)
         assert row["digest"] == known[rule.name]["digest"] and row["cases"] == known[rule.name]["cases"]
 
 
@@ -129,7 +127,7 @@ def _wrong() -> Iterator[RewriteRule]:
 def test_what_is_wrong_is_refused(rule: RewriteRule) -> None:
     pytest.importorskip("z3")
     with pytest.raises(proofs.RuleError, match="is not proved"):
-        proofs.row_of(rule, proofs.REALS_FILE)
+        proofs.row_of(rule, reals=True)
     assert any(difference(in_reals(rule), seed) for seed in range(8)), "it is not wrong"
 
 
@@ -144,14 +142,14 @@ def differs(rule: RewriteRule) -> bool:
 @pytest.mark.parametrize("count", some([40, 400], [40]))
 def test_mutants_are_refused(count: int) -> None:
     pytest.importorskip("z3")
-    from celosia.compiler.superoptimise.real_meaning import verdict
+    from celosia.compiler.superoptimise.prover import verdict
 
     known = json.loads(proofs.REALS_FILE.read_text(encoding="utf-8"))["rules"]
     light = [rule for rule in REALS if known[rule.name]["questions"] < 40 * known[rule.name]["cases"]]
     every = random.Random(27).sample([mutant for rule in light for mutant in mutants(rule)], 4 * count // 3)
     wrong = [mutant for mutant in every if differs(mutant)][:count]
     assert len(wrong) == count
-    assert not [mutant.name for mutant in wrong if verdict(mutant).proved]
+    assert not [mutant.name for mutant in wrong if verdict(mutant, reals=True).proved]
 
 
 def test_what_holds_in_real_numbers_alone_is_refused_of_floats() -> None:

@@ -16,17 +16,22 @@ from test_rules import first_difference
 from thorough import some
 
 from celosia.compiler.pricing import pricing
-from celosia.compiler.superoptimise import generated_rules as rules_file
+from celosia.compiler.superoptimise import proofs as rules_file
 from celosia.compiler.superoptimise.compare_outputs import difference as bytes_that_differ
-from celosia.compiler.superoptimise.generated_rules import data_of, generated_rules, rule_of, stored_text
 from celosia.compiler.superoptimise.optimise import Optimised, optimise
-from celosia.compiler.superoptimise.proofs import GENERATED, RuleError, require_proved
-from celosia.compiler.superoptimise.rule import RewriteRule
+from celosia.compiler.superoptimise.proofs import (
+    GENERATED,
+    RuleError,
+    data_of,
+    generated_rules,
+    require_proved,
+    rule_of,
+    stored_text,
+)
+from celosia.compiler.superoptimise.rule import Leaf, OpenSize, RewriteRule, apply
 from celosia.compiler.superoptimise.rules import RULES
-from celosia.compiler.superoptimise.rules.merging import C, N, concat_of
-from celosia.compiler.superoptimise.rules.moving import F, function_of
-from celosia.compiler.superoptimise.sizes import OpenSize
-from celosia.compiler.superoptimise.terms import Leaf, apply
+from celosia.compiler.superoptimise.rules.movement import F, function_of
+from celosia.compiler.superoptimise.rules.products import C, N, concat_of
 from celosia.compiler.superoptimise.trial import NoTrial, difference
 
 FILE = json.loads(GENERATED.read_text(encoding="utf-8"))
@@ -50,8 +55,8 @@ def test_the_page_names_them() -> None:
 def test_a_vocabulary_gives_its_rules_again(vocabulary: str) -> None:
     """The rules by hand alone prune here, so that there may be more; the command generates all in turn."""
     pytest.importorskip("z3")
-    from celosia.compiler.superoptimise.generation.generator import Generator, anonymous_text
-    from celosia.compiler.superoptimise.generation.vocabularies import VOCABULARIES
+    from celosia.compiler.superoptimise.generator import Generator, anonymous_text
+    from celosia.compiler.superoptimise.vocabularies import VOCABULARIES
 
     generator = Generator(RULES)
     counts = generator.run(next(each for each in VOCABULARIES if each.name == vocabulary))
@@ -102,15 +107,15 @@ def test_a_wrong_rule_in_the_file_is_refused(tmp_path: Path, monkeypatch: pytest
 def test_what_only_looks_equal_is_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fingerprints that see no function: what is equal then is not proved."""
     pytest.importorskip("z3")
-    from celosia.compiler.superoptimise.generation import enumeration
-    from celosia.compiler.superoptimise.generation.generator import Generator
-    from celosia.compiler.superoptimise.generation.vocabularies import AlgebraVocabulary, G, M, cut, function, permute
+    from celosia.compiler.superoptimise import generator
+    from celosia.compiler.superoptimise.generator import Generator
+    from celosia.compiler.superoptimise.vocabularies import AlgebraVocabulary, G, M, cut, function, permute
 
-    monkeypatch.setattr(enumeration, "stand_in", lambda function, *values: values[0])
+    monkeypatch.setattr(generator, "stand_in", lambda function, *values: values[0])
     leaves = tuple(Leaf(name, (N, C)) for name in "xy")
     unary = function(F), function(M), cut(1), permute(1, 0)
     vocabulary = AlgebraVocabulary("planted", leaves, unary, (lambda a, b: function_of(G, a, b),), 2)
-    seeming = [f"{a} = {b}" for a, b in enumeration.Enumeration(vocabulary).equations()]
+    seeming = [f"{a} = {b}" for a, b in generator.Enumeration(vocabulary).equations()]
     assert "map(x, f=f) = x" in seeming and "map(x, y, f=h) = x" in seeming
     generator = Generator(())
     counts = generator.run(vocabulary)
@@ -121,8 +126,7 @@ def test_what_only_looks_equal_is_no_rule(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_names_and_cases_are_pruned() -> None:
     pytest.importorskip("z3")
-    from celosia.compiler.superoptimise.generation.generator import anonymous_text, generalise
-    from celosia.compiler.superoptimise.generation.subsumption import is_subsumed
+    from celosia.compiler.superoptimise.generator import anonymous_text, generalise, is_subsumed
 
     def twice(name: str, size: OpenSize) -> RewriteRule:
         x = Leaf(name, (size, size))
@@ -180,7 +184,7 @@ def test_generated_rules_win_where_those_by_hand_do_not(network: Any, qdq: bool)
 
 def test_selection_keeps_the_rules_that_win() -> None:
     pytest.importorskip("z3")
-    from celosia.compiler.superoptimise.generation.generator import winning_rules
+    from celosia.compiler.superoptimise.generator import winning_rules
 
     model, said = stage(True), list[str]()
     x = Leaf("x", (N, C))

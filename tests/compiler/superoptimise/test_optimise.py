@@ -21,18 +21,16 @@ from celosia.compiler.compile import network_of
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.options import Run
 from celosia.compiler.pricing import price, pricing
-from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.compare_outputs import difference
 from celosia.compiler.superoptimise.derivation import KEY, derivation_in, derivation_of
-from celosia.compiler.superoptimise.graph import OriginalForm
+from celosia.compiler.superoptimise.graph import OriginalForm, realised, weights_of
 from celosia.compiler.superoptimise.matching import NotTaken, matches, rewrite
-from celosia.compiler.superoptimise.neighbourhood import likeness
+from celosia.compiler.superoptimise.operators.definition import Unwritable
 from celosia.compiler.superoptimise.optimise import Optimised, graph_of, optimise
+from celosia.compiler.superoptimise.price import likeness
 from celosia.compiler.superoptimise.rules import RULES
-from celosia.compiler.superoptimise.scales import realised, weights_of
-from celosia.compiler.superoptimise.search import RuleSearch
-from celosia.compiler.superoptimise.state import SearchState
-from celosia.compiler.superoptimise.writing import OnnxWriter, Unwritable
+from celosia.compiler.superoptimise.search import BudgetError, RuleSearch, SearchState
+from celosia.compiler.superoptimise.writing import OnnxWriter
 from celosia.compiler.tune.layer_trial import TIMED
 from celosia.compiler.tune.records import Records, decode_line, encode_line
 from celosia.driver.cli import app

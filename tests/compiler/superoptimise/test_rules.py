@@ -17,9 +17,8 @@ from wrong_rules import WRONG
 
 from celosia.compiler.superoptimise import proofs
 from celosia.compiler.superoptimise.proofs import RuleError, require_proved
-from celosia.compiler.superoptimise.rule import RewriteRule
-from celosia.compiler.superoptimise.rules import RULES, WINDOWS
-from celosia.compiler.superoptimise.sizes import OpenSize, bind, value_of
+from celosia.compiler.superoptimise.rule import OpenSize, RewriteRule, bind, value_of
+from celosia.compiler.superoptimise.rules import FLOATS, RULES, WINDOWS
 from celosia.compiler.superoptimise.trial import NoTrial, difference
 
 TRIALS = 6
@@ -51,17 +50,16 @@ def test_rules_hold_in_onnxruntimes_arithmetic(part: int) -> None:
 
 
 def test_the_proofs_are_of_these_rules() -> None:
-    require_proved(RULES)
-    for file, of in (proofs.FILE, [rule for rule in RULES if rule not in WINDOWS]), (proofs.WINDOWS_FILE, WINDOWS):
-        known = json.loads(file.read_text(encoding="utf-8"))
-        assert list(known["rules"]) == [rule.name for rule in of]
+    rules = (*RULES, *FLOATS)
+    require_proved(rules)
+    known = json.loads(proofs.FILE.read_text(encoding="utf-8"))
+    assert list(known["rules"]) == [rule.name for rule in rules]
 
 
 def test_proofs_are_found_again() -> None:
     """Of rules of each kind; the command proves all."""
     pytest.importorskip("z3")
-    files = (json.loads(file.read_text(encoding="utf-8")) for file in (proofs.FILE, proofs.WINDOWS_FILE))
-    known = {name: row for each in files for name, row in each["rules"].items()}
+    known = json.loads(proofs.FILE.read_text(encoding="utf-8"))["rules"]
     light = [rule for rule in RULES if known[rule.name]["questions"] < 60]
     for rule in (
         *light[::12],
@@ -75,7 +73,6 @@ def test_proofs_are_found_again() -> None:
 @pytest.mark.parametrize("rule", WRONG, ids=lambda rule: rule.name)
 def test_what_is_wrong_is_refused(rule: RewriteRule) -> None:
     pytest.importorskip("z3")
-    import celosia.compiler.superoptimise.window_meaning  # noqa: F401  of averages
     from celosia.compiler.superoptimise.prover import verdict
 
     found = verdict(rule)
@@ -87,7 +84,6 @@ def test_what_is_wrong_is_refused(rule: RewriteRule) -> None:
 def test_mutants_are_refused(count: int) -> None:
     """Those that differ in numbers; what does not differ is still right, and mostly proved."""
     pytest.importorskip("z3")
-    import celosia.compiler.superoptimise.window_meaning  # noqa: F401  of averages
     from celosia.compiler.superoptimise.prover import verdict
 
     every = [mutant for rule in RULES for mutant in mutants(rule)]

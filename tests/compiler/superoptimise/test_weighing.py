@@ -14,9 +14,9 @@ import pytest
 from quantised_models import Quantised
 
 from celosia.compiler.pricing import price
-from celosia.compiler.superoptimise.budget import BudgetError
 from celosia.compiler.superoptimise.compare_outputs import difference
 from celosia.compiler.superoptimise.price import INFEASIBLE, UNMEASURED, Price
+from celosia.compiler.superoptimise.search import BudgetError
 from celosia.compiler.tune.device_pool import Fleet, InProcess, Job
 from celosia.compiler.tune.layer_trial import VERSION, Status, TrialResult
 from celosia.driver.host.oracle import open_model

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from celosia.compiler.superoptimise.rule import Absorbs, Monotone, RewriteRule
-from celosia.compiler.superoptimise.rules.borders import BORDERS
-from celosia.compiler.superoptimise.rules.convolutions import WZ, pad_of, spread
-from celosia.compiler.superoptimise.rules.merging import (
+from celosia.compiler.superoptimise.rule import Absorbs, Composed, Leaf, Monotone, OpenSize, RewriteRule, Term, apply
+from celosia.compiler.superoptimise.rules.movement import F, G, function_of, reshape_of, transpose_of
+from celosia.compiler.superoptimise.rules.products import (
+    BORDERS,
     IMAGE,
     KERNEL,
     O1,
     O2,
     PADS,
+    PIXELS,
+    WZ,
     XZ,
     C,
     H,
@@ -26,14 +28,12 @@ from celosia.compiler.superoptimise.rules.merging import (
     concat_of,
     constants,
     convolution,
+    pad_of,
     product_of,
     slice_of,
+    spread,
 )
-from celosia.compiler.superoptimise.rules.moving import F, G, function_of, reshape_of, transpose_of
-from celosia.compiler.superoptimise.rules.pixels import PIXELS
 from celosia.compiler.superoptimise.rules.windows import WINDOWS
-from celosia.compiler.superoptimise.sizes import OpenSize
-from celosia.compiler.superoptimise.terms import Composed, Leaf, Term, apply
 
 BY_ROWS, _, BY_HALVES, _, COUNTED = WINDOWS
 AVERAGE, BY_PRODUCTS = BY_HALVES.before[0], replace(COUNTED.after[0], attributes=tuple(

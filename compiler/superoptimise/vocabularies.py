@@ -14,25 +14,31 @@ from typing import Any
 
 import numpy as np
 
-from celosia.compiler.superoptimise.rule import RewriteRule
-from celosia.compiler.superoptimise.rules.convolutions import WZ, pad_of, spread
-from celosia.compiler.superoptimise.rules.merging import (
+from celosia.compiler.superoptimise.rule import ByteFunction, Dim, Leaf, OneOf, OpenSize, RewriteRule, Term, apply
+from celosia.compiler.superoptimise.rules.movement import function_of, transpose_of
+from celosia.compiler.superoptimise.rules.products import (
     KERNEL,
+    O1,
+    O2,
     PADS,
+    PLAIN,
+    WZ,
     XZ,
     C,
     H,
     N,
+    P,
+    Q,
     W,
     concat_of,
     constants,
     convolution,
+    join_constants,
+    pad_of,
     product_of,
     slice_of,
+    spread,
 )
-from celosia.compiler.superoptimise.rules.moving import function_of, transpose_of
-from celosia.compiler.superoptimise.sizes import Dim, OneOf, OpenSize
-from celosia.compiler.superoptimise.terms import ByteFunction, Leaf, Term, apply
 
 Unary = Callable[[Term], Term]
 """Applies an operator to one term."""
@@ -84,14 +90,12 @@ F, M, G = ByteFunction("f"), ByteFunction("m"), ByteFunction("h")
 """Functions of bytes: an arbitrary one, a monotone one (generator.py requires that of names with m), and one of two
 bytes.
 """
-P, Q, O1, O2, E = OpenSize("p", 0), OpenSize("q"), OpenSize("o1"), OpenSize("o2"), OpenSize("e")
-"""Positions of Slices, numbers of outputs, and extra padding."""
+E = OpenSize("e")
+"""Extra padding."""
 IMAGES = tuple(Leaf(name, (N, C, H, W)) for name in "xy")
 """Two images of one shape."""
 NONE = (0, 0, 0, 0)
 """No padding."""
-PLAIN: dict[str, Any] = {"strides": (1, 1), "dilations": (1, 1)}
-"""Strides and dilations of 1."""
 
 
 def function(f: ByteFunction) -> Unary:
@@ -134,11 +138,6 @@ def multiply(axis: int, weights: list[Term]) -> Unary:
 def kernel(number: int, outputs: Dim = C, inputs: Dim = C, size: tuple[Dim, ...] = KERNEL) -> list[Term]:
     """Return the constants of convolution `number`."""
     return [*constants(number, outputs, (outputs, inputs, *size))]
-
-
-def join_constants(first: list[Term], second: list[Term], axis: int = 0) -> list[Term]:
-    """Return the constants of one product that has the outputs of two. axis: of the outputs in the weights."""
-    return [concat_of(0 if place else axis, a, b) for place, (a, b) in enumerate(zip(first, second))]
 
 
 def cut_constants(weights: list[Term], axis: int = 0) -> list[Term]:

@@ -1,14 +1,96 @@
-"""Rules that move byte functions, Slice, Concat, Transpose, Reshape and MaxPool across each other, or remove them."""
+"""Rules that move byte functions, Slice, Concat, Transpose, Reshape and MaxPool across each other, or remove them.
+
+The parts: Slices of Slices and of Concats, all of which tidy up; operators that change places; and results that are
+computed twice and are then computed once, with constants of sums added up, all of which tidy up, too.
+"""
 
 from __future__ import annotations
 
 from itertools import permutations
 
-from celosia.compiler.superoptimise.rule import Absorbs, IsIdentity, Monotone, RewriteRule
-from celosia.compiler.superoptimise.rules.merging import C, H, N, W, concat_of, slice_of
-from celosia.compiler.superoptimise.rules.parts import RANKS, P, Q, shaped
-from celosia.compiler.superoptimise.sizes import Dim, OneOf, OpenSize
-from celosia.compiler.superoptimise.terms import ByteFunction, Composed, Leaf, Term, apply
+from celosia.compiler.superoptimise.rule import (
+    Absorbs,
+    ByteFunction,
+    Composed,
+    Dim,
+    IsIdentity,
+    Leaf,
+    Monotone,
+    OneOf,
+    OpenSize,
+    RewriteRule,
+    Term,
+    apply,
+)
+from celosia.compiler.superoptimise.rules.products import (
+    IMAGE,
+    KERNEL,
+    O1,
+    PADS,
+    STRIDES,
+    C,
+    H,
+    N,
+    P,
+    Q,
+    W,
+    concat_of,
+    constants,
+    convolution,
+    product_of,
+    slice_of,
+)
+
+RANKS = (2, 3, 4)
+"""Ranks of tensors for which rules of movement exist."""
+R = OpenSize("r")
+"""A position along an axis, as P and Q."""
+
+
+def shaped(rank: int, axis: int, along: Dim) -> tuple[Dim, ...]:
+    """Return a shape with the size `along` for `axis` and open sizes elsewhere."""
+    return tuple(along if other == axis else OpenSize(f"d{other}") for other in range(rank))
+
+
+def _part_rules(rank: int, axis: int) -> list[RewriteRule]:
+    """The rules for one axis of tensors of one rank."""
+    x, of = Leaf("x", shaped(rank, axis, OpenSize("d"))), f"of axis {axis} of {rank}"
+    a, b = (Leaf(name, shaped(rank, axis, OpenSize(f"d{name}"))) for name in "ab")
+    da = OpenSize("da")
+    return [
+        RewriteRule(
+            f"whole slice {of}", "a Slice of all is what it is of",
+            (slice_of(x, axis, 0, OpenSize("d")),), (x,), tidy=True,
+        ),
+        RewriteRule(
+            f"slice of a slice {of}", "a Slice of a Slice is one Slice",
+            (slice_of(slice_of(x, axis, P, Q), axis, OpenSize("s", 0), OpenSize("t")),),
+            (slice_of(x, axis, P + OpenSize("s", 0), P + OpenSize("t")),), tidy=True,
+        ),
+        RewriteRule(
+            f"neighbours {of}", "Slices that lie side by side, put together, are one Slice",
+            (concat_of(axis, slice_of(x, axis, P, Q), slice_of(x, axis, Q, R)),), (slice_of(x, axis, P, R),), tidy=True,
+        ),
+        RewriteRule(
+            f"neighbours behind others {of}", "the same inside of a longer Concat",
+            (concat_of(axis, concat_of(axis, a, slice_of(x, axis, P, Q)), slice_of(x, axis, Q, R)),),
+            (concat_of(axis, a, slice_of(x, axis, P, R)),), tidy=True,
+        ),
+        RewriteRule(
+            f"slice of the first part {of}", "a Slice that lies in one part of a Concat is one of that part",
+            (slice_of(concat_of(axis, a, b), axis, P, Q),), (slice_of(a, axis, P, Q),), (da >= Q,), tidy=True,
+        ),
+        RewriteRule(
+            f"slice of the last part {of}", "a Slice that lies in one part of a Concat is one of that part",
+            (slice_of(concat_of(axis, a, b), axis, P, Q),), (slice_of(b, axis, P - da, Q - da),), (da <= P,), tidy=True,
+        ),
+    ]  # fmt: skip
+
+
+PARTS = tuple(rule for rank in RANKS for axis in range(rank) for rule in _part_rules(rank, axis))
+
+
+# Operators that change places ----------------------------------------------------------------------------------------
 
 F, G = ByteFunction("f"), ByteFunction("g")
 """Functions of bytes."""
@@ -33,10 +115,7 @@ def reshape_of(x: Term, shape: tuple[Dim, ...]) -> Composed:
 
 def _both_ways(name: str, says: str, first: Term, second: Term) -> list[RewriteRule]:
     """Return the rule from `first` to `second`, and the one back."""
-    return [
-        RewriteRule(name, says, (first,), (second,)),
-        RewriteRule(f"{name}, back", says, (second,), (first,)),
-    ]
+    return [RewriteRule(name, says, (first,), (second,)), RewriteRule(f"{name}, back", says, (second,), (first,))]
 
 
 def _functions_and_parts(rank: int, axis: int) -> list[RewriteRule]:
@@ -204,3 +283,56 @@ MOVING = (
     ),
     *_parts_and_transposes(),
 )
+
+
+# Results that are shared ---------------------------------------------------------------------------------------------
+
+
+def _share(name: str, term: Term) -> RewriteRule:
+    """The rule that shares the result of `term`: both sides have it twice, and rewriting builds equal terms once."""
+    says = "what is computed twice is computed once"
+    return RewriteRule(f"{name}, once", says, (term, term), (term, term), tidy=True)
+
+
+def _sharing_rules(rank: int) -> list[RewriteRule]:
+    """The rules for tensors of this rank."""
+    sizes = tuple(OpenSize(f"d{axis}") for axis in range(rank))
+    x, y, number = Leaf("x", sizes), Leaf("y", sizes), Leaf("c", (), True)
+    axis = OneOf("axis", tuple(range(rank)))
+    perm = OneOf("perm", ((0, 2, 1),) if rank == 3 else ((1, 0),) if rank == 2 else ((0, 2, 1, 3), (0, 1, 3, 2)))
+    second_number = Leaf("d", (), True)
+    tensors = Leaf("cs", sizes, True), Leaf("ds", sizes, True)
+    sums = "constants that are added one after the other are added once"
+    return [
+        _share(f"function of rank {rank}", function_of(F, x)),
+        _share(f"function of two of rank {rank}", function_of(F, x, y)),
+        _share(f"slice of rank {rank}", apply("slice", x, axis=axis, start=P, stop=Q)),
+        _share(f"transpose of rank {rank}", apply("transpose", x, perm=perm)),
+        RewriteRule(
+            f"sums of numbers of rank {rank}", sums,
+            (apply("plus", apply("plus", x, number), second_number),),
+            (apply("plus", x, apply("plus", number, second_number)),),
+            tidy=True,
+        ),
+        RewriteRule(
+            f"sums of constants of rank {rank}", sums,
+            (apply("plus", apply("plus", x, tensors[0]), tensors[1]),), (apply("plus", x, apply("plus", *tensors)),),
+            tidy=True,
+        ),
+    ]  # fmt: skip
+
+
+def _share_products() -> list[RewriteRule]:
+    """The rules that share MaxPools, convolutions and matrix products."""
+    rows = OpenSize("rows")
+    k = OpenSize("k")
+    x = Leaf("x", (rows, k))
+    windows = {"kernel": KERNEL, "pads": PADS, "strides": STRIDES, "dilations": (1, 1)}
+    return [
+        _share("largest of a window", apply("largest", IMAGE, **windows)),
+        _share("convolution", convolution(IMAGE, *constants(1, O1, (O1, C, *KERNEL)))),
+        _share("product", product_of(1, x, *constants(1, O1, (k, O1)))),
+    ]
+
+
+SHARING = (*_share_products(), *(rule for rank in RANKS for rule in _sharing_rules(rank)))
