@@ -9,7 +9,8 @@ lowering         tries to lower the graph until it fits: which operators become 
                  which stay on the CPU because the user wants it or a launch would be slower (cycles that a launch
                  costs the host: here; cycles of an operator on the CPU: graph/cost)
 layer            types: what the accelerator executes (Layer, Activation, ...), and views of parts of images
-target           which CPU kernels are compiled for, and which instructions it has (dot products, vectors)
+target           the processor that CPU kernels are compiled for: its vectors, caches and features, in LLVM's names;
+                 which of its instructions add up products of bytes
 pricing          what a model costs, for the search of equal models (superoptimise/)
 graph/ launch/ tensorize/ vthread/ ops/ cpu/ expr/ program/ selfcheck/ numerics/ tune/ superoptimise/ language/
                  the stages themselves; each has a map in its `__init__.py`

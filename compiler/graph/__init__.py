@@ -23,7 +23,9 @@ launches             the order of CPU operators and launches, and which layers s
 
 Used by all of them:
 
-values               constants, shapes, attributes and subgraphs; replacement of nodes; unique names
+values               constants, shapes, subgraphs; attributes as the model has them (a negative `axis` stays negative:
+                     `Node.axis` of ops/registry resolves it for the CPU, each function of select/ for layers);
+                     replacement of nodes; unique names
 operands             operands by their names; properties of operators by their OpSpec; operators that users define
                      in the tile language
 cost                 multiply-accumulates of a graph, and estimated cycles of the CPU

@@ -4,8 +4,11 @@ Every builder takes a Node (operator, attributes, input tensors, constants) and 
 schedules and compiles these expressions; operators without a builder run in numpy (program/host/hostops). In the order
 in which to read:
 
+  build (below)    checks types and indices around each builder; decides which operators compute bfloat16 or float16 in
+                   float32
   registry         which element types kernels have; the nodes of a CPU function; Node, the table OPS, the decorator
-                   `op` and helpers of builders; decides what counts as Unsupported
+                   `op` and helpers of builders; decides what counts as Unsupported, and which axis a negative
+                   attribute `axis` is (`Node.axis`)
   elementwise      unary and binary operators, activations, Clip, Cast (their tables on the accelerator:
                    numerics/tables)
   shape            operators that move elements: Transpose, Concat, Slice, Pad, Gather, DepthToSpace, ...

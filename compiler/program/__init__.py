@@ -2,9 +2,9 @@
 
 dtypes         which element types exist, and their ONNX numbers
 op_spec        what all passes know of each operator: operands, kind for fusion, quantised form, domain
-model          what a Program contains: tensors, steps, kernels, constants, image; in which order the values of an
-               activation lie in the accelerator's DRAM; what reports know of a layer (`LayerInfo`; remarks are its
-               `note`); how tables look in notebooks
+model          what a Program contains: tensors, steps (CpuStep, HostStep, and LaunchStep for a launch), kernels,
+               constants, image; in which order the values of an activation lie in the accelerator's DRAM; what reports
+               know of a layer (`LayerInfo`; remarks are its `note`); how tables look in notebooks
 program_file   which parts the file of a Program has, its format version, and limits of size; how arrays, host operators
                and dataclasses become bytes, and back
 check_program  which contents are refused before they run, once they are read

@@ -10,7 +10,9 @@ shared_kernels      convolutions, products and the instruction GEMM, compiled by
 The second check compares the compiled model with the imported one, tensor by tensor, and names the pass at fault:
 
 check_rewriting     computes parts of the compiled model, compares tensors that both models have, and says how many
-                    steps each quantised operator may differ (Softmax, normalisations, ...)
+                    quantisation steps an operator of bytes may differ from the floats that it replaces (Softmax,
+                    biases), and which operators are not compared
 imported_model      what the imported model's operators give, with bounds for other orders of rounding, and how far a
-                    tensor of floats may lie from these bounds, whatever its operator
+                    tensor of floats may lie from these bounds: by its element type (float16, ...; `_rounding_loss`),
+                    whatever its operator
 """

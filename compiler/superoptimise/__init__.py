@@ -16,7 +16,8 @@ What a rule is, and why it holds:
 
 rule                symbolic sizes, terms over operators, and rules of two sides
 rules/              rules written by hand
-generator           rules found by enumeration; vocabularies: the tensors and operators that it enumerates
+generator           rules found by enumeration, and which of them are kept
+vocabularies        which tensors and operators the generator enumerates
 operators/          what each operator is: shape, demands, result in numpy, element for proofs, ONNX form
 prover              proofs of rules for all sizes
 proofs              the files of proofs, without which no rule is used; generated.json, the generated rules that win

@@ -2,8 +2,8 @@
 
 In the order in which a layer passes them:
 
-plan               the Planner: lowers one layer by all that follows, and remembers the results; which tiling is used:
-                   a user's file (`--decisions`), records, search of blocks, estimate
+plan               the Planner: lowers one layer by all that follows, and remembers the results; which source gives the
+                   tiling (`SchedulePolicy.choose`): a user's file (`--decisions`), records, search of blocks, estimate
 lowering           which computations a layer or block is; the tensors of blocks, rows (softmax, norms) and attention
 layer_lowering     the tensors of one layer: convolutions, products, poolings and maps
 computation        types: a layer as tensor expressions, and where its tensors lie

@@ -8,9 +8,11 @@ codegen         which functions a kernel becomes, and which memory and threads e
 memory_access   which temporaries lie on the stack; how an element, or a vector of them, is loaded and stored; which
                 accesses of an unrolled loop are combined; which lanes of a vector a condition on indices selects
 arithmetic      which instructions an operation becomes; which polynomial computes exp, tanh, erf, ...
-operations      how conversions, divisions and reductions over lanes are computed; how NEON rounds to bytes
+operations      which LLVM type an element has; how conversions (bfloat16 too), divisions, fused products of floats and
+                reductions over lanes are computed; how NEON rounds to bytes
 byte_products   how each kind of instruction adds up products of bytes. compiler/target.py chooses the kind by the
-                processor alone; AMX also needs sizes that fit (schedule/register_tiles: `_fits_amx`)
+                processor alone; AMX also needs sizes that fit (schedule/register_tiles: `_fits_amx`).
+                Products of bfloat16 never come here: ops/ makes them products of float32
 machine         which processor LLVM optimises for, and how code is linked into this process
 team_code       what the threads of a team run between kernels, and how long they spin (how many threads:
                 program/host/thread_team)

@@ -2,12 +2,14 @@
 
 `graph/importer.py` runs all of this. In the order in which a model passes:
 
-validation            which models are refused as damaged, too deeply nested, or with too many axes or elements, and
-                      with which message (largest file: graph/importer.py; more memory than this machine has:
-                      compiler/frontend.py; more than a board's numpy: compiler/compile.py)
+validation            which models are refused as damaged, too deeply nested, with too many axes or elements, or with
+                      operands of element types that their operator does not take, and with which message (largest
+                      file: graph/importer.py; more memory than this machine has: compiler/frontend.py; more than a
+                      board's numpy: compiler/compile.py)
 normalise             how models that onnxruntime accepts and the ONNX checker refuses become valid; which opset is the
                       newest known: newer ones are read like it
-inlining              which operators become the operators of their definition, and which branch of an If runs
+inlining              which operators become the operators of their definition, which nodes compute a Gradient, and
+                      which branch of an If runs
 shape_inference       which shapes and types onnx's inference gives, also in bodies of operators, where its windows are
                       wrong, and how long a range between two open positions is
 dimensions            which sizes of inputs are open, and which numbers given shapes imply for them

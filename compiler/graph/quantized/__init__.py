@@ -1,6 +1,7 @@
 """QDQ patterns to integer operators: one form for all quantised models.
 
-integerise    which QDQ pattern becomes which integer operator; it runs the next
+integerise    which QDQ pattern becomes which integer operator; which Relu and Clip of floats move behind
+              QuantizeLinear; it runs commute, and asks tables for functions of chains
 commute       which operators QuantizeLinear and DequantizeLinear change places with
 tables        which functions of one 8-bit tensor become one table, of quantised operators or chains of float ones
               (which single functions: numerics/tables)

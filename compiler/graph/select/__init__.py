@@ -2,6 +2,7 @@
 
 `select` visits the nodes in order and tries to make layers of every integer operator. An operator that stays on the CPU
 does so with a reason. A function that makes layers is called `place_...`; it raises NotOffloadable with that reason.
+LAYER_BUILDERS, below, says which operators have such a function.
 
 placement        the state of the placement: layers so far, and in which form each tensor lies where; the error
                  NotOffloadable; Constraints on the next attempt
@@ -11,10 +12,13 @@ convolution      layers of convolutions, and of products by constant matrices, a
                  `Layer.is_depthwise` in compiler/layer, with sizes in tensorize/roofline and space
 matrices         tensors of several matrices, such as heads, and layers of products of two activations
 reductions       layers of poolings, softmax and normalisations; which poolings become depthwise convolutions
-elementwise      layers of additions, products and tables of bytes; when an operator is fused into the layer before it
+elementwise      layers of additions, products and tables of bytes; when one of these is fused into the layer before it.
+                 Activation functions are tables by then (which functions: numerics/tables; of which patterns:
+                 graph/quantized/integerise)
 movement         operators that only move elements (Reshape, Transpose, Split, Slice, Resize, Gather, Pad, ...): which
                  cost nothing, and the copies of the others
-concatenation    layers of Concat: its parts are written where they belong in the result; appending to caches
+concatenation    layers of Concat and QLinearConcat, along which axes: parts are written where they belong in the
+                 result; appending to caches
 reasons          why a float operator stays on the CPU, and what the user can do about it (an integer operator:
                  `NotOffloadable`, where it is raised)
 """
