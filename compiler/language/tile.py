@@ -4,7 +4,7 @@ A kernel is an ordinary Python function. When it is traced its tiles are nodes o
 and its loops) that keep the order of their creation; when it is interpreted each node has its value at once, from
 `interpreter.py`. Types, shapes and errors are the same in both, for both make nodes here.
 
-MERGED: Errors of kernels, with the line of the kernel.
+An error names the line of the kernel that caused it (`fail`).
 """
 
 from __future__ import annotations

@@ -315,15 +315,16 @@ Visibility = Callable[[tuple[Expr, ...]], Expr]
 
 
 def _visibility(node: Node, before: Callable[[Expr], Expr]) -> Visibility:
-    """Return the mask: keys up to the sample's last position, not after the query, and within the local window.
+    """Return the mask as a function: keys up to the sample's last position, not after the query, within the window.
 
-    before: returns the number of cached positions of a sample.
+    Where the attribute `causal` is 0, all keys up to the last position are visible. before: returns the number of
+    cached positions of a sample.
     """
     last, causal = node.input("seqlens_k"), node.attrs.get("causal", 1)
     window = int(node.attrs.get("local_window_size", -1))
 
     def is_visible(i: tuple[Expr, ...]) -> Expr:
-        """Return whether the key of a score may be attended to."""
+        """Return whether the query of a score may attend to its key. i: sample, head, query, key."""
         sample, _, row, column = i
         is_filled = column <= last.flat(sample).astype(INDEX)
         if not causal:

@@ -263,7 +263,7 @@ def clip(node: Node) -> Tensor:
 
 @op("Cast", kind=Kind.INJECTIVE, operands="input")
 def cast(node: Node) -> Tensor:
-    """Build Cast to the type of the attribute. Raises Unsupported where the CPU has none."""
+    """Build Cast to the element type of the attribute. Raises Unsupported for a type that kernels lack."""
     target = ONNX_TYPES.get(int(node.attrs["to"]))
     if target is None:
         raise Unsupported(f"Cast to ONNX type {node.attrs['to']}")

@@ -7,7 +7,7 @@ afterwards:
     sum (x - zx) * (w - zw)  =  sum x*w  -  zx * sum w  -  zw * sum x  +  count * zx * zw
 
 int32 wraps on both sides of this equation, so that it always holds. Packed weights, their sums and all else that
-depends on constants alone are computed when a model is compiled (see function.CpuFunction).
+depends on constants alone are computed when a model is compiled (see CpuFunction in cpu/kernels.py).
 
 Its parts, in order: zero points and words of bytes; matrix products; convolutions; the layouts of their bytes. The
 image of a convolution is split into one for each remainder of the stride, in which windows move by one element.

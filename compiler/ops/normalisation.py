@@ -1,4 +1,4 @@
-"""Normalisation by sums over axes: softmax; layer, group, instance and batch normalisation.
+"""Normalisation by sums over axes: softmax and Hardmax; layer, group, instance and batch normalisation, LRN.
 
 Sums are added in the order of onnxruntime's kernels, so that float32 results are equal to theirs.
 """
@@ -28,7 +28,10 @@ def softmax(node: Node) -> Tensor:
 
 
 def _apply_along_axis(node: Node, function: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """Return function(input, axis) by the attribute `axis`; before opset 13 it merges all axes from that one on."""
+    """Apply `function`, which computes a softmax or Hardmax, to the input along the attribute `axis`.
+
+    Before opset 13, all axes from that one on count as one axis.
+    """
     x = node.input(0)
     rank = len(x.shape)
     axis = node.axis(-1 if node.opset >= 13 else 1, rank)
@@ -85,7 +88,10 @@ def sum_in_lanes(x: Tensor, axis: int) -> Tensor:
     lanes = T.compute((*x.shape[:axis], lane_count, *x.shape[axis + 1 :]), part, "lanes")
 
     def total(*i: Expr) -> Expr:
-        """Add the partial sums and the elements beyond the last full vector."""
+        """Return the sum at index `i`: elements beyond the last full vector go to the first lanes, then all are added.
+
+        The lanes are added in onnxruntime's order.
+        """
 
         def index_along_axis(position: int) -> tuple[Value, ...]:
             return (*i[:axis], position, *i[axis + 1 :])

@@ -348,7 +348,10 @@ def trilu(node: Node) -> Tensor:
 
 @op("OneHot", kind=Kind.OPAQUE, operands="indices depth:shape values")
 def one_hot(node: Node) -> Tensor:
-    """Build OneHot: a new axis of constant size. Raises Unsupported unless there are two values."""
+    """Build OneHot: a new axis of `depth` elements, the second of `values` at the index, the first elsewhere.
+
+    Raises Unsupported unless `values` has two elements.
+    """
     indices, values = node.input("indices"), node.input("values")
     depth = int(node.constant("depth").reshape(()))
     if values.size != 2:

@@ -238,9 +238,10 @@ def _compute_conv_transpose(node: ir.Node, x: Codes) -> Codes:
 
 
 def _group_ranges(groups: int, width: int) -> Iterator[tuple[int, int]]:
-    """Split groups into ranges [first, last) that are computed together: one product of many columns is faster.
+    """Split the groups of a convolution into ranges [first, last), each of which is computed as one dense product.
 
-    width: channels of a group.
+    One product of many columns is faster than several narrow ones, although its weights are zero between channels of
+    different groups (`_expand_groups`). width: channels of a group.
     """
     step = max(1, GROUPED_COLUMNS // width)
     return ((first, min(first + step, groups)) for first in range(0, groups, step))

@@ -97,7 +97,11 @@ class WorkerProcess:
         self._lock = threading.Lock()
 
     def measure(self, job: Job, deadline: float) -> TrialResult:
-        """Run `job` in the process; kill the process group at the deadline."""
+        """Run `job` in the process and return its result.
+
+        The process group is killed at the deadline, and the result is HUNG. It is CRASHED if the process ends or gives
+        another answer.
+        """
         late = threading.Event()
 
         def kill_late_process() -> None:

@@ -376,7 +376,10 @@ RULES: tuple[Rule, ...] = (
 
 
 def neighbours(plan: KernelPlan, schedule: Schedule, rules: tuple[Rule, ...] = RULES) -> Iterator[KernelPlan]:
-    """Yield plans that differ from `plan`, with this schedule, in one decision; ordered sums keep their order."""
+    """Yield plans that differ from `plan` in one decision. Sums that must keep their order keep it.
+
+    schedule: that which `plan` gives.
+    """
     for name, _ in plan.stages:
         view = PlannedStage(plan, schedule, name)
         for rule in rules:

@@ -470,8 +470,9 @@ class BodyWriter(MemoryWriter):
     def _write_select(self, cond: Expr, a: Expr, b: Expr, env: dict[Var, V], memo: dict[Any, V]) -> V:
         """Write a selection of `a` where `cond` holds, else `b`.
 
-        It is one arm where the condition is a constant, a select instruction where both arms may be read, masked loads
-        for a condition that differs between lanes, and else a branch.
+        An arm that is not selected may read outside of a tensor. So the code is one arm where the condition is a
+        constant, a select instruction where both arms may be read, masked loads for a condition that differs between
+        lanes, and else a branch.
         """
         test = self.expr(cond, env, memo)
         if is_vector(test) and (lanes := constant_lanes(test)) is not None and len(set(lanes)) == 1:

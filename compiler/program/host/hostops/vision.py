@@ -18,7 +18,11 @@ def non_max_suppression(
     op: HostOp, boxes: Array, scores: Array, count: Array | None = None, overlap: Array | None = None,
     min_score: Array | None = None,
 ) -> Array:  # fmt: skip
-    """Select the best boxes that do not overlap: [boxes, 3] int64 of image, class and box, best first."""
+    """Select the best boxes that do not overlap: [boxes, 3] int64 of image, class and box, best first.
+
+    count: limit of the boxes of each class. overlap: share of the union that two selected boxes may have in common.
+    min_score: boxes with a lower or equal score are left out.
+    """
     max_count = 0 if count is None else int(count.reshape(-1)[0])
     limit = 0.0 if overlap is None else float(overlap.reshape(-1)[0])
     selected = []
