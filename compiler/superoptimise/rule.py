@@ -331,15 +331,15 @@ class RewriteRule:
     @cached_property
     def text(self) -> str:
         """The text of which the proof is a proof: terms, tensors, sizes, conditions and hints."""
-        names = {each.name: each for each in self.leaves}
+        names = {leaf.name: leaf for leaf in self.leaves}
         tensors = [
-            f"{each} [{', '.join(map(str, each.shape))}]{' constant' * each.constant}" for each in names.values()
+            f"{leaf} [{', '.join(map(str, leaf.shape))}]{' constant' * leaf.constant}" for leaf in names.values()
         ]
-        sizes = [f"{each.name} in {each.among}" for each in self.choices]
-        sizes += [f"{each.name} >= {each.least}" for each in self.sizes]
+        sizes = [f"{choice.name} in {choice.among}" for choice in self.choices]
+        sizes += [f"{size.name} >= {size.least}" for size in self.sizes]
         sides = [f"{a}  ->  {b}" for a, b in zip(self.before, self.after)]
-        conditions = [str(each) for each in self.where]
-        hints = [*(f"shift {each}" for each in self.shifts), *map(str, self.cuts)]
+        conditions = [str(condition) for condition in self.where]
+        hints = [*(f"shift {shift}" for shift in self.shifts), *map(str, self.cuts)]
         return "\n".join([*sides, *tensors, *sizes, *conditions, *hints])
 
     @cached_property
@@ -347,7 +347,7 @@ class RewriteRule:
         """The operators that a graph must have for `before` to fit. `spread` only occurs in constants, which have no
         operators.
         """
-        operators = {each.op for term in self.before for each in walk(term) if isinstance(each, Composed)}
+        operators = {part.op for term in self.before for part in walk(term) if isinstance(part, Composed)}
         return frozenset(operators - {"spread"})
 
     @cached_property
@@ -358,31 +358,31 @@ class RewriteRule:
     @cached_property
     def leaves(self) -> list[Leaf]:
         """The tensors that both sides name; one that occurs twice is listed twice."""
-        return [each for term in (*self.before, *self.after) for each in walk(term) if isinstance(each, Leaf)]
+        return [part for term in (*self.before, *self.after) for part in walk(term) if isinstance(part, Leaf)]
 
     @cached_property
     def _dims(self) -> list[Any]:
         """All open sizes and choices that the rule names, with repetitions."""
-        terms = [each for term in (*self.before, *self.after) for each in walk(term)]
-        values: list[Any] = [each.shape for each in terms if isinstance(each, Leaf)]
-        values += [value for each in terms if isinstance(each, Composed) for _, value in each.attributes]
-        values += [each for each in self.where if isinstance(each, SizeOf)]
-        return list(_named_sizes_in((*values, *self.shifts, *(each.runs for each in self.cuts))))
+        terms = [part for term in (*self.before, *self.after) for part in walk(term)]
+        values: list[Any] = [term.shape for term in terms if isinstance(term, Leaf)]
+        values += [value for term in terms if isinstance(term, Composed) for _, value in term.attributes]
+        values += [condition for condition in self.where if isinstance(condition, SizeOf)]
+        return list(_named_sizes_in((*values, *self.shifts, *(cut.runs for cut in self.cuts))))
 
     @cached_property
     def choices(self) -> list[OneOf]:
         """The sizes that are one of a few values (OneOf), each once."""
-        return list(dict.fromkeys(each for each in self._dims if isinstance(each, OneOf)))
+        return list(dict.fromkeys(size for size in self._dims if isinstance(size, OneOf)))
 
     @cached_property
     def sizes(self) -> list[OpenSize]:
         """The open sizes that the rule names, each once."""
-        return list(dict.fromkeys(each for each in self._dims if isinstance(each, OpenSize)))
+        return list(dict.fromkeys(size for size in self._dims if isinstance(size, OpenSize)))
 
     def cases(self) -> Iterator[dict[str, Any]]:
         """Yield the values of the choices by name, for each combination; each is a case of the proof."""
-        for values in product(*(each.among for each in self.choices)):
-            yield {each.name: value for each, value in zip(self.choices, values)}
+        for values in product(*(choice.among for choice in self.choices)):
+            yield {choice.name: value for choice, value in zip(self.choices, values)}
 
 
 def _named_sizes_in(values: Sequence[Any]) -> Iterator[Any]:

@@ -271,7 +271,8 @@ class Requantise(TermOperator):
             zeros[0].reshape(()) if is_uniform else zeros,
         )
         of_x = Quantisation(note.x, int(graph.constants[xz]))
-        of_y = Quantisation(note.y, int(graph.constants[operation.inputs[2]]))
+        _, _, y_zero = operation.inputs
+        of_y = Quantisation(note.y, int(graph.constants[y_zero]))
         bias = graph.constants[b] if note.biased or graph.constants[b].any() else None
         attributes: dict[str, Any] = {}
         operator = note.operator

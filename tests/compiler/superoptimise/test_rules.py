@@ -143,6 +143,18 @@ def test_a_rule_without_its_proof_is_not_used(tmp_path: Path, monkeypatch: pytes
         require_proved(RULES)
 
 
+def test_proofs_stay_valid_when_only_prose_and_imports_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, before = Path.read_text, proofs.meaning.__wrapped__()
+
+    def meaning_with(old: str, new: str) -> str:
+        monkeypatch.setattr(Path, "read_text", lambda path, **how: read(path, **how).replace(old, new))
+        return proofs.meaning.__wrapped__()
+
+    assert meaning_with("from __future__", "from collections import abc\nfrom __future__") == before
+    assert meaning_with('"""Requantise accumulators', '"""Turn accumulators') == before
+    assert meaning_with("z(())", "z((0,))") != before
+
+
 def test_ones_own_rule_is_proved_when_it_is_given() -> None:
     pytest.importorskip("z3")
     require_proved([], [RULES[1]])
