@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,12 @@ from celosia.compiler import numerics
 from celosia.compiler.expr.interpret import BINARY, cast
 from celosia.compiler.expr.math_functions import INTRINSICS
 from celosia.compiler.language.tile import ArrayArgument, KernelRun, Tile, TracedStore, fail
-from celosia.compiler.numerics.tables import UNARY
 from celosia.compiler.tensorize.pack import unpack_parameters
 
 Values = NDArray[Any]
 """Elements of a tile."""
+ERF: Callable[[Values], Values] = np.vectorize(math.erf, otypes=[np.float64])
+"""The error function, which numpy lacks."""
 
 
 def value_of(tile: Tile, run: KernelRun) -> Values:
@@ -56,7 +59,7 @@ def _evaluate(tile: Tile, args: list[Values], run: KernelRun | None) -> Any:
         case "arange":
             return np.arange(more["start"], more["start"] + tile.shape[0])
         case "unary" if more["name"] == "erf":
-            return UNARY["Erf"](args[0])
+            return ERF(args[0])
         case "unary":
             return INTRINSICS[more["name"]](args[0])
         case "binary":

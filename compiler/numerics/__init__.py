@@ -20,8 +20,8 @@ docs/numerics.md.
                 replace the scale of a convolution or matrix product; which scale replaces the division of a mean, and
                 when that is exact
   binary        which integers make the residual add equal to QLinearAdd, and the requantiser equal to QLinearMul
-  tables        which element-wise functions (`UNARY`) become tables of 256 bytes, and what a table holds; which powers
-                QLinearSoftmax adds up
+  tables        what the table of an element-wise function of bytes holds (which functions become tables:
+                graph/quantized/tables); which powers QLinearSoftmax adds up
   norm          which constants a LayerNorm or RMSNorm of bytes needs, or why there are none; how rows are normalised
                 in integers, as expressions
 """
@@ -48,6 +48,7 @@ from celosia.compiler.numerics.requantiser import (
     average_is_exact,
     conv_scale,
     dequantize_linear,
+    fit_slopes,
     fold_scale,
     global_average_scale,
     mean_scale,
@@ -56,7 +57,7 @@ from celosia.compiler.numerics.requantiser import (
     requantize,
     requantize_f32,
 )
-from celosia.compiler.numerics.tables import UNARY, qlinear_softmax, softmax_powers, unary_table
+from celosia.compiler.numerics.tables import identity_table, qlinear_softmax, softmax_powers, unary_table
 
 INT8 = "session.qdqisint8allowed"
 """Session option with which onnxruntime computes QDQ pairs of int8 in integers. By default it converts them to uint8,
@@ -67,7 +68,6 @@ __all__ = [
     "INT8",
     "MULTIPLIER_BITS",
     "SHIFT_BITS",
-    "UNARY",
     "BinaryFunction",
     "NormConstants",
     "NormError",
@@ -79,10 +79,12 @@ __all__ = [
     "fit_float_add",
     "fit_rescale_add",
     "fit_rescale_mul",
+    "fit_slopes",
     "float_add",
     "float_mul",
     "fold_scale",
     "global_average_scale",
+    "identity_table",
     "mean_scale",
     "nearest_rescale_add",
     "norm_constants",

@@ -113,6 +113,37 @@ def requantize_f32(acc: ArrayLike, bias: ArrayLike, scale: ArrayLike, zero_point
     return (np.clip(steps, lo - zero_point, hi - zero_point) + zero_point).astype(np.int32)
 
 
+def fit_slopes(
+    slopes: ArrayLike, sx: float, zx: int, sy: float, zy: int, dtype: DTypeLike
+) -> Float32 | None:  # fmt: skip
+    """Return scales of weights with which QLinearConv multiplies negative values by `slopes` as floats do, [channels].
+
+    The weight of a slope is its sign. onnxruntime computes quantise(dequantise(x) * slope) in float32; the scales are
+    the slopes without sign, or floats next to them, for which all x below zx give its bytes. None if there are none.
+
+    >>> fit_slopes([0.25, -0.1], 0.5, 3, 0.25, -2, np.int8).tolist()
+    [0.25, 0.10000000149011612]
+    """
+    kind = byte_type(dtype)
+    lo, hi = limits(kind)
+    factors = np.asarray(slopes, f32).reshape(-1, 1)
+    if not np.all(np.isfinite(factors)):
+        return None
+    x = np.arange(lo, zx).astype(kind)
+    expected = quantize_linear(dequantize_linear(x, sx, zx) * factors, sy, zy, kind)
+    acc = (x.astype(np.int32) - zx) * np.sign(factors).astype(np.int32)
+    nearest = np.where(factors == 0, f32(1), np.abs(factors))
+    fitted, is_exact = nearest, np.zeros(factors.shape, bool)
+    for steps in (0, 1, -1, 2, -2):
+        scales = (nearest.view(np.int32) + steps).view(f32)  # the floats `steps` places above
+        with np.errstate(all="ignore"):
+            same = requantize_f32(acc, 0, conv_scale(sx, scales, sy), zy, lo, hi) == expected
+        is_right = same.all(axis=1, keepdims=True) & (scales > 0)
+        fitted = np.where(is_right & ~is_exact, scales, fitted)
+        is_exact |= is_right
+    return fitted.reshape(-1) if is_exact.all() else None
+
+
 def requantize(
     acc: ArrayLike,
     bias: ArrayLike,

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
+from celosia.compiler.graph.quantized.tables import function_of_operator
 from celosia.compiler.numerics import conv_scale
 from celosia.compiler.ops import op_spec
 
@@ -59,8 +60,8 @@ class ByteMap:
     others: tuple[str, ...] = ()
 
     def __call__(self, *operands: Array) -> Array:
-        """Apply the function to arrays of bytes of one shape. KeyError for an operator that numerics has no table
-        of.
+        """Apply the function to arrays of bytes of one shape. KeyError for an operator that is no function of
+        one tensor.
         """
         a, y = self.operands[0].pair, self.result.pair
         if len(operands) == 1:
@@ -73,11 +74,10 @@ class ByteMap:
     @cached_property
     def table(self) -> Array:
         """The table of a function of one byte: [256] int8 for the bytes in rising order, less 128 where they are uint8.
-        KeyError for an operator that numerics has no table of.
+        KeyError for an operator that is no function of one tensor.
         """
-        return numerics.unary_table(
-            self.operator, dict(self.attributes), *self.operands[0].pair, *self.result.pair, np.dtype(self.dtype)
-        )
+        function = function_of_operator(self.operator, dict(self.attributes))
+        return numerics.unary_table(function, *self.operands[0].pair, *self.result.pair, np.dtype(self.dtype))
 
     def __str__(self) -> str:
         return self.operator

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from celosia.compiler import numerics
 from celosia.compiler.cpu.kernels import compile_op
+from celosia.compiler.graph.quantized.tables import UNARY_OPS, function_of_operator
+from celosia.compiler.ops import op_spec
 from celosia.sim.functional.softmax import softmax_rows
 
 from .ort_nodes import f32, run_node
@@ -399,6 +401,9 @@ def quantise(count: int, seed: int = 0) -> Tally:
     return add_up(once(kind) for _ in range(count) for kind in KINDS)
 
 
+OF_OTHER_TYPES = frozenset(("Not", "BitwiseNot", "Cast", "IsInf", "IsNaN"))
+"""Operators of one tensor whose operand or result is not float."""
+FLOAT_FUNCTIONS = sorted(UNARY_OPS - OF_OTHER_TYPES)
 ATTRIBUTES: dict[str, dict[str, float]] = {
     "LeakyRelu": {"alpha": 0.1},
     "HardSigmoid": {"alpha": 1 / 6, "beta": 0.5},
@@ -416,13 +421,8 @@ def unary(op: str, count: int, seed: int = 0) -> Tally:
         x = np.arange(info.min, info.max + 1).astype(kind)
         sx, zx, sy, zy, _, _ = operands(rng, kind)
         attributes = ATTRIBUTES.get(op, {})
-        middle = ort_dequantise(x, sx, zx)
-        if op == "Clip":
-            attributes = {"min": -0.3, "max": 6.0}
-            middle = run_node(op, middle, f32(-0.3), f32(6), out=np.float32, domain="")
-        else:
-            middle = run_node(op, middle, out=np.float32, domain="", **attributes)
-        table = numerics.unary_table(op, attributes, sx, zx, sy, zy, kind)
+        middle = run_node(op, ort_dequantise(x, sx, zx), out=np.float32, domain=op_spec(op).domain, **attributes)
+        table = numerics.unary_table(function_of_operator(op, attributes), sx, zx, sy, zy, kind)
         return 256, int(np.sum(table.astype(np.int32) + info.min + 128 != ort_quantise(middle, sy, zy, kind)))
 
     return add_up(once(kind) for _ in range(count) for kind in KINDS)
@@ -446,7 +446,8 @@ def qlinear_unary(op: str, count: int, seed: int = 0) -> Tally:
         else:
             y = run_node(op, x, *given, *wanted, out=kind)
         name = {"QLinearConcat": "Identity", "QLinearLeakyRelu": "LeakyRelu", "QLinearSigmoid": "Sigmoid"}[op]
-        table = numerics.unary_table(name, ATTRIBUTES.get(name, {}), sx, zx, sy, zy, kind)
+        function = function_of_operator(name, ATTRIBUTES.get(name, {}))
+        table = numerics.unary_table(function, sx, zx, sy, zy, kind)
         return 256, int(np.sum(table.astype(np.int32) + info.min + 128 != y))
 
     return add_up(once(kind) for _ in range(count) for kind in KINDS)
@@ -546,7 +547,7 @@ def main() -> None:
     report("QuantizeLinear, DequantizeLinear", quantise(args.count, args.seed))
     for op in ("QLinearSigmoid", "QLinearLeakyRelu", "QLinearConcat"):
         report(op, qlinear_unary(op, args.count, args.seed))
-    for op in numerics.UNARY:
+    for op in FLOAT_FUNCTIONS:
         report(f"table of {op}", unary(op, args.count, args.seed))
     report("QLinearSoftmax", softmax(max(args.count // 20, 1), args.seed))
     report("QLinearSoftmax in integers", softmax_in_integers(args.count, args.seed))

@@ -36,7 +36,7 @@ def _session(
         [_value(name, dtype, [f"{name}_{d}" for d in range(ndim)]) for name, (dtype, ndim) in zip(names, inputs)],
         [_value("y", out, None)],
     )
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    opsets = [helper.make_opsetid("", 24 if op == "Swish" else 21), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     return opened(model)
 

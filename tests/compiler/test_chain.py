@@ -12,13 +12,16 @@ from oracle import opened
 from thorough import tries
 
 import celosia
+from celosia.compiler import numerics
 from celosia.compiler.graph.quantized import tables
 from celosia.compiler.graph.quantized.integerise import Integerise
 from celosia.compiler.graph.simplify.fold import fold
 from celosia.driver.runtime import Runtime
 
-UNARY = ("Relu", "Sigmoid", "HardSwish", "HardSigmoid", "Abs", "Neg", "Floor", "LeakyRelu")
-"""Of those that the tables repeat bit by bit."""
+UNARY = sorted(tables.UNARY_OPS - {"Atan", "BitwiseNot", "Cast", "IsInf", "IsNaN", "Not", "QuickGelu", "Swish"})
+"""Functions of floats whose kernels have onnxruntime's bits, in the opset of these models."""
+BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "PRelu", "Mean", "Where")
+"""Operators of two tensors; of Where the condition, too."""
 SCALES = st.integers(3, 300).map(lambda n: n / 3000)
 
 
@@ -50,8 +53,11 @@ def chains(draw: st.DrawFn) -> str:
         if draw(st.booleans()):
             lines.append(f"{name} = {draw(st.sampled_from(UNARY))}({draw(st.sampled_from(known))})")
         else:
-            op, a = draw(st.sampled_from(sorted(tables.FLOAT_BINARY))), draw(st.sampled_from(known))
+            op, a = draw(st.sampled_from(BINARY)), draw(st.sampled_from(known))
             b = draw(st.sampled_from(["c", "d"])) if op == "Div" else draw(st.sampled_from([*known, "c", "d"]))
+            if op == "Where":
+                lines.append(f"b{number} = {draw(st.sampled_from(['Less', 'GreaterOrEqual', 'Equal']))}({a}, c)")
+                a = f"b{number}, {a}"
             lines.append(f"{name} = {op}({a}, {b})")
         known.append(name)
     return "\n".join([*lines, f"y = Mul({known[-1]}, x)"])
@@ -83,7 +89,7 @@ def test_silu(sx: float) -> None:
     [
         "s = Sigmoid(x)  y = Mul(s, t)",  # of two tensors
         "s = Erf(x)  y = Add(s, wide)",  # of a constant of several elements
-        "s = Sigmoid(x)  y = Pow(s, x)",  # an operator without a table
+        "s = Sigmoid(x)  y = Softmax(s)",  # an operator of several elements
     ],
 )
 def test_what_is_no_function_of_one_tensor_stays(operators: str) -> None:
@@ -98,6 +104,55 @@ def test_a_chain_ends_at_its_longest() -> None:
     graph = model(source("\n".join(lines).replace("y = Neg(h1)", f"y = Neg(h{tables.MAX_CHAIN})"), 0.1, 0, 0.1, 0))
     Integerise(graph).run()
     assert "Table" not in [node.op_type for node in graph.graph]
+
+
+@settings(max_examples=tries(20), deadline=None)
+@given(st.data())
+def test_slopes_of_channels(data: st.DataObject) -> None:
+    """A PRelu of images with one slope for each channel, of either sign, in floats or in bytes."""
+    draw, kind = data.draw, data.draw(st.sampled_from(("int8", "uint8")))
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 16)))
+    channels, shift = draw(st.integers(2, 20)), 128 if kind == "uint8" else 0
+    sx, sy = draw(SCALES), draw(SCALES)
+    zx, zy = (draw(st.integers(-128, 127)) + shift for _ in range(2))
+    signs, in_bytes = draw(st.sampled_from(((0, 1), (-1, 1), (-1, 0)))), draw(st.booleans())
+    made = proto(f"""g ({kind}[1,{channels},8,32] x8) => ({kind}[1,{channels},8,32] y8)
+        <float sx = {{{sx!r}}}, {kind} zx = {{{zx}}}, float sy = {{{sy!r}}}, {kind} zy = {{{zy}}},
+         float s = {{0.007}}, int8 z = {{0}}> {{
+        x = DequantizeLinear(x8, sx, zx)
+        {"slope = DequantizeLinear(slope8, s, z)" if in_bytes else ""}
+        y = PRelu(x, slope)
+        y8 = QuantizeLinear(y, sy, zy) }}""")
+    slopes = rng.uniform(*signs, (channels, 1, 1)).astype(np.float32)
+    array, name = ((slopes * 127).astype(np.int8), "slope8") if in_bytes else (slopes, "slope")
+    made.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    x = np.stack([rng.permutation(all_bytes(kind).reshape(8, 32).T).T for _ in range(channels)])[None]
+    program = celosia.compile(made, "tiny")
+    np.testing.assert_array_equal(Runtime(program).run({"x8": x}).outputs["y8"], expected(made, x))
+    if not np.any(array == 0):
+        assert program.launches and program.macs_accelerator == program.macs_total == 0
+
+
+@pytest.mark.parametrize("slope", [np.inf, np.nan])
+def test_a_slope_that_is_no_number_stays(slope: float) -> None:
+    assert numerics.fit_slopes([0.5, slope], 0.1, 0, 0.1, 0, np.int8) is None
+
+
+@pytest.mark.parametrize("op", ["GlobalMaxPool(x)", *(f"ReduceMax<keepdims = {n}>(x, axes)" for n in (0, 1))])
+@pytest.mark.parametrize(("height", "width"), [(1, 5), (7, 7), (15, 15), (16, 15), (40, 3), (61, 67)])
+@pytest.mark.parametrize("sy", [0.03, 0.05])
+def test_maxima_of_images(op: str, height: int, width: int, sy: float) -> None:
+    """Windows of any size, with the scale of the input or another one."""
+    dims = "2,5" if "keepdims = 0" in op else "2,5,1,1"
+    made = proto(f"""g (int8[2,5,{height},{width}] x8) => (int8[{dims}] y8)
+        <float sx = {{0.03}}, int8 zx = {{3}}, float sy = {{{sy}}}, int8 zy = {{3}}, int64[2] axes = {{-1, 2}}> {{
+        x = DequantizeLinear(x8, sx, zx)
+        y = {op}
+        y8 = QuantizeLinear(y, sy, zy) }}""")
+    x = np.random.default_rng(height).integers(-128, 100, (2, 5, height, width)).astype(np.int8)
+    program = celosia.compile(made, "tiny")
+    assert [row["op"] for row in program.placements if row["place"] == "accelerator"].count("MaxPool") >= 1
+    np.testing.assert_array_equal(Runtime(program).run({"x8": x}).outputs["y8"], expected(made, x))
 
 
 @pytest.mark.parametrize("perm", [[1, 0], None])

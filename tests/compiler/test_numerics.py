@@ -243,15 +243,15 @@ def test_tables_of_qlinear_operators(op: str) -> None:
     assert sweep.qlinear_unary(op, 100)[1] == 0
 
 
-@pytest.mark.parametrize("op", numerics.UNARY)
+@pytest.mark.parametrize("op", sweep.FLOAT_FUNCTIONS)
 def test_tables_of_float_operators(op: str) -> None:
-    compared, different = sweep.unary(op, 100)
-    approximated = list(numerics.UNARY).index(op) >= list(numerics.UNARY).index("Elu")
-    assert different <= (compared // 10_000 if approximated else 0)
+    """Kernels have onnxruntime's bits, but for Atan, which the C library computes."""
+    compared, different = sweep.unary(op, 50)
+    assert different <= (compared // 10_000 if op == "Atan" else 0)
 
 
 def test_a_table_of_any_function() -> None:
-    table = numerics.unary_table(lambda x: x * x, {}, 1.0, 0, 2.0, -128, np.int8)
+    table = numerics.unary_table(lambda x: x * x, 1.0, 0, 2.0, -128, np.int8)
     assert table[128 + np.arange(-3, 4)].tolist() == [-124, -126, -128, -128, -128, -126, -124]  # 4.5 and 0.5 to even
 
 

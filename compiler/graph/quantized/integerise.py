@@ -36,7 +36,7 @@ from celosia.compiler.graph.qdq import (
 )
 from celosia.compiler.graph.quantized.commute import CHOOSING_OPS, IN_FLOATS, Commute
 from celosia.compiler.graph.quantized.rounded import CENTRED, NORMS, factors_of_floats, norm_operands
-from celosia.compiler.graph.quantized.tables import FOLLOWED_OPS, function_of
+from celosia.compiler.graph.quantized.tables import ELEMENTWISE_OPS, function_of, function_of_node
 from celosia.compiler.graph.simplify.redundant import drop_unused
 from celosia.compiler.graph.values import (
     attribute,
@@ -50,9 +50,15 @@ from celosia.compiler.graph.values import (
     shape,
 )
 from celosia.compiler.ops import op_spec
-from celosia.compiler.program.host.op import DOMAINS
+from celosia.compiler.program.host.op import DOMAINS, HostError
 from celosia.compiler.program.op_spec import arrange, quantised_form
 
+SLOPES = "celosia.slopes"
+"""Key in `meta` of a QLinearConv that multiplies by the slopes of a PRelu; its products do not count as MACs."""
+MAXIMA = ("GlobalMaxPool", "ReduceMax")
+"""Maxima over all rows and columns, or over any axes."""
+MAX_WINDOW, MAX_SIDE = 225, 8
+"""Pixels of the largest window that one MaxPool reduces; rows and columns of the windows that replace a larger one."""
 PER_CHANNEL_OPSET = 13
 """The first opset whose QuantizeLinear has an axis."""
 
@@ -72,14 +78,15 @@ class Integerise(Commute):
     def run(self) -> None:
         """Apply all rules, in four rounds, each until nothing changes.
 
-        First elements move as bytes. Then operators on bytes become integer operators. Then it is clear which others
-        compute floats, and quantisation moves through the operators behind these. Last come products whose result stays
-        float.
+        First maxima of images become poolings, and elements move as bytes. Then operators on bytes become integer
+        operators. Then it is clear which others compute floats, and quantisation moves through the operators behind
+        these. Last come products whose result stays float.
         """
         # QLinearSoftmax gives other bytes than floats do, so it replaces Softmax only where onnxruntime uses it.
         self._softmaxes_in_integers = {
             node for node in self.graph if is_op(node, "Softmax") and is_quantised(last_superfluous_bound(node))
         }
+        self._repeat(self._pool_maxima)
         self._repeat(self._commute)
         self._repeat(lambda node: self._rewrite(node) or self._rewrite_quantised_product(node))
         self._repeat(lambda node: self._commute_late(node) or self._quantise_parts(node) or self._rewrite(node))
@@ -89,6 +96,41 @@ class Integerise(Commute):
         """Apply a rule to all nodes until it changes none; drop unused nodes in between."""
         while any([node.graph is not None and rule(node) for node in list(self.graph)]):
             drop_unused(self.graph)
+
+    def _pool_maxima(self, node: ir.Node) -> bool:
+        """Rewrite the maximum over all rows and columns of images of bytes as MaxPools, and a Flatten if axes go.
+
+        A window above MAX_WINDOW pixels becomes several, of which each reduces the maxima of the one before.
+        """
+        is_maximum = is_op(node, *MAXIMA) and (node.op_type == "GlobalMaxPool" or _reduces_images(node))
+        value, dims = node.inputs[0] if is_maximum else None, shape(node.outputs[0])
+        size = shape(value) if value is not None and activation(value) is not None else None
+        if value is None or size is None or len(size) != 4 or dims is None or 0 in size:
+            return False
+        height, width = size[2:]
+        while height * width > MAX_WINDOW:
+            kernel = min(height, MAX_SIDE), min(width, MAX_SIDE)
+            rows, columns = -(-height // kernel[0]), -(-width // kernel[1])
+            pads = [0, 0, rows * kernel[0] - height, columns * kernel[1] - width]
+            value = self._insert_pool(node, value, (*size[:2], rows, columns), kernel, strides=kernel, pads=pads)
+            height, width = rows, columns
+        if len(dims) == 4:
+            window = {attr.name: attr for attr in attributes(kernel_shape=(height, width))}
+            self._replace_node(node, "MaxPool", [value], "", window)
+            return True
+        value = self._insert_pool(node, value, (*size[:2], 1, 1), (height, width))
+        self._replace_node(node, "Flatten", [value], "", {attr.name: attr for attr in attributes(axis=1)})
+        return True
+
+    def _insert_pool(
+        self, before: ir.Node, x: ir.Value, dims: Sequence[int], kernel: Sequence[int], **attrs: Any
+    ) -> ir.Value:  # fmt: skip
+        """Insert a MaxPool of `x` before a node; return its output, of shape `dims`."""
+        name = derived_name(self.graph, f"{before.name or before.outputs[0].name}_image")
+        out = ir.Value(name=name, shape=ir.Shape(dims), type=x.type)
+        pool = ir.Node("", "MaxPool", [x], attributes(kernel_shape=kernel, **attrs), outputs=[out], name=name)
+        self.graph.insert_before(before, pool)
+        return out
 
     # One rule for each operator --------------------------------------------------------------------------------
 
@@ -102,7 +144,7 @@ class Integerise(Commute):
         if self._reads_outer_dequantise(node):
             return False
         rule = _RULES.get(node.op_type)
-        y = quantised(node.outputs[0]) if rule is not None or node.op_type in FOLLOWED_OPS else None
+        y = quantised(node.outputs[0]) if rule is not None or node.op_type in ELEMENTWISE_OPS else None
         quantise = None if y is None else y.value.producer()
         if quantise is not None and IN_FLOATS in quantise.meta and node.op_type != "DequantizeLinear":
             rule = None  # onnxruntime computes floats here; only tables, which have the bytes of floats, may replace it
@@ -270,11 +312,7 @@ class Integerise(Commute):
         dims = shape(node.inputs[0]) if node.inputs[0] is not None else None
         if x is None or x.dtype != y.dtype or dims is None or len(dims) != 4:
             return False
-        axes = attribute(node, "axes")
-        if axes is None and len(node.inputs) > 1 and node.inputs[1] is not None:
-            axes_array = constant(node.inputs[1])
-            axes = None if axes_array is None else axes_array.tolist()
-        if axes is None or sorted(axis % 4 for axis in axes) != [2, 3]:
+        if not _reduces_images(node):
             return False
         if not 0 < numerics.mean_scale(scale_and_zero(x)[0], scale_and_zero(y)[0], 1) < np.inf:
             return False
@@ -316,29 +354,72 @@ class Integerise(Commute):
         inputs = [*self._quantised_inputs(operands[0]), *operands[1], *self._parameters(y)]
         return self._replace_by(y, "celosia", "QLinearNorm", inputs, node, centre=int(node.op_type == CENTRED))
 
-    def _rewrite_unary(self, node: ir.Node, y: Quantised) -> bool:
-        """Replace a function of one 8-bit tensor by a table; move a Relu or Clip of floats behind quantisation."""
-        x = activation(node.inputs[0])
-        arguments = _scalar_arguments(node)
-        if x is None and arguments is not None and node.op_type in ("Relu", "Clip"):
-            return self._clamp_after_quantising(node, y, arguments)
-        if x is None or x.dtype != y.dtype or arguments is None:
-            return False
-        table = numerics.unary_table(node.op_type, arguments, *scale_and_zero(x), *scale_and_zero(y), y.dtype)
-        return self._replace_by_table(node, x, y, table)
-
     def _rewrite_chain(self, node: ir.Node, y: Quantised) -> bool:
-        """Replace float operators that together are a function of one 8-bit tensor by a table."""
-        chain = function_of(node.outputs[0], _scalar_arguments)
+        """Replace operators that together are a function of one 8-bit tensor by a table."""
+        chain = function_of(node.outputs[0])
         x = activation(chain[0]) if chain is not None else None
         if chain is None or x is None or x.dtype != y.dtype or shape(x.value) != shape(node.outputs[0]):
             return False
-        return self._replace_by_table(
-            node, x, y, numerics.unary_table(chain[1], {}, *scale_and_zero(x), *scale_and_zero(y), y.dtype)
-        )
+        try:
+            table = numerics.unary_table(chain[1], *scale_and_zero(x), *scale_and_zero(y), y.dtype)
+        except HostError:  # an operator that has no kernel for these types or attributes
+            return False
+        return self._replace_by_table(node, x, y, table)
 
-    def _clamp_after_quantising(self, node: ir.Node, y: Quantised, arguments: dict[str, float]) -> bool:
-        """Rewrite float operator -> Relu -> QuantizeLinear as float operator -> QuantizeLinear -> Table.
+    def _rewrite_prelu(self, node: ir.Node, y: Quantised) -> bool:
+        """Replace a PRelu of images with a slope for each channel by a sum of two functions, of which one is zero.
+
+        x >= 0: a table of x. x < 0: a depthwise convolution, whose weight for each channel is the sign of the slope. It
+        must be zero for x >= 0: either its operand is cut off above zero or, as this is faster, its result if no slope
+        is negative.
+        """
+        x, slopes = activation(operand(node, "x")), _channel_slopes(node)
+        if x is None or x.dtype != y.dtype or slopes is None:
+            return False
+        (sx, zx), (sy, zy) = scale_and_zero(x), scale_and_zero(y)
+        scales = numerics.fit_slopes(slopes, sx, zx, sy, zy, y.dtype)
+        if scales is None:
+            return False
+        name, channels = derived_name(self.graph, f"{node.name or y.value.name}_slopes"), len(slopes)
+        weights = np.sign(slopes).astype(np.int8).reshape(channels, 1, 1, 1)
+        w = [
+            new_constant(self.graph, f"{name}_{part}", array)
+            for part, array in (("w", weights), ("w_scale", scales), ("w_zero", np.zeros(channels, np.int8)))
+        ]
+
+        def insert_table(operand_value: ir.Value, part: str, entries: NDArray[Any]) -> ir.Value:
+            inputs = [operand_value, new_constant(self.graph, f"{name}_{part}_table", entries.astype(np.int8))]
+            return self._insert_bytes(node, "celosia", "Table", inputs, y, f"{name}_{part}", function=part)
+
+        def insert_convolution(operand_value: ir.Value) -> ir.Value:
+            form = quantised_form("Conv")
+            x_inputs = self._quantised_inputs(replace(x, value=operand_value))
+            inputs = arrange(form, [x_inputs, w], self._parameters(y))
+            below = self._insert_bytes(node, op_spec(form).domain, form, inputs, y, f"{name}_below", group=channels)
+            below.producer().meta[SLOPES] = True  # type: ignore[union-attr]
+            return below
+
+        cut_off = [np.minimum(np.arange(-128, 128), zero - (np.iinfo(y.dtype).min + 128)) for zero in (zx, zy)]
+        above = numerics.unary_table(lambda v: np.maximum(v, np.float32(0)), sx, zx, sy, zy, y.dtype)
+        if np.any(slopes < 0):
+            below = insert_convolution(insert_table(x.value, "negative", cut_off[0]))
+        else:
+            below = insert_table(insert_convolution(x.value), "negative", cut_off[1])
+        parts = below, insert_table(x.value, "positive", above)
+        return self._replace_by_form("Add", [replace(y, value=part) for part in parts], y, node)
+
+    def _insert_bytes(
+        self, before: ir.Node, domain: str, op: str, inputs: Sequence[ir.Value | None], y: Quantised, name: str,
+        **attrs: Any,
+    ) -> ir.Value:  # fmt: skip
+        """Insert a node whose output has the shape of the result of `before` and the type of `y`; return the output."""
+        kind = ir.TensorType(ir.DataType.from_numpy(y.dtype))
+        out = ir.Value(name=name, shape=before.outputs[0].shape, type=kind)
+        self.graph.insert_before(before, ir.Node(domain, op, inputs, attributes(**attrs), outputs=[out], name=name))
+        return out
+
+    def _clamp_after_quantising(self, node: ir.Node, y: Quantised) -> bool:
+        """Rewrite float operator -> Relu or Clip -> QuantizeLinear as float operator -> QuantizeLinear -> Table.
 
         Both orders give the same bytes, because rounding keeps the order of numbers. If saturation implies the clamp,
         no table is needed. If it does not, onnxruntime adds and multiplies floats, even of bytes (rounded.py).
@@ -346,8 +427,11 @@ class Integerise(Commute):
         x, quantise = node.inputs[0], y.value.producer()
         if x is None or x.producer() is None or only_use(x) is not node or is_op(x.producer(), "DequantizeLinear"):
             return False
+        clamp = function_of_node(node)
+        if clamp is None:
+            return False
         assert quantise is not None
-        table = numerics.unary_table(node.op_type, arguments, *scale_and_zero(y), *scale_and_zero(y), y.dtype)
+        table = numerics.unary_table(clamp, *scale_and_zero(y), *scale_and_zero(y), y.dtype)
         if np.array_equal(table, np.arange(-128, 128)):
             quantise.replace_input_with(0, x)
             return True
@@ -390,7 +474,7 @@ class Integerise(Commute):
         if x.dtype != y.dtype:
             return False
         return self._replace_by_table(
-            node, x, y, numerics.unary_table("Identity", {}, *scale_and_zero(x), *scale_and_zero(y), y.dtype)
+            node, x, y, numerics.identity_table(*scale_and_zero(x), *scale_and_zero(y), y.dtype)
         )
 
 
@@ -424,8 +508,6 @@ def _bias_scale_fits(b: NDArray[Any], x: NDArray[Any], w: NDArray[Any]) -> bool:
     return bool(np.allclose(b.reshape(-1).astype(np.float64), expected, rtol=1e-5, atol=0))
 
 
-_ARGUMENT_NAMES = {"Clip": ("min", "max")}
-"""Unary operator -> names of its arguments that are inputs."""
 _RULES: dict[str, Callable[[Integerise, ir.Node, Quantised], bool]] = {
     "Conv": Integerise._rewrite_conv,
     "ConvTranspose": Integerise._rewrite_conv_transpose,
@@ -437,10 +519,11 @@ _RULES: dict[str, Callable[[Integerise, ir.Node, Quantised], bool]] = {
     "Softmax": Integerise._rewrite_softmax,
     "DequantizeLinear": Integerise._rewrite_requantisation,
     **dict.fromkeys(NORMS, Integerise._rewrite_norm),
-    **dict.fromkeys(numerics.UNARY, Integerise._rewrite_unary),
+    **dict.fromkeys(("Relu", "Clip"), Integerise._clamp_after_quantising),
+    "PRelu": Integerise._rewrite_prelu,
 }
 """Float operator -> rule (node, its quantised result) that replaces it; Gemm and MatMul have rules of their own."""
-QUANTISABLE = frozenset((*_RULES, *CHOOSING_OPS, "Gemm", "MatMul", "BatchNormalization")) - {
+QUANTISABLE = frozenset((*_RULES, *ELEMENTWISE_OPS, *CHOOSING_OPS, *MAXIMA, "Gemm", "MatMul", "BatchNormalization")) - {
     "DequantizeLinear",
     "Softmax",
     *NORMS,
@@ -448,15 +531,24 @@ QUANTISABLE = frozenset((*_RULES, *CHOOSING_OPS, "Gemm", "MatMul", "BatchNormali
 """Float operators that become layers, or parts of layers, if their operands and results are quantised."""
 
 
-def _scalar_arguments(node: ir.Node) -> dict[str, float] | None:
-    """Return attributes and constant scalar inputs of a unary operator by name; None if they are not all numbers."""
-    arguments = {name: attribute(node, name) for name in node.attributes}
-    for name, value in zip(_ARGUMENT_NAMES.get(node.op_type, ()), node.inputs[1:]):
-        if value is not None:
-            array = constant(value)
-            if array is None or array.size != 1:
-                return None
-            arguments[name] = float(array.item())
-    if node.op_type == "Gelu" and arguments.pop("approximate", "none") != "none":
+def _channel_slopes(node: ir.Node) -> NDArray[np.float32] | None:
+    """Return the slopes of a PRelu of images [N, C, H, W], [C], if they are constant and differ by channels alone."""
+    value, dims = operand(node, "slope"), shape(node.outputs[0])
+    array, q = constant(value), dequantised(value)
+    if array is None and q is not None and q.scalar and constant(q.value) is not None:
+        array = numerics.dequantize_linear(constant(q.value), *scale_and_zero(q))  # type: ignore[arg-type]
+    if array is None or array.dtype != np.float32 or dims is None or len(dims) != 4 or shape(node.inputs[0]) != dims:  # type: ignore[arg-type]
         return None
-    return arguments if all(isinstance(value, (int, float)) for value in arguments.values()) else None
+    padded = array.reshape((1,) * (4 - array.ndim) + array.shape) if array.ndim <= 4 else array
+    return padded.reshape(-1) if padded.shape == (1, dims[1], 1, 1) and dims[1] > 1 else None
+
+
+def _reduces_images(node: ir.Node) -> bool:
+    """Return whether a reduction takes all rows and columns of images [N, C, H, W]."""
+    dims = shape(node.inputs[0]) if node.inputs[0] is not None else None
+    if dims is None or len(dims) != 4:
+        return False
+    axes = attribute(node, "axes")
+    if axes is None and (array := constant(operand(node, "axes"))) is not None:
+        axes = array.tolist()
+    return axes is not None and sorted(axis % 4 for axis in axes) == [2, 3]

@@ -18,15 +18,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler import numerics
+from celosia.compiler.cpu.parse import parse
 from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.simplify.redundant import drop_unused
 from celosia.compiler.graph.values import attributes, constant, dtype_name, is_op, new_constant, replace_keeping_name
-from celosia.compiler.ops import op_spec
-from celosia.compiler.program.op_spec import quantised_form, quantised_forms
+from celosia.compiler.ops import OPS, op_spec
+from celosia.compiler.program.host.execute import execute
+from celosia.compiler.program.host.op import HostError, HostOp
+from celosia.compiler.program.op_spec import Kind, OpSpec, Role, quantised_form, quantised_forms
 from celosia.hw.spec.scratchpads import TABLE_SIZE
 
 # Quantised operators --------------------------------------------------------------------------------------------------
@@ -34,8 +38,6 @@ from celosia.hw.spec.scratchpads import TABLE_SIZE
 
 BINARY = {quantised_form(name): function.of_bytes for name, function in numerics.BINARY.items()}
 """Quantised operator of two operands -> the function of bytes that it computes."""
-FUNCTIONS = {form: op_spec(form).variant_of for form in quantised_forms(*numerics.UNARY)}
-"""Quantised unary operator -> the float operator whose form it is."""
 
 
 def compose_tables(model: ir.Model) -> None:
@@ -66,7 +68,7 @@ def _as_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
         assert x is not None and table is not None
         base, first_table = _table_before(x)
         return base, table.astype(np.int8)[first_table.astype(np.int64) + 128]
-    if is_op(node, *FUNCTIONS):
+    if is_op(node, *UNARY_FORMS):
         return _function_table(node)
     if is_op(node, *BINARY):
         return _binary_table(node)
@@ -85,15 +87,20 @@ def _table_before(value: ir.Value) -> tuple[ir.Value, NDArray[np.int8]]:
 
 
 def _function_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
-    """Return (tensor, table) of a quantised unary operator; None if its scales are not constant scalars."""
-    numbers = scales_and_zeros(node, "xy")
-    x = node.inputs[0]
-    if numbers is None or x is None or x.dtype is None:
+    """Return (tensor, table) of a quantised unary operator of bytes; None if its scales are not constant scalars."""
+    x, *others = node.inputs
+    numbers, dtype = scales_and_zeros(node, "xy"), dtype_name(node.outputs[0])
+    if numbers is None or x is None or dtype not in ("int8", "uint8") or x in others:
         return None
-    arguments = {"alpha": node.attributes["alpha"].as_float()} if "alpha" in node.attributes else {}
-    sx, zx, sy, zy = numbers
-    table = numerics.unary_table(FUNCTIONS[node.op_type], arguments, sx, zx, sy, zy, x.dtype.numpy())
+    lowest = np.iinfo(dtype).min
+    codes = np.arange(lowest, lowest + TABLE_SIZE).astype(dtype)
+    parameters = {value.name or "": constant(value) for value in others if value is not None}
+    try:
+        (result,) = execute(_host_operator(node), parameters | {x.name or "": codes}, once=True)
+    except HostError:  # an element type for which there is no kernel
+        return None
     base, first_table = _table_before(x)
+    table = (result.astype(np.int64) - (lowest + 128)).astype(np.int8)
     return base, table[first_table.astype(np.int64) + 128]
 
 
@@ -175,52 +182,81 @@ def _bounds_of(node: ir.Node) -> tuple[int, int] | None:
 # Chains of float operators --------------------------------------------------------------------------------------------
 
 
-Function = Callable[[NDArray[np.float32]], NDArray[np.float32]]
-"""A function of floats, element by element."""
-FLOAT_BINARY: Mapping[str, Callable[..., Any]] = {
-    "Add": np.add,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "Div": np.divide,
-}
-"""Operators of two operands that are followed."""
-FOLLOWED_OPS = frozenset((*FLOAT_BINARY, *numerics.UNARY))
-"""Operators that may be part of a chain."""
+Function = Callable[[NDArray[np.float32]], NDArray[Any]]
+"""A function of float32 values [n], element by element. Parts of a chain may give other types, such as bool."""
+
+
+def _is_elementwise(spec: OpSpec) -> bool:
+    """Return whether an operator computes each element of its result from the elements of its operands at its place."""
+    computes = spec.kind is Kind.INJECTIVE and (spec.moves is None or spec.name in ("Where", "Identity"))
+    return computes and not spec.having(Role.SCALE, Role.ZERO_POINT, Role.BIAS, Role.WEIGHTS)
+
+
+ELEMENTWISE_OPS = frozenset(name for name in OPS if _is_elementwise(op_spec(name)))
+"""Operators whose kernels compute each element from the elements at its place alone. A chain consists of these."""
+UNARY_OPS = frozenset(name for name in ELEMENTWISE_OPS if len(op_spec(name).data) == 1 and not op_spec(name).repeated)
+"""Those with one operand of data."""
+UNARY_FORMS = frozenset(form for form in quantised_forms(*UNARY_OPS))
+"""The quantised forms of these."""
 MAX_CHAIN = 12
 """Operators between tensor and result, at most: a chain that forks is followed in both branches of each fork."""
 
 
-def function_of(
-    value: ir.Value | None, arguments: Callable[[ir.Node], dict[str, float] | None], longest: int = MAX_CHAIN
-) -> tuple[ir.Value | None, Function] | None:
+OPSET = 24
+"""The opset of ONNX whose operators `function_of_operator` takes."""
+
+
+def function_of_operator(op: str, attrs: Mapping[str, Any]) -> Function:
+    """Return the function of one tensor that an operator of OPSET computes. KeyError if it has other operands."""
+    if op not in UNARY_OPS:
+        raise KeyError(op)
+    host_op = parse(onnx.helper.make_node(op, ["x"], ["y"], domain=op_spec(op).domain, **attrs), {"": OPSET})
+    return lambda x: np.asarray(execute(host_op, {"x": x}, once=True)[0])
+
+
+def function_of_node(node: ir.Node) -> Function | None:
+    """Return the function of its first operand that `node` is; None unless its other operands are constant scalars."""
+    rest = {value.name or "": constant(value) for value in node.inputs[1:] if value is not None}
+    x = node.inputs[0]
+    if x is None or any(array is None or array.size != 1 for array in rest.values()):
+        return None
+    scalars = {key: array.reshape(()) for key, array in rest.items() if array is not None}
+    host_op, name = _host_operator(node), x.name or ""
+    return lambda x: np.asarray(execute(host_op, scalars | {name: x}, once=True)[0])
+
+
+def function_of(value: ir.Value | None, longest: int = MAX_CHAIN) -> tuple[ir.Value | None, Function] | None:
     """Return (result of a DequantizeLinear, function of it that `value` is); None if `value` is no such function.
 
-    The tensor is None for a float32 scalar constant, whose function is constant.
+    The tensor is None for a constant of one element, whose function is constant. The kernels of the operators compute
+    the function, so that a table has the bytes that the operators would have on the CPU.
 
-    arguments: returns the arguments of a unary operator by name, or None if it depends on other tensors. longest:
-    operators that are still followed.
+    longest: operators that are still followed.
     """
     array, node = constant(value), value.producer() if value is not None else None
     if array is not None:
-        return (None, lambda x: array.reshape(())) if array.size == 1 and array.dtype == np.float32 else None
+        return (None, lambda x: array.reshape(())) if array.size == 1 else None
     if node is None or longest == 0:
         return None
     if is_op(node, "DequantizeLinear"):
         return value, lambda x: x
-    if is_op(node, *numerics.UNARY):
-        followed, values = function_of(node.inputs[0], arguments, longest - 1), arguments(node)
-        if followed is None or values is None:
+    if not is_op(node, *ELEMENTWISE_OPS) or len(node.outputs) != 1:
+        return None
+    base: ir.Value | None = None
+    functions: dict[str, Function] = {}
+    for operand_value in node.inputs:
+        if operand_value is None:
+            continue
+        followed = function_of(operand_value, longest - 1)
+        if followed is None or (followed[0] is not None and base not in (None, followed[0])):
             return None
-        base, f = followed
-        op = numerics.UNARY[node.op_type]
-        return base, lambda x: np.asarray(op(f(x), **values), np.float32)
-    if not is_op(node, *FLOAT_BINARY):
-        return None
-    left, right = (function_of(operand, arguments, longest - 1) for operand in node.inputs)
-    if left is None or right is None:
-        return None
-    (a, f), (b, g) = left, right
-    if a is not None and b is not None and a is not b:
-        return None
-    combine = FLOAT_BINARY[node.op_type]
-    return a or b, lambda x: np.asarray(combine(f(x), g(x)), np.float32)
+        base = base or followed[0]
+        functions[operand_value.name or ""] = followed[1]
+    host_op = _host_operator(node)
+    return base, lambda x: np.asarray(execute(host_op, {name: f(x) for name, f in functions.items()}, once=True)[0])
+
+
+def _host_operator(node: ir.Node) -> HostOp:
+    """Return a node as an operator of the host runtime."""
+    assert node.graph is not None
+    return parse(ir.serde.serialize_node(node), dict(node.graph.opset_imports))

@@ -106,7 +106,7 @@ def _parts_with_tables(node: ir.Node) -> list[tuple[ir.Value, NDArray[np.int8] |
     for value, scale, zero in operand_groups(node):
         sx, zx = scalar_of(scale), scalar_of(zero)
         same = (sx, zx) == (sy, zy)
-        table = None if same else numerics.unary_table("Identity", {}, sx, zx, sy, zy, kind)
+        table = None if same else numerics.identity_table(sx, zx, sy, zy, kind)
         result.append((value, table))  # type: ignore[arg-type]
     return result
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from celosia.compiler.graph.qdq import MADE_OF, dequantised, quantised
-from celosia.compiler.graph.quantized.integerise import PER_CHANNEL_OPSET, QUANTISABLE
+from celosia.compiler.graph.quantized.integerise import MAXIMA, PER_CHANNEL_OPSET, QUANTISABLE
 from celosia.compiler.graph.quantized.rounded import NORMS, WHY
 from celosia.compiler.graph.select.movement import SAME_BYTES
 from celosia.compiler.graph.select.placement import NO_WAY
@@ -40,9 +40,7 @@ BY_BLOCKS = {
     "ScaleSums": "each block of sums has a scale of its own, and their sum is one of floats; quantise without blocks",
 }
 """Operator of block-quantised products (graph/block_sums.py) -> its reason."""
-WHOLE_IMAGE = "write it as MaxPool with a kernel of all rows and columns, and quantise its input and result alike"
-INSTEAD = {"GlobalMaxPool": WHOLE_IMAGE, "ReduceMax": f"over rows and columns, {WHOLE_IMAGE}"}
-"""Operator that the accelerator lacks -> how to write the same computation with operators that it has."""
+ONLY_IMAGES = "the accelerator reduces all rows and columns of images [N, C, H, W] of bytes, and no other axes"
 EXPORT = "export the model with attributes that fit its shapes"
 """Advice for an operator whose attributes do not fit its shapes."""
 TILING = "give the Config deeper scratchpads or other units, or the layer fewer channels or a smaller window"
@@ -85,7 +83,9 @@ def why_on_cpu(node: ir.Node, opset: int, in_floats: bool) -> str:
         return 'it is onnxruntime\'s, in floats; rounding="correct" makes it integers, for a Config with norm, too'
     if not _has_integers(node):
         op = _unblocked_name(node)
-        return f"the accelerator has no {op}; {INSTEAD.get(op, f'the CPU computes it, and {NO_WAY}')}"
+        return f"the accelerator has no {op}; the CPU computes it, and {NO_WAY}"
+    if is_op(node, *MAXIMA) and not in_floats:
+        return with_change(ONLY_IMAGES, NO_WAY)
     return f"{FLOAT}; {QUANTISE}" if in_floats else _why_float(node, opset)
 
 
