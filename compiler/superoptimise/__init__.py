@@ -3,6 +3,7 @@
 In the order in which a model passes the files:
 
 optimise            from an ONNX model to one that computes the same bytes in fewer cycles: the stages below, in order
+onnx_access         what operators ask of the reader and the writer
 reading             ONNX nodes to operations of the algebra, by the readers that stand beside each operator
 graph               a model in the algebra; the scales of ONNX for the multipliers of a new product
 search              which rules are applied and where; progress, records and budget of a search

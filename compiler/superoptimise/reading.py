@@ -69,7 +69,7 @@ class OnnxReader:
         self.float_readers: dict[str, NodeReader] = {}
         if floats:
             self.float_readers = {**FLOAT_READERS, **(REAL_READERS if reals else {})}
-        self.moved_dtypes = (*BYTES, FLOAT) if floats else BYTES
+        self.moved_dtypes: tuple[str, ...] = (*BYTES, FLOAT) if floats else BYTES
 
     def read(self) -> BytesGraph:
         """Return the graph of the model."""

@@ -23,8 +23,7 @@ from celosia.compiler.superoptimise.rule import quotient
 if TYPE_CHECKING:
     import onnx
 
-    from celosia.compiler.superoptimise.reading import OnnxReader
-    from celosia.compiler.superoptimise.writing import OnnxWriter
+    from celosia.compiler.superoptimise.onnx_access import OnnxReader, OnnxWriter
 
 Attributes = Mapping[str, Any]
 """Attributes of an operator by name: sizes have values here, and functions of bytes are callables."""

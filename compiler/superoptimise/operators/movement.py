@@ -32,8 +32,7 @@ from celosia.compiler.superoptimise.rule import quotient
 if TYPE_CHECKING:
     import onnx
 
-    from celosia.compiler.superoptimise.reading import OnnxReader
-    from celosia.compiler.superoptimise.writing import OnnxWriter
+    from celosia.compiler.superoptimise.onnx_access import OnnxReader, OnnxWriter
 
 
 class _Movement(TermOperator):

@@ -57,8 +57,7 @@ from celosia.compiler.superoptimise.rule import Composed, Leaf, RewriteRule, Ter
 if TYPE_CHECKING:
     import onnx
 
-    from celosia.compiler.superoptimise.reading import OnnxReader
-    from celosia.compiler.superoptimise.writing import OnnxWriter
+    from celosia.compiler.superoptimise.onnx_access import OnnxReader, OnnxWriter
 
 IN_REALS = {"float_convolve": "real_convolve", "float_multiply": "real_multiply"}
 """The operator on real numbers that stands for each operator on floats in proofs."""

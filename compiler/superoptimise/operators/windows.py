@@ -53,8 +53,7 @@ from celosia.compiler.superoptimise.operators.products import wrap_int32, write_
 if TYPE_CHECKING:
     import onnx
 
-    from celosia.compiler.superoptimise.reading import OnnxReader
-    from celosia.compiler.superoptimise.writing import OnnxWriter
+    from celosia.compiler.superoptimise.onnx_access import OnnxReader, OnnxWriter
 
 
 class Pooling(TermOperator):
