@@ -22,7 +22,7 @@ from celosia.compiler.superoptimise.matching import matches
 from celosia.compiler.superoptimise.operators.definition import Unwritable
 from celosia.compiler.superoptimise.price import INFEASIBLE, NOISE, Neighbourhoods, Price, Pricing
 from celosia.compiler.superoptimise.proofs import RuleError, changes_values, generated_rules, proof_of, require_proved
-from celosia.compiler.superoptimise.reading import OnnxReader
+from celosia.compiler.superoptimise.reading import AlgebraReader
 from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import FLOATS, REALS, RULES
 from celosia.compiler.superoptimise.search import (
@@ -35,7 +35,7 @@ from celosia.compiler.superoptimise.search import (
     SearchRecords,
     SearchState,
 )
-from celosia.compiler.superoptimise.writing import IR_WITHOUT_CONSTANT_INPUTS, OnnxWriter
+from celosia.compiler.superoptimise.writing import IR_WITHOUT_CONSTANT_INPUTS, AlgebraWriter
 from celosia.compiler.tune.records import Records
 
 MIN_OPSET = 13
@@ -121,7 +121,7 @@ def graph_of(model: onnx.ModelProto, floats: bool = False, reals: bool = False) 
             shapes[value.name] = tuple(int(size) for size in value.shape)  # type: ignore[arg-type]
         if value.name and value.dtype is not None and value.dtype.name not in ("STRING", "UNDEFINED"):
             dtypes[value.name] = value.dtype.numpy().name
-    return OnnxReader(model, shapes, dtypes, floats, reals).read()
+    return AlgebraReader(model, shapes, dtypes, floats, reals).read()
 
 
 def with_shapes(source: Source, shapes: Shapes | None) -> onnx.ModelProto:
@@ -230,7 +230,7 @@ def price_function(original: onnx.ModelProto, graph: BytesGraph, pricing: Pricin
             original_price.append(pricing.whole(original))
             return original_price[0]
         try:
-            model = OnnxWriter(candidate, original).write()
+            model = AlgebraWriter(candidate, original).write()
             if pricing.measured_gain is None:
                 return pricing.whole(model)
             return original_price[0].reduced_by(pricing.measured_gain(original, model))  # times drift: compare both now
@@ -253,7 +253,7 @@ def _choose_by_tuned_cycles(
     if not last_bests:
         return best_graphs
     try:
-        models = (OnnxWriter(candidate.graph, original).write() for candidate in last_bests)
+        models = (AlgebraWriter(candidate.graph, original).write() for candidate in last_bests)
         state.tuned = [tuned(original), *map(tuned, models)]
     except KeyboardInterrupt:
         state.ended = "interrupted"
@@ -274,7 +274,7 @@ def _best_that_agrees(
     refused: list[str] = []
     start = best_graphs[0]
     for candidate in reversed(best_graphs[1:]):
-        model = OnnxWriter(candidate.graph, original).write()
+        model = AlgebraWriter(candidate.graph, original).write()
         distance = apart(original, model, bound_of(start.graph, candidate.graph), oracle) if fast_math else None
         least = NOISE * start.price.total if any(map(step_changes_values, candidate.steps)) else 0
         why = distance.why if distance else difference(original, model, oracle)

@@ -31,7 +31,7 @@ from celosia.compiler.program.host.kernel import CompiledKernel, aligned_empty
 from celosia.compiler.superoptimise.graph import ONNX, ByteMap, BytesGraph, GraphOp, OriginalForm
 from celosia.compiler.superoptimise.operators.definition import Unwritable
 from celosia.compiler.superoptimise.operators.windows import Averaging
-from celosia.compiler.superoptimise.writing import OnnxWriter
+from celosia.compiler.superoptimise.writing import AlgebraWriter
 from celosia.compiler.target import target
 from celosia.compiler.tune.kernel_trial import time_alternating
 from celosia.compiler.tune.layer_trial import TIMED
@@ -320,7 +320,7 @@ class Neighbourhoods:
         model: onnx.ModelProto = helper.make_model(graph, opset_imports=self.model.opset_import)
         model.ir_version = self.model.ir_version
         model.functions.extend(self.model.functions)
-        return OnnxWriter(part, model).write()
+        return AlgebraWriter(part, model).write()
 
 
 def likeness(part: BytesGraph) -> str:

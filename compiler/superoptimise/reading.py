@@ -38,7 +38,7 @@ Shapes = Mapping[str, tuple[int, ...] | None]
 """Shape of each tensor of a model; None where it is not known."""
 
 
-class OnnxReader:
+class AlgebraReader:
     """Reads one model.
 
     shapes, dtypes: of the model's tensors, as far as they are known. floats: whether operators on floats become

@@ -25,7 +25,7 @@ callers then.
 """
 
 
-class OnnxWriter:
+class AlgebraWriter:
     """Writes one graph. model: the original, of which everything but nodes and constants is kept.
 
     constants, nodes: new ones so far. used_names, node_names: names that are taken. absorbed: tensors that are not

@@ -23,7 +23,7 @@ from celosia.compiler.superoptimise.price import INFEASIBLE
 from celosia.compiler.superoptimise.proofs import generated_rules
 from celosia.compiler.superoptimise.rules import RULES
 from celosia.compiler.superoptimise.search import RuleSearch
-from celosia.compiler.superoptimise.writing import OnnxWriter
+from celosia.compiler.superoptimise.writing import AlgebraWriter
 from celosia.driver.host.oracle import open_model
 
 STEPS = 4
@@ -151,13 +151,13 @@ def rewritings(seed: int) -> tuple[str, list[str]]:
                 graph = made
                 steps.append(rule.name)
                 break
-    return difference(model, OnnxWriter(graph, model).write(), open_model), steps
+    return difference(model, AlgebraWriter(graph, model).write(), open_model), steps
 
 
 def _taken(tidier: RuleSearch, graph: BytesGraph, match: Match, model: onnx.ModelProto) -> BytesGraph | None:
     try:
         made = tidier.tidy(rewrite(graph, match))[0]
-        OnnxWriter(made, model).write()
+        AlgebraWriter(made, model).write()
     except (NotTaken, Unwritable, ValueError):
         return None
     return made

@@ -34,7 +34,7 @@ from celosia.compiler.superoptimise.rules.movement import F, function_of
 from celosia.compiler.superoptimise.rules.products import IMAGE, KERNEL, C
 from celosia.compiler.superoptimise.search import BudgetError
 from celosia.compiler.superoptimise.trial import NoTrial, difference
-from celosia.compiler.superoptimise.writing import OnnxWriter
+from celosia.compiler.superoptimise.writing import AlgebraWriter
 from celosia.driver.cli import app
 from celosia.driver.host.oracle import open_model
 from celosia.driver.tune.optimise import optimise as driver
@@ -213,14 +213,14 @@ def test_onnxruntime_gives_numbers_as_near_as_rounding_brings_them() -> None:
     model = mixed()
     first = graph = graph_of(model, floats=True, reals=True)
     assert not {each.op for each in graph.operations} & {"onnx"}
-    unchanged = apart(model, OnnxWriter(graph, model).write(), bound_of(graph, graph), open_model)
+    unchanged = apart(model, AlgebraWriter(graph, model).write(), bound_of(graph, graph), open_model)
     assert not unchanged.why and unchanged.outputs  # onnxruntime takes a Mul into a Conv, and of a Sub it does not
     used: list[str] = []
     for rule in REALS[::-1] * 2:
         while len(used) < 100 and (match := next(matches(rule, graph), None)):
             graph = rewrite(graph, match)
             used.append(rule.name)
-    found = apart(model, OnnxWriter(graph, model).write(), bound_of(first, graph), open_model)
+    found = apart(model, AlgebraWriter(graph, model).write(), bound_of(first, graph), open_model)
     assert not found.why and 0 < max(row["relative"] for row in found.outputs.values()) <= found.bound < 1e-3
     assert len(set(used)) >= 18 and len(used) < 100, sorted(set(used))
 

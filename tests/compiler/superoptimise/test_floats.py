@@ -21,7 +21,7 @@ from celosia.compiler.superoptimise.rule import Leaf, OpenSize, RewriteRule, Ter
 from celosia.compiler.superoptimise.rules import FLOATS, RULES
 from celosia.compiler.superoptimise.rules.floats import convolved
 from celosia.compiler.superoptimise.rules.products import KERNEL, C, concat_of, slice_of
-from celosia.compiler.superoptimise.writing import OnnxWriter
+from celosia.compiler.superoptimise.writing import AlgebraWriter
 from celosia.driver.host.oracle import open_model
 from celosia.driver.tune.optimise import optimise as driver
 
@@ -53,7 +53,7 @@ def test_onnxruntime_gives_the_same_bits(outputs: tuple[int, ...], kernel: int, 
         model = model_of(branches(outputs, kernel, relu=relu, inputs=inputs))
         names = []
         for name, graph in rewritings(graph_of(model, floats=True)):
-            assert not difference(model, OnnxWriter(graph, model).write(), open_model), name
+            assert not difference(model, AlgebraWriter(graph, model).write(), open_model), name
             names.append(name.split(" in ")[0].split(" with ")[0].split(",")[0])
         assert Counter(names)["merge float convolutions"] and Counter(names)["split a float convolution"]
 
@@ -63,7 +63,7 @@ def test_products_of_one_input_are_one_with_the_same_bits() -> None:
     model = m.model(m.linear("x", 200, 129), m.linear("x", 200, 40))
     ((name, graph),) = rewritings(graph_of(model, floats=True))
     assert name == "merge float products of rank 2"
-    assert not difference(model, OnnxWriter(graph, model).write(), open_model)
+    assert not difference(model, AlgebraWriter(graph, model).write(), open_model)
 
 
 def test_what_onnxruntime_adds_up_in_another_order_is_left_alone() -> None:
@@ -74,7 +74,7 @@ def test_what_onnxruntime_adds_up_in_another_order_is_left_alone() -> None:
     freely = for_one_output(next(rule for rule in FLOATS if rule.name == "merge float convolutions, biased"))
     graph = graph_of(model, floats=True)
     (match,) = matches(freely, graph)
-    assert difference(model, OnnxWriter(rewrite(graph, match), model).write(), open_model)
+    assert difference(model, AlgebraWriter(rewrite(graph, match), model).write(), open_model)
 
 
 def for_one_output(rule: RewriteRule) -> RewriteRule:

@@ -30,7 +30,7 @@ from celosia.compiler.superoptimise.optimise import Optimised, graph_of, optimis
 from celosia.compiler.superoptimise.price import likeness
 from celosia.compiler.superoptimise.rules import RULES
 from celosia.compiler.superoptimise.search import BudgetError, RuleSearch, SearchState
-from celosia.compiler.superoptimise.writing import OnnxWriter
+from celosia.compiler.superoptimise.writing import AlgebraWriter
 from celosia.compiler.tune.layer_trial import TIMED
 from celosia.compiler.tune.records import Records, decode_line, encode_line
 from celosia.driver.cli import app
@@ -89,7 +89,7 @@ def every_rewriting(model: onnx.ModelProto, tidy: bool = True) -> dict[str, onnx
         for match in matches(rule, graph):
             try:
                 after = rewrite(graph, match)
-                made[rule.name] = OnnxWriter(tidier.tidy(after)[0] if tidy else after, model).write()
+                made[rule.name] = AlgebraWriter(tidier.tidy(after)[0] if tidy else after, model).write()
                 break
             except (NotTaken, Unwritable):
                 continue
@@ -118,7 +118,7 @@ def mixed(qdq: bool, seed: int) -> onnx.ModelProto:
 @pytest.mark.parametrize("qdq", [True, False], ids=["QDQ", "QLinearConv"])
 def test_each_rule_leaves_every_byte(qdq: bool) -> None:
     model = mixed(qdq, 3)
-    assert not difference(model, OnnxWriter(graph_of(model), model).write(), open_model)
+    assert not difference(model, AlgebraWriter(graph_of(model), model).write(), open_model)
     made = every_rewriting(model)
     for name, other in made.items():
         assert not difference(model, other, open_model), name
@@ -139,7 +139,7 @@ def test_constants_are_added_once() -> None:
     graph = graph_of(model)
     tidied, names = RuleSearch(RULES, lambda each: pytest.fail(), lambda a, b: None, 0).tidy(graph)
     assert names == ("sums of numbers of rank 2",) and len(tidied.operations) == 2
-    assert not difference(model, OnnxWriter(tidied, model).write(), open_model)
+    assert not difference(model, AlgebraWriter(tidied, model).write(), open_model)
 
 
 def test_what_only_tidies_up_is_taken_where_no_other_rule_fits() -> None:
@@ -198,7 +198,7 @@ def test_partly_equivalent_rules_save_cycles_and_leave_every_byte(kind: str, qdq
     tidier = RuleSearch(RULES, lambda each: pytest.fail(), lambda a, b: None, 0)
     rule = next(each for each in RULES if each.name.startswith(kind))
     after = tidier.tidy(rewrite(graph, next(matches(rule, graph))))[0]
-    made = OnnxWriter(after, model).write()
+    made = AlgebraWriter(after, model).write()
     assert not difference(model, made, open_model)
     assert price(made, "pynq").total < 0.95 * price(model, "pynq").total
 
@@ -239,7 +239,7 @@ def test_padding_goes_into_the_convolution() -> None:
     assert names == ("padding into a convolution",)
     (made,) = [each for each in tidied.operations if each.op == "convolve"]
     assert made["pads"] == (2, 3, 1, 2)
-    assert not difference(model, OnnxWriter(tidied, model).write(), open_model)
+    assert not difference(model, AlgebraWriter(tidied, model).write(), open_model)
 
 
 @pytest.mark.parametrize("seed", some(range(3), [0]))
@@ -562,7 +562,7 @@ def test_what_reads_inside_of_an_operator_keeps_its_name() -> None:
     m.nodes.append(onnx.helper.make_node("If", [condition], ["z"], then_branch=inner[0], else_branch=inner[1]))
     model = m.model("z")
     tidied, _ = RuleSearch(RULES, lambda each: pytest.fail(), lambda a, b: None, 0).tidy(graph_of(model))
-    assert not difference(model, OnnxWriter(tidied, model).write(), open_model)
+    assert not difference(model, AlgebraWriter(tidied, model).write(), open_model)
 
 
 def test_weights_of_two_types_are_not_put_together() -> None:
