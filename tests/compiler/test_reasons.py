@@ -163,6 +163,30 @@ def test_nobody_is_told_to_quantise_what_cannot_be() -> None:
     assert sum("between bytes and LpNormalization, which is in floats; no setting" in reason for reason in reasons) == 2
 
 
+@pytest.mark.parametrize(
+    "operators",
+    [
+        "c = Sub(d, other)", "c = Max(other, d)", "c = Pow(d, other)", "c = PRelu(d, other)", "c = Sub(d, columns)",
+        "c = PRelu(d, columns)", "b = Less(d, other) c = Where(b, d, other)",
+    ],
+)  # fmt: skip
+def test_nobody_is_told_to_quantise_a_function_of_two_tensors(operators: str) -> None:
+    body = (
+        f"{PAIR} turned = Transpose<perm = [0, 1, 3, 2]>(q) other = DequantizeLinear(turned, s, z) {operators} "
+        "e = QuantizeLinear(c, s, z) y = DequantizeLinear(e, s, z)"
+    )
+    made = model(body)
+    columns = numpy_helper.from_array(np.array([0.5, 0.2, -0.1, 0.3], np.float32), "columns")
+    made.graph.initializer.append(columns)
+    made.graph.output[0].CopyFrom(onnx.parser.parse_graph(f"g (float[1] x) => ({ALIKE} y) {{ y = Abs(x) }}").output[0])
+    name = operators.rpartition("c = ")[2].partition("(")[0]
+    around = (name, "QuantizeLinear", "DequantizeLinear")
+    rows = [row for row in celosia.compile(made, "tiny").placements if row["place"] == "cpu" and row["op"] in around]
+    assert not any("quantise" in row["reason"] for row in rows), rows
+    (reason,) = [row["reason"] for row in rows if row["op"] == name]
+    assert reason.startswith(f"the accelerator computes {name} only of one tensor and constants of one element")
+
+
 # Multiplications ------------------------------------------------------------------------------------------------
 
 

@@ -523,12 +523,25 @@ _RULES: dict[str, Callable[[Integerise, ir.Node, Quantised], bool]] = {
     "PRelu": Integerise._rewrite_prelu,
 }
 """Float operator -> rule (node, its quantised result) that replaces it; Gemm and MatMul have rules of their own."""
-QUANTISABLE = frozenset((*_RULES, *ELEMENTWISE_OPS, *CHOOSING_OPS, *MAXIMA, "Gemm", "MatMul", "BatchNormalization")) - {
+QUANTISABLE = frozenset((*_RULES, *CHOOSING_OPS, *MAXIMA, "Gemm", "MatMul", "BatchNormalization")) - {
     "DequantizeLinear",
     "Softmax",
+    "PRelu",
     *NORMS,
 }
 """Float operators that become layers, or parts of layers, if their operands and results are quantised."""
+
+
+def is_function_of_one(node: ir.Node) -> bool:
+    """Return whether an element-wise operator is a function of one tensor, which becomes a table between bytes.
+
+    Its other operands are constants of one element, or the slopes of a PRelu, one for each channel.
+    """
+    varying = {value for value in node.inputs if value is not None and constant(value) is None}
+    if is_op(node, "PRelu") and _channel_slopes(node) is not None:
+        return True
+    scalars = [value for value in node.inputs if value is not None and value not in varying]
+    return is_op(node, *ELEMENTWISE_OPS) and len(varying) == 1 and all(constant(v).size == 1 for v in scalars)  # type: ignore[union-attr]
 
 
 def _channel_slopes(node: ir.Node) -> NDArray[np.float32] | None:

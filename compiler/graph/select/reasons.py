@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from celosia.compiler.graph.qdq import MADE_OF, dequantised, quantised
-from celosia.compiler.graph.quantized.integerise import MAXIMA, PER_CHANNEL_OPSET, QUANTISABLE
+from celosia.compiler.graph.quantized.integerise import MAXIMA, PER_CHANNEL_OPSET, QUANTISABLE, is_function_of_one
 from celosia.compiler.graph.quantized.rounded import NORMS, WHY
+from celosia.compiler.graph.quantized.tables import ELEMENTWISE_OPS
 from celosia.compiler.graph.select.movement import SAME_BYTES
 from celosia.compiler.graph.select.placement import NO_WAY
 from celosia.compiler.graph.values import attribute, constant, is_op, only_use
@@ -83,6 +84,8 @@ def why_on_cpu(node: ir.Node, opset: int, in_floats: bool) -> str:
         return 'it is onnxruntime\'s, in floats; rounding="correct" makes it integers, for a Config with norm, too'
     if not _has_integers(node):
         op = _unblocked_name(node)
+        if is_op(node, *ELEMENTWISE_OPS):
+            return with_change(f"the accelerator computes {op} only of one tensor and constants of one element", NO_WAY)
         return f"the accelerator has no {op}; the CPU computes it, and {NO_WAY}"
     if is_op(node, *MAXIMA) and not in_floats:
         return with_change(ONLY_IMAGES, NO_WAY)
@@ -128,7 +131,7 @@ def _unblocked_name(node: ir.Node) -> str:
 def _has_integers(node: ir.Node) -> bool:
     """Whether there is an integer operator for the float operator `node`."""
     known = node.domain in ("", "ai.onnx", "celosia", "com.microsoft")
-    return known and _unblocked_name(node) in QUANTISABLE
+    return known and (_unblocked_name(node) in QUANTISABLE or is_function_of_one(node))
 
 
 def _why_weights(node: ir.Node, opset: int) -> str:
