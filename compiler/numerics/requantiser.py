@@ -113,9 +113,7 @@ def requantize_f32(acc: ArrayLike, bias: ArrayLike, scale: ArrayLike, zero_point
     return (np.clip(steps, lo - zero_point, hi - zero_point) + zero_point).astype(np.int32)
 
 
-def fit_slopes(
-    slopes: ArrayLike, sx: float, zx: int, sy: float, zy: int, dtype: DTypeLike
-) -> Float32 | None:  # fmt: skip
+def fit_slopes(slopes: ArrayLike, sx: float, zx: int, sy: float, zy: int, dtype: DTypeLike) -> Float32 | None:
     """Return scales of weights with which QLinearConv multiplies negative values by `slopes` as floats do, [channels].
 
     The weight of a slope is its sign. onnxruntime computes quantise(dequantise(x) * slope) in float32; the scales are

@@ -1,4 +1,4 @@
-"""What operators of the algebra ask of the reader and the writer of ONNX models (reading.py, writing.py).
+"""Interfaces by which operators of the algebra use the reader and the writer of ONNX models (reading.py, writing.py).
 
 Operators know these interfaces alone, so that reading and writing may know all operators.
 """

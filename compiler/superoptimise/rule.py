@@ -1,4 +1,4 @@
-"""What rules are written in: symbolic sizes, terms over operators, and rules of two sides.
+"""The language of rules: symbolic sizes, terms over operators, and rules of two sides.
 
 Sizes: open whole numbers, and sums, products and comparisons of them. A rule is written for tensors of any size. While
 it is matched with a graph, the names of its sizes stand for ints; while it is proved, for integer terms of z3.

@@ -170,7 +170,7 @@ def _move_to_storages(computation: LayerComputation, storages: Mapping[Storage, 
     return replace(computation, places={tensor: relocate(place) for tensor, place in computation.places.items()})
 
 
-# Which tiling is used ------------------------------------------------------------------------------------------
+# Choice of the tiling ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from benchmarks import wild, wild_worker
+from benchmarks.rows import Request
 from benchmarks.wild import WildModel
 
 
@@ -85,3 +86,28 @@ def test_inputs_are_as_listed(small: WildModel) -> None:
     (feed,) = small.feeds(1)
     (x,) = feed.values()
     assert x.shape == (1, 3, 8, 8) and x.dtype == np.float32 and 0 <= x.min() < x.max() <= 1
+
+
+def test_results_stay_for_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that are asked for by name are measured anew, and the results of others stay."""
+    entries = {name: WildModel(name, name, "1", "", "", "", "test", quantise=False) for name in ("a", "b")}
+    measured: list[tuple[str, str]] = []
+
+    def measure(model: WildModel, part: str) -> dict[str, object]:
+        measured.append((model.name, part))
+        return {"error": "none"}
+
+    monkeypatch.setattr(wild, "RESULTS", tmp_path / "bench" / "wild.json")
+    monkeypatch.setattr(wild, "models", lambda: entries)
+    monkeypatch.setattr(wild, "measure", measure)
+    monkeypatch.setattr(wild, "commit", lambda folders: "one")
+    assert len(list(wild.rows(Request()))) == 3 and len(measured) == 6
+    list(wild.rows(Request()))
+    assert len(measured) == 6
+    (*_, summary) = wild.rows(Request(models=("a",)))
+    assert measured[6:] == [("a", part) for part in ("float", "compile", "as_is")] and summary.details["models"] == 2
+    list(wild.rows(Request()))
+    assert len(measured) == 9
+    monkeypatch.setattr(wild, "commit", lambda folders: "another")
+    list(wild.rows(Request()))
+    assert len(measured) == 15

@@ -36,7 +36,7 @@ from celosia.compiler.graph.qdq import (
 )
 from celosia.compiler.graph.quantized.commute import CHOOSING_OPS, IN_FLOATS, Commute
 from celosia.compiler.graph.quantized.rounded import CENTRED, NORMS, factors_of_floats, norm_operands
-from celosia.compiler.graph.quantized.tables import ELEMENTWISE_OPS, function_of, function_of_node
+from celosia.compiler.graph.quantized.tables import ELEMENTWISE_OPS, code_of, function_of, function_of_node
 from celosia.compiler.graph.simplify.redundant import drop_unused
 from celosia.compiler.graph.values import (
     attribute,
@@ -124,7 +124,7 @@ class Integerise(Commute):
 
     def _insert_pool(
         self, before: ir.Node, x: ir.Value, dims: Sequence[int], kernel: Sequence[int], **attrs: Any
-    ) -> ir.Value:  # fmt: skip
+    ) -> ir.Value:
         """Insert a MaxPool of `x` before a node; return its output, of shape `dims`."""
         name = derived_name(self.graph, f"{before.name or before.outputs[0].name}_image")
         out = ir.Value(name=name, shape=ir.Shape(dims), type=x.type)
@@ -399,7 +399,7 @@ class Integerise(Commute):
             below.producer().meta[SLOPES] = True  # type: ignore[union-attr]
             return below
 
-        cut_off = [np.minimum(np.arange(-128, 128), zero - (np.iinfo(y.dtype).min + 128)) for zero in (zx, zy)]
+        cut_off = [np.minimum(np.arange(-128, 128), code_of(np.asarray(zero, y.dtype))) for zero in (zx, zy)]
         above = numerics.unary_table(lambda v: np.maximum(v, np.float32(0)), sx, zx, sy, zy, y.dtype)
         if np.any(slopes < 0):
             below = insert_convolution(insert_table(x.value, "negative", cut_off[0]))

@@ -117,11 +117,11 @@ def _binary_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
     if array_a is not None and array_a.size == 1 and array_b is None:
         base, table_b = _table_before(b)
         dtype: Any = array_a.dtype
-        table_a = np.full(TABLE_SIZE, _code_of(array_a))
+        table_a = np.full(TABLE_SIZE, code_of(array_a))
     elif array_b is not None and array_b.size == 1 and array_a is None:
         base, table_a = _table_before(a)
         dtype = array_b.dtype
-        table_b = np.full(TABLE_SIZE, _code_of(array_b))
+        table_b = np.full(TABLE_SIZE, code_of(array_b))
     else:
         base, table_a = _table_before(a)
         other, table_b = _table_before(b)
@@ -139,7 +139,7 @@ def _binary_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
     return base, (values.astype(np.int64) - code_offset).astype(np.int8)
 
 
-def _code_of(value: NDArray[Any]) -> np.int8:
+def code_of(value: NDArray[Any]) -> np.int8:
     """Return the code by which the accelerator stores an int8 or uint8 scalar."""
     return np.int8(int(value.item()) - (np.iinfo(value.dtype).min + 128))
 
@@ -216,13 +216,12 @@ def function_of_operator(op: str, attrs: Mapping[str, Any]) -> Function:
 
 def function_of_node(node: ir.Node) -> Function | None:
     """Return the function of its first operand that `node` is; None unless its other operands are constant scalars."""
-    rest = {value.name or "": constant(value) for value in node.inputs[1:] if value is not None}
-    x = node.inputs[0]
-    if x is None or any(array is None or array.size != 1 for array in rest.values()):
+    x, *others = node.inputs
+    scalars = {value.name or "": function_of(value, longest=0) for value in others if value is not None}
+    if x is None or None in scalars.values():
         return None
-    scalars = {key: array.reshape(()) for key, array in rest.items() if array is not None}
-    host_op, name = _host_operator(node), x.name or ""
-    return lambda x: np.asarray(execute(host_op, scalars | {name: x}, once=True)[0])
+    functions: dict[str, Function] = {name: scalar[1] for name, scalar in scalars.items() if scalar is not None}
+    return _apply(node, functions | {x.name or "": lambda x: x})
 
 
 def function_of(value: ir.Value | None, longest: int = MAX_CHAIN) -> tuple[ir.Value | None, Function] | None:
@@ -252,8 +251,13 @@ def function_of(value: ir.Value | None, longest: int = MAX_CHAIN) -> tuple[ir.Va
             return None
         base = base or followed[0]
         functions[operand_value.name or ""] = followed[1]
+    return base, _apply(node, functions)
+
+
+def _apply(node: ir.Node, operands: Mapping[str, Function]) -> Function:
+    """Return the function that `node` computes of functions of one tensor, its operands by name."""
     host_op = _host_operator(node)
-    return base, lambda x: np.asarray(execute(host_op, {name: f(x) for name, f in functions.items()}, once=True)[0])
+    return lambda x: np.asarray(execute(host_op, {name: f(x) for name, f in operands.items()}, once=True)[0])
 
 
 def _host_operator(node: ir.Node) -> HostOp:

@@ -1,4 +1,4 @@
-"""What an operator of the algebra declares (TermOperator), and what the readers of ONNX nodes share.
+"""Declaration of an operator of the algebra (TermOperator), and helpers that the readers of ONNX nodes share.
 
 A family of operators is a file: products, movement, windows, floats, reals. For each operator it declares in one class
 the shape and type of the result, the demands on the operands, the result in numpy, an element of it for proofs, and the
