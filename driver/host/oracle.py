@@ -209,7 +209,8 @@ def add_types(model: onnx.ModelProto) -> onnx.ModelProto:
     typed_graph.graph.output.extend(onnx.ValueInfoProto(name=name) for name in missing)
     for value in open_session(typed_graph, "DISABLE_ALL").get_outputs():
         if value.name in missing and (kind := _ELEMENTS.get(value.type)) is not None:
-            value_info = onnx.helper.make_tensor_value_info(value.name, kind, value.shape)
+            # onnxruntime says [] of a scalar, and also of a tensor whose rank it does not know.
+            value_info = onnx.helper.make_tensor_value_info(value.name, kind, value.shape or None)
             model.graph.value_info.append(value_info)
     return model
 

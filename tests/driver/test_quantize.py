@@ -189,6 +189,25 @@ def test_an_old_opset_and_a_normalisation(tmp_path: Path) -> None:
 # Samples --------------------------------------------------------------------------------------------------------
 
 
+def test_an_operator_whose_shape_onnxruntime_does_not_infer(tmp_path: Path) -> None:
+    """A Scaler of ai.onnx.ml has a result of unknown rank in onnxruntime, which is no scalar."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 17, "ai.onnx.ml" : 1]>
+        g (float[1, 4] x) => (float[1, 4] y)
+        <float[4, 4] w = {1, 0.5, 0, 0, 0, 1, 0, 0, 0, 0, -1, 0, 0, 0.25, 0, 1}>
+        {
+            scaled = ai.onnx.ml.Scaler <offset = [0.5, 0.5, 0.5, 0.5], scale = [2.0, 2.0, 2.0, 2.0]> (x)
+            y = MatMul (scaled, w)
+        }
+    """)
+    onnx.save(model, tmp_path / "float.onnx")
+    samples = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    report = celosia.quantize(tmp_path / "float.onnx", {"x": samples}, tmp_path / "int8.onnx")
+    assert report["outputs"][0]["sqnr_db"] > 25
+    program = celosia.compile(tmp_path / "int8.onnx", "tiny")
+    assert program.macs_accelerator == program.macs_total > 0
+
+
 @pytest.mark.parametrize("shape, beta", [((10,), 2.0), ((1, 10), 1.0), ((), 0.5), ((6, 10), 1.0)])
 def test_a_bias_of_any_shape_and_factor(shape: tuple[int, ...], beta: float, tmp_path: Path) -> None:
     """onnxruntime's quantiser has rows of constants alone, without a factor."""

@@ -11,6 +11,7 @@ recurrent_ops    RNN, GRU, LSTM where no kernel can compute them; which activati
 vision           sampling, boxes, pooling with indices, deformable convolution
 preprocessing    decoding of image files, Fourier transforms and mel filters, strings and labels
 learning         optimisers, batch normalisation in training, trees
+tabular          operators of ai.onnx.ml on rows of features: scaling, encoding, linear models, trees of old versions
 """
 
 from celosia.compiler.program.host.hostops import (  # they fill the table
@@ -19,6 +20,7 @@ from celosia.compiler.program.host.hostops import (  # they fill the table
     preprocessing,
     recurrent_ops,
     scatter,
+    tabular,
     value_types,
     vision,
 )
@@ -33,5 +35,5 @@ RANDOM = operators_with("random")
 
 __all__ = [
     "FIRST", "HOST", "RANDOM", "control", "learning", "preprocessing", "recurrent_ops", "scatter", "sized_function",
-    "sized_names", "value_types", "vision",
+    "sized_names", "tabular", "value_types", "vision",
 ]  # fmt: skip
