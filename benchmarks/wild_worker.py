@@ -59,7 +59,12 @@ def float_speed(model: WildModel) -> dict[str, Any]:
 
 
 def _with_shapes(proto: onnx.ModelProto, feed: dict[str, Array]) -> onnx.ModelProto:
-    """Write the shapes of the feed into the inputs of a model."""
+    """Write the shapes of the feed into the inputs of a model; constants, which files of IR 3 list there, go."""
+    constants = {constant.name for constant in proto.graph.initializer}
+    inputs = [value for value in proto.graph.input if value.name not in constants]
+    del proto.graph.input[:]
+    proto.graph.input.extend(inputs)
+    proto.ir_version = max(proto.ir_version, 4)
     for value in proto.graph.input:
         if value.name in feed:
             tensor = value.type.tensor_type
@@ -78,7 +83,7 @@ def by_celosia(model: WildModel) -> dict[str, Any]:
     """Quantise with `celosia quantize`, and measure."""
     with tempfile.TemporaryDirectory() as folder:
         samples = list(model.feeds(SAMPLES, seed=1))
-        arrays = {name: np.stack([sample[name][0] for sample in samples]) for name in samples[0]}
+        arrays = {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
         celosia.quantize(model.local(), arrays, Path(folder) / "int8.onnx")
         return on_accelerator(Path(folder) / "int8.onnx", model)
 

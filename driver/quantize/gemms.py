@@ -1,4 +1,5 @@
-"""Rewrite each Gemm to the form that onnxruntime's quantiser supports: beta 1, and a constant bias of shape [N].
+"""Rewrite biases to the form that onnxruntime's quantiser supports: each is the bias of one operator, and that of a
+Gemm is constant, of shape [N], with beta 1.
 
 Gemm<beta = 2>(a, b, c)    ->    Gemm(a, b, 2 c)                   c becomes [N]
                                  Add(Gemm(a, b), 2 c)              where it has several rows
@@ -6,6 +7,7 @@ Gemm<beta = 2>(a, b, c)    ->    Gemm(a, b, 2 c)                   c becomes [N]
 
 from __future__ import annotations
 
+from itertools import count
 from math import prod
 
 import numpy as np
@@ -37,4 +39,28 @@ def normalise_gemm_biases(model: onnx.ModelProto) -> onnx.ModelProto:
             nodes.append(helper.make_node("Add", [product, name], [y], name=f"{node.name}_bias" if node.name else ""))
     del graph.node[:]
     graph.node.extend(nodes)
+    return model
+
+
+def separate_shared_biases(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Change `model`: each Conv, ConvTranspose and Gemm gets a bias of its own.
+
+    onnxruntime's quantiser makes copies, too, under names that other tensors of the model may have.
+    """
+    graph = model.graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    names = {name for node in graph.node for name in (*node.input, *node.output)} | set(constants)
+    used: set[str] = set()
+    for node in graph.node:
+        if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.input) < 3:
+            continue
+        bias = node.input[2]
+        if bias in used and bias in constants:
+            copy = onnx.TensorProto()
+            copy.CopyFrom(constants[bias])
+            copy.name = next(name for k in count() if (name := f"{bias}_copy{k}") not in names)
+            names.add(copy.name)
+            graph.initializer.append(copy)
+            node.input[2] = copy.name
+        used.add(bias)
     return model

@@ -46,7 +46,7 @@ from celosia.driver.quantize.decoders import (
     separate_residual_sums,
 )
 from celosia.driver.quantize.four_bits import quantise_to_four_bits
-from celosia.driver.quantize.gemms import normalise_gemm_biases
+from celosia.driver.quantize.gemms import normalise_gemm_biases, separate_shared_biases
 from celosia.driver.quantize.score_masks import replace_masks_by_sums
 from celosia.driver.quantize.smooth import is_smoothable
 from celosia.driver.quantize.smooth import smooth as smooth_floats
@@ -446,7 +446,8 @@ def _prepare_model(proto: onnx.ModelProto, scratch: Path, decoder: bool) -> Path
         quant_pre_process(source, prepared, skip_optimization=decoder, skip_symbolic_shape=True)
     except Exception as error:  # onnxruntime raises many classes
         raise QuantizeError(f"onnxruntime cannot prepare the model: {_first_line(error)}") from None
-    onnx.save(normalise_gemm_biases(add_types(onnx.load(prepared))), prepared)
+    typed = add_types(onnx.load(prepared))
+    onnx.save(separate_shared_biases(normalise_gemm_biases(typed)), prepared)
     return prepared
 
 

@@ -46,7 +46,11 @@ def with_inferred_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     for node in inferable.graph.node:
         if node.op_type == "Squeeze" and empty_lists.intersection(node.input[1:]):
             del node.input[1:]  # onnxruntime takes an empty list of axes as all axes of size 1
-        if node.domain == "com.microsoft" and op_spec(node.op_type).shape_like and not _has_own_shape_rule(node):
+        if (
+            node.domain in ("com.microsoft", "ai.onnx.ml")
+            and op_spec(node.op_type).shape_like
+            and not _has_own_shape_rule(node)
+        ):
             _replace_by_onnx_operator(node)
     overruled: dict[str, onnx.ValueInfoProto] = {}
     inferred = _infer_values(inferable, proto)
@@ -85,14 +89,17 @@ def _has_own_shape_rule(node: onnx.NodeProto) -> bool:
 
 
 def _replace_by_onnx_operator(node: onnx.NodeProto) -> None:
-    """Turn an operator of onnxruntime, in place, into ONNX's operator whose result has the same shape and type.
+    """Turn an operator, in place, into the operator of ONNX whose result has the same shape and type.
 
-    Only for shape inference: onnx does not know onnxruntime's operators.
+    Only for shape inference: onnx has no rule for onnxruntime's operators, and few for those of ai.onnx.ml. A Cast is
+    one to float32.
     """
     spec, names = op_spec(node.op_type), list(node.input)
     op = spec.shape_like
-    inputs = names if op == node.op_type else [names[number] for number in spec.data_among(len(names))]
+    data = spec.data_among(len(names)) if spec.operands else [0]
+    inputs = names if op == node.op_type else [names[number] for number in data]
     attrs = [attr for attr in node.attribute if attr.name not in ("channels_last", "opset") and op != "Identity"]
+    attrs = [helper.make_attribute("to", TensorProto.FLOAT)] if op == "Cast" else attrs
     node.op_type, node.domain = op, ""
     del node.input[:], node.attribute[:]
     node.input.extend(inputs)

@@ -33,14 +33,14 @@ def _floats(op: HostOp, name: str) -> Array:
 # Features -------------------------------------------------------------------------------------------------------------
 
 
-@host("Scaler", domain=ML)
+@host("Scaler", domain=ML, shaped_as="Cast")
 def scaler(op: HostOp, x: Array) -> Array:
     """Compute (x - offset) * scale, with one number for all features or one for each."""
     offset, scale = op.attr("offset", [0.0]), op.attr("scale", [1.0])
     return (x.astype(np.float32) - np.asarray(offset, np.float32)) * np.asarray(scale, np.float32)
 
 
-@host("Imputer", domain=ML)
+@host("Imputer", domain=ML, shaped_as="Identity")
 def imputer(op: HostOp, x: Array) -> Array:
     """Replace the missing value, which may be NaN, by a number for all features or one for each."""
     if x.dtype.kind == "f":
@@ -52,7 +52,7 @@ def imputer(op: HostOp, x: Array) -> Array:
     return np.where(is_missing, np.asarray(imputed, x.dtype), x)
 
 
-@host("Normalizer", domain=ML)
+@host("Normalizer", domain=ML, shaped_as="Cast")
 def normalizer(op: HostOp, x: Array) -> Array:
     """Divide each row by its largest element, the sum of its magnitudes, or its length; rows of zero stay."""
     x = x.astype(np.float32)
