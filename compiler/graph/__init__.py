@@ -14,6 +14,7 @@ shapes               which shapes the operators' expressions give, and whether d
 qdq                  which scale and zero point QuantizeLinear and DequantizeLinear give a tensor
 quantized/           which integer operators replace QDQ patterns
 simplify/            what is computed at compile time, merged or removed
+channel_moves        which operators that move channels of bytes become part of weights, or a Gather
 transposed_values    where the accelerator transposes the values of attention
 block_sums           which products by weights of few bits become integer sums of blocks
 select/              which operators run on the accelerator, and as which layers; what a failed attempt to lower the

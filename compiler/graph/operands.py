@@ -18,6 +18,10 @@ from celosia.compiler.ops import op_spec
 from celosia.compiler.program.host.op import DOMAINS
 from celosia.compiler.program.op_spec import Moves, OpSpec, Role, find_operand
 
+MODEL_WEIGHTS = "celosia.model_weights"
+"""Key in `meta` of a QLinearConv: how many of its weights count as MACs of the model. Others are zeros at channels that
+it does not need, or the slopes of a PRelu."""
+
 
 def operand(node: ir.Node, name: str) -> ir.Value | None:
     """Return the operand `name` of `node`; None where it is left out. Raises UnknownOperand if it declares none."""

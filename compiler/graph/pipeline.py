@@ -17,6 +17,13 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from celosia.compiler.graph.block_sums import sum_blocks
+from celosia.compiler.graph.channel_moves import (
+    flatten_in_order,
+    gather_channels,
+    join_gathers,
+    multiply_in_order,
+    name_shuffles,
+)
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importing.inlining import expand_gradients, inline_branches, inline_functions
 from celosia.compiler.graph.importing.shape_inference import infer_bodies
@@ -101,6 +108,8 @@ PASSES = Pipeline(
     ),
     GraphPass("identities", "operators that change nothing go, two that make one become one", simplify),
     GraphPass("batch-norm", "scales and offsets of channels move into weights", fold_batchnorm),
+    GraphPass("shuffles", "permutations of channels by Reshape and Transpose become a Gather", name_shuffles),
+    GraphPass("flattened", "products read images in the order in which they lie", flatten_in_order),
     GraphPass("channels", "channels are chosen and ordered in the weights of the convolution before", order_channels),
     GraphPass("phases", "transposed convolutions of floats become convolutions", convolve_transposed),
     GraphPass("common", "operators that compute the same are computed once", merge_equal),
@@ -121,7 +130,14 @@ KEEP_AFTER = "integer"
 
 
 def for_hardware(cfg: Config) -> Iterator[GraphPass]:
-    """Yield the passes for operators that only some Configs have."""
+    """Yield the passes that depend on the Config."""
+    gather = partial(gather_channels, cfg=cfg)
+    yield GraphPass("gathers", "parts that are no whole channel groups become Gathers", gather, inside=False)
+    yield GraphPass(
+        "joined-gathers", "Gathers of channels become one, and move on", partial(join_gathers, cfg=cfg), inside=False
+    )
+    multiply = partial(multiply_in_order, cfg=cfg)
+    yield GraphPass("ordered-weights", "convolutions order channels in their weights", multiply, inside=False)
     if cfg.softmax:
         transpose = partial(transpose_attention_values, cfg=cfg)
         yield GraphPass("turn", "values of attention are turned by a product", transpose, inside=False)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from celosia.compiler import numerics
 from celosia.compiler.graph.onnxruntime_rules.propagation import is_quantised, last_superfluous_bound
 from celosia.compiler.graph.onnxruntime_rules.weights_and_biases import quantise_bias
-from celosia.compiler.graph.operands import operand
+from celosia.compiler.graph.operands import MODEL_WEIGHTS, operand
 from celosia.compiler.graph.qdq import (
     Product,
     Quantised,
@@ -53,8 +53,6 @@ from celosia.compiler.ops import op_spec
 from celosia.compiler.program.host.op import DOMAINS, HostError
 from celosia.compiler.program.op_spec import arrange, quantised_form
 
-SLOPES = "celosia.slopes"
-"""Key in `meta` of a QLinearConv that multiplies by the slopes of a PRelu; its products do not count as MACs."""
 MAXIMA = ("GlobalMaxPool", "ReduceMax")
 """Maxima over all rows and columns, or over any axes."""
 MAX_WINDOW, MAX_SIDE = 225, 8
@@ -396,7 +394,7 @@ class Integerise(Commute):
             x_inputs = self._quantised_inputs(replace(x, value=operand_value))
             inputs = arrange(form, [x_inputs, w], self._parameters(y))
             below = self._insert_bytes(node, op_spec(form).domain, form, inputs, y, f"{name}_below", group=channels)
-            below.producer().meta[SLOPES] = True  # type: ignore[union-attr]
+            below.producer().meta[MODEL_WEIGHTS] = 0  # type: ignore[union-attr]
             return below
 
         cut_off = [np.minimum(np.arange(-128, 128), code_of(np.asarray(zero, y.dtype))) for zero in (zx, zy)]

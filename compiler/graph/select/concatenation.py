@@ -1,7 +1,8 @@
 """Concatenations: the layers that make the parts write them where they belong in the result.
 
 A part along channels must begin on a channel group. If the part before it ends inside a group, the rest of that group
-is padding; convolutions that read the result multiply it by weights of zero. Other readers cannot take padding.
+is padding; convolutions that read the result multiply it by weights of zero, and a Gather leaves it out. Other readers
+cannot take padding (graph/channel_moves puts a Gather before them).
 
 Three concatenations of matrices are placed otherwise: of columns, such as the halves of heads that rotary position
 embeddings exchange (`_join_columns`), and of the rows of a key-value cache and new rows, transposed
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 import onnx_ir as ir
@@ -28,7 +28,7 @@ from celosia.compiler.graph.select.matrices import (
     shared_operand,
     swaps_last_axes,
 )
-from celosia.compiler.graph.select.parameters import array_of, image_axes, scalar_of
+from celosia.compiler.graph.select.parameters import image_axes, scalar_of
 from celosia.compiler.graph.select.placement import (
     NO_WAY,
     ActivationLayout,
@@ -44,7 +44,6 @@ from celosia.compiler.graph.select.placement import (
 from celosia.compiler.graph.values import attribute, constant, is_op
 from celosia.compiler.layer import Activation, Epilogue, Layer, Storage, StridedView, whole_groups
 from celosia.compiler.program.model import matrix_counts
-from celosia.compiler.tensorize import pack
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,7 @@ def _pad_between_parts(p: Placement, node: ir.Node, form: ActivationLayout, size
     """Return the form of a concatenation with padding between its parts, of `sizes` channels, so that each begins a
     group.
 
-    Records in `channel_positions` where its channels lie. Raises NotOffloadable if a reader cannot take padding, or if
-    multiplying by zeros costs more cycles a pixel than the host needs to move the channels.
+    Records in `channel_positions` where its channels lie. Raises NotOffloadable if a reader cannot take padding.
     """
     y = node.outputs[0]
     starts = np.cumsum([0, *(whole_groups(p.cfg, size) for size in sizes)])
@@ -126,21 +124,15 @@ def _pad_between_parts(p: Placement, node: ir.Node, form: ActivationLayout, size
         raise NotOffloadable(
             f"a part does not end on a group of {p.cfg.group} channels; make its channels a multiple of that"
         )
-    more_blocks = pack.blocks(int(starts[-1]), p.cfg.block_in) - pack.blocks(len(positions), p.cfg.block_in)
-    kernels = [array_of(operand(reader, "w")).shape for reader in readers]
-    zeros = sum(more_blocks * pack.blocks(out, p.cfg.block_out) * prod(taps) for out, _, *taps in kernels)
-    if zeros > len(positions):
-        raise NotOffloadable(
-            f"a part does not end on a group of {p.cfg.group} channels, and {zeros} cycles a pixel fill them up; "
-            "make its channels a multiple of that"
-        )
     p.channel_positions[y] = positions
     return replace(form, dims=(form.dims[0], int(starts[-1]), *form.dims[2:]))
 
 
 def _accepts_gaps(reader: ir.Node, y: ir.Value) -> bool:
-    """Whether `reader` can take padding in `y`: it is a convolution of one group with constant weights, and `y` its
-    input."""
+    """Whether `reader` can take padding in `y`, its input: a convolution of one group with constant weights, or a Gather
+    of channels."""
+    if is_op(reader, "Gather") and reader.inputs[0] is y:
+        return constant(reader.inputs[1]) is not None and attribute(reader, "axis", 0) % len(y.shape or ()) == 1
     is_input = convolves_bytes(reader) and [value for value in reader.inputs if value is y] == [reader.inputs[0]]
     return is_input and attribute(reader, "group", 1) == 1 and constant(operand(reader, "w")) is not None
 

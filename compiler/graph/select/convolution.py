@@ -12,8 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.operands import operand
-from celosia.compiler.graph.quantized.integerise import SLOPES
+from celosia.compiler.graph.operands import MODEL_WEIGHTS, operand
 from celosia.compiler.graph.select.matrices import place_activation_product, rows_form
 from celosia.compiler.graph.select.parameters import (
     array_of,
@@ -65,7 +64,7 @@ def place_conv(p: Placement, node: ir.Node) -> None:
     requantise, zero_x = requantisation(node, weights, bias), stored_zero(operand(node, "x_zero_point"))
     y_form = natural_form(node.outputs[0])
     reads: Reads = {}
-    model_weights = 0 if SLOPES in node.meta else weights.size
+    model_weights = node.meta.get(MODEL_WEIGHTS, weights.size)
     if (lanes := p.channel_positions.get(value)) is not None:
         form, narrow = p.selection.forms[value], weights
         weights = np.zeros((len(narrow), form.dims[1], *narrow.shape[2:]), np.int8)  # 0 for channels that are padding

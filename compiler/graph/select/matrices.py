@@ -51,15 +51,15 @@ def can_multiply_activations(cfg: Config) -> bool:
 def rows_form(p: Placement, value: ir.Value, result: ir.Value) -> ActivationLayout:
     """Return the form of `value`, the operand of a product by a constant matrix that gives `result`.
 
-    Its rows are pixels of one image if products of two activations may read the result; else they are images of one
-    pixel, which the array computes in batches.
+    Its rows are pixels of one image if products of two activations, or convolutions, may read the result. They are
+    images of one pixel where the array computes several images at once.
     """
     dims = shape_of(value)
     is_matrix_of_pixels = len(dims) == 2 and (
         _has_pixel_rows(p, value) or (p.held_form(value) is None and _is_split_into_heads(result))
     )
     is_one_matrix = len(dims) > 2 and prod(dims[:-2]) == 1
-    if can_multiply_activations(p.cfg) and (is_one_matrix or is_matrix_of_pixels):
+    if p.cfg.batch == 1 and (is_one_matrix or is_matrix_of_pixels):
         return ActivationLayout((1, dims[-1], 1, dims[-2]), "rows")
     return natural_form(value, rows=True)
 

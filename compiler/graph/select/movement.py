@@ -4,6 +4,7 @@ Views      Reshape and the like, which change the shape only; a Transpose of mat
 Parts      Split and Slice: regions of the input, which cost nothing, but for columns of matrices and every n-th column
 Transpose  of rows and columns: one copy for each column; of matrices: padded to whole blocks where products load it
 Copies     Resize, Gather, DepthToSpace, SpaceToDepth: copies between strided views, over which LOAD and STORE step
+Channels   Gather of channels that are not whole groups: a product by a matrix of zeros and ones
 Pad        a max pooling with windows of one pixel
 """
 
@@ -19,8 +20,14 @@ from numpy.typing import NDArray
 
 from celosia.compiler.expr import placeholder
 from celosia.compiler.graph.operands import joins_parts, multiplies_matrices, operand
-from celosia.compiler.graph.select.matrices import MOVES, holds_matrices, matrices_form, nth_matrix
-from celosia.compiler.graph.select.parameters import flattens_image, has_fixed_matrix, image_axes
+from celosia.compiler.graph.select.matrices import MOVES, holds_matrices, matrices_form, nth_matrix, right_operands_of
+from celosia.compiler.graph.select.parameters import (
+    flattens_image,
+    fold_scales,
+    has_fixed_matrix,
+    image_axes,
+    requantise_alike,
+)
 from celosia.compiler.graph.select.placement import (
     HOST_INPUT,
     NO_WAY,
@@ -32,7 +39,7 @@ from celosia.compiler.graph.select.placement import (
     shape_of,
 )
 from celosia.compiler.graph.values import attribute, attributes_of, constant, is_op, shape
-from celosia.compiler.layer import Activation, Layer, StridedView, Window
+from celosia.compiler.layer import Activation, Gemm, Layer, StridedView, Window
 from celosia.compiler.ops import VIEWS
 from celosia.compiler.ops.registry import Node, Unsupported
 from celosia.compiler.ops.resize import nearest_indices
@@ -141,6 +148,29 @@ def _transpose_in_place(p: Placement, node: ir.Node, held: ActivationLayout) -> 
     return False
 
 
+def _swap_sequence_in_place(p: Placement, node: ir.Node, held: ActivationLayout) -> bool:
+    """Make the output of a Transpose a view of its input if one is a sequence, and the other a matrix with its elements.
+
+    The pixels of a sequence [1, channels, width] are the rows of the matrix [1, width, channels]. Returns whether the
+    Transpose is one of the two; not where products of two activations read the transposed matrix. held: the form of the
+    input.
+    """
+    x, y = node.inputs[0], node.outputs[0]
+    assert x is not None
+    dims, result = shape_of(x), shape_of(y)
+    if len(dims) != 3 or result != (1, dims[2], dims[1]) or list(attribute(node, "perm", ())) != [0, 2, 1]:
+        return False
+    if right_operands_of(y):
+        return False
+    matrix = replace(held, fold="rows") if held == natural_form(x) else None
+    sequence = replace(held, fold="") if held.fold == "rows" and held.dims == natural_form(y).dims else None
+    form = matrix or sequence
+    if form is None or held.inverted:
+        return False
+    _record_view(p, node, form)
+    return True
+
+
 def _record_view(p: Placement, node: ir.Node, form: ActivationLayout) -> None:
     """Record that the output of `node` is the bytes of its input, in `form`."""
     y = node.outputs[0]
@@ -183,7 +213,10 @@ def _region(p: Placement, source: Activation, ranges: tuple[range, range, range,
     if len(images) != source.images or images.step != 1:
         raise NotOffloadable("it takes some of the images; take channels, rows or columns")
     if channels.step != 1 or channels.start % p.cfg.group:
-        raise NotOffloadable(f"its channels do not begin on a group of {p.cfg.group}; begin at a multiple of that")
+        raise NotOffloadable(
+            f"its channels do not begin on a group of {p.cfg.group}, and it cuts other axes, too; "
+            "cut channels alone, or begin at a multiple of that"
+        )
     if rows.step < 1 or columns.step < 1:
         raise NotOffloadable("it turns rows or columns round; take them with a positive step")
     strided_view = StridedView(source.height, source.width, rows.start, columns.start, rows.step, columns.step)
@@ -280,7 +313,8 @@ def _is_only_joined(value: ir.Value) -> bool:
 
 
 def place_transpose(p: Placement, node: ir.Node) -> None:
-    """Place a Transpose: free for matrices that only change their form, else of rows and columns by copies.
+    """Place a Transpose: free for matrices that only change their form, and between a sequence [1, channels, width] and
+    the matrix [1, width, channels]; else of rows and columns by copies.
 
     A copy takes one column of x, which becomes a row of y. Raises NotOffloadable.
     """
@@ -288,6 +322,8 @@ def place_transpose(p: Placement, node: ir.Node) -> None:
     assert value is not None
     held = p.held_form(value)
     if held is not None and held.fold and node.meta.get(MOVES) and _pad_to_whole_blocks(p, node, held):
+        return
+    if held is not None and _swap_sequence_in_place(p, node, held):
         return
     if held is not None and held.fold and _transpose_in_place(p, node, held):
         return
@@ -436,7 +472,10 @@ def place_gather(p: Placement, node: ir.Node) -> None:
     whole, y_whole = StridedView(*form.dims[2:]), StridedView(*y_form.dims[2:])
     copies: list[Copy] = []
     if axis == 1:
-        for place, run in _split_into_runs(_group_numbers(index, p.cfg.group), steps=(1,)):
+        groups = _group_numbers(index, p.cfg.group)
+        if value in p.channel_positions or groups is None or len(_split_into_runs(groups, steps=(1,))) > MAX_COPIES:
+            return _place_channel_product(p, node, index)
+        for place, run in _split_into_runs(groups, steps=(1,)):
             channels = min(len(run) * p.cfg.group, y_form.dims[1] - place * p.cfg.group)
             dims = (y_form.dims[0], channels, *y_form.dims[2:])
             copies.append((dims, (run.start, whole), (place, y_whole)))
@@ -450,6 +489,32 @@ def place_gather(p: Placement, node: ir.Node) -> None:
                 source, target = replace(whole, left=run.start, across=run.step), replace(y_whole, left=place)
             copies.append((dims, (0, source), (0, target)))
     _place_copies(p, node, form, y_form, copies)
+
+
+def _place_channel_product(p: Placement, node: ir.Node, index: NDArray[np.int64]) -> None:
+    """Place a Gather of channels that are not whole groups, by a product with a matrix of zeros and ones.
+
+    Its requantisation is by 1, so the bytes stay. Groups before the first channel and behind the last are not read.
+    Raises NotOffloadable.
+    """
+    (x, y), group = (node.inputs[0], node.outputs[0]), p.cfg.group
+    assert x is not None
+    form = p.held_form(x)
+    positions = p.channel_positions.get(x)
+    if form is None or (positions is None and form != natural_form(x)):
+        raise NotOffloadable(HOST_INPUT)
+    source = p.selection.written[p.viewed_tensor(x)]
+    index = index if positions is None else positions[index]
+    first = int(index.min()) // group
+    dims = source.images, int(index.max()) + 1 - first * group, source.height, source.width
+    part = source.region(dims, first, StridedView(source.height, source.width))
+    weights = np.zeros((len(index), part.channels, 1, 1), np.int8)
+    weights[np.arange(len(index)), index - first * group] = 1
+    multiplier, shift = fold_scales(np.ones(1, np.float32))
+    requantise = requantise_alike(len(index), 0, int(multiplier[0]), int(shift[0]), 0)
+    y_form, gemm = natural_form(y), Gemm(weights, filling=weights.size)
+    layer = Layer(node.name or "", part, p.new_activation(y, y_form), gemm=gemm, requantise=requantise)
+    p.add_layer(node, layer, {}, y_form)
 
 
 def _split_into_runs(index: NDArray[np.int64], steps: tuple[int, ...] = ()) -> list[tuple[int, range]]:
@@ -474,20 +539,14 @@ def _split_into_runs(index: NDArray[np.int64], steps: tuple[int, ...] = ()) -> l
     return runs
 
 
-def _group_numbers(index: NDArray[np.int64], group: int) -> NDArray[np.int64]:
+def _group_numbers(index: NDArray[np.int64], group: int) -> NDArray[np.int64] | None:
     """Return the channel groups that the channels `index` make up, in order; the last group may be cut short.
 
-    Raises NotOffloadable if they are not whole groups.
+    None if they are not whole groups.
     """
     first = index[::group]
-    if np.any(first % group) or not np.array_equal(
-        index, (first[:, None] + np.arange(group)).reshape(-1)[: len(index)]
-    ):
-        raise NotOffloadable(
-            f"the channels that it takes are not whole groups of {group}; "
-            "take runs of so many that begin at a multiple of it"
-        )
-    return first // group
+    whole = (first[:, None] + np.arange(group)).reshape(-1)[: len(index)]
+    return None if np.any(first % group) or not np.array_equal(index, whole) else first // group
 
 
 def place_depth_to_space(p: Placement, node: ir.Node) -> None:

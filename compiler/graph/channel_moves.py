@@ -1,0 +1,396 @@
+"""Operators that move channels of bytes, written so that layers beside them do the moving, or one layer of its own.
+
+The accelerator holds channels in groups, so it can address whole groups alone. In the order of the passes:
+
+name_shuffles       y = Reshape(Transpose(Reshape(x)))      ->   y = Gather(x, order), where that permutes channels
+flatten_in_order    y = MatMul(Flatten(Transpose(x)), w)    ->   y = MatMul(Flatten(x), w[order])
+gather_channels     Split, Slice of channels that begin within a group, DepthToSpace in mode CRD  ->  Gather of channels
+                    y = Concat(a, b) of such parts          ->   y = Gather(Concat(a, b)), for readers other than
+                    convolutions. The Concat may then hold padding behind each part.
+join_gathers        Gather(Gather(x, a), b)                 ->   Gather(x, a[b])
+                    Conv(Gather(x, order)), depthwise       ->   Gather(Conv(x), order), also for tables and poolings
+multiply_in_order   Conv(Gather(x, order), w)               ->   Conv(x, w') with w' = w at the positions of `order`
+
+A Gather that is left becomes a product by zeros and ones (select/movement).
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from celosia.compiler.graph.operands import (
+    MODEL_WEIGHTS,
+    convolves_bytes,
+    joins_parts,
+    multiplies_matrices,
+    operand,
+    operand_groups,
+    product_names,
+    set_operand,
+)
+from celosia.compiler.graph.values import (
+    attribute,
+    attributes,
+    constant,
+    derived_name,
+    is_op,
+    new_constant,
+    only_use,
+    replace_keeping_name,
+    shape,
+)
+from celosia.compiler.program.host.shape_rules import slice_positions
+from celosia.compiler.tensorize import pack
+from celosia.hw.spec.config import Config
+
+Order = NDArray[np.int64]
+"""Old numbers of the channels, in their new order."""
+
+
+def _holds_bytes(value: ir.Value | None) -> bool:
+    """Return whether `value` is int8 or uint8, and of known shape."""
+    return value is not None and value.dtype in (ir.DataType.INT8, ir.DataType.UINT8) and shape(value) is not None
+
+
+def _insert(node: ir.Node, op: str, inputs: list[ir.Value | None], dims: tuple[int, ...], **attrs: Any) -> ir.Value:
+    """Insert before `node` an operator with this result shape, and return its output."""
+    graph, first = node.graph, inputs[0]
+    assert isinstance(graph, ir.Graph) and first is not None
+    name = derived_name(graph, f"{node.outputs[0].name}_{op.lower()}_of_{first.name}")
+    result = ir.Value(name=name, shape=ir.Shape(dims), type=first.type)
+    new = ir.Node("", op, inputs, attributes(**attrs), outputs=[result], name=name)
+    graph.insert_before(node, new)
+    return result
+
+
+def _gather(node: ir.Node, x: ir.Value, order: Order) -> ir.Value:
+    """Insert before `node` a Gather of channels of `x`."""
+    dims = shape(x)
+    assert dims is not None and isinstance(node.graph, ir.Graph)
+    index = new_constant(node.graph, f"{node.name}_channels", order)
+    return _insert(node, "Gather", [x, index], (dims[0], len(order), *dims[2:]), axis=1)
+
+
+def order_of(node: ir.Node | None) -> Order | None:
+    """Return the channels that a Gather of channels by constant indices takes; None for another operator."""
+    if node is None or not is_op(node, "Gather") or not _holds_bytes(node.inputs[0]):
+        return None
+    dims, index = shape(node.inputs[0]), constant(node.inputs[1])
+    if dims is None or len(dims) not in (3, 4) or index is None or index.ndim != 1 or not index.size:
+        return None
+    if attribute(node, "axis", 0) % len(dims) != 1:
+        return None
+    return np.where(index < 0, index + dims[1], index).astype(np.int64)
+
+
+# Shuffles -------------------------------------------------------------------------------------------------------------
+
+
+def name_shuffles(model: ir.Model) -> None:
+    """Replace Reshape, Transpose, Reshape of bytes that together permute channels by one Gather."""
+    for node in list(model.graph):
+        transpose = node.inputs[0].producer() if is_op(node, "Reshape") and node.inputs[0] is not None else None
+        if transpose is None or not is_op(transpose, "Transpose") or transpose.inputs[0] is None:
+            continue
+        before = transpose.inputs[0].producer()
+        if before is None or not is_op(before, "Reshape") or before.inputs[0] is None:
+            continue
+        x = before.inputs[0]
+        dims, split, result = shape(x), shape(before.outputs[0]), shape(node.outputs[0])
+        perm = list(attribute(transpose, "perm", ()))
+        if not _holds_bytes(x) or dims is None or split is None or len(dims) not in (3, 4) or result != dims:
+            continue
+        axes = len(split) - len(dims) + 1  # of `split` that hold channels
+        if axes < 2 or split[:1] != dims[:1] or split[1 + axes :] != dims[2:]:
+            continue
+        if perm[:1] != [0] or perm[1 + axes :] != list(range(1 + axes, len(split))):
+            continue
+        channels = np.arange(dims[1]).reshape(split[1 : 1 + axes])
+        order = channels.transpose([axis - 1 for axis in perm[1 : 1 + axes]]).reshape(-1)
+        replace_keeping_name(node, _gather(node, x, order))
+
+
+# Flattened images -----------------------------------------------------------------------------------------------------
+
+
+def flatten_in_order(model: ir.Model) -> None:
+    """Let products by constant matrices read images as they lie, not transposed before they are flattened."""
+    for node in list(model.graph):
+        if not multiplies_matrices(node) and not is_op(node, "MatMul", "Gemm"):
+            continue
+        name_a, name_b, _ = product_names(node.op_type)
+        flat_value = operand(node, name_a)
+        flatten = flat_value.producer() if flat_value is not None else None
+        if flatten is None or not is_op(flatten, "Reshape", "Flatten") or flatten.inputs[0] is None:
+            continue
+        transpose = flatten.inputs[0].producer()
+        if transpose is None or not is_op(transpose, "Transpose") or transpose.inputs[0] is None:
+            continue
+        x, flat = transpose.inputs[0], shape(flatten.outputs[0])
+        dims, perm, matrix = shape(x), list(attribute(transpose, "perm", ())), constant(operand(node, name_b))
+        if dims is None or flat is None or matrix is None or matrix.ndim != 2 or perm[:1] != [0] or len(flat) != 2:
+            continue
+        if flat != (dims[0], prod(dims[1:])) or attribute(node, "transA", 0):
+            continue
+        rows = 1 if is_op(node, "Gemm", "QGemm") and attribute(node, "transB", 0) else 0
+        if matrix.shape[rows] != flat[1] or _has_numbers_for_rows(node, flat[1], rows):
+            continue
+        old = np.arange(flat[1]).reshape(dims[1:]).transpose([axis - 1 for axis in perm[1:]]).reshape(-1)
+        order = np.argsort(old)  # row of the matrix for each element of x, in the order in which it lies
+        assert isinstance(node.graph, ir.Graph)
+        in_order = np.ascontiguousarray(np.take(matrix, order, axis=rows))
+        weights = operand(node, name_b)
+        assert weights is not None
+        set_operand(node, name_b, new_constant(node.graph, f"{weights.name}_in_order", in_order))
+        set_operand(node, name_a, _insert(node, "Flatten", [x], flat, axis=1))
+
+
+def _has_numbers_for_rows(node: ir.Node, count: int, rows: int) -> bool:
+    """Return whether scales or zero points of the matrix may differ by row. rows: the axis that the product sums up.
+
+    onnxruntime has one for each column; these are the other axis of a matrix.
+    """
+    for name in ("b_scale", "b_zero_point"):
+        value = operand(node, name) if not is_op(node, "MatMul", "Gemm") else None
+        array = constant(value)
+        if value is not None and (array is None or (array.ndim > 1 and array.shape[rows] > 1)):
+            return True
+    return False
+
+
+# Gathers for what groups cannot express -------------------------------------------------------------------------------
+
+
+def gather_channels(model: ir.Model, cfg: Config) -> None:
+    """Write selections of channels that are not whole groups as Gathers, and put one behind such a concatenation."""
+    for node in list(model.graph):
+        x = node.inputs[0] if node.inputs else None
+        dims = shape(node.outputs[0])
+        if not _holds_bytes(node.outputs[0]) or dims is None or len(dims) not in (3, 4):
+            continue
+        if is_op(node, "Split") and _holds_bytes(x):
+            _gather_parts(node, cfg)
+        elif is_op(node, "Slice") and _holds_bytes(x):
+            order = _sliced_channels(node)
+            if order is not None and not _are_groups(order, cfg):
+                replace_keeping_name(node, _gather(node, x, order))  # type: ignore[arg-type]
+        elif is_op(node, "DepthToSpace") and attribute(node, "mode", "DCR") == "CRD" and _holds_bytes(x):
+            channels, block = shape(x)[1], attribute(node, "blocksize")  # type: ignore[index,arg-type]
+            if channels // (block * block) % cfg.group == 0:
+                order = np.arange(channels).reshape(-1, block * block).T.reshape(-1)
+                node.replace_input_with(0, _gather(node, x, order))  # type: ignore[arg-type]
+                node.attributes["mode"] = ir.AttrString("mode", "DCR")
+        elif joins_parts(node) or is_op(node, "QLinearConcat"):
+            _gather_behind(node, cfg)
+
+
+def _are_groups(order: Order, cfg: Config) -> bool:
+    """Return whether the channels are neighbours that begin on a group."""
+    return order[0] % cfg.group == 0 and bool(np.all(np.diff(order) == 1))
+
+
+def _gather_parts(node: ir.Node, cfg: Config) -> None:
+    """Replace a Split of channels, if a part begins within a group, by a Slice or Gather for each part."""
+    x, rank = node.inputs[0], len(shape(node.outputs[0]) or ())
+    assert x is not None and isinstance(node.graph, ir.Graph)
+    sizes = [dims[1] for y in node.outputs if (dims := shape(y)) is not None and len(dims) == rank]
+    if attribute(node, "axis", 0) % rank != 1 or len(sizes) != len(node.outputs) or 0 in sizes:
+        return
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    if not any(start % cfg.group for start in starts) or any(y.is_graph_output() for y in node.outputs):
+        return
+    for y, start, size in zip(node.outputs, starts, sizes, strict=True):
+        if start % cfg.group:
+            part = _gather(node, x, np.arange(start, start + size))
+        else:
+            bounds = [
+                new_constant(node.graph, f"{node.name}_bound", np.array([number], np.int64))
+                for number in (start, start + size, 1)
+            ]
+            part = _insert(node, "Slice", [x, *bounds], shape(y) or ())
+        ir.convenience.replace_all_uses_with(y, part)
+        name, y.name = y.name, None
+        part.name = name
+    node.graph.remove(node, safe=True)
+
+
+def _sliced_channels(node: ir.Node) -> Order | None:
+    """Return the channels that a Slice takes; None if it cuts other axes, too, or its operands are not constant."""
+    x, dims = node.inputs[0], shape(node.inputs[0])  # type: ignore[arg-type]
+    lists = [constant(operand(node, name)) for name in ("starts", "ends", "axes")]
+    if x is None or dims is None or any(values is None or values.size != 1 for values in lists):
+        return None
+    start, end, axis = (int(values.reshape(-1)[0]) for values in lists if values is not None)
+    steps = operand(node, "steps")
+    step = 1 if steps is None else constant(steps)
+    step = step if isinstance(step, int) else 0 if step is None or step.size != 1 else int(step.reshape(-1)[0])
+    if step == 0 or axis % len(dims) != 1:
+        return None
+    order = np.array(slice_positions(dims[1], start, end, step), np.int64)
+    return order if order.size else None
+
+
+def _gather_behind(node: ir.Node, cfg: Config) -> None:
+    """Put a Gather of all channels behind a concatenation of parts that are not whole groups.
+
+    Convolutions read it directly where multiplying the padding by zeros costs no more.
+    """
+    y = node.outputs[0]
+    dims = shape(y)
+    if dims is None or attribute(node, "axis", 1) % len(dims) != 1:
+        return
+    parts = list(node.inputs) if joins_parts(node) else [group[0] for group in operand_groups(node)]
+    sizes = _sizes_of_parts(node)
+    if not any(size % cfg.group for size in sizes[:-1]) or any(constant(part) is not None for part in parts):
+        return
+    padded = sum(pack.blocks(size, cfg.group) * cfg.group for size in sizes)
+    readers = [use for use in y.uses() if not _reads_padding(use.node, y, padded, dims[1], cfg)]
+    if not readers and not y.is_graph_output():
+        return
+    _put_behind(node, y, np.arange(dims[1]), readers)
+
+
+def _has_padding(value: ir.Value, cfg: Config) -> bool:
+    """Return whether `value` is a concatenation with padding behind its parts: only few operators can read it."""
+    node, rank = value.producer(), len(value.shape or ())
+    if node is None or not (joins_parts(node) or is_op(node, "QLinearConcat")):
+        return False
+    return attribute(node, "axis", 1) % rank == 1 and any(size % cfg.group for size in _sizes_of_parts(node)[:-1])
+
+
+def _sizes_of_parts(node: ir.Node) -> list[int]:
+    """Return the number of channels of each part of a concatenation; [] where one is not known."""
+    parts = list(node.inputs) if joins_parts(node) else [group[0] for group in operand_groups(node)]
+    shapes = [shape(part) if part is not None else None for part in parts]
+    return [dims[1] for dims in shapes if dims is not None] if None not in shapes else []
+
+
+def _reads_padding(reader: ir.Node, y: ir.Value, padded: int, channels: int, cfg: Config) -> bool:
+    """Return whether `reader` is a convolution that multiplies the padding in `y` by zeros in no more cycles than a
+    product that takes it out. padded, channels: number of channels with and without padding.
+    """
+    if not convolves_bytes(reader) or operand(reader, "x") is not y or attribute(reader, "group", 1) != 1:
+        return False
+    weights = constant(operand(reader, "w"))
+    return weights is not None and _zeros_pay(weights.shape[0], prod(weights.shape[2:]), padded, channels, cfg)
+
+
+def _zeros_pay(outputs: int, taps: int, stored: int, read: int, cfg: Config) -> bool:
+    """Return whether a convolution of `stored` channels, of which it needs `read`, costs no more cycles a pixel than a
+    product that selects these, and the convolution of them. outputs, taps: of the convolution.
+    """
+    block = cfg.block_in
+    more = pack.blocks(stored, block) - pack.blocks(read, block)
+    return more * pack.blocks(outputs, cfg.block_out) * taps <= pack.blocks(stored, block) * pack.blocks(
+        read, cfg.block_out
+    )
+
+
+# Gathers one after the other ------------------------------------------------------------------------------------------
+
+
+BY_CHANNEL = ("w", "w_scale", "w_zero_point", "b")
+"""Operands of QLinearConv that may hold a part for each output channel."""
+
+
+def join_gathers(model: ir.Model, cfg: Config) -> None:
+    """Make one Gather of several, and move permutations of channels behind operators that treat channels alike."""
+    for node in list(model.graph):  # in the order of the graph, so that a Gather moves on and on
+        x = node.inputs[0] if node.inputs else None
+        order = order_of(x.producer()) if x is not None else None
+        if x is None or order is None or node.graph is not model.graph:
+            continue
+        source = x.producer().inputs[0]  # type: ignore[union-attr]
+        assert source is not None
+        taken = order_of(node)
+        if taken is None and is_op(node, "Slice"):
+            taken = _sliced_channels(node)
+        if taken is not None:
+            replace_keeping_name(node, _gather(node, source, order[taken]))
+        elif (
+            only_use(x) is node
+            and not _has_padding(source, cfg)
+            and sorted(order.tolist()) == list(range((shape(source) or (0, 0))[1]))
+        ):
+            _move_behind(node, source, order)
+
+
+def _move_behind(node: ir.Node, source: ir.Value, order: Order) -> None:
+    """Let `node` read `source`, and put the permutation of its channels behind it, if it treats all channels alike."""
+    depthwise = convolves_bytes(node) and attribute(node, "group", 1) == len(order)
+    y = node.outputs[0]
+    dims = shape(y)
+    if dims is None or len(dims) < 3 or dims[1] != len(order) or not (depthwise or is_op(node, *CHANNEL_BY_CHANNEL)):
+        return
+    assert isinstance(node.graph, ir.Graph)
+    if depthwise:
+        arrays = {name: constant(value) for name in BY_CHANNEL if (value := operand(node, name)) is not None}
+        if any(array is None for array in arrays.values()):
+            return
+        for name, array in arrays.items():
+            if array is not None and (array.size > 1 or name == "w"):
+                in_order = np.empty_like(array)
+                in_order[order] = array
+                old = operand(node, name)
+                assert old is not None
+                set_operand(node, name, new_constant(node.graph, f"{old.name}_in_order", in_order))
+    node.replace_input_with(0, source)
+    _put_behind(node, y, order, list(y.uses()))
+
+
+CHANNEL_BY_CHANNEL = ("Table", "Clip", "MaxPool", "QLinearAveragePool", "QLinearGlobalAveragePool")
+"""Operators that compute each channel of the result from that channel of the operand, and all in the same way."""
+
+
+def _put_behind(node: ir.Node, y: ir.Value, order: Order, readers: list[Any]) -> None:
+    """Put a Gather of channels behind `node`, for these readers of `y` and the graph's outputs; it takes the name."""
+    assert isinstance(node.graph, ir.Graph)
+    index = new_constant(node.graph, f"{node.name}_channels", order)
+    result = ir.Value(name=y.name, shape=y.shape, type=y.type)
+    gather = ir.Node("", "Gather", [y, index], attributes(axis=1), outputs=[result], name=f"{node.name}_gathered")
+    node.graph.insert_after(node, gather)
+    for use in readers:
+        use.node.replace_input_with(use.idx, result)
+    if y.is_graph_output():
+        node.graph.outputs[list(node.graph.outputs).index(y)] = result
+    y.name = derived_name(node.graph, f"{result.name}_unordered")
+
+
+# Gathers in weights ---------------------------------------------------------------------------------------------------
+
+
+def multiply_in_order(model: ir.Model, cfg: Config) -> None:
+    """Let convolutions read what a Gather of channels reads: weights in that order, and zeros for other channels."""
+    for node in list(model.graph):
+        if not convolves_bytes(node) or (weights := constant(operand(node, "w"))) is None:
+            continue
+        x = operand(node, "x")
+        gather = x.producer() if x is not None else None
+        order, groups = order_of(gather), attribute(node, "group", 1)
+        if gather is None or order is None or len(set(order.tolist())) != len(order) or weights.dtype != np.int8:
+            continue
+        source, zero = gather.inputs[0], constant(operand(node, "w_zero_point"))
+        stored = (shape(source) or (0, 0))[1]  # type: ignore[arg-type]
+        depthwise = groups == len(order) == len(weights)
+        if depthwise or not stored or (zero is not None and zero.any()):
+            continue
+        if not _zeros_pay(len(weights), prod(weights.shape[2:]), stored, len(order) // groups, cfg):
+            continue
+        wide = np.zeros((len(weights), stored, *weights.shape[2:]), np.int8)
+        of_group, of_part = len(weights) // groups, len(order) // groups
+        for group in range(groups):
+            rows = slice(group * of_group, (group + 1) * of_group)
+            wide[rows, order[group * of_part : (group + 1) * of_part]] = weights[rows]
+        assert isinstance(node.graph, ir.Graph)
+        node.meta[MODEL_WEIGHTS] = node.meta.get(MODEL_WEIGHTS, weights.size)
+        set_operand(node, "w", new_constant(node.graph, f"{operand(node, 'w').name}_wide", wide))  # type: ignore[union-attr]
+        set_operand(node, "x", source)  # type: ignore[arg-type]
+        node.attributes["group"] = ir.AttrInt64("group", 1)
+    for node in reversed(list(model.graph)):
+        if order_of(node) is not None and not list(node.outputs[0].uses()) and not node.outputs[0].is_graph_output():
+            model.graph.remove(node, safe=True)
