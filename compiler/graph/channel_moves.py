@@ -277,18 +277,20 @@ def _reads_padding(reader: ir.Node, y: ir.Value, padded: int, channels: int, cfg
     if not convolves_bytes(reader) or operand(reader, "x") is not y or attribute(reader, "group", 1) != 1:
         return False
     weights = constant(operand(reader, "w"))
-    return weights is not None and _zeros_pay(weights.shape[0], prod(weights.shape[2:]), padded, channels, cfg)
+    return weights is not None and _zeros_pay(weights, 1, padded, channels, cfg)
 
 
-def _zeros_pay(outputs: int, taps: int, stored: int, read: int, cfg: Config) -> bool:
-    """Return whether a convolution of `stored` channels, of which it needs `read`, costs no more cycles a pixel than a
-    product that selects these, and the convolution of them. outputs, taps: of the convolution.
+def _zeros_pay(weights: NDArray[Any], groups: int, stored: int, read: int, cfg: Config) -> bool:
+    """Return whether a convolution of all `stored` channels, with zeros for those that it does not need, costs no more
+    cycles a pixel than a product that selects the `read` ones, and the convolution of these in `groups`.
     """
-    block = cfg.block_in
-    more = pack.blocks(stored, block) - pack.blocks(read, block)
-    return more * pack.blocks(outputs, cfg.block_out) * taps <= pack.blocks(stored, block) * pack.blocks(
-        read, cfg.block_out
-    )
+    outputs, taps = len(weights), prod(weights.shape[2:])
+
+    def cost(inputs: int, outputs: int) -> int:
+        return pack.blocks(inputs, cfg.block_in) * pack.blocks(outputs, cfg.block_out)
+
+    separate = cost(stored, read) + groups * cost(read // groups, outputs // groups) * taps
+    return cost(stored, outputs) * taps <= separate
 
 
 # Gathers one after the other ------------------------------------------------------------------------------------------
@@ -379,7 +381,7 @@ def multiply_in_order(model: ir.Model, cfg: Config) -> None:
         depthwise = groups == len(order) == len(weights)
         if depthwise or not stored or (zero is not None and zero.any()):
             continue
-        if not _zeros_pay(len(weights), prod(weights.shape[2:]), stored, len(order) // groups, cfg):
+        if not _zeros_pay(weights, groups, stored, len(order), cfg):
             continue
         wide = np.zeros((len(weights), stored, *weights.shape[2:]), np.int8)
         of_group, of_part = len(weights) // groups, len(order) // groups

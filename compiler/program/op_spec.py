@@ -144,8 +144,8 @@ class OpSpec:
     (graph/importer.py).
     multiplies_bytes: it adds up products of its first two data operands, which are bytes.
     windows: its attributes are those of sliding windows (host/shape_rules.py).
-    shaped_as: for an operator whose shapes ONNX does not infer, an operator of ONNX with the same shape and type; "Cast"
-    where the type is float32; "" where it is `variant_of`, or unknown.
+    shaped_as: for an operator whose shapes ONNX does not infer, an operator of ONNX with the same shape and type;
+    "Cast" where the type is float32; "" where it is `variant_of`, or unknown.
     first: it runs in numpy even though there is a kernel.
     random: its results differ each time.
     """

@@ -109,24 +109,29 @@ def test_a_chain_ends_at_its_longest() -> None:
 @settings(max_examples=tries(20), deadline=None)
 @given(st.data())
 def test_slopes_of_channels(data: st.DataObject) -> None:
-    """A PRelu of images with one slope for each channel, of either sign, in floats or in bytes."""
+    """A PRelu of rows, sequences or images with one slope for each channel, of either sign, in floats or in bytes."""
     draw, kind = data.draw, data.draw(st.sampled_from(("int8", "uint8")))
     rng = np.random.default_rng(draw(st.integers(0, 1 << 16)))
     channels, shift = draw(st.integers(2, 20)), 128 if kind == "uint8" else 0
     sx, sy = draw(SCALES), draw(SCALES)
     zx, zy = (draw(st.integers(-128, 127)) + shift for _ in range(2))
     signs, in_bytes = draw(st.sampled_from(((0, 1), (-1, 1), (-1, 0)))), draw(st.booleans())
-    made = proto(f"""g ({kind}[1,{channels},8,32] x8) => ({kind}[1,{channels},8,32] y8)
+    dims, pixels = draw(
+        st.sampled_from((((256, channels), ()), ((1, channels, 256), (1,)), ((1, channels, 8, 32), (1, 1))))
+    )
+    sizes = ",".join(map(str, dims))
+    made = proto(f"""g ({kind}[{sizes}] x8) => ({kind}[{sizes}] y8)
         <float sx = {{{sx!r}}}, {kind} zx = {{{zx}}}, float sy = {{{sy!r}}}, {kind} zy = {{{zy}}},
          float s = {{0.007}}, int8 z = {{0}}> {{
         x = DequantizeLinear(x8, sx, zx)
         {"slope = DequantizeLinear(slope8, s, z)" if in_bytes else ""}
         y = PRelu(x, slope)
         y8 = QuantizeLinear(y, sy, zy) }}""")
-    slopes = rng.uniform(*signs, (channels, 1, 1)).astype(np.float32)
+    slopes = rng.uniform(*signs, (channels, *pixels)).astype(np.float32)
     array, name = ((slopes * 127).astype(np.int8), "slope8") if in_bytes else (slopes, "slope")
     made.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    x = np.stack([rng.permutation(all_bytes(kind).reshape(8, 32).T).T for _ in range(channels)])[None]
+    columns = np.stack([rng.permutation(all_bytes(kind).reshape(-1)) for _ in range(channels)])
+    x = np.ascontiguousarray(columns.T if len(dims) == 2 else columns.reshape(dims))
     program = celosia.compile(made, "tiny")
     np.testing.assert_array_equal(Runtime(program).run({"x8": x}).outputs["y8"], expected(made, x))
     if not np.any(array == 0):

@@ -183,7 +183,7 @@ def test_channels_are_shuffled(target: str, groups: int) -> None:
     network.conv(24, 24, 3, 3, groups=24)
     network.conv(24, 12, 1, 1, groups=groups)
     program = assert_one_launch(network, TARGETS[target])
-    assert len(program.launches[0].layers) == 3  # the last convolution orders the channels in its weights
+    assert not any("Gather" in layer.name for layer in program.launches[0].layers)  # weights order the channels
 
 
 @pytest.mark.parametrize("target", TARGETS)

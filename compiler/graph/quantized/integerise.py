@@ -365,7 +365,7 @@ class Integerise(Commute):
         return self._replace_by_table(node, x, y, table)
 
     def _rewrite_prelu(self, node: ir.Node, y: Quantised) -> bool:
-        """Replace a PRelu of images with a slope for each channel by a sum of two functions, of which one is zero.
+        """Replace a PRelu with a slope for each channel by a sum of two functions, of which one is zero.
 
         x >= 0: a table of x. x < 0: a depthwise convolution, whose weight for each channel is the sign of the slope. It
         must be zero for x >= 0: either its operand is cut off above zero or, as this is faster, its result if no slope
@@ -390,12 +390,22 @@ class Integerise(Commute):
             return self._insert_bytes(node, "celosia", "Table", inputs, y, f"{name}_{part}", function=part)
 
         def insert_convolution(operand_value: ir.Value) -> ir.Value:
-            form = quantised_form("Conv")
+            form, dims = quantised_form("Conv"), shape(node.outputs[0])
+            assert dims is not None
+            image = (*dims[:2], *(1,) * (4 - len(dims)), *dims[2:])
+            operand_value = reshape(operand_value, image, "image")
             x_inputs = self._quantised_inputs(replace(x, value=operand_value))
             inputs = arrange(form, [x_inputs, w], self._parameters(y))
-            below = self._insert_bytes(node, op_spec(form).domain, form, inputs, y, f"{name}_below", group=channels)
+            domain = op_spec(form).domain
+            below = self._insert_bytes(node, domain, form, inputs, y, f"{name}_below", image, group=channels)
             below.producer().meta[MODEL_WEIGHTS] = 0  # type: ignore[union-attr]
-            return below
+            return reshape(below, dims, "below_shaped")
+
+        def reshape(value: ir.Value, dims: tuple[int, ...], part: str) -> ir.Value:
+            if len(node.outputs[0].shape or ()) == 4:
+                return value
+            inputs = [value, new_constant(self.graph, f"{name}_{part}_shape", np.array(dims, np.int64))]
+            return self._insert_bytes(node, "", "Reshape", inputs, y, f"{name}_{part}", dims)
 
         cut_off = [np.minimum(np.arange(-128, 128), code_of(np.asarray(zero, y.dtype))) for zero in (zx, zy)]
         above = numerics.unary_table(lambda v: np.maximum(v, np.float32(0)), sx, zx, sy, zy, y.dtype)
@@ -408,11 +418,14 @@ class Integerise(Commute):
 
     def _insert_bytes(
         self, before: ir.Node, domain: str, op: str, inputs: Sequence[ir.Value | None], y: Quantised, name: str,
-        **attrs: Any,
+        dims: tuple[int, ...] | None = None, **attrs: Any,
     ) -> ir.Value:  # fmt: skip
-        """Insert a node whose output has the shape of the result of `before` and the type of `y`; return the output."""
+        """Insert a node whose output has the type of `y` and the shape `dims`; return the output.
+
+        dims: None for the shape of the result of `before`.
+        """
         kind = ir.TensorType(ir.DataType.from_numpy(y.dtype))
-        out = ir.Value(name=name, shape=before.outputs[0].shape, type=kind)
+        out = ir.Value(name=name, shape=before.outputs[0].shape if dims is None else ir.Shape(dims), type=kind)
         self.graph.insert_before(before, ir.Node(domain, op, inputs, attributes(**attrs), outputs=[out], name=name))
         return out
 
@@ -543,15 +556,17 @@ def is_function_of_one(node: ir.Node) -> bool:
 
 
 def _channel_slopes(node: ir.Node) -> NDArray[np.float32] | None:
-    """Return the slopes of a PRelu of images [N, C, H, W], [C], if they are constant and differ by channels alone."""
+    """Return the slopes [C] of a PRelu of [N, C, ...] if they are constant and differ by channels alone."""
     value, dims = operand(node, "slope"), shape(node.outputs[0])
     array, q = constant(value), dequantised(value)
     if array is None and q is not None and q.scalar and constant(q.value) is not None:
         array = numerics.dequantize_linear(constant(q.value), *scale_and_zero(q))  # type: ignore[arg-type]
-    if array is None or array.dtype != np.float32 or dims is None or len(dims) != 4 or shape(node.inputs[0]) != dims:  # type: ignore[arg-type]
+    if array is None or array.dtype != np.float32 or dims is None or shape(node.inputs[0]) != dims:  # type: ignore[arg-type]
         return None
-    padded = array.reshape((1,) * (4 - array.ndim) + array.shape) if array.ndim <= 4 else array
-    return padded.reshape(-1) if padded.shape == (1, dims[1], 1, 1) and dims[1] > 1 else None
+    if len(dims) not in (2, 3, 4) or array.ndim > len(dims) or dims[1] == 1:
+        return None
+    padded = array.reshape((1,) * (len(dims) - array.ndim) + array.shape)
+    return padded.reshape(-1) if padded.shape == (1, dims[1], *(1,) * (len(dims) - 2)) else None
 
 
 def _reduces_images(node: ir.Node) -> bool:

@@ -129,8 +129,10 @@ def _pad_between_parts(p: Placement, node: ir.Node, form: ActivationLayout, size
 
 
 def _accepts_gaps(reader: ir.Node, y: ir.Value) -> bool:
-    """Whether `reader` can take padding in `y`, its input: a convolution of one group with constant weights, or a Gather
-    of channels."""
+    """Whether `reader` can take padding in `y`, its input.
+
+    These are convolutions of one group with constant weights, and Gathers of channels.
+    """
     if is_op(reader, "Gather") and reader.inputs[0] is y:
         return constant(reader.inputs[1]) is not None and attribute(reader, "axis", 0) % len(y.shape or ()) == 1
     is_input = convolves_bytes(reader) and [value for value in reader.inputs if value is y] == [reader.inputs[0]]

@@ -149,7 +149,7 @@ def _transpose_in_place(p: Placement, node: ir.Node, held: ActivationLayout) -> 
 
 
 def _swap_sequence_in_place(p: Placement, node: ir.Node, held: ActivationLayout) -> bool:
-    """Make the output of a Transpose a view of its input if one is a sequence, and the other a matrix with its elements.
+    """Make the output of a Transpose a view of its input if one is a sequence, and the other a matrix of its elements.
 
     The pixels of a sequence [1, channels, width] are the rows of the matrix [1, width, channels]. Returns whether the
     Transpose is one of the two; not where products of two activations read the transposed matrix. held: the form of the
