@@ -119,6 +119,21 @@ def test_a_matrix_becomes_a_sequence(target: str) -> None:
     assert_one_launch(network, TARGETS[target])
 
 
+@pytest.mark.parametrize("target", [name for name in TARGETS if name != "batch2"])
+@pytest.mark.parametrize("along", [2, 3])
+def test_rows_become_an_image_of_one_row_or_column(target: str, along: int) -> None:
+    """A convolution over the steps of a sequence, written with two spatial axes."""
+    network = Network(1, 20, 8)
+    network.matmul(8, 12)
+    network.reshape(1, 1, 20, 12)
+    network.transpose(0, 3, *((2, 1) if along == 2 else (1, 2)))
+    network.conv(12, 12, *((5, 1) if along == 2 else (1, 5)), groups=12)
+    network.transpose(0, *((3, 2) if along == 2 else (2, 3)), 1)
+    network.reshape(1, 20, 12)
+    network.matmul(12, 4)
+    assert_one_launch(network, TARGETS[target])
+
+
 # Channels that are not whole groups -----------------------------------------------------------------------------------
 
 

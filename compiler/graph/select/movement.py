@@ -90,22 +90,12 @@ def _folds_into_gemm(p: Placement, node: ir.Node) -> bool:
 
 def _join_rows_in_place(p: Placement, node: ir.Node, held: ActivationLayout, form: ActivationLayout) -> bool:
     """Make `y` a view of `x` with other heights and widths, such as all rows of an image as one row, if that is
-    possible.
-
-    The storage is then `reshaped`: it must not become a part of another, whose rows would lie apart.
-    """
-    x, y = node.inputs[0], node.outputs[0]
-    assert x is not None
-    source = p.selection.written.get(p.viewed_tensor(x))
-    if source is None or source.dims != held.dims or source.strided_view is not None or source.storage in p.enclosing:
+    possible."""
+    x = node.inputs[0]
+    source = p.selection.written.get(p.viewed_tensor(x)) if x is not None else None
+    if source is None or held.dims[:2] != form.dims[:2] or math.prod(held.dims) != math.prod(form.dims):
         return False
-    if held.dims[:2] != form.dims[:2] or math.prod(held.dims) != math.prod(form.dims):
-        return False
-    act = replace(source, name=y.name or "", height=form.dims[2], width=form.dims[3])
-    p.reshaped.add(source.storage)
-    p.selection.forms[y], p.selection.written[y] = form, act
-    p.selection.views[node] = "free: the same bytes"
-    return True
+    return _reshape_pixels(p, node, source, form)
 
 
 def _reshape_in_place(p: Placement, node: ir.Node, held: ActivationLayout) -> bool:
@@ -151,23 +141,47 @@ def _transpose_in_place(p: Placement, node: ir.Node, held: ActivationLayout) -> 
 def _swap_sequence_in_place(p: Placement, node: ir.Node, held: ActivationLayout) -> bool:
     """Make the output of a Transpose a view of its input if one is a sequence, and the other a matrix of its elements.
 
-    The pixels of a sequence [1, channels, width] are the rows of the matrix [1, width, channels]. Returns whether the
-    Transpose is one of the two; not where products of two activations read the transposed matrix. held: the form of the
-    input.
+    The pixels of a sequence [1, channels, length], or of an image of one row or column, are the rows of the matrix
+    [length, channels]; further axes are 1. Returns whether the Transpose is one of the two; not where products of two
+    activations read the transposed matrix. held: the form of the input.
     """
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None
     dims, result = shape_of(x), shape_of(y)
-    if len(dims) != 3 or result != (1, dims[2], dims[1]) or list(attribute(node, "perm", ())) != [0, 2, 1]:
+    images, channels, height, width = held.dims
+    length, perm = height * width, attribute(node, "perm")
+    if perm is None or held.inverted or images != 1 or 1 not in (height, width) or right_operands_of(y):
         return False
-    if right_operands_of(y):
+    long_axes = [axis for axis in perm if dims[axis] > 1]
+    if held.fold == "rows" and matrix_counts("rows", dims) == (1, channels, length) and len(result) in (3, 4):
+        form = natural_form(y)
+    elif not held.fold and held == natural_form(x) and matrix_counts("rows", result) == (1, channels, length):
+        form = ActivationLayout((1, channels, 1, length), "rows")
+    else:
         return False
-    matrix = replace(held, fold="rows") if held == natural_form(x) else None
-    sequence = replace(held, fold="") if held.fold == "rows" and held.dims == natural_form(y).dims else None
-    form = matrix or sequence
-    if form is None or held.inverted:
+    if form.dims[:2] != held.dims[:2] or (len(long_axes) > 1 and long_axes == sorted(long_axes)):
         return False
-    _record_view(p, node, form)
+    source = p.selection.written[p.viewed_tensor(x)]
+    if source.dims == form.dims:
+        _record_view(p, node, form)
+        return True
+    return _reshape_pixels(p, node, source, form)
+
+
+def _reshape_pixels(p: Placement, node: ir.Node, source: Activation, form: ActivationLayout) -> bool:
+    """Make the output of `node` a view of `source` with the rows and columns of `form`; return whether that is
+    possible.
+
+    The storage is then `reshaped`: it must not become a part of another, whose rows would lie apart.
+    """
+    x, y = node.inputs[0], node.outputs[0]
+    held = p.held_form(x) if x is not None else None
+    if held is None or source.dims != held.dims or source.strided_view is not None or source.storage in p.enclosing:
+        return False
+    act = replace(source, name=y.name or "", height=form.dims[2], width=form.dims[3])
+    p.reshaped.add(source.storage)
+    p.selection.forms[y], p.selection.written[y] = form, act
+    p.selection.views[node] = "free: the same bytes"
     return True
 
 
