@@ -7,7 +7,7 @@ In the order in which data passes them:
   activations have no zero point; writes the report
 - `decoders.py`: inputs that samples of decoders may leave out; finds the operators that `operators="products"` names;
   perplexity
-- `gemms.py`: brings Gemm to the form that onnxruntime's quantiser supports
+- `supported_forms.py`: brings Gemm, biases and Sum to the forms that onnxruntime's quantiser supports
 - `smooth.py`: SmoothQuant and equalisation: decides which channels are scaled by which factors
 - `attention_scales.py`: finds the operators that `operators="rotary"`, "attention" and "all" of a decoder add to
   these; decides the ranges of masked scores

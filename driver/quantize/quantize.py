@@ -46,10 +46,14 @@ from celosia.driver.quantize.decoders import (
     separate_residual_sums,
 )
 from celosia.driver.quantize.four_bits import quantise_to_four_bits
-from celosia.driver.quantize.gemms import normalise_gemm_biases, separate_shared_biases
 from celosia.driver.quantize.score_masks import replace_masks_by_sums
 from celosia.driver.quantize.smooth import is_smoothable
 from celosia.driver.quantize.smooth import smooth as smooth_floats
+from celosia.driver.quantize.supported_forms import (
+    normalise_gemm_biases,
+    separate_shared_biases,
+    separate_sums,
+)
 from celosia.hw.spec.config import Config, did_you_mean
 from celosia.plain import Sentence
 
@@ -247,7 +251,8 @@ def _quantise_and_report(
     (calibration_samples, measured_samples), decoder = _split_samples(samples), choices.decoder
     with tempfile.TemporaryDirectory() as scratch, _silence_quantiser():
         say("preparing the model")
-        prepared, result = _prepare_model(float_model, Path(scratch), decoder), Path(scratch) / "int8.onnx"
+        separate = separate_sums(float_model, choices.exclude)
+        prepared, result = _prepare_model(separate, Path(scratch), decoder), Path(scratch) / "int8.onnx"
         outputs_with_products = outputs_without_smoothing = smooth_report = None
         if choices.smooth is not None:
             say("quantising without smoothing, to compare")

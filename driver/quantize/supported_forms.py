@@ -1,12 +1,14 @@
-"""Rewrite biases to the form that onnxruntime's quantiser supports: each is the bias of one operator, and that of a
-Gemm is constant, of shape [N], with beta 1.
+"""Rewrite operators to the forms that onnxruntime's quantiser supports.
 
 Gemm<beta = 2>(a, b, c)    ->    Gemm(a, b, 2 c)                   c becomes [N]
                                  Add(Gemm(a, b), 2 c)              where it has several rows
+Conv(x, w, b)              ->    Conv(x, w, b_copy)                where another operator has the bias b, too
+Sum(a, b, c)               ->    Add(Add(a, b), c)                 of tensors of one shape
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import count
 from math import prod
 
@@ -64,3 +66,30 @@ def separate_shared_biases(model: onnx.ModelProto) -> onnx.ModelProto:
             node.input[2] = copy.name
         used.add(bias)
     return model
+
+
+def separate_sums(model: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
+    """Return a copy of `model` in which Adds, which the quantiser takes, compute each Sum of several tensors.
+
+    kept: names of operators that stay as they are.
+    """
+    separate = onnx.ModelProto()
+    separate.CopyFrom(model)
+    graph, nodes = separate.graph, list[onnx.NodeProto]()
+    names = {name for node in graph.node for name in node.output}
+    for node in graph.node:
+        if node.op_type != "Sum" or node.domain or len(node.input) < 2 or node.name in kept:
+            nodes.append(node)
+            continue
+        total = node.input[0]
+        for number, part in enumerate(node.input[1:], 1):
+            result = node.output[0]
+            if number < len(node.input) - 1:
+                result = next(name for k in count() if (name := f"{node.output[0]}_part{k}") not in names)
+                names.add(result)
+            name = node.name if number == 1 or not node.name else f"{node.name}_{number}"
+            nodes.append(helper.make_node("Add", [total, part], [result], name=name))
+            total = result
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return separate
