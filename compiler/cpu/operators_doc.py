@@ -21,11 +21,10 @@ All others run on the CPU, in one of three ways. You can add
 """
 
 NOT_MOVED = {
-    "Gather, Slice and Split of channels that begin within a channel group; DepthToSpace with mode CRD. Exception: a "
-    "convolution without groups computes the input, and nothing else reads it": "the channels of a group share an "
-    "entry, and only the weights of that convolution can permute them",
-    "Transpose that moves channels; Gather of images": "the channels of a group share an entry, and the images of a "
-    "batch share a piece",
+    "Transpose that moves channels of images, but before a product that flattens the image; Gather of images": "the "
+    "channels of a group share an entry, and the images of a batch share a piece",
+    "Slice and Split of channels that begin within a channel group, and that also cut rows or columns": "a product by "
+    "zeros and ones takes such channels, of all pixels",
     "Gather of more than 16 evenly spaced runs of rows or columns; Transpose of more than 16 columns; SpaceToDepth and "
     "DepthToSpace with blocks larger than 4 × 4": "an operator may take at most 16 layers, and each run, column or "
     "place in a block takes one",

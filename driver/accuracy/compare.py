@@ -417,4 +417,4 @@ def sqnr(exact: Array, computed: Array) -> float:
     power, lost = float((signal**2).sum()), float((error**2).sum())
     if not lost:
         return np.inf
-    return 10 * float(np.log10(power / lost)) if power else -np.inf
+    return 10 * float(np.log10(power / lost)) if power and lost < np.inf else -np.inf
