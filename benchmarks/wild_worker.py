@@ -21,6 +21,7 @@ from benchmarks.cpu import compare, error
 from benchmarks.quantisers import RELATIVE
 from benchmarks.rows import different
 from benchmarks.wild import WildModel, models
+from benchmarks.wild_architectures import build, example
 from celosia.driver.host.oracle import open_session
 from celosia.driver.runtime import Runtime
 
@@ -119,6 +120,26 @@ def by_onnxruntime(form: str) -> Callable[[WildModel], dict[str, Any]]:
     return quantise_and_measure
 
 
+def by_pt2e(model: WildModel) -> dict[str, Any]:
+    """Quantise an architecture with PT2E and CelosiaQuantizer, export it, and measure."""
+    import torch
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    from celosia.driver.torch.export import to_onnx
+
+    image = example()
+    prepared = prepare_pt2e(
+        torch.export.export(build(model.package, model.path), (image,)).module(), celosia.CelosiaQuantizer()
+    )
+    with torch.no_grad():
+        for feed in model.feeds(SAMPLES, seed=1):
+            prepared(torch.from_numpy(feed["image"]))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "int8.onnx"
+        onnx.save(to_onnx(convert_pt2e(prepared), (image,), input_names=["image"]), path)
+        return on_accelerator(path, model)
+
+
 def on_accelerator(path: Path, model: WildModel) -> dict[str, Any]:
     """Compare bytes with onnxruntime's, and count launches, cycles, and what stays on the CPU.
 
@@ -150,7 +171,7 @@ def on_accelerator(path: Path, model: WildModel) -> dict[str, Any]:
 
 MEASURED_BY: dict[str, Callable[[WildModel], dict[str, Any]]] = {
     "float": float_speed, "compile": compile_cost, "as_is": as_is, "celosia": by_celosia,
-    "qdq": by_onnxruntime("QDQ"), "qoperator": by_onnxruntime("QOperator"),
+    "qdq": by_onnxruntime("QDQ"), "qoperator": by_onnxruntime("QOperator"), "pt2e": by_pt2e,
 }  # fmt: skip
 
 if __name__ == "__main__":
