@@ -51,19 +51,19 @@ COMMAND = "python -m benchmarks wild"
 class WildModel:
     """A model of the list.
 
-    package, version, file: what the package index has. path: of the model inside that file; of an architecture, whose
-    `file` is "", its name in the package. sha256: of the model.
+    package, version, file: what the package index has. path: of the model inside that file. sha256: of the model. Of an
+    architecture, `path` is its name in the package; version, file and sha256 are "".
     inputs: by name, the shape as a list of sizes, and `value` for an input that must be constant, or `range`, a list of
     the least and the largest value. quantise: False for a model that is integer already. data: files with constants.
     """
 
     name: str
     package: str
+    version: str
+    file: str
     path: str
+    sha256: str
     kind: str
-    version: str = ""
-    file: str = ""
-    sha256: str = ""
     inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     quantise: bool = True
     data: Sequence[str] = ()
@@ -168,7 +168,7 @@ def models() -> dict[str, WildModel]:
     """Return the models of the list by name, those of packages and architectures."""
     listed = tomllib.loads(LIST.read_text(encoding="utf-8"))
     architectures = [
-        WildModel(f"{package}_{name}", package, name, "architecture")
+        WildModel(f"{package}_{name}", package, "", "", name, "", "architecture")
         for package, names in listed["architectures"].items() for name in names
     ]  # fmt: skip
     return {model.name: model for model in (*(WildModel(**entry) for entry in listed["model"]), *architectures)}

@@ -55,11 +55,11 @@ def compile_cost(model: WildModel) -> dict[str, Any]:
 def float_speed(model: WildModel) -> dict[str, Any]:
     """Compare results and speed on one thread with onnxruntime's."""
     proto, feed = onnx.load(model.local()), next(model.feeds(1))
-    measured = compare(_with_shapes(proto, feed), feed, SECONDS)
+    measured = compare(with_shapes(proto, feed), feed, SECONDS)
     return {"ratio": measured.ratio, "distance": measured.error, "milliseconds": measured.ours * 1e3}
 
 
-def _with_shapes(proto: onnx.ModelProto, feed: dict[str, Array]) -> onnx.ModelProto:
+def with_shapes(proto: onnx.ModelProto, feed: dict[str, Array]) -> onnx.ModelProto:
     """Write the shapes of the feed into the inputs of a model; constants, which files of IR 3 list there, go."""
     constants = {constant.name for constant in proto.graph.initializer}
     inputs = [value for value in proto.graph.input if value.name not in constants]
@@ -104,7 +104,7 @@ def by_onnxruntime(form: str) -> Callable[[WildModel], dict[str, Any]]:
 
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            proto = _with_shapes(onnx.load(model.local()), next(model.feeds(1)))
+            proto = with_shapes(onnx.load(model.local()), next(model.feeds(1)))
             opset = next(entry.version for entry in proto.opset_import if not entry.domain)
             onnx.save(proto, folder / "float.onnx")
             q.shape_inference.quant_pre_process(

