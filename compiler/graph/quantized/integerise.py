@@ -35,7 +35,8 @@ from celosia.compiler.graph.qdq import (
     scale_and_zero,
 )
 from celosia.compiler.graph.quantized.commute import CHOOSING_OPS, IN_FLOATS, Commute
-from celosia.compiler.graph.quantized.rounded import CENTRED, NORMS, factors_of_floats, norm_operands
+from celosia.compiler.graph.quantized.exact_products import PRODUCTS, dequantised_product
+from celosia.compiler.graph.quantized.rounded import CENTRED, NORMS, WHY, factors_of_floats, norm_operands
 from celosia.compiler.graph.quantized.tables import ELEMENTWISE_OPS, code_of, function_of, function_of_node
 from celosia.compiler.graph.simplify.redundant import drop_unused
 from celosia.compiler.graph.values import (
@@ -144,11 +145,18 @@ class Integerise(Commute):
         if self._reads_outer_dequantise(node):
             return False
         rule = _RULES.get(node.op_type)
-        y = quantised(node.outputs[0]) if rule is not None or node.op_type in ELEMENTWISE_OPS else None
+        may_rewrite = rule is not None or node.op_type in ELEMENTWISE_OPS or is_op(node, *PRODUCTS)
+        y = quantised(node.outputs[0]) if may_rewrite else None
         quantise = None if y is None else y.value.producer()
+        if y is None:
+            return False
         if quantise is not None and IN_FLOATS in quantise.meta and node.op_type != "DequantizeLinear":
-            rule = None  # onnxruntime computes floats here; only tables, which have the bytes of floats, may replace it
-        return y is not None and ((rule is not None and rule(self, node, y)) or self._rewrite_chain(node, y))
+            rule = None  # onnxruntime computes floats here; only what has the bytes of floats may replace it
+        return (
+            (rule is not None and rule(self, node, y))
+            or self._rewrite_exact_product(node, y)
+            or self._rewrite_chain(node, y)
+        )
 
     def _reads_outer_dequantise(self, node: ir.Node) -> bool:
         """Return whether `node`, in a body, reads a DequantizeLinear outside of it.
@@ -280,6 +288,33 @@ class Integerise(Commute):
             return self._replace_by_form("MatMul", operands, y, product.last)
         attrs = {"transB": attribute(node, "transB", 0), "alpha": 1.0}
         return self._replace_by_form("Gemm", operands, y, product.last, product.bias, **attrs)
+
+    def _rewrite_exact_product(self, node: ir.Node, y: Quantised) -> bool:
+        """Replace a product that onnxruntime computes in floats by one of integers, if no sum of the floats can round.
+
+        Such are those with a bias of int8, or with a result of another type than its operand.
+        """
+        product = None if self._reads_outer_dequantise(node) else dequantised_product(node)
+        if product is None:
+            return False
+        source = product.node
+        try:
+            fitted = product.fit(y)
+        except numerics.RoundingError as reason:
+            source.meta[WHY] = str(reason)
+            return False
+        name = derived_name(self.graph, f"{source.name or y.value.name}_exact")
+        arrays = {
+            "bias": fitted.bias, "w_scale": fitted.w_scale, "y_zero": np.array(fitted.zero_point, y.dtype),
+            "w_zero": np.array(np.broadcast_to(product.w.zero.reshape(-1), fitted.w_scale.shape)),
+        }  # fmt: skip
+        bias, w_scale, y_zero, w_zero = (new_constant(self.graph, f"{name}_{part}", a) for part, a in arrays.items())
+        w = replace(product.w, scale=fitted.w_scale, zero=arrays["w_zero"], scale_value=w_scale, zero_value=w_zero)
+        result = replace(y, zero=arrays["y_zero"], zero_value=y_zero)
+        if is_op(source, "Conv", "ConvTranspose"):
+            return self._replace_by_form(source.op_type, [product.x, w], result, node, bias, **attributes_of(source))
+        attrs = {"transB": attribute(source, "transB", 0), "alpha": 1.0}
+        return self._replace_by_form("Gemm", [product.x, w], result, node, bias, **attrs)
 
     def _rewrite_float_product(self, node: ir.Node) -> bool:
         """Replace a product whose result stays float by QGemm without an output scale, or by MatMulIntegerToFloat."""
