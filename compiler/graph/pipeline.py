@@ -32,7 +32,7 @@ from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.simplify.blocked_layout import use_blocked_layout
 from celosia.compiler.graph.simplify.convolutions import convolve_transposed, fold_batchnorm, order_channels
 from celosia.compiler.graph.simplify.fold import fold, fold_imported
-from celosia.compiler.graph.simplify.redundant import merge_equal, remove_dead, remove_wires, simplify
+from celosia.compiler.graph.simplify.redundant import merge_equal, merge_quantisations, remove_dead, remove_wires, simplify
 from celosia.compiler.graph.transposed_values import transpose_attention_values
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.switches import PARTS
@@ -66,6 +66,7 @@ IMPORT_PASSES = Pipeline(
     GraphPass("constants", "Constant operators become constants of the graph", _lift_constants, inside=False),
     GraphPass("branches", "an If of a constant becomes the branch that is taken", _inline_branches, inside=False),
     GraphPass("unused", "operators whose results nothing reads go", _remove_unused, inside=False),
+    GraphPass("equal-quantisations", "equal QuantizeLinear become one", merge_quantisations, inside=False),
     GraphPass(
         "block-activations", "activations of MatMulNBits are rounded to bytes by blocks", round_activations,
         inside=False,

@@ -43,7 +43,12 @@ from celosia.compiler.numerics.binary import (
     qlinear_mul,
     rescale_add,
 )
-from celosia.compiler.numerics.float_products import FloatProduct, RoundingError, fit_float_product
+from celosia.compiler.numerics.float_products import (
+    FloatProduct,
+    RoundingError,
+    fit_float_product,
+    fit_scaled_mean,
+)
 from celosia.compiler.numerics.norm import NormConstants, NormError, norm_constants
 from celosia.compiler.numerics.requantiser import (
     MULTIPLIER_BITS,
@@ -85,6 +90,7 @@ __all__ = [
     "fit_float_product",
     "fit_rescale_add",
     "fit_rescale_mul",
+    "fit_scaled_mean",
     "fit_slopes",
     "float_add",
     "float_mul",

@@ -27,6 +27,7 @@ from celosia.compiler.numerics.requantiser import (
     byte_type,
     conv_scale,
     f32,
+    global_average_scale,
     limits,
     quantize_linear,
     requantize_f32,
@@ -85,12 +86,45 @@ def fit_float_product(
         return quantize_linear(acc * step[:, None] + offsets[:, None], sy, zy, kind_y)
 
     steps = offsets / step  # exact, or rounded if the bias lies between two integer sums
-    lowest = limits(kind_y)[0]
-    for zero in dict.fromkeys((zy, lowest)):
+    for zero in dict.fromkeys((zy, *limits(kind_y))):
         fitted = _fit_channels(float_bytes, span, steps, scales, (sx, sy, zy), zero, kind_y)
         if fitted is not None:
             return fitted
     raise RoundingError("no integer bias and scale of 24 bits round as its floats do")
+
+
+@np.errstate(all="ignore")
+def fit_scaled_mean(
+    count: int, factor: float, sx: float, zx: int, sy: float, zy: int, dtype: DTypeLike
+) -> np.float32 | None:
+    """Return the scale of the input with which QLinearGlobalAveragePool has the bytes of quantise(mean * factor).
+
+    onnxruntime computes the mean of `count` dequantised values in float32 as their sum over `count`, and multiplies the
+    result by `factor`. None if a sum may round, or if no scale has the same bytes.
+
+    >>> float(fit_scaled_mean(49, 1.0048828125, 0.03125, 0, 0.03125, 0, np.int8))
+    0.031402587890625
+    """
+    kind, divisor, number = byte_type(dtype), f32(count), f32(factor)
+    span = _span(np.ones((1, count), np.int64), zx, kind)
+    try:
+        (step,) = _exact_step(span, np.ones(1, f32), np.zeros(1), sx)
+    except RoundingError:
+        return None
+    if not (0 < f32(sy) < np.inf and 0 < number < np.inf):
+        return None
+
+    def float_bytes(acc: Int64) -> NDArray[Any]:
+        """Return the bytes that the model computes from integer sums."""
+        return quantize_linear((acc * step).astype(f32) / divisor * number, sy, zy, kind)
+
+    nearest = np.asarray([f32(sx) * number], f32)
+    for places in SCALE_STEPS:
+        candidate = (nearest.view(np.int32) + places).view(f32)
+        scale = global_average_scale(candidate[0], sy, count).reshape(1)
+        if 0 < scale[0] < np.inf and _has_same_bytes(float_bytes, span, np.zeros(1, np.int64), scale, zy, kind)[0]:
+            return candidate[0]
+    return None
 
 
 def _span(weights: Int64, zx: int, kind: np.dtype[Any]) -> tuple[Int64, Int64]:
@@ -141,9 +175,12 @@ def _fit_channels(
 ) -> FloatProduct | None:  # fmt: skip
     """Return integers for all channels with the zero point `zero`; None if a channel has none.
 
-    steps: the bias in steps of the integer sum. numbers: sx, sy, zy. With a zero point other than zy the bias grows, so
-    that the sums of all results are positive. A scale that is one place larger then rounds all ties up, as a bias
-    between two integers does.
+    steps: the bias in steps of the integer sum. numbers: sx, sy, zy.
+
+    A bias between two integer sums never gives a tie: one of the two rounds up, the other down. With the least byte as
+    zero point, all results are sums above 0, and a scale that is one place larger rounds their ties up. With the
+    greatest byte all are below 0, and a smaller scale does. Channels whose bias is an integer need ties to even, which
+    one of the two zero points keeps: that at an even distance from zy.
     """
     sx, sy, zy = numbers
     bias, fitted_scales = np.zeros(len(steps), np.int64), scales.copy()

@@ -11,6 +11,7 @@ powers of two.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from celosia.compiler import numerics
 from celosia.compiler.graph.operands import product_operands
 from celosia.compiler.graph.qdq import Quantised, activation, dequantised, scale_and_zero
-from celosia.compiler.graph.values import attribute, constant, is_op, only_use
+from celosia.compiler.graph.values import attribute, constant, is_op, only_use, shape
 
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Float operators that multiply by weights."""
@@ -74,6 +75,25 @@ def dequantised_product(last: ir.Node) -> DequantisedProduct | None:
     outputs = weights.shape[output_axis]
     rows = bias.size == 1 or (bias.shape[-1:] == (outputs,) and bias.size == outputs)
     return DequantisedProduct(node, x, w, output_axis, bias.reshape(-1)) if rows and weights.size else None
+
+
+def scaled_mean(node: ir.Node, y: Quantised) -> tuple[ir.Node, Quantised, NDArray[np.float32]] | None:
+    """Return (pool, its operand, another scale of that) of a GlobalAveragePool times a constant.
+
+    With the other scale, the average of bytes is the result `y` of the Mul `node`. Quantisers for AMD's DPU multiply so,
+    because that divides by a power of two. None for other operators, and if no scale has the same bytes.
+    """
+    pool = next((p for p in map(_producer, node.inputs) if is_op(p, "GlobalAveragePool")), None)
+    factor = next((array for value in node.inputs if (array := constant(value)) is not None), None)
+    if pool is None or factor is None or factor.size != 1 or only_use(pool.outputs[0]) is not node:
+        return None
+    x, dims = activation(pool.inputs[0]), shape(pool.inputs[0])  # type: ignore[arg-type]
+    if x is None or x.dtype != y.dtype or dims is None or shape(node.outputs[0]) != shape(pool.outputs[0]):
+        return None
+    scale = numerics.fit_scaled_mean(
+        prod(dims[2:]), factor.item(), *scale_and_zero(x), *scale_and_zero(y), y.dtype
+    )  # fmt: skip
+    return None if scale is None else (pool, x, np.asarray(scale, np.float32))
 
 
 def _producer(value: ir.Value | None) -> ir.Node | None:

@@ -35,7 +35,7 @@ from celosia.compiler.graph.qdq import (
     scale_and_zero,
 )
 from celosia.compiler.graph.quantized.commute import CHOOSING_OPS, IN_FLOATS, Commute
-from celosia.compiler.graph.quantized.exact_products import PRODUCTS, dequantised_product
+from celosia.compiler.graph.quantized.exact_products import PRODUCTS, dequantised_product, scaled_mean
 from celosia.compiler.graph.quantized.rounded import CENTRED, NORMS, WHY, factors_of_floats, norm_operands
 from celosia.compiler.graph.quantized.tables import ELEMENTWISE_OPS, code_of, function_of, function_of_node
 from celosia.compiler.graph.simplify.redundant import drop_unused
@@ -155,6 +155,7 @@ class Integerise(Commute):
         return (
             (rule is not None and rule(self, node, y))
             or self._rewrite_exact_product(node, y)
+            or (is_op(node, "Mul") and self._rewrite_scaled_mean(node, y))
             or self._rewrite_chain(node, y)
         )
 
@@ -315,6 +316,16 @@ class Integerise(Commute):
             return self._replace_by_form(source.op_type, [product.x, w], result, node, bias, **attributes_of(source))
         attrs = {"transB": attribute(source, "transB", 0), "alpha": 1.0}
         return self._replace_by_form("Gemm", [product.x, w], result, node, bias, **attrs)
+
+    def _rewrite_scaled_mean(self, node: ir.Node, y: Quantised) -> bool:
+        """Replace GlobalAveragePool -> Mul by a constant by an average of bytes, if both round alike (`scaled_mean`)."""
+        scaled = scaled_mean(node, y)
+        if scaled is None:
+            return False
+        pool, x, x_scale = scaled
+        name = derived_name(self.graph, f"{pool.name or y.value.name}_scale")
+        x = replace(x, scale=x_scale, scale_value=new_constant(self.graph, name, x_scale))
+        return self._replace_by_form(pool.op_type, [x], y, node)
 
     def _rewrite_float_product(self, node: ir.Node) -> bool:
         """Replace a product whose result stays float by QGemm without an output scale, or by MatMulIntegerToFloat."""
