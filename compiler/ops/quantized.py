@@ -278,8 +278,9 @@ def qgemm(node: Node) -> Tensor:
     """Build QGemm (com.microsoft): alpha A B + C of bytes; without an output scale the result is float32."""
     a, b, c = node.input("a"), node.input("b"), node.optional("c")
     sa, sb = node.scalar("a_scale", F32), node.input("b_scale")
-    alpha = float(node.attrs.get("alpha", 1.0))
-    zy = node.scalar("y_zero_point", a.dtype) if node.has("y_scale") else None
+    alpha, zero = float(node.attrs.get("alpha", 1.0)), node.optional("y_zero_point")
+    kind = a.dtype if zero is None else _require_bytes(zero)
+    zy = node.scalar("y_zero_point", kind) if node.has("y_scale") else None
 
     def factor(j: Expr) -> Expr:
         scale = (sa if alpha == 1 else sa * alpha) * sb.flat(j)
@@ -290,7 +291,7 @@ def qgemm(node: Node) -> Tensor:
     def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
         acc = acc if c is None else acc + at(c, i)
         column_scale = scale[i[-1] if sb.size > 1 else 0]
-        return acc.astype(F32) * column_scale if zy is None else requantize(acc, column_scale, zy, a.dtype)
+        return acc.astype(F32) * column_scale if zy is None else requantize(acc, column_scale, zy, kind)
 
     turn_a, turn_b = (bool(node.attrs.get(name, 0)) for name in ("transA", "transB"))
     return _product(node, a, b, finish, turn_a, turn_b)

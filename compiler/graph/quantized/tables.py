@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from celosia.compiler import numerics
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.graph.operands import operand
+from celosia.compiler.graph.qdq import dequantised, have_same_parameters
 from celosia.compiler.graph.simplify.redundant import drop_unused
 from celosia.compiler.graph.values import attributes, constant, dtype_name, is_op, new_constant, replace_keeping_name
 from celosia.compiler.ops import OPS, op_spec
@@ -247,11 +248,19 @@ def function_of(value: ir.Value | None, longest: int = MAX_CHAIN) -> tuple[ir.Va
         if operand_value is None:
             continue
         followed = function_of(operand_value, longest - 1)
-        if followed is None or (followed[0] is not None and base not in (None, followed[0])):
+        if followed is None or (followed[0] is not None and base is not None and not _are_equal(base, followed[0])):
             return None
         base = base or followed[0]
         functions[operand_value.name or ""] = followed[1]
     return base, _apply(node, functions)
+
+
+def _are_equal(a: ir.Value, b: ir.Value) -> bool:
+    """Return whether two results of DequantizeLinear are equal, as they have the same operands."""
+    if a is b:
+        return True
+    p, q = dequantised(a), dequantised(b)
+    return p is not None and q is not None and p.value is q.value and have_same_parameters(p, q)
 
 
 def _apply(node: ir.Node, operands: Mapping[str, Function]) -> Function:
