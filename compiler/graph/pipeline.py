@@ -86,9 +86,9 @@ IMPORT_PASSES = Pipeline(
 """Rewrites of an imported graph that repeat onnxruntime's, so that its bytes are the same."""
 
 
-def _to_integers(model: ir.Model, norms: bool = False) -> None:
-    """Replace QDQ patterns by integer operators. norms: also normalisations, which are then rounded correctly."""
-    Integerise(model, norms).run()
+def _to_integers(model: ir.Model, correctly: bool = False) -> None:
+    """Replace QDQ patterns by integer operators. correctly: also those that round where onnxruntime's floats do not."""
+    Integerise(model, correctly).run()
 
 
 PASSES = Pipeline(
@@ -159,7 +159,7 @@ def passes_of(left_out: Collection[str], rounding: str) -> Pipeline:
     if rounding not in ROUNDINGS:
         close = did_you_mean(rounding, ROUNDINGS)
         raise ModelError(f"rounding is {rounding!r}{close}; take {' or '.join(ROUNDINGS)}")
-    correctly = partial(_to_integers, norms=rounding == "correct")
+    correctly = partial(_to_integers, correctly=rounding == "correct")
     passes = (
         replace(graph_pass, run=correctly) if graph_pass.run is _to_integers else graph_pass for graph_pass in PASSES
     )

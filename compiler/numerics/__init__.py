@@ -48,6 +48,7 @@ from celosia.compiler.numerics.float_products import (
     RoundingError,
     fit_float_product,
     fit_scaled_mean,
+    nearest_float_product,
 )
 from celosia.compiler.numerics.norm import NormConstants, NormError, norm_constants
 from celosia.compiler.numerics.requantiser import (
@@ -98,6 +99,7 @@ __all__ = [
     "global_average_scale",
     "identity_table",
     "mean_scale",
+    "nearest_float_product",
     "nearest_rescale_add",
     "norm_constants",
     "qlinear_add",

@@ -93,6 +93,30 @@ def fit_float_product(
     raise RoundingError("no integer bias and scale of 24 bits round as its floats do")
 
 
+def nearest_float_product(
+    w: NDArray[Any], sw: ArrayLike, bias: ArrayLike, sx: float, zx: int, x_dtype: DTypeLike, sy: float, zy: int,
+    y_dtype: DTypeLike,
+) -> FloatProduct:  # fmt: skip
+    """Return the operands with which integers compute the same product as `fit_float_product`, but round correctly.
+
+    The bias is rounded to steps of the products. The sum is exact, and is rounded once. RoundingError if an int32 may
+    not hold it.
+    """
+    kind_x, channels = byte_type(x_dtype), len(w)
+    weights = w.reshape(channels, -1).astype(np.int64)
+    scales = np.broadcast_to(np.asarray(sw, f32).reshape(-1), (channels,)).copy()
+    offsets = np.broadcast_to(np.asarray(bias, f32).reshape(-1), (channels,)).astype(np.float64)
+    step = np.float64(f32(sx)) * scales.astype(np.float64)
+    factor = conv_scale(sx, scales, sy)
+    if not (np.all(step > 0) and np.all((factor > 0) & np.isfinite(factor)) and np.all(np.isfinite(offsets))):
+        raise RoundingError("a scale is not positive and finite, or a bias is not finite")
+    low, high = _span(weights, zx, kind_x)
+    steps = np.rint(offsets / step)
+    if np.any(np.maximum(high, -low) + np.abs(steps) >= 2.0**31):
+        raise RoundingError("its sums, or its bias in steps of the products, are beyond int32")
+    return FloatProduct(steps.astype(np.int32), scales, zy)
+
+
 @np.errstate(all="ignore")
 def fit_scaled_mean(
     count: int, factor: float, sx: float, zx: int, sy: float, zy: int, dtype: DTypeLike

@@ -17,6 +17,7 @@ from onnx import helper, numpy_helper
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.importing.dimensions import Shapes, is_quantised
+from celosia.compiler.graph.quantized.exact_products import PRODUCTS
 from celosia.compiler.graph.quantized.rounded import NORMS
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program import InputError
@@ -165,7 +166,7 @@ def _compare_tensors(
     ]  # fmt: skip
 
 
-ROUNDED_SUMS = ("Add", "AveragePool")
+ROUNDED_SUMS = ("Add", "AveragePool", *PRODUCTS)
 """Operators, besides normalisations, whose integer results may differ by one step where a sum lies on a rounding
 tie."""
 

@@ -10,6 +10,7 @@ import pytest
 from configs import CONFIGS, ROOM
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 from oracle import opened
 
 import celosia
@@ -243,3 +244,54 @@ def test_quantisations_that_are_equal_count_as_one_reader() -> None:
     )  # fmt: skip
     program = check(made, "tiny", rng)
     assert not reasons(program)
+
+
+@pytest.mark.parametrize("name", ["Conv", "depthwise", "transB", "rows"])
+@pytest.mark.parametrize("types", [("uint8", "int8"), ("int8", "uint8"), ("int8", "int8")])
+def test_correct_rounding_of_sums_that_floats_round(name: str, types: tuple[str, str]) -> None:
+    """Each byte is that of the real sum, and differs from onnxruntime's by at most one, next to ties."""
+    rng, many, apart = np.random.default_rng(4), 0, 0
+    bias = "float" if types[0] != types[1] else "int8"
+    made = product_model(name, rng, types, bias=bias, down=8)
+    for tensor in made.graph.initializer:
+        if tensor.name in ("sx", "sw", "sy"):
+            scale = numpy_helper.to_array(tensor) * np.float32(1.2345)
+            tensor.CopyFrom(numpy_helper.from_array(np.asarray(scale, np.float32), tensor.name))
+    assert celosia.compile(made, "tiny").macs_accelerator == 0
+    program, session = celosia.compile(made, "tiny", rounding="correct"), opened(made, int8=True)
+    assert program.macs_accelerator == program.macs_total
+    assert any("next to a tie" in info.note for step in program.launches for info in step.layers)
+    exact = ReferenceEvaluator(in_doubles(made))
+    zero = int(next(numpy_helper.to_array(t) for t in made.graph.initializer if t.name == "zy"))
+    with celosia.Runtime(program) as runtime:
+        for x in inputs(made, rng):
+            found = runtime.run({"x": x}).outputs["y"].astype(np.int64)
+            wanted = session.run(None, {"x": x})[0].astype(np.int64)
+            assert np.abs(found - wanted).max() <= 1
+            info = np.iinfo(types[1])
+            steps = np.clip(exact.run(None, {"x": x})[0], info.min - zero - 1, info.max - zero + 1)
+            rounded = np.clip(np.rint(steps) + zero, info.min, info.max)
+            near_tie = np.abs(np.abs(steps - np.rint(steps)) - 0.5) < 0.01  # a bias is rounded to steps of the products
+            np.testing.assert_array_equal(found[~near_tie], rounded[~near_tie])
+            many, apart = many + found.size, apart + int((found != wanted).sum())
+    assert apart <= many / 50
+
+
+def in_doubles(made: onnx.ModelProto) -> onnx.ModelProto:
+    """The product of `made` over the step of its result, computed in float64 from bytes: no float32 is rounded."""
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in made.graph.initializer}
+    graph = onnx.GraphProto()
+    graph.CopyFrom(made.graph)
+    del graph.initializer[:], graph.node[:], graph.output[:]
+    doubles = {"zx": np.float64(arrays["zx"]), "scale": np.float64(arrays["sx"]) / np.float64(arrays["sy"])}
+    doubles["wf"] = arrays["w"].astype(np.float64) * np.float64(arrays["sw"])
+    bias = arrays["bf"] if "bf" in arrays else arrays["b"].astype(np.float64) * np.float64(arrays["sb"])
+    doubles["bf"] = bias.astype(np.float64) / np.float64(arrays["sy"])
+    graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in doubles.items())
+    products = [node for node in made.graph.node if node.op_type not in ("DequantizeLinear", "QuantizeLinear", "Relu")]
+    graph.node.extend([
+        helper.make_node("Cast", ["x"], ["xd"], to=onnx.TensorProto.DOUBLE), helper.make_node("Sub", ["xd", "zx"], ["u"]),
+        helper.make_node("Mul", ["u", "scale"], ["a"]), *products,
+    ])  # fmt: skip
+    graph.output.append(helper.make_tensor_value_info("p", onnx.TensorProto.DOUBLE, None))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

@@ -22,6 +22,13 @@ from celosia.compiler.graph.operands import product_operands
 from celosia.compiler.graph.qdq import Quantised, activation, dequantised, scale_and_zero
 from celosia.compiler.graph.values import attribute, constant, is_op, only_use, shape
 
+ROUNDED = "celosia.rounded once"
+"""Key in `meta` of an integer product whose floats may round otherwise in onnxruntime."""
+ADVICE = (
+    "quantise operands and result to one 8-bit type, and a bias to int32 in steps of the operands' scales, or compile "
+    'with rounding="correct"'
+)
+"""What makes integers of a product that stays in floats."""
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Float operators that multiply by weights."""
 
@@ -39,15 +46,18 @@ class DequantisedProduct:
     output_axis: int
     bias: NDArray[np.float32]
 
-    def fit(self, y: Quantised) -> numerics.FloatProduct:
-        """Return the operands with which integers have the bytes of the result `y`. Raises RoundingError if none do."""
+    def fit(self, y: Quantised, nearest: bool = False) -> numerics.FloatProduct:
+        """Return the operands with which integers have the bytes of the result `y`. Raises RoundingError if none do.
+
+        nearest: integers that are rounded correctly instead, whose bytes may differ next to ties.
+        """
         weights, zero = constant(self.w.value), self.w.zero
         assert weights is not None
         outputs_first = np.moveaxis(weights.astype(np.int32), self.output_axis, 0)
         outputs_first = outputs_first - zero.reshape(-1, *(1,) * (weights.ndim - 1)).astype(np.int32)
-        return numerics.fit_float_product(
-            outputs_first, self.w.scale, self.bias, *scale_and_zero(self.x), self.x.dtype, *scale_and_zero(y), y.dtype
-        )
+        find = numerics.nearest_float_product if nearest else numerics.fit_float_product
+        x, y_numbers = scale_and_zero(self.x), scale_and_zero(y)
+        return find(outputs_first, self.w.scale, self.bias, *x, self.x.dtype, *y_numbers, y.dtype)
 
 
 def dequantised_product(last: ir.Node) -> DequantisedProduct | None:

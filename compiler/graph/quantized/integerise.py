@@ -35,7 +35,7 @@ from celosia.compiler.graph.qdq import (
     scale_and_zero,
 )
 from celosia.compiler.graph.quantized.commute import CHOOSING_OPS, IN_FLOATS, Commute
-from celosia.compiler.graph.quantized.exact_products import PRODUCTS, dequantised_product, scaled_mean
+from celosia.compiler.graph.quantized.exact_products import ADVICE, PRODUCTS, ROUNDED, dequantised_product, scaled_mean
 from celosia.compiler.graph.quantized.rounded import CENTRED, NORMS, WHY, factors_of_floats, norm_operands
 from celosia.compiler.graph.quantized.tables import ELEMENTWISE_OPS, code_of, function_of, function_of_node
 from celosia.compiler.graph.simplify.redundant import drop_unused
@@ -69,12 +69,13 @@ class Integerise(Commute):
 
     Methods that take a node are rules: they return whether they changed the graph.
 
-    norms: also replace normalisations (rounded.py), whose results are not always onnxruntime's.
+    correctly: also replace operators of floats whose integers round correctly, but not always as onnxruntime's floats:
+    normalisations (rounded.py) and products (exact_products.py).
     """
 
-    def __init__(self, model: ir.Model, norms: bool = False) -> None:
+    def __init__(self, model: ir.Model, correctly: bool = False) -> None:
         super().__init__(model)
-        self.norms = norms
+        self.correctly = correctly
 
     def run(self) -> None:
         """Apply all rules, in four rounds, each until nothing changes.
@@ -176,6 +177,8 @@ class Integerise(Commute):
         dims = y.value.shape if y.value.shape is not None else source.outputs[0].shape
         out = ir.Value(name=None, shape=dims, type=ir.TensorType(ir.DataType.from_numpy(y.dtype)))
         new_node = ir.Node(domain, op, inputs, attributes(**attrs), outputs=[out], name=source.name)
+        if ROUNDED in source.meta:
+            new_node.meta[ROUNDED] = True
         self.graph.insert_before(quantise, new_node)
         self._take_over(y.value, out)
         self.graph.remove(quantise, safe=True)
@@ -298,24 +301,33 @@ class Integerise(Commute):
         product = None if self._reads_outer_dequantise(node) else dequantised_product(node)
         if product is None:
             return False
-        source = product.node
+        source, is_exact = product.node, True
         try:
             fitted = product.fit(y)
         except numerics.RoundingError as reason:
-            source.meta[WHY] = str(reason)
-            return False
+            source.meta[WHY], is_exact = f"{reason}; {ADVICE}", False
+            if not self.correctly:
+                return False
+            try:
+                fitted = product.fit(y, nearest=True)
+            except numerics.RoundingError:
+                return False
         name = derived_name(self.graph, f"{source.name or y.value.name}_exact")
         arrays = {
             "bias": fitted.bias, "w_scale": fitted.w_scale, "y_zero": np.array(fitted.zero_point, y.dtype),
             "w_zero": np.array(np.broadcast_to(product.w.zero.reshape(-1), fitted.w_scale.shape)),
         }  # fmt: skip
+        if not is_exact:
+            node.meta[ROUNDED] = True
         bias, w_scale, y_zero, w_zero = (new_constant(self.graph, f"{name}_{part}", a) for part, a in arrays.items())
         w = replace(product.w, scale=fitted.w_scale, zero=arrays["w_zero"], scale_value=w_scale, zero_value=w_zero)
         result = replace(y, zero=arrays["y_zero"], zero_value=y_zero)
         if is_op(source, "Conv", "ConvTranspose"):
-            return self._replace_by_form(source.op_type, [product.x, w], result, node, bias, **attributes_of(source))
-        attrs = {"transB": attribute(source, "transB", 0), "alpha": 1.0}
-        return self._replace_by_form("Gemm", [product.x, w], result, node, bias, **attrs)
+            self._replace_by_form(source.op_type, [product.x, w], result, node, bias, **attributes_of(source))
+        else:
+            attrs = {"transB": attribute(source, "transB", 0), "alpha": 1.0}
+            self._replace_by_form("Gemm", [product.x, w], result, node, bias, **attrs)
+        return True
 
     def _rewrite_scaled_mean(self, node: ir.Node, y: Quantised) -> bool:
         """Replace GlobalAveragePool -> Mul by a constant by an average of bytes, if both round alike (`scaled_mean`)."""
@@ -394,7 +406,7 @@ class Integerise(Commute):
 
     def _rewrite_norm(self, node: ir.Node, y: Quantised) -> bool:
         """Replace a normalisation by QLinearNorm, if it was asked for and its operands allow it."""
-        operands = norm_operands(self.graph, node, y) if self.norms else None
+        operands = norm_operands(self.graph, node, y) if self.correctly else None
         if operands is None:
             return False
         inputs = [*self._quantised_inputs(operands[0]), *operands[1], *self._parameters(y)]

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.operands import operand
+from celosia.compiler.graph.quantized.exact_products import ROUNDED
 from celosia.compiler.graph.quantized.integerise import SLOPES
 from celosia.compiler.graph.select.matrices import place_activation_product, rows_form
 from celosia.compiler.graph.select.parameters import (
@@ -42,6 +43,7 @@ from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.roofline import choose, estimate
 from celosia.compiler.tensorize.space import Workload
 
+ROUNDED_NOTE = "onnxruntime multiplies in floats; a value next to a tie can differ by one step"
 MAX_PHASES = 64
 """Limit of the layers, one for each phase of the stride, that a transposed convolution is split into."""
 
@@ -76,7 +78,12 @@ def place_conv(p: Placement, node: ir.Node) -> None:
     x, y = p.read(value, form, reads), p.new_activation(node.outputs[0], y_form)
     gemm = Gemm(weights, groups, filling=filling)
     layer = Layer(node.name or "", x, y, window, zero_x, gemm, requantise=requantise)
-    p.add_layer(node, layer, reads, y_form)
+    p.add_layer(node, layer, reads, y_form, _note_of(node))
+
+
+def _note_of(node: ir.Node) -> str:
+    """Return the remark on a product that onnxruntime computes in floats which may round otherwise; "" for others."""
+    return ROUNDED_NOTE if ROUNDED in node.meta else ""
 
 
 def _as_image_weights(weights: NDArray[Any], value: ir.Value, name: str) -> NDArray[Any]:
@@ -269,7 +276,7 @@ def place_matmul(p: Placement, node: ir.Node) -> None:
         x = p.read(value, x_form, reads)
     gemm, y = Gemm(weights), p.new_activation(node.outputs[0], y_form)
     layer = Layer(node.name or "", x, y, window, gemm=gemm, requantise=requantise)
-    p.add_layer(node, layer, reads, y_form)
+    p.add_layer(node, layer, reads, y_form, _note_of(node))
 
 
 SUMS_NOTE = (
