@@ -23,7 +23,9 @@ from celosia.compiler.graph.qdq import Quantised, activation, dequantised, scale
 from celosia.compiler.graph.values import attribute, constant, is_op, only_use, shape
 
 ROUNDED = "celosia.rounded once"
-"""Key in `meta` of an integer product whose floats may round otherwise in onnxruntime."""
+"""Key in `meta` of an integer product whose bytes may differ from onnxruntime's: a remark that says why."""
+ROUNDED_NOTE = "onnxruntime multiplies in floats; a value next to a tie can differ by one step"
+"""That remark, where onnxruntime's floats may round otherwise."""
 ADVICE = (
     "quantise operands and result to one 8-bit type, and a bias to int32 in steps of the operands' scales, or compile "
     'with rounding="correct"'

@@ -35,7 +35,7 @@ from celosia.compiler.graph.qdq import (
     scale_and_zero,
 )
 from celosia.compiler.graph.quantized.commute import CHOOSING_OPS, IN_FLOATS, Commute
-from celosia.compiler.graph.quantized.exact_products import ADVICE, PRODUCTS, ROUNDED, dequantised_product, scaled_mean
+from celosia.compiler.graph.quantized.exact_products import ADVICE, PRODUCTS, ROUNDED, ROUNDED_NOTE, dequantised_product, scaled_mean
 from celosia.compiler.graph.quantized.rounded import CENTRED, NORMS, WHY, factors_of_floats, norm_operands
 from celosia.compiler.graph.quantized.tables import ELEMENTWISE_OPS, code_of, function_of, function_of_node
 from celosia.compiler.graph.simplify.redundant import drop_unused
@@ -177,8 +177,8 @@ class Integerise(Commute):
         dims = y.value.shape if y.value.shape is not None else source.outputs[0].shape
         out = ir.Value(name=None, shape=dims, type=ir.TensorType(ir.DataType.from_numpy(y.dtype)))
         new_node = ir.Node(domain, op, inputs, attributes(**attrs), outputs=[out], name=source.name)
-        if ROUNDED in source.meta:
-            new_node.meta[ROUNDED] = True
+        if note := source.meta.get(ROUNDED, quantise.meta.get(ROUNDED)):
+            new_node.meta[ROUNDED] = note
         self.graph.insert_before(quantise, new_node)
         self._take_over(y.value, out)
         self.graph.remove(quantise, safe=True)
@@ -318,7 +318,7 @@ class Integerise(Commute):
             "w_zero": np.array(np.broadcast_to(product.w.zero.reshape(-1), fitted.w_scale.shape)),
         }  # fmt: skip
         if not is_exact:
-            node.meta[ROUNDED] = True
+            node.meta.setdefault(ROUNDED, ROUNDED_NOTE)
         bias, w_scale, y_zero, w_zero = (new_constant(self.graph, f"{name}_{part}", a) for part, a in arrays.items())
         w = replace(product.w, scale=fitted.w_scale, zero=arrays["w_zero"], scale_value=w_scale, zero_value=w_zero)
         result = replace(y, zero=arrays["y_zero"], zero_value=y_zero)

@@ -222,7 +222,7 @@ def function_of_node(node: ir.Node) -> Function | None:
     if x is None or None in scalars.values():
         return None
     functions: dict[str, Function] = {name: scalar[1] for name, scalar in scalars.items() if scalar is not None}
-    return _apply(node, functions | {x.name or "": lambda x: x})
+    return compose(node, functions | {x.name or "": lambda x: x})
 
 
 def function_of(value: ir.Value | None, longest: int = MAX_CHAIN) -> tuple[ir.Value | None, Function] | None:
@@ -252,7 +252,7 @@ def function_of(value: ir.Value | None, longest: int = MAX_CHAIN) -> tuple[ir.Va
             return None
         base = base or followed[0]
         functions[operand_value.name or ""] = followed[1]
-    return base, _apply(node, functions)
+    return base, compose(node, functions)
 
 
 def _are_equal(a: ir.Value, b: ir.Value) -> bool:
@@ -263,7 +263,7 @@ def _are_equal(a: ir.Value, b: ir.Value) -> bool:
     return p is not None and q is not None and p.value is q.value and have_same_parameters(p, q)
 
 
-def _apply(node: ir.Node, operands: Mapping[str, Function]) -> Function:
+def compose(node: ir.Node, operands: Mapping[str, Function]) -> Function:
     """Return the function that `node` computes of functions of one tensor, its operands by name."""
     host_op = _host_operator(node)
     return lambda x: np.asarray(execute(host_op, {name: f(x) for name, f in operands.items()}, once=True)[0])

@@ -43,7 +43,6 @@ from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.roofline import choose, estimate
 from celosia.compiler.tensorize.space import Workload
 
-ROUNDED_NOTE = "onnxruntime multiplies in floats; a value next to a tie can differ by one step"
 MAX_PHASES = 64
 """Limit of the layers, one for each phase of the stride, that a transposed convolution is split into."""
 
@@ -78,12 +77,7 @@ def place_conv(p: Placement, node: ir.Node) -> None:
     x, y = p.read(value, form, reads), p.new_activation(node.outputs[0], y_form)
     gemm = Gemm(weights, groups, filling=filling)
     layer = Layer(node.name or "", x, y, window, zero_x, gemm, requantise=requantise)
-    p.add_layer(node, layer, reads, y_form, _note_of(node))
-
-
-def _note_of(node: ir.Node) -> str:
-    """Return the remark on a product that onnxruntime computes in floats which may round otherwise; "" for others."""
-    return ROUNDED_NOTE if ROUNDED in node.meta else ""
+    p.add_layer(node, layer, reads, y_form, node.meta.get(ROUNDED, ""))
 
 
 def _as_image_weights(weights: NDArray[Any], value: ir.Value, name: str) -> NDArray[Any]:
@@ -276,7 +270,7 @@ def place_matmul(p: Placement, node: ir.Node) -> None:
         x = p.read(value, x_form, reads)
     gemm, y = Gemm(weights), p.new_activation(node.outputs[0], y_form)
     layer = Layer(node.name or "", x, y, window, gemm=gemm, requantise=requantise)
-    p.add_layer(node, layer, reads, y_form, _note_of(node))
+    p.add_layer(node, layer, reads, y_form, node.meta.get(ROUNDED, ""))
 
 
 SUMS_NOTE = (
