@@ -90,7 +90,7 @@ class _ByteRounding:
         users = [use.node for use in value.uses()]
         quantise = next((node for node in users if quantised_by(node) is not None), None)
         producer = value.producer()
-        if quantise is None or producer is None or is_op(producer, "DequantizeLinear", *MOVES) or len(users) < 2:
+        if quantise is None or producer is None or _is_bytes(value) or len(users) < 2:
             return
         self.graph.remove(quantise)
         self.graph.insert_after(producer, quantise)
@@ -107,7 +107,7 @@ class _ByteRounding:
         """Round the result of a sum or product, unless only clamps lie between it and one QuantizeLinear."""
         value, floats = node.outputs[0], [v for v in node.inputs if v is not None and constant(v) is None]
         readings = list(self._readings(value))
-        if not all(dequantised(v) is not None for v in floats) or value.is_graph_output():
+        if not all(map(_is_bytes, floats)) or value.is_graph_output():
             return
         clamped = len(readings) == 1 and readings[0].is_clamp and quantised_by(readings[0].reader) is not None
         if readings and not clamped:
@@ -118,7 +118,7 @@ class _ByteRounding:
         if self._kind(node.outputs[0]) is None:
             return
         for value in list(node.inputs):
-            if value is not None and constant(value) is None and dequantised(value) is None:
+            if value is not None and constant(value) is None and not _is_bytes(value):
                 self._insert_pair(value, _range(value), self._kind(node.outputs[0]))
 
     def _insert_pair(self, value: ir.Value, interval: Interval, kind: np.dtype[Any] | None = None) -> None:
@@ -230,6 +230,15 @@ def _depends(value: ir.Value | None, functions: dict[ir.Value, Any], depth: int 
     return any(_depends(v, functions, depth - 1) for v in node.inputs)
 
 
+def _is_bytes(value: ir.Value | None) -> bool:
+    """Return whether `value` holds dequantised bytes, perhaps moved or joined."""
+    node = value.producer() if value is not None else None
+    if node is None or not is_op(node, *MOVES):
+        return dequantised(value) is not None
+    parts = node.inputs if joins_parts(node) else node.inputs[:1]
+    return all(_is_bytes(part) for part in parts)
+
+
 def _ends(q: Quantised) -> Interval:
     """Return the least and the greatest value that the bytes `q` stand for."""
     (scale, zero), info = scale_and_zero(q), np.iinfo(q.dtype)
@@ -241,6 +250,9 @@ def _range(value: ir.Value) -> Interval:
     array = constant(value)
     if array is not None:
         return (float(array.min()), float(array.max())) if array.size else UNKNOWN
+    node = value.producer()
+    if node is not None and is_op(node, *MOVES) and not joins_parts(node) and node.inputs[0] is not None:
+        return _range(node.inputs[0])
     known = function_of(value)
     q = activation(known[0]) if known is not None else None
     if known is None or q is None:
