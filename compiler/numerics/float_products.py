@@ -176,10 +176,8 @@ def _exact_step(span: tuple[Int64, Int64], scales: Float32, offsets: Float64, sx
     largest = np.maximum(np.maximum(offsets, 0) + span[1] * step, np.maximum(-offsets, 0) - span[0] * step)
     worst = float(np.ldexp(largest, -unit_exponent).max(initial=0))
     if worst > 2.0**MULTIPLIER_BITS:
-        raise RoundingError(
-            f"its sums may reach 2^{np.log2(worst):.1f} times their unit, and float32 rounds those above "
-            f"2^{MULTIPLIER_BITS}"
-        )
+        bits = int(np.ceil(np.log2(worst)))
+        raise RoundingError(f"its sums may take {bits} bits, and float32 holds {MULTIPLIER_BITS}")
     if unit_exponent.min(initial=0) < SMALLEST_UNIT or not np.all(largest < float(np.finfo(f32).max)):
         raise RoundingError("its sums are beyond the range of float32")
     return np.asarray(step, np.float64)

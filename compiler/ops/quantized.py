@@ -100,9 +100,9 @@ def dynamic_quantisation(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor
     return scale, zero
 
 
-def _output_dtype(node: Node, default: str) -> str:
-    """Return the element type of the attribute `output_dtype`. Raises Unsupported where kernels do not have it."""
-    number = int(node.attrs.get("output_dtype", 0))
+def _output_dtype(node: Node, default: str, name: str = "output_dtype") -> str:
+    """Return the element type of the attribute `name`. Raises Unsupported where kernels do not have it."""
+    number = int(node.attrs.get(name, 0))
     if number and number not in ONNX_TYPES:
         raise node.fail(f"to element type {dtypes.ONNX_TYPES.get(number, number)}")
     return ONNX_TYPES.get(number, default)
@@ -403,13 +403,15 @@ def qlinear_concat(node: Node) -> Tensor:
 def table(node: Node) -> Tensor:
     """Build our Table: a function of one byte as a lookup in 256 entries (numerics.unary_table).
 
-    Entry i is for the byte that the accelerator stores as i - 128.
+    Entry i is for the byte that the accelerator stores as i - 128. The attribute `to` is the result's element type, where
+    it is not that of x.
     """
-    entries, signed = node.input("table"), node.input("x").dtype == "int8"
+    entries, x_kind = node.input("table"), node.input("x").dtype
+    kind = _output_dtype(node, x_kind, "to")
 
     def body(x: Expr) -> Expr:
-        stored = entries[(x.astype("int32") + (128 if signed else 0)).astype(INDEX)]
-        return stored if signed else (stored.astype("int32") + 128).astype("uint8")
+        stored = entries[(x.astype("int32") + (128 if x_kind == "int8" else 0)).astype(INDEX)]
+        return stored if kind == "int8" else (stored.astype("int32") + 128).astype("uint8")
 
     return node.elementwise(body, node.input(0))
 

@@ -37,7 +37,13 @@ from celosia.compiler.graph.qdq import (
 from celosia.compiler.graph.quantized.commute import CHOOSING_OPS, IN_FLOATS, Commute
 from celosia.compiler.graph.quantized.exact_products import ADVICE, PRODUCTS, ROUNDED, ROUNDED_NOTE, dequantised_product, scaled_mean
 from celosia.compiler.graph.quantized.rounded import CENTRED, NORMS, WHY, factors_of_floats, norm_operands
-from celosia.compiler.graph.quantized.tables import ELEMENTWISE_OPS, code_of, function_of, function_of_node
+from celosia.compiler.graph.quantized.tables import (
+    ELEMENTWISE_OPS,
+    code_of,
+    function_of,
+    function_of_node,
+    table_attributes,
+)
 from celosia.compiler.graph.simplify.redundant import drop_unused
 from celosia.compiler.graph.values import (
     attribute,
@@ -355,7 +361,33 @@ class Integerise(Commute):
     def _rewrite_binary(self, node: ir.Node, y: Quantised) -> bool:
         """Replace an Add, Mul or the like of two 8-bit tensors by its quantised form."""
         pair = _byte_operands(node, y)
-        return pair is not None and self._replace_by_form(node.op_type, pair, y, node)
+        if pair is not None:
+            return self._replace_by_form(node.op_type, pair, y, node)
+        operands = [activation(value) for value in node.inputs]
+        known = [q for q in operands if q is not None]
+        if len(known) < 2:
+            return False
+        # Of different types, so that onnxruntime adds or multiplies floats. A table changes the type.
+        pair = _with_type(known[0], y.dtype), _with_type(known[1], y.dtype)
+        factors = factors_of_floats(node.op_type, *pair, y)
+        if factors is None and not self.correctly:
+            return False
+        typed = [self._change_type(node, old, new) for old, new in zip(known, pair)]
+        attrs: dict[str, Any] = {"domain": "celosia", "factors": factors} if factors else {}
+        return self._replace_by_form(node.op_type, typed, y, node, **attrs)
+
+    def _change_type(self, before: ir.Node, x: Quantised, typed: Quantised) -> Quantised:
+        """Insert a table that changes the type of `x` to that of `typed`, which has the same real values."""
+        if x.dtype == typed.dtype:
+            return x
+        name = derived_name(self.graph, f"{x.value.name}_{typed.dtype}")
+        table = new_constant(self.graph, f"{name}_table", np.arange(-128, 128).astype(np.int8))
+        attrs = table_attributes("Cast", *(ir.DataType.from_numpy(q.dtype) for q in (x, typed)))
+        out = ir.Value(name=name, shape=x.value.shape, type=ir.TensorType(ir.DataType.from_numpy(typed.dtype)))
+        self.graph.insert_before(
+            before, ir.Node("celosia", "Table", [x.value, table], attrs, outputs=[out], name=name)
+        )
+        return replace(typed, value=out, zero_value=new_constant(self.graph, f"{name}_zero", typed.zero))
 
     def _rewrite_average_pool(self, node: ir.Node, y: Quantised) -> bool:
         """Replace an average pooling of bytes by its quantised form."""
@@ -416,10 +448,10 @@ class Integerise(Commute):
         """Replace operators that together are a function of one 8-bit tensor by a table."""
         chain = function_of(node.outputs[0])
         x = activation(chain[0]) if chain is not None else None
-        if chain is None or x is None or x.dtype != y.dtype or shape(x.value) != shape(node.outputs[0]):
+        if chain is None or x is None or shape(x.value) != shape(node.outputs[0]):
             return False
         try:
-            table = numerics.unary_table(chain[1], *scale_and_zero(x), *scale_and_zero(y), y.dtype)
+            table = numerics.unary_table(chain[1], *scale_and_zero(x), *scale_and_zero(y), x.dtype, y.dtype)
         except HostError:  # an operator that has no kernel for these types or attributes
             return False
         return self._replace_by_table(node, x, y, table)
@@ -511,7 +543,8 @@ class Integerise(Commute):
     def _replace_by_table(self, node: ir.Node, x: Quantised, y: Quantised, table: NDArray[Any]) -> bool:
         """Replace `node` and its QuantizeLinear by a Table of `x`."""
         name = new_constant(self.graph, f"{node.name or y.value.name}_table", table)
-        return self._replace_by(y, "celosia", "Table", [x.value, name], node, function=node.op_type)
+        attrs = table_attributes(node.op_type, *(ir.DataType.from_numpy(q.dtype) for q in (x, y)))
+        return self._replace_by(y, "celosia", "Table", [x.value, name], node, **{a.name: a.value for a in attrs})
 
     def _rewrite_requantisation(self, node: ir.Node, y: Quantised) -> bool:
         """Replace DequantizeLinear -> QuantizeLinear by a table, or by nothing if both have the same parameters."""
@@ -529,11 +562,8 @@ class Integerise(Commute):
             if name is not None:
                 x.value.name = name
             return True
-        if x.dtype != y.dtype:
-            return False
-        return self._replace_by_table(
-            node, x, y, numerics.identity_table(*scale_and_zero(x), *scale_and_zero(y), y.dtype)
-        )
+        table = numerics.unary_table(lambda v: v, *scale_and_zero(x), *scale_and_zero(y), x.dtype, y.dtype)
+        return self._replace_by_table(node, x, y, table)
 
 
 def _multiplies_bytes(x: Quantised, w: Quantised, y: Quantised | None = None) -> bool:
@@ -544,6 +574,12 @@ def _multiplies_bytes(x: Quantised, w: Quantised, y: Quantised | None = None) ->
     if w.dtype not in (np.int8, np.uint8) or (y is not None and x.dtype != y.dtype):
         return False
     return bool(x.dtype == np.uint8 or w.dtype == np.int8)
+
+
+def _with_type(x: Quantised, dtype: np.dtype[Any]) -> Quantised:
+    """Return `x` as if it were of another 8-bit type, with bytes and zero point moved by 128."""
+    zero = x.zero.astype(np.int64) - int(np.iinfo(x.dtype).min) + int(np.iinfo(dtype).min)
+    return replace(x, zero=zero.astype(dtype))
 
 
 def _byte_operands(node: ir.Node | None, y: Quantised) -> tuple[Quantised, Quantised] | None:

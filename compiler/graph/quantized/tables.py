@@ -53,12 +53,17 @@ def compose_tables(model: ir.Model) -> None:
             continue
         name = new_constant(graph, f"{node.name or node.outputs[0].name}_table", table)
         out = ir.Value(name=None, shape=node.outputs[0].shape, type=node.outputs[0].type)
-        new_node = ir.Node(
-            "celosia", "Table", [base, name], attributes(function=node.op_type), outputs=[out], name=node.name
-        )
+        attrs = table_attributes(node.op_type, base.dtype, out.dtype)
+        new_node = ir.Node("celosia", "Table", [base, name], attrs, outputs=[out], name=node.name)
         graph.insert_before(node, new_node)
         replace_keeping_name(node, out)
     drop_unused(graph)
+
+
+def table_attributes(function: str, x: ir.DataType | None, y: ir.DataType | None) -> list[ir.Attr]:
+    """Return the attributes of a Table. function: name of the operator that it replaces. x, y: types of both tensors."""
+    to = {} if x == y or y is None else {"to": int(y)}
+    return attributes(function=function, **to)
 
 
 def _as_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
