@@ -111,7 +111,8 @@ class _ByteRounding:
             return
         clamped = len(readings) == 1 and readings[0].is_clamp and quantised_by(readings[0].reader) is not None
         if readings and not clamped:
-            self._insert_pair(value, self._needed(value))
+            needed, possible = self._needed(value), _result_range(node)
+            self._insert_pair(value, (max(needed[0], possible[0]), min(needed[1], possible[1])))
 
     def round_operands(self, node: ir.Node) -> None:
         """Round the operands of a sum or average that are functions of quantised tensors, if its result is quantised."""
@@ -128,8 +129,8 @@ class _ByteRounding:
         if kind is None or producer is None or value.is_graph_output() or not 0 < high - low < np.finfo(np.float32).max:
             return
         first = np.iinfo(kind).min
-        scale = np.float32((high - low) / 255)
-        zero = np.clip(np.rint(first - low / scale), first, first + 255).astype(kind)
+        scale = np.float32((high - low) / (254 if low and high else 255))  # a zero point between two bytes costs a step
+        zero = np.clip(np.ceil(first - low / scale), first, first + 255).astype(kind)
         name = derived_name(self.graph, f"{value.name}_bytes")
         parameters = [new_constant(self.graph, f"{name}_scale", np.asarray(scale, np.float32))]
         parameters.append(new_constant(self.graph, f"{name}_zero", np.asarray(zero)))
@@ -200,7 +201,9 @@ class _ByteRounding:
         for reading in self._readings(value):
             if reading.reader is reading.value.producer():  # it is returned
                 return UNKNOWN
-            ends = _preimage(reading.function, self._needed_by(reading.reader, reading.value))
+            ends = self._needed_by(reading.reader, reading.value)
+            if reading.value is not value:
+                ends = _preimage(reading.function, ends)
             low, high = min(low, ends[0]), max(high, ends[1])
         return (low, high) if low <= high else UNKNOWN
 
@@ -264,6 +267,18 @@ def _range(value: ir.Value) -> Interval:
     except HostError:
         return UNKNOWN
     return (float(results.min()), float(results.max())) if np.all(np.isfinite(results)) else UNKNOWN
+
+
+def _result_range(node: ir.Node) -> Interval:
+    """Return the least and the greatest result of a sum, product or average of functions of quantised tensors."""
+    ranges = [_range(value) for value in node.inputs if value is not None]
+    if is_op(node, *AVERAGES):
+        return ranges[0]
+    if not is_op(node, *numerics.BINARY) or not np.all(np.isfinite(ranges)):
+        return UNKNOWN
+    combine = np.add if is_op(node, "Add") else np.multiply
+    corners = combine.outer(*ranges)
+    return float(corners.min()), float(corners.max())
 
 
 def _preimage(function: Function, needed: Interval) -> Interval:

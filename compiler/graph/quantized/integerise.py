@@ -528,7 +528,7 @@ class Integerise(Commute):
         producer = x.producer()
         pair = _byte_operands(producer, y) if is_op(producer, *numerics.BINARY) else None
         factors = None if pair is None else factors_of_floats(producer.op_type, *pair, y)  # type: ignore[union-attr]
-        if pair is not None and factors is None:
+        if pair is not None and factors is None and not self.correctly:
             return False
         unclamped = self._insert_like(
             quantise, [x, *quantise.inputs[1:]], y.value, x.shape, f"{y.value.name}_unclamped"
