@@ -88,7 +88,9 @@ def _prepare(source: Source, options: Options, declared: bool) -> PreparedModel:
             options.watch(name, model)
 
     options.say("reading the model")
-    specialised = specialise(source, options.shapes, cfg.batch, declared, options.left_out, options.watch, options.rounding)
+    specialised = specialise(
+        source, options.shapes, cfg.batch, declared, options.left_out, options.watch, options.rounding
+    )
     model = specialised.graph
     _require_memory(model)
     options.say("graph passes")

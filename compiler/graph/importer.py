@@ -43,8 +43,8 @@ from celosia.compiler.graph.simplify.fold import DEQUANTISED, fold
 from celosia.compiler.graph.values import attribute, is_op, shape
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program import PassInfo
-from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.program.host.hostops.value_types import parameter_shape_error
+from celosia.compiler.program.model import ROUNDINGS
 
 
 def load(source: str | Path | onnx.ModelProto) -> ir.Model:

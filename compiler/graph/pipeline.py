@@ -33,7 +33,13 @@ from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.simplify.blocked_layout import use_blocked_layout
 from celosia.compiler.graph.simplify.convolutions import convolve_transposed, fold_batchnorm, order_channels
 from celosia.compiler.graph.simplify.fold import fold, fold_imported
-from celosia.compiler.graph.simplify.redundant import merge_equal, merge_quantisations, remove_dead, remove_wires, simplify
+from celosia.compiler.graph.simplify.redundant import (
+    merge_equal,
+    merge_quantisations,
+    remove_dead,
+    remove_wires,
+    simplify,
+)
 from celosia.compiler.graph.transposed_values import transpose_attention_values
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.switches import PARTS

@@ -65,8 +65,8 @@ def fit_float_product(
 ) -> FloatProduct:  # fmt: skip
     """Return the operands with which integers have the bytes of quantise(sum(dequantise(x) * w * sw) + bias).
 
-    w: integer weights without their zero point, [channels, ...]. sw: their scale, or one for each channel. bias: float32,
-    for each channel. Raises RoundingError if a float32 sum may round, or if no operands have the same bytes.
+    w: integer weights without their zero point, [channels, ...]. sw: their scale, or one for each channel. bias:
+    float32, for each channel. Raises RoundingError if a float32 sum may round, or if no operands have the same bytes.
 
     >>> fit_float_product(np.array([[3], [-2]]), 0.25, [0.125, 1.0], 0.5, 0, np.int8, 1.0, 0, np.int8).bias.tolist()
     [1, 8]
@@ -147,7 +147,7 @@ def fit_scaled_mean(
         candidate = (nearest.view(np.int32) + places).view(f32)
         scale = global_average_scale(candidate[0], sy, count).reshape(1)
         if 0 < scale[0] < np.inf and _has_same_bytes(float_bytes, span, np.zeros(1, np.int64), scale, zy, kind)[0]:
-            return candidate[0]
+            return np.float32(candidate[0])
     return None
 
 
@@ -217,7 +217,10 @@ def _fit_channels(
             is_possible = ~is_exact & (np.abs(candidate) < LARGEST_BIAS) & (scale > 0) & np.isfinite(scale)
             integers = np.where(is_possible, candidate, 0).astype(np.int64)
             is_right = is_possible & _has_same_bytes(float_bytes, span, integers, scale, zero, kind)
-            bias, fitted_scales = np.where(is_right, integers, bias), np.where(is_right, candidate_scales, fitted_scales)
+            bias, fitted_scales = (
+                np.where(is_right, integers, bias),
+                np.where(is_right, candidate_scales, fitted_scales),
+            )
             is_exact |= is_right
             if is_exact.all():
                 return FloatProduct(bias.astype(np.int32), fitted_scales, zero)

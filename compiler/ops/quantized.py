@@ -403,8 +403,8 @@ def qlinear_concat(node: Node) -> Tensor:
 def table(node: Node) -> Tensor:
     """Build our Table: a function of one byte as a lookup in 256 entries (numerics.unary_table).
 
-    Entry i is for the byte that the accelerator stores as i - 128. The attribute `to` is the result's element type, where
-    it is not that of x.
+    Entry i is for the byte that the accelerator stores as i - 128. The attribute `to` is the result's element type,
+    where it is not that of x.
     """
     entries, x_kind = node.input("table"), node.input("x").dtype
     kind = _output_dtype(node, x_kind, "to")

@@ -22,8 +22,8 @@ def model(behind: str, rng: np.random.Generator, channels: int = 8, outputs: str
     """A convolution c = Conv(a, w) of bytes, and d = Conv(c8, v) of others, and what is behind; r is a residual."""
     arrays: Arrays = {
         "sx": np.float32(0.02), "zx": np.uint8(117), "sr": np.float32(SR), "zr": np.uint8(100), "sy": np.float32(SY),
-        "zy": np.uint8(ZY), "zero": np.int8(0), "sw": np.float32(0.01), "three": np.float32(3), "six": np.float32(6),
-        "none": np.float32(0),
+        "zy": np.uint8(ZY), "st": np.float32(0.05), "zero": np.int8(0), "sw": np.float32(0.004),
+        "three": np.float32(3), "six": np.float32(6), "none": np.float32(0),
         "bias": rng.normal(size=channels).astype(np.float32),
         "w8": rng.integers(-60, 60, (channels, channels, 3, 3)).astype(np.int8),
     }  # fmt: skip
@@ -46,8 +46,9 @@ FORMS = {
     "residual, HardSwish": "h = Add(r, c) k = HardSwish(h) " + QUANTISE.format("k"),
     "moved": "m = Transpose<perm=[0, 1, 3, 2]>(c) h = HardSwish(m) " + QUANTISE.format("h"),
     "gate": "h = Clip(c, none, six) s = HardSigmoid(r) k = Mul(h, s) " + QUANTISE.format("k"),
-    "two readers": "h = HardSwish(c) y8 = QuantizeLinear(h, sr, zy) f = DequantizeLinear(y8, sr, zy) s = Sigmoid(f) "
-    "k = Add(h, r) t8 = QuantizeLinear(s, sr, zy) t = DequantizeLinear(t8, sr, zy) e = Mul(k, t) " + QUANTISE.format("e"),
+    "two readers": "h = HardSwish(c) y8 = QuantizeLinear(h, st, zy) f = DequantizeLinear(y8, st, zy) s = Sigmoid(f) "
+    "k = Add(h, r) t8 = QuantizeLinear(s, sr, zy) t = DequantizeLinear(t8, sr, zy) e = Mul(k, t) "
+    + QUANTISE.format("e"),
     "joined": "h = HardSwish(c) k = Concat<axis=1>(h, r) " + QUANTISE.format("k"),
 }
 """What is between a convolution and the next quantised tensor, as quantisers of inputs alone leave it."""
@@ -79,16 +80,26 @@ def test_all_operators_are_on_the_accelerator(name: str, config: str) -> None:
     assert np.abs(steps).max() <= 3 and np.abs(steps).mean() < 0.7 and abs(np.mean(steps)) < 0.15
 
 
+def ends(note: str) -> tuple[float, float]:
+    """The interval that a layer's remark states."""
+    low, high = note.removeprefix("its float result is rounded to bytes between ").split(" and ")
+    return float(low), float(high)
+
+
 def test_intervals_saturate_only_what_saturates_behind() -> None:
     """Bytes before a HardSwish reach from -3, below which it is 0, to the greatest result; below Relu, from 0."""
     rng = np.random.default_rng(0)
     program = celosia.compile(model(FORMS["HardSwish"], rng), "tiny", rounding="bytes")
     (note,) = [info.note for step in program.launches for info in step.layers]
-    low, high = (float(word) for word in note.removeprefix("its float result is rounded to bytes between ").split(" and "))
+    low, high = (
+        float(word) for word in note.removeprefix("its float result is rounded to bytes between ").split(" and ")
+    )
     assert -3.1 < low < -2.9 and SY * (255 - ZY) - 0.1 < high < SY * (255 - ZY) + 0.3
     program = celosia.compile(model(FORMS["residual"], rng), "tiny", rounding="bytes")
     (note,) = [info.note for step in program.launches for info in step.layers if info.note]
-    low, high = (float(word) for word in note.removeprefix("its float result is rounded to bytes between ").split(" and "))
+    low, high = (
+        float(word) for word in note.removeprefix("its float result is rounded to bytes between ").split(" and ")
+    )
     np.testing.assert_allclose([low, high], [-SY * ZY - SR * 155, SY * (255 - ZY) + SR * 100], rtol=1e-2)
 
 

@@ -233,7 +233,13 @@ def test_averages_times_a_constant() -> None:
 def test_quantisations_that_are_equal_count_as_one_reader() -> None:
     """And neutral constants as none: onnxruntime removes both before it looks for integer operators."""
     rng = np.random.default_rng(8)
-    arrays = {"s": np.float32(0.05), "z": np.int8(3), "t": np.float32(0.07), "one": np.float32(1), "zero": np.float32(0)}
+    arrays = {
+        "s": np.float32(0.05),
+        "z": np.int8(3),
+        "t": np.float32(0.07),
+        "one": np.float32(1),
+        "zero": np.float32(0),
+    }
     arrays |= {"w": rng.integers(-99, 99, (8, 8, 1, 1)).astype(np.int8), "sw": np.float32(0.01)}
     made = model(
         """a = DequantizeLinear(x, s, z) wf = DequantizeLinear(w, sw) c = Conv(a, wf) d = Mul(c, one) e = Add(d, zero)
@@ -290,7 +296,8 @@ def in_doubles(made: onnx.ModelProto) -> onnx.ModelProto:
     graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in doubles.items())
     products = [node for node in made.graph.node if node.op_type not in ("DequantizeLinear", "QuantizeLinear", "Relu")]
     graph.node.extend([
-        helper.make_node("Cast", ["x"], ["xd"], to=onnx.TensorProto.DOUBLE), helper.make_node("Sub", ["xd", "zx"], ["u"]),
+        helper.make_node("Cast", ["x"], ["xd"], to=onnx.TensorProto.DOUBLE),
+        helper.make_node("Sub", ["xd", "zx"], ["u"]),
         helper.make_node("Mul", ["u", "scale"], ["a"]), *products,
     ])  # fmt: skip
     graph.output.append(helper.make_tensor_value_info("p", onnx.TensorProto.DOUBLE, None))
@@ -304,7 +311,9 @@ def test_operators_between_types(types: tuple[str, str], relu: bool) -> None:
     rng = np.random.default_rng(9)
     numbers = {"sx": 0.05, "st": 0.031, "su": 0.044, "sy": 0.07}
     for _ in range(6):
-        zeros = {f"z{kind}": np.array(rng.integers(low, low + 256), kind) for kind, low in (("int8", -128), ("uint8", 0))}
+        zeros = {
+            f"z{kind}": np.array(rng.integers(low, low + 256), kind) for kind, low in (("int8", -128), ("uint8", 0))
+        }
         arrays: Arrays = {k: np.float32(v * rng.uniform(0.8, 1.2)) for k, v in numbers.items()} | zeros
         x, t = types
         made = model(

@@ -32,7 +32,7 @@ from celosia.compiler.graph.quantized.exact_products import PRODUCTS, ROUNDED
 from celosia.compiler.graph.quantized.tables import ELEMENTWISE_OPS, Function, compose, function_of
 from celosia.compiler.graph.simplify.fold import fold_imported
 from celosia.compiler.graph.simplify.redundant import drop_unused, remove_wires
-from celosia.compiler.graph.values import attributes, constant, derived_name, is_op, new_constant
+from celosia.compiler.graph.values import constant, derived_name, is_op, new_constant
 from celosia.compiler.ops import operators_with
 from celosia.compiler.program.host.op import HostError
 from celosia.compiler.program.op_spec import Moves
@@ -94,9 +94,10 @@ class _ByteRounding:
             return
         self.graph.remove(quantise)
         self.graph.insert_after(producer, quantise)
+        name = derived_name(self.graph, f"{value.name}_bytes")
         dequantise = ir.Node(
             quantise.domain, "DequantizeLinear", [quantise.outputs[0], *quantise.inputs[1:]],
-            outputs=[ir.Value(name=derived_name(self.graph, f"{value.name}_bytes"), shape=value.shape, type=value.type)],
+            outputs=[ir.Value(name=name, shape=value.shape, type=value.type)],
         )  # fmt: skip
         self.graph.insert_after(quantise, dequantise)
         for node, number in [(use.node, use.idx) for use in value.uses()]:
@@ -115,7 +116,7 @@ class _ByteRounding:
             self._insert_pair(value, (max(needed[0], possible[0]), min(needed[1], possible[1])))
 
     def round_operands(self, node: ir.Node) -> None:
-        """Round the operands of a sum or average that are functions of quantised tensors, if its result is quantised."""
+        """Round operands of a sum or average that are functions of quantised tensors, if its result is quantised."""
         if self._kind(node.outputs[0]) is None:
             return
         for value in list(node.inputs):
@@ -282,7 +283,7 @@ def _result_range(node: ir.Node) -> Interval:
 
 
 def _preimage(function: Function, needed: Interval) -> Interval:
-    """Return the interval of x beyond which `function` of x stays the same within `needed`, but for half a byte's step."""
+    """Return the interval of x beyond which `function` of x, within `needed`, changes by less than half a step."""
     largest = max([16.0, *(abs(end) for end in needed if np.isfinite(end))])
     x = (GRID * 4 * largest).astype(np.float32)
     try:

@@ -39,7 +39,8 @@ PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 class DequantisedProduct:
     """A product of a dequantised tensor by constant dequantised weights.
 
-    node: the product. output_axis: axis of the weights along the outputs. bias: float32, one for all or for each output.
+    node: the product. output_axis: axis of the weights along the outputs. bias: float32, one for all or for each
+    output.
     """
 
     node: ir.Node
@@ -92,8 +93,8 @@ def dequantised_product(last: ir.Node) -> DequantisedProduct | None:
 def scaled_mean(node: ir.Node, y: Quantised) -> tuple[ir.Node, Quantised, NDArray[np.float32]] | None:
     """Return (pool, its operand, another scale of that) of a GlobalAveragePool times a constant.
 
-    With the other scale, the average of bytes is the result `y` of the Mul `node`. Quantisers for AMD's DPU multiply so,
-    because that divides by a power of two. None for other operators, and if no scale has the same bytes.
+    With the other scale, the average of bytes is the result `y` of the Mul `node`. Quantisers for AMD's DPU multiply
+    so, because that divides by a power of two. None for other operators, and if no scale has the same bytes.
     """
     pool = next((p for p in map(_producer, node.inputs) if is_op(p, "GlobalAveragePool")), None)
     factor = next((array for value in node.inputs if (array := constant(value)) is not None), None)

@@ -34,8 +34,15 @@ from celosia.compiler.graph.qdq import (
     quantised,
     scale_and_zero,
 )
-from celosia.compiler.graph.quantized.commute import CHOOSING_OPS, IN_FLOATS, Commute
-from celosia.compiler.graph.quantized.exact_products import ADVICE, PRODUCTS, ROUNDED, ROUNDED_NOTE, dequantised_product, scaled_mean
+from celosia.compiler.graph.quantized.commute import CHOOSING_OPS, IN_FLOATS, MAXIMA, Commute, reduces_images
+from celosia.compiler.graph.quantized.exact_products import (
+    ADVICE,
+    PRODUCTS,
+    ROUNDED,
+    ROUNDED_NOTE,
+    dequantised_product,
+    scaled_mean,
+)
 from celosia.compiler.graph.quantized.rounded import CENTRED, NORMS, WHY, factors_of_floats, norm_operands
 from celosia.compiler.graph.quantized.tables import (
     ELEMENTWISE_OPS,
@@ -62,10 +69,6 @@ from celosia.compiler.program.op_spec import arrange, quantised_form
 
 SLOPES = "celosia.slopes"
 """Key in `meta` of a QLinearConv that multiplies by the slopes of a PRelu; its products do not count as MACs."""
-MAXIMA = ("GlobalMaxPool", "ReduceMax")
-"""Maxima over all rows and columns, or over any axes."""
-MAX_WINDOW, MAX_SIDE = 225, 8
-"""Pixels of the largest window that one MaxPool reduces; rows and columns of the windows that replace a larger one."""
 PER_CHANNEL_OPSET = 13
 """The first opset whose QuantizeLinear has an axis."""
 
@@ -82,6 +85,8 @@ class Integerise(Commute):
     def __init__(self, model: ir.Model, correctly: bool = False) -> None:
         super().__init__(model)
         self.correctly = correctly
+        self._rounding_products: set[tuple[ir.Node, ir.Value]] = set()
+        """Products, with their quantised results, that integers do not compute exactly."""
 
     def run(self) -> None:
         """Apply all rules, in four rounds, each until nothing changes.
@@ -104,41 +109,6 @@ class Integerise(Commute):
         """Apply a rule to all nodes until it changes none; drop unused nodes in between."""
         while any([node.graph is not None and rule(node) for node in list(self.graph)]):
             drop_unused(self.graph)
-
-    def _pool_maxima(self, node: ir.Node) -> bool:
-        """Rewrite the maximum over all rows and columns of images of bytes as MaxPools, and a Flatten if axes go.
-
-        A window above MAX_WINDOW pixels becomes several, of which each reduces the maxima of the one before.
-        """
-        is_maximum = is_op(node, *MAXIMA) and (node.op_type == "GlobalMaxPool" or _reduces_images(node))
-        value, dims = node.inputs[0] if is_maximum else None, shape(node.outputs[0])
-        size = shape(value) if value is not None and activation(value) is not None else None
-        if value is None or size is None or len(size) != 4 or dims is None or 0 in size:
-            return False
-        height, width = size[2:]
-        while height * width > MAX_WINDOW:
-            kernel = min(height, MAX_SIDE), min(width, MAX_SIDE)
-            rows, columns = -(-height // kernel[0]), -(-width // kernel[1])
-            pads = [0, 0, rows * kernel[0] - height, columns * kernel[1] - width]
-            value = self._insert_pool(node, value, (*size[:2], rows, columns), kernel, strides=kernel, pads=pads)
-            height, width = rows, columns
-        if len(dims) == 4:
-            window = {attr.name: attr for attr in attributes(kernel_shape=(height, width))}
-            self._replace_node(node, "MaxPool", [value], "", window)
-            return True
-        value = self._insert_pool(node, value, (*size[:2], 1, 1), (height, width))
-        self._replace_node(node, "Flatten", [value], "", {attr.name: attr for attr in attributes(axis=1)})
-        return True
-
-    def _insert_pool(
-        self, before: ir.Node, x: ir.Value, dims: Sequence[int], kernel: Sequence[int], **attrs: Any
-    ) -> ir.Value:
-        """Insert a MaxPool of `x` before a node; return its output, of shape `dims`."""
-        name = derived_name(self.graph, f"{before.name or before.outputs[0].name}_image")
-        out = ir.Value(name=name, shape=ir.Shape(dims), type=x.type)
-        pool = ir.Node("", "MaxPool", [x], attributes(kernel_shape=kernel, **attrs), outputs=[out], name=name)
-        self.graph.insert_before(before, pool)
-        return out
 
     # One rule for each operator --------------------------------------------------------------------------------
 
@@ -305,7 +275,7 @@ class Integerise(Commute):
         Such are those with a bias of int8, or with a result of another type than its operand.
         """
         product = None if self._reads_outer_dequantise(node) else dequantised_product(node)
-        if product is None:
+        if product is None or (product.node, y.value) in self._rounding_products:
             return False
         source, is_exact = product.node, True
         try:
@@ -313,6 +283,7 @@ class Integerise(Commute):
         except numerics.RoundingError as reason:
             source.meta[WHY], is_exact = f"{reason}; {ADVICE}", False
             if not self.correctly:
+                self._rounding_products.add((source, y.value))
                 return False
             try:
                 fitted = product.fit(y, nearest=True)
@@ -336,7 +307,7 @@ class Integerise(Commute):
         return True
 
     def _rewrite_scaled_mean(self, node: ir.Node, y: Quantised) -> bool:
-        """Replace GlobalAveragePool -> Mul by a constant by an average of bytes, if both round alike (`scaled_mean`)."""
+        """Replace GlobalAveragePool -> Mul by a constant by an average of bytes, if both round alike."""
         scaled = scaled_mean(node, y)
         if scaled is None:
             return False
@@ -384,9 +355,7 @@ class Integerise(Commute):
         table = new_constant(self.graph, f"{name}_table", np.arange(-128, 128).astype(np.int8))
         attrs = table_attributes("Cast", *(ir.DataType.from_numpy(q.dtype) for q in (x, typed)))
         out = ir.Value(name=name, shape=x.value.shape, type=ir.TensorType(ir.DataType.from_numpy(typed.dtype)))
-        self.graph.insert_before(
-            before, ir.Node("celosia", "Table", [x.value, table], attrs, outputs=[out], name=name)
-        )
+        self.graph.insert_before(before, ir.Node("celosia", "Table", [x.value, table], attrs, outputs=[out], name=name))
         return replace(typed, value=out, zero_value=new_constant(self.graph, f"{name}_zero", typed.zero))
 
     def _rewrite_average_pool(self, node: ir.Node, y: Quantised) -> bool:
@@ -402,7 +371,7 @@ class Integerise(Commute):
         dims = shape(node.inputs[0]) if node.inputs[0] is not None else None
         if x is None or x.dtype != y.dtype or dims is None or len(dims) != 4:
             return False
-        if not _reduces_images(node):
+        if not reduces_images(node):
             return False
         if not 0 < numerics.mean_scale(scale_and_zero(x)[0], scale_and_zero(y)[0], 1) < np.inf:
             return False
@@ -648,14 +617,3 @@ def _channel_slopes(node: ir.Node) -> NDArray[np.float32] | None:
         return None
     padded = array.reshape((1,) * (4 - array.ndim) + array.shape) if array.ndim <= 4 else array
     return padded.reshape(-1) if padded.shape == (1, dims[1], 1, 1) and dims[1] > 1 else None
-
-
-def _reduces_images(node: ir.Node) -> bool:
-    """Return whether a reduction takes all rows and columns of images [N, C, H, W]."""
-    dims = shape(node.inputs[0]) if node.inputs[0] is not None else None
-    if dims is None or len(dims) != 4:
-        return False
-    axes = attribute(node, "axes")
-    if axes is None and (array := constant(operand(node, "axes"))) is not None:
-        axes = array.tolist()
-    return axes is not None and sorted(axis % 4 for axis in axes) == [2, 3]

@@ -61,7 +61,7 @@ def compose_tables(model: ir.Model) -> None:
 
 
 def table_attributes(function: str, x: ir.DataType | None, y: ir.DataType | None) -> list[ir.Attr]:
-    """Return the attributes of a Table. function: name of the operator that it replaces. x, y: types of both tensors."""
+    """Return the attributes of a Table. function: name of the operator that it replaces. x, y: types of the tensors."""
     to = {} if x == y or y is None else {"to": int(y)}
     return attributes(function=function, **to)
 
