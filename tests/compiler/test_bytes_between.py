@@ -61,7 +61,7 @@ def feeds(rng: np.random.Generator, channels: int = 8) -> dict[str, NDArray[Any]
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("config", ["tiny", "pynq"])
 def test_all_operators_are_on_the_accelerator(name: str, config: str) -> None:
-    """The result is within three steps of onnxruntime's, for two roundings between, none of which is systematic."""
+    """The result is within a few steps of onnxruntime's, and none of the roundings between is systematic."""
     rng = np.random.default_rng(len(name))
     channels = 16 if name == "joined" else 8
     made = model(FORMS[name], rng, channels, "uint8[1, C, H, W] y")
@@ -77,7 +77,8 @@ def test_all_operators_are_on_the_accelerator(name: str, config: str) -> None:
             feed = feeds(rng, channels)
             (wanted,) = session.run(None, feed)
             steps.append(runtime.run(feed).outputs["y"].astype(np.int64) - wanted)
-    assert np.abs(steps).max() <= 3 and np.abs(steps).mean() < 0.7 and abs(np.mean(steps)) < 0.15
+    largest = 6 if name == "two readers" else 3  # four roundings lie between, two in others
+    assert np.abs(steps).max() <= largest and np.abs(steps).mean() < 0.7 and abs(np.mean(steps)) < 0.15
 
 
 def ends(note: str) -> tuple[float, float]:
