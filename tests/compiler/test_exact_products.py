@@ -119,6 +119,15 @@ def test_biases_of_a_scale_of_their_own(name: str, number: int) -> None:
             assert program.macs_accelerator == program.macs_total > 0, reasons(program)
 
 
+@pytest.mark.parametrize("name", ["Conv", "Gemm", "MatMul", "rows"])
+def test_int32_biases_of_a_scale_of_their_own(name: str) -> None:
+    """onnxruntime ignores their scale in a product of bytes, which a Gemm is only if its weights have a zero point."""
+    rng = np.random.default_rng(11)
+    for shift in (-2, 0, 3, 6):
+        program = check(product_model(name, rng, shift=shift, bias="int32", down=9), "tiny", rng)
+        assert program.macs_accelerator == program.macs_total > 0, reasons(program)
+
+
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("types", [("uint8", "int8"), ("int8", "uint8")])
 def test_results_of_another_type(name: str, types: tuple[str, str]) -> None:
