@@ -18,8 +18,8 @@ onnxruntime adds the integers of a bias to the sums, whatever its scale (`rescal
     Gemm(DequantizeLinear(x, sx), DequantizeLinear(w, sw), DequantizeLinear(b, sb, zb))
         ->      Gemm(DequantizeLinear(x, sx), DequantizeLinear(w, sw), DequantizeLinear(b, sx * sw))
 
-This holds for a Gemm, and for a MatMul with an added bias, for any sb and zb, where onnxruntime multiplies bytes. It does
-so only if x and w have zero points, even if these are 0. For a Conv it holds where sb is nearly sx * sw.
+This holds for a Gemm, and for a MatMul with an added bias, for any sb and zb, where onnxruntime multiplies bytes. It
+does so only if x and w have zero points, even if these are 0. For a Conv it holds where sb is nearly sx * sw.
 """
 
 from __future__ import annotations
