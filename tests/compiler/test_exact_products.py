@@ -336,3 +336,23 @@ def test_operators_between_types(types: tuple[str, str], relu: bool) -> None:
         )  # fmt: skip
         program = check(made, "tiny", rng)
         assert program.launches
+
+
+@pytest.mark.parametrize("rounding", ["onnxruntime", "correct"])
+def test_products_of_bytes_in_onnxruntime_keep_their_operands(rounding: str) -> None:
+    """Such products are integers in onnxruntime, too: they have no remark, and the same result in each rounding."""
+    rng = np.random.default_rng(12)
+    for name in ("Conv", "Gemm", "MatMul"):
+        made = product_model(name, rng, bias="int32", shift=0)
+        next(node for node in made.graph.node if node.input[0] == "w").input.append("zw")
+        made.graph.initializer.append(numpy_helper.from_array(np.array(0, np.int8), "zw"))
+        for tensor in made.graph.initializer:
+            if tensor.name in ("sx", "sb"):
+                scale = numpy_helper.to_array(tensor) * np.float32(1.2345)
+                tensor.CopyFrom(numpy_helper.from_array(np.asarray(scale, np.float32), tensor.name))
+        program, session = celosia.compile(made, "tiny", rounding=rounding), opened(made, int8=True)
+        assert not any(info.note for step in program.launches for info in step.layers)
+        for x in inputs(made, rng):
+            np.testing.assert_array_equal(
+                celosia.Runtime(program).run({"x": x}).outputs["y"], session.run(None, {"x": x})[0]
+            )

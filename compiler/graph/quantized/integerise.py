@@ -101,7 +101,7 @@ class Integerise(Commute):
         }
         self._repeat(self._pool_maxima)
         self._repeat(self._commute)
-        self._repeat(lambda node: self._rewrite(node) or self._rewrite_quantised_product(node))
+        self._repeat(lambda node: self._rewrite_quantised_product(node) or self._rewrite(node))
         self._repeat(lambda node: self._commute_late(node) or self._quantise_parts(node) or self._rewrite(node))
         self._repeat(self._rewrite_float_product)
 
