@@ -21,6 +21,8 @@ from celosia.compiler import numerics
 from celosia.compiler.graph.operands import product_operands
 from celosia.compiler.graph.qdq import Quantised, activation, dequantised, scale_and_zero
 from celosia.compiler.graph.values import attribute, constant, is_op, only_use, shape
+from celosia.compiler.ops import OPS, op_spec
+from celosia.compiler.program.op_spec import quantised_forms
 
 ROUNDED = "celosia.rounded once"
 """Key in `meta` of an integer product whose bytes may differ from onnxruntime's: a remark that says why."""
@@ -31,8 +33,10 @@ ADVICE = (
     'with rounding="correct"'
 )
 """What makes integers of a product that stays in floats."""
-PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-"""Float operators that multiply by weights."""
+PRODUCTS = (
+    *(name for name in OPS if any(op_spec(form).multiplies_bytes for form in quantised_forms(name))), "ConvTranspose"
+)  # fmt: skip
+"""Float operators that multiply by weights and have a form of bytes: onnxruntime's, or ours for ConvTranspose."""
 
 
 @dataclass(frozen=True)
