@@ -198,9 +198,15 @@ def _replace_copy_of_all(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     return node.inputs[0]
 
 
-def _neutral_element_rule(number: float, either: bool) -> Rule:
-    """Return the rule "x op number = x"; with `either`, also "number op x = x"."""
+NEUTRAL_ELEMENTS: dict[str, float] = {}
+"""Operator -> the number that changes nothing as its second operand."""
 
+
+def _neutral_element_rule(op: str, number: float, either: bool) -> None:
+    """Register the rule "x op number = x"; with `either`, also "number op x = x"."""
+    NEUTRAL_ELEMENTS[op] = number
+
+    @_rule(op)
     def rule(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
         """Return x where the other operand is `number` everywhere, with its sign for floats."""
         for x_input, number_input in [(0, 1), (1, 0)][: 1 + either]:
@@ -213,13 +219,11 @@ def _neutral_element_rule(number: float, either: bool) -> Rule:
                 return value
         return None
 
-    return rule
 
-
-_rule("Add")(_neutral_element_rule(-0.0, either=True))
-_rule("Sub")(_neutral_element_rule(0.0, either=False))
-_rule("Mul")(_neutral_element_rule(1.0, either=True))
-_rule("Div")(_neutral_element_rule(1.0, either=False))
+_neutral_element_rule("Add", -0.0, either=True)
+_neutral_element_rule("Sub", 0.0, either=False)
+_neutral_element_rule("Mul", 1.0, either=True)
+_neutral_element_rule("Div", 1.0, either=False)
 
 
 @_rule("Relu", "Abs", "Ceil", "Floor", "Round", "Sign")
@@ -292,8 +296,8 @@ def _remove_cast_to_same_type(graph: ir.Graph, node: ir.Node) -> ir.Value | None
 def _remove_neutral_scalar(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     """Remove x + 0, x - 0, x * 1 and x / 1 for a constant of one element, also where that turns -0.0 into 0.0."""
     x, array = node.inputs[0], constant(node.inputs[1])
-    neutral = float(node.op_type in ("Mul", "Div"))
-    is_neutral = array is not None and array.size == 1 and array.dtype.kind in "iuf" and array.item() == neutral
+    is_number = array is not None and array.size == 1 and array.dtype.kind in "iuf"
+    is_neutral = is_number and array.item() == NEUTRAL_ELEMENTS[node.op_type]  # type: ignore[union-attr]
     return x if is_neutral and x is not None and constant(x) is None and shape(x) == shape(node.outputs[0]) else None
 
 
@@ -390,6 +394,6 @@ WIRES: dict[str, Rule] = {
     "Identity": _replace_single_operand,
     "Dropout": _remove_dropout,
     "Cast": _remove_cast_to_same_type,
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div"), _remove_neutral_scalar),
+    **dict.fromkeys(NEUTRAL_ELEMENTS, _remove_neutral_scalar),
 }
 """Operator -> rule, for operators that onnxruntime removes before it looks for integer operators."""
