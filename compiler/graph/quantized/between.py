@@ -92,6 +92,8 @@ class _ByteRounding:
         producer = value.producer()
         if quantise is None or producer is None or _is_bytes(value) or len(users) < 2:
             return
+        if value.dtype != ir.DataType.FLOAT:
+            return
         self.graph.remove(quantise)
         self.graph.insert_after(producer, quantise)
         name = derived_name(self.graph, f"{value.name}_bytes")
@@ -127,7 +129,9 @@ class _ByteRounding:
         """Let all readers of `value` read bytes that cover `interval` and 0, if that is known."""
         low, high, kind = min(interval[0], 0.0), max(interval[1], 0.0), kind or self._kind(value)
         producer = value.producer()
-        if kind is None or producer is None or value.is_graph_output() or not 0 < high - low < np.finfo(np.float32).max:
+        if kind is None or producer is None or value.is_graph_output() or value.dtype != ir.DataType.FLOAT:
+            return
+        if not 0 < high - low < np.finfo(np.float32).max:
             return
         first = np.iinfo(kind).min
         scale = np.float32((high - low) / (254 if low and high else 255))  # a zero point between two bytes costs a step
@@ -135,7 +139,8 @@ class _ByteRounding:
         name = derived_name(self.graph, f"{value.name}_bytes")
         parameters = [new_constant(self.graph, f"{name}_scale", np.asarray(scale, np.float32))]
         parameters.append(new_constant(self.graph, f"{name}_zero", np.asarray(zero)))
-        bytes_, floats = (ir.Value(name=f"{name}{suffix}", shape=value.shape) for suffix in ("", "_dequantised"))
+        names = name, derived_name(self.graph, f"{name}_dequantised")
+        bytes_, floats = (ir.Value(name=text, shape=value.shape) for text in names)
         bytes_.type, floats.type = ir.TensorType(ir.DataType.from_numpy(kind)), ir.TensorType(ir.DataType.FLOAT)
         readers = [(use.node, use.idx) for use in value.uses()]
         quantise = ir.Node("", "QuantizeLinear", [value, *parameters], outputs=[bytes_], name=name)
