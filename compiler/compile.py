@@ -70,8 +70,10 @@ def compile(source: Source, options: Options) -> Program:
         without: Names of passes and parts to leave out, to see what each gains (compiler/graph/pipeline.py,
             compiler/switches.py). The bytes stay the same, unless a pass of the import is left out.
         rounding: "onnxruntime" computes normalisations, sums and averages between bytes as onnxruntime's floats, byte
-            for byte. "correct" computes them in integers that round the real result
-            (compiler/graph/quantized/rounded.py).
+            for byte. "correct" computes them, and products of bytes that onnxruntime computes in floats, in integers
+            that round the real result (compiler/graph/quantized/rounded.py and exact_products.py). "bytes" also rounds
+            float tensors between quantised ones to bytes, so that their operators become integer operators, too
+            (compiler/graph/quantized/between.py).
 
     Returns:
         The Program, which `celosia.Runtime` runs and `Program.save` writes to a file.

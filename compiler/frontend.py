@@ -88,7 +88,9 @@ def _prepare(source: Source, options: Options, declared: bool) -> PreparedModel:
             options.watch(name, model)
 
     options.say("reading the model")
-    specialised = specialise(source, options.shapes, cfg.batch, declared, options.left_out, options.watch)
+    specialised = specialise(
+        source, options.shapes, cfg.batch, declared, options.left_out, options.watch, options.rounding
+    )
     model = specialised.graph
     _require_memory(model)
     options.say("graph passes")
@@ -107,7 +109,10 @@ def _prepare(source: Source, options: Options, declared: bool) -> PreparedModel:
 
 def import_again(source: Source, options: Options, prepared: PreparedModel) -> ir.Model:
     """Import the model once more, as `prepare` did, but run no passes; the self-check repeats these one by one."""
-    return specialise(source, options.shapes, prepared.cfg.batch, prepared.declared, options.left_out).graph
+    cfg = prepared.cfg
+    return specialise(
+        source, options.shapes, cfg.batch, prepared.declared, options.left_out, rounding=options.rounding
+    ).graph
 
 
 def _mark_caches(model: ir.Model, names: Sequence[str]) -> None:

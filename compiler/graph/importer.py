@@ -37,13 +37,14 @@ from celosia.compiler.graph.importing.shape_inference import type_loop_bodies, w
 from celosia.compiler.graph.importing.validation import element_type_error, validation_error
 from celosia.compiler.graph.operands import quantisation
 from celosia.compiler.graph.passes import Pipeline, Watch
-from celosia.compiler.graph.pipeline import FILE_PASSES, IMPORT_PASSES
+from celosia.compiler.graph.pipeline import FILE_PASSES, IMPORT_PASSES, import_passes_of
 from celosia.compiler.graph.shapes import Disagreement, infer_shapes
 from celosia.compiler.graph.simplify.fold import DEQUANTISED, fold
 from celosia.compiler.graph.values import attribute, is_op, shape
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program import PassInfo
 from celosia.compiler.program.host.hostops.value_types import parameter_shape_error
+from celosia.compiler.program.model import ROUNDINGS
 
 
 def load(source: str | Path | onnx.ModelProto) -> ir.Model:
@@ -262,13 +263,13 @@ class SpecialisedModel:
 
 def specialise(
     source: str | Path | onnx.ModelProto, shapes: Shapes | None = None, images: int = 1, declared: bool = True,
-    left_out: Collection[str] = (), watch: Watch | None = None,
+    left_out: Collection[str] = (), watch: Watch | None = None, rounding: str = ROUNDINGS[0],
 ) -> SpecialisedModel:  # fmt: skip
     """Import a model for inputs of these shapes.
 
     images: samples that are computed at once if neither the model nor `shapes` says how many. declared: whether the
     shapes that the model declares for other tensors count where they cannot be inferred. left_out: names of passes of
-    the import to leave out. watch: called after each pass.
+    the import to leave out. watch: called after each pass. rounding: one of ROUNDINGS.
 
     Raises ModelError where the shapes contradict the model, and where a size is open that must be a number.
     """
@@ -284,7 +285,7 @@ def specialise(
         )
         sizes = with_samples if batched else sizes
     model = read_graph(with_shapes(proto, shapes, sizes), origin)
-    passes = IMPORT_PASSES.without(left_out).run_import(model, watch)
+    passes = import_passes_of(left_out, rounding).run_import(model, watch)
     open_labels = [label for label in open_axes(proto).values() if label not in sizes]
     _require_static(model, allow_open=bool(open_labels))
     if open_labels and not _has_sequences(model) and _meets_weights(model):

@@ -32,6 +32,7 @@ from celosia.compiler.graph.onnxruntime_rules.low_precision import round_activat
 from celosia.compiler.graph.onnxruntime_rules.propagation import fuse_qdq_pairs, note_idle_readers
 from celosia.compiler.graph.onnxruntime_rules.weights_and_biases import quantise_weights, rescale_biases
 from celosia.compiler.graph.passes import FilePass, GraphPass, Pipeline
+from celosia.compiler.graph.quantized.between import round_between
 from celosia.compiler.graph.quantized.integerise import Integerise
 from celosia.compiler.graph.quantized.rounded import round_averages, round_sums
 from celosia.compiler.graph.quantized.tables import compose_tables
@@ -39,7 +40,13 @@ from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.simplify.blocked_layout import use_blocked_layout
 from celosia.compiler.graph.simplify.convolutions import convolve_transposed, fold_batchnorm, order_channels
 from celosia.compiler.graph.simplify.fold import fold, fold_imported
-from celosia.compiler.graph.simplify.redundant import merge_equal, remove_dead, remove_wires, simplify
+from celosia.compiler.graph.simplify.redundant import (
+    merge_equal,
+    merge_quantisations,
+    remove_dead,
+    remove_wires,
+    simplify,
+)
 from celosia.compiler.graph.transposed_values import transpose_attention_values
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.switches import PARTS
@@ -73,6 +80,7 @@ IMPORT_PASSES = Pipeline(
     GraphPass("constants", "Constant operators become constants of the graph", _lift_constants, inside=False),
     GraphPass("branches", "an If of a constant becomes the branch that is taken", _inline_branches, inside=False),
     GraphPass("unused", "operators whose results nothing reads go", _remove_unused, inside=False),
+    GraphPass("equal-quantisations", "equal QuantizeLinear become one", merge_quantisations, inside=False),
     GraphPass(
         "block-activations", "activations of MatMulNBits are rounded to bytes by blocks", round_activations,
         inside=False,
@@ -91,10 +99,20 @@ IMPORT_PASSES = Pipeline(
 )  # fmt: skip
 """Rewrites of an imported graph that repeat onnxruntime's, so that its bytes are the same."""
 
+BETWEEN = GraphPass(
+    "bytes-between", "float tensors between quantised ones are rounded to bytes", round_between, inside=False
+)
+"""The last rewrite of the import with rounding = "bytes"."""
 
-def _to_integers(model: ir.Model, norms: bool = False) -> None:
-    """Replace QDQ patterns by integer operators. norms: also normalisations, which are then rounded correctly."""
-    Integerise(model, norms).run()
+
+def import_passes_of(left_out: Collection[str], rounding: str) -> Pipeline:
+    """Return IMPORT_PASSES without those left out, and BETWEEN if `rounding` is "bytes"."""
+    return Pipeline(*IMPORT_PASSES.without(left_out), *([BETWEEN] if rounding == "bytes" else []))
+
+
+def _to_integers(model: ir.Model, correctly: bool = False) -> None:
+    """Replace QDQ patterns by integer operators. correctly: also those that round where onnxruntime's floats do not."""
+    Integerise(model, correctly).run()
 
 
 PASSES = Pipeline(
@@ -152,7 +170,7 @@ ROUNDED = (
     GraphPass("sums", "sums of bytes that floats alone would round are rounded correctly", round_sums),
     GraphPass("averages", "averages of bytes that floats alone would round are rounded correctly", round_averages),
 )
-"""Passes behind all others with rounding = "correct"."""
+"""Passes behind all others with rounding = "correct" or "bytes"."""
 
 
 def require_known(left_out: Collection[str]) -> None:
@@ -166,7 +184,7 @@ def require_known(left_out: Collection[str]) -> None:
 
 
 def passes_of(left_out: Collection[str], rounding: str) -> Pipeline:
-    """Return PASSES without those left out, then ROUNDED if `rounding` is "correct".
+    """Return PASSES without those left out, then ROUNDED unless `rounding` is "onnxruntime".
 
     Raises ModelError for a name that `require_known` refuses, and for an unknown rounding.
     """
@@ -174,11 +192,11 @@ def passes_of(left_out: Collection[str], rounding: str) -> Pipeline:
     if rounding not in ROUNDINGS:
         close = did_you_mean(rounding, ROUNDINGS)
         raise ModelError(f"rounding is {rounding!r}{close}; take {' or '.join(ROUNDINGS)}")
-    correctly = partial(_to_integers, norms=rounding == "correct")
+    correctly = partial(_to_integers, correctly=rounding != ROUNDINGS[0])
     passes = (
         replace(graph_pass, run=correctly) if graph_pass.run is _to_integers else graph_pass for graph_pass in PASSES
     )
-    rounding_passes = ROUNDED if rounding == "correct" else ()
+    rounding_passes = ROUNDED if rounding != ROUNDINGS[0] else ()
     return Pipeline(*Pipeline(*passes).without(left_out), *rounding_passes)
 
 

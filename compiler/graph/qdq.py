@@ -78,9 +78,12 @@ def quantised(value: ir.Value) -> Quantised | None:
     Scale and zero point must be scalar constants.
     """
     node = only_use(value)
-    if not is_op(node, "QuantizeLinear") or node.inputs[0] is not value:  # type: ignore[union-attr]
-        return None
-    result = _read_parameters(node, node.outputs[0])  # type: ignore[union-attr]
+    return quantised_by(node) if node is not None and node.inputs[0] is value else None
+
+
+def quantised_by(node: ir.Node) -> Quantised | None:
+    """Return the 8-bit tensor that `node` makes, if it is a QuantizeLinear by scalar constants; else None."""
+    result = _read_parameters(node, node.outputs[0]) if is_op(node, "QuantizeLinear") else None
     return result if result is not None and result.scalar and result.dtype in (np.int8, np.uint8) else None
 
 

@@ -19,6 +19,8 @@ docs/numerics.md.
   requantiser   how floats become bytes and back; which array types these functions take; which multiplier and shift
                 replace the scale of a convolution or matrix product; which scale replaces the division of a mean, and
                 when that is exact
+  float_products
+                which products of bytes in float32 are exact in every order, and which integers have their bytes
   binary        which integers make the residual add equal to QLinearAdd, and the requantiser equal to QLinearMul
   tables        what the table of an element-wise function of bytes holds (which functions become tables:
                 graph/quantized/tables); which powers QLinearSoftmax adds up
@@ -40,6 +42,13 @@ from celosia.compiler.numerics.binary import (
     qlinear_add,
     qlinear_mul,
     rescale_add,
+)
+from celosia.compiler.numerics.float_products import (
+    FloatProduct,
+    RoundingError,
+    fit_float_product,
+    fit_scaled_mean,
+    nearest_float_product,
 )
 from celosia.compiler.numerics.norm import NormConstants, NormError, norm_constants
 from celosia.compiler.numerics.requantiser import (
@@ -69,16 +78,20 @@ __all__ = [
     "MULTIPLIER_BITS",
     "SHIFT_BITS",
     "BinaryFunction",
+    "FloatProduct",
     "NormConstants",
     "NormError",
     "RescaleAdd",
     "RescaleMul",
+    "RoundingError",
     "average_is_exact",
     "conv_scale",
     "dequantize_linear",
     "fit_float_add",
+    "fit_float_product",
     "fit_rescale_add",
     "fit_rescale_mul",
+    "fit_scaled_mean",
     "fit_slopes",
     "float_add",
     "float_mul",
@@ -86,6 +99,7 @@ __all__ = [
     "global_average_scale",
     "identity_table",
     "mean_scale",
+    "nearest_float_product",
     "nearest_rescale_add",
     "norm_constants",
     "qlinear_add",

@@ -19,20 +19,25 @@ from celosia.compiler.numerics.requantiser import (
 )
 
 
-def unary_table(function: Callable[[Float32], Array], sx: float, zx: int, sy: float, zy: int, dtype: DTypeLike) -> Int8:
+def unary_table(
+    function: Callable[[Float32], Array], sx: float, zx: int, sy: float, zy: int, dtype: DTypeLike,
+    result_dtype: DTypeLike | None = None,
+) -> Int8:  # fmt: skip
     """Tabulate dequantise -> function -> quantise for all bytes: [256] int8, entry i for the stored byte i - 128.
 
-    function: of a float32 array, element by element. dtype: int8 or uint8, of input and result.
+    function: of a float32 array, element by element. dtype: int8 or uint8, of the input. result_dtype: of the result;
+    None for that of the input.
 
     >>> unary_table(np.abs, 0.5, 0, 0.5, 0, np.int8)[[0, 127, 128, 255]].tolist()
     [127, 1, 0, 127]
     """
     kind = byte_type(dtype)
+    result_kind = kind if result_dtype is None else byte_type(result_dtype)
     lo, hi = limits(kind)
     x = dequantize_linear(np.arange(lo, hi + 1).astype(kind), sx, zx)
     with np.errstate(all="ignore"):
         y = function(x)
-    return (quantize_linear(y, sy, zy, kind).astype(np.int64) - (lo + 128)).astype(np.int8)
+    return (quantize_linear(y, sy, zy, result_kind).astype(np.int64) - (limits(result_kind)[0] + 128)).astype(np.int8)
 
 
 def identity_table(sx: float, zx: int, sy: float, zy: int, dtype: DTypeLike) -> Int8:

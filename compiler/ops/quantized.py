@@ -100,9 +100,9 @@ def dynamic_quantisation(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor
     return scale, zero
 
 
-def _output_dtype(node: Node, default: str) -> str:
-    """Return the element type of the attribute `output_dtype`. Raises Unsupported where kernels do not have it."""
-    number = int(node.attrs.get("output_dtype", 0))
+def _output_dtype(node: Node, default: str, name: str = "output_dtype") -> str:
+    """Return the element type of the attribute `name`. Raises Unsupported where kernels do not have it."""
+    number = int(node.attrs.get(name, 0))
     if number and number not in ONNX_TYPES:
         raise node.fail(f"to element type {dtypes.ONNX_TYPES.get(number, number)}")
     return ONNX_TYPES.get(number, default)
@@ -278,8 +278,9 @@ def qgemm(node: Node) -> Tensor:
     """Build QGemm (com.microsoft): alpha A B + C of bytes; without an output scale the result is float32."""
     a, b, c = node.input("a"), node.input("b"), node.optional("c")
     sa, sb = node.scalar("a_scale", F32), node.input("b_scale")
-    alpha = float(node.attrs.get("alpha", 1.0))
-    zy = node.scalar("y_zero_point", a.dtype) if node.has("y_scale") else None
+    alpha, zero = float(node.attrs.get("alpha", 1.0)), node.optional("y_zero_point")
+    kind = a.dtype if zero is None else _require_bytes(zero)
+    zy = node.scalar("y_zero_point", kind) if node.has("y_scale") else None
 
     def factor(j: Expr) -> Expr:
         scale = (sa if alpha == 1 else sa * alpha) * sb.flat(j)
@@ -290,7 +291,7 @@ def qgemm(node: Node) -> Tensor:
     def finish(acc: Expr, i: tuple[Expr, ...]) -> Expr:
         acc = acc if c is None else acc + at(c, i)
         column_scale = scale[i[-1] if sb.size > 1 else 0]
-        return acc.astype(F32) * column_scale if zy is None else requantize(acc, column_scale, zy, a.dtype)
+        return acc.astype(F32) * column_scale if zy is None else requantize(acc, column_scale, zy, kind)
 
     turn_a, turn_b = (bool(node.attrs.get(name, 0)) for name in ("transA", "transB"))
     return _product(node, a, b, finish, turn_a, turn_b)
@@ -402,13 +403,15 @@ def qlinear_concat(node: Node) -> Tensor:
 def table(node: Node) -> Tensor:
     """Build our Table: a function of one byte as a lookup in 256 entries (numerics.unary_table).
 
-    Entry i is for the byte that the accelerator stores as i - 128.
+    Entry i is for the byte that the accelerator stores as i - 128. The attribute `to` is the result's element type,
+    where it is not that of x.
     """
-    entries, signed = node.input("table"), node.input("x").dtype == "int8"
+    entries, x_kind = node.input("table"), node.input("x").dtype
+    kind = _output_dtype(node, x_kind, "to")
 
     def body(x: Expr) -> Expr:
-        stored = entries[(x.astype("int32") + (128 if signed else 0)).astype(INDEX)]
-        return stored if signed else (stored.astype("int32") + 128).astype("uint8")
+        stored = entries[(x.astype("int32") + (128 if x_kind == "int8" else 0)).astype(INDEX)]
+        return stored if kind == "int8" else (stored.astype("int32") + 128).astype("uint8")
 
     return node.elementwise(body, node.input(0))
 

@@ -307,9 +307,9 @@ class LaunchStep:
 
 
 Step = CpuStep | HostStep | LaunchStep
-ROUNDINGS = ("onnxruntime", "correct")
-"""Rounding of normalisations: like onnxruntime's floats, or correctly, by integer arithmetic that is equal on CPU and
-accelerator."""
+ROUNDINGS = ("onnxruntime", "correct", "bytes")
+"""Rounding of normalisations, sums and products: like onnxruntime's floats; correctly, by integer arithmetic that is
+equal on CPU and accelerator; or correctly, and float tensors between quantised ones to bytes."""
 
 
 @dataclass(repr=False)

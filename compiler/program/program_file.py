@@ -69,7 +69,7 @@ class Program(Contents):
         schedules: One sentence on the schedules that records or a search have chosen.
         compile_seconds: Seconds of the compilation; 0 for a Program from a file.
         dram_size: Bytes of DRAM that launches use.
-        rounding: "onnxruntime" or "correct", as `celosia.compile` takes it.
+        rounding: "onnxruntime", "correct" or "bytes", as `celosia.compile` takes it.
         kept: Tensors inside the model that a run returns, too.
 
     Examples:

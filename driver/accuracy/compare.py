@@ -17,6 +17,7 @@ from onnx import helper, numpy_helper
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.importing.dimensions import Shapes, is_quantised
+from celosia.compiler.graph.quantized.exact_products import PRODUCTS
 from celosia.compiler.graph.quantized.rounded import NORMS
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program import InputError
@@ -60,8 +61,8 @@ def compare(
         config: Accelerator, as `celosia.compile` takes it.
         device: Name of the device that runs the Program, as `Runtime` takes it.
         check: Compare the Program with the model, as `celosia.compile` does.
-        rounding: "onnxruntime" or "correct", as `celosia.compile` takes it. With "correct", a normalisation may differ
-            by one step, and tensors computed from it by more.
+        rounding: "onnxruntime", "correct" or "bytes", as `celosia.compile` takes it. With "correct", a normalisation
+            may differ by one step, and tensors computed from it by more; with "bytes", any tensor.
         progress: Function that is called with the name of each stage. None: no function is called.
         shapes: Shapes to compile for, by name, of inputs whose sizes a Program may leave open. None: no shape is fixed.
         **options: Keyword arguments of the Runtime, for the device.
@@ -77,7 +78,7 @@ def compare(
             - `tensors`: a row for each tensor, in the model's order, with the keys below
             - `different`: number of tensors that differ
             - `first`: the first tensor that differs and whose operands do not differ, or None
-            - `rounded`: None, or with rounding="correct" the counts below. None of these count as different
+            - `rounded`: None, or with rounding="correct" or "bytes" the counts below. None of these count as different
             - `inside`: tensors that only one side computes, as they are inside an integer or fused operator
             - `unmatched`: None without a float model, else the tensors of the "model" and of the "float" model that
               have no counterpart in the other
@@ -101,6 +102,7 @@ def compare(
             - `apart`: number of these that are a step apart from onnxruntime's on the same bytes
             - `sums`: number of values of sums and averages that are a step apart
             - `behind`: number of tensors behind these that have other values
+            - `between`: with rounding="bytes" only, number of tensors that have other values
 
     Raises:
         ModelError: The model is invalid, or `celosia.compile` does not support it. Its other errors are raised, too.
@@ -135,7 +137,9 @@ def compare(
     expected = oracle.compute_tensors(Path(model), inputs)
     graph, unmatched = ModelTensors(proto), None
     rows = _compare_tensors(graph, tensors, expected)
-    rounded = None if rounding == ROUNDINGS[0] else _allow_rounding_differences(graph, rows, {**inputs, **tensors})
+    rounded = None
+    if rounding != ROUNDINGS[0]:
+        rounded = _allow_rounding_differences(graph, rows, {**inputs, **tensors}, rounding == "bytes")
     if float_model is not None:
         say("running the float model")
         unmatched = add_float_comparison(proto, graph, rows, tensors, inputs, Path(float_model))
@@ -165,21 +169,25 @@ def _compare_tensors(
     ]  # fmt: skip
 
 
-ROUNDED_SUMS = ("Add", "AveragePool")
+ROUNDED_SUMS = ("Add", "AveragePool", *PRODUCTS)
 """Operators, besides normalisations, whose integer results may differ by one step where a sum lies on a rounding
 tie."""
 
 
 def _allow_rounding_differences(
-    graph: ModelTensors, rows: list[dict[str, Any]], computed: Mapping[str, Any]
+    graph: ModelTensors, rows: list[dict[str, Any]], computed: Mapping[str, Any], between: bool
 ) -> dict[str, int]:
-    """Clear `differs` in rows whose values rounding="correct" lets differ from onnxruntime's, and count these values.
+    """Clear `differs` in rows whose values `rounding` lets differ from onnxruntime's, and count these values.
+
+    between: floats between quantised tensors are bytes, so that any tensor behind them may have other values.
 
     A value one step apart is no difference, nor is any tensor computed from it. A normalisation is compared with
     onnxruntime's result on the accelerator's own input bytes instead. Returns `rounded` of the report (see `compare`).
     """
     compared, allowed = {row["name"]: row for row in rows}, set[str]()
     counts = {"values": 0, "apart": 0, "sums": 0, "behind": 0}
+    if between:
+        counts["between"] = sum(row["different"] > 0 for row in rows)
     for row in rows:
         follows_allowed = any(operand in allowed for operand in graph.operands(row["name"], compared))
         recomputed = _recompute_with_onnxruntime(graph, row["name"], computed) if row["op"] in NORMS else None
@@ -187,7 +195,7 @@ def _allow_rounding_differences(
             steps_apart = np.abs(recomputed.astype(np.int64) - computed[row["name"]])
             counts["values"] += recomputed.size
             counts["apart"] += int(np.sum(steps_apart))  # steps: equal to the number of values where `is_allowed`
-            is_allowed = int(steps_apart.max(initial=0)) <= 1
+            is_allowed = between or int(steps_apart.max(initial=0)) <= 1
         else:
             is_sum = (
                 row["op"].removeprefix("QLinear") in ROUNDED_SUMS
@@ -196,7 +204,7 @@ def _allow_rounding_differences(
             )
             counts["sums"] += row["different"] * (is_sum and not follows_allowed)
             counts["behind"] += row["different"] > 0 and follows_allowed
-            is_allowed = follows_allowed or is_sum
+            is_allowed = follows_allowed or is_sum or between
         if row["different"] and is_allowed:
             allowed.add(row["name"])
             row["differs"] = False

@@ -65,7 +65,8 @@ def compare(
     divided by the power of the error. A tensor's loss is the lowest SQNR of its operands less its own.
 
     The exit code is 7 if a tensor differs. With --rounding correct, two kinds of tensors do not count: normalisations,
-    sums and averages that differ by one step, and tensors that are computed from them.
+    sums, averages and products that differ by one step, and tensors that are computed from them. With --rounding bytes,
+    no tensor counts; the table shows their distances.
 
     \b
     Examples:

@@ -97,8 +97,9 @@ KnownRecords = Annotated[
 Rounding = Annotated[
     str | None,
     typer.Option(
-        metavar="onnxruntime|correct",
-        help="Round normalisations, sums and averages as onnxruntime's floats do, or correctly, in integers.",
+        metavar="onnxruntime|correct|bytes",
+        help="Round normalisations, sums, averages and products as onnxruntime's floats do, or correctly, in integers. "
+        "bytes: also round float tensors between quantised ones to bytes, so that the accelerator computes them.",
     ),
 ]
 Inputs = Annotated[

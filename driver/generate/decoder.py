@@ -55,7 +55,7 @@ class Decoder:
             whichever is smaller.
         chunk: Number of tokens of a prompt that one run takes.
         check: Compare the Programs with the model, as `celosia.compile` does.
-        rounding: "onnxruntime" or "correct", as `celosia.compile` takes it.
+        rounding: "onnxruntime", "correct" or "bytes", as `celosia.compile` takes it.
         threads: Number of threads of the CPU's part. None: the default of `celosia.Runtime`.
         progress: Function that is called with the name of each stage. None: no function is called.
         options: Keyword arguments of the device by name.

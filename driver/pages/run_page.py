@@ -146,8 +146,10 @@ def _subtitle(report: Mapping[str, Any], cfg: Config, device_text: str, timed: b
         parts.append("without cycles, which the devices timed and rtl tell")
     else:
         parts.append("nothing of this model runs on the accelerator; below is why")
-    if report.get("rounding") == "correct":
+    if report.get("rounding") in ("correct", "bytes"):
         parts.append("normalisations are rounded correctly")
+    if report.get("rounding") == "bytes":
+        parts.append("float tensors between quantised ones are rounded to bytes")
     if timed and not traced:
         parts.append(
             "a report holds no time of instructions: the page of the Program, or of a run, has a timeline, too"

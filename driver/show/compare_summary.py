@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -25,9 +26,15 @@ def comparison(report: dict[str, Any], every: bool = False) -> Iterator[Renderab
     if rounded := report["rounded"]:
         yield Text(
             f"Rounded correctly: {rounded['apart']:,} of {rounded['values']:,} values of normalisations, and "
-            f"{rounded['sums']:,} of sums and averages, lie a step beside onnxruntime's on the same bytes; "
+            f"{rounded['sums']:,} of sums, averages and products, lie a step beside onnxruntime's on the same bytes; "
             f"{rounded['behind']} tensors behind these have other values."
         )
+        if between := rounded.get("between"):
+            worst = max(rows, key=lambda row: row["largest"] if np.issubdtype(row["dtype"], np.integer) else 0)
+            yield Text(
+                f"Floats between quantised tensors are bytes, so {between} tensors have other values: at most "
+                f"{worst['largest']:g} steps apart ({worst['name']})."
+            )
     if report["first"] is not None:
         yield Text(f"The first that differs though its operands do not: {_describe_difference(report)}")
     if report["unmatched"] is not None:

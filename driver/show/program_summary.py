@@ -37,7 +37,7 @@ def overview(program: Program) -> RenderableType:
         ("MACs", f"{program.macs_total:,}, {percent(share)} on the accelerator"),
         ("launches", f"{len(program.launches)}, {count:,} instructions of {instruction_bytes(cfg)} bytes"),
         *([("schedules", program.schedules)] if program.schedules else []),
-        *([("rounding", _ROUNDING_NOTE)] if program.rounding != ROUNDINGS[0] else []),
+        *([("rounding", _ROUNDING_NOTES[program.rounding])] if program.rounding != ROUNDINGS[0] else []),
         (
             "CPU",
             f"{len(program.kernels)} kernels, arena of {megabytes(program.arena.size)}, fusion saves "
@@ -62,7 +62,10 @@ def advice(program: Program) -> str | None:
     )
 
 
-_ROUNDING_NOTE = "correct: normalisations are the real numbers, rounded, but within 2^-14 of a step from a tie"
+_ROUNDING_NOTES = {
+    "correct": "correct: normalisations are the real numbers, rounded, but within 2^-14 of a step from a tie",
+    "bytes": "bytes: float tensors between quantised ones are rounded to bytes, too; all else as with correct",
+}
 _PLACES = {"accelerator": "on the accelerator", "free": "free", "cpu": "on the CPU"}
 """Words for the places of operators; "free" ones need no work."""
 

@@ -18,8 +18,8 @@ onnxruntime adds the integers of a bias to the sums, whatever its scale (`rescal
     Gemm(DequantizeLinear(x, sx), DequantizeLinear(w, sw), DequantizeLinear(b, sb, zb))
         ->      Gemm(DequantizeLinear(x, sx), DequantizeLinear(w, sw), DequantizeLinear(b, sx * sw))
 
-This holds for a Gemm, and for a MatMul with an added bias, for any sb and zb, where onnxruntime multiplies bytes. For a
-Conv it holds where sb is nearly sx * sw.
+This holds for a Gemm, and for a MatMul with an added bias, for any sb and zb, where onnxruntime multiplies bytes. It
+does so only if x and w have zero points, even if these are 0. For a Conv it holds where sb is nearly sx * sw.
 """
 
 from __future__ import annotations
@@ -382,6 +382,8 @@ def _is_byte_product(product: ir.Node, last: ir.Node, x: Quantised, w: Quantised
     """Return whether onnxruntime multiplies bytes to make the result of `last`, which is `product` or adds the bias."""
     if x.dtype not in (np.int8, np.uint8) or w.dtype not in (np.int8, x.dtype):
         return False
+    if not is_op(product, "Conv") and (x.zero_value is None or w.zero_value is None):
+        return False  # a QGemm needs both zero points
     is_matrix = product is last or len(product.inputs[0].shape or ()) == 2  # type: ignore[union-attr]
     end = last_superfluous_bound(last) if is_matrix else last
     if quantiser(end) is not None and (is_matrix or has_one_reader(end)):

@@ -1,7 +1,11 @@
-"""Exchange QuantizeLinear and DequantizeLinear with operators that only move elements, so that these move bytes."""
+"""Exchange QuantizeLinear and DequantizeLinear with operators that only move elements, so that these move bytes.
+
+Maxima of images become poolings first, which move bytes as well.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +14,16 @@ import onnx_ir as ir
 from celosia.compiler.graph.onnxruntime_rules.propagation import MOVING
 from celosia.compiler.graph.operands import joins_parts, operand, takes_largest
 from celosia.compiler.graph.qdq import Quantised, activation, dequantised, have_same_parameters, quantised
-from celosia.compiler.graph.values import attribute, attributes, constant, derived_name, is_op, new_constant, only_use
+from celosia.compiler.graph.values import (
+    attribute,
+    attributes,
+    constant,
+    derived_name,
+    is_op,
+    new_constant,
+    only_use,
+    shape,
+)
 from celosia.compiler.ops import operators_with
 from celosia.compiler.program.op_spec import Moves
 
@@ -21,6 +34,10 @@ CHOOSING_OPS = operators_with("moves", Moves.SOME, Moves.FILL)
 
 `Commute._integer_inputs` decides for which attributes and operands.
 """
+MAXIMA = ("GlobalMaxPool", "ReduceMax")
+"""Maxima over all rows and columns, or over any axes."""
+MAX_WINDOW, MAX_SIDE = 225, 8
+"""Pixels of the largest window that one MaxPool reduces; rows and columns of the windows that replace a larger one."""
 IN_FLOATS = "celosia.operand stays in floats"
 """Key in `meta` of a QuantizeLinear that stood behind a Concat, Pad or the like in the model.
 
@@ -36,6 +53,41 @@ class Commute:
 
     def __init__(self, model: ir.Model) -> None:
         self.model, self.graph = model, model.graph
+
+    def _pool_maxima(self, node: ir.Node) -> bool:
+        """Rewrite the maximum over all rows and columns of images of bytes as MaxPools, and a Flatten if axes go.
+
+        A window above MAX_WINDOW pixels becomes several, of which each reduces the maxima of the one before.
+        """
+        is_maximum = is_op(node, *MAXIMA) and (node.op_type == "GlobalMaxPool" or reduces_images(node))
+        value, dims = node.inputs[0] if is_maximum else None, shape(node.outputs[0])
+        size = shape(value) if value is not None and activation(value) is not None else None
+        if value is None or size is None or len(size) != 4 or dims is None or 0 in size:
+            return False
+        height, width = size[2:]
+        while height * width > MAX_WINDOW:
+            kernel = min(height, MAX_SIDE), min(width, MAX_SIDE)
+            rows, columns = -(-height // kernel[0]), -(-width // kernel[1])
+            pads = [0, 0, rows * kernel[0] - height, columns * kernel[1] - width]
+            value = self._insert_pool(node, value, (*size[:2], rows, columns), kernel, strides=kernel, pads=pads)
+            height, width = rows, columns
+        if len(dims) == 4:
+            window = {attr.name: attr for attr in attributes(kernel_shape=(height, width))}
+            self._replace_node(node, "MaxPool", [value], "", window)
+            return True
+        value = self._insert_pool(node, value, (*size[:2], 1, 1), (height, width))
+        self._replace_node(node, "Flatten", [value], "", {attr.name: attr for attr in attributes(axis=1)})
+        return True
+
+    def _insert_pool(
+        self, before: ir.Node, x: ir.Value, dims: Sequence[int], kernel: Sequence[int], **attrs: Any
+    ) -> ir.Value:
+        """Insert a MaxPool of `x` before a node; return its output, of shape `dims`."""
+        name = derived_name(self.graph, f"{before.name or before.outputs[0].name}_image")
+        out = ir.Value(name=name, shape=ir.Shape(dims), type=x.type)
+        pool = ir.Node("", "MaxPool", [x], attributes(kernel_shape=kernel, **attrs), outputs=[out], name=name)
+        self.graph.insert_before(before, pool)
+        return out
 
     def _commute(self, node: ir.Node) -> bool:
         """Exchange `node`, if it moves elements, with a QuantizeLinear behind it or a DequantizeLinear before it."""
@@ -217,3 +269,14 @@ class Commute:
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         name, old.name = old.name, None
         new.name = name
+
+
+def reduces_images(node: ir.Node) -> bool:
+    """Return whether a reduction takes all rows and columns of images [N, C, H, W]."""
+    dims = shape(node.inputs[0]) if node.inputs[0] is not None else None
+    if dims is None or len(dims) != 4:
+        return False
+    axes = attribute(node, "axes")
+    if axes is None and (array := constant(operand(node, "axes"))) is not None:
+        axes = array.tolist()
+    return axes is not None and sorted(axis % 4 for axis in axes) == [2, 3]

@@ -34,9 +34,23 @@ from celosia.compiler.graph.qdq import (
     quantised,
     scale_and_zero,
 )
-from celosia.compiler.graph.quantized.commute import CHOOSING_OPS, IN_FLOATS, Commute
-from celosia.compiler.graph.quantized.rounded import CENTRED, NORMS, factors_of_floats, norm_operands
-from celosia.compiler.graph.quantized.tables import ELEMENTWISE_OPS, code_of, function_of, function_of_node
+from celosia.compiler.graph.quantized.commute import CHOOSING_OPS, IN_FLOATS, MAXIMA, Commute, reduces_images
+from celosia.compiler.graph.quantized.exact_products import (
+    ADVICE,
+    PRODUCTS,
+    ROUNDED,
+    ROUNDED_NOTE,
+    dequantised_product,
+    scaled_mean,
+)
+from celosia.compiler.graph.quantized.rounded import CENTRED, NORMS, WHY, factors_of_floats, norm_operands
+from celosia.compiler.graph.quantized.tables import (
+    ELEMENTWISE_OPS,
+    code_of,
+    function_of,
+    function_of_node,
+    table_attributes,
+)
 from celosia.compiler.graph.simplify.redundant import drop_unused
 from celosia.compiler.graph.values import (
     attribute,
@@ -53,10 +67,6 @@ from celosia.compiler.ops import op_spec
 from celosia.compiler.program.host.op import DOMAINS, HostError
 from celosia.compiler.program.op_spec import arrange, quantised_form
 
-MAXIMA = ("GlobalMaxPool", "ReduceMax")
-"""Maxima over all rows and columns, or over any axes."""
-MAX_WINDOW, MAX_SIDE = 225, 8
-"""Pixels of the largest window that one MaxPool reduces; rows and columns of the windows that replace a larger one."""
 PER_CHANNEL_OPSET = 13
 """The first opset whose QuantizeLinear has an axis."""
 
@@ -66,12 +76,15 @@ class Integerise(Commute):
 
     Methods that take a node are rules: they return whether they changed the graph.
 
-    norms: also replace normalisations (rounded.py), whose results are not always onnxruntime's.
+    correctly: also replace operators of floats whose integers round correctly, but not always as onnxruntime's floats:
+    normalisations (rounded.py) and products (exact_products.py).
     """
 
-    def __init__(self, model: ir.Model, norms: bool = False) -> None:
+    def __init__(self, model: ir.Model, correctly: bool = False) -> None:
         super().__init__(model)
-        self.norms = norms
+        self.correctly = correctly
+        self._rounding_products: set[tuple[ir.Node, ir.Value]] = set()
+        """Products, with their quantised results, that integers do not compute exactly."""
 
     def run(self) -> None:
         """Apply all rules, in four rounds, each until nothing changes.
@@ -86,7 +99,7 @@ class Integerise(Commute):
         }
         self._repeat(self._pool_maxima)
         self._repeat(self._commute)
-        self._repeat(lambda node: self._rewrite(node) or self._rewrite_quantised_product(node))
+        self._repeat(lambda node: self._rewrite_quantised_product(node) or self._rewrite(node))
         self._repeat(lambda node: self._commute_late(node) or self._quantise_parts(node) or self._rewrite(node))
         self._repeat(self._rewrite_float_product)
 
@@ -94,41 +107,6 @@ class Integerise(Commute):
         """Apply a rule to all nodes until it changes none; drop unused nodes in between."""
         while any([node.graph is not None and rule(node) for node in list(self.graph)]):
             drop_unused(self.graph)
-
-    def _pool_maxima(self, node: ir.Node) -> bool:
-        """Rewrite the maximum over all rows and columns of images of bytes as MaxPools, and a Flatten if axes go.
-
-        A window above MAX_WINDOW pixels becomes several, of which each reduces the maxima of the one before.
-        """
-        is_maximum = is_op(node, *MAXIMA) and (node.op_type == "GlobalMaxPool" or _reduces_images(node))
-        value, dims = node.inputs[0] if is_maximum else None, shape(node.outputs[0])
-        size = shape(value) if value is not None and activation(value) is not None else None
-        if value is None or size is None or len(size) != 4 or dims is None or 0 in size:
-            return False
-        height, width = size[2:]
-        while height * width > MAX_WINDOW:
-            kernel = min(height, MAX_SIDE), min(width, MAX_SIDE)
-            rows, columns = -(-height // kernel[0]), -(-width // kernel[1])
-            pads = [0, 0, rows * kernel[0] - height, columns * kernel[1] - width]
-            value = self._insert_pool(node, value, (*size[:2], rows, columns), kernel, strides=kernel, pads=pads)
-            height, width = rows, columns
-        if len(dims) == 4:
-            window = {attr.name: attr for attr in attributes(kernel_shape=(height, width))}
-            self._replace_node(node, "MaxPool", [value], "", window)
-            return True
-        value = self._insert_pool(node, value, (*size[:2], 1, 1), (height, width))
-        self._replace_node(node, "Flatten", [value], "", {attr.name: attr for attr in attributes(axis=1)})
-        return True
-
-    def _insert_pool(
-        self, before: ir.Node, x: ir.Value, dims: Sequence[int], kernel: Sequence[int], **attrs: Any
-    ) -> ir.Value:
-        """Insert a MaxPool of `x` before a node; return its output, of shape `dims`."""
-        name = derived_name(self.graph, f"{before.name or before.outputs[0].name}_image")
-        out = ir.Value(name=name, shape=ir.Shape(dims), type=x.type)
-        pool = ir.Node("", "MaxPool", [x], attributes(kernel_shape=kernel, **attrs), outputs=[out], name=name)
-        self.graph.insert_before(before, pool)
-        return out
 
     # One rule for each operator --------------------------------------------------------------------------------
 
@@ -142,11 +120,19 @@ class Integerise(Commute):
         if self._reads_outer_dequantise(node):
             return False
         rule = _RULES.get(node.op_type)
-        y = quantised(node.outputs[0]) if rule is not None or node.op_type in ELEMENTWISE_OPS else None
+        may_rewrite = rule is not None or node.op_type in ELEMENTWISE_OPS or is_op(node, *PRODUCTS)
+        y = quantised(node.outputs[0]) if may_rewrite else None
         quantise = None if y is None else y.value.producer()
+        if y is None:
+            return False
         if quantise is not None and IN_FLOATS in quantise.meta and node.op_type != "DequantizeLinear":
-            rule = None  # onnxruntime computes floats here; only tables, which have the bytes of floats, may replace it
-        return y is not None and ((rule is not None and rule(self, node, y)) or self._rewrite_chain(node, y))
+            rule = None  # onnxruntime computes floats here; only what has the bytes of floats may replace it
+        return (
+            (rule is not None and rule(self, node, y))
+            or self._rewrite_exact_product(node, y)
+            or (is_op(node, "Mul") and self._rewrite_scaled_mean(node, y))
+            or self._rewrite_chain(node, y)
+        )
 
     def _reads_outer_dequantise(self, node: ir.Node) -> bool:
         """Return whether `node`, in a body, reads a DequantizeLinear outside of it.
@@ -165,6 +151,8 @@ class Integerise(Commute):
         dims = y.value.shape if y.value.shape is not None else source.outputs[0].shape
         out = ir.Value(name=None, shape=dims, type=ir.TensorType(ir.DataType.from_numpy(y.dtype)))
         new_node = ir.Node(domain, op, inputs, attributes(**attrs), outputs=[out], name=source.name)
+        if note := source.meta.get(ROUNDED, quantise.meta.get(ROUNDED)):
+            new_node.meta[ROUNDED] = note
         self.graph.insert_before(quantise, new_node)
         self._take_over(y.value, out)
         self.graph.remove(quantise, safe=True)
@@ -279,6 +267,53 @@ class Integerise(Commute):
         attrs = {"transB": attribute(node, "transB", 0), "alpha": 1.0}
         return self._replace_by_form("Gemm", operands, y, product.last, product.bias, **attrs)
 
+    def _rewrite_exact_product(self, node: ir.Node, y: Quantised) -> bool:
+        """Replace a product that onnxruntime computes in floats by one of integers, if no sum of the floats can round.
+
+        Such are those with a bias of int8, or with a result of another type than its operand.
+        """
+        product = None if self._reads_outer_dequantise(node) else dequantised_product(node)
+        if product is None or (product.node, y.value) in self._rounding_products:
+            return False
+        source, is_exact = product.node, True
+        try:
+            fitted = product.fit(y)
+        except numerics.RoundingError as reason:
+            source.meta[WHY], is_exact = f"{reason}; {ADVICE}", False
+            if not self.correctly:
+                self._rounding_products.add((source, y.value))
+                return False
+            try:
+                fitted = product.fit(y, nearest=True)
+            except numerics.RoundingError:
+                return False
+        name = derived_name(self.graph, f"{source.name or y.value.name}_exact")
+        arrays = {
+            "bias": fitted.bias, "w_scale": fitted.w_scale, "y_zero": np.array(fitted.zero_point, y.dtype),
+            "w_zero": np.array(np.broadcast_to(product.w.zero.reshape(-1), fitted.w_scale.shape)),
+        }  # fmt: skip
+        if not is_exact:
+            node.meta.setdefault(ROUNDED, ROUNDED_NOTE)
+        bias, w_scale, y_zero, w_zero = (new_constant(self.graph, f"{name}_{part}", a) for part, a in arrays.items())
+        w = replace(product.w, scale=fitted.w_scale, zero=arrays["w_zero"], scale_value=w_scale, zero_value=w_zero)
+        result = replace(y, zero=arrays["y_zero"], zero_value=y_zero)
+        if is_op(source, "Conv", "ConvTranspose"):
+            self._replace_by_form(source.op_type, [product.x, w], result, node, bias, **attributes_of(source))
+        else:
+            attrs = {"transB": attribute(source, "transB", 0), "alpha": 1.0}
+            self._replace_by_form("Gemm", [product.x, w], result, node, bias, **attrs)
+        return True
+
+    def _rewrite_scaled_mean(self, node: ir.Node, y: Quantised) -> bool:
+        """Replace GlobalAveragePool -> Mul by a constant by an average of bytes, if both round alike."""
+        scaled = scaled_mean(node, y)
+        if scaled is None:
+            return False
+        pool, x, x_scale = scaled
+        name = derived_name(self.graph, f"{pool.name or y.value.name}_scale")
+        x = replace(x, scale=x_scale, scale_value=new_constant(self.graph, name, x_scale))
+        return self._replace_by_form(pool.op_type, [x], y, node)
+
     def _rewrite_float_product(self, node: ir.Node) -> bool:
         """Replace a product whose result stays float by QGemm without an output scale, or by MatMulIntegerToFloat."""
         product = self._find_product(node, to_bytes=False) if is_op(node, "Gemm", "MatMul") else None
@@ -295,7 +330,31 @@ class Integerise(Commute):
     def _rewrite_binary(self, node: ir.Node, y: Quantised) -> bool:
         """Replace an Add, Mul or the like of two 8-bit tensors by its quantised form."""
         pair = _byte_operands(node, y)
-        return pair is not None and self._replace_by_form(node.op_type, pair, y, node)
+        if pair is not None:
+            return self._replace_by_form(node.op_type, pair, y, node)
+        operands = [activation(value) for value in node.inputs]
+        known = [q for q in operands if q is not None]
+        if len(known) < 2:
+            return False
+        # Of different types, so that onnxruntime adds or multiplies floats. A table changes the type.
+        pair = _with_type(known[0], y.dtype), _with_type(known[1], y.dtype)
+        factors = factors_of_floats(node.op_type, *pair, y)
+        if factors is None and not self.correctly:
+            return False
+        typed = [self._change_type(node, old, new) for old, new in zip(known, pair)]
+        attrs: dict[str, Any] = {"domain": "celosia", "factors": factors} if factors else {}
+        return self._replace_by_form(node.op_type, typed, y, node, **attrs)
+
+    def _change_type(self, before: ir.Node, x: Quantised, typed: Quantised) -> Quantised:
+        """Insert a table that changes the type of `x` to that of `typed`, which has the same real values."""
+        if x.dtype == typed.dtype:
+            return x
+        name = derived_name(self.graph, f"{x.value.name}_{typed.dtype}")
+        table = new_constant(self.graph, f"{name}_table", np.arange(-128, 128).astype(np.int8))
+        attrs = table_attributes("Cast", *(ir.DataType.from_numpy(q.dtype) for q in (x, typed)))
+        out = ir.Value(name=name, shape=x.value.shape, type=ir.TensorType(ir.DataType.from_numpy(typed.dtype)))
+        self.graph.insert_before(before, ir.Node("celosia", "Table", [x.value, table], attrs, outputs=[out], name=name))
+        return replace(typed, value=out, zero_value=new_constant(self.graph, f"{name}_zero", typed.zero))
 
     def _rewrite_average_pool(self, node: ir.Node, y: Quantised) -> bool:
         """Replace an average pooling of bytes by its quantised form."""
@@ -310,7 +369,7 @@ class Integerise(Commute):
         dims = shape(node.inputs[0]) if node.inputs[0] is not None else None
         if x is None or x.dtype != y.dtype or dims is None or len(dims) != 4:
             return False
-        if not _reduces_images(node):
+        if not reduces_images(node):
             return False
         if not 0 < numerics.mean_scale(scale_and_zero(x)[0], scale_and_zero(y)[0], 1) < np.inf:
             return False
@@ -346,7 +405,7 @@ class Integerise(Commute):
 
     def _rewrite_norm(self, node: ir.Node, y: Quantised) -> bool:
         """Replace a normalisation by QLinearNorm, if it was asked for and its operands allow it."""
-        operands = norm_operands(self.graph, node, y) if self.norms else None
+        operands = norm_operands(self.graph, node, y) if self.correctly else None
         if operands is None:
             return False
         inputs = [*self._quantised_inputs(operands[0]), *operands[1], *self._parameters(y)]
@@ -356,10 +415,10 @@ class Integerise(Commute):
         """Replace operators that together are a function of one 8-bit tensor by a table."""
         chain = function_of(node.outputs[0])
         x = activation(chain[0]) if chain is not None else None
-        if chain is None or x is None or x.dtype != y.dtype or shape(x.value) != shape(node.outputs[0]):
+        if chain is None or x is None or shape(x.value) != shape(node.outputs[0]):
             return False
         try:
-            table = numerics.unary_table(chain[1], *scale_and_zero(x), *scale_and_zero(y), y.dtype)
+            table = numerics.unary_table(chain[1], *scale_and_zero(x), *scale_and_zero(y), x.dtype, y.dtype)
         except HostError:  # an operator that has no kernel for these types or attributes
             return False
         return self._replace_by_table(node, x, y, table)
@@ -449,7 +508,7 @@ class Integerise(Commute):
         producer = x.producer()
         pair = _byte_operands(producer, y) if is_op(producer, *numerics.BINARY) else None
         factors = None if pair is None else factors_of_floats(producer.op_type, *pair, y)  # type: ignore[union-attr]
-        if pair is not None and factors is None:
+        if pair is not None and factors is None and not self.correctly:
             return False
         unclamped = self._insert_like(
             quantise, [x, *quantise.inputs[1:]], y.value, x.shape, f"{y.value.name}_unclamped"
@@ -464,7 +523,8 @@ class Integerise(Commute):
     def _replace_by_table(self, node: ir.Node, x: Quantised, y: Quantised, table: NDArray[Any]) -> bool:
         """Replace `node` and its QuantizeLinear by a Table of `x`."""
         name = new_constant(self.graph, f"{node.name or y.value.name}_table", table)
-        return self._replace_by(y, "celosia", "Table", [x.value, name], node, function=node.op_type)
+        attrs = table_attributes(node.op_type, *(ir.DataType.from_numpy(q.dtype) for q in (x, y)))
+        return self._replace_by(y, "celosia", "Table", [x.value, name], node, **{a.name: a.value for a in attrs})
 
     def _rewrite_requantisation(self, node: ir.Node, y: Quantised) -> bool:
         """Replace DequantizeLinear -> QuantizeLinear by a table, or by nothing if both have the same parameters."""
@@ -482,11 +542,8 @@ class Integerise(Commute):
             if name is not None:
                 x.value.name = name
             return True
-        if x.dtype != y.dtype:
-            return False
-        return self._replace_by_table(
-            node, x, y, numerics.identity_table(*scale_and_zero(x), *scale_and_zero(y), y.dtype)
-        )
+        table = numerics.unary_table(lambda v: v, *scale_and_zero(x), *scale_and_zero(y), x.dtype, y.dtype)
+        return self._replace_by_table(node, x, y, table)
 
 
 def _multiplies_bytes(x: Quantised, w: Quantised, y: Quantised | None = None) -> bool:
@@ -497,6 +554,12 @@ def _multiplies_bytes(x: Quantised, w: Quantised, y: Quantised | None = None) ->
     if w.dtype not in (np.int8, np.uint8) or (y is not None and x.dtype != y.dtype):
         return False
     return bool(x.dtype == np.uint8 or w.dtype == np.int8)
+
+
+def _with_type(x: Quantised, dtype: np.dtype[Any]) -> Quantised:
+    """Return `x` as if it were of another 8-bit type, with bytes and zero point moved by 128."""
+    zero = x.zero.astype(np.int64) - int(np.iinfo(x.dtype).min) + int(np.iinfo(dtype).min)
+    return replace(x, zero=zero.astype(dtype))
 
 
 def _byte_operands(node: ir.Node | None, y: Quantised) -> tuple[Quantised, Quantised] | None:
@@ -567,14 +630,3 @@ def _channel_slopes(node: ir.Node) -> NDArray[np.float32] | None:
         return None
     padded = array.reshape((1,) * (len(dims) - array.ndim) + array.shape)
     return padded.reshape(-1) if padded.shape == (1, dims[1], *(1,) * (len(dims) - 2)) else None
-
-
-def _reduces_images(node: ir.Node) -> bool:
-    """Return whether a reduction takes all rows and columns of images [N, C, H, W]."""
-    dims = shape(node.inputs[0]) if node.inputs[0] is not None else None
-    if dims is None or len(dims) != 4:
-        return False
-    axes = attribute(node, "axes")
-    if axes is None and (array := constant(operand(node, "axes"))) is not None:
-        axes = array.tolist()
-    return axes is not None and sorted(axis % 4 for axis in axes) == [2, 3]

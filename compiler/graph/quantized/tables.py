@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from celosia.compiler import numerics
 from celosia.compiler.cpu.parse import parse
 from celosia.compiler.graph.operands import operand
+from celosia.compiler.graph.qdq import dequantised, have_same_parameters
 from celosia.compiler.graph.simplify.redundant import drop_unused
 from celosia.compiler.graph.values import attributes, constant, dtype_name, is_op, new_constant, replace_keeping_name
 from celosia.compiler.ops import OPS, op_spec
@@ -52,12 +53,17 @@ def compose_tables(model: ir.Model) -> None:
             continue
         name = new_constant(graph, f"{node.name or node.outputs[0].name}_table", table)
         out = ir.Value(name=None, shape=node.outputs[0].shape, type=node.outputs[0].type)
-        new_node = ir.Node(
-            "celosia", "Table", [base, name], attributes(function=node.op_type), outputs=[out], name=node.name
-        )
+        attrs = table_attributes(node.op_type, base.dtype, out.dtype)
+        new_node = ir.Node("celosia", "Table", [base, name], attrs, outputs=[out], name=node.name)
         graph.insert_before(node, new_node)
         replace_keeping_name(node, out)
     drop_unused(graph)
+
+
+def table_attributes(function: str, x: ir.DataType | None, y: ir.DataType | None) -> list[ir.Attr]:
+    """Return the attributes of a Table. function: name of the operator that it replaces. x, y: types of the tensors."""
+    to = {} if x == y or y is None else {"to": int(y)}
+    return attributes(function=function, **to)
 
 
 def _as_table(node: ir.Node) -> tuple[ir.Value, NDArray[np.int8]] | None:
@@ -221,7 +227,7 @@ def function_of_node(node: ir.Node) -> Function | None:
     if x is None or None in scalars.values():
         return None
     functions: dict[str, Function] = {name: scalar[1] for name, scalar in scalars.items() if scalar is not None}
-    return _apply(node, functions | {x.name or "": lambda x: x})
+    return compose(node, functions | {x.name or "": lambda x: x})
 
 
 def function_of(value: ir.Value | None, longest: int = MAX_CHAIN) -> tuple[ir.Value | None, Function] | None:
@@ -247,14 +253,22 @@ def function_of(value: ir.Value | None, longest: int = MAX_CHAIN) -> tuple[ir.Va
         if operand_value is None:
             continue
         followed = function_of(operand_value, longest - 1)
-        if followed is None or (followed[0] is not None and base not in (None, followed[0])):
+        if followed is None or (followed[0] is not None and base is not None and not _are_equal(base, followed[0])):
             return None
         base = base or followed[0]
         functions[operand_value.name or ""] = followed[1]
-    return base, _apply(node, functions)
+    return base, compose(node, functions)
 
 
-def _apply(node: ir.Node, operands: Mapping[str, Function]) -> Function:
+def _are_equal(a: ir.Value, b: ir.Value) -> bool:
+    """Return whether two results of DequantizeLinear are equal, as they have the same operands."""
+    if a is b:
+        return True
+    p, q = dequantised(a), dequantised(b)
+    return p is not None and q is not None and p.value is q.value and have_same_parameters(p, q)
+
+
+def compose(node: ir.Node, operands: Mapping[str, Function]) -> Function:
     """Return the function that `node` computes of functions of one tensor, its operands by name."""
     host_op = _host_operator(node)
     return lambda x: np.asarray(execute(host_op, {name: f(x) for name, f in operands.items()}, once=True)[0])

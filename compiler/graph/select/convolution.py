@@ -13,6 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.operands import MODEL_WEIGHTS, operand
+from celosia.compiler.graph.quantized.exact_products import ROUNDED
 from celosia.compiler.graph.select.matrices import place_activation_product, rows_form
 from celosia.compiler.graph.select.parameters import (
     array_of,
@@ -75,7 +76,7 @@ def place_conv(p: Placement, node: ir.Node) -> None:
     x, y = p.read(value, form, reads), p.new_activation(node.outputs[0], y_form)
     gemm = Gemm(weights, groups, filling=filling)
     layer = Layer(node.name or "", x, y, window, zero_x, gemm, requantise=requantise)
-    p.add_layer(node, layer, reads, y_form)
+    p.add_layer(node, layer, reads, y_form, node.meta.get(ROUNDED, ""))
 
 
 def _as_image_weights(weights: NDArray[Any], value: ir.Value, name: str) -> NDArray[Any]:
@@ -268,7 +269,7 @@ def place_matmul(p: Placement, node: ir.Node) -> None:
         x = p.read(value, x_form, reads)
     gemm, y = Gemm(weights), p.new_activation(node.outputs[0], y_form)
     layer = Layer(node.name or "", x, y, window, gemm=gemm, requantise=requantise)
-    p.add_layer(node, layer, reads, y_form)
+    p.add_layer(node, layer, reads, y_form, node.meta.get(ROUNDED, ""))
 
 
 SUMS_NOTE = (

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from celosia.compiler.graph.qdq import MADE_OF, dequantised, quantised
-from celosia.compiler.graph.quantized.integerise import MAXIMA, PER_CHANNEL_OPSET, QUANTISABLE, is_function_of_one
+from celosia.compiler.graph.quantized.commute import MAXIMA
+from celosia.compiler.graph.quantized.integerise import PER_CHANNEL_OPSET, QUANTISABLE, is_function_of_one
 from celosia.compiler.graph.quantized.rounded import NORMS, WHY
 from celosia.compiler.graph.quantized.tables import ELEMENTWISE_OPS
 from celosia.compiler.graph.select.movement import SAME_BYTES

@@ -299,10 +299,13 @@ class _Layout:
         name = next(n for k in itertools.count() if (n := f"{wanted_name}{k or ''}") not in self.names)
         self.names.add(name)
         out = ir.Value(name=name, shape=ir.Shape(dims), type=ir.TensorType(ir.DataType.FLOAT))
-        label = node.name if op.removeprefix("Blocked") == node.op_type else name
+        is_form = op.removeprefix("Blocked") == node.op_type
         new_node = ir.Node(
-            "celosia" if is_own else "", op, inputs, [*copied, *attributes(**attrs)], outputs=[out], name=label
-        )
+            "celosia" if is_own else "", op, inputs, [*copied, *attributes(**attrs)], outputs=[out],
+            name=node.name if is_form else name,
+        )  # fmt: skip
+        if is_form:
+            new_node.meta.update(node.meta)
         self.graph.insert_before(node, new_node)
         return out
 

@@ -21,7 +21,7 @@ x + (-0.0) go.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,13 +44,21 @@ from celosia.compiler.program.host.hostops import RANDOM
 from celosia.compiler.program.op_spec import filling
 
 
-def merge_equal(model: ir.Model) -> None:
-    """Replace each operator that equals an earlier one by that one."""
+def merge_quantisations(model: ir.Model) -> None:
+    """Replace each QuantizeLinear that equals an earlier one by that one.
+
+    onnxruntime merges equal operators before it looks for integer operators, so that the two count as one reader.
+    """
+    merge_equal(model, only=("QuantizeLinear",))
+
+
+def merge_equal(model: ir.Model, only: Collection[str] | None = None) -> None:
+    """Replace each operator that equals an earlier one by that one. only: the operators to merge; None for all."""
     graph = model.graph
     value_keys: dict[ir.Value, Any] = {}
     first_with_key: dict[Any, ir.Node] = {}
     for node in list(graph):
-        key = _node_key(node, value_keys)
+        key = _node_key(node, value_keys) if only is None or is_op(node, *only) else None
         if key is None:
             continue
         first = first_with_key.setdefault(key, node)
@@ -190,9 +198,15 @@ def _replace_copy_of_all(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     return node.inputs[0]
 
 
-def _neutral_element_rule(number: float, either: bool) -> Rule:
-    """Return the rule "x op number = x"; with `either`, also "number op x = x"."""
+NEUTRAL_ELEMENTS: dict[str, float] = {}
+"""Operator -> the number that changes nothing as its second operand."""
 
+
+def _neutral_element_rule(op: str, number: float, either: bool) -> None:
+    """Register the rule "x op number = x"; with `either`, also "number op x = x"."""
+    NEUTRAL_ELEMENTS[op] = number
+
+    @_rule(op)
     def rule(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
         """Return x where the other operand is `number` everywhere, with its sign for floats."""
         for x_input, number_input in [(0, 1), (1, 0)][: 1 + either]:
@@ -205,13 +219,11 @@ def _neutral_element_rule(number: float, either: bool) -> Rule:
                 return value
         return None
 
-    return rule
 
-
-_rule("Add")(_neutral_element_rule(-0.0, either=True))
-_rule("Sub")(_neutral_element_rule(0.0, either=False))
-_rule("Mul")(_neutral_element_rule(1.0, either=True))
-_rule("Div")(_neutral_element_rule(1.0, either=False))
+_neutral_element_rule("Add", -0.0, either=True)
+_neutral_element_rule("Sub", 0.0, either=False)
+_neutral_element_rule("Mul", 1.0, either=True)
+_neutral_element_rule("Div", 1.0, either=False)
 
 
 @_rule("Relu", "Abs", "Ceil", "Floor", "Round", "Sign")
@@ -279,6 +291,14 @@ def _remove_cast_to_same_type(graph: ir.Graph, node: ir.Node) -> ir.Value | None
     """Remove a cast to the type that its operand has."""
     x = node.inputs[0]
     return x if x is not None and x.dtype == node.outputs[0].dtype else None
+
+
+def _remove_neutral_scalar(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+    """Remove x + 0, x - 0, x * 1 and x / 1 for a constant of one element, also where that turns -0.0 into 0.0."""
+    x, array = node.inputs[0], constant(node.inputs[1])
+    is_number = array is not None and array.size == 1 and array.dtype.kind in "iuf"
+    is_neutral = is_number and array.item() == NEUTRAL_ELEMENTS[node.op_type]  # type: ignore[union-attr]
+    return x if is_neutral and x is not None and constant(x) is None and shape(x) == shape(node.outputs[0]) else None
 
 
 RESHAPES = VIEWS - {"Identity", "Dropout"}
@@ -374,5 +394,6 @@ WIRES: dict[str, Rule] = {
     "Identity": _replace_single_operand,
     "Dropout": _remove_dropout,
     "Cast": _remove_cast_to_same_type,
+    **dict.fromkeys(NEUTRAL_ELEMENTS, _remove_neutral_scalar),
 }
 """Operator -> rule, for operators that onnxruntime removes before it looks for integer operators."""
