@@ -64,6 +64,7 @@ def _with_shapes(proto: onnx.ModelProto, feed: dict[str, Array]) -> onnx.ModelPr
         if value.name in feed:
             tensor = value.type.tensor_type
             tensor.ClearField("shape")
+            tensor.shape.SetInParent()  # a scalar, too, has a shape
             for size in feed[value.name].shape:
                 tensor.shape.dim.add().dim_value = size
     return proto

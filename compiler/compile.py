@@ -17,7 +17,7 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.launch.assemble import assemble
 from celosia.compiler.lowering import Lowered, lower_prepared, planner_for
 from celosia.compiler.options import Options, Source, expand_options
-from celosia.compiler.program import HostStep, Program
+from celosia.compiler.program import HostStep, Program, with_inner_steps
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.host.execute import needs_compiler
 from celosia.compiler.selfcheck.check_launches import CheckFailed, SelfCheckError, self_check
@@ -231,7 +231,7 @@ def _add_model_facts(
 
 def _require_numpy(program: Program) -> None:
     """Raise ModelError where a board, which has numpy and no compiler, cannot run `program`."""
-    for step in program.steps:
+    for step in with_inner_steps(program.steps):
         if isinstance(step, HostStep) and (reason := needs_compiler(step.op)):
             raise ModelError(f"{reason}; run the model on this machine, without --target")
     for tensor in (*program.tensors.values(), *program.inputs, *program.outputs):

@@ -33,7 +33,7 @@ from celosia.compiler.graph.external_data import Origin, attach, read_all, read_
 from celosia.compiler.graph.importing.dimensions import Shapes, missing_size_message, open_axes, sizes_of, with_shapes
 from celosia.compiler.graph.importing.normalise import for_checker, normalise_model, without_declared_shapes
 from celosia.compiler.graph.importing.sample_independence import why_samples_mix
-from celosia.compiler.graph.importing.shape_inference import type_loop_bodies, with_inferred_shapes
+from celosia.compiler.graph.importing.shape_inference import with_inferred_shapes
 from celosia.compiler.graph.importing.validation import element_type_error, validation_error
 from celosia.compiler.graph.operands import quantisation
 from celosia.compiler.graph.passes import Pipeline, Watch
@@ -156,7 +156,6 @@ def read_graph(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
         raise ModelError(f"{origin} holds shapes that take too much memory to infer") from None
     except Exception as error:  # onnx raises several unrelated classes for a broken model
         raise ModelError(f"{origin} is not a valid ONNX model: {_first_line(error)}") from None
-    type_loop_bodies(model)
     for value in model.graph.outputs:
         if value.type is None:  # a pass finds out, from the operator that makes it
             value.type = ir.TensorType(ir.DataType.UNDEFINED)
