@@ -14,6 +14,7 @@ from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.schedule.kernel_schedules import KernelSchedules, using_schedules
 from celosia.compiler.frontend import PreparedModel, import_again, naming_shapes, prepare
 from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.importing.set_inputs import with_inputs_set
 from celosia.compiler.launch.assemble import assemble
 from celosia.compiler.lowering import Lowered, lower_prepared, planner_for
 from celosia.compiler.options import Options, Source, expand_options
@@ -72,6 +73,8 @@ def compile(source: Source, options: Options) -> Program:
         rounding: "onnxruntime" computes normalisations, sums and averages between bytes as onnxruntime's floats, byte
             for byte. "correct" computes them in integers that round the real result
             (compiler/graph/quantized/rounded.py).
+        set: Values of inputs by name, as `{"sr": 16000}`: these inputs become constants, so that Ifs on them become one
+            of their branches, and shapes become static. None: all inputs stay inputs.
 
     Returns:
         The Program, which `celosia.Runtime` runs and `Program.save` writes to a file.
@@ -99,7 +102,7 @@ def compile(source: Source, options: Options) -> Program:
     started = time.perf_counter()
     processor = find_target(options.target) if isinstance(options.target, str) else options.target
     records = load_requested(options.records)
-    model, derivation = _optimise(source, options)
+    model, derivation = _optimise(with_inputs_set(source, options.set), options)
     with (
         compiling_for(processor), naming_shapes(options.shapes), raised_gc_threshold(), leaving_out(options.left_out),
         _using_recorded_kernels(records, processor) as kernels,
@@ -133,7 +136,7 @@ def network_of(source: Source, options: Options) -> Network:
     """
     options = replace(options, check=False)
     with naming_shapes(options.shapes), raised_gc_threshold():
-        prepared = prepare(source, options)
+        prepared = prepare(with_inputs_set(source, options.set), options)
         return lower_prepared(
             prepared, planner_for(prepared, options, load_requested(options.records)), options
         ).network
