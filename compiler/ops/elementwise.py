@@ -123,6 +123,13 @@ register_unary("Swish", lambda x, a: x * sigmoid(x * a.get("alpha", 1.0)), wide=
 register_unary("QuickGelu", lambda x, a: x * sigmoid(x * a.get("alpha", 1.702)), domain="com.microsoft")
 
 
+INTRINSICS = (
+    "Tanh", "Erf", "Sqrt", "Floor", "Ceil", "Exp", "Log", "Sin", "Cos", "Tan", "Sinh", "Cosh", "Asin", "Acos", "Atan",
+    "Asinh", "Acosh", "Atanh",
+)  # fmt: skip
+"""Operators of one operand that the expression language has as intrinsic functions."""
+
+
 @op("Tanh", "Erf", kind=Kind.INJECTIVE, wide=True, operands="input")
 @op("Sqrt", "Floor", "Ceil", kind=Kind.INJECTIVE, operands="x")
 @op("Exp", "Log", "Sin", "Cos", "Tan", "Sinh", "Cosh", kind=Kind.INJECTIVE, operands="input")

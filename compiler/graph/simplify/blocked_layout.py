@@ -23,14 +23,20 @@ from celosia.compiler.graph.operands import joins_parts, operand
 from celosia.compiler.graph.simplify.convolutions import is_training
 from celosia.compiler.graph.values import RESERVED, attribute, attributes, constant, new_constant, shape
 from celosia.compiler.ops import OPS, op_spec
-from celosia.compiler.ops.elementwise import BINARY, UNARY, VARIADIC
+from celosia.compiler.ops.elementwise import BINARY, INTRINSICS, UNARY, VARIADIC
 from celosia.compiler.program.op_spec import Kind
 from celosia.compiler.target import target
 
 Shape = tuple[int, ...]
 """A static shape."""
-ELEMENTWISE = frozenset((*UNARY, *BINARY, *VARIADIC, "Clip"))
+FUNCTIONS = frozenset((*UNARY, *INTRINSICS, "Clip"))
+"""Functions of one element."""
+ELEMENTWISE = frozenset((*FUNCTIONS, *BINARY, *VARIADIC, "Where"))
 """Operators that compute element by element, in any layout."""
+MOVEMENTS = frozenset(("Slice", "Pad"))
+"""Operators that move rows and columns, in any layout."""
+PAD_OPERANDS = "pads", "value", "axes"
+"""Operands of Pad behind its data."""
 _BLOCKED = {name.removeprefix("Blocked"): op_spec(name) for name in OPS if name.startswith("Blocked")}
 """Operator -> OpSpec of its blocked form."""
 CONVOLUTIONS = frozenset(name for name, spec in _BLOCKED.items() if spec.weights is not None)
@@ -74,7 +80,7 @@ class _Layout:
     def run(self) -> None:
         """Insert blocked operators front to back, then remove the replaced nodes back to front."""
         for node in list(self.graph):
-            if node.domain in ("", "ai.onnx") and _is_float_image_operator(node):
+            if node.domain in ("", "ai.onnx") and _is_image_operator(node):
                 y = self._rewrite(node)
                 if y is not None:
                     self.done.append((node, y))
@@ -89,6 +95,8 @@ class _Layout:
             return self._insert_global_pool(node)
         elif node.op_type in POOLS:
             y = self._insert_pool(node)
+        elif node.op_type in MOVEMENTS:
+            y = self._insert_movement(node)
         elif joins_parts(node):
             y = self._insert_concat(node)
         elif node.op_type == "BatchNormalization":
@@ -156,7 +164,7 @@ class _Layout:
     def _leads_to_conv(self, node: ir.Node) -> bool:
         """Return whether only operators that keep blocks lie between `node` and some later convolution."""
         users = [use.node for use in node.outputs[0].uses()]
-        block_keeping = (*ELEMENTWISE, *POOLS, "BatchNormalization")
+        block_keeping = (*ELEMENTWISE, *POOLS, *MOVEMENTS, "BatchNormalization")
         keeping_users = [user for user in users if user.op_type in block_keeping or joins_parts(user)]
         return any(user.op_type in CONVOLUTIONS for user in users) or any(map(self._leads_to_conv, keeping_users))
 
@@ -166,12 +174,12 @@ class _Layout:
         users = [use.node for use in y.uses()]
         if len(users) != 1 or y.is_graph_output():
             return False
-        if users[0].domain not in ("", "ai.onnx") or not _is_float_image_operator(users[0]):
+        if users[0].domain not in ("", "ai.onnx") or not _is_image_operator(users[0]):
             return False
         if users[0].op_type in GLOBAL_POOLS:
             return True
         limits = users[0].inputs[1:] if users[0].op_type == "Clip" else []
-        is_unary = users[0].op_type in (*UNARY, "Clip") and all(x is None or prod(_dims(x)) == 1 for x in limits)
+        is_unary = users[0].op_type in FUNCTIONS and all(x is None or prod(_dims(x)) == 1 for x in limits)
         return is_unary and self._leads_to_global_pool(users[0])
 
     def _pad_bias(self, bias: ir.Value, more: int) -> ir.Value:
@@ -201,14 +209,35 @@ class _Layout:
         return self._insert(node, "Slice", [y, first, last, axis], out)
 
     def _insert_concat(self, node: ir.Node) -> ir.Value | None:
-        """Insert a Concat of blocks; None if parts are plain, or of different blocks, or not joined along channels."""
+        """Insert a Concat of blocks; None if parts are plain, or of different blocks, or of different samples."""
         blocked_inputs = [self.blocked.get(x) for x in node.inputs if x is not None]
         parts = [x for x in blocked_inputs if x is not None]
         out = _dims(node.outputs[0])
-        blocks = {_dims(x)[-1] for x in parts}
-        if len(parts) < len(blocked_inputs) or len(blocks) != 1 or attribute(node, "axis") not in (1, 1 - len(out)):
+        blocks, axis = {_dims(x)[-1] for x in parts}, attribute(node, "axis") % len(out)
+        if len(parts) < len(blocked_inputs) or len(blocks) != 1 or axis == 0:
             return None
-        return self._insert(node, node.op_type, parts, _blocked_dims(out, blocks.pop()), axis=1)
+        return self._insert(node, node.op_type, parts, _blocked_dims(out, blocks.pop()), axis=axis)
+
+    def _insert_movement(self, node: ir.Node) -> ir.Value | None:
+        """Insert a Slice or Pad of blocks along rows and columns; None for a plain input, and along other axes."""
+        x, out, rank = self.blocked.get(_first_input(node)), _dims(node.outputs[0]), len(_dims(node.outputs[0]))
+        parameters = [constant(value) for value in node.inputs[1:]]
+        if x is None or len(node.inputs) < 2 or any(p is None and v for p, v in zip(parameters, node.inputs[1:])):
+            return None
+        if (_dims(_first_input(node))[:2]) != out[:2]:
+            return None
+        arrays = dict(zip(("starts", "ends", "axes", "steps") if node.op_type == "Slice" else PAD_OPERANDS, parameters))
+        given_axes = arrays.get("axes")
+        count = len(parameters[0]) if node.op_type == "Slice" else rank  # type: ignore[arg-type]
+        axes = [int(axis) % rank for axis in (range(count) if given_axes is None else given_axes)]
+        if node.op_type == "Pad":
+            pads = np.zeros((2, rank + 1), np.int64)
+            pads[:, axes] = np.reshape(parameters[0], (2, -1))  # type: ignore[arg-type]
+            operands = [new_constant(self.graph, "pads", pads.reshape(-1)), *node.inputs[2:3]]
+        else:
+            axes_value = new_constant(self.graph, "axes", np.array(axes, np.int64))
+            operands = [*node.inputs[1:3], axes_value, *node.inputs[4:]]
+        return self._insert(node, node.op_type, [x, *operands], _blocked_dims(out, _dims(x)[-1]))
 
     def _insert_batch_norm(self, node: ir.Node) -> ir.Value | None:
         """Insert y = x * factor + offset for a BatchNormalization of blocks; None for a plain input or in training."""
@@ -298,7 +327,8 @@ class _Layout:
         wanted_name = f"{_name_of(node.outputs[0])}.{op.lower()}"
         name = next(n for k in itertools.count() if (n := f"{wanted_name}{k or ''}") not in self.names)
         self.names.add(name)
-        out = ir.Value(name=name, shape=ir.Shape(dims), type=ir.TensorType(ir.DataType.FLOAT))
+        source = node.outputs[0] if op.removeprefix("Blocked") == node.op_type else inputs[0]
+        out = ir.Value(name=name, shape=ir.Shape(dims), type=source.type if source else None)
         label = node.name if op.removeprefix("Blocked") == node.op_type else name
         new_node = ir.Node(
             "celosia" if is_own else "", op, inputs, [*copied, *attributes(**attrs)], outputs=[out], name=label
@@ -324,10 +354,17 @@ def _blocked_dims(dims: Shape, c: int) -> Shape:
     return dims[0], dims[1] // c, *dims[2:], c
 
 
-def _is_float_image_operator(node: ir.Node) -> bool:
-    """Return whether `node` computes float32 from float32, of known shapes that have channels and no size 0."""
-    values = [value for value in (*node.inputs, *node.outputs[:1]) if value is not None]
-    known = all(shape(value) is not None and value.dtype == ir.DataType.FLOAT for value in values)
+def _is_image_operator(node: ir.Node) -> bool:
+    """Return whether `node` computes images from images: of floats or truth values, known shapes, and no size 0.
+
+    Operands beside data, such as the bounds of a Slice, may have any type.
+    """
+    op = node.op_type
+    data = [value for value in (*node.inputs, *node.outputs[:1]) if value is not None]
+    if op in MOVEMENTS:
+        data = [value for value in (*node.inputs[:1], *node.outputs) if value is not None]
+    types = (ir.DataType.FLOAT, ir.DataType.BOOL) if op in (*ELEMENTWISE, *MOVEMENTS) else (ir.DataType.FLOAT,)
+    known = all(shape(value) is not None and value.dtype in types for value in data)
     return known and len(_dims(node.outputs[0])) >= 3 and 0 not in _dims(node.outputs[0])
 
 
