@@ -59,6 +59,10 @@ DEEP_CHANNELS = 160
 """Input channels from which on reading them one by one touches more memory pages than the CPU reads fast."""
 
 
+MAX_PLAIN_STRIDE = 2
+"""Largest stride along a row for which the plain form reads vectors."""
+
+
 def _is_shallow(node: ir.Node, w: NDArray[Any]) -> bool:
     """Return whether a convolution is 1x1 with stride 1 and sums fewer than DEEP_CHANNELS input channels."""
     return prod(w.shape[2:]) == 1 and w.shape[1] < DEEP_CHANNELS and set(attribute(node, "strides", [1])) == {1}
@@ -67,8 +71,8 @@ def _is_shallow(node: ir.Node, w: NDArray[Any]) -> bool:
 class _Layout:
     """The rewriting of one graph.
 
-    blocked: plain value -> its blocked form. done: (replaced node, its new result). names: names of values, which new
-    ones must not take.
+    blocked: plain value -> its blocked form, which may have further channels in its last block. done: (replaced node,
+    its new result). names: names of values, which new ones must not take.
     """
 
     def __init__(self, graph: ir.Graph, lanes: int) -> None:
@@ -123,8 +127,9 @@ class _Layout:
     def _insert_conv(self, node: ir.Node) -> ir.Value | None:
         """Insert the blocked form of a convolution; None if it stays plain, because blocks would not be faster.
 
-        Output channels are padded with zeros to whole vectors before a global pool, which drops them. The input stays
-        plain where it has few channels, which are read faster so.
+        Output channels are padded with zeros to whole vectors before a global pool, which drops them, and where that is
+        faster than the plain form or half vectors. The input stays plain where it has few channels, which are read
+        faster so, and where it is padded.
         """
         x, w = node.inputs[0], constant(node.inputs[1])
         assert x is not None
@@ -134,8 +139,11 @@ class _Layout:
         group, channels = attribute(node, "group", 1), _dims(x)[1]
         out_block, bias = self._block_size(out_dims[1]), [value for value in (operand(node, "b"),) if value is not None]
         constant_bias = all(constant(value) is not None for value in bias)
-        if out_block < self.lanes < out_dims[1] and group == 1 and constant_bias and self._leads_to_global_pool(node):
-            out_block, padding = self.lanes, -out_dims[1] % self.lanes  # the global pool drops these channels of zeros
+        if (
+            out_block < self.lanes < out_dims[1] and group == 1 and constant_bias
+            and (self._leads_to_global_pool(node) or self._gains_by_padding(node, out_block))
+        ):  # fmt: skip
+            out_block, padding = self.lanes, -out_dims[1] % self.lanes
             out_dims, w = (out_dims[0], out_dims[1] + padding, *out_dims[2:]), _pad_with_zeros(w, padding)
             bias = [self._pad_bias(value, padding) for value in bias]
         if not out_block:
@@ -151,7 +159,7 @@ class _Layout:
         else:
             if group == 1 and channels // self.lanes:  # fewer channels are read faster as they are
                 x = self._in_blocks(x, node) or x
-            x = self.blocked.get(x, x)
+            x = x if self._is_padded(x) else self.blocked.get(x, x)
             in_block = _dims(x)[-1] if len(_dims(x)) > w.ndim else 1
             if channels // group % in_block or out_dims[1] // group % out_block:
                 return None
@@ -160,6 +168,20 @@ class _Layout:
         )
         weights.meta.update(node.inputs[1].meta)  # type: ignore[union-attr]
         return self._insert(node, "BlockedConv", [x, weights, *bias], _blocked_dims(out_dims, out_block))
+
+    def _gains_by_padding(self, node: ir.Node, out_block: int) -> bool:
+        """Return whether a convolution is faster with padded channels, which no later convolution reads, than without.
+
+        out_block: channels of a block without padding; 0 for the plain form, which computes vectors of neighbours in a
+        row, and is slow where it reads every third element or fewer.
+        """
+        is_slow = out_block > 0 or attribute(node, "strides", [1])[-1] > MAX_PLAIN_STRIDE
+        return is_slow and not self._leads_to_conv(node)
+
+    def _is_padded(self, x: ir.Value) -> bool:
+        """Return whether the blocked form of a plain value has further channels, of no meaning, behind its own."""
+        y = self.blocked.get(x)
+        return y is not None and _dims(y)[1] * _dims(y)[-1] != _dims(x)[1]
 
     def _leads_to_conv(self, node: ir.Node) -> bool:
         """Return whether only operators that keep blocks lie between `node` and some later convolution."""
@@ -203,10 +225,13 @@ class _Layout:
             return None
         channels = _dims(x)[1] * _dims(x)[-1]
         y = self._insert(node, f"Blocked{node.op_type}", [x], (out[0], channels, *out[2:]))
-        if channels == out[1]:
-            return y
-        first, last, axis = (new_constant(self.graph, "slice", np.array([n], np.int64)) for n in (0, out[1], 1))
-        return self._insert(node, "Slice", [y, first, last, axis], out)
+        return y if channels == out[1] else self._insert_first_channels(node, y, out[1])
+
+    def _insert_first_channels(self, node: ir.Node, x: ir.Value, count: int) -> ir.Value:
+        """Insert a Slice that keeps the first channels of a plain value."""
+        dims = _dims(x)
+        first, last, axis = (new_constant(self.graph, "slice", np.array([n], np.int64)) for n in (0, count, 1))
+        return self._insert(node, "Slice", [x, first, last, axis], (dims[0], count, *dims[2:]))
 
     def _insert_concat(self, node: ir.Node) -> ir.Value | None:
         """Insert a Concat of blocks; None if parts are plain, or of different blocks, or of different samples."""
@@ -214,7 +239,8 @@ class _Layout:
         parts = [x for x in blocked_inputs if x is not None]
         out = _dims(node.outputs[0])
         blocks, axis = {_dims(x)[-1] for x in parts}, attribute(node, "axis") % len(out)
-        if len(parts) < len(blocked_inputs) or len(blocks) != 1 or axis == 0:
+        is_padded = any(x is not None and self._is_padded(x) for x in node.inputs)
+        if len(parts) < len(blocked_inputs) or len(blocks) != 1 or axis == 0 or (axis == 1 and is_padded):
             return None
         return self._insert(node, node.op_type, parts, _blocked_dims(out, blocks.pop()), axis=axis)
 
@@ -249,9 +275,8 @@ class _Layout:
         dims = _dims(x)
         parameter_dims = (dims[1], *(1,) * (len(dims) - 3), dims[-1])
         for op, array in (("Mul", factor), ("Add", bias - mean * factor)):
-            value = new_constant(
-                self.graph, f"{node.name}.{op.lower()}", array.astype(np.float32).reshape(parameter_dims)
-            )
+            padded = _pad_with_zeros(array.astype(np.float32), dims[1] * dims[-1] - len(array))
+            value = new_constant(self.graph, f"{node.name}.{op.lower()}", padded.reshape(parameter_dims))
             x = self._insert(node, op, [x, value], dims)
         return x
 
@@ -276,16 +301,18 @@ class _Layout:
         """Return operand `x` so that it broadcasts to `out` in blocks of `c` channels; None if that would cost time."""
         dims, array = _dims(x), constant(x)
         if x in self.blocked:
-            return self.blocked[x] if dims[1] == out[1] else None
+            return self.blocked[x] if dims[1] == out[1] and _dims(self.blocked[x])[-1] == c else None
         if prod(dims) == 1:
             return x if len(dims) < len(out) else self._insert_reshape(node, x, (1,) * (len(out) + 1))
         if len(dims) > len(out):
             return None
         dims = (*(1,) * (len(out) - len(dims)), *dims)
         if array is None:
-            return self._in_blocks(x, node) if prod(dims[2:]) == 1 and dims == _dims(x) and dims[1] == out[1] else None
+            is_vector = prod(dims[2:]) == 1 and dims == _dims(x) and dims[1] == out[1] and not out[1] % c
+            return self._in_blocks(x, node) if is_vector else None
         channels_per_block = c if dims[1] == out[1] else 1
-        array = np.moveaxis(array.reshape(dims[0], dims[1] // channels_per_block, channels_per_block, *dims[2:]), 2, -1)
+        array = np.moveaxis(_pad_with_zeros(np.moveaxis(array.reshape(dims), 1, 0), -dims[1] % channels_per_block), 0, 1)
+        array = np.moveaxis(array.reshape(dims[0], -1, channels_per_block, *dims[2:]), 2, -1)
         return new_constant(self.graph, f"{x.name}.blocked", array)
 
     # Conversion ------------------------------------------------------------------------------------------------
@@ -311,7 +338,10 @@ class _Layout:
 
     def _insert_unblock(self, node: ir.Node, x: ir.Value, dims: Shape) -> ir.Value:
         """Insert the conversion of blocks to the plain shape `dims`; single pixels only need a Reshape."""
-        return self._insert_reshape(node, x, dims) if prod(dims[2:]) == 1 else self._insert(node, "Unblock", [x], dims)
+        padded = (dims[0], _dims(x)[1] * _dims(x)[-1], *dims[2:])
+        is_pixel = prod(dims[2:]) == 1
+        y = self._insert_reshape(node, x, padded) if is_pixel else self._insert(node, "Unblock", [x], padded)
+        return y if padded == dims else self._insert_first_channels(node, y, dims[1])
 
     def _insert_reshape(self, node: ir.Node, x: ir.Value, dims: Shape) -> ir.Value:
         """Insert a Reshape to `dims` before `node`."""
@@ -350,8 +380,8 @@ def _arrange_weights(w: NDArray[Any], c: int, m: int) -> NDArray[Any]:
 
 
 def _blocked_dims(dims: Shape, c: int) -> Shape:
-    """Return the shape of an image of shape `dims` in blocks of `c` channels: [N, C/c, ..., c]."""
-    return dims[0], dims[1] // c, *dims[2:], c
+    """Return the shape of an image of shape `dims` in blocks of `c` channels: [N, ceil(C / c), ..., c]."""
+    return dims[0], -(-dims[1] // c), *dims[2:], c
 
 
 def _is_image_operator(node: ir.Node) -> bool:
