@@ -14,7 +14,7 @@ from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.schedule.kernel_schedules import KernelSchedules, using_schedules
 from celosia.compiler.frontend import PreparedModel, import_again, naming_shapes, prepare
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.importing.set_inputs import with_inputs_set
+from celosia.compiler.graph.importer import with_inputs_set
 from celosia.compiler.launch.assemble import assemble
 from celosia.compiler.lowering import Lowered, lower_prepared, planner_for
 from celosia.compiler.options import Options, Source, expand_options

@@ -23,6 +23,7 @@ import resource
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 from zipfile import is_zipfile
 
 import onnx
@@ -33,6 +34,7 @@ from celosia.compiler.graph.external_data import Origin, attach, read_all, read_
 from celosia.compiler.graph.importing.dimensions import Shapes, missing_size_message, open_axes, sizes_of, with_shapes
 from celosia.compiler.graph.importing.normalise import for_checker, normalise_model, without_declared_shapes
 from celosia.compiler.graph.importing.sample_independence import why_samples_mix
+from celosia.compiler.graph.importing.set_inputs import InputValues, set_inputs
 from celosia.compiler.graph.importing.shape_inference import with_inferred_shapes
 from celosia.compiler.graph.importing.validation import element_type_error, validation_error
 from celosia.compiler.graph.operands import quantisation
@@ -44,6 +46,8 @@ from celosia.compiler.graph.values import attribute, is_op, shape
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program import PassInfo
 from celosia.compiler.program.host.hostops.value_types import parameter_shape_error
+
+Source = TypeVar("Source", bound="str | Path | onnx.ModelProto")
 
 
 def load(source: str | Path | onnx.ModelProto) -> ir.Model:
@@ -98,6 +102,13 @@ def read(path: Path, data: bool = True) -> onnx.ModelProto:
         if data:
             read_all(model, _folder(path))
     return model
+
+
+def with_inputs_set(source: Source, values: InputValues | None) -> Source | onnx.ModelProto:
+    """Return the model, its file if there are no `values`, with these inputs as constants. Raises ModelError."""
+    if not values:
+        return source
+    return set_inputs(source if isinstance(source, onnx.ModelProto) else read(Path(source)), values)
 
 
 def _folder(path: str | Path) -> str:

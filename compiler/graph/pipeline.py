@@ -18,8 +18,8 @@ import onnx_ir.passes.common as common
 
 from celosia.compiler.graph.block_sums import sum_blocks
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.importing.inlining import expand_gradients, inline_branches, inline_functions
 from celosia.compiler.graph.importing.body_types import type_bodies
+from celosia.compiler.graph.importing.inlining import expand_gradients, inline_branches, inline_functions
 from celosia.compiler.graph.onnxruntime_rules.float16 import compute_in_float32
 from celosia.compiler.graph.onnxruntime_rules.low_precision import round_activations, widen
 from celosia.compiler.graph.onnxruntime_rules.propagation import fuse_qdq_pairs, note_idle_readers
@@ -104,7 +104,9 @@ def _to_integers(model: ir.Model, norms: bool = False) -> None:
 PASSES = Pipeline(
     GraphPass("shapes", "shapes come from the operators' expressions or are compared", infer_shapes, inside=False),
     GraphPass(
-        "bodies", "shapes in bodies of operators are inferred; an If of a constant becomes a branch", _settle_bodies,
+        "bodies",
+        "shapes in bodies of operators are inferred; an If of a constant becomes a branch",
+        _settle_bodies,
         inside=False,
     ),
     GraphPass("fold", "operators on constants are computed, and the shapes that depend on them", fold_imported),

@@ -208,22 +208,23 @@ class _Assembler:
             if out.name:
                 self._add_value(out)
         if body_steps:
-            op = replace(op, attrs={name: value for name, value in op.attrs.items() if not isinstance(value, Body)}, key=b"")
+            op = replace(
+                op, attrs={name: value for name, value in op.attrs.items() if not isinstance(value, Body)}, key=b""
+            )
         return HostStep((info,), inputs, tuple(op.outputs), op, body_steps)
 
     def _body_steps(self, attribute: str, body: ir.Graph) -> BodySteps:
         """Assemble the steps of a subgraph."""
         for value in (*body.inputs, *body.outputs):
             self._add_value(value)
-        steps = self._steps(list(body))
-        names = [tuple(value.name or "" for value in values) for values in (body.inputs, body.outputs)]
-        types = tuple(self._result_type(value) for value in body.outputs)
-        return BodySteps(attribute, *names, tuple(steps), types)
+        steps = tuple(step for step in self._steps(list(body)) if not isinstance(step, LaunchStep))
+        inputs, outputs = (tuple(value.name or "" for value in values) for values in (body.inputs, body.outputs))
+        return BodySteps(attribute, inputs, outputs, steps, tuple(self._result_type(value) for value in body.outputs))
 
     def _result_type(self, value: ir.Value) -> tuple[str, tuple[int, ...]]:
         """Return element type and shape of a result of a subgraph, 0 for sizes that are not known."""
         dtype, dims = self._dtype(value), self._shape(value)
-        name = "float32" if dtype in (None, ir.DataType.UNDEFINED) else dtype.numpy().name  # type: ignore[union-attr]
+        name = "float32" if dtype in (None, ir.DataType.UNDEFINED) else dtype.numpy().name
         sizes = (declared_shape(value) or ()) if dims is None else dims
         return name, tuple(size if isinstance(size, int) and size >= 0 else 0 for size in sizes)
 

@@ -363,8 +363,11 @@ def _run_host_step(program: Program, step: HostStep, values: Values) -> Sequence
         """Run the steps of a subgraph, and return its outputs."""
         inner = {**program.constants, **values, **dict(zip(body.inputs, inputs))}
         for inner_step in body.steps:
-            run = _run_cpu_step if isinstance(inner_step, CpuStep) else _run_host_step
-            inner.update(zip(inner_step.outputs, run(program, inner_step, inner)))  # type: ignore[operator]
+            if isinstance(inner_step, CpuStep):
+                results = _run_cpu_step(program, inner_step, inner)
+            else:
+                results = _run_host_step(program, inner_step, inner)
+            inner.update(zip(inner_step.outputs, results))
         return [inner[name] for name in body.outputs]
 
     return execute(

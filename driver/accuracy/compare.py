@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.graph.importer import read
+from celosia.compiler.graph.importer import read, with_inputs_set
 from celosia.compiler.graph.importing.dimensions import Shapes, is_quantised
-from celosia.compiler.graph.importing.set_inputs import InputValues, with_inputs_set
+from celosia.compiler.graph.importing.set_inputs import InputValues
 from celosia.compiler.graph.quantized.rounded import NORMS
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program import InputError
@@ -129,7 +129,9 @@ def compare(
     open_model, given_shapes = OpenModel(source), shapes or {}
     sizes = open_model.shapes(inputs) if open_model.open else given_shapes
     shapes = {name: fill_open_sizes(shape, given_shapes.get(name)) for name, shape in sizes.items()}
-    program = compile_model(source, config, progress=progress, keep="all", check=check, rounding=rounding, shapes=shapes)
+    program = compile_model(
+        source, config, progress=progress, keep="all", check=check, rounding=rounding, shapes=shapes
+    )
     with Runtime(program, device, **options) as runtime:
         runtime.open()
         say(f"running on the {device} device")

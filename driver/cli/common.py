@@ -165,7 +165,11 @@ def is_program(source: Path) -> bool:
 
 
 def read_inputs(
-    source: Path, arguments: list[str] | None, random: bool, pixels: Pixels, shapes: Shapes | None = None,
+    source: Path,
+    arguments: list[str] | None,
+    random: bool,
+    pixels: Pixels,
+    shapes: Shapes | None = None,
     set: InputValues | None = None,
 ) -> dict[str, Any]:
     """Read and check the inputs of a model or Program before anything is compiled. Return arrays by input name.

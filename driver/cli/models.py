@@ -432,8 +432,8 @@ def quantize(
         quantised = quantize_model(
             model, calibration, output, per_channel=not per_tensor, activations=activations, method=method,
             symmetric=symmetric, operators=operators, samples=samples, exclude=exclude or (), mean=mean or (0.0,),
-            std=std or (1.0,), weights=int(weights), smooth=alpha, config=config, set=common.parse_set(set_), progress=stages,
-            told=common.printer_of_first_sentence(quiet),
+            std=std or (1.0,), weights=int(weights), smooth=alpha, config=config, set=common.parse_set(set_),
+            progress=stages, told=common.printer_of_first_sentence(quiet),
         )  # fmt: skip
     common.write_json(report, quantised)
     if not quiet:

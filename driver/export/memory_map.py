@@ -129,8 +129,8 @@ def require_exportable(program: Program) -> None:
     for step in program.steps:
         if isinstance(step, HostStep) and step.bodies:
             raise NotExportable(
-                f"{step.op.label} cannot be exported, for the exported runtime has no control flow; give the input that "
-                "decides it with --set or --shape, so that it becomes a constant, export the model without it, or run it "
+                f"{step.op.label} cannot be exported, for the exported runtime has no control flow; fix the input that "
+                "decides it by --set or --shape, export the model without it from your framework, or run it "
                 "with `celosia deploy` on a board that has Python"
             )
         if isinstance(step, HostStep):

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.external_data import has_files
-from celosia.compiler.graph.importer import open_free_sizes, read_mapped
+from celosia.compiler.graph.importer import open_free_sizes, read_mapped, with_inputs_set
 from celosia.compiler.graph.importing.dimensions import Shapes, declared_shape, input_values, open_axes, open_inputs
-from celosia.compiler.graph.importing.set_inputs import InputValues, with_inputs_set
+from celosia.compiler.graph.importing.set_inputs import InputValues
 from celosia.compiler.program import InputError, Program
 
 PROGRAMS_HELD = 16

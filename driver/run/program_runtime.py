@@ -460,7 +460,7 @@ class ProgramRuntime(RuntimeBase):
         for action in actions:
             if isinstance(action, Segment):
                 action.run(values)
-            else:
+            elif not isinstance(action, LaunchStep):  # the accelerator runs none of a subgraph
                 self._execute_cpu_step(action, values)
         return [values[name] for name in body.outputs]
 

@@ -85,17 +85,24 @@ def test_branches_are_kernels(tmp_path: Path) -> None:
 
 def test_branches_of_different_shapes() -> None:
     """The shape behind the If is known at run time only; an outer value and an input are returned as they are."""
-    source = """
+    source = (
+        """
     g (bool c, float[2, 3] x) => (float[m, n] y, float[k] z) {
       s = Neg(x)
       p, q = If (c) <
-        then_branch = a () => (float[i, j] u, float[l] v) { u = Transpose<perm = [1, 0]>(s) v = ReduceSum<keepdims = 0>(s) },
+        then_branch = a () => (float[i, j] u, float[l] v) {
+          u = Transpose<perm = [1, 0]>(s)
+          v = ReduceSum<keepdims = 0>(s)
+        },
         else_branch = b () => (float[i2, j2] u2, float[l2] v2) { u2 = Identity(x) v2 = Flatten<axis = 0>(s) }
       >
       y = Exp(p)
       z = Flatten<axis = 0>(q)
     }
-    """.replace("float[l] v)", "float v)").replace("float[l2] v2)", "float[a, b] v2)").replace("float[k] z", "float[a, b] z")
+    """.replace("float[l] v)", "float v)")
+        .replace("float[l2] v2)", "float[a, b] v2)")
+        .replace("float[k] z", "float[a, b] z")
+    )
     compare(source, [{"c": np.array(c), "x": floats(2, 3)} for c in (True, False)])
 
 
@@ -120,7 +127,8 @@ LOOP = """
 g (int64 n, float[4, 4] x, float[4, 4] k) => (float[4, 4] y, float[rows, 4, 4] all, float[m] sizes) {
   kk = MatMul(k, k)
   go = Constant<value = bool {1}>()
-  y, all, sizes = Loop (n, go, x) <body = b (int64 i, bool on, float[4, 4] s) => (bool more, float[4, 4] t, float[4, 4] o, float z) {
+  y, all, sizes = Loop (n, go, x) <
+    body = b (int64 i, bool on, float[4, 4] s) => (bool more, float[4, 4] t, float[4, 4] o, float z) {
     a = MatMul(s, kk)
     t = Tanh(a)
     o = Add(t, kk)
@@ -275,7 +283,13 @@ def test_random_bodies(data: st.DataObject) -> None:
     for number in range(data.draw(st.integers(1, 6))):
         op = data.draw(st.sampled_from((*operators, "Tanh", "MatMul", "Transpose")))
         a, b = data.draw(st.sampled_from(known)), data.draw(st.sampled_from(known))
-        call = f"Tanh({a})" if op == "Tanh" else f"Transpose<perm = [1, 0]>({a})" if op == "Transpose" else f"{op}({a}, {b})"
+        call = (
+            f"Tanh({a})"
+            if op == "Tanh"
+            else f"Transpose<perm = [1, 0]>({a})"
+            if op == "Transpose"
+            else f"{op}({a}, {b})"
+        )
         bounded = f"Tanh(v{number})"
         lines += [f"v{number} = {call}", f"w{number} = {bounded}"]
         known.append(f"w{number}")
@@ -286,7 +300,8 @@ def test_random_bodies(data: st.DataObject) -> None:
       outer = Exp(x)
       go = Constant<value = bool {{1}}>()
       y, z, all = Loop (n, go, x, x0) <
-        body = b (int64 i, bool on, float[3, 3] s, float[3, 3] r) => (bool more, float[3, 3] t, float[3, 3] r2, float[3, 3] o) {{
+        body = b (int64 i, bool on, float[3, 3] s, float[3, 3] r)
+          => (bool more, float[3, 3] t, float[3, 3] r2, float[3, 3] o) {{
           {body}
           more = Identity(on)
         }}>

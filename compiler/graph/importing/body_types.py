@@ -63,7 +63,8 @@ def _type_loop(node: ir.Node, model: ir.Model) -> None:
     for value, dtype in zip(body.inputs, (ir.DataType.INT64, ir.DataType.BOOL)):
         value.type, value.shape = ir.TensorType(dtype), SCALAR.copy()
     states = len(body.inputs) - 2
-    _type_states(node, body, body.inputs[2:], node.inputs[2:], body.outputs[1 : 1 + states], model)
+    first_values = node.inputs[len(node.inputs) - states :]
+    _type_states(node, body, body.inputs[-states:] if states else (), first_values, body.outputs[1 : 1 + states], model)
     for out, result in zip(node.outputs[states:], body.outputs[1 + states :]):
         _give_declared(result, out, 0)
 
@@ -167,12 +168,12 @@ def _infer_body(body: ir.Graph, node: ir.Node, model: ir.Model) -> None:
         if isinstance(value.type, ir.TensorType):
             value.type = None
     for info in _inferred_by_onnx(body, captured(node), model):
-        if (value := values.get(info.name)) is not None:
-            inferred = ir.serde.deserialize_value_info_proto(info, None)
+        if info.name in values:
+            value, inferred = values[info.name], ir.serde.deserialize_value_info_proto(info, None)
             value.type, value.shape = value.type or inferred.type, inferred.shape
     for inner_node in body:
-        for value in inner_node.outputs:
-            value.type = value.type or declared_types[value]
+        for output in inner_node.outputs:
+            output.type = output.type or declared_types[output]
         if subgraphs(inner_node):
             _type_operator(inner_node, model)
         else:

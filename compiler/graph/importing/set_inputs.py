@@ -9,30 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.importing.dimensions import declared_shape, input_values
 from celosia.compiler.program.dtypes import ONNX_TYPES, numpy_dtype
 
 InputValues = Mapping[str, Any]
 """Name of an input -> its value: a number, a (nested) list, an array, or a text as in `--set`, such as "1,0.5"."""
-Source = TypeVar("Source", bound="str | Path | onnx.ModelProto")
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 """Texts of a truth value."""
-
-
-def with_inputs_set(source: Source, values: InputValues | None) -> Source | onnx.ModelProto:
-    """Return the model, its file if there are no `values`, with these inputs as constants. Raises ModelError."""
-    if not values:
-        return source
-    return set_inputs(source if isinstance(source, onnx.ModelProto) else read(Path(source)), values)
 
 
 def set_inputs(proto: onnx.ModelProto, values: InputValues) -> onnx.ModelProto:
@@ -72,7 +62,11 @@ def _fitting_array(declared: onnx.ValueInfoProto, value: Any) -> NDArray[Any]:
     if not tensor.HasField("shape"):
         return fitting
     known = [size for size in sizes if size is not None]
-    if len(known) == len(sizes) and prod(known) == fitting.size and (fitting.ndim <= 1 or fitting.shape == tuple(known)):
+    if (
+        len(known) == len(sizes)
+        and prod(known) == fitting.size
+        and (fitting.ndim <= 1 or fitting.shape == tuple(known))
+    ):
         return fitting.reshape(known)
     if len(sizes) != fitting.ndim or any(size not in (None, n) for size, n in zip(sizes, fitting.shape)):
         raise ModelError(

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from celosia.compiler.cpu.parse import to_array

@@ -35,8 +35,6 @@ ELEMENTWISE = frozenset((*FUNCTIONS, *BINARY, *VARIADIC, "Where"))
 """Operators that compute element by element, in any layout."""
 MOVEMENTS = frozenset(("Slice", "Pad"))
 """Operators that move rows and columns, in any layout."""
-PAD_OPERANDS = "pads", "value", "axes"
-"""Operands of Pad behind its data."""
 _BLOCKED = {name.removeprefix("Blocked"): op_spec(name) for name in OPS if name.startswith("Blocked")}
 """Operator -> OpSpec of its blocked form."""
 CONVOLUTIONS = frozenset(name for name, spec in _BLOCKED.items() if spec.weights is not None)
@@ -170,13 +168,14 @@ class _Layout:
         return self._insert(node, "BlockedConv", [x, weights, *bias], _blocked_dims(out_dims, out_block))
 
     def _gains_by_padding(self, node: ir.Node, out_block: int) -> bool:
-        """Return whether a convolution is faster with padded channels, which no later convolution reads, than without.
+        """Return whether a convolution is faster with padded channels, which no convolution can read, than without.
 
         out_block: channels of a block without padding; 0 for the plain form, which computes vectors of neighbours in a
         row, and is slow where it reads every third element or fewer.
         """
-        is_slow = out_block > 0 or attribute(node, "strides", [1])[-1] > MAX_PLAIN_STRIDE
-        return is_slow and not self._leads_to_conv(node)
+        if not out_block:
+            return bool(attribute(node, "strides", [1])[-1] > MAX_PLAIN_STRIDE)
+        return not self._leads_to_conv(node)
 
     def _is_padded(self, x: ir.Value) -> bool:
         """Return whether the blocked form of a plain value has further channels, of no meaning, behind its own."""
@@ -246,24 +245,25 @@ class _Layout:
 
     def _insert_movement(self, node: ir.Node) -> ir.Value | None:
         """Insert a Slice or Pad of blocks along rows and columns; None for a plain input, and along other axes."""
-        x, out, rank = self.blocked.get(_first_input(node)), _dims(node.outputs[0]), len(_dims(node.outputs[0]))
-        parameters = [constant(value) for value in node.inputs[1:]]
-        if x is None or len(node.inputs) < 2 or any(p is None and v for p, v in zip(parameters, node.inputs[1:])):
+        x, out = self.blocked.get(_first_input(node)), _dims(node.outputs[0])
+        bounds = constant(operand(node, "starts" if node.op_type == "Slice" else "pads"))
+        if x is None or bounds is None or _dims(_first_input(node))[:2] != out[:2]:
             return None
-        if (_dims(_first_input(node))[:2]) != out[:2]:
+        axes_value, rank = operand(node, "axes"), len(out)
+        given_axes = range(rank)[: len(bounds)] if axes_value is None else constant(axes_value)
+        if given_axes is None:
             return None
-        arrays = dict(zip(("starts", "ends", "axes", "steps") if node.op_type == "Slice" else PAD_OPERANDS, parameters))
-        given_axes = arrays.get("axes")
-        count = len(parameters[0]) if node.op_type == "Slice" else rank  # type: ignore[arg-type]
-        axes = [int(axis) % rank for axis in (range(count) if given_axes is None else given_axes)]
+        axes = [int(axis) % rank for axis in given_axes]
         if node.op_type == "Pad":
             pads = np.zeros((2, rank + 1), np.int64)
-            pads[:, axes] = np.reshape(parameters[0], (2, -1))  # type: ignore[arg-type]
-            operands = [new_constant(self.graph, "pads", pads.reshape(-1)), *node.inputs[2:3]]
+            pads[:, axes] = np.reshape(bounds, (2, -1))
+            parameters = [new_constant(self.graph, "pads", pads.reshape(-1)), operand(node, "constant_value")]
         else:
-            axes_value = new_constant(self.graph, "axes", np.array(axes, np.int64))
-            operands = [*node.inputs[1:3], axes_value, *node.inputs[4:]]
-        return self._insert(node, node.op_type, [x, *operands], _blocked_dims(out, _dims(x)[-1]))
+            new_axes = new_constant(self.graph, "axes", np.array(axes, np.int64))
+            parameters = [operand(node, "starts"), operand(node, "ends"), new_axes, operand(node, "steps")]
+        while parameters[-1] is None:
+            parameters.pop()
+        return self._insert(node, node.op_type, [x, *parameters], _blocked_dims(out, _dims(x)[-1]))
 
     def _insert_batch_norm(self, node: ir.Node) -> ir.Value | None:
         """Insert y = x * factor + offset for a BatchNormalization of blocks; None for a plain input or in training."""
@@ -311,7 +311,9 @@ class _Layout:
             is_vector = prod(dims[2:]) == 1 and dims == _dims(x) and dims[1] == out[1] and not out[1] % c
             return self._in_blocks(x, node) if is_vector else None
         channels_per_block = c if dims[1] == out[1] else 1
-        array = np.moveaxis(_pad_with_zeros(np.moveaxis(array.reshape(dims), 1, 0), -dims[1] % channels_per_block), 0, 1)
+        array = np.moveaxis(
+            _pad_with_zeros(np.moveaxis(array.reshape(dims), 1, 0), -dims[1] % channels_per_block), 0, 1
+        )
         array = np.moveaxis(array.reshape(dims[0], -1, channels_per_block, *dims[2:]), 2, -1)
         return new_constant(self.graph, f"{x.name}.blocked", array)
 

@@ -368,7 +368,9 @@ class _TransposedConvolution:
         order = [0, channel, *(axis for k in range(rank) for axis in (2 + rank + k, first + k))]
         y = self._emit("Reshape", [x, new_constant(self.graph, "dims", np.array(split, np.int64))], split)
         y = self._emit("Transpose", [y], [split[axis] for axis in order], perm=order)
-        return self._emit("Reshape", [y, new_constant(self.graph, "dims", np.array(interleaved, np.int64))], interleaved)
+        return self._emit(
+            "Reshape", [y, new_constant(self.graph, "dims", np.array(interleaved, np.int64))], interleaved
+        )
 
     def _convolution(self, ys: Sequence[_Phase], xs: Sequence[_Phase], axes: list[_Axis]) -> ir.Value:
         """Insert the convolution of phases `ys` x `xs`, which have the same window.
@@ -459,7 +461,13 @@ def _axes(node: ir.Node) -> list[_Axis] | None:
     """Return rows and columns of a transposed convolution, one row for 1-D; None for other ranks, and with dilation."""
     x, w, _ = product_operands(node)
     dims, kernel, output_dims = (None if v is None else shape(v) for v in (x, w, node.outputs[0]))
-    if dims is None or kernel is None or output_dims is None or len(dims) not in (3, 4) or 0 in (*dims, *kernel, *output_dims):
+    if (
+        dims is None
+        or kernel is None
+        or output_dims is None
+        or len(dims) not in (3, 4)
+        or 0 in (*dims, *kernel, *output_dims)
+    ):
         return None
     try:
         geometry = transposed_windows_of(node, kernel[2:])

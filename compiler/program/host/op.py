@@ -1,4 +1,4 @@
-"""Host operators: what one is (HostOp, Body, RunnableBody), which errors and sizes are reported, and the table of functions (HOST).
+"""Host operators: what one is (HostOp, Body, RunnableBody), which errors and sizes are reported, and the table HOST.
 
 The modules of hostops/ fill the table with the decorator `host`; import HOST from there, where it is complete.
 """

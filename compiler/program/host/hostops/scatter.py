@@ -50,7 +50,7 @@ def _scatter(op: HostOp, out: Array, index: tuple[Array, ...], updates: Array) -
     reduction = op.attr("reduction", "none")
     if reduction == "none":
         out[index] = updates
-    elif reduction in REDUCTIONS:  # on flat arrays, for which numpy is ten times as fast
+    elif reduction in REDUCTIONS:  # on flat arrays, for which numpy is faster
         rows = np.ravel_multi_index(np.broadcast_arrays(*index), out.shape[: len(index)])
         width = prod(out.shape[len(index) :])
         elements = rows.reshape(-1, 1) * width + np.arange(width)
