@@ -70,6 +70,7 @@ def with_shapes(proto: onnx.ModelProto, feed: dict[str, Array]) -> onnx.ModelPro
         if value.name in feed:
             tensor = value.type.tensor_type
             tensor.ClearField("shape")
+            tensor.shape.SetInParent()  # a scalar, too, has a shape
             for size in feed[value.name].shape:
                 tensor.shape.dim.add().dim_value = size
     return proto

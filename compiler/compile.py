@@ -14,10 +14,11 @@ from celosia.compiler.cpu.llvm import link_library
 from celosia.compiler.cpu.schedule.kernel_schedules import KernelSchedules, using_schedules
 from celosia.compiler.frontend import PreparedModel, import_again, naming_shapes, prepare
 from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.importer import with_inputs_set
 from celosia.compiler.launch.assemble import assemble
 from celosia.compiler.lowering import Lowered, lower_prepared, planner_for
 from celosia.compiler.options import Options, Source, expand_options
-from celosia.compiler.program import HostStep, Program
+from celosia.compiler.program import HostStep, Program, with_inner_steps
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.host.execute import needs_compiler
 from celosia.compiler.selfcheck.check_launches import CheckFailed, SelfCheckError, self_check
@@ -74,6 +75,8 @@ def compile(source: Source, options: Options) -> Program:
             that round the real result (compiler/graph/quantized/rounded.py and exact_products.py). "bytes" also rounds
             float tensors between quantised ones to bytes, so that their operators become integer operators, too
             (compiler/graph/quantized/between.py).
+        set: Values of inputs by name, as `{"sr": 16000}`: these inputs become constants, so that Ifs on them become one
+            of their branches, and shapes become static. None: all inputs stay inputs.
 
     Returns:
         The Program, which `celosia.Runtime` runs and `Program.save` writes to a file.
@@ -101,7 +104,7 @@ def compile(source: Source, options: Options) -> Program:
     started = time.perf_counter()
     processor = find_target(options.target) if isinstance(options.target, str) else options.target
     records = load_requested(options.records)
-    model, derivation = _optimise(source, options)
+    model, derivation = _optimise(with_inputs_set(source, options.set), options)
     with (
         compiling_for(processor), naming_shapes(options.shapes), raised_gc_threshold(), leaving_out(options.left_out),
         _using_recorded_kernels(records, processor) as kernels,
@@ -135,7 +138,7 @@ def network_of(source: Source, options: Options) -> Network:
     """
     options = replace(options, check=False)
     with naming_shapes(options.shapes), raised_gc_threshold():
-        prepared = prepare(source, options)
+        prepared = prepare(with_inputs_set(source, options.set), options)
         return lower_prepared(
             prepared, planner_for(prepared, options, load_requested(options.records)), options
         ).network
@@ -233,7 +236,7 @@ def _add_model_facts(
 
 def _require_numpy(program: Program) -> None:
     """Raise ModelError where a board, which has numpy and no compiler, cannot run `program`."""
-    for step in program.steps:
+    for step in with_inner_steps(program.steps):
         if isinstance(step, HostStep) and (reason := needs_compiler(step.op)):
             raise ModelError(f"{reason}; run the model on this machine, without --target")
     for tensor in (*program.tensors.values(), *program.inputs, *program.outputs):

@@ -16,6 +16,7 @@ import onnx
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.importing.dimensions import Shapes
+from celosia.compiler.graph.importing.set_inputs import InputValues
 from celosia.compiler.graph.passes import Watch
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.target import Target
@@ -56,6 +57,7 @@ class Options:
     oracle: Oracle | None = None
     without: str | Sequence[str] = ()
     rounding: str = ROUNDINGS[0]
+    set: InputValues | None = None
 
     @property
     def left_out(self) -> tuple[str, ...]:

@@ -96,11 +96,43 @@ def fuse_injective(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if tensor.body is None:
             new[tensor] = tensor
             continue
-        body = inline(redirect_loads(tensor.body, new), inlined)
-        new[tensor] = replace(tensor, body=body)
+        new[tensor] = _in_axes_of_producer(replace(tensor, body=redirect_loads(tensor.body, new)), inlined)
+        body = new[tensor].body
+        assert body is not None
+        new[tensor] = replace(new[tensor], body=inline(body, inlined))
         if can_inline(tensor):
             inlined.add(new[tensor])
     return tuple(new[tensor] for tensor in outputs)
+
+
+def _in_axes_of_producer(tensor: Tensor, producers: set[Tensor]) -> Tensor:
+    """Give `tensor` the axes of a producer that splits its elements into more axes, and inline that producer.
+
+        u[b * 8 + c, p] = x[b, p, c];  y[m, p] = exp(u[m, p])   ->   y[b * 8 + c, p] = exp(x[b, p, c])
+
+    It applies where `tensor` is injective and reads the producer element by element.
+    """
+    assert tensor.body is not None
+    if not is_injective(tensor):
+        return tensor
+    reads = [load for load in loads(tensor.body) if load.tensor in producers]
+    split = [load.tensor for load in reads if len(load.tensor.axes) > len(load.tensor.shape)]
+    split = [
+        source for source in dict.fromkeys(split)
+        if source.shape == tensor.shape and _in_finer_axes(tensor.axes, source.axes) is not None
+        and all(_reads_own_element(load, tensor) for load in reads if load.tensor is source)
+    ]  # fmt: skip
+    if not split:
+        return tensor
+    axes = split[0].axes
+    bodies = {
+        source: substitute(source.body, _matching_axes(source.axes, axes))
+        for source in split if source.body is not None and _extents(source.axes) == _extents(axes)
+    }  # fmt: skip
+    body = rewrite(
+        tensor.body, lambda node: bodies.get(node.tensor) if isinstance(node, Load) and node.tensor in bodies else None
+    )
+    return replace(tensor, axes=axes, body=substitute(body, _in_finer_axes(tensor.axes, axes) or {}))
 
 
 def fuse_epilogues(outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

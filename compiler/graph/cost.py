@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from celosia.compiler.graph.operands import data_operands, operand
-from celosia.compiler.graph.values import attribute, constant, operands, shape
+from celosia.compiler.graph.values import attribute, constant, operands, shape, subgraphs
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program.op_spec import Moves, filling
 
@@ -29,8 +29,29 @@ _counts_macs_of = filling(_COUNTS)
 
 
 def total_macs(graph: ir.Graph) -> int:
-    """Return the MACs of convolutions, matrix products, recurrences and attentions whose shapes are known."""
-    return sum(_macs(node) for node in graph)
+    """Return the MACs of convolutions, matrix products, recurrences and attentions whose shapes are known.
+
+    Of the branches of an If the one with more MACs counts, and the body of a Loop or Scan once for each iteration, or
+    once if their number is not known.
+    """
+    return sum(_macs_of_bodies(node) + _macs(node) for node in graph)
+
+
+def _macs_of_bodies(node: ir.Node) -> int:
+    """Return the MACs of the bodies of a node; 0 for a node without bodies."""
+    return max((total_macs(body) for body in subgraphs(node)), default=0) * _iterations(node)
+
+
+def _iterations(node: ir.Node) -> int:
+    """Return the number of iterations of a Loop or Scan, and 1 where it is not known."""
+    if node.op_type == "Loop":
+        trips = constant(node.inputs[0])
+        return 1 if trips is None else max(int(trips.reshape(-1)[0]), 0)
+    if node.op_type == "Scan":
+        axes, scanned = attribute(node, "scan_input_axes") or [0], node.inputs[-attribute(node, "num_scan_inputs")]
+        sizes = None if scanned is None else shape(scanned)
+        return 1 if sizes is None or not -len(sizes) <= axes[0] < len(sizes) else sizes[axes[0]]
+    return 1
 
 
 def _macs(node: ir.Node) -> int:

@@ -23,6 +23,7 @@ import resource
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 from zipfile import is_zipfile
 
 import onnx
@@ -33,7 +34,8 @@ from celosia.compiler.graph.external_data import Origin, attach, read_all, read_
 from celosia.compiler.graph.importing.dimensions import Shapes, missing_size_message, open_axes, sizes_of, with_shapes
 from celosia.compiler.graph.importing.normalise import for_checker, normalise_model, without_declared_shapes
 from celosia.compiler.graph.importing.sample_independence import why_samples_mix
-from celosia.compiler.graph.importing.shape_inference import type_loop_bodies, with_inferred_shapes
+from celosia.compiler.graph.importing.set_inputs import InputValues, set_inputs
+from celosia.compiler.graph.importing.shape_inference import with_inferred_shapes
 from celosia.compiler.graph.importing.validation import element_type_error, validation_error
 from celosia.compiler.graph.operands import quantisation
 from celosia.compiler.graph.passes import Pipeline, Watch
@@ -45,6 +47,8 @@ from celosia.compiler.ops import op_spec
 from celosia.compiler.program import PassInfo
 from celosia.compiler.program.host.hostops.value_types import parameter_shape_error
 from celosia.compiler.program.model import ROUNDINGS
+
+Source = TypeVar("Source", bound="str | Path | onnx.ModelProto")
 
 
 def load(source: str | Path | onnx.ModelProto) -> ir.Model:
@@ -99,6 +103,13 @@ def read(path: Path, data: bool = True) -> onnx.ModelProto:
         if data:
             read_all(model, _folder(path))
     return model
+
+
+def with_inputs_set(source: Source, values: InputValues | None) -> Source | onnx.ModelProto:
+    """Return the model, its file if there are no `values`, with these inputs as constants. Raises ModelError."""
+    if not values:
+        return source
+    return set_inputs(source if isinstance(source, onnx.ModelProto) else read(Path(source)), values)
 
 
 def _folder(path: str | Path) -> str:
@@ -157,7 +168,6 @@ def read_graph(proto: onnx.ModelProto, origin: Origin) -> ir.Model:
         raise ModelError(f"{origin} holds shapes that take too much memory to infer") from None
     except Exception as error:  # onnx raises several unrelated classes for a broken model
         raise ModelError(f"{origin} is not a valid ONNX model: {_first_line(error)}") from None
-    type_loop_bodies(model)
     for value in model.graph.outputs:
         if value.type is None:  # a pass finds out, from the operator that makes it
             value.type = ir.TensorType(ir.DataType.UNDEFINED)

@@ -84,14 +84,14 @@ class Pipeline:
         """Run the passes and return, for each, the number of nodes before and after it."""
         infos = []
         for graph_pass in self.passes:
-            before = _node_count(model)
+            before = node_count(model)
             for target in [model, *body_models(model)] if graph_pass.inside else [model]:
                 graph_pass.run(target)
             if checked:
                 name_nodes(model.graph)
                 name_values(model.graph)
                 check(model.graph, f"pass {graph_pass.name}")
-            infos.append(PassInfo(graph_pass.name, graph_pass.doc, before, _node_count(model)))
+            infos.append(PassInfo(graph_pass.name, graph_pass.doc, before, node_count(model)))
             if watch is not None:
                 watch(graph_pass.name, model)
         return infos
@@ -107,7 +107,7 @@ def body_models(model: ir.Model) -> list[ir.Model]:
     return models
 
 
-def _node_count(model: ir.Model) -> int:
+def node_count(model: ir.Model) -> int:
     """Return the number of nodes, those of subgraphs included."""
     return sum(1 for _ in model.graph.all_nodes())
 

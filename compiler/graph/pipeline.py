@@ -25,13 +25,13 @@ from celosia.compiler.graph.channel_moves import (
     name_shuffles,
 )
 from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.importing.body_types import type_bodies
 from celosia.compiler.graph.importing.inlining import expand_gradients, inline_branches, inline_functions
-from celosia.compiler.graph.importing.shape_inference import infer_bodies
 from celosia.compiler.graph.onnxruntime_rules.float16 import compute_in_float32
 from celosia.compiler.graph.onnxruntime_rules.low_precision import round_activations, widen
 from celosia.compiler.graph.onnxruntime_rules.propagation import fuse_qdq_pairs, note_idle_readers
 from celosia.compiler.graph.onnxruntime_rules.weights_and_biases import quantise_weights, rescale_biases
-from celosia.compiler.graph.passes import FilePass, GraphPass, Pipeline
+from celosia.compiler.graph.passes import FilePass, GraphPass, Pipeline, body_models, node_count
 from celosia.compiler.graph.quantized.between import round_between
 from celosia.compiler.graph.quantized.integerise import Integerise
 from celosia.compiler.graph.quantized.rounded import round_averages, round_sums
@@ -48,6 +48,7 @@ from celosia.compiler.graph.simplify.redundant import (
     simplify,
 )
 from celosia.compiler.graph.transposed_values import transpose_attention_values
+from celosia.compiler.graph.values import subgraphs
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.switches import PARTS
 from celosia.hw.spec.config import Config, did_you_mean
@@ -60,8 +61,18 @@ def _lift_constants(model: ir.Model) -> None:
 
 def _inline_branches(model: ir.Model) -> None:
     """Infer types in bodies of operators, then inline the branches of Ifs with a constant condition."""
-    infer_bodies(model)
+    type_bodies(model)
     inline_branches(model)
+
+
+def _settle_bodies(model: ir.Model) -> None:
+    """Infer the shapes in bodies, fold, and inline Ifs whose condition has become constant, until nothing changes."""
+    count = -1
+    while any(map(subgraphs, model.graph)) and count != (count := node_count(model)):
+        type_bodies(model)
+        for target in (model, *body_models(model)):
+            fold(target)
+        inline_branches(model)
 
 
 def _remove_unused(model: ir.Model) -> None:
@@ -117,6 +128,12 @@ def _to_integers(model: ir.Model, correctly: bool = False) -> None:
 
 PASSES = Pipeline(
     GraphPass("shapes", "shapes come from the operators' expressions or are compared", infer_shapes, inside=False),
+    GraphPass(
+        "bodies",
+        "shapes in bodies of operators are inferred; an If of a constant becomes a branch",
+        _settle_bodies,
+        inside=False,
+    ),
     GraphPass("fold", "operators on constants are computed, and the shapes that depend on them", fold_imported),
     GraphPass("wires", "Identity, Dropout and Cast to the same type go", remove_wires),
     GraphPass("integer", "QDQ patterns become integer operators", _to_integers),
@@ -135,13 +152,12 @@ PASSES = Pipeline(
         "layout",
         "float convolutions, and what is between them, work on blocks of channels",
         use_blocked_layout,
-        inside=False,
     ),
     GraphPass("fold-again", "what has become constant is computed", partial(fold, keep=frozenset())),
     GraphPass("dead", "what nothing reads is removed", remove_dead),
 )
 """Rewrites of the graph before operators are placed, in order; they keep the bytes."""
-NEEDED = ("constants", "branches", "unused", "shapes", "fold", "integer", "dead")
+NEEDED = ("constants", "branches", "unused", "shapes", "bodies", "fold", "integer", "dead")
 """Names of passes that cannot be left out, because others rely on them."""
 KEEP_AFTER = "integer"
 """Name of the pass behind which inner tensors that a user keeps become outputs, so that later passes leave them."""

@@ -5,6 +5,8 @@ The functions at the end put a layer into a few words, for reports.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -17,11 +19,12 @@ from celosia.compiler.cpu.parse import parse
 from celosia.compiler.expr import placeholder
 from celosia.compiler.expr.nodes import unused_name
 from celosia.compiler.graph.errors import ModelError
+from celosia.compiler.graph.importing.body_types import declared_shape
 from celosia.compiler.graph.launches import LaunchPlan
 from celosia.compiler.graph.levels import levels_of
 from celosia.compiler.graph.select import ActivationLayout, Partition
 from celosia.compiler.graph.select.placement import Reads, cache_of
-from celosia.compiler.graph.values import captured, constant, dtype_name, shape, value_names
+from celosia.compiler.graph.values import captured, constant, dtype_name, shape, subgraphs, value_names
 from celosia.compiler.launch.image import Image
 from celosia.compiler.launch.memory_plan import plan_arena
 from celosia.compiler.layer import Epilogue, Gemm, Layer, Window
@@ -29,6 +32,7 @@ from celosia.compiler.ops import OPS, VIEWS, Unsupported, build, op_spec
 from celosia.compiler.ops.bit_serial import LEVELS
 from celosia.compiler.ops.registry import TYPES, CpuNode, InputType, is_mapped
 from celosia.compiler.program import (
+    BodySteps,
     CpuStep,
     HostStep,
     LaunchStep,
@@ -44,7 +48,7 @@ from celosia.compiler.program import (
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.hostops import HOST
 from celosia.compiler.program.host.kernel import CompiledKernel, align
-from celosia.compiler.program.host.op import DOMAINS, HostError, HostOp, bodies, check_size
+from celosia.compiler.program.host.op import DOMAINS, Body, HostError, HostOp, bodies, check_size
 from celosia.compiler.program.model import BY_ROWS
 from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize.block_space import Group
@@ -74,7 +78,7 @@ class _Assembler:
         """Shape and element type of the results of kernels, which the graph may lack."""
         self.opset = model.graph.opset_imports.get("", 21)
         self.opsets = dict(model.graph.opset_imports)
-        self.views = {node for node in cpu_operators(steps) if _is_view(node)}
+        self.views = {node for node in self._cpu_nodes() if _is_view(node)}
         self.tensors: dict[str, TensorInfo] = {}
         self.constants: dict[str, NDArray[Any]] = {}
         self.kernels: list[CompiledKernel] = []
@@ -85,28 +89,15 @@ class _Assembler:
         self.loops: dict[int, int] = {}  # id of a layer's loops -> their number
         self.printed: list[Any] = []  # those loops, in the order of their numbers
         self.owned: set[str] = set()  # tensors in the arena, unless they are returned
+        self.launches = iter(image.launches)
         plans = [step for step in steps if isinstance(step, LaunchPlan)]
         # Values that launches read; their shapes have decided the layers and must not change any more.
         self.launched = {value for plan in plans for choice in plan.choices for value, _ in choice.reads.values()}
 
     def run(self) -> Program:
-        """Assemble the steps in order; consecutive CPU operators are compiled together."""
+        """Assemble the Program."""
         graph = self.model.graph
-        launches = iter(self.image.launches)
-        steps: list[Step] = []
-        pending: list[ir.Node] = []  # operators since the last step of another kind, for kernels
-        for step in self.plan:
-            if isinstance(step, ir.Node) and self._is_compiled(step):
-                pending.append(step)
-                continue
-            steps += self._kernel_steps(pending)
-            pending = []
-            steps.append(
-                self._launch_step(step, next(launches)) if isinstance(step, LaunchPlan) else self._host_step(step)
-            )
-            self.finished.update(cpu_operators([step]))
-            self.finished.update(node for choice in getattr(step, "choices", ()) for node in choice.nodes)
-        steps += self._kernel_steps(pending)
+        steps = self._steps(self.plan)
         outputs = tuple(self._describe_border(value) for value in graph.outputs)
         for value in graph.outputs:
             array = constant(value)
@@ -121,6 +112,32 @@ class _Assembler:
         program.loops = self.printed
         program.arena = plan_arena(steps, self.kernels, self.tensors, [output.name for output in outputs])
         return program
+
+    def _cpu_nodes(self) -> Iterator[ir.Node]:
+        """Yield all operators on the CPU, those of subgraphs included; note why the latter are there."""
+        for node in cpu_operators(self.plan):
+            for body in subgraphs(node):
+                for inner_node in body.all_nodes():
+                    self.reasons[inner_node] = f"it is in a subgraph of {self._node_info(node).name}"
+                    yield inner_node
+            yield node
+
+    def _steps(self, plan: Sequence[Any]) -> list[Step]:
+        """Assemble steps in order; consecutive CPU operators are compiled together."""
+        steps: list[Step] = []
+        pending: list[ir.Node] = []  # operators since the last step of another kind, for kernels
+        for step in plan:
+            if isinstance(step, ir.Node) and self._is_compiled(step):
+                pending.append(step)
+                continue
+            steps += self._kernel_steps(pending)
+            pending = []
+            steps.append(
+                self._launch_step(step, next(self.launches)) if isinstance(step, LaunchPlan) else self._host_step(step)
+            )
+            self.finished.update(cpu_operators([step]))
+            self.finished.update(node for choice in getattr(step, "choices", ()) for node in choice.nodes)
+        return steps + self._kernel_steps(pending)
 
     def _add_tensor(self, value: ir.Value) -> TensorInfo:
         """Add a tensor to those of the Program. Raises ModelError if its shape or element type is not known."""
@@ -182,11 +199,34 @@ class _Assembler:
         info = self._node_info(node)
         op = parse(ir.serde.serialize_node(node), self.opsets)
         self._check_known(op, info)
+        body_steps = tuple(
+            self._body_steps(name, attr.as_graph())
+            for name, attr in node.attributes.items() if attr.type == ir.AttributeType.GRAPH
+        )  # fmt: skip
         inputs = tuple(self._add_value(value) for value in (*node.inputs, *captured(node)))
         for out in node.outputs:
             if out.name:
                 self._add_value(out)
-        return HostStep((info,), inputs, tuple(op.outputs), op)
+        if body_steps:
+            op = replace(
+                op, attrs={name: value for name, value in op.attrs.items() if not isinstance(value, Body)}, key=b""
+            )
+        return HostStep((info,), inputs, tuple(op.outputs), op, body_steps)
+
+    def _body_steps(self, attribute: str, body: ir.Graph) -> BodySteps:
+        """Assemble the steps of a subgraph."""
+        for value in (*body.inputs, *body.outputs):
+            self._add_value(value)
+        steps = tuple(step for step in self._steps(list(body)) if not isinstance(step, LaunchStep))
+        inputs, outputs = (tuple(value.name or "" for value in values) for values in (body.inputs, body.outputs))
+        return BodySteps(attribute, inputs, outputs, steps, tuple(self._result_type(value) for value in body.outputs))
+
+    def _result_type(self, value: ir.Value) -> tuple[str, tuple[int, ...]]:
+        """Return element type and shape of a result of a subgraph, 0 for sizes that are not known."""
+        dtype, dims = self._dtype(value), self._shape(value)
+        name = "float32" if dtype in (None, ir.DataType.UNDEFINED) else dtype.numpy().name
+        sizes = (declared_shape(value) or ()) if dims is None else dims
+        return name, tuple(size if isinstance(size, int) and size >= 0 else 0 for size in sizes)
 
     def _check_known(self, op: HostOp, info: NodeInfo) -> None:
         """Raise ModelError if an operator, or one in its subgraphs, is not supported on the host."""
@@ -227,6 +267,8 @@ class _Assembler:
             )
         except Unsupported as error:
             if ("", node.op_type) in HOST and (node.op_type == "Dropout" or node.op_type not in VIEWS):
+                return False
+            if node.graph is not self.model.graph:  # a branch that never runs, perhaps
                 return False
             where = f"{node.op_type} ({self._node_info(node).name})"
             raise ModelError(f"operator {where} cannot be compiled for the CPU: {error}") from None
@@ -312,7 +354,7 @@ class _Assembler:
                 dims = np.array(self._shape(node.outputs[0]), np.int64)
                 input_types[self._shape_constant_name(node.outputs[0])] = InputType.of(dims)
         overwritable = frozenset(
-            name for name in input_types if name in values and self._may_be_overwritten(values[name])
+            name for name in input_types if name in values and self._may_be_overwritten(values[name], nodes[-1].graph)
         )
         if any(out.is_graph_output() for out in nodes[-1].outputs):
             overwritable = frozenset()  # a returned result lies in an array of its own, over no input
@@ -355,11 +397,15 @@ class _Assembler:
             self.shape_names[value] = unused_name(f"{value.name}.shape", self.names)
         return self.shape_names[value]
 
-    def _may_be_overwritten(self, value: ir.Value) -> bool:
-        """Return whether `value` lies in the arena and no later step reads its memory, also through views."""
+    def _may_be_overwritten(self, value: ir.Value, graph: ir.Graph | ir.Function | None) -> bool:
+        """Return whether an operator of `graph` may overwrite `value`.
+
+        It must lie in the arena and be of the same graph, and no later step may read its memory, also through views.
+        """
         while (producer := value.producer()) is not None and producer in self.finished_views:
             value = producer.inputs[0]  # type: ignore[assignment]
-        return value.name in self.owned and not self._is_needed(value)
+        is_outer = producer is None or producer.graph is not graph  # the next iteration of a body reads it again
+        return value.name in self.owned and not is_outer and not self._is_needed(value)
 
     def _is_needed(self, value: ir.Value) -> bool:
         """Return whether a value, or a view of it, is an output or has a reader that has not run."""

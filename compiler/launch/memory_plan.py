@@ -9,7 +9,15 @@ from itertools import accumulate
 from math import prod
 from typing import Any
 
-from celosia.compiler.program import ArenaPlan, CpuStep, LaunchStep, Step, TensorInfo
+from celosia.compiler.program import (
+    ArenaPlan,
+    CpuStep,
+    HostStep,
+    LaunchStep,
+    Step,
+    TensorInfo,
+    with_inner_steps,
+)
 from celosia.compiler.program.dtypes import itemsize
 from celosia.compiler.program.host.kernel import CompiledKernel
 from celosia.compiler.switches import is_on
@@ -106,12 +114,15 @@ def plan_arena(
     """Plan the offsets of the CPU's tensors in one arena.
 
     Tensors in one buffer have the same offset: a view and its source, and an output that a kernel writes over its
-    input. Tensors that the Program returns are not in the arena.
+    input. Tensors that the Program or a subgraph returns are not in the arena. What a subgraph reads of outer tensors
+    stays until the step that runs it has ended.
     """
+    inner_bodies = [body for step in with_inner_steps(steps) if isinstance(step, HostStep) for body in step.bodies]
+    outputs = [*outputs, *(name for body in inner_bodies for name in body.outputs)]
     buffer_of: dict[str, str] = {}  # tensor -> the first tensor in its memory
     first: dict[str, int] = {}
     last: dict[str, int] = {}
-    for number, step in enumerate(steps):
+    for number, step in enumerate(with_inner_steps(steps)):
         written, read = _written_and_read(step)
         for name in read:
             if name in buffer_of:

@@ -10,7 +10,7 @@ import numpy as np
 
 from celosia.compiler import expr as T
 from celosia.compiler.expr import Expr, Tensor, call, is_float, select, wrap
-from celosia.compiler.ops.registry import ONNX_TYPES, Node, Unsupported, at, op
+from celosia.compiler.ops.registry import ONNX_TYPES, OPS, Node, Unsupported, at, op
 from celosia.compiler.program.host.shape_rules import broadcast
 from celosia.compiler.program.op_spec import Kind, Moves
 
@@ -130,6 +130,10 @@ register_unary("QuickGelu", lambda x, a: x * sigmoid(x * a.get("alpha", 1.702)),
 def intrinsic(node: Node) -> Tensor:
     """Build an operator that the expression language has as an intrinsic function of the same name in lower case."""
     return node.elementwise(lambda x: call(node.op.lower(), x), node.input(0))
+
+
+INTRINSICS = tuple(name for name, builder in OPS.items() if builder is intrinsic)
+"""Operators that are intrinsic functions of the expression language."""
 
 
 @op("IsInf", kind=Kind.INJECTIVE, operands="x")

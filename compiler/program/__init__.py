@@ -14,6 +14,7 @@ host/          how kernels and numpy operators run on the CPU
 
 from celosia.compiler.program.model import (
     ArenaPlan,
+    BodySteps,
     Contents,
     CpuStep,
     FormInfo,
@@ -29,6 +30,7 @@ from celosia.compiler.program.model import (
     Step,
     TensorInfo,
     Unpack,
+    with_inner_steps,
 )
 from celosia.compiler.program.program_file import FORMAT, MAX_PART_BYTES, VERSION, Program
 
@@ -37,6 +39,7 @@ __all__ = [
     "MAX_PART_BYTES",
     "VERSION",
     "ArenaPlan",
+    "BodySteps",
     "Contents",
     "CpuStep",
     "FormInfo",
@@ -53,4 +56,5 @@ __all__ = [
     "Step",
     "TensorInfo",
     "Unpack",
+    "with_inner_steps",
 ]  # fmt: skip

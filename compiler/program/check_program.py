@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -18,6 +18,7 @@ from celosia.compiler.program.model import (
     LaunchStep,
     Pack,
     ProgramError,
+    Step,
     TensorInfo,
     matrix_counts,
 )
@@ -44,13 +45,17 @@ def check(program: Contents) -> None:
         _require(is_valid, f"a placement is {str(row)[:60]}")
     known: Types = {name: (array.dtype.name, array.shape) for name, array in program.constants.items()}
     known |= {tensor.name: _type_of_info(tensor) for tensor in program.inputs}
-    for position, step in enumerate(program.steps):
+    _check_steps(program, program.steps, known)
+    _require_known(known, (tensor.name for tensor in (*program.outputs, *program.kept)), "output")
+
+
+def _check_steps(program: Contents, steps: Sequence[Step], known: Types) -> None:
+    """Check steps in order; add the types of their outputs to `known`, those of the tensors that exist before them."""
+    for position, step in enumerate(steps):
         try:
-            outputs = _STEPS[type(step)](program, step, known)
+            known |= _STEPS[type(step)](program, step, known)
         except ProgramError as error:
             raise ProgramError(f"step {position}: {error}") from None
-        known |= outputs
-    _require_known(known, (tensor.name for tensor in (*program.outputs, *program.kept)), "output")
 
 
 def _require(condition: bool, message: str) -> None:
@@ -138,10 +143,30 @@ def _check_cpu_step(program: Contents, step: CpuStep, known: Types) -> Types:
 
 def _check_host_step(program: Contents, step: HostStep, known: Types) -> Types:
     """Check the inputs and outputs of a host operator. Returns the outputs' types as far as they are known."""
-    read = [name for name in step.op.inputs if name] + [name for body in bodies(step.op) for name in body.captured]
-    _require_known(known, filter(None, (*step.inputs, *read)), "input")  # "" is an input left out
+    read = filter(None, (*step.inputs, *step.op.inputs))  # "" is an input left out
+    _require_known(known, read, "input")
     _require(len(step.outputs) == len(step.op.outputs), f"operator {step.op.op} has {len(step.op.outputs)} outputs")
-    return {name: _type_of_info(program.tensors[name]) if name in program.tensors else None for name in step.outputs}
+    for body in step.bodies:
+        inner_known = known | {name: _declared_type(program, name) for name in body.inputs}
+        _check_steps(program, body.steps, inner_known)
+        _require_known(inner_known, body.outputs, "output")
+        _require(len(body.types) == len(body.outputs), f"a subgraph of {step.op.op} has {len(body.outputs)} outputs")
+        for dtype, shape in body.types:
+            _check_tensor(TensorInfo("", dtype, shape))
+    is_complete = not any(bodies(step.op)) and _BODIES.get((step.op.domain, step.op.op), set()) == {
+        body.attribute for body in step.bodies
+    }
+    _require(is_complete, f"operator {step.op.op} has subgraphs {[body.attribute for body in step.bodies]}")
+    return {name: _declared_type(program, name) for name in step.outputs}
+
+
+_BODIES = {("", "If"): {"then_branch", "else_branch"}, ("", "Loop"): {"body"}, ("", "Scan"): {"body"}}
+"""(domain, operator) -> the names of the subgraphs that it runs."""
+
+
+def _declared_type(program: Contents, name: str) -> tuple[str, tuple[int, ...]] | None:
+    """Return (element type, shape) of a tensor; None where the Program leaves them to each run."""
+    return _type_of_info(program.tensors[name]) if name in program.tensors else None
 
 
 def _check_launch(program: Contents, step: LaunchStep, known: Types) -> Types:

@@ -7,7 +7,7 @@ show them, made with the standard library only, because notebooks run on boards,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from math import prod
@@ -240,6 +240,22 @@ class CpuStep:
 
 
 @dataclass(frozen=True)
+class BodySteps:
+    """A subgraph of If, Loop or Scan, as steps of the Program.
+
+    Its steps share tensors, kernels, constants and the arena with all other steps; names are unique. attribute: the
+    operator's attribute that holds the subgraph. inputs, outputs: names of its tensors. types: element type and shape
+    of its outputs; unknown sizes are 0.
+    """
+
+    attribute: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    steps: tuple[CpuStep | HostStep, ...]
+    types: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
 class HostStep:
     """A step that runs one operator in the host runtime (host/execute.py)."""
 
@@ -248,6 +264,8 @@ class HostStep:
     """Tensors that the operator and its subgraphs read."""
     outputs: tuple[str, ...]
     op: HostOp = field(repr=False)
+    """The operator; its subgraphs are in `bodies`, not among its attributes."""
+    bodies: tuple[BodySteps, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -307,6 +325,16 @@ class LaunchStep:
 
 
 Step = CpuStep | HostStep | LaunchStep
+
+
+def with_inner_steps(steps: Iterable[Step]) -> Iterator[Step]:
+    """Yield all steps, those of subgraphs, at any depth, before the step that runs them."""
+    for step in steps:
+        for body in step.bodies if isinstance(step, HostStep) else ():
+            yield from with_inner_steps(body.steps)
+        yield step
+
+
 ROUNDINGS = ("onnxruntime", "correct", "bytes")
 """Rounding of normalisations, sums and products: like onnxruntime's floats; correctly, by integer arithmetic that is
 equal on CPU and accelerator; or correctly, and float tensors between quantised ones to bytes."""

@@ -15,10 +15,12 @@ import base64
 import dataclasses
 import hashlib
 import io
+import itertools
 import json
 import types
 import typing
 import zipfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -32,6 +34,7 @@ from celosia.compiler.program.host.kernel import CompiledKernel, aligned_empty
 from celosia.compiler.program.host.op import Body, HostError, HostOp, check_size
 from celosia.compiler.program.model import (
     ROUNDINGS,
+    BodySteps,
     Contents,
     CpuStep,
     HostStep,
@@ -39,6 +42,7 @@ from celosia.compiler.program.model import (
     ProgramError,
     Step,
     TensorInfo,
+    with_inner_steps,
 )
 from celosia.compiler.program.safe_files import reading, replacing
 from celosia.hw.spec.config import Config
@@ -47,7 +51,7 @@ from celosia.plain import from_json, require_few_values
 Array = NDArray[Any]
 FORMAT = "celosia-program"
 """Value of "format" in the manifest."""
-VERSION = 11
+VERSION = 12
 """Version of the file format; other versions are refused."""
 
 
@@ -129,16 +133,13 @@ launches, 100.0% of the MACs, 2 operators on the CPU>
             blobs["kernels.so"] = self.library
         for index, launch in enumerate(self.launches):
             blobs[f"launches/{index}.layers"] = launch.layer_of.astype("<i4").tobytes()
-        for index, step in enumerate(step for step in self.steps if isinstance(step, HostStep)):
+        for index, step in enumerate(step for step in with_inner_steps(self.steps) if isinstance(step, HostStep)):
             blobs[f"host/{index}.json"] = op_bytes(step.op)
         return blobs
 
     def _manifest(self) -> dict[str, Any]:
         """Return everything but bulk data as plain data for JSON."""
-        steps = []
-        for step in self.steps:
-            names = [field.name for field in dataclasses.fields(step) if field.name not in ("layer_of", "op")]
-            steps.append({"kind": _KINDS[type(step)], **{name: _plain(getattr(step, name)) for name in names}})
+        steps = [_step_fields(step) for step in self.steps]
         return {
             "format": FORMAT, "version": VERSION, "name": self.name, "config": self.config.to_dict(),
             "config_digest": self.config.digest, "inputs": [dataclasses.asdict(t) for t in self.inputs],
@@ -288,6 +289,40 @@ def _plain(value: Any) -> Any:
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
+def _step_fields(step: Step) -> dict[str, Any]:
+    """Return the fields of a step that the manifest holds: all but bulk data, with the steps of its subgraphs."""
+    names = [field.name for field in dataclasses.fields(step) if field.name not in ("layer_of", "op", "bodies")]
+    fields = {"kind": _KINDS[type(step)], **{name: _plain(getattr(step, name)) for name in names}}
+    if isinstance(step, HostStep) and step.bodies:
+        fields["bodies"] = [
+            {
+                "attribute": body.attribute, "inputs": body.inputs, "outputs": body.outputs,
+                "steps": [_step_fields(inner_step) for inner_step in body.steps], "types": body.types,
+            }
+            for body in step.bodies
+        ]  # fmt: skip
+    return fields
+
+
+def _read_steps(rows: Any, bulk: dict[type, Iterator[Any]], kinds: tuple[type, ...]) -> list[Any]:
+    """Build steps of these `kinds` from their fields in the manifest, and of the bulk data of each kind in order."""
+    steps = []
+    for fields in rows:
+        kind = {name: kind for kind, name in _KINDS.items() if kind in kinds}[fields.pop("kind")]
+        more: dict[str, Any] = {}
+        if kind is HostStep:
+            inner_rows = [(body, body.pop("steps")) for body in fields.pop("bodies", ())]
+            more["bodies"] = tuple(
+                from_plain(BodySteps, body, steps=tuple(_read_steps(inner, bulk, (CpuStep, HostStep))))
+                for body, inner in inner_rows
+            )
+            more["op"] = next(bulk[kind])
+        elif kind is LaunchStep:
+            more["layer_of"] = next(bulk[kind])
+        steps.append(from_plain(kind, fields, **more))
+    return steps
+
+
 _FIELDS = (
     "name", "inputs", "outputs", "kept", "image_address", "dram_size", "arena_lower_bound", "macs_total", "placements",
     "passes", "schedules", "arena", "machine", "batched",
@@ -303,16 +338,13 @@ def _assemble(manifest: dict[str, Any], blobs: dict[str, bytes]) -> Program:
     config = Config.from_dict(manifest["config"])
     if config.digest != manifest["config_digest"]:
         raise ValueError("the digest of its Config differs")
-    steps: list[Step] = []
-    for fields in manifest["steps"]:
-        kind = {name: kind for kind, name in _KINDS.items()}[fields.pop("kind")]
-        index = sum(isinstance(step, kind) for step in steps)
-        bulk: dict[str, Any] = {}
-        if kind is HostStep:
-            bulk["op"] = load_op(blobs[f"host/{index}.json"])
-        elif kind is LaunchStep:
-            bulk["layer_of"] = np.frombuffer(blobs[f"launches/{index}.layers"], "<i4").astype(np.int32)
-        steps.append(from_plain(kind, fields, **bulk))
+    bulk: dict[type, Iterator[Any]] = {
+        HostStep: (load_op(blobs[f"host/{index}.json"]) for index in itertools.count()),
+        LaunchStep: (
+            np.frombuffer(blobs[f"launches/{index}.layers"], "<i4").astype(np.int32) for index in itertools.count()
+        ),
+    }
+    steps: list[Step] = _read_steps(manifest["steps"], bulk, tuple(_KINDS))
     names, kernels = from_plain(list[str], manifest["constants"]), from_plain(list[object], manifest["kernels"])
     loops = [blobs[f"loops/{index}.txt"].decode() for index in range(from_plain(int, manifest["loops"]))]
     tensors = from_plain(list[TensorInfo], manifest["tensors"])

@@ -10,7 +10,8 @@ values, as after fifty computed layers little but noise would be left to compare
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -24,11 +25,11 @@ from celosia.compiler.graph.select import Partition
 from celosia.compiler.graph.values import attribute, attributes_of, captured, constant, dtype_name, is_op, shape
 from celosia.compiler.numerics.tables import largest_power
 from celosia.compiler.ops import Unsupported, op_spec
-from celosia.compiler.program import CpuStep, HostStep, Program
+from celosia.compiler.program import BodySteps, CpuStep, HostStep, Program
 from celosia.compiler.program.dtypes import is_float, numpy_dtype
 from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.kernel import host
-from celosia.compiler.program.host.op import HostError
+from celosia.compiler.program.host.op import HostError, RunnableBody
 from celosia.compiler.program.host.shape_rules import WindowError, windows
 from celosia.compiler.program.op_spec import Role
 from celosia.compiler.selfcheck.check_launches import CheckFailed, SelfCheckError, random_image
@@ -326,7 +327,9 @@ def units_of(program: Program, graph: ir.Graph, selection: Partition, computed: 
     units = []
     for step in program.steps:
         if isinstance(step, HostStep):
-            units.append(operator_unit(by_name[next(filter(None, step.outputs))], graph.opset_imports))
+            node = by_name[next(filter(None, step.outputs))]
+            unit = operator_unit(node, graph.opset_imports)
+            units.append(replace(unit, run=partial(_run_host_step, program, step)) if step.bodies else unit)
         elif isinstance(step, CpuStep):
             infos = {info.name for info in step.nodes}
             units.append(_kernel_unit(program, step, tuple(node for node in graph if node.name in infos)))
@@ -342,15 +345,35 @@ def operator_unit(node: ir.Node, opsets: Mapping[str, int]) -> Unit:
 
 def _kernel_unit(program: Program, step: CpuStep, nodes: tuple[ir.Node, ...]) -> Unit:
     """Return a CPU step as a unit that runs its kernel; a step without a kernel is a change of shape."""
+    return Unit(nodes, step.inputs, step.outputs, partial(_run_cpu_step, program, step))
 
-    def run(values: Values) -> Sequence[Any]:
-        """Run the kernel on the step's inputs."""
-        arrays = [np.asarray(values[name]) for name in step.inputs if name]
-        if step.kernel is None:
-            return [arrays[0].reshape(program.tensors[step.outputs[0]].shape)]
-        return program.kernels[step.kernel](*arrays)
 
-    return Unit(nodes, step.inputs, step.outputs, run)
+def _run_cpu_step(program: Program, step: CpuStep, values: Values) -> Sequence[Any]:
+    """Run the kernel of a step, or change the shape of its input; return its outputs."""
+    arrays = [np.asarray(values[name]) for name in step.inputs if name]
+    if step.kernel is None:
+        return [arrays[0].reshape(program.tensors[step.outputs[0]].shape)]
+    return program.kernels[step.kernel](*arrays)
+
+
+def _run_host_step(program: Program, step: HostStep, values: Values) -> Sequence[Any]:
+    """Run a step of the host runtime with the steps of its subgraphs; return its outputs."""
+
+    def run_body(body: BodySteps, inputs: Sequence[Any]) -> list[Any]:
+        """Run the steps of a subgraph, and return its outputs."""
+        inner = {**program.constants, **values, **dict(zip(body.inputs, inputs))}
+        for inner_step in body.steps:
+            if isinstance(inner_step, CpuStep):
+                results = _run_cpu_step(program, inner_step, inner)
+            else:
+                results = _run_host_step(program, inner_step, inner)
+            inner.update(zip(inner_step.outputs, results))
+        return [inner[name] for name in body.outputs]
+
+    return execute(
+        step.op, values,
+        compiled={body.attribute: RunnableBody(partial(run_body, body), body.types) for body in step.bodies},
+    )  # fmt: skip
 
 
 def _accelerator_unit(node: ir.Node, computed: CachedResults) -> Unit:

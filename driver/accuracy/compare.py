@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.graph.importer import read
+from celosia.compiler.graph.importer import read, with_inputs_set
 from celosia.compiler.graph.importing.dimensions import Shapes, is_quantised
+from celosia.compiler.graph.importing.set_inputs import InputValues
 from celosia.compiler.graph.quantized.exact_products import PRODUCTS
 from celosia.compiler.graph.quantized.rounded import NORMS
 from celosia.compiler.ops import op_spec
@@ -47,7 +48,7 @@ def compare(
     model: str | Path, inputs: Mapping[str, Array], *, float_model: str | Path | None = None,
     config: str | Path | Config = "pynq", device: str = "functional", check: bool = True,
     rounding: str = ROUNDINGS[0], progress: Callable[[str], None] | None = None, shapes: Shapes | None = None,
-    **options: Any,
+    set: InputValues | None = None, **options: Any,
 ) -> TensorComparison:  # fmt: skip
     """Run an ONNX model here and under onnxruntime (with numerics.INT8), and compare all tensors that both compute.
 
@@ -65,6 +66,7 @@ def compare(
             may differ by one step, and tensors computed from it by more; with "bytes", any tensor.
         progress: Function that is called with the name of each stage. None: no function is called.
         shapes: Shapes to compile for, by name, of inputs whose sizes a Program may leave open. None: no shape is fixed.
+        set: Values of inputs that become constants, as `celosia.compile` takes them; both sides run that model.
         **options: Keyword arguments of the Runtime, for the device.
 
     Returns:
@@ -123,18 +125,21 @@ def compare(
     say = progress or (lambda stage: None)
     oracle.require_onnxruntime()
     require_tools(device, model)
-    proto = read(Path(model))
+    source = with_inputs_set(Path(model), set)
+    proto = source if isinstance(source, onnx.ModelProto) else read(source)
     _require_float(float_model, model)
-    open_model, given_shapes = OpenModel(Path(model)), shapes or {}
+    open_model, given_shapes = OpenModel(source), shapes or {}
     sizes = open_model.shapes(inputs) if open_model.open else given_shapes
     shapes = {name: fill_open_sizes(shape, given_shapes.get(name)) for name, shape in sizes.items()}
-    program = compile_model(model, config, progress=progress, keep="all", check=check, rounding=rounding, shapes=shapes)
+    program = compile_model(
+        source, config, progress=progress, keep="all", check=check, rounding=rounding, shapes=shapes
+    )
     with Runtime(program, device, **options) as runtime:
         runtime.open()
         say(f"running on the {device} device")
         tensors = runtime.run(inputs, trace=False).tensors
     say("running under onnxruntime")
-    expected = oracle.compute_tensors(Path(model), inputs)
+    expected = oracle.compute_tensors(source, inputs)
     graph, unmatched = ModelTensors(proto), None
     rows = _compare_tensors(graph, tensors, expected)
     rounded = None
@@ -142,7 +147,7 @@ def compare(
         rounded = _allow_rounding_differences(graph, rows, {**inputs, **tensors}, rounding == "bytes")
     if float_model is not None:
         say("running the float model")
-        unmatched = add_float_comparison(proto, graph, rows, tensors, inputs, Path(float_model))
+        unmatched = add_float_comparison(proto, graph, rows, tensors, inputs, with_inputs_set(Path(float_model), set))
     return TensorComparison({
         "model": str(model), "config": program.config.to_dict(), "device": device, "oracle": oracle.version(),
         "float_model": None if float_model is None else str(float_model), "tensors": rows,
@@ -378,14 +383,15 @@ def largest_difference(computed: Array, expected: Array) -> tuple[float | None, 
 
 def add_float_comparison(
     proto: onnx.ModelProto, graph: ModelTensors, rows: list[dict[str, Any]], computed: Mapping[str, Array],
-    inputs: Mapping[str, Array], float_model: Path,
+    inputs: Mapping[str, Array], float_model: Path | onnx.ModelProto,
 ) -> dict[str, list[str]]:  # fmt: skip
     """Fill the columns of `rows` that compare with the float model: `float`, `matched`, `sqnr_db` and `lost_db`.
 
     computed: the quantised model's tensors by name. Returns the tensors of either model without a counterpart in the
     other, as "model" and "float".
     """
-    quantised, exact = Flow(proto), Flow(read(float_model))
+    exact_proto = float_model if isinstance(float_model, onnx.ModelProto) else read(float_model)
+    quantised, exact = Flow(proto), Flow(exact_proto)
     float_inputs = rename_inputs(quantised, exact, inputs)
     floats = {**oracle.compute_tensors(float_model, float_inputs, optimised=False), **float_inputs}
     real_values = {

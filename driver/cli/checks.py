@@ -53,6 +53,7 @@ def compare(
     std: opt.Std = None,
     every: Every = False,
     shape: opt.ShapeOption = None,
+    set_: opt.SetOption = None,
     rounding: opt.Rounding = None,
     report: opt.Report = None,
     no_check: opt.NoCheck = False,
@@ -81,13 +82,14 @@ def compare(
         common.check_destinations([model], report)
         if float_model is not None:
             common.check_source(float_model)
-        shapes = common.parse_shapes(shape)
-        values = common.read_inputs(model, inputs, random, common.image_conversion(mean, std, quiet), shapes)
+        shapes, input_values = common.parse_shapes(shape), common.parse_set(set_)
+        pixels = common.image_conversion(mean, std, quiet)
+        values = common.read_inputs(model, inputs, random, pixels, shapes, input_values)
         from celosia.driver.accuracy.compare import compare as compare_tensors
 
         comparison = compare_tensors(
             model, values, float_model=float_model, config=config, device=device, check=not no_check, progress=stages,
-            shapes=shapes, **common.rounding_option(rounding), **options,
+            shapes=shapes, set=input_values, **common.rounding_option(rounding), **options,
         )  # fmt: skip
     common.write_json(report, comparison)
     if not quiet:

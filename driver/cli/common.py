@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from celosia.compiler.graph.importing.dimensions import Shapes
+    from celosia.compiler.graph.importing.set_inputs import InputValues
     from celosia.compiler.graph.passes import Watch
     from celosia.compiler.program import Program, TensorInfo
     from celosia.driver.data.images import Pixels
@@ -164,15 +165,21 @@ def is_program(source: Path) -> bool:
 
 
 def read_inputs(
-    source: Path, arguments: list[str] | None, random: bool, pixels: Pixels, shapes: Shapes | None = None
+    source: Path,
+    arguments: list[str] | None,
+    random: bool,
+    pixels: Pixels,
+    shapes: Shapes | None = None,
+    set: InputValues | None = None,
 ) -> dict[str, Any]:
     """Read and check the inputs of a model or Program before anything is compiled. Return arrays by input name.
 
     arguments: the texts of --input. random: make up inputs that are missing. pixels: conversion of images. shapes:
-    those of --shape. Raises InputError, ModelError, ProgramError.
+    those of --shape. set: the values of --set. Raises InputError, ModelError, ProgramError.
     """
     from celosia.compiler.graph.importer import read
     from celosia.compiler.graph.importing.dimensions import inputs_of, open_axes, sizes_of, with_shapes
+    from celosia.compiler.graph.importing.set_inputs import set_inputs
     from celosia.compiler.program import Program
     from celosia.driver.data import arrays
 
@@ -185,7 +192,7 @@ def read_inputs(
             for tensor in program.inputs
         )
     else:
-        proto = read(source, data=False)
+        proto = set_inputs(read(source, data=False), set or {})
         proto = with_shapes(proto, shapes or {}, sizes_of(proto, shapes or {}))
         inputs, labels = inputs_of(proto), open_axes(proto)
     return arrays.read_inputs(arguments or [], inputs, random, pixels, labels)
@@ -246,14 +253,29 @@ def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def parse_set(texts: list[str] | None) -> dict[str, str]:
+    """Return the values of --set by input name. ModelError where one has no value, or an input has two."""
+    from celosia.compiler.graph.errors import ModelError
+
+    values: dict[str, str] = {}
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise ModelError(f"--set {text} sets no input; write it as --set NAME=16000")
+        if name in values:
+            raise ModelError(f"--set is given twice for input {name!r}; give it once")
+        values[name] = value
+    return values
+
+
 def load_or_compile(
     source: Path, config: str | None, stages: Stages, no_check: bool, watch: Watch | None = None,
     target: str | None = None, shapes: Shapes | None = None, keep: str | Sequence[str] = (), trust: Trust | None = None,
-    place: Mapping[str, str] = {}, rounding: str | None = None,
+    place: Mapping[str, str] = {}, rounding: str | None = None, set: InputValues | None = None,
 ) -> Program:  # fmt: skip
     """Load the Program in `source`, or compile the ONNX model there for `target`.
 
-    watch: called with each pass's name and the graph after it. shapes, place, rounding: options for a model, see
+    watch: called with each pass's name and the graph after it. shapes, place, rounding, set: options for a model, see
     `compile`. keep: tensors that it also returns; ProgramError where a Program was compiled without them. trust:
     what of a Program's file may run, by default its checked loops. ProgramError for options that do not apply to
     a Program; errors of `compile` and `Program.load`.
@@ -279,6 +301,8 @@ def load_or_compile(
             raise ProgramError(
                 f"{source} is compiled already, for {inputs}; leave --shape out, or compile the model with it"
             )
+        if set:
+            raise ProgramError(f"{source} is compiled already; leave --set out, or compile the model with it")
         _require_kept(source, program, keep)
         if place:
             raise ProgramError(f"{source} is compiled already; leave --place out, or compile the model with it")
@@ -293,7 +317,7 @@ def load_or_compile(
 
     return compile_model(
         source, cfg or "pynq", progress=stages, watch=watch, target=target, check=not no_check, shapes=shapes,
-        keep=keep, place=place, **rounding_option(rounding),
+        keep=keep, place=place, set=set, **rounding_option(rounding),
     )  # fmt: skip
 
 
@@ -335,11 +359,12 @@ def _require_kept(source: Path, program: Program, keep: str | Sequence[str]) -> 
 def load_or_compile_for_board(
     source: Path, config: str | None, stages: Stages, remote: Remote, no_check: bool, shapes: Shapes | None = None,
     keep: str | Sequence[str] = (), trust: Trust | None = None, place: Mapping[str, str] = {},
+    set: InputValues | None = None,
 ) -> Program:  # fmt: skip
     """Load the Program in `source`, or compile the model there for the processor of the board behind `remote`."""
     from celosia.driver.remote import deploy
 
     target = deploy.target_of(remote.status()) if not is_program(source) or (trust and trust.rebuild) else None
     return load_or_compile(
-        source, config, stages, no_check, target=target, shapes=shapes, keep=keep, trust=trust, place=place
+        source, config, stages, no_check, target=target, shapes=shapes, keep=keep, trust=trust, place=place, set=set
     )

@@ -38,6 +38,7 @@ def export(
     without: opt.Without = None,
     rounding: opt.Rounding = None,
     shape: opt.ShapeOption = None,
+    set_: opt.SetOption = None,
     place: opt.Place = None,
     no_check: opt.NoCheck = False,
     quiet: opt.Quiet = False,
@@ -64,7 +65,8 @@ def export(
         write.require_model(model, name)
         write.require_target(output, target)
         options = Options(
-            config=config, progress=stages, check=not no_check, decisions=decisions, shapes=shapes, records=records,
+            config=config, progress=stages, check=not no_check, decisions=decisions, shapes=shapes,
+            set=common.parse_set(set_), records=records,
             place=placed, without=without or (), **common.rounding_option(rounding),
         )  # fmt: skip
         exported = write.export(model, target, options, name)

@@ -58,6 +58,7 @@ def compile_(
     without: opt.Without = None,
     rounding: opt.Rounding = None,
     shape: opt.ShapeOption = None,
+    set_: opt.SetOption = None,
     place: opt.Place = None,
     imports: opt.Import = None,
     no_check: opt.NoCheck = False,
@@ -73,6 +74,7 @@ def compile_(
       celosia compile resnet18.onnx -o resnet18.celosia --decisions decisions.json
       celosia compile resnet18.onnx -o resnet18.celosia --records tuned.jsonl
       celosia compile encoder.onnx -o encoder.celosia --shape mel=1,80,400
+      celosia compile silero_vad.onnx -o vad.celosia --shape input=1,576 --shape state=2,1,128 --set sr=16000
       celosia compile detector.onnx -o detector.celosia --place cost --place /head/Conv=cpu
       celosia compile minilm.onnx -o minilm.celosia --rounding correct
       celosia compile model.onnx -o model.celosia --import my_ops.py
@@ -86,7 +88,7 @@ def compile_(
         program = _compile_to_file(output, lambda: compile_model(
             model, config or _target_config(target), progress=stages, target=target, check=not no_check,
             decisions=decisions, keep=common.parse_keep(keep), shapes=shapes, records=records,
-            place=common.parse_place(place),
+            place=common.parse_place(place), set=common.parse_set(set_),
             without=without or (), **common.rounding_option(rounding),
         ), stages)  # fmt: skip
     common.advise(program, quiet)
@@ -400,6 +402,7 @@ def quantize(
     exclude: Exclude = None,
     mean: opt.Mean = None,
     std: opt.Std = None,
+    set_: opt.SetOption = None,
     config: opt.ConfigOption = "pynq",
     report: opt.Report = None,
     quiet: opt.Quiet = False,
@@ -429,8 +432,8 @@ def quantize(
         quantised = quantize_model(
             model, calibration, output, per_channel=not per_tensor, activations=activations, method=method,
             symmetric=symmetric, operators=operators, samples=samples, exclude=exclude or (), mean=mean or (0.0,),
-            std=std or (1.0,), weights=int(weights), smooth=alpha, config=config, progress=stages,
-            told=common.printer_of_first_sentence(quiet),
+            std=std or (1.0,), weights=int(weights), smooth=alpha, config=config, set=common.parse_set(set_),
+            progress=stages, told=common.printer_of_first_sentence(quiet),
         )  # fmt: skip
     common.write_json(report, quantised)
     if not quiet:

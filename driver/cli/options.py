@@ -148,6 +148,13 @@ ShapeOption = Annotated[
         help="Shape of an input whose sizes the model leaves open; -1 keeps a size open. Repeat it for each input.",
     ),
 ]  # fmt: skip
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="INPUT=VALUE",
+        help="Make an input a constant: a number, a text, or a list with commas. Then Ifs on it become one branch.",
+    ),
+]  # fmt: skip
 Jobs = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Number of processes that measure. Default: one for each processor."),

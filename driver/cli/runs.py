@@ -71,6 +71,7 @@ def run(
     trace: Trace = None,
     dump: Dump = None,
     shape: opt.ShapeOption = None,
+    set_: opt.SetOption = None,
     place: opt.Place = None,
     mean: opt.Mean = None,
     std: opt.Std = None,
@@ -103,13 +104,13 @@ def run(
     files = _Files(output, report, html, trace, dump or [])
     source = _Source(
         model, config, common.parse_keep(dump), Trust(trust, digest, rebuild_kernels), no_check,
-        common.parse_place(place), common.parse_shapes(shape),
+        common.parse_place(place), common.parse_shapes(shape), common.parse_set(set_),
     )  # fmt: skip
     with common.progress_stages(quiet) as stages:
         files.check(device, model)
         threads = _prepare_machine(device, model, threads)
         pixels = common.image_conversion(mean, std, quiet)
-        values = common.read_inputs(model, inputs, random, pixels, source.given_shapes)
+        values = common.read_inputs(model, inputs, random, pixels, source.given_shapes, source.set)
         if device.startswith(SSH_PREFIX):
             program, result = _run_on_board(source, device, values, threads, stages, sudo, **options)
         else:
@@ -146,7 +147,7 @@ def _prepare_machine(device: str, model: Path, threads: int | None) -> int:
 class _Source:
     """Source of a Program: its file, or a model, with the arguments of `common.load_or_compile`.
 
-    given_shapes: those of --shape.
+    given_shapes: those of --shape. set: values of --set.
     """
 
     path: Path
@@ -156,6 +157,7 @@ class _Source:
     no_check: bool
     place: dict[str, str]
     given_shapes: dict[str, tuple[int, ...]]
+    set: dict[str, str]
 
     def shapes(self, values: dict[str, Any]) -> dict[str, tuple[int | None, ...]]:
         """Return the shapes to compile for: those of the arrays `values`, and those of --shape.
@@ -169,7 +171,7 @@ class _Source:
             return dict(self.given_shapes)
         from celosia.driver.host.specialise import OpenModel, fill_open_sizes
 
-        shapes = OpenModel(self.path).shapes(values)
+        shapes = OpenModel(self.path, self.set).shapes(values)
         return {name: fill_open_sizes(shape, self.given_shapes.get(name)) for name, shape in shapes.items()}
 
 
@@ -181,7 +183,7 @@ def _run_here(
 
     program = common.load_or_compile(
         source.path, source.config, stages, source.no_check, shapes=source.shapes(values), keep=source.keep,
-        trust=source.trust, place=source.place,
+        trust=source.trust, place=source.place, set=source.set,
     )  # fmt: skip
     with Runtime(program, device, threads, **options) as runtime:
         with stages.paused():
@@ -210,7 +212,7 @@ def _run_on_board(
         stages(f"connected to {host}")
         program = common.load_or_compile_for_board(
             source.path, source.config, stages, remote, source.no_check, source.shapes(values), source.keep,
-            source.trust, source.place,
+            source.trust, source.place, source.set,
         )  # fmt: skip
         stages(f"running on {host}")
         return program, deploy.run(remote, program, values, device or "board", threads, **options)

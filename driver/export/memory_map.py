@@ -127,6 +127,12 @@ def _written_tensors(step: object) -> tuple[str, ...]:
 def require_exportable(program: Program) -> None:
     """Raise NotExportable where a step runs in Python, or C has no type for an input or output."""
     for step in program.steps:
+        if isinstance(step, HostStep) and step.bodies:
+            raise NotExportable(
+                f"{step.op.label} cannot be exported, for the exported runtime has no control flow; fix the input that "
+                "decides it by --set or --shape, export the model without it from your framework, or run it "
+                "with `celosia deploy` on a board that has Python"
+            )
         if isinstance(step, HostStep):
             raise NotExportable(
                 f"{step.op.label} cannot be exported: numpy computes it, as operators without loops of their own "

@@ -160,7 +160,9 @@ def open_model(model: onnx.ModelProto) -> Callable[[Mapping[str, Array]], dict[s
     return partial(run_session, open_session(model, threads=1))
 
 
-def compute_tensors(model: Path, feed: Mapping[str, Array], optimised: bool = True) -> dict[str, Array]:
+def compute_tensors(
+    model: Path | onnx.ModelProto, feed: Mapping[str, Array], optimised: bool = True
+) -> dict[str, Array]:
     """Return every tensor that onnxruntime computes for `model`, by name.
 
     optimised: the tensors of the graph after onnxruntime's optimisations, in which quantised operators are integer
@@ -168,7 +170,7 @@ def compute_tensors(model: Path, feed: Mapping[str, Array], optimised: bool = Tr
     MissingLibrary, OracleError.
     """
     usual = open_session(model)
-    graph = read(model)
+    graph = model if isinstance(model, onnx.ModelProto) else read(model)
     if optimised:
         with tempfile.TemporaryDirectory() as folder:
             saved = Path(folder) / "optimised.onnx"

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.external_data import has_files
-from celosia.compiler.graph.importer import open_free_sizes, read_mapped
+from celosia.compiler.graph.importer import open_free_sizes, read_mapped, with_inputs_set
 from celosia.compiler.graph.importing.dimensions import Shapes, declared_shape, input_values, open_axes, open_inputs
+from celosia.compiler.graph.importing.set_inputs import InputValues
 from celosia.compiler.program import InputError, Program
 
 PROGRAMS_HELD = 16
@@ -29,14 +30,15 @@ class OpenModel:
     """A model whose inputs may have open sizes.
 
     source: a file or a model. name: of the model. inputs: names of all inputs. open: names of the inputs that have open
-    sizes.
+    sizes. values: of inputs that become constants.
     """
 
-    def __init__(self, source: str | Path | onnx.ModelProto) -> None:
+    def __init__(self, source: str | Path | onnx.ModelProto, values: InputValues | None = None) -> None:
+        self.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
+        source = with_inputs_set(source, values)
         self.proto = source if isinstance(source, onnx.ModelProto) else read_mapped(source)
         self.source = source if has_files(self.proto) else self.proto
         """Argument for `compile`: the path if large constants lie in files beside it, else the parsed model."""
-        self.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
         self.inputs = list(input_values(self.proto))
         self.open = open_inputs(self.proto)
         self._labels = open_axes(self.proto)
@@ -103,7 +105,8 @@ class Specialised(Generic[R]):
         self, source: str | Path | onnx.ModelProto, compiling: Mapping[str, Any], open_runner: Callable[[Program], R],
         held: int = PROGRAMS_HELD,
     ) -> None:  # fmt: skip
-        self.model, self.compiling, self.held = OpenModel(source), dict(compiling), held
+        self.compiling, self.held = dict(compiling), held
+        self.model = OpenModel(source, self.compiling.pop("set", None))
         self._open_runner = open_runner
         self.fixed_shapes: Shapes = self.compiling.pop("shapes", None) or {}
         self._runtimes: OrderedDict[Key, R] = OrderedDict()

@@ -21,6 +21,7 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importer import read
 from celosia.compiler.graph.importing.dimensions import is_quantised, resized
 from celosia.compiler.graph.importing.normalise import for_checker, normalise_model, restore_onnxruntime_domains
+from celosia.compiler.graph.importing.set_inputs import InputValues, set_inputs
 from celosia.compiler.graph.importing.validation import validation_error
 from celosia.compiler.graph.quantized.integerise import PER_CHANNEL_OPSET
 from celosia.compiler.program import InputError
@@ -131,7 +132,8 @@ def quantize(
     weights: int = WEIGHTS[0], activations: str = "int8", symmetric: bool = False, method: str = "minmax",
     operators: str | None = None, smooth: float | str | None = None, samples: int | None = None,
     exclude: Sequence[str] = (), mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,),
-    config: str | Path | Config = "pynq", progress: Callable[[str], None] | None = None,
+    config: str | Path | Config = "pynq", set: InputValues | None = None,
+    progress: Callable[[str], None] | None = None,
     told: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Quantise a float model to int8 weights and 8-bit activations, and write it to a file.
@@ -161,6 +163,7 @@ def quantize(
         mean: Mean of images for each channel, or one for all, for pixels in 0..1.
         std: Standard deviation of images for each channel, or one for all, for pixels in 0..1.
         config: Accelerator whose share of the work is reported, as `celosia.compile` takes it.
+        set: Values of inputs that become constants of the quantised model, as `celosia.compile` takes them.
         progress: Function that is called with the name of each stage. None: no function is called.
         told: Function that is called with a sentence for each image that is resized or converted.
 
@@ -221,7 +224,7 @@ def quantize(
     )
     _check_before_work(model, output)
     say("reading the model")
-    proto = _read_float_model(Path(model), exclude)
+    proto = set_inputs(_read_float_model(Path(model), exclude), set or {})
     inputs, pixels = _tensor_inputs(proto), Pixels(tuple(mean), tuple(std), told)
     if is_decoder(inputs):
         choices = replace(choices, operators=operators or "products", decoder=True)

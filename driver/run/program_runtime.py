@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program import (
+    BodySteps,
     CpuStep,
     HostStep,
     InputError,
@@ -25,7 +26,7 @@ from celosia.compiler.program import (
 from celosia.compiler.program.dtypes import numpy_dtype
 from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.kernel import new_output
-from celosia.compiler.program.host.op import HostOp, bodies
+from celosia.compiler.program.host.op import HostOp, RunnableBody
 from celosia.compiler.program.host.thread_team import Stamps
 from celosia.compiler.program.model import unpack_activation
 from celosia.driver.run.interface import RuntimeBase
@@ -79,15 +80,22 @@ class ProgramRuntime(RuntimeBase):
         self._unshared_names = {
             name for step in program.steps for name in _written_tensors(step) if _is_unshared(step, name, self._arena)
         }
+        self._bodies: dict[int, Sequence[tuple[BodySteps, list[Step | Segment]]]] = {}
+        """Subgraphs of steps, by the id of the step: each with its steps, successive kernels merged into Segments."""
         # Arrays with the same address in every run: constants and, after _group_steps, outputs of kernels in the arena.
         self._fixed_arrays = {name: as_contiguous(array) for name, array in program.constants.items()}
-        self._steps = self._group_steps()
+        size = max((kernel.workspace_for(self.threads) for kernel in program.kernels), default=0)
+        self._workspace = np.empty(size + 64, np.uint8)
+        self._steps = self._group_steps(program.steps)
         # (name, whether it needs no copy) of each returned tensor.
         self._returned = [
             (tensor.name, tensor.name in self._unshared_names) for tensor in (*program.outputs, *program.kept)
         ]
         self._outputs = [tensor.name for tensor in program.outputs]
-        host_reads = {name for step in self._steps if not isinstance(step, Segment) for name in _tensors_read(step)}
+        inner_bodies = [body for bodies in self._bodies.values() for body in bodies]
+        actions = [*self._steps, *(step for _, steps in inner_bodies for step in steps)]
+        host_reads = {name for step in actions if not isinstance(step, Segment) for name in _tensors_read(step)}
+        host_reads |= {name for body, _ in inner_bodies for name in body.outputs}
         host_reads |= {name for name, _ in self._returned}
         # The fixed arrays that steps outside of segments read, or that are returned: the first values of a run.
         self._fixed_host_arrays = {name: array for name, array in self._fixed_arrays.items() if name in host_reads}
@@ -372,16 +380,16 @@ class ProgramRuntime(RuntimeBase):
             raise InputError(f"inputs have different numbers of samples: {counted}; give as many of each")
         return checked
 
-    def _group_steps(self) -> list[Step | Segment]:
-        """Return the steps in order, with successive kernels merged into Segments.
+    def _group_steps(self, steps: Sequence[Step]) -> list[Step | Segment]:
+        """Return the steps in order, with successive kernels merged into Segments, also those of subgraphs.
 
         Adds to `_fixed_arrays` the outputs of kernels that lie in the arena.
         """
-        size = max((kernel.workspace_for(self.threads) for kernel in self.program.kernels), default=0)
-        self._workspace = np.empty(size + 64, np.uint8)
         actions: list[Step | Segment] = []
         waiting: list[CpuStep] = []
-        for step in self.program.steps:
+        for step in steps:
+            if isinstance(step, HostStep) and step.bodies:
+                self._bodies[id(step)] = [(body, self._group_steps(body.steps)) for body in step.bodies]
             if isinstance(step, CpuStep):
                 are_fixed = all(name in self._fixed_arrays for name in step.inputs)
                 if step.kernel is not None or are_fixed:
@@ -419,8 +427,15 @@ class ProgramRuntime(RuntimeBase):
         """Execute a step on the CPU: a host function, a reshape or a kernel. Add its outputs to `values`."""
         arena = self._arena
         if isinstance(step, HostStep):  # its outputs may be views of its inputs, which later runs must not overwrite
-            copies = {name: values[name].copy() for name in step.inputs if name in arena}
-            results = dict(zip(step.outputs, execute(step.op, {**values, **copies} if copies else values)))
+            read = step.op.inputs if step.bodies else step.inputs  # a subgraph returns nothing that is in the arena
+            copies = {name: values[name].copy() for name in read if name in arena}
+            compiled = {
+                body.attribute: RunnableBody(partial(self._run_body, body, actions, values), body.types)
+                for body, actions in self._bodies.get(id(step), ())
+            }
+            results = dict(
+                zip(step.outputs, execute(step.op, {**values, **copies} if copies else values, compiled=compiled))
+            )
             for name, value in results.items():
                 self._require_declared(step.op, name, value)
             values.update(results)
@@ -436,6 +451,18 @@ class ProgramRuntime(RuntimeBase):
         ]
         kernel.run([values[name] for name in step.inputs if name], outputs, self.threads)
         values.update(zip(step.outputs, outputs))
+
+    def _run_body(
+        self, body: BodySteps, actions: Sequence[Step | Segment], values: dict[str, Array], inputs: Sequence[Any]
+    ) -> list[Any]:
+        """Run the steps of a subgraph, whose tensors are added to `values`, and return its outputs."""
+        values.update(zip(body.inputs, inputs))
+        for action in actions:
+            if isinstance(action, Segment):
+                action.run(values)
+            elif not isinstance(action, LaunchStep):  # the accelerator runs none of a subgraph
+                self._execute_cpu_step(action, values)
+        return [values[name] for name in body.outputs]
 
     def _require_declared(self, op: HostOp, name: str, value: Any) -> None:
         """Raise HostError where an output lacks the shape and type that the model declares, as later kernels expect."""
@@ -491,8 +518,7 @@ def _tensors_read(step: Step) -> tuple[str, ...]:
     """Return the names of the tensors that the host reads for a step."""
     if isinstance(step, LaunchStep):
         return tuple(pack.value for pack in step.pack)
-    captured = (name for body in bodies(step.op) for name in body.captured) if isinstance(step, HostStep) else ()
-    return *step.inputs, *captured
+    return step.inputs
 
 
 def _written_tensors(step: Step) -> tuple[str, ...]:

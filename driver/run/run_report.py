@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from celosia.compiler.program import CpuStep, LaunchStep, Program
+from celosia.compiler.program import CpuStep, LaunchStep, Program, with_inner_steps
 from celosia.driver.run.explain import layer_rows
 from celosia.sim.device import Counters
 
@@ -42,9 +42,9 @@ def build_report(
         "launches": len(counters),
         "cpu_nodes": [
             {"name": node.name, "op": node.op, "reason": node.reason}
-            for step in program.steps if not isinstance(step, LaunchStep) for node in step.nodes
+            for step in with_inner_steps(program.steps) if not isinstance(step, LaunchStep) for node in step.nodes
         ],
-        "saved_traffic": sum(step.saved_bytes for step in program.steps if isinstance(step, CpuStep)),
+        "saved_traffic": sum(step.saved_bytes for step in with_inner_steps(program.steps) if isinstance(step, CpuStep)),
         "arena": {"bytes": program.arena.size, "lower_bound": program.arena.lower_bound},
         "layers": layer_rows(program, counters),
         "units": units,

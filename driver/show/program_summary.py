@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from celosia.compiler.program import CpuStep, LayerInfo, Program, ProgramError
+from celosia.compiler.program import CpuStep, LayerInfo, Program, ProgramError, with_inner_steps
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.compiler.vthread.encode import disassemble
 from celosia.compiler.vthread.verify import verify
@@ -180,7 +180,8 @@ def kernels(program: Program) -> RenderableType:
 
 def _kernel_steps(program: Program) -> list[CpuStep]:
     """Return the steps of a Program that run kernels of the CPU."""
-    return [step for step in program.steps if isinstance(step, CpuStep) and step.kernel is not None]
+    steps = with_inner_steps(program.steps)
+    return [step for step in steps if isinstance(step, CpuStep) and step.kernel is not None]
 
 
 def graphs(program: Program, texts: dict[str, str], only: str | None = None) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graph_text import after, lines
+from graph_text import after, lines, proto
 from onnx import TensorProto, helper, numpy_helper
 from oracle import opened
 
@@ -64,7 +64,8 @@ def test_a_block_is_filled_with_zeros_up_to_a_global_pool() -> None:
     assert "u.blockedconv float32[1,2,8,8,4] = celosia.BlockedConv(" in found and "%b.longer float32[8]" in found
     assert "y.blockedglobalmaxpool float32[1,8,1,1] = " in found and "y float32[1,6,1,1] = Slice(" in found
     shown = source.replace("(float[1,6,1,1] y)", "(float[1,6,1,1] y, float[1,6,8,8] v)")
-    assert "longer" not in after(blocks_of_four, shown)  # somebody else reads what the zeros would be part of
+    found = after(blocks_of_four, shown)  # somebody else reads the channels too, and gets them without the zeros
+    assert "v.unblock float32[1,8,8,8] = " in found and "v float32[1,6,8,8] = Slice(" in found
 
 
 def test_what_does_not_fit_stays() -> None:
@@ -191,3 +192,46 @@ def check(nodes: list[Any], constants: list[Any], dims: tuple[int, ...], last: s
     y = Runtime(program).run({"x": x}).outputs[last]
     assert y.shape == expected.shape
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4 * float(abs(expected).max()))
+
+
+MOVED = """
+g (float[2, 8, 6, 9] x) => (float[?, ?, ?, ?] y, float[?, ?, ?, ?] z) <float[8] slope> {
+  c = Conv<pads = [1, 1, 1, 1]>(x, w1)
+  e = Erf(c)
+  one = Constant<value_float = 1.0>()
+  zero = Constant<value_float = 0.0>()
+  more = Add(e, one)
+  gelu = Mul(c, more)
+  low = Less(gelu, zero)
+  root = Tanh(gelu)
+  chosen = Where(low, root, gelu)
+  ends = Constant<value_ints = [3]>()
+  axis = Constant<value_ints = [-1]>()
+  first = Constant<value_ints = [0]>()
+  head = Slice(chosen, first, ends, axis)
+  joined = Concat<axis = 3>(chosen, head)
+  pads = Constant<value_ints = [0, 0, 1, 0, 0, 0, 0, 2]>()
+  wider = Pad<mode = "MODE">(joined, pads)
+  y = Conv(wider, w2)
+  s = Conv<strides = [1, 3]>(chosen, w3)
+  t = Sigmoid(s)
+  z = Mul(s, t)
+}
+""".replace(" <float[8] slope>", "")
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect"])
+def test_functions_and_movements_stay_in_blocks(mode: str) -> None:
+    """Erf, Tanh, Where, Slice, Pad and Concat along rows; a strided convolution of 11 channels gets whole vectors."""
+    rng = np.random.default_rng(0)
+    made = proto(MOVED.replace("MODE", mode), 17)
+    for name, dims in (("w1", (8, 8, 3, 3)), ("w2", (8, 8, 3, 3)), ("w3", (11, 8, 2, 2))):
+        made.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(dims, np.float32), name))
+    feed = {"x": rng.standard_normal((2, 8, 6, 9), np.float32)}
+    program = celosia.compile(made, accelerator=False)
+    found = Runtime(program).run(feed).outputs
+    for value, expected in zip(found.values(), opened(made).run(None, feed), strict=True):
+        assert value.shape == expected.shape
+        np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-4)
+    operators = [node.op for step in program.steps for node in step.nodes]
+    assert operators.count("BlockedConv") == 3 and "Conv" not in operators and operators.count("Unblock") == 2

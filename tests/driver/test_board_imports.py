@@ -122,7 +122,7 @@ def test_control_flow_and_shapes_run_with_numpy_alone(tmp_path: Path) -> None:
         helper.make_node("Shape", ["n"], ["s"]),
     ]
     inputs = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, [3]),
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["any"]),  # no kernel is compiled for an open size
         helper.make_tensor_value_info("c", TensorProto.BOOL, []),
     ]
     outputs = [

@@ -144,7 +144,7 @@ def _with_manifest(saved: Path, path: Path, **changes: object) -> Path:
     ("changes", "words"),
     [
         ({"format": "other"}, "is not a Celosia Program"),
-        ({"version": 99}, "has format version 99; this Celosia reads 11"),
+        ({"version": 99}, "has format version 99; this Celosia reads 12"),
         ({"config": {"block_in": 12}}, "block_in must be a power of two"),
         ({"steps": [{"kind": "cpu"}]}, "is damaged"),
         ({"kernels": 99}, "is damaged"),

@@ -190,16 +190,17 @@ def _choose_tile(
 ) -> tuple[Axis | None, Axis | None, tuple[int, int]]:
     """Return (axis of the rows, axis of the columns, (height, width)) of the tile with the least work.
 
-    On ties it has the innermost axes. avoid_edges, are_rows_near: see `_best_size`.
+    Rows that lie close together in memory are preferred to others. On ties it has the innermost axes. avoid_edges,
+    are_rows_near: see `_best_size`.
     """
     best: tuple[float, Axis | None, Axis | None, tuple[int, int]] = float("inf"), None, None, (1, 1)
     for row, column in itertools.product(candidates.rows, candidates.columns):
         if row is not None and row is column:
             continue
-        extents = _extent(row), _extent(column)
-        work, size = _best_size(*extents, candidates.vector_cost, budget, avoid_edges, are_rows_near(row))
-        if (relative := work / prod(extents)) < best[0]:
-            best = relative, row, column, size
+        extents, is_near = (_extent(row), _extent(column)), are_rows_near(row)
+        work, size = _best_size(*extents, candidates.vector_cost, budget, avoid_edges, is_near)
+        if (cost := work / prod(extents) * (1 if is_near else FAR_ROWS_COST)) < best[0]:
+            best = cost, row, column, size
     return best[1:]
 
 
@@ -278,6 +279,11 @@ def _amx_tile(rows: int, columns: int) -> tuple[int, int]:
 MAX_STRIDE_BYTES = 256
 """Limit of the distance of neighbouring rows in bytes; further apart, they may compete for the same few sets of the
 first-level cache."""
+
+
+FAR_ROWS_COST = 1.1
+"""Cost of a tile whose rows are further apart than that: its reads touch as many memory pages as it has rows, and come
+back to their neighbours after all rows of the output."""
 
 
 def _are_rows_near(scalars: list[Load], row: Axis | None) -> bool:
@@ -368,31 +374,43 @@ def _outer_loops(
     """Return the loops around a tile in order: those over rows outside or inside of those over columns.
 
     others: loops that the tile does not span. rows, columns: loops over tiles. rows_outside: None for the order that
-    causes less memory traffic.
+    causes the least memory traffic, which may be the loop over tiles of rows inside and other loops over rows outside.
     """
     along_rows = [axis for axis in others if _is_invariant(vectors, axis) and not _is_invariant(scalars, axis)]
     along_columns = [axis for axis in others if _is_invariant(scalars, axis) and not _is_invariant(vectors, axis)]
     first = [axis for axis in others if axis not in (*along_rows, *along_columns)]
-    along_rows += [axis for axis in (rows,) if axis is not None]
+    images, tiles = along_rows, [axis for axis in (rows,) if axis is not None]
     along_columns += [axis for axis in (columns,) if axis is not None]
-    if rows_outside is None:
-        height, breadth = (max(1, prod(axis.extent for axis in axes)) for axes in (along_rows, along_columns))
-        vector_bytes, scalar_bytes = (sum(read.tensor.nbytes for read in reads) for reads in (vectors, scalars))
-        by_rows = _read_cost(vector_bytes, height, vector_bytes) + _read_cost(
-            scalar_bytes, breadth, scalar_bytes / height
-        )
-        by_columns = _read_cost(scalar_bytes, breadth, scalar_bytes) + _read_cost(
-            vector_bytes, height, vector_bytes / breadth
-        )
-        rows_outside = by_rows < by_columns
-    if rows_outside:
-        return [*first, *along_rows, *along_columns]
-    return [*first, *along_columns, *along_rows]
+    by_rows, by_columns = [*images, *tiles, *along_columns], [*along_columns, *images, *tiles]
+    if rows_outside is not None:
+        return [*first, *(by_rows if rows_outside else by_columns)]
+    outer, inner, breadth = (max(1, prod(axis.extent for axis in axes)) for axes in (images, tiles, along_columns))
+    height = outer * inner
+    vector_bytes, scalar_bytes = (sum(read.tensor.nbytes for read in reads) for reads in (vectors, scalars))
+    orders = [(
+        _read_cost(scalar_bytes, breadth, scalar_bytes) + _read_cost(vector_bytes, height, vector_bytes / breadth),
+        by_columns,
+    ), (
+        _read_cost(vector_bytes, height, vector_bytes) + _read_cost(scalar_bytes, breadth, scalar_bytes / height),
+        by_rows,
+    )]  # fmt: skip
+    if outer > 1 and inner > 1:
+        scalar_cost = _read_cost(scalar_bytes, breadth, scalar_bytes / outer)
+        vector_cost = _read_cost(vector_bytes, outer, vector_bytes)
+        vector_cost += outer * _read_cost(vector_bytes, inner, vector_bytes / breadth) - outer * vector_bytes
+        orders.append((scalar_cost + vector_cost, [*images, *along_columns, *tiles]))
+    return [*first, *min(orders, key=lambda order: order[0])[1]]
+
+
+FAR_BYTES, FAR_MISS_COST = 1 << 21, 8
+"""Bytes after which data has left all caches but a shared one, or all, and what a further pass over it costs then: it
+comes in more streams than the processor prefetches."""
 
 
 def _read_cost(nbytes: int, passes: int, distance: float) -> float:
     """Estimate the cost of reading `nbytes` in several passes, each after `distance` other bytes of the same tensor."""
     miss_cost = _miss_share(distance, L1_BYTES) + 2 * _miss_share(distance, target().cache_bytes // 2)
+    miss_cost += FAR_MISS_COST * _miss_share(distance, FAR_BYTES)
     return nbytes * (1 + (passes - 1) * miss_cost)
 
 

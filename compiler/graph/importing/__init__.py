@@ -10,9 +10,11 @@ normalise             how models that onnxruntime accepts and the ONNX checker r
                       newest known: newer ones are read like it
 inlining              which operators become the operators of their definition, which nodes compute a Gradient, and
                       which branch of an If runs
-shape_inference       which shapes and types onnx's inference gives, also in bodies of operators, where its windows are
-                      wrong, and how long a range between two open positions is
+shape_inference       which shapes and types onnx's inference gives, where its windows are wrong, and how long a range
+                      between two open positions is
+body_types            which types and shapes the values in bodies of If, Loop and Scan have
 dimensions            which sizes of inputs are open, and which numbers given shapes imply for them
                       (graph/importer.py refuses inputs without a rank)
+set_inputs            which constants replace inputs (`--set`), and which values fit an input
 sample_independence   whether each sample of a batch is computed alone, by operators and their attributes
 """

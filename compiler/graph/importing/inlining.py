@@ -23,6 +23,7 @@ import onnx.inliner
 import onnx_ir as ir
 from onnx import NodeProto, helper
 
+from celosia.compiler.graph.importing.body_types import declared_shape
 from celosia.compiler.graph.importing.shape_inference import infer_with_onnx
 from celosia.compiler.graph.values import constant, is_op, subgraphs
 from celosia.compiler.ops import OPS
@@ -268,6 +269,8 @@ def _inline_branch(graph: ir.Graph, node: ir.Node) -> None:
         graph.register_initializer(value)
         value.meta[INLINED] = True
     for branch_node in list(branch):
+        for value in branch_node.outputs:
+            value.shape = declared_shape(value)
         branch.remove(branch_node)
         graph.insert_before(node, branch_node)
     for out, result in zip(node.outputs, results, strict=True):

@@ -9,7 +9,6 @@
        past = Shape(keys)[2]; total = Add(past, 1)
        positions = Range(past, total, 1)             ->    positions: int64[1]
 
-5. `infer_bodies` and `type_loop_bodies` type the values in bodies of operators.
 """
 
 from __future__ import annotations
@@ -21,12 +20,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from celosia.compiler.cpu.parse import to_array
 from celosia.compiler.graph.operands import joins_parts, named_input
-from celosia.compiler.graph.values import captured, constant, subgraphs
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program.host.shape_rules import WindowError, transposed_windows, windows
 
@@ -401,66 +398,3 @@ def _add_forms(a: Form, b: Form, sign: int) -> Form:
 def _constant_value(form: Form) -> int | None:
     """Return the value of a form that does not depend on open sizes; else None."""
     return None if any(times for name, times in form.items() if name) else form[""]
-
-
-def infer_bodies(model: ir.Model) -> None:
-    """Infer types and shapes of all values in the bodies of operators from the values that the bodies read."""
-    waiting = [node for node in model.graph if subgraphs(node)]
-    while waiting:
-        node = waiting.pop()
-        for body in subgraphs(node):
-            _infer_body(body, captured(node), model)
-            waiting += [inner_node for inner_node in body if subgraphs(inner_node)]
-
-
-def _infer_body(body: ir.Graph, outer: list[ir.Value], model: ir.Model) -> None:
-    """Set the missing types and shapes of values in one `body`, which may read the values `outer`.
-
-    onnx infers them on a model made of the body, whose inputs are the outer values. Small outer constants go in as
-    constants, since shapes may depend on them.
-    """
-    unknown = {
-        value.name: value for node in body for value in node.outputs if value.type is None or value.shape is None
-    }
-    if not unknown:
-        return
-    known = [value for value in outer if value.type is not None]
-    small = [value for value in known if (array := constant(value)) is not None and array.size <= MAX_LIST_ELEMENTS]
-    graph = ir.serde.serialize_graph(body)
-    graph.input.extend(ir.serde.serialize_value(value) for value in known if value not in small)
-    graph.initializer.extend(ir.serde.serialize_tensor(value.const_value) for value in small if value.const_value)
-    opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in model.graph.opset_imports.items()]
-    proto = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=model.ir_version)
-    try:
-        shaped = infer_with_onnx(proto).graph
-    except onnx.shape_inference.InferenceError:  # onnx cannot infer this body; its types stay unknown
-        return
-    for info in (*shaped.value_info, *shaped.output):
-        if (value := unknown.get(info.name)) is not None:
-            inferred = ir.serde.deserialize_value_info_proto(info, None)
-            value.type, value.shape = value.type or inferred.type, value.shape or inferred.shape
-
-
-def type_loop_bodies(model: ir.Model) -> None:
-    """Give the results of the bodies of Loops and Scans the types of the operators' outputs, where onnx infers none."""
-    for node in model.graph:
-        if node.op_type == "Loop" or (node.op_type == "Scan" and model.graph.opset_imports.get("", 9) >= 9):
-            _type_scanned(node)
-
-
-def _type_scanned(node: ir.Node) -> None:
-    """Give the results of the body of a Loop or Scan the types of the node's outputs, less the axis of the iterations.
-
-    onnx infers the outputs' types but not the body's. A run without iterations returns an empty tensor of this type.
-    """
-    body = node.attributes["body"].as_graph()
-    axes = node.attributes["scan_output_axes"].as_ints() if "scan_output_axes" in node.attributes else ()
-    states = len(node.inputs) - (2 if node.op_type == "Loop" else node.attributes["num_scan_inputs"].as_int())
-    scanned = body.outputs[states + (node.op_type == "Loop") :]  # the first result of a Loop's body is its condition
-    for value, returned, axis in zip(node.outputs[states:], scanned, [*axes, *([0] * len(scanned))]):
-        if isinstance(value.type, ir.TensorType):
-            returned.type = ir.TensorType(value.type.dtype)
-        if value.shape is not None and -len(value.shape) <= axis < len(value.shape):
-            sizes = list(value.shape)
-            del sizes[axis]
-            returned.shape = ir.Shape(sizes)

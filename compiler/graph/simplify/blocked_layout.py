@@ -23,14 +23,18 @@ from celosia.compiler.graph.operands import joins_parts, operand
 from celosia.compiler.graph.simplify.convolutions import is_training
 from celosia.compiler.graph.values import RESERVED, attribute, attributes, constant, new_constant, shape
 from celosia.compiler.ops import OPS, op_spec
-from celosia.compiler.ops.elementwise import BINARY, UNARY, VARIADIC
+from celosia.compiler.ops.elementwise import BINARY, INTRINSICS, UNARY, VARIADIC
 from celosia.compiler.program.op_spec import Kind
 from celosia.compiler.target import target
 
 Shape = tuple[int, ...]
 """A static shape."""
-ELEMENTWISE = frozenset((*UNARY, *BINARY, *VARIADIC, "Clip"))
+FUNCTIONS = frozenset((*UNARY, *INTRINSICS, "Clip"))
+"""Functions of one element."""
+ELEMENTWISE = frozenset((*FUNCTIONS, *BINARY, *VARIADIC, "Where"))
 """Operators that compute element by element, in any layout."""
+MOVEMENTS = frozenset(("Slice", "Pad"))
+"""Operators that move rows and columns, in any layout."""
 _BLOCKED = {name.removeprefix("Blocked"): op_spec(name) for name in OPS if name.startswith("Blocked")}
 """Operator -> OpSpec of its blocked form."""
 CONVOLUTIONS = frozenset(name for name, spec in _BLOCKED.items() if spec.weights is not None)
@@ -53,6 +57,10 @@ DEEP_CHANNELS = 160
 """Input channels from which on reading them one by one touches more memory pages than the CPU reads fast."""
 
 
+MAX_PLAIN_STRIDE = 2
+"""Largest stride along a row for which the plain form reads vectors."""
+
+
 def _is_shallow(node: ir.Node, w: NDArray[Any]) -> bool:
     """Return whether a convolution is 1x1 with stride 1 and sums fewer than DEEP_CHANNELS input channels."""
     return prod(w.shape[2:]) == 1 and w.shape[1] < DEEP_CHANNELS and set(attribute(node, "strides", [1])) == {1}
@@ -61,8 +69,8 @@ def _is_shallow(node: ir.Node, w: NDArray[Any]) -> bool:
 class _Layout:
     """The rewriting of one graph.
 
-    blocked: plain value -> its blocked form. done: (replaced node, its new result). names: names of values, which new
-    ones must not take.
+    blocked: plain value -> its blocked form, which may have further channels in its last block. done: (replaced node,
+    its new result). names: names of values, which new ones must not take.
     """
 
     def __init__(self, graph: ir.Graph, lanes: int) -> None:
@@ -74,7 +82,7 @@ class _Layout:
     def run(self) -> None:
         """Insert blocked operators front to back, then remove the replaced nodes back to front."""
         for node in list(self.graph):
-            if node.domain in ("", "ai.onnx") and _is_float_image_operator(node):
+            if node.domain in ("", "ai.onnx") and _is_image_operator(node):
                 y = self._rewrite(node)
                 if y is not None:
                     self.done.append((node, y))
@@ -89,6 +97,8 @@ class _Layout:
             return self._insert_global_pool(node)
         elif node.op_type in POOLS:
             y = self._insert_pool(node)
+        elif node.op_type in MOVEMENTS:
+            y = self._insert_movement(node)
         elif joins_parts(node):
             y = self._insert_concat(node)
         elif node.op_type == "BatchNormalization":
@@ -115,8 +125,9 @@ class _Layout:
     def _insert_conv(self, node: ir.Node) -> ir.Value | None:
         """Insert the blocked form of a convolution; None if it stays plain, because blocks would not be faster.
 
-        Output channels are padded with zeros to whole vectors before a global pool, which drops them. The input stays
-        plain where it has few channels, which are read faster so.
+        Output channels are padded with zeros to whole vectors before a global pool, which drops them, and where that is
+        faster than the plain form or half vectors. The input stays plain where it has few channels, which are read
+        faster so, and where it is padded.
         """
         x, w = node.inputs[0], constant(node.inputs[1])
         assert x is not None
@@ -126,8 +137,11 @@ class _Layout:
         group, channels = attribute(node, "group", 1), _dims(x)[1]
         out_block, bias = self._block_size(out_dims[1]), [value for value in (operand(node, "b"),) if value is not None]
         constant_bias = all(constant(value) is not None for value in bias)
-        if out_block < self.lanes < out_dims[1] and group == 1 and constant_bias and self._leads_to_global_pool(node):
-            out_block, padding = self.lanes, -out_dims[1] % self.lanes  # the global pool drops these channels of zeros
+        if (
+            out_block < self.lanes < out_dims[1] and group == 1 and constant_bias
+            and (self._leads_to_global_pool(node) or self._gains_by_padding(node, out_block))
+        ):  # fmt: skip
+            out_block, padding = self.lanes, -out_dims[1] % self.lanes
             out_dims, w = (out_dims[0], out_dims[1] + padding, *out_dims[2:]), _pad_with_zeros(w, padding)
             bias = [self._pad_bias(value, padding) for value in bias]
         if not out_block:
@@ -143,7 +157,7 @@ class _Layout:
         else:
             if group == 1 and channels // self.lanes:  # fewer channels are read faster as they are
                 x = self._in_blocks(x, node) or x
-            x = self.blocked.get(x, x)
+            x = x if self._is_padded(x) else self.blocked.get(x, x)
             in_block = _dims(x)[-1] if len(_dims(x)) > w.ndim else 1
             if channels // group % in_block or out_dims[1] // group % out_block:
                 return None
@@ -153,10 +167,25 @@ class _Layout:
         weights.meta.update(node.inputs[1].meta)  # type: ignore[union-attr]
         return self._insert(node, "BlockedConv", [x, weights, *bias], _blocked_dims(out_dims, out_block))
 
+    def _gains_by_padding(self, node: ir.Node, out_block: int) -> bool:
+        """Return whether a convolution is faster with padded channels, which no convolution can read, than without.
+
+        out_block: channels of a block without padding; 0 for the plain form, which computes vectors of neighbours in a
+        row, and is slow where it reads every third element or fewer.
+        """
+        if not out_block:
+            return bool(attribute(node, "strides", [1])[-1] > MAX_PLAIN_STRIDE)
+        return not self._leads_to_conv(node)
+
+    def _is_padded(self, x: ir.Value) -> bool:
+        """Return whether the blocked form of a plain value has further channels, of no meaning, behind its own."""
+        y = self.blocked.get(x)
+        return y is not None and _dims(y)[1] * _dims(y)[-1] != _dims(x)[1]
+
     def _leads_to_conv(self, node: ir.Node) -> bool:
         """Return whether only operators that keep blocks lie between `node` and some later convolution."""
         users = [use.node for use in node.outputs[0].uses()]
-        block_keeping = (*ELEMENTWISE, *POOLS, "BatchNormalization")
+        block_keeping = (*ELEMENTWISE, *POOLS, *MOVEMENTS, "BatchNormalization")
         keeping_users = [user for user in users if user.op_type in block_keeping or joins_parts(user)]
         return any(user.op_type in CONVOLUTIONS for user in users) or any(map(self._leads_to_conv, keeping_users))
 
@@ -166,12 +195,12 @@ class _Layout:
         users = [use.node for use in y.uses()]
         if len(users) != 1 or y.is_graph_output():
             return False
-        if users[0].domain not in ("", "ai.onnx") or not _is_float_image_operator(users[0]):
+        if users[0].domain not in ("", "ai.onnx") or not _is_image_operator(users[0]):
             return False
         if users[0].op_type in GLOBAL_POOLS:
             return True
         limits = users[0].inputs[1:] if users[0].op_type == "Clip" else []
-        is_unary = users[0].op_type in (*UNARY, "Clip") and all(x is None or prod(_dims(x)) == 1 for x in limits)
+        is_unary = users[0].op_type in FUNCTIONS and all(x is None or prod(_dims(x)) == 1 for x in limits)
         return is_unary and self._leads_to_global_pool(users[0])
 
     def _pad_bias(self, bias: ir.Value, more: int) -> ir.Value:
@@ -195,20 +224,46 @@ class _Layout:
             return None
         channels = _dims(x)[1] * _dims(x)[-1]
         y = self._insert(node, f"Blocked{node.op_type}", [x], (out[0], channels, *out[2:]))
-        if channels == out[1]:
-            return y
-        first, last, axis = (new_constant(self.graph, "slice", np.array([n], np.int64)) for n in (0, out[1], 1))
-        return self._insert(node, "Slice", [y, first, last, axis], out)
+        return y if channels == out[1] else self._insert_first_channels(node, y, out[1])
+
+    def _insert_first_channels(self, node: ir.Node, x: ir.Value, count: int) -> ir.Value:
+        """Insert a Slice that keeps the first channels of a plain value."""
+        dims = _dims(x)
+        first, last, axis = (new_constant(self.graph, "slice", np.array([n], np.int64)) for n in (0, count, 1))
+        return self._insert(node, "Slice", [x, first, last, axis], (dims[0], count, *dims[2:]))
 
     def _insert_concat(self, node: ir.Node) -> ir.Value | None:
-        """Insert a Concat of blocks; None if parts are plain, or of different blocks, or not joined along channels."""
+        """Insert a Concat of blocks; None if parts are plain, or of different blocks, or of different samples."""
         blocked_inputs = [self.blocked.get(x) for x in node.inputs if x is not None]
         parts = [x for x in blocked_inputs if x is not None]
         out = _dims(node.outputs[0])
-        blocks = {_dims(x)[-1] for x in parts}
-        if len(parts) < len(blocked_inputs) or len(blocks) != 1 or attribute(node, "axis") not in (1, 1 - len(out)):
+        blocks, axis = {_dims(x)[-1] for x in parts}, attribute(node, "axis") % len(out)
+        is_padded = any(x is not None and self._is_padded(x) for x in node.inputs)
+        if len(parts) < len(blocked_inputs) or len(blocks) != 1 or axis == 0 or (axis == 1 and is_padded):
             return None
-        return self._insert(node, node.op_type, parts, _blocked_dims(out, blocks.pop()), axis=1)
+        return self._insert(node, node.op_type, parts, _blocked_dims(out, blocks.pop()), axis=axis)
+
+    def _insert_movement(self, node: ir.Node) -> ir.Value | None:
+        """Insert a Slice or Pad of blocks along rows and columns; None for a plain input, and along other axes."""
+        x, out = self.blocked.get(_first_input(node)), _dims(node.outputs[0])
+        bounds = constant(operand(node, "starts" if node.op_type == "Slice" else "pads"))
+        if x is None or bounds is None or _dims(_first_input(node))[:2] != out[:2]:
+            return None
+        axes_value, rank = operand(node, "axes"), len(out)
+        given_axes = range(rank)[: len(bounds)] if axes_value is None else constant(axes_value)
+        if given_axes is None:
+            return None
+        axes = [int(axis) % rank for axis in given_axes]
+        if node.op_type == "Pad":
+            pads = np.zeros((2, rank + 1), np.int64)
+            pads[:, axes] = np.reshape(bounds, (2, -1))
+            parameters = [new_constant(self.graph, "pads", pads.reshape(-1)), operand(node, "constant_value")]
+        else:
+            new_axes = new_constant(self.graph, "axes", np.array(axes, np.int64))
+            parameters = [operand(node, "starts"), operand(node, "ends"), new_axes, operand(node, "steps")]
+        while parameters[-1] is None:
+            parameters.pop()
+        return self._insert(node, node.op_type, [x, *parameters], _blocked_dims(out, _dims(x)[-1]))
 
     def _insert_batch_norm(self, node: ir.Node) -> ir.Value | None:
         """Insert y = x * factor + offset for a BatchNormalization of blocks; None for a plain input or in training."""
@@ -220,9 +275,8 @@ class _Layout:
         dims = _dims(x)
         parameter_dims = (dims[1], *(1,) * (len(dims) - 3), dims[-1])
         for op, array in (("Mul", factor), ("Add", bias - mean * factor)):
-            value = new_constant(
-                self.graph, f"{node.name}.{op.lower()}", array.astype(np.float32).reshape(parameter_dims)
-            )
+            padded = _pad_with_zeros(array.astype(np.float32), dims[1] * dims[-1] - len(array))
+            value = new_constant(self.graph, f"{node.name}.{op.lower()}", padded.reshape(parameter_dims))
             x = self._insert(node, op, [x, value], dims)
         return x
 
@@ -247,16 +301,20 @@ class _Layout:
         """Return operand `x` so that it broadcasts to `out` in blocks of `c` channels; None if that would cost time."""
         dims, array = _dims(x), constant(x)
         if x in self.blocked:
-            return self.blocked[x] if dims[1] == out[1] else None
+            return self.blocked[x] if dims[1] == out[1] and _dims(self.blocked[x])[-1] == c else None
         if prod(dims) == 1:
             return x if len(dims) < len(out) else self._insert_reshape(node, x, (1,) * (len(out) + 1))
         if len(dims) > len(out):
             return None
         dims = (*(1,) * (len(out) - len(dims)), *dims)
         if array is None:
-            return self._in_blocks(x, node) if prod(dims[2:]) == 1 and dims == _dims(x) and dims[1] == out[1] else None
+            is_vector = prod(dims[2:]) == 1 and dims == _dims(x) and dims[1] == out[1] and not out[1] % c
+            return self._in_blocks(x, node) if is_vector else None
         channels_per_block = c if dims[1] == out[1] else 1
-        array = np.moveaxis(array.reshape(dims[0], dims[1] // channels_per_block, channels_per_block, *dims[2:]), 2, -1)
+        array = np.moveaxis(
+            _pad_with_zeros(np.moveaxis(array.reshape(dims), 1, 0), -dims[1] % channels_per_block), 0, 1
+        )
+        array = np.moveaxis(array.reshape(dims[0], -1, channels_per_block, *dims[2:]), 2, -1)
         return new_constant(self.graph, f"{x.name}.blocked", array)
 
     # Conversion ------------------------------------------------------------------------------------------------
@@ -282,7 +340,10 @@ class _Layout:
 
     def _insert_unblock(self, node: ir.Node, x: ir.Value, dims: Shape) -> ir.Value:
         """Insert the conversion of blocks to the plain shape `dims`; single pixels only need a Reshape."""
-        return self._insert_reshape(node, x, dims) if prod(dims[2:]) == 1 else self._insert(node, "Unblock", [x], dims)
+        padded = (dims[0], _dims(x)[1] * _dims(x)[-1], *dims[2:])
+        is_pixel = prod(dims[2:]) == 1
+        y = self._insert_reshape(node, x, padded) if is_pixel else self._insert(node, "Unblock", [x], padded)
+        return y if padded == dims else self._insert_first_channels(node, y, dims[1])
 
     def _insert_reshape(self, node: ir.Node, x: ir.Value, dims: Shape) -> ir.Value:
         """Insert a Reshape to `dims` before `node`."""
@@ -298,8 +359,9 @@ class _Layout:
         wanted_name = f"{_name_of(node.outputs[0])}.{op.lower()}"
         name = next(n for k in itertools.count() if (n := f"{wanted_name}{k or ''}") not in self.names)
         self.names.add(name)
-        out = ir.Value(name=name, shape=ir.Shape(dims), type=ir.TensorType(ir.DataType.FLOAT))
         is_form = op.removeprefix("Blocked") == node.op_type
+        source = node.outputs[0] if is_form else inputs[0]
+        out = ir.Value(name=name, shape=ir.Shape(dims), type=source.type if source else None)
         new_node = ir.Node(
             "celosia" if is_own else "", op, inputs, [*copied, *attributes(**attrs)], outputs=[out],
             name=node.name if is_form else name,
@@ -323,14 +385,21 @@ def _arrange_weights(w: NDArray[Any], c: int, m: int) -> NDArray[Any]:
 
 
 def _blocked_dims(dims: Shape, c: int) -> Shape:
-    """Return the shape of an image of shape `dims` in blocks of `c` channels: [N, C/c, ..., c]."""
-    return dims[0], dims[1] // c, *dims[2:], c
+    """Return the shape of an image of shape `dims` in blocks of `c` channels: [N, ceil(C / c), ..., c]."""
+    return dims[0], -(-dims[1] // c), *dims[2:], c
 
 
-def _is_float_image_operator(node: ir.Node) -> bool:
-    """Return whether `node` computes float32 from float32, of known shapes that have channels and no size 0."""
-    values = [value for value in (*node.inputs, *node.outputs[:1]) if value is not None]
-    known = all(shape(value) is not None and value.dtype == ir.DataType.FLOAT for value in values)
+def _is_image_operator(node: ir.Node) -> bool:
+    """Return whether `node` computes images from images: of floats or truth values, known shapes, and no size 0.
+
+    Operands beside data, such as the bounds of a Slice, may have any type.
+    """
+    op = node.op_type
+    data = [value for value in (*node.inputs, *node.outputs[:1]) if value is not None]
+    if op in MOVEMENTS:
+        data = [value for value in (*node.inputs[:1], *node.outputs) if value is not None]
+    types = (ir.DataType.FLOAT, ir.DataType.BOOL) if op in (*ELEMENTWISE, *MOVEMENTS) else (ir.DataType.FLOAT,)
+    known = all(shape(value) is not None and value.dtype in types for value in data)
     return known and len(_dims(node.outputs[0])) >= 3 and 0 not in _dims(node.outputs[0])
 
 

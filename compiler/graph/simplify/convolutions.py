@@ -325,7 +325,7 @@ class _TransposedConvolution:
         self.group = int(attribute(node, "group", 1))
 
     def rewrite(self) -> None:
-        """Replace the node by convolutions, DepthToSpace and perhaps a Slice, if it can be rewritten."""
+        """Replace the node by convolutions, an interleaving of their results and perhaps a Slice, if it can be."""
         node, axes = self.node, _axes(self.node)
         _, w, bias = (*node.inputs, None)[:3]
         dims = shape(node.outputs[0])
@@ -333,22 +333,44 @@ class _TransposedConvolution:
             return
         if constant(w) is None or (bias is not None and constant(bias) is None):
             return
-        s = axes[0].stride
         rows, columns = axes
-        phase_sizes = [axis.phase_outputs for axis in axes]
+        phases, skipped = rows.stride * columns.stride, 4 - len(dims)  # a row image has no axis of rows
+        phase_sizes = [axis.phase_outputs for axis in axes][skipped:]
         if all(len({(phase.low, phase.width) for phase in axis.phases}) == 1 for axis in axes):
             result, mode = self._convolution(rows.phases, columns.phases, axes), "CRD"
         else:
             phase_results = [self._convolution([y], [x], axes) for y in rows.phases for x in columns.phases]
-            result, mode = self._emit("Concat", phase_results, [dims[0], dims[1] * s * s, *phase_sizes], axis=1), "DCR"
-        if s > 1:
-            interleaved = [size * s for size in phase_sizes]
-            result = self._emit("DepthToSpace", [result], [*dims[:2], *interleaved], blocksize=s, mode=mode)
-        if [size * s for size in phase_sizes] != list(dims[2:]):
-            bounds = ([0, 0], list(dims[2:]), [2, 3])
+            result, mode = self._emit("Concat", phase_results, [dims[0], dims[1] * phases, *phase_sizes], axis=1), "DCR"
+        strides = [axis.stride for axis in axes][skipped:]
+        if phases > 1:
+            result = self._interleave(result, mode, dims[1], phase_sizes, strides)
+        if [size * stride for size, stride in zip(phase_sizes, strides)] != list(dims[2:]):
+            bounds = ([0] * len(strides), list(dims[2:]), list(range(2, len(dims))))
             starts_ends_axes = [new_constant(self.graph, "bounds", np.array(bound, np.int64)) for bound in bounds]
             result = self._emit("Slice", [result, *starts_ends_axes], list(dims))
         replace_by(node, result)
+
+    def _interleave(
+        self, x: ir.Value, mode: str, channels: int, sizes: Sequence[int], strides: Sequence[int]
+    ) -> ir.Value:
+        """Interleave the phases of an image, which are side by side as channels: [N, M * phases, H, W] to [N, M, ...].
+
+        mode: "CRD" where the phases of one channel lie together, "DCR" where the channels of one phase do.
+        """
+        dims = shape(x)
+        assert dims is not None
+        interleaved = [dims[0], channels, *(size * stride for size, stride in zip(sizes, strides))]
+        if len(strides) == 2 and strides[0] == strides[1]:
+            return self._emit("DepthToSpace", [x], interleaved, blocksize=strides[0], mode=mode)
+        rank = len(strides)
+        split = [dims[0], channels, *strides, *sizes] if mode == "CRD" else [dims[0], *strides, channels, *sizes]
+        channel, first = (1, 2) if mode == "CRD" else (1 + rank, 1)
+        order = [0, channel, *(axis for k in range(rank) for axis in (2 + rank + k, first + k))]
+        y = self._emit("Reshape", [x, new_constant(self.graph, "dims", np.array(split, np.int64))], split)
+        y = self._emit("Transpose", [y], [split[axis] for axis in order], perm=order)
+        return self._emit(
+            "Reshape", [y, new_constant(self.graph, "dims", np.array(interleaved, np.int64))], interleaved
+        )
 
     def _convolution(self, ys: Sequence[_Phase], xs: Sequence[_Phase], axes: list[_Axis]) -> ir.Value:
         """Insert the convolution of phases `ys` x `xs`, which have the same window.
@@ -358,15 +380,17 @@ class _TransposedConvolution:
         x, w, bias = (*self.node.inputs, None)[:3]
         dims = shape(self.node.outputs[0])
         assert w is not None and dims is not None
+        skipped = 4 - len(dims)
         inputs = [x, self._transformed_constant(w, lambda array: _split_weights(array, self.group, ys, xs))]
         count = len(ys) * len(xs)
         if bias is not None:
             inputs.append(self._transformed_constant(bias, lambda array: np.repeat(array, count)))
         window = ys[0], xs[0]
-        (top, bottom), (left, right) = (phase.pads(axis.size, axis.phase_outputs) for phase, axis in zip(window, axes))
+        pads = [phase.pads(axis.size, axis.phase_outputs) for phase, axis in zip(window, axes)][skipped:]
         return self._emit(
-            "Conv", inputs, [dims[0], dims[1] * count, *(axis.phase_outputs for axis in axes)],
-            pads=[top, left, bottom, right], kernel_shape=[phase.width for phase in window], group=self.group,
+            "Conv", inputs, [dims[0], dims[1] * count, *[axis.phase_outputs for axis in axes][skipped:]],
+            pads=[*(before for before, _ in pads), *(after for _, after in pads)],
+            kernel_shape=[phase.width for phase in window][skipped:], group=self.group,
         )  # fmt: skip
 
     def _transformed_constant(self, value: ir.Value, change: Callable[[Array], Array]) -> ir.Value:
@@ -434,16 +458,22 @@ class _Phase:
 
 
 def _axes(node: ir.Node) -> list[_Axis] | None:
-    """Return rows and columns of a transposed convolution; None if it has another rank, dilation or unequal strides."""
+    """Return rows and columns of a transposed convolution, one row for 1-D; None for other ranks, and with dilation."""
     x, w, _ = product_operands(node)
     dims, kernel, output_dims = (None if v is None else shape(v) for v in (x, w, node.outputs[0]))
-    if dims is None or kernel is None or output_dims is None or len(dims) != 4 or 0 in (*dims, *kernel, *output_dims):
+    if (
+        dims is None
+        or kernel is None
+        or output_dims is None
+        or len(dims) not in (3, 4)
+        or 0 in (*dims, *kernel, *output_dims)
+    ):
         return None
     try:
         geometry = transposed_windows_of(node, kernel[2:])
     except WindowError:
         return None
-    if geometry.stride[0] != geometry.stride[1] or set(geometry.dilation) != {1} or min(geometry.before) < 0:
+    if set(geometry.dilation) != {1} or min(geometry.before) < 0:
         return None
     return [
         _Axis(*axis) for axis in zip(geometry.size, geometry.out, geometry.kernel, geometry.stride, geometry.before)
@@ -453,8 +483,10 @@ def _axes(node: ir.Node) -> list[_Axis] | None:
 def _split_weights(weights: Array, group: int, ys: Sequence[_Phase], xs: Sequence[_Phase]) -> Array:
     """Split the weights of a transposed convolution by phases of rows (`ys`) and columns (`xs`).
 
-    [C, M/group, kh, kw] become [M * phases, C/group, h, w] of a convolution.
+    [C, M/group, kh, kw] become [M * phases, C/group, h, w] of a convolution; without kh and h in 1-D.
     """
+    if weights.ndim == 3:
+        return _split_weights(weights[:, :, None], group, ys, xs).squeeze(2)
     c, m = weights.shape[:2]
     by_group = weights.reshape(group, c // group, m, *weights.shape[2:]).swapaxes(1, 2)
     result = np.zeros((group, m, len(ys), len(xs), c // group, ys[0].width, xs[0].width), weights.dtype)

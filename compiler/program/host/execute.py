@@ -14,21 +14,32 @@ import numpy as np
 
 from celosia.compiler.program.host.hostops import FIRST, HOST, sized_function
 from celosia.compiler.program.host.kernel_compiler import kernel_compiler
-from celosia.compiler.program.host.op import Body, HostError, HostOp, Value, bodies, describe
+from celosia.compiler.program.host.op import (
+    Body,
+    HostError,
+    HostOp,
+    RunnableBodies,
+    RunnableBody,
+    Value,
+    describe,
+)
 
 
 def needs_compiler(op: HostOp) -> str:
-    """Return a sentence that says why `op`, or one in its subgraphs, cannot run without LLVM; "" where it can."""
+    """Return a sentence that says why `op` cannot run without LLVM; "" where it can."""
     if (op.domain, op.op) not in HOST and sized_function(op) is None:
         return str(op.fail("its shapes are known only at run time, when a board cannot compile it any more"))
-    return next(filter(None, (needs_compiler(inner) for body in bodies(op) for inner in body.ops)), "")
+    return ""
 
 
-def execute(op: HostOp, values: Mapping[str, Value], once: bool = False) -> list[Value]:
+def execute(
+    op: HostOp, values: Mapping[str, Value], once: bool = False, compiled: RunnableBodies | None = None
+) -> list[Value]:
     """Compute the outputs of `op`. Raises HostError.
 
     values: by name, of its inputs and of all that its subgraphs capture. once: it will not run for other sizes, so the
-    kernel that a Program would contain computes it, with equal results, instead of a numpy function.
+    kernel that a Program would contain computes it, with equal results, instead of a numpy function. compiled: its
+    subgraphs as a Program contains them; None: those in its attributes run, operator by operator.
     """
     args = [values[name] if name else None for name in op.inputs]
     function = HOST.get((op.domain, op.op))
@@ -50,9 +61,8 @@ def execute(op: HostOp, values: Mapping[str, Value], once: bool = False) -> list
                 if compiler is not None
                 else "its shapes are known only at run time, and here is no LLVM to compile it for them"
             )
-        result = (
-            function(op, *args) if not any(bodies(op)) else function(op, *args, run=partial(_run_body, outer=values))
-        )
+        runnable = compiled or _interpreted_bodies(op, values)
+        result = function(op, *args, bodies=runnable) if runnable else function(op, *args)
     except HostError:
         raise
     except MemoryError:
@@ -68,6 +78,14 @@ def _result_list(op: HostOp, result: Value) -> list[Value]:
     if len(results) < op.wanted:
         raise op.fail(f"it has no output {len(results)}")
     return [np.asarray(r, order="C") if isinstance(r, (np.ndarray, np.generic)) else r for r in results]
+
+
+def _interpreted_bodies(op: HostOp, outer: Mapping[str, Value]) -> RunnableBodies:
+    """Return the subgraphs of `op` as functions that run one operator after the other. outer: values around them."""
+    return {
+        name: RunnableBody(partial(_run_body, body, outer=outer), body.types)
+        for name, body in op.attrs.items() if isinstance(body, Body)
+    }  # fmt: skip
 
 
 def _run_body(body: Body, args: Sequence[Value], outer: Mapping[str, Value]) -> list[Value]:

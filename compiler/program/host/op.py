@@ -1,4 +1,4 @@
-"""Host operators: what one is (HostOp, Body), which errors and sizes are reported, and the table of functions (HOST).
+"""Host operators: what one is (HostOp, Body, RunnableBody), which errors and sizes are reported, and the table HOST.
 
 The modules of hostops/ fill the table with the decorator `host`; import HOST from there, where it is complete.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,10 +94,26 @@ class Body:
     captured: tuple[str, ...]
     types: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
+
+@dataclass(frozen=True)
+class RunnableBody:
+    """A subgraph that a control-flow operator can run.
+
+    run: function of the subgraph's inputs that returns its outputs. types: element type and shape of each output, as
+    far as they are known; unknown sizes are 0.
+    """
+
+    run: Callable[[Sequence[Value]], list[Value]]
+    types: tuple[tuple[str, tuple[int, ...]], ...]
+
     def nothing(self, output: int) -> Array:
         """Return a stack of no values of output `output`: the result of a Scan or Loop without iterations."""
-        kind, dims = self.types[output] if output < len(self.types) else ("float32", ())
+        kind, dims = self.types[output]
         return np.zeros((0, *dims), numpy_dtype(kind))
+
+
+RunnableBodies = Mapping[str, RunnableBody]
+"""The subgraphs of an operator, by the names of its attributes."""
 
 
 def bodies(op: HostOp) -> Iterable[Body]:
@@ -131,7 +147,7 @@ def describe(value: Value) -> str:
 Function = Callable[..., Any]
 """Function of (op, *inputs) that returns an output or a tuple of outputs.
 
-For an operator with subgraphs it also takes run=, a function that runs one (control.Run).
+For an operator with subgraphs it also takes bodies=, its RunnableBodies.
 """
 
 HOST: dict[tuple[str, str], Function] = {}

@@ -1,44 +1,48 @@
 """Control flow, constants, random numbers, and values that are no tensors.
 
-Its parts, in order: If, Loop and Scan, whose subgraphs are a Body, which `run` executes; constants; random numbers;
-sequences (Python lists) and optionals (None where empty).
+Its parts, in order: If, Loop and Scan, which run their subgraphs; constants; random numbers; sequences (Python lists)
+and optionals (None where empty).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
 
-from celosia.compiler.program.host.op import Array, Body, HostOp, Value, check_size, host, int_list, numpy_type
-
-Run = Callable[[Body, Sequence[Value]], list[Value]]
-"""Function that runs a subgraph on its inputs and returns its outputs."""
+from celosia.compiler.program.host.op import (
+    Array,
+    HostOp,
+    RunnableBodies,
+    RunnableBody,
+    Value,
+    check_size,
+    host,
+    int_list,
+    numpy_type,
+)
 
 
 @host("If")
-def if_(op: HostOp, condition: Array, *, run: Run) -> tuple[Value, ...]:
+def if_(op: HostOp, condition: Array, *, bodies: RunnableBodies) -> tuple[Value, ...]:
     """Run one of two subgraphs, by the condition, and return its outputs."""
-    body = op.attrs["then_branch" if condition.reshape(-1)[0] else "else_branch"]
-    return tuple(run(body, []))
+    return tuple(bodies["then_branch" if condition.reshape(-1)[0] else "else_branch"].run([]))
 
 
 @host("Loop")
 def loop(
-    op: HostOp, trips: Array | None = None, condition: Array | None = None, *state: Value, run: Run
+    op: HostOp, trips: Array | None = None, condition: Array | None = None, *state: Value, bodies: RunnableBodies
 ) -> tuple[Value, ...]:
     """Run a subgraph until a number of trips or a condition ends it.
 
     Returns the state that it carries from iteration to iteration, then its other outputs, stacked over iterations.
     """
-    body = op.attrs["body"]
+    body = bodies["body"]
     carried = list(state)
     count = None if trips is None else int(trips.reshape(-1)[0])
     continues = condition is None or bool(condition.reshape(-1)[0])
-    rows: list[list[Array]] = [[] for _ in body.outputs[1 + len(state) :]]
+    rows: list[list[Array]] = [[] for _ in body.types[1 + len(state) :]]
     i = stacked_bytes = 0
     while continues and (count is None or i < count):
-        out = run(body, [np.array(i, np.int64), np.array(continues), *carried])
+        out = body.run([np.array(i, np.int64), np.array(continues), *carried])
         continues = bool(np.reshape(out[0], -1)[0])
         carried = out[1 : 1 + len(state)]
         for row, value in zip(rows, out[1 + len(state) :]):
@@ -51,29 +55,29 @@ def loop(
 
 
 @host("Scan")
-def scan(op: HostOp, *inputs: Value, run: Run) -> tuple[Value, ...]:
+def scan(op: HostOp, *inputs: Value, bodies: RunnableBodies) -> tuple[Value, ...]:
     """Run a subgraph over slices of the inputs; return the last states and the stacked outputs."""
     if op.opset < 9:
-        return _scan_batches(op, *inputs, run=run)
+        return _scan_batches(op, bodies["body"], *inputs)
     return _scan(
-        op, inputs, run, op.attr("scan_input_directions"), op.attr("scan_input_axes"),
+        op, inputs, bodies["body"], op.attr("scan_input_directions"), op.attr("scan_input_axes"),
         op.attr("scan_output_directions"), op.attr("scan_output_axes"),
     )  # fmt: skip
 
 
-def _scan_batches(op: HostOp, lengths: Array | None, *inputs: Array, run: Run) -> tuple[Value, ...]:
+def _scan_batches(op: HostOp, body: RunnableBody, lengths: Array | None, *inputs: Array) -> tuple[Value, ...]:
     """Run Scan of opset 8, whose inputs have a batch dimension in front: a scan for each sample."""
     if lengths is not None:
         raise op.fail("lengths of sequences are not supported in opset 8")
     results = [
-        _scan(op, [value[b] for value in inputs], run, op.attr("directions"), None, None, None)
+        _scan(op, [value[b] for value in inputs], body, op.attr("directions"), None, None, None)
         for b in range(inputs[0].shape[0])
     ]
     return tuple(np.stack(values) for values in zip(*results))
 
 
 def _scan(
-    op: HostOp, inputs: tuple[Value, ...] | list[Value], run: Run, backward: list[int] | None,
+    op: HostOp, inputs: tuple[Value, ...] | list[Value], body: RunnableBody, backward: list[int] | None,
     axes: list[int] | None, out_backward: list[int] | None, out_axes: list[int] | None,
 ) -> tuple[Value, ...]:  # fmt: skip
     """Run one scan over slices of its inputs; return the last states and the stacked outputs.
@@ -81,16 +85,16 @@ def _scan(
     inputs: states, then the inputs that are sliced. backward: for each of the latter, whether it runs from the end.
     axes: along which each is sliced. out_backward, out_axes: the same for outputs. None stands for forward and axis 0.
     """
-    body, count = op.attrs["body"], int(op.attrs["num_scan_inputs"])
+    count = int(op.attrs["num_scan_inputs"])
     states = len(inputs) - count
     state, scanned = list(inputs[:states]), list(inputs[states:])
     scanned = [np.moveaxis(value, axis, 0) for value, axis in zip(scanned, axes or [0] * count)]
     scanned = [value[::-1] if back else value for value, back in zip(scanned, backward or [0] * count)]
     if len({len(value) for value in scanned}) > 1:
         raise op.fail(f"inputs of {[len(value) for value in scanned]} steps")
-    rows: list[list[Array]] = [[] for _ in body.outputs[states:]]
+    rows: list[list[Array]] = [[] for _ in body.types[states:]]
     for i in range(len(scanned[0])):
-        out = run(body, [*state, *(np.asarray(value[i], order="C") for value in scanned)])
+        out = body.run([*state, *(np.asarray(value[i], order="C") for value in scanned)])
         state = out[:states]
         for row, value in zip(rows, out[states:]):
             row.append(value)
