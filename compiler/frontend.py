@@ -97,7 +97,7 @@ def _prepare(source: Source, options: Options, declared: bool) -> PreparedModel:
     kept = DebugOutputs(model, options.keep)
     _mark_caches(model, options.caches)
     keep = kept.expose if options.keep else None
-    pipeline = rewrites_of(cfg, options.left_out, options.rounding, keep)
+    pipeline = rewrites_of(cfg, options.left_out, options.rounding, keep, options.accelerator)
     infos = pipeline.run(model, observe)
     check_parameters(model)
     _require_memory(model)

@@ -32,6 +32,7 @@ from celosia.compiler.graph.operands import (
     operand_groups,
     product_names,
     set_operand,
+    spec_of,
 )
 from celosia.compiler.graph.values import (
     attribute,
@@ -61,7 +62,7 @@ def _insert(node: ir.Node, op: str, inputs: list[ir.Value | None], dims: tuple[i
     """Insert before `node` an operator with this result shape, and return its output."""
     graph, first = node.graph, inputs[0]
     assert isinstance(graph, ir.Graph) and first is not None
-    name = derived_name(graph, f"{node.outputs[0].name}_{op.lower()}_of_{first.name}")
+    name = derived_name(graph, f"{node.name}_{op.lower()}_of_{first.name}")
     result = ir.Value(name=name, shape=ir.Shape(dims), type=first.type)
     new = ir.Node("", op, inputs, attributes(**attrs), outputs=[result], name=name)
     graph.insert_before(node, new)
@@ -138,7 +139,7 @@ def flatten_in_order(model: ir.Model) -> None:
             continue
         if flat != (dims[0], prod(dims[1:])) or attribute(node, "transA", 0):
             continue
-        rows = 1 if is_op(node, "Gemm", "QGemm") and attribute(node, "transB", 0) else 0
+        rows = 1 if attribute(node, "transB", 0) else 0
         if matrix.shape[rows] != flat[1] or _has_numbers_for_rows(node, flat[1], rows):
             continue
         old = np.arange(flat[1]).reshape(dims[1:]).transpose([axis - 1 for axis in perm[1:]]).reshape(-1)
@@ -186,7 +187,7 @@ def gather_channels(model: ir.Model, cfg: Config) -> None:
                 order = np.arange(channels).reshape(-1, block * block).T.reshape(-1)
                 node.replace_input_with(0, _gather(node, x, order))  # type: ignore[arg-type]
                 node.attributes["mode"] = ir.AttrString("mode", "DCR")
-        elif joins_parts(node) or is_op(node, "QLinearConcat"):
+        elif _joins(node):
             _gather_behind(node, cfg)
 
 
@@ -205,7 +206,7 @@ def _gather_parts(node: ir.Node, cfg: Config) -> None:
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
     if not any(start % cfg.group for start in starts) or any(y.is_graph_output() for y in node.outputs):
         return
-    for y, start, size in zip(node.outputs, starts, sizes, strict=True):
+    for number, (y, start, size) in enumerate(zip(node.outputs, starts, sizes, strict=True)):
         if start % cfg.group:
             part = _gather(node, x, np.arange(start, start + size))
         else:
@@ -214,6 +215,7 @@ def _gather_parts(node: ir.Node, cfg: Config) -> None:
                 for number in (start, start + size, 1)
             ]
             part = _insert(node, "Slice", [x, *bounds], shape(y) or ())
+        part.producer().name = f"{node.name}.{number}"  # type: ignore[union-attr]
         ir.convenience.replace_all_uses_with(y, part)
         name, y.name = y.name, None
         part.name = name
@@ -256,10 +258,15 @@ def _gather_behind(node: ir.Node, cfg: Config) -> None:
     _put_behind(node, y, np.arange(dims[1]), readers)
 
 
+def _joins(node: ir.Node) -> bool:
+    """Return whether `node` is a concatenation, with or without scales of its own."""
+    return joins_parts(node) or spec_of(node).variant_of == "Concat"
+
+
 def _has_padding(value: ir.Value, cfg: Config) -> bool:
     """Return whether `value` is a concatenation with padding behind its parts: only few operators can read it."""
     node, rank = value.producer(), len(value.shape or ())
-    if node is None or not (joins_parts(node) or is_op(node, "QLinearConcat")):
+    if node is None or not (_joins(node)):
         return False
     return attribute(node, "axis", 1) % rank == 1 and any(size % cfg.group for size in _sizes_of_parts(node)[:-1])
 
@@ -328,7 +335,7 @@ def _move_behind(node: ir.Node, source: ir.Value, order: Order) -> None:
     depthwise = convolves_bytes(node) and attribute(node, "group", 1) == len(order)
     y = node.outputs[0]
     dims = shape(y)
-    if dims is None or len(dims) < 3 or dims[1] != len(order) or not (depthwise or is_op(node, *CHANNEL_BY_CHANNEL)):
+    if dims is None or len(dims) < 3 or dims[1] != len(order) or not (depthwise or _treats_channels_alike(node)):
         return
     assert isinstance(node.graph, ir.Graph)
     if depthwise:
@@ -346,8 +353,14 @@ def _move_behind(node: ir.Node, source: ir.Value, order: Order) -> None:
     _put_behind(node, y, order, list(y.uses()))
 
 
-CHANNEL_BY_CHANNEL = ("Table", "Clip", "MaxPool", "QLinearAveragePool", "QLinearGlobalAveragePool")
-"""Operators that compute each channel of the result from that channel of the operand, and all in the same way."""
+CHANNEL_BY_CHANNEL = ("Table", "Clip", "MaxPool")
+"""Operators that compute each channel of the result from that channel of the operand, and all in the same way; poolings
+of averages do so, too."""
+
+
+def _treats_channels_alike(node: ir.Node) -> bool:
+    """Return whether `node` computes each channel from that channel of its operand, and all in the same way."""
+    return is_op(node, *CHANNEL_BY_CHANNEL) or spec_of(node).variant_of in ("AveragePool", "GlobalAveragePool")
 
 
 def _put_behind(node: ir.Node, y: ir.Value, order: Order, readers: list[Any]) -> None:

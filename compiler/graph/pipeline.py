@@ -163,15 +163,18 @@ KEEP_AFTER = "integer"
 """Name of the pass behind which inner tensors that a user keeps become outputs, so that later passes leave them."""
 
 
-def for_hardware(cfg: Config) -> Iterator[GraphPass]:
-    """Yield the passes that depend on the Config."""
-    gather = partial(gather_channels, cfg=cfg)
-    yield GraphPass("gathers", "parts that are no whole channel groups become Gathers", gather, inside=False)
-    yield GraphPass(
-        "joined-gathers", "Gathers of channels become one, and move on", partial(join_gathers, cfg=cfg), inside=False
-    )
-    multiply = partial(multiply_in_order, cfg=cfg)
-    yield GraphPass("ordered-weights", "convolutions order channels in their weights", multiply, inside=False)
+BY_CONFIG = ("gathers", "joined-gathers", "ordered-weights", "turn", "block-sums")
+"""Names of the passes of `for_hardware`."""
+
+
+def for_hardware(cfg: Config, accelerator: bool = True) -> Iterator[GraphPass]:
+    """Yield the passes that depend on the Config. accelerator: whether anything may run on it."""
+    if accelerator:
+        gather, join = partial(gather_channels, cfg=cfg), partial(join_gathers, cfg=cfg)
+        multiply = partial(multiply_in_order, cfg=cfg)
+        yield GraphPass("gathers", "parts that are no whole channel groups become Gathers", gather, inside=False)
+        yield GraphPass("joined-gathers", "Gathers of channels become one, and move on", join, inside=False)
+        yield GraphPass("ordered-weights", "convolutions order channels in their weights", multiply, inside=False)
     if cfg.softmax:
         transpose = partial(transpose_attention_values, cfg=cfg)
         yield GraphPass("turn", "values of attention are turned by a product", transpose, inside=False)
@@ -191,7 +194,8 @@ ROUNDED = (
 
 def require_known(left_out: Collection[str]) -> None:
     """Raise ModelError for a name that is no pass or part of the compiler, or of a pass that cannot be left out."""
-    known = [graph_pass.name for graph_pass in (*IMPORT_PASSES, *PASSES) if graph_pass.name not in NEEDED] + list(PARTS)
+    known = [graph_pass.name for graph_pass in (*IMPORT_PASSES, *PASSES) if graph_pass.name not in NEEDED]
+    known += [*BY_CONFIG, *PARTS]
     for name in left_out:
         if name not in known:
             raise ModelError(
@@ -217,13 +221,16 @@ def passes_of(left_out: Collection[str], rounding: str) -> Pipeline:
 
 
 def rewrites_of(
-    cfg: Config, left_out: Collection[str], rounding: str, keep: Callable[[ir.Model], None] | None = None
-) -> Pipeline:
+    cfg: Config, left_out: Collection[str], rounding: str, keep: Callable[[ir.Model], None] | None = None,
+    accelerator: bool = True,
+) -> Pipeline:  # fmt: skip
     """Return all passes of a compilation after the import.
 
-    keep: makes outputs of the inner tensors that a user keeps, behind the pass KEEP_AFTER; None without any.
+    accelerator: whether anything may run on it. keep: makes outputs of the inner tensors that a user keeps, behind the
+    pass KEEP_AFTER; None without any.
     """
-    passes = [*passes_of(left_out, rounding), *for_hardware(cfg)]
+    by_config = (graph_pass for graph_pass in for_hardware(cfg, accelerator) if graph_pass.name not in left_out)
+    passes = [*passes_of(left_out, rounding), *by_config]
     if keep is not None:
         position = next(position for position, graph_pass in enumerate(passes) if graph_pass.name == KEEP_AFTER)
         passes.insert(position + 1, GraphPass("keep", "tensors to keep become outputs", keep, inside=False))

@@ -334,7 +334,7 @@ class _ProductFinder:
         """
         x, y = node.inputs[0], node.outputs[0]
         assert x is not None
-        is_flat = len(x.shape or ()) == 2
+        is_flat = len(x.shape or ()) == 2 and self._has_known_rank(x)
         is_gemm, is_turned = is_op(node, "Gemm"), is_flat and self._is_own_transposition(x)
         if is_op(node, "MatMul"):
             add = only_use(y)
@@ -359,6 +359,20 @@ class _ProductFinder:
             return False
         result = readers[0].outputs[0]
         return len(self._readers_of(result)) == 1 and not result.is_graph_output()
+
+    def _has_known_rank(self, value: ir.Value) -> bool:
+        """Return whether onnxruntime knows the rank of `value`: it infers no shapes for operators of ai.onnx.ml."""
+        waiting, seen = [value], set[ir.Value]()
+        while waiting:
+            value = waiting.pop()
+            node = value.producer()
+            if value in seen or node is None or is_op(node, "Reshape"):
+                continue
+            if node.domain == "ai.onnx.ml":
+                return False
+            seen.add(value)
+            waiting += [operand_value for operand_value in node.inputs if operand_value is not None]
+        return True
 
     def _addend_shape(self, node: ir.Node, add: ir.Node | None) -> tuple[int, ...] | None:
         """Return the shape of the operand that `add` adds to the result of `node`; None if it is not known."""
