@@ -25,7 +25,9 @@ from celosia.compiler.launch.blocks import form_blocks
 from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.launch.order import order_layers
 from celosia.compiler.options import Options
+from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize.plan import Planner, ScheduleFile
+from celosia.compiler.tensorize.remembered_cycles import RememberedCycles
 from celosia.compiler.tune.layer_trial import TIMED
 from celosia.compiler.tune.network import Network, TuningDecisions, known_chains
 from celosia.compiler.tune.records import Records, shipped
@@ -257,13 +259,16 @@ def _constraints_from(errors: LayerErrors, launches: list[LaunchPlan], constrain
 def planner_for(prepared: PreparedModel, options: Options, records: Records | None) -> Planner:
     """Return the planner of layers under the options of `compile`.
 
-    It uses the caller's file of tilings. Without one it knows the cycles of chains of layers that records hold. Raises
+    It uses the caller's file of tilings. Without one it knows the cycles of chains of layers that records hold, and those
+    that earlier compilations predicted. Raises
     DecisionsError for a file that is none.
     """
     file = None if options.decisions is None else ScheduleFile.load(options.decisions, prepared.cfg)
     planner = Planner(prepared.cfg, file)
     if records is not None and file is None:
         planner.timed |= known_chains(prepared.cfg, shipped(prepared.cfg))
+    if file is None and is_on("remembered"):
+        planner.remembered = RememberedCycles(prepared.cfg)
     return planner
 
 
@@ -280,4 +285,6 @@ def lower_prepared(
     )  # fmt: skip
     if isinstance(file, ScheduleFile):
         file.require_all_used()
+    if planner.remembered is not None:
+        planner.remembered.save()
     return lowered

@@ -33,6 +33,7 @@ from celosia.compiler.tensorize.block_space import BlockWorkload, Group
 from celosia.compiler.tensorize.computation import DramPlace, LayerComputation
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.lowering import lower_layer
+from celosia.compiler.tensorize.remembered_cycles import RememberedCycles
 from celosia.compiler.tensorize.render import compile_loops
 from celosia.compiler.tensorize.roofline import choose
 from celosia.compiler.tensorize.space import CompletionOrder, Tiling, Workload, why_not
@@ -83,19 +84,20 @@ class Planner:
     """Lowers layers under a policy that chooses tilings, and remembers their computations.
 
     timed: cycles of chains of layers by the timing model, by `chain_name` of launch/order.py, which fills it
-    with launch/blocks.py.
+    with launch/blocks.py. remembered: predictions of earlier compilations; None: they do not count.
     """
 
     def __init__(self, cfg: Config, given: ScheduleSource | None = None) -> None:
         """given: schedules from the user, by the names of layers."""
         self.cfg, self.policy = cfg, SchedulePolicy(cfg, given)
         self.timed: dict[str, float] = {}
+        self.remembered: RememberedCycles | None = None
         self._computed: dict[Hashable, tuple[Layer, list[LayerComputation]]] = {}
 
     def with_policy(self, policy: SchedulePolicy) -> Planner:
         """Return a planner with another policy that shares what this one remembers."""
         other = Planner(self.cfg)
-        other.policy, other.timed = policy, self.timed
+        other.policy, other.timed, other.remembered = policy, self.timed, self.remembered
         other._computed = self._computed
         return other
 
