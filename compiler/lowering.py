@@ -214,6 +214,7 @@ def _try_to_lower(
         return partition
     say("blocks of layers")
     planner = planner.with_policy(form_blocks(cfg, partition, planner, constraints.unblocked, decided))
+    planner.forget_others(choice.layer for choice in partition.choices)
     steps = schedule(cfg, model.graph, partition)
     launches = [step for step in steps if isinstance(step, LaunchPlan)]
     planner = _order_launches(cfg, launches, planner)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -118,6 +118,12 @@ class Planner:
             [_move_to_storages(computation, storages) for computation in self.computations(other)],
         )
         return layer
+
+    def forget_others(self, layers: Iterable[Layer]) -> None:
+        """Forget the computations of all layers but these, with their copies of weights."""
+        kept = set(map(_key, layers))
+        for key in self._computed.keys() - kept:
+            del self._computed[key]
 
     def layer(self, layer: Layer, first: CompletionOrder = CompletionOrder.ANY, cold: bool = False) -> list[LayerPart]:
         """Lower `layer` to its parts, with tilings by the policy. Raises TilingError if it does not fit the

@@ -225,7 +225,7 @@ def _promise_a_saving(network: Network, records: Records, judge: CostSource, occ
     """Return whether records of layers may save the share LEAST_SAVING of the network's cycles.
 
     To predict two complete networks takes longer than the rest of a compilation, and most networks share one small
-    layer with those that were tuned. occurrences: the workloads for which records have other decisions than usual.
+    layer with those that were tuned. The search ends with the first records that promise enough. occurrences: the workloads for which records have other decisions than usual.
     """
     fewest_cycles = sum(layer.macs for layers in network.launches for layer in layers) / network.cfg.macs_per_cycle
     saved = 0.0
@@ -238,7 +238,9 @@ def _promise_a_saving(network: Network, records: Records, judge: CostSource, occ
         except (LayerErrors, TilingError):  # the layer fits in the network, but not twice in a row
             return True
         saved += occurrence.count * (usual - best[1].cost) / COPIES
-    return saved >= LEAST_SAVING * fewest_cycles
+        if saved >= LEAST_SAVING * fewest_cycles:
+            return True
+    return False
 
 
 def _layer_cycles(network: Network, occurrence: Occurrence, memory: str) -> float:
