@@ -25,9 +25,8 @@ from celosia.compiler.launch.blocks import form_blocks
 from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.launch.order import order_layers
 from celosia.compiler.options import Options
-from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize.plan import Planner, ScheduleFile
-from celosia.compiler.tensorize.remembered_cycles import RememberedCycles
+from celosia.compiler.tensorize.remembered_cycles import remembered_cycles
 from celosia.compiler.tune.layer_trial import TIMED
 from celosia.compiler.tune.network import Network, TuningDecisions, known_chains
 from celosia.compiler.tune.records import Records, shipped
@@ -268,8 +267,8 @@ def planner_for(prepared: PreparedModel, options: Options, records: Records | No
     planner = Planner(prepared.cfg, file)
     if records is not None and file is None:
         planner.timed |= known_chains(prepared.cfg, shipped(prepared.cfg))
-    if file is None and is_on("remembered"):
-        planner.remembered = RememberedCycles(prepared.cfg)
+    if file is None:
+        planner.remembered = remembered_cycles(prepared.cfg)
     return planner
 
 

@@ -13,7 +13,6 @@ PARTS = {
     "fusion": "every operator on the CPU is a kernel of its own",
     "memory": "every tensor has memory of its own, in DRAM and on the CPU",
     "blocks": "no results stay on chip from one layer to the next",
-    "remembered": "cycles that earlier compilations predicted are predicted again",
     "beside": "what leaves gemm idle comes behind convolutions that it does not need, not beside them",
 }
 """Name of a part -> what is different without it."""

@@ -8,6 +8,7 @@ the cycles of one Config as the present sources predict them: other sources or a
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
@@ -19,6 +20,8 @@ from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize.computation import LayerComputation
 from celosia.hw.spec.config import Config
 
+VARIABLE = "CELOSIA_REMEMBER"
+"""Environment variable; with the value 0, nothing is read from the file and nothing is written to it."""
 KIND = "cycles"
 """Subfolder of the cache."""
 SOURCES = (
@@ -38,6 +41,11 @@ def _source_digest() -> str:
     root = Path(__file__).parents[2]
     text = b"".join(path.read_bytes() for folder in SOURCES for path in sorted((root / folder).glob("*.py")))
     return hashlib.sha256(text).hexdigest()
+
+
+def remembered_cycles(cfg: Config) -> RememberedCycles | None:
+    """Return the predictions of earlier compilations; None if the user does not want them."""
+    return None if os.environ.get(VARIABLE) == "0" else RememberedCycles(cfg)
 
 
 def constant_pattern(computations: Iterable[LayerComputation]) -> tuple[object, ...]:
