@@ -259,9 +259,8 @@ def _constraints_from(errors: LayerErrors, launches: list[LaunchPlan], constrain
 def planner_for(prepared: PreparedModel, options: Options, records: Records | None) -> Planner:
     """Return the planner of layers under the options of `compile`.
 
-    It uses the caller's file of tilings. Without one it knows the cycles of chains of layers that records hold, and those
-    that earlier compilations predicted. Raises
-    DecisionsError for a file that is none.
+    It uses the caller's file of tilings. Without one it knows the cycles of chains of layers that records hold, and
+    those that earlier compilations predicted. Raises DecisionsError for a file that is none.
     """
     file = None if options.decisions is None else ScheduleFile.load(options.decisions, prepared.cfg)
     planner = Planner(prepared.cfg, file)

@@ -120,8 +120,8 @@ class Original:
     ) -> Bounds:  # fmt: skip
         """Compute the bounds of `tensor` from those in `known`. Raises NotComputable.
 
-        Adds to `known` what `quantised` and `is_vague` look at: operands and results of QuantizeLinear in between. Other
-        tensors in between are dropped after their last use, since together they may be many times the model's size.
+        Adds to `known` what `quantised` and `is_vague` look at: operands and results of QuantizeLinear in between.
+        Other tensors in between are dropped after their last use: together they may be many times the model's size.
 
         slack: added to ROUNDING_MARGIN, in steps. shake: if given, each float result is moved at random by what its
         operator may have rounded, for `difference_beyond_rounding`, which compares several such computations.

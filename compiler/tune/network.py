@@ -225,7 +225,8 @@ def _promise_a_saving(network: Network, records: Records, judge: CostSource, occ
     """Return whether records of layers may save the share LEAST_SAVING of the network's cycles.
 
     To predict two complete networks takes longer than the rest of a compilation, and most networks share one small
-    layer with those that were tuned. The search ends with the first records that promise enough. occurrences: the workloads for which records have other decisions than usual.
+    layer with those that were tuned. The search ends with the first records that promise enough. occurrences: the
+    workloads for which records have other decisions than usual.
     """
     fewest_cycles = sum(layer.macs for layers in network.launches for layer in layers) / network.cfg.macs_per_cycle
     saved = 0.0
@@ -244,7 +245,7 @@ def _promise_a_saving(network: Network, records: Records, judge: CostSource, occ
 
 
 def _layer_cycles(network: Network, occurrence: Occurrence, memory: str) -> float:
-    """Return the cycles of a layer that runs COPIES times under its usual decisions. Raises LayerErrors, TilingError."""
+    """Return the cycles of COPIES runs of a layer under its usual decisions. Raises LayerErrors, TilingError."""
 
     def predict_cycles() -> float:
         return LayerCase(network.cfg, occurrence.layer).cycles(occurrence.usual, memory)
