@@ -26,6 +26,7 @@ from celosia.compiler.launch.image import Image, LayerErrors
 from celosia.compiler.launch.order import order_layers
 from celosia.compiler.options import Options
 from celosia.compiler.tensorize.plan import Planner, ScheduleFile
+from celosia.compiler.tensorize.remembered_cycles import remembered_cycles
 from celosia.compiler.tune.layer_trial import TIMED
 from celosia.compiler.tune.network import Network, TuningDecisions, known_chains
 from celosia.compiler.tune.records import Records, shipped
@@ -212,6 +213,7 @@ def _try_to_lower(
         return partition
     say("blocks of layers")
     planner = planner.with_policy(form_blocks(cfg, partition, planner, constraints.unblocked, decided))
+    planner.forget_others(choice.layer for choice in partition.choices)
     steps = schedule(cfg, model.graph, partition)
     launches = [step for step in steps if isinstance(step, LaunchPlan)]
     planner = _order_launches(cfg, launches, planner)
@@ -257,13 +259,15 @@ def _constraints_from(errors: LayerErrors, launches: list[LaunchPlan], constrain
 def planner_for(prepared: PreparedModel, options: Options, records: Records | None) -> Planner:
     """Return the planner of layers under the options of `compile`.
 
-    It uses the caller's file of tilings. Without one it knows the cycles of chains of layers that records hold. Raises
-    DecisionsError for a file that is none.
+    It uses the caller's file of tilings. Without one it knows the cycles of chains of layers that records hold, and
+    those that earlier compilations predicted. Raises DecisionsError for a file that is none.
     """
     file = None if options.decisions is None else ScheduleFile.load(options.decisions, prepared.cfg)
     planner = Planner(prepared.cfg, file)
     if records is not None and file is None:
         planner.timed |= known_chains(prepared.cfg, shipped(prepared.cfg))
+    if file is None:
+        planner.remembered = remembered_cycles(prepared.cfg)
     return planner
 
 
@@ -280,4 +284,6 @@ def lower_prepared(
     )  # fmt: skip
     if isinstance(file, ScheduleFile):
         file.require_all_used()
+    if planner.remembered is not None:
+        planner.remembered.save()
     return lowered

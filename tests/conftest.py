@@ -41,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(tool_environment())  # tests call tools, too, and HOME may be read-only
     os.environ.setdefault("CELOSIA_PGO", "0")  # short runs of many simulators: to compile them twice takes longer
+    os.environ.setdefault("CELOSIA_REMEMBER", "0")  # tests replace parts of the compiler whose results it would keep
     config.addinivalue_line("filterwarnings", "ignore:.*created but never used")  # Amaranth, after an expected error
     if config.getoption("--waves"):
         os.environ["CELOSIA_WAVES"] = "1"

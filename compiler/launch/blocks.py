@@ -30,6 +30,7 @@ import onnx_ir as ir
 
 from celosia.compiler.graph.select import LayerAssignment, Partition
 from celosia.compiler.launch.order import (
+    cached_cycles,
     chain_name,
     min_gemm_cycles,
     order_around_softmaxes,
@@ -248,7 +249,7 @@ class _ChainPartitioner:
     blocks apart that take more cycles than their layers behind the layer before.
 
     decided: names of layers and blocks that the user has decided. groups: names of the layers in these. macs: of the
-    network. producers: the layer that writes each storage. estimated: cached estimates by signature.
+    network. producers: the layer that writes each storage. estimated: cached estimates by `geometry`.
     """
 
     def __init__(self, cfg: Config, planner: Planner, decided: frozenset[str], layers: Sequence[Layer]) -> None:
@@ -396,15 +397,20 @@ class _ChainPartitioner:
         ) - cycles_before
 
     def _estimate(self, layer: Layer) -> float | None:
-        """Return the estimated cycles of `layer`; None for a block that fits no tiling."""
+        """Return the estimated cycles of `layer`, cached; None for a block that fits no tiling."""
         try:
-            computations = self.planner.computations(layer)
-            key = tuple(computation.signature for computation in computations)
-            if key not in self.estimated:
-                self.estimated[key] = sum(
-                    estimated_cycles(self.cfg, computation.workload) for computation in computations
-                )
-            return self.estimated[key]
+            key = geometry(self.planner, layer)
+        except TilingError:
+            return self._estimate_anew(layer)
+        if key not in self.estimated:
+            self.estimated[key] = self._estimate_anew(layer)
+        return self.estimated[key]
+
+    def _estimate_anew(self, layer: Layer) -> float | None:
+        """Return the estimated cycles of `layer`, uncached; None for a block that fits no tiling."""
+        try:
+            workloads = [computation.workload for computation in self.planner.computations(layer)]
+            return sum(estimated_cycles(self.cfg, workload) for workload in workloads)
         except TilingError:
             return None if layer.is_block else 1e12  # lowering reports a single layer that does not fit
 
@@ -416,9 +422,10 @@ class _ChainPartitioner:
         planner = self.planner.with_policy(policy or self.policy)
         layers = [segment.layer for segment in segments]
         name = chain_name(planner, layers)
-        if name not in planner.timed:
-            planner.timed[name] = time_layers(self.cfg, planner, [*layers, *_repeat_layers(layers, planner)])
-        return planner.timed[name]
+        return cached_cycles(
+            planner, name, layers,
+            lambda: time_layers(self.cfg, planner, [*layers, *_repeat_layers(layers, planner)]),
+        )  # fmt: skip
 
     def cycles_once(self, layers: Sequence[Layer]) -> float:
         """Return the cycles of `layers` one after the other by the timing model; inf if one does not fit."""
@@ -447,6 +454,16 @@ def _note_cycles(block: LayerAssignment, together: float, alone: float) -> Layer
     """Set the cycles of a block and of its layers alone, for reports; 0 stands for layers that do not fit."""
     block.block_cycles, block.separate_cycles = (cycles if isfinite(cycles) else 0 for cycles in (together, alone))
     return block
+
+
+def geometry(planner: Planner, layer: Layer) -> Hashable:
+    """Return a key that is equal for layers, or blocks of layers, with the same loops, without lowering a block.
+
+    The loops of a block depend on its cuts and on the loops of its layers alone. Raises TilingError if the accelerator
+    cannot compute one of these alone.
+    """
+    layers = layer.layers if layer.is_block else (layer,)
+    return tuple(tuple(d.digest for d in planner.computations(part)) for part in layers), layer.cuts
 
 
 def estimated_cycles(cfg: Config, workload: Workload | BlockWorkload) -> float:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -42,6 +42,7 @@ from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.block_space import BlockWorkload
 from celosia.compiler.tensorize.plan import Planner
+from celosia.compiler.tensorize.remembered_cycles import constant_pattern
 from celosia.compiler.tensorize.roofline import choose, terms
 from celosia.compiler.tensorize.space import Tiling, Workload
 from celosia.hw.spec.config import Config
@@ -337,8 +338,20 @@ def timed_cycles(cfg: Config, planner: Planner, layers: Sequence[Layer]) -> floa
         name = chain_name(planner, layers, _storage_links(layers, planner.policy.overlapped))
     except TilingError:
         return inf
+    return cached_cycles(planner, name, layers, lambda: time_layers(cfg, planner, layers))
+
+
+def cached_cycles(planner: Planner, name: str, layers: Sequence[Layer], predict_cycles: Callable[[], float]) -> float:
+    """Return the cycles of a chain of `layers`, predicted only if neither this compilation nor an earlier one has.
+
+    name: from `chain_name`.
+    """
     if name not in planner.timed:
-        planner.timed[name] = time_layers(cfg, planner, layers)
+        if planner.remembered is None:
+            planner.timed[name] = predict_cycles()
+        else:
+            computations = (computation for layer in layers for computation in planner.computations(layer))
+            planner.timed[name] = planner.remembered.recall(predict_cycles, name, constant_pattern(computations))
     return planner.timed[name]
 
 

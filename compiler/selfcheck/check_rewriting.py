@@ -116,11 +116,26 @@ class Comparison:
         number = self.original.number
         self.shared = {number[name]: name for name in reversed(self.makers) if number.get(name) in self.original.makers}
         self.values: dict[int, Any] = {}
-        """Values of tensors that both models have."""
+        """Values of tensors that both models have. They may be dropped at any time: they are computed again then."""
 
     def targets(self) -> list[str]:
         """Return the names of the tensors to compare, in the order of the model."""
         return [self.shared[tensor] for tensor in sorted(self.shared) if not self._is_untouched(self.shared[tensor])]
+
+    def last_uses(self, targets: Sequence[str]) -> dict[int, int]:
+        """Return the position in `targets` of the last comparison that needs the value of a tensor, by its number."""
+        last: dict[int, int] = {}
+        for position, name in enumerate(targets):
+            try:
+                waiting = list(self._common_inputs(name)[0])
+            except Exception:  # the comparison raises it again
+                continue
+            while waiting:
+                number = waiting.pop()
+                if number not in last and not self._is_drawn(number):  # computed now, and kept for later comparisons
+                    waiting += self.original.stops(number, _Without(self.shared, {number}))
+                last[number] = position
+        return last
 
     def _is_untouched(self, name: str) -> bool:
         """Return whether the unit that makes `name` is an unchanged operator of the imported model, which need not be
@@ -130,6 +145,10 @@ class Comparison:
         if len(nodes) != 1 or _operator_key(nodes[0]) != _operator_key(original) or captured(original):
             return False
         return all(map(_is_same_tensor, nodes[0].inputs, original.inputs))
+
+    def keep(self, numbers: Container[int]) -> None:
+        """Drop the values of all tensors but these."""
+        self.values = {number: value for number, value in self.values.items() if number in numbers}
 
     def difference(self, name: str) -> str:
         """Describe how the tensor `name` differs between both models; "" where it does not. Raises NotComputable."""
@@ -217,22 +236,34 @@ class Comparison:
         return self.values[number]
 
     def _drawn_value(self, number: int) -> Any:
-        """Return a value that is drawn rather than computed; None where the tensor must be computed.
+        """Return a value that is drawn rather than computed; None where the tensor must be computed."""
+        if not self._is_drawn(number):
+            return None
+        rng = np.random.default_rng((self.seed, number))
+        if number in self.original.inputs:
+            return _random_input(self.original.inputs[number], rng)
+        value = self._original_value(number)
+        held_codes = self.held.get(self.shared[number]) if self.seed == 0 else None
+        return _random_bytes(value, rng) if held_codes is None else _bytes_of_codes(held_codes, value)
+
+    def _is_drawn(self, number: int) -> bool:
+        """Return whether the value of a tensor is drawn rather than computed: inputs, and bytes that are quantised.
 
         Results of tables are computed: they may lack some bytes, and two tables may be merged because of the first
         one's range.
         """
-        rng = np.random.default_rng((self.seed, number))
         if number in self.original.inputs:
-            return _random_input(self.original.inputs[number], rng)
+            return True
         name, node = self.shared[number], self.original.makers[number]
-        value = next(out for out in node.outputs if self.original.number.get(out.name or "") == number)
         makers = [maker for maker in self.makers[name].nodes if name in {out.name for out in maker.outputs}]
-        is_drawn = name in self.held or node.op_type.startswith("Q")
-        if not _is_byte_tensor(value) or not is_drawn or any(is_op(maker, "Table") for maker in makers):
-            return None
-        held_codes = self.held.get(name) if self.seed == 0 else None
-        return _random_bytes(value, rng) if held_codes is None else _bytes_of_codes(held_codes, value)
+        if any(is_op(maker, "Table") for maker in makers) or not _is_byte_tensor(self._original_value(number)):
+            return False
+        return name in self.held or node.op_type.startswith("Q")
+
+    def _original_value(self, number: int) -> ir.Value:
+        """Return the tensor with that number in the imported model."""
+        outputs = self.original.makers[number].outputs
+        return next(out for out in outputs if self.original.number.get(out.name or "") == number)
 
     # The compiler's side ---------------------------------------------------------------------------------------
 
@@ -268,13 +299,17 @@ class Comparison:
         """Compute the tensor `name` by the compiled model's units."""
         computed: dict[str, Any] = {}
         number = self.original.number
-        for unit in order:
+        last_reads = {name: position for position, unit in enumerate(order) for name in unit.inputs}
+        for position, unit in enumerate(order):
             values = {
                 name: inputs[number[name]] if number.get(name) in inputs
                 else self.constants[name] if name in self.constants else computed[name]
                 for name in unit.inputs if name
             }  # fmt: skip
             computed.update(zip(unit.outputs, unit.run(values)))
+            for read in unit.inputs:
+                if last_reads[read] == position and read != name:
+                    computed.pop(read, None)
         return computed[name]
 
 
@@ -286,9 +321,10 @@ def check_rewriting(
     """
     tries = [Comparison(original, units, constants, held, seed) for seed in range(TRIES)]
     targets, left_out = tries[0].targets(), 0
+    last_uses = tries[0].last_uses(targets)
     failure: Exception | None = None
     with compiling_for(None), one_blas_thread():  # it runs here, whatever the program is for
-        for name in targets:
+        for position, name in enumerate(targets):
             try:
                 difference = tries[0].difference(name)
                 if difference and all(again.difference(name) for again in tries[1:]):
@@ -299,6 +335,9 @@ def check_rewriting(
                 raise
             except Exception as error:  # a fault of the check: another tensor may still show one of the Program
                 failure = failure or error
+            tries[0].keep({number for number, last in last_uses.items() if last > position})
+            for again in tries[1:]:
+                again.keep(())
     if failure is not None:
         raise CheckFailed(failure) from failure
     return ComparedTensors(len(targets) - left_out, left_out)

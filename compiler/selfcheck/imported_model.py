@@ -17,6 +17,7 @@ rounding alone moves them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from math import prod
 from typing import Any
@@ -117,19 +118,22 @@ class Original:
     def compute(
         self, tensor: int, known: dict[int, Bounds], slack: float = 0, shake: np.random.Generator | None = None
     ) -> Bounds:  # fmt: skip
-        """Compute the bounds of `tensor` from those in `known`, to which tensors in between are added. Raises
-        NotComputable.
+        """Compute the bounds of `tensor` from those in `known`. Raises NotComputable.
+
+        Adds to `known` what `quantised` and `is_vague` look at: operands and results of QuantizeLinear in between.
+        Other tensors in between are dropped after their last use: together they may be many times the model's size.
 
         slack: added to ROUNDING_MARGIN, in steps. shake: if given, each float result is moved at random by what its
         operator may have rounded, for `difference_beyond_rounding`, which compares several such computations.
         """
-        waiting = [tensor]
+        uses, kept = self._uses_in_between(tensor, known), {tensor, *known}
+        waiting, done = [tensor], set[int]()
         while waiting:  # a model may be deeper than Python's stack
             current = waiting[-1]
             if current not in known and current in self.constants:
                 array = self._constant(current)
                 known[current] = array, array
-            if current in known:
+            if current in known or current in done:
                 waiting.pop()
                 continue
             if missing := [operand for operand in self._operands(current) if operand not in known]:
@@ -139,7 +143,30 @@ class Original:
             if shake is not None:
                 known[current] = self._with_random_rounding(current, known, shake)
             waiting.pop()
+            done.add(current)
+            operands = self._operands(current)
+            uses.subtract(operands)
+            if self.makers[current].op_type == "QuantizeLinear":
+                kept |= {current, *operands}
+            unused = {operand for operand in operands if not uses[operand]} - kept
+            done |= unused
+            for operand in unused:
+                known.pop(operand, None)
         return known[tensor]
+
+    def _uses_in_between(self, tensor: int, known: Container[int]) -> Counter[int]:
+        """Count how often operators that `compute` runs for `tensor` read each tensor."""
+        uses: Counter[int] = Counter()
+        waiting, seen = [tensor], {tensor}
+        while waiting:
+            current = waiting.pop()
+            if current in known or current in self.constants:
+                continue
+            operands = self._operands(current)
+            uses.update(operands)
+            waiting += set(operands) - seen
+            seen.update(operands)
+        return uses
 
     def _with_random_rounding(self, tensor: int, known: Mapping[int, Bounds], rng: np.random.Generator) -> Bounds:
         """Move each float of both bounds up or down at random, by at most what the operator may have rounded."""

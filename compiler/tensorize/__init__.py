@@ -9,6 +9,7 @@ layer_lowering     the tensors of one layer: convolutions, products, poolings an
 computation        types: a layer as tensor expressions, and where its tensors lie
 space, block_space which tilings a layer or a block has, and what limits them (orders of loops: `space.ORDERS`; how many
                    tiles load ahead: `Tiling.ahead`, by default `AHEAD` of vthread/pipeline; of hosts in launch/overlap)
+remembered_cycles  which predicted cycles earlier compilations left in the cache, and what they depend on
 roofline           how many cycles a tiling of one layer takes, by an estimate, and which tiling is chosen by it (of a
                    block: block_space)
 templates          by which scheduling primitives a tiling becomes loops

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -33,6 +33,7 @@ from celosia.compiler.tensorize.block_space import BlockWorkload, Group
 from celosia.compiler.tensorize.computation import DramPlace, LayerComputation
 from celosia.compiler.tensorize.instruction import RenderError
 from celosia.compiler.tensorize.lowering import lower_layer
+from celosia.compiler.tensorize.remembered_cycles import RememberedCycles
 from celosia.compiler.tensorize.render import compile_loops
 from celosia.compiler.tensorize.roofline import choose
 from celosia.compiler.tensorize.space import CompletionOrder, Tiling, Workload, why_not
@@ -83,19 +84,20 @@ class Planner:
     """Lowers layers under a policy that chooses tilings, and remembers their computations.
 
     timed: cycles of chains of layers by the timing model, by `chain_name` of launch/order.py, which fills it
-    with launch/blocks.py.
+    with launch/blocks.py. remembered: predictions of earlier compilations; None: they do not count.
     """
 
     def __init__(self, cfg: Config, given: ScheduleSource | None = None) -> None:
         """given: schedules from the user, by the names of layers."""
         self.cfg, self.policy = cfg, SchedulePolicy(cfg, given)
         self.timed: dict[str, float] = {}
+        self.remembered: RememberedCycles | None = None
         self._computed: dict[Hashable, tuple[Layer, list[LayerComputation]]] = {}
 
     def with_policy(self, policy: SchedulePolicy) -> Planner:
         """Return a planner with another policy that shares what this one remembers."""
         other = Planner(self.cfg)
-        other.policy, other.timed = policy, self.timed
+        other.policy, other.timed, other.remembered = policy, self.timed, self.remembered
         other._computed = self._computed
         return other
 
@@ -116,6 +118,12 @@ class Planner:
             [_move_to_storages(computation, storages) for computation in self.computations(other)],
         )
         return layer
+
+    def forget_others(self, layers: Iterable[Layer]) -> None:
+        """Forget the computations of all layers but these, with their copies of weights."""
+        kept = set(map(_key, layers))
+        for key in self._computed.keys() - kept:
+            del self._computed[key]
 
     def layer(self, layer: Layer, first: CompletionOrder = CompletionOrder.ANY, cold: bool = False) -> list[LayerPart]:
         """Lower `layer` to its parts, with tilings by the policy. Raises TilingError if it does not fit the

@@ -17,6 +17,7 @@ from celosia.compiler.launch.order import CHAIN
 from celosia.compiler.launch.overlap import OverlapGroups
 from celosia.compiler.layer import Layer, Storage, TilingError
 from celosia.compiler.tensorize.plan import DecisionsError, Planner, why_not_tiling, workload_text, workloads
+from celosia.compiler.tensorize.remembered_cycles import constant_pattern
 from celosia.compiler.tune.layer_space import Point
 from celosia.compiler.tune.layer_trial import COPIES, TIMED, CostSource, LayerCase, Status, TrialResult
 from celosia.compiler.tune.records import Key, Records, schedule_of, shipped
@@ -69,7 +70,18 @@ class Network:
     def cycles(self, image: Image, judge: CostSource) -> int:
         """Return the cycles of all launches, by the timing model with the judge's memory."""
         codes = [(image.code(launch).tobytes(), launch.address) for launch in image.launches]
-        return sum(predict(self.cfg, code, judge.memory, address).cycles for code, address in codes)
+        return sum(self._launch_cycles(code, address, judge.memory) for code, address in codes)
+
+    def _launch_cycles(self, code: bytes, address: int, memory: str) -> int:
+        """Return the cycles of a launch by the timing model."""
+
+        def predict_cycles() -> int:
+            return predict(self.cfg, code, memory, address).cycles
+
+        if self.planner.remembered is None:
+            return predict_cycles()
+        digest = hashlib.sha256(code).hexdigest()
+        return int(self.planner.remembered.recall(predict_cycles, "launch", digest, address, memory))
 
     def occurrences(self) -> list[Occurrence]:
         """Return the workloads of the layers in order, except for those that the user has decided."""
@@ -213,7 +225,8 @@ def _promise_a_saving(network: Network, records: Records, judge: CostSource, occ
     """Return whether records of layers may save the share LEAST_SAVING of the network's cycles.
 
     To predict two complete networks takes longer than the rest of a compilation, and most networks share one small
-    layer with those that were tuned. occurrences: the workloads for which records have other decisions than usual.
+    layer with those that were tuned. The search ends with the first records that promise enough. occurrences: the
+    workloads for which records have other decisions than usual.
     """
     fewest_cycles = sum(layer.macs for layers in network.launches for layer in layers) / network.cfg.macs_per_cycle
     saved = 0.0
@@ -222,11 +235,28 @@ def _promise_a_saving(network: Network, records: Records, judge: CostSource, occ
         if best is None or not best[2] or best[1].cost is None:
             return True  # the record has cycles of another measurer, which cannot be compared with a prediction
         try:
-            usual = LayerCase(network.cfg, occurrence.layer).cycles(occurrence.usual, judge.memory)
+            usual = _layer_cycles(network, occurrence, judge.memory)
         except (LayerErrors, TilingError):  # the layer fits in the network, but not twice in a row
             return True
         saved += occurrence.count * (usual - best[1].cost) / COPIES
-    return saved >= LEAST_SAVING * fewest_cycles
+        if saved >= LEAST_SAVING * fewest_cycles:
+            return True
+    return False
+
+
+def _layer_cycles(network: Network, occurrence: Occurrence, memory: str) -> float:
+    """Return the cycles of COPIES runs of a layer under its usual decisions. Raises LayerErrors, TilingError."""
+
+    def predict_cycles() -> float:
+        return LayerCase(network.cfg, occurrence.layer).cycles(occurrence.usual, memory)
+
+    planner = network.planner
+    if planner.remembered is None:
+        return predict_cycles()
+    pattern = constant_pattern(planner.computations(occurrence.layer))
+    return planner.remembered.recall(
+        predict_cycles, "layer", COPIES, occurrence.workload, occurrence.usual, memory, pattern
+    )
 
 
 @dataclass(frozen=True)

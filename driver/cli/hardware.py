@@ -163,7 +163,7 @@ def cache(
     ] = None,
     clear: Annotated[bool, typer.Option("--clear", help="Remove all files.")] = False,
 ) -> None:
-    """Show the cache on disk: simulators, Verilog and kernels, which later runs use again.
+    """Show the cache on disk: simulators, Verilog, kernels and predicted cycles, which later runs use again.
 
     After each new simulator, the least recently used files are removed until the rest takes at most 2 GB. The variable
     CELOSIA_CACHE_LIMIT sets another limit, and CELOSIA_CACHE another folder.

@@ -26,6 +26,7 @@ CACHE_KINDS = {
     "verilog": "Verilog of Configs (seconds each)",
     "netlists": "netlists, for the estimate of the clock (minutes each)",
     "kernels": "machine code for the CPU (milliseconds each)",
+    "cycles": "cycles of chains of layers, for the compiler (a second or more each)",
 }
 """Subfolders that `shrink` may empty, and their meaning. Results of synthesis and proofs stay: they are small, and take
 hours to make again."""

@@ -6,6 +6,7 @@ The faults change the meaning of a graph, and leave one that every other check a
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -23,8 +24,8 @@ from celosia.compiler.graph.passes import Pipeline
 from celosia.compiler.graph.pipeline import PASSES
 from celosia.compiler.graph.values import attributes, constant, is_op, shape
 from celosia.compiler.program.dtypes import ONNX_TYPES, numpy_dtype
-from celosia.compiler.selfcheck.check_rewriting import ComparedTensors, RewriteError, check_rewriting
-from celosia.compiler.selfcheck.imported_model import difference_from_bounds
+from celosia.compiler.selfcheck.check_rewriting import ComparedTensors, Comparison, RewriteError, check_rewriting
+from celosia.compiler.selfcheck.imported_model import Original, difference_from_bounds
 from celosia.driver.cli.errors import FAULT, exit_code_and_message
 
 Fault = Callable[[ir.Graph], bool]
@@ -344,3 +345,70 @@ def test_many_steps_of_16_bits_may_be_anything() -> None:
             e = HardSigmoid<alpha = 0.1667>(d6) f = QuantizeLinear(e, t, z) g = DequantizeLinear(f, t, z)
             y = Mul(d6, g) }}"""
     celosia.compile(onnx.parser.parse_model(text), "tiny")
+
+
+# Memory ----------------------------------------------------------------------------------------------------------
+
+
+def deep(layers: int) -> onnx.ModelProto:
+    """Return an element-wise float model in which the last operator reads the first result again."""
+    ops = ["Sigmoid", "Neg", "Tanh", "Abs"]
+    nodes = [helper.make_node(ops[n % 4], [f"t{n}"], [f"t{n + 1}"]) for n in range(layers)]
+    nodes.append(helper.make_node("Add", [f"t{layers}", "t1"], ["y"]))
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("t0", "y")]
+    graph = helper.make_graph(nodes, "deep", values[:1], values[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_the_reference_holds_few_tensors_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And computes each of them once, also one that is read again at the end."""
+    held: list[int] = []
+    compute = Original._compute_operator
+
+    def counted(self: Original, tensor: int, known: dict[int, Any], slack: float) -> None:
+        compute(self, tensor, known, slack)
+        held.append(len(known))
+
+    monkeypatch.setattr(Original, "_compute_operator", counted)
+    original = Original(ir.serde.deserialize_model(deep(20)))
+    x = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+    low, high = original.compute(original.number["y"], {original.number["t0"]: (x, x)})
+    assert len(held) == 21 and max(held) <= 4
+    values = [x]
+    functions = [lambda v: 1 / (1 + np.exp(-v)), np.negative, np.tanh, np.abs]
+    for n in range(20):
+        values.append(functions[n % 4](values[-1]))
+    np.testing.assert_allclose(low, values[20] + values[1], rtol=1e-5)
+    np.testing.assert_array_equal(low, high)
+
+
+def recomputed(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how many values the comparison of `floats` computes more than once, after it has dropped all of them."""
+    counts: Counter[int] = Counter()
+    comparisons: list[Comparison] = []
+    compute, difference = Original.compute, Comparison.difference
+
+    def counted(self: Original, tensor: int, *given: Any, **how: Any) -> Any:
+        counts[tensor] += 1
+        return compute(self, tensor, *given, **how)
+
+    def compared(self: Comparison, name: str) -> str:
+        counts[self.original.number[name]] -= 1  # the tensor that is compared is computed for that alone
+        comparisons.append(self)
+        return difference(self, name)
+
+    monkeypatch.setattr(Original, "compute", counted)
+    monkeypatch.setattr(Comparison, "difference", compared)
+    monkeypatch.setattr(Comparison, "_is_untouched", lambda self, name: False)  # compare every tensor
+    celosia.compile(floats(), "tiny", without="fusion")
+    assert len(comparisons) > 2 and not any(comparison.values for comparison in comparisons)
+    return sum(count > 1 for count in counts.values())
+
+
+def test_values_are_dropped_after_the_last_comparison_that_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert recomputed(monkeypatch) == 0
+
+
+def test_values_that_are_dropped_too_early_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Comparison, "last_uses", lambda self, targets: {})
+    assert recomputed(monkeypatch)
