@@ -11,7 +11,8 @@ join_gathers        Gather(Gather(x, a), b)                 ->   Gather(x, a[b])
                     Conv(Gather(x, order)), depthwise       ->   Gather(Conv(x), order), also for tables and poolings
 multiply_in_order   Conv(Gather(x, order), w)               ->   Conv(x, w') with w' = w at the positions of `order`
 
-A Gather that is left becomes a product by zeros and ones (select/movement).
+A Gather that is left becomes a product by zeros and ones (select/movement). Where only the host reads the result, as
+an output of the model, the host selects the channels.
 """
 
 from __future__ import annotations
@@ -175,6 +176,8 @@ def gather_channels(model: ir.Model, cfg: Config) -> None:
         dims = shape(node.outputs[0])
         if not _holds_bytes(node.outputs[0]) or dims is None or len(dims) not in (3, 4):
             continue
+        if not any(is_read_as_bytes(y) for y in node.outputs):
+            continue
         if is_op(node, "Split") and _holds_bytes(x):
             _gather_parts(node, cfg)
         elif is_op(node, "Slice") and _holds_bytes(x):
@@ -189,6 +192,11 @@ def gather_channels(model: ir.Model, cfg: Config) -> None:
                 node.attributes["mode"] = ir.AttrString("mode", "DCR")
         elif _joins(node):
             _gather_behind(node, cfg)
+
+
+def is_read_as_bytes(value: ir.Value) -> bool:
+    """Return whether an operator reads the bytes of `value`; outputs and DequantizeLinears are the host's."""
+    return any(not is_op(use.node, "DequantizeLinear") for use in value.uses())
 
 
 def _are_groups(order: Order, cfg: Config) -> bool:

@@ -19,6 +19,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from celosia.compiler.expr import placeholder
+from celosia.compiler.graph.channel_moves import is_read_as_bytes
 from celosia.compiler.graph.operands import joins_parts, multiplies_matrices, operand
 from celosia.compiler.graph.select.matrices import MOVES, holds_matrices, matrices_form, nth_matrix, right_operands_of
 from celosia.compiler.graph.select.parameters import (
@@ -513,6 +514,8 @@ def _place_channel_product(p: Placement, node: ir.Node, index: NDArray[np.int64]
     """
     (x, y), group = (node.inputs[0], node.outputs[0]), p.cfg.group
     assert x is not None
+    if not is_read_as_bytes(y):
+        raise NotOffloadable("only the host reads the channels that it selects; nothing needs to change")
     form = p.held_form(x)
     positions = p.channel_positions.get(x)
     if form is None or (positions is None and form != natural_form(x)):
