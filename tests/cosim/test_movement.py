@@ -105,6 +105,9 @@ ACCELERATED: dict[str, Make] = {
     "Slice of channels inside a group": lambda b, x: conv(b, b.slice(conv(b, x), 1, 5, 40, 3)),
     "DepthToSpace by columns": lambda b, x: conv(b, by_columns(b, conv(b, x, 64))),
     "Transpose": lambda b, x: conv(b, b.transposed(x)),
+    "Slice beside groups, read twice": lambda b, x: twice(b, conv(b, x), lambda b, y: b.slice(y, 1, 5, 40)),
+    "DepthToSpace by columns, read twice": lambda b, x: twice(b, conv(b, x, 64), by_columns),
+    "Gather of channels, read twice": lambda b, x: twice(b, conv(b, x), lambda b, y: gather(b, y, 1, range(48)[::-1])),
     "ConvTranspose 4, stride 2": lambda b, x: b.conv_transpose(x, 32, (4, 4), (2, 2), (1, 1, 1, 1)),
     "ConvTranspose 2, stride 2": lambda b, x: b.conv_transpose(x, 32, (2, 2), (2, 2), per_channel=False),
     "ConvTranspose, more": lambda b, x: b.conv_transpose(x, 20, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1)),
@@ -113,15 +116,12 @@ ACCELERATED: dict[str, Make] = {
     "ConvTranspose, dilated": lambda b, x: b.conv_transpose(x, 20, (3, 3), (2, 3), (1, 1, 1, 1), dilations=(2, 2)),
 }  # fmt: skip
 HOST: dict[str, Make] = {
-    "Slice beside groups, read twice": lambda b, x: twice(b, conv(b, x), lambda b, y: b.slice(y, 1, 5, 40)),
     "Split beside groups": lambda b, x: b.concat(b.split(x, [7, 41])[::-1], False),
     "Slice backwards": lambda b, x: conv(b, b.slice(x, 2, -1, -100, -1)),
     "Pad with the edge": lambda b, x: conv(b, b.pad(x, (0, 0, 1, 2), (0, 0, 3, 0), "edge")),
     "Pad of channels": lambda b, x: conv(b, b.pad(x, (0, 2, 0, 0), (0, 1, 0, 0))),
-    "DepthToSpace by columns, read twice": lambda b, x: twice(b, conv(b, x, 64), by_columns),
     "Transpose of channels": lambda b, x: conv(b, b.move("Transpose", x, [(2, 9, 7, 48)], perm=[0, 2, 3, 1])[0]),
     "Transpose, wide": lambda b, x: conv(b, b.transposed(b.nearest(x, (1, 3)))),
-    "Gather of channels, read twice": lambda b, x: twice(b, conv(b, x), lambda b, y: gather(b, y, 1, range(48)[::-1])),
     "Gather of images": lambda b, x: conv(b, gather(b, x, 0, [1, 0])),
     "Gather of many rows": lambda b, x: conv(b, gather(b, x, 2, [*range(9)[::-1]] * 2)),
 }

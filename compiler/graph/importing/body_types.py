@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from celosia.compiler.graph.importing.shape_inference import MAX_LIST_ELEMENTS, infer_with_onnx
-from celosia.compiler.graph.shapes import UNKNOWN, infer
+from celosia.compiler.graph.shapes import UNKNOWN, Disagreement, infer
 from celosia.compiler.graph.values import attribute, captured, constant, shape, subgraphs
 
 DECLARED = "celosia.declared"
@@ -36,7 +36,10 @@ def declared_shape(value: ir.Value) -> ir.Shape | None:
 
 
 def _type_operator(node: ir.Node, model: ir.Model) -> None:
-    """Type the bodies of `node`, and the shapes of its results that are open."""
+    """Type the bodies of `node`, and the shapes of its results that are open.
+
+    Raises Disagreement where the branches of an If make another shape than the model says.
+    """
     match node.op_type:
         case "Loop":
             _type_loop(node, model)
@@ -49,6 +52,9 @@ def _type_operator(node: ir.Node, model: ir.Model) -> None:
             for number, out in enumerate(node.outputs):
                 results = [body.outputs[number] for body in bodies]
                 if all(_kind(result) == _kind(results[0]) for result in results):
+                    inferred, known = shape(results[0]), shape(out)
+                    if inferred is not None and known is not None and inferred != known:
+                        raise Disagreement(f"{out.name!r} is {list(known)}, and its branches make {list(inferred)}")
                     _set_open(out, results[0], results[0].shape)
 
 
