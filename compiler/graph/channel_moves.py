@@ -1,9 +1,12 @@
 """Operators that move channels of bytes, written so that layers beside them do the moving, or one layer of its own.
 
-The accelerator holds channels in groups, so it can address whole groups alone. In the order of the passes:
+The accelerator holds channels in groups, so it can address whole groups alone. A convolution without groups computes
+each output channel alone, so its bytes stay when its weights are ordered. In the order of the passes:
 
 name_shuffles       y = Reshape(Transpose(Reshape(x)))      ->   y = Gather(x, order), where that permutes channels
 flatten_in_order    y = MatMul(Flatten(Transpose(x)), w)    ->   y = MatMul(Flatten(x), w[order])
+order_channels      z = Gather(Conv(x, w), order)           ->   z = Conv(x, w[order]), also for a Slice, and for a
+                    DepthToSpace, which then has mode DCR
 gather_channels     Split, Slice of channels that begin within a group, DepthToSpace in mode CRD  ->  Gather of channels
                     y = Concat(a, b) of such parts          ->   y = Gather(Concat(a, b)), for readers other than
                     convolutions. The Concat may then hold padding behind each part.
@@ -17,6 +20,7 @@ an output of the model, the host selects the channels.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
@@ -79,16 +83,49 @@ def _gather(node: ir.Node, x: ir.Value, order: Order) -> ir.Value:
 
 
 def order_of(node: ir.Node | None) -> Order | None:
-    """Return the channels that a Gather of channels by constant indices takes; None for another operator."""
-    x = node.inputs[0] if node is not None and is_op(node, "Gather") else None
+    """Return the channels that a Gather or Slice of bytes takes by constant operands; None for other operators."""
+    x = node.inputs[0] if node is not None and is_op(node, "Gather", "Slice") else None
     if node is None or x is None or not _holds_bytes(x):
         return None
-    dims, index = shape(x), constant(node.inputs[1])
-    if dims is None or len(dims) not in (3, 4) or index is None or index.ndim != 1 or not index.size:
+    dims = shape(x)
+    if dims is None or len(dims) not in (3, 4):
         return None
-    if attribute(node, "axis", 0) % len(dims) != 1:
+    return _gathered_channels(node, dims) if is_op(node, "Gather") else _sliced_channels(node, dims)
+
+
+def _gathered_channels(node: ir.Node, dims: tuple[int, ...]) -> Order | None:
+    """Return the channels that a Gather takes; None if it takes along another axis. dims: shape of its operand."""
+    index = constant(operand(node, "indices"))
+    if index is None or index.ndim != 1 or not index.size or attribute(node, "axis", 0) % len(dims) != 1:
         return None
     return np.where(index < 0, index + dims[1], index).astype(np.int64)
+
+
+def _sliced_channels(node: ir.Node, dims: tuple[int, ...]) -> Order | None:
+    """Return the channels that a Slice takes; None if it cuts other axes. dims: shape of its operand."""
+    bounds = [constant(value) for value in node.inputs[1:]]
+    if len(bounds) < 3 or any(bound is None or bound.size != 1 for bound in bounds):
+        return None
+    start, end, axis, *steps = (int(bound.reshape(-1)[0]) for bound in bounds if bound is not None)
+    if axis % len(dims) != 1 or 0 in steps:
+        return None
+    order: Order = np.array(slice_positions(dims[1], start, end, *(steps or [1])), np.int64)
+    return order if order.size else None
+
+
+def _order_for_copies(node: ir.Node) -> Order | None:
+    """Return the order of channels with which a DepthToSpace of mode CRD equals mode DCR; None for other operators.
+
+    In CRD the block is the inner axis of channels. In DCR it is the outer, so that each position in the block is one
+    copy of channels that lie together.
+    """
+    dims, block = (
+        shape(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None,
+        attribute(node, "blocksize", 1),
+    )
+    if not is_op(node, "DepthToSpace") or dims is None or attribute(node, "mode", "DCR") != "CRD":
+        return None
+    return np.arange(dims[1]).reshape(-1, block * block).T.reshape(-1)
 
 
 # Shuffles -------------------------------------------------------------------------------------------------------------
@@ -141,7 +178,7 @@ def flatten_in_order(model: ir.Model) -> None:
         if flat != (dims[0], prod(dims[1:])) or attribute(node, "transA", 0):
             continue
         rows = 1 if attribute(node, "transB", 0) else 0
-        if matrix.shape[rows] != flat[1] or _has_numbers_for_rows(node, flat[1], rows):
+        if matrix.shape[rows] != flat[1] or _has_numbers_for_rows(node, rows):
             continue
         old = np.arange(flat[1]).reshape(dims[1:]).transpose([axis - 1 for axis in perm[1:]]).reshape(-1)
         order = np.argsort(old)  # row of the matrix for each element of x, in the order in which it lies
@@ -153,7 +190,7 @@ def flatten_in_order(model: ir.Model) -> None:
         set_operand(node, name_a, _insert(node, "Flatten", [x], flat, axis=1))
 
 
-def _has_numbers_for_rows(node: ir.Node, count: int, rows: int) -> bool:
+def _has_numbers_for_rows(node: ir.Node, rows: int) -> bool:
     """Return whether scales or zero points of the matrix may differ by row. rows: the axis that the product sums up.
 
     onnxruntime has one for each column; these are the other axis of a matrix.
@@ -164,6 +201,66 @@ def _has_numbers_for_rows(node: ir.Node, count: int, rows: int) -> bool:
         if value is not None and (array is None or (array.ndim > 1 and array.shape[rows] > 1)):
             return True
     return False
+
+
+# Order in the weights of the convolution before -----------------------------------------------------------------------
+
+
+BY_CHANNEL = ("w", "w_scale", "w_zero_point", "b")
+"""Operands of QLinearConv that may hold a part for each output channel."""
+
+
+def order_channels(model: ir.Model) -> None:
+    """Select and order channels in the weights of the convolutions before DepthToSpace, Gather and Slice."""
+    for node in list(model.graph):
+        order = order_of(node) if is_op(node, "Gather", "Slice") else _order_for_copies(node)
+        value = node.inputs[0] if node.inputs else None
+        if order is None or value is None or not (chain := list(_tables_and_convolution(value, model.graph))):
+            continue
+        conv = chain[-1]
+        for name in BY_CHANNEL:
+            _reorder(model.graph, conv, name, order)
+        for chain_node in chain:
+            dims = shape(chain_node.outputs[0])
+            assert dims is not None
+            chain_node.outputs[0].shape = ir.Shape((dims[0], len(order), *dims[2:]))
+            chain_node.outputs[0].name = None  # it is not the model's tensor any more
+        if is_op(node, "DepthToSpace"):
+            node.attributes["mode"] = ir.AttrString("mode", "DCR")
+        else:
+            replace_keeping_name(node, value)
+
+
+def _tables_and_convolution(value: ir.Value, graph: ir.Graph) -> Iterator[ir.Node]:
+    """Yield the tables before `value`, and the convolution before these, last first; nothing where there is none.
+
+    Each must have one reader only, and the convolution constant parameters and no groups.
+    """
+    nodes: list[ir.Node] = []
+    while True:
+        node = value.producer()
+        if node is None or node.graph is not graph or value.is_graph_output() or shape(value) is None:
+            return
+        if len(list(value.uses())) != 1:
+            return
+        nodes.append(node)
+        if is_op(node, "Table") and node.inputs[0] is not None:
+            value = node.inputs[0]
+        elif convolves_bytes(node) and attribute(node, "group", 1) == 1 and not attribute(node, "channels_last", 0):
+            others = [operand(node, name) for name in (*BY_CHANNEL, "y_scale", "y_zero_point")]
+            if all(value is None or constant(value) is not None for value in others):
+                yield from nodes
+            return
+        else:
+            return
+
+
+def _reorder(graph: ir.Graph, conv: ir.Node, name: str, order: Order) -> None:
+    """Select the operand `name` of a convolution by output channel, if it is an array with one part for each."""
+    value = operand(conv, name)
+    array = constant(value)
+    if value is not None and array is not None and (array.size > 1 or name == "w"):
+        set_operand(conv, name, new_constant(graph, f"{value.name}_ordered", array[order]))
 
 
 # Gathers for what groups cannot express -------------------------------------------------------------------------------
@@ -180,16 +277,13 @@ def gather_channels(model: ir.Model, cfg: Config) -> None:
             continue
         if is_op(node, "Split") and _holds_bytes(x):
             _gather_parts(node, cfg)
-        elif is_op(node, "Slice") and _holds_bytes(x):
-            order = _sliced_channels(node)
+        elif is_op(node, "Slice"):
+            order = order_of(node)
             if order is not None and not _are_groups(order, cfg):
                 replace_keeping_name(node, _gather(node, x, order))  # type: ignore[arg-type]
-        elif is_op(node, "DepthToSpace") and attribute(node, "mode", "DCR") == "CRD" and _holds_bytes(x):
-            channels, block = shape(x)[1], attribute(node, "blocksize")  # type: ignore[index,arg-type]
-            if channels // (block * block) % cfg.group == 0:
-                order = np.arange(channels).reshape(-1, block * block).T.reshape(-1)
-                node.replace_input_with(0, _gather(node, x, order))  # type: ignore[arg-type]
-                node.attributes["mode"] = ir.AttrString("mode", "DCR")
+        elif (order := _order_for_copies(node)) is not None and _holds_bytes(x) and dims[1] % cfg.group == 0:
+            node.replace_input_with(0, _gather(node, x, order))  # type: ignore[arg-type]
+            node.attributes["mode"] = ir.AttrString("mode", "DCR")
         elif _joins(node):
             _gather_behind(node, cfg)
 
@@ -230,22 +324,6 @@ def _gather_parts(node: ir.Node, cfg: Config) -> None:
     node.graph.remove(node, safe=True)
 
 
-def _sliced_channels(node: ir.Node) -> Order | None:
-    """Return the channels that a Slice takes; None if it cuts other axes, too, or its operands are not constant."""
-    x, dims = node.inputs[0], shape(node.inputs[0])  # type: ignore[arg-type]
-    lists = [constant(operand(node, name)) for name in ("starts", "ends", "axes")]
-    if x is None or dims is None or any(values is None or values.size != 1 for values in lists):
-        return None
-    start, end, axis = (int(values.reshape(-1)[0]) for values in lists if values is not None)
-    steps = operand(node, "steps")
-    step = 1 if steps is None else constant(steps)
-    step = step if isinstance(step, int) else 0 if step is None or step.size != 1 else int(step.reshape(-1)[0])
-    if step == 0 or axis % len(dims) != 1:
-        return None
-    order = np.array(slice_positions(dims[1], start, end, step), np.int64)
-    return order if order.size else None
-
-
 def _gather_behind(node: ir.Node, cfg: Config) -> None:
     """Put a Gather of all channels behind a concatenation of parts that are not whole groups.
 
@@ -274,7 +352,7 @@ def _joins(node: ir.Node) -> bool:
 def _has_padding(value: ir.Value, cfg: Config) -> bool:
     """Return whether `value` is a concatenation with padding behind its parts: only few operators can read it."""
     node, rank = value.producer(), len(value.shape or ())
-    if node is None or not (_joins(node)):
+    if node is None or not _joins(node):
         return False
     return attribute(node, "axis", 1) % rank == 1 and any(size % cfg.group for size in _sizes_of_parts(node)[:-1])
 
@@ -312,24 +390,18 @@ def _zeros_pay(weights: NDArray[Any], groups: int, stored: int, read: int, cfg: 
 # Gathers one after the other ------------------------------------------------------------------------------------------
 
 
-BY_CHANNEL = ("w", "w_scale", "w_zero_point", "b")
-"""Operands of QLinearConv that may hold a part for each output channel."""
-
-
 def join_gathers(model: ir.Model, cfg: Config) -> None:
     """Make one Gather of several, and move permutations of channels behind operators that treat channels alike."""
     for node in list(model.graph):  # in the order of the graph, so that a Gather moves on and on
         x = node.inputs[0] if node.inputs else None
-        order = order_of(x.producer()) if x is not None else None
+        order = order_of(x.producer()) if x is not None and is_op(x.producer(), "Gather") else None
         if x is None or order is None or node.graph is not model.graph:
             continue
         source = x.producer().inputs[0]  # type: ignore[union-attr]
         assert source is not None
-        taken = order_of(node)
-        if taken is None and is_op(node, "Slice"):
-            taken = _sliced_channels(node)
-        if taken is not None:
-            replace_keeping_name(node, _gather(node, source, order[taken]))
+        selected = order_of(node)
+        if selected is not None:
+            replace_keeping_name(node, _gather(node, source, order[selected]))
         elif (
             only_use(x) is node
             and not _has_padding(source, cfg)
@@ -341,8 +413,10 @@ def join_gathers(model: ir.Model, cfg: Config) -> None:
 def _move_behind(node: ir.Node, source: ir.Value, order: Order) -> None:
     """Let `node` read `source`, and put the permutation of its channels behind it, if it treats all channels alike."""
     depthwise = convolves_bytes(node) and attribute(node, "group", 1) == len(order)
-    y = node.outputs[0]
+    y, *others = node.outputs
     dims = shape(y)
+    if any(list(other.uses()) or other.is_graph_output() for other in others) or attribute(node, "channels_last", 0):
+        return  # indices of a MaxPool count channels, too
     if dims is None or len(dims) < 3 or dims[1] != len(order) or not (depthwise or _treats_channels_alike(node)):
         return
     assert isinstance(node.graph, ir.Graph)
@@ -391,12 +465,15 @@ def _put_behind(node: ir.Node, y: ir.Value, order: Order, readers: list[Any]) ->
 def multiply_in_order(model: ir.Model, cfg: Config) -> None:
     """Let convolutions read what a Gather of channels reads: weights in that order, and zeros for other channels."""
     for node in list(model.graph):
-        if not convolves_bytes(node) or (weights := constant(operand(node, "w"))) is None:
+        if not convolves_bytes(node) or attribute(node, "channels_last", 0):
             continue
+        weights = constant(operand(node, "w"))
         x = operand(node, "x")
         gather = x.producer() if x is not None else None
-        order, groups = order_of(gather), attribute(node, "group", 1)
-        if gather is None or order is None or len(set(order.tolist())) != len(order) or weights.dtype != np.int8:
+        order, groups = order_of(gather) if is_op(gather, "Gather") else None, attribute(node, "group", 1)
+        if gather is None or order is None or weights is None or weights.dtype != np.int8:
+            continue
+        if len(set(order.tolist())) != len(order):  # a channel twice needs two columns of weights
             continue
         source, zero = gather.inputs[0], constant(operand(node, "w_zero_point"))
         stored = (shape(source) or (0, 0))[1]  # type: ignore[arg-type]
@@ -416,5 +493,10 @@ def multiply_in_order(model: ir.Model, cfg: Config) -> None:
         set_operand(node, "x", source)  # type: ignore[arg-type]
         node.attributes["group"] = ir.AttrInt64("group", 1)
     for node in reversed(list(model.graph)):
-        if order_of(node) is not None and not list(node.outputs[0].uses()) and not node.outputs[0].is_graph_output():
+        if (
+            is_op(node, "Gather")
+            and order_of(node) is not None
+            and not list(node.outputs[0].uses())
+            and not node.outputs[0].is_graph_output()
+        ):
             model.graph.remove(node, safe=True)

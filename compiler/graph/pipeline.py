@@ -23,6 +23,7 @@ from celosia.compiler.graph.channel_moves import (
     join_gathers,
     multiply_in_order,
     name_shuffles,
+    order_channels,
 )
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importing.body_types import type_bodies
@@ -38,7 +39,7 @@ from celosia.compiler.graph.quantized.rounded import round_averages, round_sums
 from celosia.compiler.graph.quantized.tables import compose_tables
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.simplify.blocked_layout import use_blocked_layout
-from celosia.compiler.graph.simplify.convolutions import convolve_transposed, fold_batchnorm, order_channels
+from celosia.compiler.graph.simplify.convolutions import convolve_transposed, fold_batchnorm
 from celosia.compiler.graph.simplify.fold import fold, fold_imported
 from celosia.compiler.graph.simplify.redundant import (
     merge_equal,

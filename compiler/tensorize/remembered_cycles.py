@@ -82,14 +82,15 @@ class RememberedCycles:
                 self._read()
 
     def _read(self) -> None:
-        """Read the file; leave out damaged lines."""
+        """Read the file; leave out damaged lines, and a last one without an end, which was not written completely."""
         text = self.path.read_bytes()
         self._size = len(text)
-        for line in text.decode("ascii", "replace").splitlines():
-            key, _, cycles = line.partition(" ")
-            if len(key) == KEY_DIGITS:
-                with suppress(ValueError):
-                    self._known[key] = float(cycles)
+        for line in text.decode("ascii", "replace").split("\n")[:-1]:
+            key, _, number = line.partition(" ")
+            with suppress(ValueError):
+                cycles = float(number)
+                if len(key) == KEY_DIGITS and cycles >= 0:  # inf: a chain that does not fit
+                    self._known[key] = cycles
 
     def recall(self, predict: Callable[[], float], *parts: object) -> float:
         """Return the cycles under the key `parts`; predict and remember them if they are not known.

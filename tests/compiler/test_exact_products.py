@@ -201,7 +201,7 @@ def random_fit(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def test_fitted_operands_have_the_bytes_of_all_sums() -> None:
-    """Of each integer between the least and the greatest sum, by the formulas of both operators."""
+    """Compare the bytes of each integer between the least and the greatest sum, by the formulas of both operators."""
     rng, fitted_count = np.random.default_rng(5), 0
     for _ in range(400):
         w, sw, bias, sx, zx, x_kind, sy, zy, y_kind = random_fit(rng)

@@ -231,3 +231,21 @@ def test_units_of_a_shuffle_network(target: str) -> None:
         network.reshape(1, 20, 6, 6)
     network.conv(20, 8, 1, 1)
     assert_one_launch(network, TARGETS[target])
+
+
+def test_indices_of_a_pooling_stay_those_of_its_operand() -> None:
+    """A MaxPool's indices count channels, too, so that a shuffle before it must not move behind it."""
+    network = Network(1, 8, 6, 6)
+    network.conv(8, 8, 1, 1)
+    network.reshape(1, 2, 4, 6, 6)
+    network.transpose(0, 2, 1, 3, 4)
+    network.reshape(1, 8, 6, 6)
+    network.add("MaxPool", outputs=2, kernel_shape=[2, 2])
+    model = network.model()
+    (pool,) = (node for node in model.graph.node if node.op_type == "MaxPool")
+    model.graph.output.append(helper.make_tensor_value_info(pool.output[1], TensorProto.INT64, None))
+    feed = {"x": np.random.default_rng(1).integers(-128, 128, network.shape, np.int8)}
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    results = celosia.Runtime(celosia.compile(model, "tiny")).run(feed).outputs
+    for output, expected in zip(session.get_outputs(), session.run(None, feed), strict=True):
+        assert np.array_equal(results[output.name], expected), output.name

@@ -117,6 +117,15 @@ def test_damaged_lines_and_files_of_others_count_as_missing() -> None:
     assert recalled("a") == -1
 
 
+@pytest.mark.parametrize("number", ["nan", "-1.0", "12"])
+def test_a_number_that_is_none_or_was_cut_off_counts_as_missing(number: str) -> None:
+    """The last number has no end of line: a process has ended while it wrote."""
+    path = saved(125, "a").path
+    key = path.read_text().split(" ")[0]
+    path.write_text(f"{key} {number}" + "\n" * (number != "12"))
+    assert recalled("a") == -1
+
+
 def test_a_cache_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "file"))

@@ -360,15 +360,22 @@ class _ProductFinder:
         result = readers[0].outputs[0]
         return len(self._readers_of(result)) == 1 and not result.is_graph_output()
 
+    @cached_property
+    def _infers_nothing(self) -> set[ir.Node]:
+        """Operators of this graph for whose results onnxruntime infers no shapes."""
+        return {node for node in self.graph if node.domain == "ai.onnx.ml"}
+
     def _has_known_rank(self, value: ir.Value) -> bool:
         """Return whether onnxruntime knows the rank of `value`: it infers no shapes for operators of ai.onnx.ml."""
+        if not self._infers_nothing:
+            return True
         waiting, seen = [value], set[ir.Value]()
         while waiting:
             value = waiting.pop()
             node = value.producer()
             if value in seen or node is None or is_op(node, "Reshape"):
                 continue
-            if node.domain == "ai.onnx.ml":
+            if node in self._infers_nothing:
                 return False
             seen.add(value)
             waiting += [operand_value for operand_value in node.inputs if operand_value is not None]

@@ -32,7 +32,7 @@ ADVICE = (
     "quantise operands and result to one 8-bit type, and a bias to int32 in steps of the operands' scales, or compile "
     'with rounding="correct"'
 )
-"""What makes integers of a product that stays in floats."""
+"""Advice at the end of the reason why a product stays in floats."""
 PRODUCTS = (
     *(name for name in OPS if any(op_spec(form).multiplies_bytes for form in quantised_forms(name))), "ConvTranspose"
 )  # fmt: skip
@@ -71,11 +71,11 @@ def dequantised_product(last: ir.Node) -> DequantisedProduct | None:
     """Return the product whose result `last` computes, itself or by adding a bias behind a MatMul; None for others."""
     node, bias_value = last, None
     if is_op(last, "Add"):
-        found = next((number for number in (0, 1) if is_op(_producer(last.inputs[number]), "MatMul")), None)
-        product = None if found is None else _producer(last.inputs[found])
-        if found is None or product is None or only_use(product.outputs[0]) is not last:
+        product = next((p for p in map(_producer, last.inputs[:2]) if is_op(p, "MatMul")), None)
+        if product is None or only_use(product.outputs[0]) is not last:
             return None
-        node, bias_value = product, last.inputs[1 - found]
+        node = product
+        bias_value = next(value for value in last.inputs if value is not product.outputs[0])
         if _constant_floats(bias_value) is None:
             return None
     if not is_op(node, *PRODUCTS):

@@ -336,7 +336,7 @@ class Integerise(Commute):
         known = [q for q in operands if q is not None]
         if len(known) < 2:
             return False
-        # Of different types, so that onnxruntime adds or multiplies floats. A table changes the type.
+        # The operands have different types, so onnxruntime adds or multiplies floats. A table changes the type.
         pair = _with_type(known[0], y.dtype), _with_type(known[1], y.dtype)
         factors = factors_of_floats(node.op_type, *pair, y)
         if factors is None and not self.correctly:

@@ -10,8 +10,8 @@ value_types      casts, and quantisation to element types that kernels lack
 recurrent_ops    RNN, GRU, LSTM where no kernel can compute them; which activation functions recurrent layers apply
 vision           sampling, boxes, pooling with indices, deformable convolution
 preprocessing    decoding of image files, Fourier transforms and mel filters, strings and labels
-learning         optimisers, batch normalisation in training, trees
-tabular          operators of ai.onnx.ml on rows of features: scaling, encoding, linear models, trees of old versions
+learning         optimisers, batch normalisation in training
+tabular          operators of ai.onnx.ml on rows of features: scaling, encoding, linear models, trees
 """
 
 from celosia.compiler.program.host.hostops import (  # they fill the table

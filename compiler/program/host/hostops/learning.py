@@ -1,4 +1,4 @@
-"""Training steps of optimisers, batch normalisation in training, and tree ensembles."""
+"""Training steps of optimisers, and batch normalisation in training."""
 
 from __future__ import annotations
 
@@ -90,60 +90,3 @@ def batch_normalisation(
     running = (mean * keep + batch_mean * (1 - keep), variance * keep + batch_variance * (1 - keep))
     saved = (batch_mean, 1 / deviation)[: max(op.wanted - 3, 0)]
     return y.astype(x.dtype), *(value.astype(mean.dtype) for value in (*running, *saved))
-
-
-COMPARISONS = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
-"""Modes 0 to 5 of a node of a tree: how it compares a feature with its split value."""
-BRANCH_MEMBER = 6
-"""Mode of a node that tests whether a feature is in a set."""
-
-
-@host("TreeEnsemble", domain="ai.onnx.ml")
-def tree_ensemble(op: HostOp, x: Array) -> Array:
-    """Aggregate the leaves that all trees select for each row of `x`: [rows, targets]."""
-    a = op.attrs
-    targets = op.attr("n_targets", 1)
-    rows: list[list[list[float]]] = []
-    sets: list[list[float]] = [[]]
-    for value in np.asarray(op.attr("membership_values", [])).reshape(-1).tolist():
-        if value != value:
-            sets.append([])
-        else:
-            sets[-1].append(value)
-    members = iter(sets)
-    modes, splits = a["nodes_modes"].tolist(), a["nodes_splits"]
-    member_of = [next(members) if mode == BRANCH_MEMBER else [] for mode in modes]
-
-    def leaf(row: Array, node: int) -> int:
-        """Descend from a root to the leaf that `row` selects."""
-        while True:
-            value = row[a["nodes_featureids"][node]]
-            if value != value and "nodes_missing_value_tracks_true" in a and a["nodes_missing_value_tracks_true"][node]:
-                is_true = True
-            elif modes[node] == BRANCH_MEMBER:
-                is_true = float(value) in member_of[node]
-            else:
-                is_true = bool(COMPARISONS[modes[node]](value, splits[node]))
-            branch = "true" if is_true else "false"
-            child = a[f"nodes_{branch}nodeids"][node]
-            if a[f"nodes_{branch}leafs"][node]:
-                return int(child)
-            node = child
-
-    for row in x:  # for each target the weights of the leaves that the trees select
-        weights: list[list[float]] = [[] for _ in range(targets)]
-        for root in a["tree_roots"]:
-            leaf_node = leaf(row, root)
-            weights[a["leaf_targetids"][leaf_node]].append(float(a["leaf_weights"][leaf_node]))
-        rows.append(weights)
-    reduce = (np.sum, np.mean, np.min, np.max)[{1: 0, 0: 1, 2: 2, 3: 3}[op.attr("aggregate_function", 1)]]
-    out = np.array([[reduce(values) if values else 0.0 for values in weights] for weights in rows], x.dtype)
-    match op.attr("post_transform", 0):
-        case 0:
-            return out
-        case 1:
-            exp = np.exp(out - out.max(axis=1, keepdims=True))
-            return np.asarray((exp / exp.sum(axis=1, keepdims=True)).astype(x.dtype))
-        case 2:
-            return np.asarray((1 / (1 + np.exp(-out))).astype(x.dtype))
-    raise op.fail(f"post_transform {op.attr('post_transform')}")

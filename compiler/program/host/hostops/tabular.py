@@ -1,7 +1,6 @@
 """Operators of ai.onnx.ml on rows of features: scaling, imputing, encoding, linear models and ensembles of trees.
 
-Results are those of onnxruntime: floats, in float32. Trees as one operator of version 5 (TreeEnsemble) are in
-`learning.py`.
+Results are those of onnxruntime: floats, in float32.
 """
 
 from __future__ import annotations
@@ -109,21 +108,12 @@ def _transformed(op: HostOp, scores: Array) -> Array:
     raise op.fail(f"post_transform {name!r}; NONE, LOGISTIC, SOFTMAX and SOFTMAX_ZERO exist here")
 
 
-def _labels(op: HostOp, numbers: Array) -> Array:
-    """Return the label of each class number, a string or an integer."""
-    names = _texts(op, "classlabels_strings")
-    if names:
-        return np.asarray(names, object)[numbers]
-    integers = op.attr("classlabels_ints", None)
-    integers = op.attr("classlabels_int64s", []) if integers is None else integers
-    return np.asarray(integers, np.int64)[numbers]
-
-
-def _label_count(op: HostOp) -> int:
-    """Return the number of classes that have a label."""
-    integers = op.attr("classlabels_ints", None)
-    integers = op.attr("classlabels_int64s", []) if integers is None else integers
-    return len(_texts(op, "classlabels_strings")) or len(integers)
+def _labels(op: HostOp) -> Array:
+    """Return the label of each class: strings, or int64."""
+    if names := _texts(op, "classlabels_strings"):
+        return np.asarray(names, object)
+    integers = op.attr("classlabels_ints")  # as LinearClassifier calls them
+    return np.asarray(op.attr("classlabels_int64s", []) if integers is None else integers, np.int64)
 
 
 def _both_scores(op: HostOp, score: Array, is_probability: bool) -> Array:
@@ -154,9 +144,9 @@ def linear_classifier(op: HostOp, x: Array) -> tuple[Array, Array]:
     coefficients = _floats(op, "coefficients").reshape(-1, x.shape[1])
     scores = x.astype(np.float32) @ coefficients.T
     scores = scores + intercepts if intercepts.size else scores
-    if scores.shape[1] == 1 and _label_count(op) == 2:
-        return _labels(op, (scores[:, 0] > 0).astype(np.int64)), _both_scores(op, scores, True)
-    return _labels(op, scores.argmax(axis=1)), _transformed(op, scores).astype(np.float32)
+    if scores.shape[1] == 1 and len(_labels(op)) == 2:
+        return _labels(op)[(scores[:, 0] > 0).astype(np.int64)], _both_scores(op, scores, True)
+    return _labels(op)[scores.argmax(axis=1)], _transformed(op, scores).astype(np.float32)
 
 
 # Trees ----------------------------------------------------------------------------------------------------------------
@@ -242,16 +232,73 @@ def tree_ensemble_regressor(op: HostOp, x: Array) -> Array:
 def tree_ensemble_classifier(op: HostOp, x: Array) -> tuple[Array, Array]:
     """Return the label of the class with the largest sum of weights for each row, and the scores of all classes."""
     x = x if x.dtype.kind == "f" else x.astype(np.float32)
-    classes, base = _label_count(op), _floats(op, "base_values")
+    classes, base = len(_labels(op)), _floats(op, "base_values")
     weights, _ = _tree_weights(op, x, "class", classes)
     scores = weights.sum(axis=1)
     scores = scores + base if base.size == classes else scores
     used = sorted(set(np.asarray(op.attr("class_ids", [])).reshape(-1).tolist()))
     if classes != 2 or len(used) != 1:
-        return _labels(op, scores.argmax(axis=1)), _transformed(op, scores).astype(np.float32)
+        return _labels(op)[scores.argmax(axis=1)], _transformed(op, scores).astype(np.float32)
     score = scores[:, used] + base if base.size == 1 else scores[:, used]  # one score decides between two classes
     are_probabilities = bool(np.all(_floats(op, "class_weights") >= 0))
-    labels = _labels(op, (score[:, 0] > np.float32(0.5 if are_probabilities else 0)).astype(np.int64))
+    labels = _labels(op)[(score[:, 0] > np.float32(0.5 if are_probabilities else 0)).astype(np.int64)]
     if used == [0]:
         return labels, _both_scores(op, score, are_probabilities)
     return labels, _transformed(op, scores).astype(np.float32)
+
+
+MODES = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
+"""Modes 0 to 5 of a node of a tree: how it compares a feature with its split value."""
+BRANCH_MEMBER = 6
+"""Mode of a node that tests whether a feature is in a set."""
+
+
+@host("TreeEnsemble", domain=ML)
+def tree_ensemble(op: HostOp, x: Array) -> Array:
+    """Aggregate the leaves that all trees select for each row of `x`: [rows, targets]."""
+    a = op.attrs
+    targets = op.attr("n_targets", 1)
+    rows: list[list[list[float]]] = []
+    sets: list[list[float]] = [[]]
+    for value in np.asarray(op.attr("membership_values", [])).reshape(-1).tolist():
+        if value != value:
+            sets.append([])
+        else:
+            sets[-1].append(value)
+    members = iter(sets)
+    modes, splits = a["nodes_modes"].tolist(), a["nodes_splits"]
+    member_of = [next(members) if mode == BRANCH_MEMBER else [] for mode in modes]
+
+    def leaf(row: Array, node: int) -> int:
+        """Descend from a root to the leaf that `row` selects."""
+        while True:
+            value = row[a["nodes_featureids"][node]]
+            if value != value and "nodes_missing_value_tracks_true" in a and a["nodes_missing_value_tracks_true"][node]:
+                is_true = True
+            elif modes[node] == BRANCH_MEMBER:
+                is_true = float(value) in member_of[node]
+            else:
+                is_true = bool(MODES[modes[node]](value, splits[node]))
+            branch = "true" if is_true else "false"
+            child = a[f"nodes_{branch}nodeids"][node]
+            if a[f"nodes_{branch}leafs"][node]:
+                return int(child)
+            node = child
+
+    for row in x:  # for each target the weights of the leaves that the trees select
+        weights: list[list[float]] = [[] for _ in range(targets)]
+        for root in a["tree_roots"]:
+            leaf_node = leaf(row, root)
+            weights[a["leaf_targetids"][leaf_node]].append(float(a["leaf_weights"][leaf_node]))
+        rows.append(weights)
+    reduce = (np.sum, np.mean, np.min, np.max)[{1: 0, 0: 1, 2: 2, 3: 3}[op.attr("aggregate_function", 1)]]
+    out = np.array([[reduce(values) if values else 0.0 for values in weights] for weights in rows], x.dtype)
+    match op.attr("post_transform", 0):
+        case 0:
+            return out
+        case 1:
+            exp = np.exp(out - out.max(axis=1, keepdims=True))
+            return np.asarray((exp / exp.sum(axis=1, keepdims=True)).astype(x.dtype))
+        case 2:
+            return np.asarray((1 / (1 + np.exp(-out))).astype(x.dtype))
+    raise op.fail(f"post_transform {op.attr('post_transform')}")
