@@ -39,7 +39,7 @@ MEASURED_BY = {
     "simspeed": "simspeed.rows", "compile_time": "compile_time.rows", "differential": "hardware.differential",
     "quantisers": "quantisers.rows", "superoptimise": "superoptimise.rows", "four_bits": "four_bits.rows",
     "bits": "bits.rows", "export": "export.rows", "streams": "streams.rows", "beside": "beside.rows",
-    "timing": "hardware.timing", "mutants": "hardware.mutants", "wild": "wild.rows",
+    "boundary": "boundary.rows", "timing": "hardware.timing", "mutants": "hardware.mutants", "wild": "wild.rows",
     "paper": "paper.rows", "demo": "models", "figures": "",
 }  # fmt: skip
 """The module and function of each section; "models" for the methods of models.Bench, which share Programs."""

@@ -30,7 +30,7 @@ from celosia.compiler.tune.network import (
     network_measurer,
     network_schedule,
 )
-from celosia.compiler.tune.records import SHIPPED_FOLDER, Key, Records
+from celosia.compiler.tune.records import SHIPPED_FOLDER, Key, Records, schedule_of
 from celosia.driver.tune.tune import tune
 
 CONFIGS = PRESETS[1:]
@@ -48,9 +48,10 @@ def winners(network: Network, records: Records) -> Lines:
         else TrialResult(Status.REFUSED)
         for name, cycles in network.planner.timed.items()
     }
-    if found is None:
+    schedule = _of_layers(network, records) if found is None else network_schedule(found[0])
+    if not schedule:
         return lines
-    tuned = _needed(network, network_schedule(found[0]))
+    tuned = _needed(network, schedule)
     for each in network.occurrences():
         if each.workload in tuned:
             point = tuned[each.workload]
@@ -62,6 +63,12 @@ def winners(network: Network, records: Records) -> Lines:
         for decided in (tuned, {}):  # and what it takes without them, so that nobody need find out again
             lines[network_key(network, decided, TIMED)] = measure_network(network, decided, TIMED)
     return lines
+
+
+def _of_layers(network: Network, records: Records) -> Tuned:
+    """The decisions of records of its layers, for a network that has no record since its layers have changed."""
+    bests = {each.workload: records.best(network.cfg, each.workload, TIMED.version) for each in network.occurrences()}
+    return {workload: schedule_of(best[0].schedule) for workload, best in bests.items() if best is not None}
 
 
 def _needed(network: Network, tuned: Tuned) -> Tuned:

@@ -37,6 +37,7 @@ from celosia.compiler.launch.order import (
     time_layers,
     timed_cycles,
 )
+from celosia.compiler.launch.overlap import is_elementwise, shares_storage
 from celosia.compiler.layer import Activation, Layer, Storage, TilingError, group_names, padded_groups
 from celosia.compiler.switches import is_on
 from celosia.compiler.tensorize import block_space, pack
@@ -56,6 +57,8 @@ MIN_REFINED_SHARE = 0.2
 """Share of a network's multiplications above which the timing model chooses the tiles of a block."""
 NEIGHBOUR_GROUPS = 2
 """Groups of a block on either side of one whose tile is chosen that are timed with it."""
+MAX_READERS = 6
+"""Layers behind a block among which those are that read its output from memory, and are timed with it."""
 MAX_COST_RATIO = 1.1
 """Estimated cycles of a cut over those of the best one, up to which it is timed."""
 GEMM_BOUND_RATIO = 1.005
@@ -201,7 +204,12 @@ def _only_reader(
 
 def _can_be_followed(cfg: Config, layer: Layer) -> bool:
     """Return whether the next layer of a block may read the output of `layer` from a scratchpad."""
-    return _can_join_block(cfg, layer) and layer.epilogue.residual is None
+    return (_can_join_block(cfg, layer) or _can_begin_block(layer)) and layer.epilogue.residual is None
+
+
+def _can_begin_block(layer: Layer) -> bool:
+    """Return whether `layer` can be the first of a block, though it reads two operands: a multiplication of images."""
+    return layer.multiply is not None and layer.x.height * layer.x.width > 1
 
 
 def _can_join_block(cfg: Config, layer: Layer) -> bool:
@@ -209,7 +217,7 @@ def _can_join_block(cfg: Config, layer: Layer) -> bool:
 
     Its channels are all of one group, or each is a group of its own.
     """
-    if (layer.gemm is None and not layer.reduce) or layer.x.height * layer.x.width == 1:
+    if (layer.gemm is None and not layer.reduce) or (layer.x.height * layer.x.width == 1 and layer.x.images > 1):
         return False
     if layer.reduce:
         return layer.epilogue.residual is None
@@ -256,7 +264,7 @@ class _ChainPartitioner:
         """layers: all layers of the network, in order."""
         self.cfg, self.planner, self.decided = cfg, planner, decided
         self.macs = sum(layer.macs for layer in layers)
-        self.producers = {layer.y.storage: layer for layer in layers}
+        self.layers, self.producers = list(layers), {layer.y.storage: layer for layer in layers}
         self.policy = planner.policy
         """The policy with the tilings that the search of blocks has decided so far."""
         self.groups = {group for name in decided for group in group_names(name)}
@@ -289,6 +297,8 @@ class _ChainPartitioner:
         """
         if len(cuts) == 1:
             return cuts[0]
+        if behind := self._memory_bound_readers(cuts[0][-1]):
+            return min(cuts, key=lambda segments: self.cycles_once([*(s.layer for s in segments), *behind]))
         least_cycles = 2 * min_gemm_cycles(
             self.planner, [choice.layer for segment in cuts[0] for choice in segment.choices]
         )
@@ -391,10 +401,21 @@ class _ChainPartitioner:
         producer = self.producers.get(segment.choices[0].layer.x.storage)
         before = [] if producer is None else [producer]
         cycles_before = self.cycles_once(before) if before else 0
-        layers = [choice.layer for choice in segment.choices]
-        return self.cycles_once([*before, segment.layer]) - cycles_before, self.cycles_once(
-            [*before, *layers]
+        layers, behind = [choice.layer for choice in segment.choices], self._memory_bound_readers(segment)
+        return self.cycles_once([*before, segment.layer, *behind]) - cycles_before, self.cycles_once(
+            [*before, *layers, *behind]
         ) - cycles_before
+
+    def _memory_bound_readers(self, segment: _Segment) -> list[Layer]:
+        """Return the layers behind a segment up to the last elementwise one that reads its output.
+
+        They wait for loads, and those run while the segment computes if it leaves the load port idle.
+        """
+        last = segment.choices[-1].layer
+        number = next(n for n, layer in enumerate(self.layers) if layer.y == last.y)
+        near = self.layers[number + 1 : number + 1 + MAX_READERS]
+        readers = [n for n, layer in enumerate(near, 1) if is_elementwise(layer) and shares_storage(layer, last)]
+        return near[: readers[-1]] if readers else []
 
     def _estimate(self, layer: Layer) -> float | None:
         """Return the estimated cycles of `layer`, cached; None for a block that fits no tiling."""

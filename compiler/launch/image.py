@@ -33,6 +33,7 @@ from celosia.compiler.tensorize.plan import LayerPart, Planner
 from celosia.compiler.tensorize.space import CUT_ORDERS, CompletionOrder
 from celosia.compiler.tensorize.tiles import PlacedPlan
 from celosia.compiler.vthread.encode import encode
+from celosia.compiler.vthread.load_order import order_loads
 from celosia.compiler.vthread.pipeline import (
     ScheduleDeadlock,
     Stream,
@@ -293,7 +294,8 @@ def build(
     for emitter, stream in zip(emitters, streams, strict=True):
         stream.instructions = load_codebooks(cfg, reorder_first_loads(cfg, stream.instructions), emitter.books)
         spread_weights(cfg, stream.instructions)
-        insert_tokens(cfg, stream.instructions, base)
+        stream.instructions, needs = order_loads(cfg, stream.instructions, base)
+        insert_tokens(cfg, stream.instructions, base, needs)
     parts, address = [constants.data()], base + constants.size
     built_launches = []
     for emitter, stream in zip(emitters, streams, strict=True):

@@ -210,7 +210,9 @@ def _needs(cfg: Config, p: Group, d: Tiling, levels: Levels) -> Iterator[tuple[s
     elif first.workload.in_blocks:
         inp += first.in_blocks * first.input_pixels
     else:
-        vin += 2 * first.blocks * first.input_pixels
+        input_entries = 2 * first.blocks * first.input_pixels
+        acc += input_entries if first.workload.scratchpad == "acc" else 0
+        vin += input_entries if first.workload.scratchpad == "vin" or first.workload.residual else 0
     room = depths(cfg)
     yield "inp", inp, room["inp"] - resident["inp"]
     yield "acc", acc, room["acc"]

@@ -243,6 +243,7 @@ def vector_ops(cfg: Config) -> Iterator[VectorOp]:
         yield VectorOp("acc", "", False, False, lookup, True, to="vin")
         for to, padded in product(("inp", "vin"), (False, True)):
             yield VectorOp("acc", "", False, True, lookup, to=to, padded=padded)
+            yield VectorOp("acc", "", True, True, lookup, to=to, padded=padded)
             yield VectorOp("vin", "max", False, False, lookup, to=to, padded=padded)
             yield VectorOp("vin", "sum", False, True, lookup, to=to, padded=padded)
             if cfg.taps:

@@ -374,6 +374,8 @@ class LayerLowering:
         It is a convolution without groups, a depthwise one, or a pooling.
         """
         gemm, kernel = self.layer.gemm, self.window.kernel
+        if self.layer.multiply is not None:
+            return self.make_vector_stage(on_chip, "acc"), self.vector_workload("acc", True)
         if gemm is None:
             return self.make_vector_stage(on_chip, "vin"), self.vector_workload("vin", False, kernel[0] * kernel[1])
         if self.scope == "vin":

@@ -108,7 +108,8 @@ def _lower_chain(cfg: Config, block: Layer) -> LayerComputation:
         blocks = pack.blocks(layer.y.channels, cfg.block_out)
         lowerings.append(LayerLowering(cfg, layer, False, 0, blocks, str(number), lowerings[-1] if lowerings else None))
     lowering = lowerings[0]
-    on_chip = lowering.make_input(lowering.scope, lowering.input_blocks, block.layers[0].pad_value)
+    scope = "acc" if block.layers[0].multiply is not None else lowering.scope
+    on_chip = lowering.make_input(scope, lowering.input_blocks, block.layers[0].pad_value)
     stages: list[BlockStage] = []
     workloads: list[Workload] = []
     for number, lowering in enumerate(lowerings):

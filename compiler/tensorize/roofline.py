@@ -241,6 +241,26 @@ def _rank_depthwise(cfg: Config, p: Workload) -> Iterator[Tiling]:
     yield from sorted((d for d in points if too_large(cfg, p, d) is None), key=cycles)
 
 
+def _rank_elementwise(cfg: Config, p: Workload) -> Iterator[Tiling]:
+    """Yield the points of a pooling, map or multiplication, those with the fewest estimated cycles first.
+
+    Of equal points the one with the largest tiles comes first.
+    """
+    beats, fetch = max(1, cfg.lanes // cfg.bus_bytes), max(1, instruction_bytes(cfg) // cfg.bus_bytes)
+
+    def cycles(d: Tiling) -> float:
+        """Estimate the first load, then the busiest unit in each tile, then the last result and its store."""
+        tiles = -(-p.out_blocks // d.n) * -(-p.rows // d.y) * -(-p.columns // d.x) * p.images
+        out = p.out_blocks * p.rows * p.columns * p.images / tiles
+        span = p.input_rows(d.y) * p.input_columns(d.x) / (d.y * d.x)
+        load = out * (span + p.residual) * beats * REFRESH_FACTOR + (3 + p.residual) * fetch
+        vector = out * p.window.kernel[0] * p.window.kernel[1] + VECTOR_STAGES
+        store = out * beats
+        return load + (tiles - 1) * max(load, vector, store) + vector + store
+
+    yield from sorted(candidates(cfg, p), key=cycles)
+
+
 def _rank_softmax(cfg: Config, p: Workload) -> Iterator[Tiling]:
     """Yield the points of a softmax, those with the fewest tiles (of rows) of the softmax engine first.
 
@@ -337,7 +357,9 @@ def rank_tilings(
             _rank_depthwise(cfg, p)
             if p.sums
             else candidates(cfg, p)
-            if p.norm or not p.whole
+            if p.norm or (max(p.window.kernel) > 1 and p.rows > 1)  # windows overlap: larger tiles load less
+            else _rank_elementwise(cfg, p)
+            if not p.whole
             else _rank_softmax(cfg, p)
         )
         if p.attends is not None:

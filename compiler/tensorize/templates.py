@@ -86,6 +86,7 @@ class _Template:
                 self._attach_inner_layer(d.stages[number - 1], d.stages[number], reader, loop)
             if first == 0:
                 self._load_activation(d.stages[0].on_chip, reader, loop, d.stages[0].scope)
+                self._load_operand(d.stages[0], reader, loop)
         return self.s
 
     def _attach_inner_layer(self, layer_stage: BlockStage, following: BlockStage, reader: Stage, loop: Axis) -> None:

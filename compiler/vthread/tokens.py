@@ -28,6 +28,10 @@ COMPUTE = int(Unit.GEMM), int(Unit.VECTOR)
 """Numbers of the units that compute."""
 
 
+Needs = list[int]
+"""For each unit, the number of its last instruction that an instruction must come after, or NEVER."""
+
+
 class _Log:
     """For each entry of one memory, the last instruction of `unit` that read it, or the last that wrote it.
 
@@ -73,7 +77,7 @@ class _History:
         log = self.logs[unit, write] = _Log(unit, self.size)
         for other in UNITS:
             for writes in (False, True):
-                if other != unit and (write or writes):
+                if (other != unit or unit == LOAD) and (write or writes):
                     self.rivals.setdefault((other, writes), []).append(log)
         return log
 
@@ -107,34 +111,62 @@ def _list_accesses(cfg: Config, instructions: list[StreamInstruction]) -> list[t
     return [accesses[number] for number in range(len(instructions))]
 
 
-def insert_tokens(cfg: Config, instructions: list[StreamInstruction], tracked_bytes: int) -> None:
-    """Set `wait` and `post` of each instruction, in place. tracked_bytes: DRAM from there on is never written."""
+def find_needs(
+    cfg: Config, instructions: list[StreamInstruction], tracked_bytes: int,
+    stores: dict[int, NDArray[np.int64]] | None = None,
+) -> list[Needs]:  # fmt: skip
+    """Return what each instruction needs: those before it that access the same and that one of both writes.
+
+    A unit executes its own instructions in order; its own entry counts only for a LOAD that overwrites another's data.
+    tracked_bytes: DRAM from there on is never written. stores: gets, for each LOAD of activations, the last STORE of
+    each granule that it reads, [planes, rows, granules of a row].
+    """
     histories = {name: _History(depth) for name, depth in depths(cfg).items()}
     dram = _Dram(cfg, tracked_bytes)
+    latest = [NEVER] * len(UNITS)
+    result: list[Needs] = []
+    for index, (instruction, (accesses, moved)) in enumerate(zip(instructions, _list_accesses(cfg, instructions))):
+        unit = UNIT_NUMBER[instruction.opcode]
+        needed = [NEVER] * len(UNITS)
+        if instruction.waits_for_compute:
+            for other in COMPUTE:
+                needed[other] = latest[other]
+        for access in accesses:
+            histories[access.memory].raise_needed(access, unit, needed)
+        if moved is not None and moved.address < tracked_bytes:
+            rival = LOAD if moved.write else STORE
+            rivals = dram.log_of(moved, not moved.write)
+            needed[rival] = max(needed[rival], int(np.maximum.reduce(rivals, axis=None)))
+            if stores is not None and not moved.write:
+                stores[index] = rivals.copy()
+            dram.log_of(moved, moved.write)[...] = index
+        result.append(needed)
+        latest[unit] = index
+        for access in accesses:
+            histories[access.memory].log_access(access, unit, index)
+    return result
+
+
+def insert_tokens(
+    cfg: Config, instructions: list[StreamInstruction], tracked_bytes: int, needs: list[Needs] | None = None
+) -> None:
+    """Set `wait` and `post` of each instruction, in place.
+
+    tracked_bytes: DRAM from there on is never written. needs: those of the instructions, if they are known.
+    """
     known = [[NEVER] * len(UNITS) for _ in UNITS]  # known[v][u]: last instruction of u that v knows to have ended
     at_start: list[list[int]] = []  # at_start[i]: what unit of instruction i knew when it started
     tokens: dict[tuple[int, int], list[tuple[int, int]]] = {
         (u, v): [] for u in UNITS for v in UNITS
     }  # (giver, taker) -> pairs of instructions (that posts, that waits)
     capacity = (1 << cfg.token_bits) - 1
-    latest = [NEVER] * len(UNITS)
 
-    for index, (instruction, (accesses, moved)) in enumerate(zip(instructions, _list_accesses(cfg, instructions))):
+    for index, needed in enumerate(find_needs(cfg, instructions, tracked_bytes) if needs is None else needs):
+        instruction = instructions[index]
         unit = UNIT_NUMBER[instruction.opcode]
-        known_here = known[unit]
-        needed = list(known_here)
-        if instruction.waits_for_compute:
-            for other in COMPUTE:
-                needed[other] = max(needed[other], latest[other])
-        for access in accesses:
-            histories[access.memory].raise_needed(access, unit, needed)
-        if moved is not None and moved.address < tracked_bytes:
-            rival = LOAD if moved.write else STORE
-            needed[rival] = max(needed[rival], int(np.maximum.reduce(dram.log_of(moved, not moved.write), axis=None)))
-
-        wait = 0
+        known_here, wait = known[unit], 0
         # The latest first: its token may imply the others.
-        behind = [other for other in UNITS if needed[other] > known_here[other]] if needed != known_here else ()
+        behind = [other for other in UNITS if other != unit and needed[other] > known_here[other]]
         for other in sorted(behind, key=needed.__getitem__, reverse=True):
             if needed[other] > known[unit][other]:
                 producer, pairs = needed[other], tokens[other, unit]
@@ -150,10 +182,5 @@ def insert_tokens(cfg: Config, instructions: list[StreamInstruction], tracked_by
                 known[unit][other] = producer
                 known[unit] = list(map(max, known[unit], at_start[producer]))
         instruction.fields["wait"] = wait
-        known[unit][unit] = latest[unit] = index
+        known[unit][unit] = index
         at_start.append(list(known[unit]))
-
-        for access in accesses:
-            histories[access.memory].log_access(access, unit, index)
-        if moved is not None and moved.address < tracked_bytes:
-            dram.log_of(moved, moved.write)[...] = index
