@@ -48,7 +48,7 @@ from celosia.sim.functional.norm import normalise_rows
 from celosia.sim.timing import predict
 
 Bytes = NDArray[np.uint8]
-VERSION = 5
+VERSION = 6
 """Version of measurements. A change of the timing model, of generated streams or of this file raises it, and records of
 other versions are no longer exact."""
 OpenDevice = Callable[[Config, "CostSource"], Device]
