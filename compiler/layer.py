@@ -352,8 +352,9 @@ class Layer:
 
     window, pad_value: of gemm or reduce. gemm: product with constant weights; the vector unit computes depthwise ones,
     see `is_depthwise`. product: product with an activation. reduce: combine the window of x by "max" or "sum".
-    multiply: by another activation. softmax, norm: over the channels of each pixel. requantise: scale int32 results to
-    int8. epilogue: clip, table and residual. heads: number of equal parts of the channels, each
+    sums_on_gemm: whether GEMM adds up whole images for `reduce`, since they do not fit vin; all channels are then
+    requantised alike. multiply: by another activation. softmax, norm: over the channels of each pixel. requantise:
+    scale int32 results to int8. epilogue: clip, table and residual. heads: number of equal parts of the channels, each
     of whole channel groups; each part has products or rows of its own.
 
     A *block* is layers that run as one, each on what the one before has left in a scratchpad. layers: those of a block,
@@ -368,6 +369,7 @@ class Layer:
     gemm: Gemm | None = None
     product: ActivationGemm | None = None
     reduce: str = ""
+    sums_on_gemm: bool = False
     multiply: Multiplication | None = None
     softmax: Softmax | None = None
     norm: Norm | None = None
@@ -444,7 +446,7 @@ class Layer:
 
     def uses_gemm(self, cfg: Config) -> bool:
         """Whether the GEMM unit multiplies by constant weights."""
-        return self.gemm is not None and not self.is_depthwise(cfg)
+        return self.sums_on_gemm or (self.gemm is not None and not self.is_depthwise(cfg))
 
     def parameters(self, cfg: Config) -> Requantise | None:
         """Return the requantisation of sums; None if there is none.

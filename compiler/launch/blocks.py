@@ -220,7 +220,7 @@ def _can_join_block(cfg: Config, layer: Layer) -> bool:
     if (layer.gemm is None and not layer.reduce) or (layer.x.height * layer.x.width == 1 and layer.x.images > 1):
         return False
     if layer.reduce:
-        return layer.epilogue.residual is None
+        return layer.epilogue.residual is None and not layer.sums_on_gemm
     if not layer.macs:
         return False  # an average pooling, which costs nothing as a guest of another convolution
     return layer.is_depthwise(cfg) or _reads_all_inputs(cfg, layer)

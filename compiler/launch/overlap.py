@@ -27,7 +27,7 @@ from celosia.hw.spec.config import Config
 
 def is_elementwise(layer: Layer) -> bool:
     """Return whether the layer is a pooling, a map or a multiplication."""
-    return bool(layer.reduce) or layer.multiply is not None or layer.is_map
+    return (bool(layer.reduce) and not layer.sums_on_gemm) or layer.multiply is not None or layer.is_map
 
 
 def is_for_vector(cfg: Config, layer: Layer) -> bool:
@@ -88,6 +88,8 @@ def reads_rows_of(producer: Layer, layer: Layer) -> bool:
 
     It can then read rows as soon as they are complete, while `producer` computes others.
     """
+    if layer.sums_on_gemm:
+        return False  # its tiles read images in parts of pixels and groups
     x, y = layer.x, producer.y
     same_layout = x.storage is y.storage and x.strided_view is y.strided_view is None
     reads_once = sum(act.storage is y.storage for act in layer.inputs()) == 1

@@ -16,7 +16,7 @@ import numpy as np
 from celosia.compiler.expr import Axis, Expr, Tensor, Var, compute, is_float, placeholder, reduce_axis, select, sum
 from celosia.compiler.expr.lower import reduce_and
 from celosia.compiler.expr.nodes import INDEX, Const, minimum
-from celosia.compiler.layer import Activation, ActivationGemm, Layer, TilingError, Window
+from celosia.compiler.layer import Activation, ActivationGemm, Layer, Storage, TilingError, Window
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.block_space import BlockWorkload
 from celosia.compiler.tensorize.computation import (
@@ -27,9 +27,10 @@ from celosia.compiler.tensorize.computation import (
     LayerComputation,
 )
 from celosia.compiler.tensorize.intrinsics import PARAMETERS, VectorOp, tile_shape, vector_value
-from celosia.compiler.tensorize.space import Workload
+from celosia.compiler.tensorize.space import EXTENT_MAX, Workload
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Buffer, element_bytes
+from celosia.hw.spec.scratchpads import depths
 
 PLACES = ("image", "block", "row", "column", "piece", "b", "g")
 """Names of the axes of tensors that the vector unit reads and writes."""
@@ -421,20 +422,23 @@ class LayerLowering:
         """Return the expression of a product on GEMM of `on_chip` and weights, with the Workload that is tiled for it.
 
         It serves constant weights and those that are activations. weights: [blocks, input blocks, *kernel, block_out,
-        block_in]. run: which input blocks an output block reads: `share` output blocks in a row read the same ones, and
-        the next begin `step` input blocks later.
+        block_in]; [1, 1, 1, 1, block_out, block_in] if all products are by one entry of wgt. run: which input blocks an
+        output block reads: `share` output blocks in a row read the same ones, and the next begin `step` input blocks
+        later.
         """
         cfg, w = self.cfg, self.window
         q, g = cfg.inp_pieces, cfg.group
         k, r, s = reduce_axis(run.inputs, "k"), reduce_axis(w.kernel[0], "r"), reduce_axis(w.kernel[1], "s")
         e, c = reduce_axis(q, "e"), reduce_axis(g, "c")
+        one_weight = self.layer.sums_on_gemm
 
         def product(i: Expr, n: Expr, y: Expr, x: Expr, piece: Expr, b: Expr, m: Expr) -> Expr:
             row = y if w.kernel[0] == 1 else y * w.strides[0] + r * w.dilations[0]
             value = on_chip[
                 i, n // run.share * run.step + k, row, x * w.strides[1] + s * w.dilations[1], e, b, c
             ].astype("int32")
-            weight = weights[n, k, r, s, piece * g + m, e * g + c].astype("int32")
+            entry = (0, 0, 0, 0) if one_weight else (n, k, r, s)
+            weight = weights[*entry, piece * g + m, e * g + c].astype("int32")
             return sum(weight * value, (k, r, s, e, c))  # weights first, since loads are emitted in this order
 
         names = ("image", "block", "row", "column", "piece", "b", "m")
@@ -445,6 +449,7 @@ class LayerLowering:
         workload = Workload(
             w, self.y.images, self.y.rows, self.y.columns, self.blocks, run.inputs, operation.residual,
             run.step, run.share if run.step else 1, apart=self.matrix and self.y.columns > 1, sum_bytes=self.sum_bytes,
+            one_weight=one_weight,
         )  # fmt: skip
         return BlockStage(
             operation, on_chip, "inp", acc, weights, par=par, table=table, b=self._make_operand()
@@ -484,6 +489,59 @@ class LayerLowering:
             self.window, y.images, y.rows, y.columns, self.blocks, 0, has_b, 1, 1, scope, self.extra_columns, sums,
             weighted,
         )  # fmt: skip
+
+
+class ImageSumsLowering(LayerLowering):
+    """Lowers sums of whole images on GEMM, see `Layer.sums_on_gemm`.
+
+    A group of channels of an image fits no scratchpad. So it is an image of its own here, and parts of its pixels are
+    its groups: x, [images, groups, rows, columns], is read as [images * groups, parts, 1, pixels of a part], and y,
+    [images, groups, 1, 1], is written as [images * groups, 1, 1, 1].
+    """
+
+    def __init__(self, cfg: Config, layer: Layer) -> None:
+        x, y, part = layer.x, layer.y, pixels_of_part(cfg, layer.x, layer.y)
+        if part is None:
+            raise TilingError("the pixels of its images cannot be cut into equal parts")
+        images, parts, piece = x.batches(cfg) * x.groups(cfg), x.height * x.width // part, cfg.piece_bytes
+        x_form = Activation(x.name, images * cfg.batch, parts * cfg.group, 1, part, Storage(x.name, parts))
+        y_form = Activation(y.name, images * cfg.batch, cfg.group, 1, 1, Storage(y.name, 1))
+        form = replace(layer, x=x_form, y=y_form, window=Window((1, part)), reduce="")
+        super().__init__(cfg, form, False, 0, 1)
+        x_offset, y_offset = (ActivationGrid.of(cfg, act, False).offset for act in (x, y))
+        self.x = ActivationGrid(x, images, 1, part, (parts * part * piece, part * piece, 0, piece), x_offset)
+        self.y = ActivationGrid(y, images, 1, 1, (piece, 0, 0, 0), y_offset)
+
+    def lower_image_sums(self) -> LayerComputation:
+        """Lower the layer as a product by identity matrices, all of which are one entry of wgt."""
+        cfg, group = self.cfg, self.cfg.group
+        on_chip = self.make_input("inp", self.input_blocks, 0)
+        entry = np.zeros((cfg.block_out, cfg.inp_pieces, group), np.uint8)
+        entry[:group] = np.eye(group, dtype=np.uint8)[:, None]
+        shape = (1, 1, 1, 1, cfg.block_out, cfg.block_in)
+        weights = self.add_constant(entry.reshape(-1), shape, "int8", "weights")
+        run = pack.WeightRun(0, 1, 0, self.input_blocks, 0, 1, 0)
+        return self.finish_computation(*self._make_product_stage(on_chip, run, weights))
+
+
+MIN_PART = 16
+"""Least pixels of a part of an image whose pixels GEMM adds up; an instruction for fewer costs more than it does."""
+
+
+def pixels_of_part(cfg: Config, x: Activation, y: Activation) -> int | None:
+    """Return how many pixels of `x` GEMM reads at a time where it adds up whole images; None if it cannot.
+
+    All parts have equally many pixels, at least MIN_PART. Where the pixels can be cut so, several parts fit inp at a
+    time, and the tiling chooses how many of them GEMM takes (k).
+    """
+    for act in (x, y):
+        if act.strided_view is not None or (act.batches(cfg) > 1 and act.storage_groups != act.groups(cfg)):
+            return None
+    pixels, room = x.height * x.width, depths(cfg)["inp"]
+    counts = range(cfg.inp_pieces, pixels // MIN_PART + 1, cfg.inp_pieces)
+    equal = [pixels // parts for parts in counts if pixels % parts == 0]
+    sizes = [size for size in equal if size <= min(room // 2, EXTENT_MAX)]
+    return next((size for size in sizes if size <= room // 8), sizes[-1] if sizes else None)
 
 
 def window_of(layer: Layer) -> Window:

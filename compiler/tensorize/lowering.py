@@ -35,7 +35,7 @@ from celosia.compiler.tensorize.intrinsics import (
     softmax_share,
     sum_of_powers,
 )
-from celosia.compiler.tensorize.layer_lowering import PLACES, LayerLowering, window_of
+from celosia.compiler.tensorize.layer_lowering import PLACES, ImageSumsLowering, LayerLowering, window_of
 from celosia.compiler.tensorize.space import Workload
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Opcode, formats
@@ -51,6 +51,8 @@ def lower_layer(cfg: Config, layer: Layer) -> list[LayerComputation]:
         if layer.layers[0].product is not None:
             return [_lower_attention(cfg, layer)]
         return [_lower_with_maps(cfg, layer) if layer.layers[-1].is_map else _lower_chain(cfg, layer)]
+    if layer.sums_on_gemm:
+        return [ImageSumsLowering(cfg, layer).lower_image_sums()]
     matrix = _is_matrix(layer)
     if layer.gemm is not None and not layer.is_depthwise(cfg):
         stored = pack.stored_weights(cfg, layer.gemm)

@@ -140,7 +140,7 @@ class _TileCosts:
         span = rows * self.columns
         self.tile_inp = (p.in_blocks + p.step * ((n - 1) // p.share) if p.grouped else k) * span
         self.all_inp = p.in_blocks * span * self.spatial * (p.out_blocks if p.grouped else 1)
-        self.tile_wgt, self.all_wgt = n * k * p.places, p.out_blocks * p.in_blocks * p.places
+        self.tile_wgt, self.all_wgt = p.weight_entries(n, k), p.weight_entries(p.out_blocks, p.in_blocks)
         self.inp_stays = np.bool_(p.grouped) | (self.all_inp <= self.room["inp"])
         self.wgt_stays = self.all_wgt <= self.room["wgt"]
         self.inp_loads = self.all_inp * np.where(self.weights & ~self.inp_stays, self.n_tiles, 1)

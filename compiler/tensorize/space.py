@@ -69,6 +69,7 @@ class Workload:
     attends: for attention, whose rows are heads and whose columns are queries: (blocks of keys, blocks of channels).
     sum_bytes: bytes of each sum that the output holds; 0 if sums are requantised.
     norm: whether whole rows are normalised.
+    one_weight: whether all products are by the same entry of wgt.
     """
 
     window: Window
@@ -91,6 +92,7 @@ class Workload:
     attends: tuple[int, int] | None = field(default=None, repr=False)
     sum_bytes: int = field(default=0, repr=False)
     norm: bool = field(default=False, repr=False)
+    one_weight: bool = field(default=False, repr=False)
 
     def __repr__(self) -> str:
         return recorded_text("Problem", self)
@@ -105,6 +107,7 @@ class Workload:
             for name, sizes in (("of", w.kernel), ("strides", w.strides), ("dilations", w.dilations), ("pads", w.pads))
         )
         whole = ", whole" * self.whole + ", normalised" * self.norm + ", packed" * self.packed
+        whole += ", by one entry of weights" * self.one_weight
         if self.attends is not None:
             return f"attention, {shape}, to {self.attends[0]} blocks of keys of {self.attends[1]} blocks"
         whole += f", {self.sum_bytes} bytes of sums" * (self.sum_bytes > 0)
@@ -121,6 +124,10 @@ class Workload:
     def steps(self) -> int:
         """Cycles in which GEMM computes: products of one block of channels by another, one a cycle."""
         return self.out_blocks * self.in_blocks * self.places * self.rows * self.columns * self.images
+
+    def weight_entries(self, n: Any, k: Any) -> Any:
+        """Return the entries of wgt for `n` output blocks and `k` input blocks, which may be arrays."""
+        return n * k * self.places if not self.one_weight else 0 * n * k + 1
 
     @property
     def output_bytes(self) -> int:
@@ -320,11 +327,11 @@ def too_large(cfg: Config, p: Workload, d: Tiling) -> str | None:
         if d.order == "split":
             needs.append(("acc", p.out_blocks * pixels + accs, room["acc"]))
         needs.append(("inp", d.k * span, room["inp"] // 2))
-        needs.append(("wgt", d.n * d.k * p.places, room["wgt"] // 2))
+        needs.append(("wgt", p.weight_entries(d.n, d.k), room["wgt"] // 2))
     else:
         needs.append(("acc", 2 * entries + accs, room["acc"]))
         needs.append(("inp", p.input_blocks_of(d.n) * span, room["inp"]))
-        needs.append(("wgt", d.n * p.in_blocks * p.places, room["wgt"]))
+        needs.append(("wgt", p.weight_entries(d.n, p.in_blocks), room["wgt"]))
     if (reason := _first_excess(needs)) is not None:
         return reason
     if max(d.y, d.x, d.n) > EXTENT_MAX:
@@ -416,16 +423,16 @@ def product_sizes(cfg: Config, p: Workload) -> Iterator[Sizes]:
             for n in blocks:
                 if n * pixels > limit or (n > room["par"] // 2 and not p.sum_bytes):
                     continue
-                if p.input_blocks_of(n) * span <= room["inp"] and n * p.in_blocks * p.places <= room["wgt"]:
+                if p.input_blocks_of(n) * span <= room["inp"] and p.weight_entries(n, p.in_blocks) <= room["wgt"]:
                     yield n, y, x, p.in_blocks, "weights"
                     if not p.grouped:
                         yield n, y, x, p.in_blocks, "input"
                 if p.grouped:
                     continue
                 fitting_pieces = [
-                    k for k in pieces if k * span <= room["inp"] // 2 and n * k * p.places <= room["wgt"] // 2
+                    k for k in pieces if k * span <= room["inp"] // 2 and p.weight_entries(n, k) <= room["wgt"] // 2
                 ]
                 if (p.out_blocks + 2 * n * p.added_operands) * pixels <= room["acc"]:
                     yield from ((n, y, x, k, "split") for k in fitting_pieces)
-                if fitting_pieces and n * p.in_blocks * p.places > room["wgt"] // 2:
+                if fitting_pieces and p.weight_entries(n, p.in_blocks) > room["wgt"] // 2:
                     yield n, y, x, fitting_pieces[0], "pieces"

@@ -213,11 +213,11 @@ def _product_bounds(cfg: Config, p: Workload, points: Sequence[Tiling], copies: 
         _positions_read(p.window, 0, p.rows, p.rows) * _positions_read(p.window, 1, p.columns, p.columns) * p.images
     )
     inp = reloaded(np.full(len(points), pixels_read * blocks), np.where(weights_outside, n_tiles, 1), capacity["inp"])
-    all_weights = float(p.out_blocks * p.in_blocks * p.places)
+    all_weights = float(p.weight_entries(p.out_blocks, p.in_blocks))
     wgt = np.where(
         order == "weights", all_weights, reloaded(np.full(len(points), all_weights), spatial, capacity["wgt"])
     )  # fmt: skip
-    tile = n * p.in_blocks * p.places * 1.0
+    tile = p.weight_entries(n, p.in_blocks) * 1.0
     wgt = np.where(order == "pieces", p.out_blocks // n * reloaded(tile, spatial, capacity["wgt"]), wgt)
     tiles = n_tiles * spatial
     fetched = (tiles * -(-p.in_blocks // k) + 2 * tiles) * instruction_bytes(cfg)  # GEMM; VECTOR, STORE
@@ -229,7 +229,7 @@ def _product_bounds(cfg: Config, p: Workload, points: Sequence[Tiling], copies: 
     rows = np.array([_positions_read(p.window, 0, int(size), p.rows) for size in y])
     columns = np.array([_positions_read(p.window, 1, int(size), p.columns) for size in x])
     tile_inputs = np.minimum(k, blocks) * rows * columns * input_bytes
-    tile_weights = n * np.where(is_split, k, p.in_blocks) * p.places * p.weight_bytes(cfg)
+    tile_weights = p.weight_entries(n, np.where(is_split, k, p.in_blocks)) * p.weight_bytes(cfg)
     first_tile = _bytes_of_busier_port(cfg, p, tile_inputs, tile_weights) // cfg.bus_bytes
     compute = first_tile + copies * max(p.steps, _output_entries(p))
     return np.asarray(np.maximum(np.maximum(compute, copies * read), copies * write) + _end_latency(memory), np.float64)
@@ -237,7 +237,7 @@ def _product_bounds(cfg: Config, p: Workload, points: Sequence[Tiling], copies: 
 
 def _weight_bytes(cfg: Config, p: Workload) -> float:
     """Return the bytes of the weights of a workload that one port has to load."""
-    return p.out_blocks * p.in_blocks * p.places * p.weight_bytes(cfg) / (1 + _is_spread(cfg, p))
+    return float(p.weight_entries(p.out_blocks, p.in_blocks) * p.weight_bytes(cfg) / (1 + _is_spread(cfg, p)))
 
 
 def _is_spread(cfg: Config, p: Workload) -> bool:

@@ -42,6 +42,7 @@ from celosia.compiler.layer import Activation, Gemm, Layer, Norm, Requantise, So
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program.model import matrix_counts
 from celosia.compiler.tensorize import pack
+from celosia.compiler.tensorize.layer_lowering import pixels_of_part
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Buffer, element_bytes
 from celosia.hw.spec.scratchpads import depths
@@ -89,7 +90,7 @@ def place_average(p: Placement, node: ir.Node) -> None:
     reads: Reads = {}
     x, whole = p.read(value, form, reads), p.new_activation(y, y_form)
     parts = [_sum_of_part(node, x, whole, window, row, column) for row, column in product(rows, columns)]
-    layers = [_as_depthwise(p.cfg, part) for part in parts]
+    layers = [_on_faster_unit(p.cfg, part) for part in parts]
     if len(layers) == 1:
         p.add_layer(node, replace(layers[0], name=node.name or ""), reads, y_form, note)
     else:
@@ -158,12 +159,15 @@ def _rows_read(window: Window, axis: int, run: _Run, size: int) -> tuple[int, in
     return max(0, start), max(0, -start), max(0, end - size)
 
 
-def _as_depthwise(cfg: Config, pool: Layer) -> Layer:
-    """Return a sum pooling as a depthwise convolution with weights of 1, or `pool` itself if that saves no cycles.
+def _on_faster_unit(cfg: Config, pool: Layer) -> Layer:
+    """Return a sum pooling in the form in which it takes the fewest cycles.
 
-    A pooling takes one step for each tap of its window; a depthwise convolution one for `cfg.taps` columns of a row.
+    GEMM adds up whole images that are too large for vin. Else a pooling takes one step for each tap of its window; a
+    depthwise convolution with weights of 1 takes one for `cfg.taps` columns of a row.
     """
     (height, width), channels = pool.window.kernel, pool.x.channels
+    if pool.window == Window(pool.x.dims[2:]) and height * width > depths(cfg)["vin"] // 2:
+        return replace(pool, sums_on_gemm=pixels_of_part(cfg, pool.x, pool.y) is not None)
     if not cfg.taps or channels == 1 or pool.requantise is None:
         return pool
     steps = height * pack.tap_steps(cfg, pool.window)[0]

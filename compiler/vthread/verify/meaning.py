@@ -101,6 +101,11 @@ class Symbols:
         scalars: Scalars = sums - self.bias
         return scalars.reshape(count, outs, ins)
 
+    def identity(self) -> np.uint64:
+        """Return the scalar of weights that are an identity matrix of the channels of a group."""
+        group = self.cfg.group
+        return np.uint64(self.weights(np.eye(group, dtype=np.uint8).reshape(1, 1, group, 1, group)).item())
+
     def entries(self, pieces: Scalars) -> Scalars:
         """Return scalars [...] of entries of wgt that consist of pieces of activations, [..., block_out]."""
         scalars: Scalars = pieces @ self.rows
@@ -221,7 +226,9 @@ def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
         a = _product_sums(symbols, x, pieces, layer, layer.product)
     if layer.reduce:
         a = _windows(x, layer.window, layer.y, symbols.padding(layer.pad_value)).sum(axis=(4, 5))
-        if layer.window.kernel != (1, 1):
+        if layer.sums_on_gemm:
+            a *= symbols.identity()
+        elif layer.window.kernel != (1, 1):
             operation = operation._replace(reduce={"max": ReduceOp.MAX, "sum": ReduceOp.ADD}[layer.reduce])
     if (multiply := layer.multiply) is not None:
         b = pieces_of(cfg, pieces[multiply.b.storage], multiply.b)
@@ -232,7 +239,10 @@ def operands(symbols: Symbols, pieces: Pieces, layer: Layer) -> Operands:
         operation = operation._replace(offset=norm.offset, rows=rows)
     if requantise is not None:
         operation = operation._replace(zero_point=requantise.zero_point)
-        parameters = symbols.parameters(_parameters(cfg, requantise))[None, :, None, None]
+        entries = _parameters(cfg, requantise)
+        if layer.sums_on_gemm:
+            entries = entries[:1]  # its groups of channels are alike
+        parameters = symbols.parameters(entries)[None, :, None, None]
         if layer.product is not None:
             parameters = np.tile(parameters, (1, layer.heads, 1, 1))
     if epilogue.table is not None:
@@ -264,7 +274,8 @@ def terms(
         return
     window = _windows(x, layer.window, layer.y, symbols.padding(layer.pad_value))[batch, :, row, column]
     if layer.gemm is None:
-        yield from ((value, None) for value in window[group].reshape(-1).tolist())
+        weight = int(symbols.identity()) if layer.sums_on_gemm else None
+        yield from ((value, weight) for value in window[group].reshape(-1).tolist())
         return
     first, weights = group_weights(symbols, layer.gemm)
     input_groups = np.minimum(first[group] + np.arange(weights.shape[1]), x.shape[1] - 1)
