@@ -396,15 +396,27 @@ class _ChainPartitioner:
         """Return the cycles of a segment as a block, and those of its choices one by one.
 
         Both are timed behind the layer that makes their input, as in the network: only their first loads overlap with
-        it.
+        it. A shortcut, a layer that makes the operand of a residual from the same input, runs before the block, or
+        between its layers, where they are apart.
         """
         producer = self.producers.get(segment.choices[0].layer.x.storage)
         before = [] if producer is None else [producer]
         cycles_before = self.cycles_once(before) if before else 0
         layers, behind = [choice.layer for choice in segment.choices], self._memory_bound_readers(segment)
-        return self.cycles_once([*before, segment.layer, *behind]) - cycles_before, self.cycles_once(
-            [*before, *layers, *behind]
-        ) - cycles_before
+        shortcuts = [self._shortcut(layer, layers) for layer in layers]
+        apart = [layer for pair in zip(shortcuts, layers) for layer in pair if layer is not None]
+        together = [*(layer for layer in shortcuts if layer is not None), segment.layer]
+        return (
+            self.cycles_once([*before, *together, *behind]) - cycles_before,
+            self.cycles_once([*before, *apart, *behind]) - cycles_before,
+        )
+
+    def _shortcut(self, layer: Layer, segment: Sequence[Layer]) -> Layer | None:
+        """Return the layer outside of `segment` that makes the operand of a residual from the segment's input."""
+        residual = layer.epilogue.residual
+        producer = None if residual is None else self.producers.get(residual.operand.storage)
+        is_shortcut = producer is not None and producer.x == segment[0].x and all(producer.y != s.y for s in segment)
+        return producer if is_shortcut else None
 
     def _memory_bound_readers(self, segment: _Segment) -> list[Layer]:
         """Return the layers behind a segment up to the last elementwise one that reads its output.
