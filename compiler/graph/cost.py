@@ -12,6 +12,7 @@ import onnx_ir as ir
 from celosia.compiler.graph.operands import data_operands, operand
 from celosia.compiler.graph.values import attribute, constant, operands, shape, subgraphs
 from celosia.compiler.ops import op_spec
+from celosia.compiler.program.host.hostops.recurrent_ops import are_projected
 from celosia.compiler.program.op_spec import Moves, filling
 
 Shape = Any
@@ -95,10 +96,11 @@ def _count_transposed_convolution(node: ir.Node, shapes: Sequence[Shape], out: S
 def _count_recurrence(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
     """Count one product by all input weights and all recurrent weights for each time step of each sample.
 
-    The outputs may be left out, so that the inputs give the sizes.
+    The outputs may be left out, so that the inputs give the sizes. Inputs that are gates already are not multiplied.
     """
     x, input_weights, recurrent_weights, *_ = shapes
-    return int(x[0] * x[1]) * (math.prod(input_weights) + math.prod(recurrent_weights))
+    is_projected = are_projected(constant(operand(node, "w")))
+    return int(x[0] * x[1]) * (math.prod(recurrent_weights) + (0 if is_projected else math.prod(input_weights)))
 
 
 @_counts_macs_of("MatMulNBits", "MatMulBnb4")

@@ -16,7 +16,7 @@ from celosia.compiler.ops.integer import ZeroPoint, matrix_product
 from celosia.compiler.ops.products import product
 from celosia.compiler.ops.quantized import dynamic_quantisation, quantize
 from celosia.compiler.ops.registry import Node, op, reshaped
-from celosia.compiler.program.host.hostops.recurrent_ops import Activation, activations
+from celosia.compiler.program.host.hostops.recurrent_ops import Activation, activations, are_projected
 from celosia.compiler.program.op_spec import Kind
 
 States = tuple[Tensor, ...]
@@ -104,7 +104,17 @@ class _Layer:
         """[D, steps * B in the order of x, G * H]."""
 
     def multiply_inputs(self, flat: Tensor) -> Tensor:
-        """Return the products of all inputs, flat [steps * B, I], with their weights, plus the bias: [D, ., G * H]."""
+        """Return the products of all inputs, flat [steps * B, I], with their weights, plus the bias: [D, ., G * H].
+
+        Finite inputs that are gates already (`projected_weights`) are not multiplied.
+        """
+        if are_projected(self.node.value("w")):
+            size = self.w.shape[1]
+
+            def gate(d: Expr, m: Expr, n: Expr) -> Expr:
+                return self._add_bias(flat[m, d * size + n], d, n, 0)
+
+            return T.compute((self.directions, flat.shape[0], size), gate, "gates")
         return product(flat, self.w, transpose_b=True, finish=lambda acc, i: self._add_bias(acc, i[0], i[2], 0))
 
     def _add_bias(self, value: Expr, d: Expr, n: Expr, first: int) -> Expr:

@@ -373,6 +373,13 @@ Kinds = Annotated[
     str | None,
     opt.one_of("--operators", names=OPERATORS, help="Operators to quantise. Default: products for decoders, else all."),
 ]
+Recurrent = Annotated[
+    bool,
+    typer.Option(
+        "--recurrent",
+        help="Also quantise the products of the inputs of LSTM, GRU and RNN, which can lose some decibels.",
+    ),
+]
 Smooth = Annotated[
     str | None,
     typer.Option(
@@ -397,6 +404,7 @@ def quantize(
     symmetric: Symmetric = False,
     method: Method = "minmax",
     operators: Kinds = None,
+    recurrent: Recurrent = False,
     smooth: Smooth = None,
     samples: opt.Samples = None,
     exclude: Exclude = None,
@@ -431,9 +439,9 @@ def quantize(
 
         quantised = quantize_model(
             model, calibration, output, per_channel=not per_tensor, activations=activations, method=method,
-            symmetric=symmetric, operators=operators, samples=samples, exclude=exclude or (), mean=mean or (0.0,),
-            std=std or (1.0,), weights=int(weights), smooth=alpha, config=config, set=common.parse_set(set_),
-            progress=stages, told=common.printer_of_first_sentence(quiet),
+            symmetric=symmetric, operators=operators, recurrent=recurrent, samples=samples, exclude=exclude or (),
+            mean=mean or (0.0,), std=std or (1.0,), weights=int(weights), smooth=alpha, config=config,
+            set=common.parse_set(set_), progress=stages, told=common.printer_of_first_sentence(quiet),
         )  # fmt: skip
     common.write_json(report, quantised)
     if not quiet:

@@ -18,6 +18,7 @@ from celosia.driver.accuracy.compare import ModelTensors, add_float_comparison
 from celosia.driver.data.calibration import Input, Samples
 from celosia.driver.host.oracle import compute_tensors, open_session
 from celosia.driver.quantize.decoders import LOGITS, PRODUCTS, TOKENS, perplexity
+from celosia.driver.quantize.supported_forms import RECURRENT
 from celosia.hw.spec.config import Config
 
 Array = NDArray[Any]
@@ -173,6 +174,8 @@ def list_operators(quantised: onnx.ModelProto, chosen: str, exclude: Sequence[st
                 reason = "it is excluded"
             elif chosen in WHY_NOT and node.op_type not in PRODUCTS:
                 reason = WHY_NOT[chosen]
+            elif node.op_type in RECURRENT:
+                reason = "its states are products of the step before; --recurrent quantises the products of its input"
             elif node.op_type not in QDQRegistry:
                 reason = "onnxruntime's quantiser has no rule for it"
             else:

@@ -52,6 +52,7 @@ from celosia.driver.quantize.smooth import is_smoothable
 from celosia.driver.quantize.smooth import smooth as smooth_floats
 from celosia.driver.quantize.supported_forms import (
     normalise_gemm_biases,
+    project_inputs,
     separate_shared_biases,
     separate_sums,
 )
@@ -86,6 +87,7 @@ class QuantizerChoices:
     weights: int = WEIGHTS[0]
     smooth: float | str | None = None
     symmetric: bool = False
+    recurrent: bool = False
     decoder: bool = False
 
     @property
@@ -130,7 +132,8 @@ class QuantizerChoices:
 def quantize(
     model: str | Path, calibration: str | Path | Mapping[str, Array], output: str | Path, *, per_channel: bool = True,
     weights: int = WEIGHTS[0], activations: str = "int8", symmetric: bool = False, method: str = "minmax",
-    operators: str | None = None, smooth: float | str | None = None, samples: int | None = None,
+    operators: str | None = None, recurrent: bool = False, smooth: float | str | None = None,
+    samples: int | None = None,
     exclude: Sequence[str] = (), mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,),
     config: str | Path | Config = "pynq", set: InputValues | None = None,
     progress: Callable[[str], None] | None = None,
@@ -157,6 +160,8 @@ def quantize(
             their biases, with symmetric int8 activations. "rotary": also rotary positions. "attention": also masks and
             softmaxes. For decoders "all" is "attention" with the residual stream and norms. None: "products" for
             decoders, else "all".
+        recurrent: Also quantise the products of the inputs of LSTM, GRU and RNN, as one MatMul for all steps. Their
+            sums get 8 bits, which can lose some decibels.
         smooth: Alpha of smooth.py, 0 to 1, or "auto". None: no smoothing.
         samples: Largest number of samples that are used. None: all of them.
         exclude: Names of operators that stay float. By default none.
@@ -220,7 +225,7 @@ def quantize(
     say, cfg = progress or (lambda stage: None), Config.load(config)
     operator_kinds = operators or OPERATORS[0]
     choices = QuantizerChoices(
-        per_channel, activations, method, operator_kinds, tuple(exclude), weights, smooth, symmetric
+        per_channel, activations, method, operator_kinds, tuple(exclude), weights, smooth, symmetric, recurrent
     )
     _check_before_work(model, output)
     say("reading the model")
@@ -255,7 +260,7 @@ def _quantise_and_report(
     with tempfile.TemporaryDirectory() as scratch, _silence_quantiser():
         say("preparing the model")
         separate = separate_sums(float_model, choices.exclude)
-        prepared, result = _prepare_model(separate, Path(scratch), decoder), Path(scratch) / "int8.onnx"
+        prepared, result = _prepare_model(separate, Path(scratch), choices), Path(scratch) / "int8.onnx"
         outputs_with_products = outputs_without_smoothing = smooth_report = None
         if choices.smooth is not None:
             say("quantising without smoothing, to compare")
@@ -437,9 +442,9 @@ def _split_samples(samples: Samples) -> tuple[Samples, Samples]:
     return samples.pick(k for k in range(len(samples)) if k not in held_out), samples.pick(held_out)
 
 
-def _prepare_model(proto: onnx.ModelProto, scratch: Path, decoder: bool) -> Path:
-    """Run onnxruntime's own preparation of the model (fold normalisations, infer shapes). Return the file of the
-    result.
+def _prepare_model(proto: onnx.ModelProto, scratch: Path, choices: QuantizerChoices) -> Path:
+    """Run onnxruntime's own preparation of the model (fold normalisations, infer shapes), and bring operators to the
+    forms that its quantiser supports. Return the file of the result.
 
     For decoders without onnxruntime's transpose optimiser: it would move the split into heads behind the rotary
     positions. QuantizeError.
@@ -449,12 +454,14 @@ def _prepare_model(proto: onnx.ModelProto, scratch: Path, decoder: bool) -> Path
     source, prepared = scratch / "float.onnx", scratch / "prepared.onnx"
     onnx.save(proto, source)
     try:
-        if decoder:
+        if choices.decoder:
             open_session(proto, "BASIC", save=source, int8=False, without=["TransposeOptimizer"])
-        quant_pre_process(source, prepared, skip_optimization=decoder, skip_symbolic_shape=True)
+        quant_pre_process(source, prepared, skip_optimization=choices.decoder, skip_symbolic_shape=True)
     except Exception as error:  # onnxruntime raises many classes
         raise QuantizeError(f"onnxruntime cannot prepare the model: {_first_line(error)}") from None
     typed = add_types(onnx.load(prepared))
+    if choices.recurrent:
+        typed = add_types(project_inputs(typed, choices.exclude))
     onnx.save(separate_shared_biases(normalise_gemm_biases(typed)), prepared)
     return prepared
 

@@ -4,6 +4,7 @@ Gemm<beta = 2>(a, b, c)    ->    Gemm(a, b, 2 c)                   c becomes [N]
                                  Add(Gemm(a, b), 2 c)              where it has several rows
 Conv(x, w, b)              ->    Conv(x, w, b_copy)                where another operator has the bias b, too
 Sum(a, b, c)               ->    Add(Add(a, b), c)                 of tensors of one shape
+LSTM(x, w, r)              ->    LSTM(MatMul(x, w), identity, r)   also GRU and RNN
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from math import prod
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+
+from celosia.compiler.program.host.hostops.recurrent_ops import projected_weights
 
 
 def normalise_gemm_biases(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -65,6 +68,47 @@ def separate_shared_biases(model: onnx.ModelProto) -> onnx.ModelProto:
             graph.initializer.append(copy)
             node.input[2] = copy.name
         used.add(bias)
+    return model
+
+
+RECURRENT = ("LSTM", "GRU", "RNN")
+"""Operators whose products of the input `project_inputs` separates."""
+
+
+def project_inputs(model: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
+    """Change `model`: a MatMul computes the products of the inputs of recurrent layers with constant weights.
+
+    The quantiser takes it, and the accelerator computes all steps at once; the layer then multiplies its states only.
+    kept: names of operators that stay as they are.
+    """
+    graph, nodes = model.graph, list[onnx.NodeProto]()
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    names = {name for node in graph.node for name in (*node.input, *node.output)} | set(constants)
+
+    def unused(name: str) -> str:
+        result = next(candidate for k in count() if (candidate := f"{name}{k or ''}") not in names)
+        names.add(result)
+        return result
+
+    for node in graph.node:
+        nodes.append(node)
+        weights = constants.get(node.input[1]) if node.op_type in RECURRENT and not node.domain else None
+        if weights is None or node.name in kept:
+            continue
+        w = numpy_helper.to_array(weights)
+        directions, size, inputs = w.shape
+        stem = node.name or next(name for name in node.output if name)
+        matrix, gates, result = (unused(f"{stem}_{suffix}") for suffix in ("input_weights", "identity", "input_gates"))
+        graph.initializer.extend(
+            [
+                numpy_helper.from_array(np.ascontiguousarray(w.reshape(directions * size, inputs).T), matrix),
+                numpy_helper.from_array(projected_weights(directions, size, w.dtype), gates),
+            ]
+        )
+        nodes.insert(-1, helper.make_node("MatMul", [node.input[0], matrix], [result], name=unused(f"{stem}_input")))
+        node.input[0], node.input[1] = result, gates
+    del graph.node[:]
+    graph.node.extend(nodes)
     return model
 
 

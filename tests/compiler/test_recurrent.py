@@ -18,6 +18,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.cpu.kernels import compile_op
 from celosia.compiler.ops import Unsupported
 from celosia.compiler.program.host.hostops import HOST
+from celosia.compiler.program.host.hostops.recurrent_ops import are_projected, projected_weights
 from celosia.compiler.program.host.op import HostOp
 from celosia.compiler.program.model import CpuStep, HostStep
 from celosia.driver.runtime import Runtime
@@ -375,3 +376,26 @@ def test_a_scan_is_computed_whole() -> None:
     schedule[states].compute_at(schedule[y], y.axes[0])
     with pytest.raises(ValueError, match=r"states.*scan.*in parts"):
         T.lower(schedule)
+
+
+# Inputs that are gates already ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", GATES)
+@pytest.mark.parametrize("seed", range(300, 306))
+def test_inputs_that_are_gates_are_not_multiplied(op: str, seed: int) -> None:
+    layer = Layer(op, seed)
+    x, w = layer.inputs[0], layer.inputs[1]
+    assert x is not None and w is not None
+    directions, size, _ = w.shape
+    layer.inputs[0] = np.random.default_rng(seed).standard_normal((*x.shape[:2], directions * size)).astype(np.float32)
+    layer.inputs[1] = projected_weights(directions, size)
+    program = celosia.compile(layer.model(), accelerator=False)
+    close(list(Runtime(program).run({"i0": layer.inputs[0]}).outputs.values()), layer.expected())
+    assert program.macs_total == x.shape[0] * x.shape[1] * layer.inputs[2].size  # type: ignore[union-attr]
+
+
+def test_other_weights_are_no_projection() -> None:
+    w = projected_weights(2, 6)
+    assert are_projected(w) and are_projected(w.astype(np.float16))
+    assert not any(map(are_projected, (None, 2 * w, w[:, ::-1], w[:1], w[..., :-1], w[0], np.zeros_like(w))))

@@ -230,6 +230,43 @@ def test_a_sum_of_several_tensors(tmp_path: Path) -> None:
     assert "Sum" in [node.op_type for node in onnx.load(tmp_path / "float_sum.onnx").graph.node]
 
 
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("constants", ["initializers", "nodes"])
+def test_products_of_the_inputs_of_recurrent_layers(op: str, constants: str, tmp_path: Path) -> None:
+    """One MatMul for all steps runs on the accelerator; without the option, or excluded, the layer stays as it is."""
+    rng = np.random.default_rng(0)
+    gates, hidden, inputs = {"LSTM": 4, "GRU": 3, "RNN": 1}[op], 8, 24
+    arrays = {"w": (2, gates * hidden, inputs), "r": (2, gates * hidden, hidden), "b": (2, 2 * gates * hidden)}
+    weights = {name: (rng.standard_normal(shape) / 4).astype(np.float32) for name, shape in arrays.items()}
+    nodes = [helper.make_node(op, ["x", "w", "r", "b"], ["y"], "layer", hidden_size=hidden, direction="bidirectional")]
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [12, 1, inputs])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [12, 2, 1, hidden])],
+    )  # fmt: skip
+    tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    if constants == "initializers":
+        graph.initializer.extend(tensors)
+    else:
+        nodes = [*(helper.make_node("Constant", [], [t.name], value=t) for t in tensors), *nodes]
+        del graph.node[:]
+        graph.node.extend(nodes)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "float.onnx")
+    samples = {"x": rng.standard_normal((8, 12, 1, inputs)).astype(np.float32)}
+    quantised = tmp_path / "int8.onnx"
+    report = celosia.quantize(tmp_path / "float.onnx", samples, quantised, config="tiny", recurrent=True)
+    assert report["outputs"][0]["sqnr_db"] > 25
+    share = report["accelerator"]
+    assert share["macs_accelerator"] == 12 * weights["w"].size
+    assert share["macs_total"] == 12 * (weights["w"].size + weights["r"].size)
+    row = celosia.compare(quantised, {"x": samples["x"][0]}, config="tiny")
+    assert row["different"] == 0
+    with pytest.raises(QuantizeError, match="no operator"):
+        celosia.quantize(tmp_path / "float.onnx", samples, quantised, config="tiny")
+    with pytest.raises(QuantizeError, match="no operator"):
+        celosia.quantize(tmp_path / "float.onnx", samples, quantised, config="tiny", recurrent=True, exclude=["layer"])
+
+
 def test_a_tensor_whose_rank_onnxruntime_does_not_know(tmp_path: Path) -> None:
     """onnxruntime infers no shape for the result of a Scaler of ai.onnx.ml; it is no scalar."""
     model = onnx.parser.parse_model("""

@@ -43,6 +43,23 @@ def activations(attrs: Mapping[str, Any], default: Sequence[str], directions: in
     return [functions[d * count : (d + 1) * count] for d in range(directions)]
 
 
+def projected_weights(directions: int, size: int, dtype: Any = np.float32) -> Array:
+    """Return weights w of a layer whose inputs are its gates already: [directions, size, directions * size].
+
+    Inputs d * size to (d + 1) * size are the gates of direction d. size: of all gates of a direction. ONNX has no
+    recurrent layer without weights of the input; `celosia quantize --recurrent` writes these.
+    """
+    identity = np.eye(directions * size, dtype=dtype)
+    return identity.reshape(directions, size, directions * size)
+
+
+def are_projected(w: Array | None) -> bool:
+    """Return whether w is `projected_weights`, so that nothing needs to be multiplied. None: it is no constant."""
+    if w is None or w.ndim != 3 or w.shape[0] * w.shape[1] != w.shape[2]:
+        return False
+    return np.array_equal(w, projected_weights(w.shape[0], w.shape[1], w.dtype))
+
+
 Function = Callable[[Array], Array]
 
 
