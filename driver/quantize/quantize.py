@@ -55,6 +55,7 @@ from celosia.driver.quantize.supported_forms import (
     normalise_gemm_biases,
     pool_pixels,
     project_inputs,
+    separate_differences,
     separate_shared_biases,
     separate_sums,
 )
@@ -463,7 +464,8 @@ def _prepare_model(proto: onnx.ModelProto, scratch: Path, choices: QuantizerChoi
         raise QuantizeError(f"onnxruntime cannot prepare the model: {_first_line(error)}") from None
     typed = add_types(onnx.load(prepared))
     if choices.chosen == "":
-        typed = add_types(pool_pixels(convolve_channels(typed, choices.exclude), choices.exclude))
+        for change in (convolve_channels, pool_pixels, separate_differences):
+            typed = add_types(change(typed, choices.exclude))
     if choices.recurrent:
         typed = add_types(project_inputs(typed, choices.exclude))
     onnx.save(separate_shared_biases(normalise_gemm_biases(typed)), prepared)

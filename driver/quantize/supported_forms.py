@@ -5,10 +5,12 @@ Gemm<beta = 2>(a, b, c)    ->    Gemm(a, b, 2 c)                   c becomes [N]
 Conv(x, w, b)              ->    Conv(x, w, b_copy)                where another operator has the bias b, too
 Sum(a, b, c)               ->    Add(Add(a, b), c)                 of tensors of one shape
 LSTM(x, w, r)              ->    LSTM(MatMul(x, w), identity, r)   also GRU and RNN
-BatchNormalization(x)      ->    Conv<group = C>(x, factors, c)    where x is a sequence or an image
+BatchNormalization(x)      ->    Conv<group = C>(x, factors, c)    of images, sequences, and rows as images of a pixel
 AveragePool(x)             ->    Conv<group = C>(x, 1 / pixels)    where all windows have equally many pixels
 ReduceMean(x)              ->    GlobalAveragePool(x)              over all pixels of a sequence or an image
 ReduceSum(x)               ->    Mul(GlobalAveragePool(x), pixels)
+ReduceMean(x)              ->    Conv(x, 1 / C)                    over the channels of images
+Sub(a, b)                  ->    Add(a, Mul(b, -1))                of two tensors
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -78,57 +80,83 @@ def separate_shared_biases(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def convolve_channels(model: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
-    """Change `model`: BatchNormalization and AveragePool of sequences or images become depthwise convolutions.
+    """Change `model`: BatchNormalization, AveragePool and the mean of channels become convolutions.
 
     onnxruntime's preparation has folded a BatchNormalization behind a convolution. Others, such as those in front of a
     Relu and a convolution in DenseNet, have no quantised form. Averages have one, but onnxruntime computes it in
     floats, which differ from the accelerator's integers next to ties. kept: names of operators that stay as they are.
     """
-    graph = model.graph
+    graph, nodes = model.graph, list[onnx.NodeProto]()
     constants, names, sizes = {tensor.name: tensor for tensor in graph.initializer}, _names(graph), _float_sizes(graph)
-    for number, node in enumerate(graph.node):
+    for node in graph.node:
         dims = sizes.get(node.input[0], []) if node.input else []
-        if node.domain or node.name in kept or len(dims) not in (3, 4) or not dims[1]:
-            continue
-        attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-        if node.op_type == "BatchNormalization":
-            weights = _batch_norm_weights(node, attributes, constants, len(dims))
-            window = {}
-        else:
-            weights, window = _average_weights(node, attributes, dims), attributes
-        if weights is None:
+        conv = None
+        if not node.domain and node.name not in kept and len(dims) in (2, 3, 4) and dims[1]:
+            conv = _convolution_of(node, constants, dims)
+        if conv is None:
+            nodes.append(node)
             continue
         arrays = {
             _unused_name(f"{node.output[0]}_{kind}", names): array.astype(np.float32)
-            for kind, array in zip(("factors", "offsets"), weights)
+            for kind, array in zip(("factors", "offsets"), conv.weights)
         }
         graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
-        window = {name: value for name, value in window.items() if name in ("kernel_shape", "strides", "pads")}
-        conv = helper.make_node("Conv", [node.input[0], *arrays], node.output, name=node.name, group=dims[1], **window)
-        graph.node[number].CopyFrom(conv)
+        x, y = node.input[0], node.output[0]
+        if len(dims) == 2:  # a row is an image of one pixel
+            shape, x, y = (_unused_name(f"{node.output[0]}_{kind}", names) for kind in ("size", "pixel", "image"))
+            graph.initializer.append(numpy_helper.from_array(np.array([-1, dims[1], 1, 1]), shape))
+            nodes.append(helper.make_node("Reshape", [node.input[0], shape], [x], name=_unused_name(x, names)))
+        nodes.append(helper.make_node("Conv", [x, *arrays], [y], name=node.name, **conv.attributes))
+        if len(dims) == 2:
+            nodes.append(helper.make_node("Flatten", [y], node.output, name=_unused_name(y, names)))
+    del graph.node[:]
+    graph.node.extend(nodes)
     return model
 
 
-def _batch_norm_weights(
+class _Convolution(NamedTuple):
+    """Weights, perhaps with biases, and attributes of a convolution."""
+
+    weights: tuple[Array, ...]
+    attributes: Mapping[str, Any]
+
+
+def _convolution_of(
+    node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto], dims: Sequence[int]
+) -> _Convolution | None:
+    """Return the convolution that `node` is for an input of sizes `dims`; None if it is none."""
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    channels, ones = dims[1], (1,) if len(dims) == 3 else (1, 1)
+    if node.op_type == "BatchNormalization":
+        is_trained = attributes.get("training_mode") or len(node.output) > 1
+        if is_trained or any(name not in constants for name in node.input[1:]):
+            return None
+        scale, offset, mean, variance = (numpy_helper.to_array(constants[name]) for name in node.input[1:])
+        factors = scale / np.sqrt(variance + scale.dtype.type(attributes.get("epsilon", 1e-5)))
+        return _Convolution((factors.reshape(-1, 1, *ones), offset - mean * factors), {"group": channels})
+    if node.op_type == "AveragePool":
+        pads_count = attributes.get("count_include_pad") or not any(attributes.get("pads", ()))
+        is_plain = attributes.get("auto_pad", b"NOTSET") in (b"NOTSET", b"VALID") and not attributes.get("ceil_mode")
+        if not pads_count or not is_plain or "dilations" in attributes:
+            return None
+        window = {name: value for name, value in attributes.items() if name in ("kernel_shape", "strides", "pads")}
+        kernel = attributes["kernel_shape"]
+        weights = np.full((channels, 1, *kernel), 1 / prod(kernel))
+        return _Convolution((weights,), {"group": channels, **window})
+    is_mean = node.op_type == "ReduceMean" and len(dims) > 2 and attributes.get("keepdims", 1)
+    if is_mean and _reduced_axes(node, attributes, constants, len(dims)) == [1]:
+        return _Convolution((np.full((1, channels, *ones), 1 / channels),), {})
+    return None
+
+
+def _reduced_axes(
     node: onnx.NodeProto, attributes: Mapping[str, Any], constants: Mapping[str, onnx.TensorProto], rank: int
-) -> tuple[Array, Array] | None:
-    """Return weights and biases of the depthwise convolution that a BatchNormalization is; None if there is none."""
-    is_trained = attributes.get("training_mode") or len(node.output) > 1
-    if is_trained or any(name not in constants for name in node.input[1:]):
-        return None
-    scale, offset, mean, variance = (numpy_helper.to_array(constants[name]) for name in node.input[1:])
-    factors = scale / np.sqrt(variance + scale.dtype.type(attributes.get("epsilon", 1e-5)))
-    return factors.reshape(-1, *(1,) * (rank - 1)), offset - mean * factors
-
-
-def _average_weights(node: onnx.NodeProto, attributes: Mapping[str, Any], dims: Sequence[int]) -> tuple[Array] | None:
-    """Return the weights of the depthwise convolution that an AveragePool is; None if windows differ in size."""
-    pads_count = attributes.get("count_include_pad") or not any(attributes.get("pads", ()))
-    is_plain = attributes.get("auto_pad", b"NOTSET") in (b"NOTSET", b"VALID") and not attributes.get("ceil_mode")
-    if node.op_type != "AveragePool" or not pads_count or not is_plain or "dilations" in attributes:
-        return None
-    kernel = attributes["kernel_shape"]
-    return (np.full((dims[1], 1, *kernel), 1 / prod(kernel)),)
+) -> list[int]:
+    """Return the axes of a reduction in order; [] if they are no constants."""
+    axes = attributes.get("axes", [])
+    if len(node.input) > 1 and node.input[1] in constants:
+        axes = numpy_helper.to_array(constants[node.input[1]]).reshape(-1).tolist()
+    return sorted(axis % rank for axis in axes)
 
 
 def pool_pixels(model: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
@@ -146,10 +174,7 @@ def pool_pixels(model: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.Mode
         if not is_reduction or len(dims) not in (3, 4) or not all(dims[1:]):
             continue
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-        axes = attributes.get("axes")
-        if len(node.input) > 1 and node.input[1] in constants:
-            axes = numpy_helper.to_array(constants[node.input[1]]).reshape(-1).tolist()
-        if axes is None or sorted(axis % len(dims) for axis in axes) != [*range(2, len(dims))]:
+        if _reduced_axes(node, attributes, constants, len(dims)) != [*range(2, len(dims))]:
             continue
         x, y, stem = node.input[0], node.output[0], node.name or node.output[0]
         steps = [("GlobalAveragePool", "pooled", [])]
@@ -165,6 +190,28 @@ def pool_pixels(model: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.Mode
             name = node.name if number == 1 else _unused_name(f"{stem}_{kind}_node", names)
             nodes.append(helper.make_node(op, [x, *others], [result], name=name))
             x = result
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return model
+
+
+def separate_differences(model: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
+    """Change `model`: the difference of two float tensors becomes an Add, which the quantiser takes, of a negated one.
+
+    kept: names of operators that stay as they are.
+    """
+    graph, nodes = model.graph, list[onnx.NodeProto]()
+    constants, names, sizes = {tensor.name for tensor in graph.initializer}, _names(graph), _float_sizes(graph)
+    for node in graph.node:
+        is_difference = node.op_type == "Sub" and not node.domain and all(name in sizes for name in node.input)
+        if not is_difference or node.name in kept or not constants.isdisjoint(node.input):
+            nodes.append(node)
+            continue
+        stem = node.name or node.output[0]
+        minus, negated, name = (_unused_name(f"{stem}_{suffix}", names) for suffix in ("minus", "negated", "negate"))
+        graph.initializer.append(numpy_helper.from_array(np.array(-1, np.float32), minus))
+        nodes.append(helper.make_node("Mul", [node.input[1], minus], [negated], name=name))
+        nodes.append(helper.make_node("Add", [node.input[0], negated], node.output, name=node.name))
     del graph.node[:]
     graph.node.extend(nodes)
     return model

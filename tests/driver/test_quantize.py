@@ -358,6 +358,56 @@ def test_means_and_sums_of_pixels(op: str, sizes: str, keep: int, tmp_path: Path
     assert celosia.compare(tmp_path / "int8.onnx", {"x": samples[:1]}, config="tiny")["different"] == 0
 
 
+def test_a_normalisation_of_rows_and_a_mean_of_channels(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 18]>
+        g (float[3, 4] x, float[1, 4, 5, 5] z) => (float[3, 4] y, float[1, 1, 5, 5] m)
+        <float[4, 4] w = {1, 0.5, 0, 0, 0, 1, 0, 0, 0, 0, -1, 0, 0, 0.25, 0, 1}, int64[1] axes = {-3},
+         float[4] a = {1, 2, -1, 0.5}, float[4] b = {0, 1, 0.5, -1}, float[4] v = {1, 2, 1, 0.25},
+         float[4, 4, 1, 1] k = {1, 0.5, 0, 0, 0, 1, 0, 0, 0, 0, -1, 0, 0, 0.25, 0, 1}>
+        {
+            h = MatMul (x, w)
+            r = Relu (h)
+            n = BatchNormalization (r, a, b, b, v)
+            y = MatMul (n, w)
+            c = Conv (z, k)
+            m = ReduceMean (c, axes)
+        }
+    """)
+    onnx.save(model, tmp_path / "float.onnx")
+    rng = np.random.default_rng(0)
+    samples = {
+        name: rng.normal(size=(8, *dims)).astype(np.float32) for name, dims in (("x", (3, 4)), ("z", (1, 4, 5, 5)))
+    }
+    report = celosia.quantize(tmp_path / "float.onnx", samples, tmp_path / "int8.onnx", config="tiny")
+    assert all(row["sqnr_db"] > 25 for row in report["outputs"])
+    assert {row["op"] for row in report["accelerator"]["cpu"]} <= {"QuantizeLinear", "DequantizeLinear", "Reshape"}
+    feed = {name: array[0] for name, array in samples.items()}
+    assert celosia.compare(tmp_path / "int8.onnx", feed, config="tiny")["different"] == 0
+
+
+def test_the_difference_of_two_tensors(tmp_path: Path) -> None:
+    """onnxruntime has no quantised Sub; a sum with the negated tensor is exact on the accelerator."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 17]>
+        g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y)
+        <float[2, 2, 1, 1] w = {1, 0.5, -0.5, 1}, float[2, 2, 1, 1] v = {0.5, 1, 1, 0}>
+        {
+            a = Conv (x, w)
+            b = Conv (x, v)
+            [difference] d = Sub (a, b)
+            e = Abs (d)
+            y = Conv (e, v)
+        }
+    """)
+    onnx.save(model, tmp_path / "float.onnx")
+    samples = np.random.default_rng(0).normal(size=(8, 2, 4, 4)).astype(np.float32)
+    report = celosia.quantize(tmp_path / "float.onnx", {"x": samples}, tmp_path / "int8.onnx", config="tiny")
+    assert report["outputs"][0]["sqnr_db"] > 25
+    assert {row["op"] for row in report["accelerator"]["cpu"]} <= {"QuantizeLinear", "DequantizeLinear"}
+    assert celosia.compare(tmp_path / "int8.onnx", {"x": samples[:1]}, config="tiny")["different"] == 0
+
+
 def test_a_tensor_whose_rank_onnxruntime_does_not_know(tmp_path: Path) -> None:
     """onnxruntime infers no shape for the result of a Scaler of ai.onnx.ml; it is no scalar."""
     model = onnx.parser.parse_model("""
