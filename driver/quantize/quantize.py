@@ -51,8 +51,11 @@ from celosia.driver.quantize.score_masks import replace_masks_by_sums
 from celosia.driver.quantize.smooth import is_smoothable
 from celosia.driver.quantize.smooth import smooth as smooth_floats
 from celosia.driver.quantize.supported_forms import (
+    convolve_channels,
     normalise_gemm_biases,
+    pool_pixels,
     project_inputs,
+    separate_differences,
     separate_shared_biases,
     separate_sums,
 )
@@ -460,6 +463,9 @@ def _prepare_model(proto: onnx.ModelProto, scratch: Path, choices: QuantizerChoi
     except Exception as error:  # onnxruntime raises many classes
         raise QuantizeError(f"onnxruntime cannot prepare the model: {_first_line(error)}") from None
     typed = add_types(onnx.load(prepared))
+    if choices.chosen == "":
+        for change in (convolve_channels, pool_pixels, separate_differences):
+            typed = add_types(change(typed, choices.exclude))
     if choices.recurrent:
         typed = add_types(project_inputs(typed, choices.exclude))
     onnx.save(separate_shared_biases(normalise_gemm_biases(typed)), prepared)

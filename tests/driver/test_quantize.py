@@ -267,6 +267,147 @@ def test_products_of_the_inputs_of_recurrent_layers(op: str, constants: str, tmp
         celosia.quantize(tmp_path / "float.onnx", samples, quantised, config="tiny", recurrent=True, exclude=["layer"])
 
 
+@pytest.mark.parametrize("sizes", [(12,), (6, 6)])
+def test_a_normalisation_that_no_convolution_takes_in(sizes: tuple[int, ...], tmp_path: Path) -> None:
+    """A BatchNormalization behind a Relu becomes a depthwise convolution, but where it is excluded."""
+    rng, shape = np.random.default_rng(0), [1, 8, *sizes]
+    arrays = {
+        "w": rng.normal(0, 0.4, (8, 8, *(1,) * len(sizes))), "scale": rng.uniform(-2, 2, 8),
+        "bias": rng.normal(0, 1, 8), "mean": rng.normal(0, 0.3, 8), "var": rng.uniform(0.1, 2, 8),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], "first"), helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("BatchNormalization", ["r", "scale", "bias", "mean", "var"], ["n"], "norm"),
+        helper.make_node("Relu", ["n"], ["a"]), helper.make_node("Conv", ["a", "w"], ["d"], "second"),
+        helper.make_node("Add", ["d", "n"], ["y"], "sum"),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(array.astype(np.float32), name) for name, array in arrays.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "float.onnx")
+    samples = {"x": rng.standard_normal((8, *shape)).astype(np.float32)}
+    report = celosia.quantize(tmp_path / "float.onnx", samples, tmp_path / "int8.onnx", config="tiny")
+    assert report["outputs"][0]["sqnr_db"] > 25
+    assert {row["op"] for row in report["accelerator"]["cpu"]} <= {"QuantizeLinear", "DequantizeLinear"}
+    assert celosia.compare(tmp_path / "int8.onnx", {"x": samples["x"][0]}, config="tiny")["different"] == 0
+    celosia.quantize(tmp_path / "float.onnx", samples, tmp_path / "float_norm.onnx", exclude=["norm"], config="tiny")
+    kinds = [node.op_type for node in onnx.load(tmp_path / "float_norm.onnx").graph.node]
+    assert "BatchNormalization" in kinds
+
+
+@pytest.mark.parametrize(
+    ("attributes", "becomes_conv"),
+    [
+        ("kernel_shape = [2, 2], strides = [2, 2]", True), ("kernel_shape = [3, 2], pads = [1, 0, 1, 1], "
+        "count_include_pad = 1", True), ("kernel_shape = [3, 3], pads = [1, 1, 1, 1]", False),
+        ("kernel_shape = [2, 2], strides = [2, 2], ceil_mode = 1", False),
+        ('kernel_shape = [3, 3], auto_pad = "SAME_UPPER"', False),
+    ],
+)  # fmt: skip
+def test_averages_become_convolutions(attributes: str, becomes_conv: bool, tmp_path: Path) -> None:
+    """A convolution is exact on the accelerator; averages of windows that are cut off stay averages."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["" : 17]>
+        g (float[1, 4, 9, 9] x) => (float[1, 4, N, M] y)
+        <float[4, 4, 1, 1] w = {{1, 0.5, 0, 0, 0, 1, 0, 0, 0, 0, -1, 0, 0, 0.25, 0, 1}}>
+        {{
+            c = Conv (x, w)
+            y = AveragePool <{attributes}> (c)
+        }}
+    """)
+    onnx.save(model, tmp_path / "float.onnx")
+    samples = np.random.default_rng(0).normal(size=(8, 4, 9, 9)).astype(np.float32)
+    report = celosia.quantize(tmp_path / "float.onnx", {"x": samples}, tmp_path / "int8.onnx", config="tiny")
+    kinds = [node.op_type for node in onnx.load(tmp_path / "int8.onnx").graph.node]
+    assert ("AveragePool" not in kinds) == becomes_conv and report["outputs"][0]["sqnr_db"] > 25
+    if becomes_conv:
+        assert {row["op"] for row in report["accelerator"]["cpu"]} <= {"QuantizeLinear", "DequantizeLinear"}
+        assert celosia.compare(tmp_path / "int8.onnx", {"x": samples[:1]}, config="tiny")["different"] == 0
+
+
+@pytest.mark.parametrize("op", ["ReduceMean", "ReduceSum"])
+@pytest.mark.parametrize("sizes", ["20", "6, 7"])
+@pytest.mark.parametrize("keep", [0, 1])
+def test_means_and_sums_of_pixels(op: str, sizes: str, keep: int, tmp_path: Path) -> None:
+    """Squeeze-and-excitation of sequences and images, whose mean or sum is a reduction, is exact on the accelerator."""
+    rank = 2 + sizes.count(",") + 1
+    spatial, ones = list(range(2, rank)), ", 1" * (rank - 2)
+    pooled = "p" if keep else "u"
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["" : 18]>
+        g (float[1, 4, {sizes}] x) => (float[1, 4, {sizes}] y)
+        <float[4, 4{ones}] w = {{1, 0.5, 0, 0, 0, 1, 0, 0, 0, 0, -1, 0, 0, 0.25, 0, 1}},
+         int64[{rank - 2}] axes = {{{", ".join(map(str, spatial))}}}, int64[{rank}] size = {{1, 4{ones}}}>
+        {{
+            c = Conv (x, w)
+            p = {op} <keepdims = {keep}> (c, axes)
+            u = Reshape (p, size)
+            d = Conv ({pooled}, w)
+            s = Sigmoid (d)
+            y = Mul (c, s)
+        }}
+    """)
+    onnx.save(model, tmp_path / "float.onnx")
+    samples = np.random.default_rng(0).normal(size=(8, 4, *map(int, sizes.split(",")))).astype(np.float32)
+    report = celosia.quantize(tmp_path / "float.onnx", {"x": samples}, tmp_path / "int8.onnx", config="tiny")
+    assert report["outputs"][0]["sqnr_db"] > 25
+    assert {row["op"] for row in report["accelerator"]["cpu"]} <= {"QuantizeLinear", "DequantizeLinear"}
+    assert celosia.compare(tmp_path / "int8.onnx", {"x": samples[:1]}, config="tiny")["different"] == 0
+
+
+def test_a_normalisation_of_rows_and_a_mean_of_channels(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 18]>
+        g (float[3, 4] x, float[1, 4, 5, 5] z) => (float[3, 4] y, float[1, 1, 5, 5] m)
+        <float[4, 4] w = {1, 0.5, 0, 0, 0, 1, 0, 0, 0, 0, -1, 0, 0, 0.25, 0, 1}, int64[1] axes = {-3},
+         float[4] a = {1, 2, -1, 0.5}, float[4] b = {0, 1, 0.5, -1}, float[4] v = {1, 2, 1, 0.25},
+         float[4, 4, 1, 1] k = {1, 0.5, 0, 0, 0, 1, 0, 0, 0, 0, -1, 0, 0, 0.25, 0, 1}>
+        {
+            h = MatMul (x, w)
+            r = Relu (h)
+            n = BatchNormalization (r, a, b, b, v)
+            y = MatMul (n, w)
+            c = Conv (z, k)
+            m = ReduceMean (c, axes)
+        }
+    """)
+    onnx.save(model, tmp_path / "float.onnx")
+    rng = np.random.default_rng(0)
+    samples = {
+        name: rng.normal(size=(8, *dims)).astype(np.float32) for name, dims in (("x", (3, 4)), ("z", (1, 4, 5, 5)))
+    }
+    report = celosia.quantize(tmp_path / "float.onnx", samples, tmp_path / "int8.onnx", config="tiny")
+    assert all(row["sqnr_db"] > 25 for row in report["outputs"])
+    assert {row["op"] for row in report["accelerator"]["cpu"]} <= {"QuantizeLinear", "DequantizeLinear", "Reshape"}
+    feed = {name: array[0] for name, array in samples.items()}
+    assert celosia.compare(tmp_path / "int8.onnx", feed, config="tiny")["different"] == 0
+
+
+def test_the_difference_of_two_tensors(tmp_path: Path) -> None:
+    """onnxruntime has no quantised Sub; a sum with the negated tensor is exact on the accelerator."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 17]>
+        g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y)
+        <float[2, 2, 1, 1] w = {1, 0.5, -0.5, 1}, float[2, 2, 1, 1] v = {0.5, 1, 1, 0}>
+        {
+            a = Conv (x, w)
+            b = Conv (x, v)
+            [difference] d = Sub (a, b)
+            e = Abs (d)
+            y = Conv (e, v)
+        }
+    """)
+    onnx.save(model, tmp_path / "float.onnx")
+    samples = np.random.default_rng(0).normal(size=(8, 2, 4, 4)).astype(np.float32)
+    report = celosia.quantize(tmp_path / "float.onnx", {"x": samples}, tmp_path / "int8.onnx", config="tiny")
+    assert report["outputs"][0]["sqnr_db"] > 25
+    assert {row["op"] for row in report["accelerator"]["cpu"]} <= {"QuantizeLinear", "DequantizeLinear"}
+    assert celosia.compare(tmp_path / "int8.onnx", {"x": samples[:1]}, config="tiny")["different"] == 0
+
+
 def test_a_tensor_whose_rank_onnxruntime_does_not_know(tmp_path: Path) -> None:
     """onnxruntime infers no shape for the result of a Scaler of ai.onnx.ml; it is no scalar."""
     model = onnx.parser.parse_model("""

@@ -198,12 +198,11 @@ def _is_elementwise(node: ir.Node) -> bool:
 
 
 def _is_one_pixel(b: ir.Value, y: ir.Value) -> bool:
-    """Whether `b` is [images, channels, 1, 1] for a `y` of [images, channels, height, width]."""
+    """Whether `b` has one pixel for each channel of `y`, which is of images (4 axes) or sequences (3 axes)."""
     b_shape, y_shape = shape(b), shape(y)
-    return (
-        b_shape is not None and y_shape is not None and len(b_shape) == len(y_shape) == 4
-        and b_shape[:2] == y_shape[:2] and b_shape[2:] == (1, 1)
-    )  # fmt: skip
+    if b_shape is None or y_shape is None or len(b_shape) != len(y_shape) or len(y_shape) not in (3, 4):
+        return False
+    return b_shape[:2] == y_shape[:2] and set(b_shape[2:]) == {1}
 
 
 def _is_row(b: ir.Value, form: ActivationLayout | None) -> bool:
