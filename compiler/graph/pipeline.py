@@ -32,11 +32,13 @@ from celosia.compiler.graph.onnxruntime_rules.float16 import compute_in_float32
 from celosia.compiler.graph.onnxruntime_rules.low_precision import round_activations, widen
 from celosia.compiler.graph.onnxruntime_rules.propagation import fuse_qdq_pairs, note_idle_readers
 from celosia.compiler.graph.onnxruntime_rules.weights_and_biases import quantise_weights, rescale_biases
+from celosia.compiler.graph.packed_projections import separate_projections
 from celosia.compiler.graph.passes import FilePass, GraphPass, Pipeline, body_models, node_count
 from celosia.compiler.graph.quantized.between import round_between
 from celosia.compiler.graph.quantized.integerise import Integerise
 from celosia.compiler.graph.quantized.rounded import round_averages, round_sums
 from celosia.compiler.graph.quantized.tables import compose_tables
+from celosia.compiler.graph.select.matrices import can_multiply_activations
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.simplify.blocked_layout import use_blocked_layout
 from celosia.compiler.graph.simplify.convolutions import convolve_transposed, fold_batchnorm
@@ -164,12 +166,14 @@ KEEP_AFTER = "integer"
 """Name of the pass behind which inner tensors that a user keeps become outputs, so that later passes leave them."""
 
 
-BY_CONFIG = ("gathers", "joined-gathers", "ordered-weights", "turn", "block-sums")
+BY_CONFIG = ("projections", "gathers", "joined-gathers", "ordered-weights", "turn", "block-sums")
 """Names of the passes of `for_hardware`."""
 
 
 def for_hardware(cfg: Config, accelerator: bool = True) -> Iterator[GraphPass]:
     """Yield the passes that depend on the Config. accelerator: whether anything may run on it."""
+    if accelerator and can_multiply_activations(cfg):
+        yield GraphPass("projections", "tensors that take columns of a product get products of their own", separate_projections, inside=False)
     if accelerator:
         gather, join = partial(gather_channels, cfg=cfg), partial(join_gathers, cfg=cfg)
         multiply = partial(multiply_in_order, cfg=cfg)
