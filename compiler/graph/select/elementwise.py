@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.operands import data_operands, multiplies_matrices, operand
-from celosia.compiler.graph.quantized.rounded import rescaled_sum
+from celosia.compiler.graph.quantized.rounded import NORMS, rescaled_sum
 from celosia.compiler.graph.quantized.tables import table_of
 from celosia.compiler.graph.select.matrices import place_layer_per_matrix, read_shared_by_matrices, rows_form
 from celosia.compiler.graph.select.parameters import requantise_alike, scalar_of, stored_zero
@@ -30,9 +30,9 @@ from celosia.compiler.graph.select.placement import (
     natural_form,
     shape_of,
 )
-from celosia.compiler.graph.values import is_op, shape
+from celosia.compiler.graph.values import constant, is_op, shape
 from celosia.compiler.layer import Activation, Epilogue, Layer, Multiplication, Residual
-from celosia.compiler.ops import op_spec
+from celosia.compiler.ops import VIEWS, op_spec
 from celosia.compiler.program.op_spec import Kind
 from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
@@ -52,20 +52,25 @@ def place_addition(p: Placement, node: ir.Node) -> None:
             "no integers give onnxruntime's sum on all pairs of bytes; other scales may, from another calibration"
         )
     scale_a, scale_b = fit.ma, fit.mb
-    if shape(a) != shape(y):
+    if shape(a) != shape(y) or constant(a) is not None:
         a, b, scale_a, scale_b = b, a, scale_b, scale_a
-    broadcasts = shape(b) != shape(y)
+    broadcasts, is_constant = shape(b) != shape(y), constant(b) is not None
     residual_of = partial(Residual, scale_v=scale_a, scale_b=scale_b, scale_c=fit.c, shift=fit.shift)
     if broadcasts and shape(a) == shape(y) and _add_to_each_matrix(p, node, a, b, residual_of):
         return
-    if shape(a) != shape(y) or (broadcasts and not _is_row(b, p.held_form(a))):
+    if shape(a) != shape(y) or (broadcasts and not is_constant and not _is_row(b, p.held_form(a))):
         raise NotOffloadable(_broadcast_reason(node))
-    for form in [p.common_form(a)] if broadcasts else [_choose_form(p, y, b, a), _choose_form(p, y, a, b)]:
+    if broadcasts or is_constant:
+        forms = [p.common_form(a) if broadcasts and not is_constant else _choose_form(p, y, a)]
+    else:
+        forms = [_choose_form(p, y, b, a), _choose_form(p, y, a, b)]
+    for form in forms:
+        b_form = _constant_form(b, node, form) if is_constant else form
+        if broadcasts and not is_constant:
+            b_form = ActivationLayout((1, form.dims[1], 1, 1), "rows")
         reads: Reads = {}
         x = p.read(a, form, reads)
-        other = p.read(
-            b, ActivationLayout((1, form.dims[1], 1, 1), "rows") if broadcasts else form, reads, constants=broadcasts
-        )
+        other = p.read(b, b_form, reads, constants=broadcasts or is_constant)
         residual = residual_of(other)
         layer = Layer(node.name or "", x, p.new_activation(y, form), epilogue=Epilogue(residual=residual))
         if _join_residual(p, node, layer, (a, b), form, reads):
@@ -118,7 +123,7 @@ def place_multiplication(p: Placement, node: ir.Node) -> None:
             "no integers give onnxruntime's product on all pairs of bytes; other scales may, from another calibration"
         )
     zeros = [stored_zero(operand(node, f"{name}_zero_point")) for name in "ab"]
-    if shape(a) != shape(y):
+    if shape(a) != shape(y) or constant(a) is not None:
         a, b, zeros = b, a, zeros[::-1]
     reads: Reads = {}
     if shape(a) == shape(y) != shape(b) and (other := read_shared_by_matrices(p, a, b, reads)) is not None:
@@ -127,13 +132,17 @@ def place_multiplication(p: Placement, node: ir.Node) -> None:
         make_layer = lambda name, x, y: Layer(name, x, y, multiply=multiply, requantise=requantise)  # noqa: E731
         place_layer_per_matrix(p, node, a, reads, make_layer)
         return
-    if shape(a) != shape(y) or not (shape(b) == shape(y) or _is_one_pixel(b, y)):
+    is_constant = constant(b) is not None
+    if shape(a) != shape(y) or not (shape(b) == shape(y) or is_constant or _is_one_pixel(b, y)):
         raise NotOffloadable(_broadcast_reason(node))
-    form = _choose_form(p, y, a) if shape(b) == shape(y) else p.common_form(a)
-    if shape(b) != shape(y) and form != natural_form(a):  # its rows are images, or pixels
+    form = _choose_form(p, y, a) if is_constant or shape(b) == shape(y) else p.common_form(a)
+    if is_constant:
+        b_form = _constant_form(b, node, form)
+    elif shape(b) != shape(y) and form != natural_form(a):  # its rows are images, or pixels
         raise NotOffloadable(_broadcast_reason(node))
-    b_form = form if shape(b) == shape(y) else natural_form(b)
-    x, other = p.read(a, form, reads), p.read(b, b_form, reads)
+    else:
+        b_form = form if shape(b) == shape(y) else natural_form(b)
+    x, other = p.read(a, form, reads), p.read(b, b_form, reads, constants=is_constant)
     requantise = requantise_alike(form.dims[1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)
     multiply = Multiplication(other, -zeros[0], -zeros[1])
     layer = Layer(node.name or "", x, p.new_activation(y, form), multiply=multiply, requantise=requantise)
@@ -178,18 +187,39 @@ def _choose_form(p: Placement, result: ir.Value, *values: ir.Value) -> Activatio
 
 
 def _tensors_read_as_rows(graph: ir.Graph) -> set[ir.Value]:
-    """Return the tensors whose readers want rows as pixels.
+    """Return the tensors that should be held with rows as pixels.
 
-    These are inputs of normalisations, left operands of matrix products, and tensors from which these are made element
-    by element.
+    These are inputs and results of normalisations and matrix products, also of normalisations in floats, and tensors
+    that are combined with these element by element, or reshaped with their last axis as it is.
     """
-    rows = set[ir.Value | None]()
-    for node in reversed(graph):
-        if is_op(node, "QLinearNorm") or multiplies_matrices(node):
-            rows.add(data_operands(node)[0])
-        elif node.outputs[0] in rows and _is_elementwise(node):
-            rows |= {value for value in node.inputs if value and shape(value) == shape(node.outputs[0])}
-    return {value for value in rows if value is not None}
+    rows, count = set[ir.Value](), -1
+    while count != len(rows):
+        count = len(rows)
+        for node in (*graph, *reversed(graph)):
+            if not (tensors := _tensors_of_rows(node)).isdisjoint(rows) or _works_on_rows(node):
+                rows |= tensors
+    return rows
+
+
+def _works_on_rows(node: ir.Node) -> bool:
+    """Whether `node` is a normalisation of rows, or multiplies them by a matrix."""
+    return is_op(node, "QLinearNorm", *NORMS) or multiplies_matrices(node)
+
+
+def _tensors_of_rows(node: ir.Node) -> set[ir.Value]:
+    """Return the operands and the result of `node` that have the same rows."""
+    y = node.outputs[0]
+    if _works_on_rows(node):
+        tensors = [data_operands(node)[0], y]
+    elif is_op(node, "QuantizeLinear", "DequantizeLinear") or _is_elementwise(node):
+        tensors = [value for value in node.inputs if value and shape(value) == shape(y)] + [y]
+    elif is_op(node, *VIEWS):
+        x = node.inputs[0]
+        before, after = (shape(value) if value is not None else None for value in (x, y))
+        tensors = [x, y] if before and after and before[-1] == after[-1] else []
+    else:
+        tensors = []
+    return {value for value in tensors if value is not None}
 
 
 def _is_elementwise(node: ir.Node) -> bool:
@@ -210,6 +240,23 @@ def _is_row(b: ir.Value, form: ActivationLayout | None) -> bool:
     """Whether `b` is one row, to be combined with every row of the matrix that the accelerator holds in `form`."""
     dims = shape(b)
     return form is not None and form.fold == "rows" and bool(dims) and prod(dims) == dims[-1] == form.dims[1]  # type: ignore[index,arg-type]
+
+
+def _constant_form(b: ir.Value, node: ir.Node, form: ActivationLayout) -> ActivationLayout:
+    """Return the form in which a layer that writes the result of `node` in `form` reads its constant operand `b`.
+
+    `b` has the shape of the result, apart from leading axes of size 1, or one number for each channel. Raises
+    NotOffloadable for other shapes.
+    """
+    result = shape_of(node.outputs[0])
+    sizes = (1,) * (len(result) - len(shape_of(b))) + shape_of(b)
+    if sizes == result:
+        return form
+    axis = 1 if not form.fold and form == natural_form(node.outputs[0]) else len(result) - 1
+    by_channel = tuple(size if number == axis else 1 for number, size in enumerate(result))
+    if sizes != by_channel or sizes[axis] != form.dims[1] or form.dims[0] != 1:
+        raise NotOffloadable(_broadcast_reason(node))
+    return ActivationLayout((1, form.dims[1], 1, 1), form.fold)
 
 
 def _broadcast_reason(node: ir.Node) -> str:
