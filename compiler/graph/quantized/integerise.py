@@ -34,7 +34,7 @@ from celosia.compiler.graph.qdq import (
     quantised,
     scale_and_zero,
 )
-from celosia.compiler.graph.quantized.commute import CHOOSING_OPS, IN_FLOATS, MAXIMA, Commute, reduces_images
+from celosia.compiler.graph.quantized.commute import CHOOSING_OPS, IN_FLOATS, MAXIMA, Commute, reduced_axes, reduces_images
 from celosia.compiler.graph.quantized.exact_products import (
     ADVICE,
     PRODUCTS,
@@ -367,7 +367,11 @@ class Integerise(Commute):
         """Replace a ReduceMean over rows and columns by QLinearMean, with a Flatten if it drops these axes."""
         x = activation(node.inputs[0])
         dims = shape(node.inputs[0]) if node.inputs[0] is not None else None
-        if x is None or x.dtype != y.dtype or dims is None or len(dims) != 4:
+        if x is None or x.dtype != y.dtype or dims is None:
+            return False
+        if reduced_axes(node) == [len(dims) - 2] and len(dims) == 3:
+            return self._rewrite_mean_of_rows(node, x, y, dims)
+        if len(dims) != 4:
             return False
         if not reduces_images(node):
             return False
@@ -385,6 +389,32 @@ class Integerise(Commute):
         mean = ir.Node(op_spec(form).domain, form, inputs, outputs=[image], name=f"{node.name}_image")
         self.graph.insert_before(node, mean)
         return self._replace_by(y, "", "Flatten", [image], node, axis=1)
+
+    def _rewrite_mean_of_rows(self, node: ir.Node, x: Quantised, y: Quantised, dims: tuple[int, ...]) -> bool:
+        """Replace the mean over the rows of matrices, such as tokens, by QLinearMean of images of one row.
+
+        Floats may round such a mean to the other side of a tie. Unless correct rounding is asked for, the mean becomes
+        one of integers only if that cannot happen.
+        """
+        sx, zero = scale_and_zero(x)
+        stored = int(zero) - 128 * (x.dtype == np.uint8)
+        if not self.correctly and not numerics.average_is_exact(sx, stored, scale_and_zero(y)[0], dims[-2]):
+            return False
+        if not 0 < numerics.mean_scale(sx, scale_and_zero(y)[0], 1) < np.inf:
+            return False
+        name, (count, rows, columns) = derived_name(self.graph, f"{node.name or y.value.name}_rows"), dims
+        swapped = self._insert_bytes(
+            node, "", "Transpose", [x.value], y, f"{name}_swapped", (count, columns, rows), perm=(0, 2, 1)
+        )
+        size = new_constant(self.graph, f"{name}_image_shape", np.array((count, columns, 1, rows), np.int64))
+        image = self._insert_bytes(node, "", "Reshape", [swapped, size], y, f"{name}_image", (count, columns, 1, rows))
+        form = quantised_form(node.op_type)
+        inputs = arrange(form, [self._quantised_inputs(replace(x, value=image))], self._parameters(y))
+        mean = self._insert_bytes(node, op_spec(form).domain, form, inputs, y, f"{name}_mean", (count, columns, 1, 1))
+        target = new_constant(
+            self.graph, f"{name}_shape", np.array(shape(y.value) or shape(node.outputs[0]), np.int64)
+        )
+        return self._replace_by(y, "", "Reshape", [mean, target], node)
 
     def _rewrite_concat(self, node: ir.Node, y: Quantised) -> bool:
         """Replace a Concat of bytes of any scales by QLinearConcat."""
