@@ -36,6 +36,7 @@ from celosia.compiler.graph.operands import (
 )
 from celosia.compiler.graph.simplify.redundant import drop_unused
 from celosia.compiler.graph.values import attribute, attributes, constant, derived_name, is_op, new_constant, shape
+from celosia.compiler.ops import op_spec
 from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.op import HostError
 from celosia.compiler.program.op_spec import Moves, quantised_form
@@ -108,7 +109,7 @@ def separate_projections(model: ir.Model) -> None:
             continue
         if len(known) == 1 and len(known[0].columns) == projection.columns:
             continue  # one reader of all columns
-        projections = {key: _project(projection, columns, f"{n}") for n, (key, columns) in enumerate(distinct.items())}
+        projections = {key: project(projection, columns, f"{n}") for n, (key, columns) in enumerate(distinct.items())}
         for part in known:
             _replace(part, projections[part.columns.tobytes()])
     drop_unused(model.graph)
@@ -268,8 +269,11 @@ def _is_split(rows: Index, columns: Index, inner: int) -> bool:
 # The new projections --------------------------------------------------------------------------------------------------
 
 
-def _project(projection: Projection, columns: Index, suffix: str) -> ir.Value:
-    """Insert a copy of the operators of `projection` for these columns, and return its result."""
+def project(projection: Projection, columns: Index, suffix: str) -> ir.Value:
+    """Insert a copy of the operators of `projection` for these columns, and return its result.
+
+    Columns of number -1 are added: they hold the zero point.
+    """
     dims, value = projection.dims, projection.nodes[0].inputs[0]
     if np.array_equal(columns, np.arange(projection.columns)):
         return projection.value
@@ -297,7 +301,9 @@ def _copy_columns(
             inputs.append(value)
         else:
             axis = _axis_of_columns(node, value, array, projection)
-            taken = array if axis is None else np.ascontiguousarray(np.take(array, columns, axis))
+            taken = array if axis is None else np.ascontiguousarray(np.take(array, np.maximum(columns, 0), axis))
+            if axis is not None and np.any(columns < 0):
+                _clear(taken, axis, columns < 0, _zero_of(node, value))
             inputs.append(value if axis is None else new_constant(graph, f"{value.name}_{suffix}", taken))
     name = derived_name(graph, f"{old.name}_{suffix}")
     out = ir.Value(name=name, shape=ir.Shape(dims), type=old.type)
@@ -305,6 +311,26 @@ def _copy_columns(
     copy.meta.update(node.meta)
     graph.insert_before(node, copy)
     return out
+
+
+def _clear(array: NDArray[Any], axis: int, added: NDArray[np.bool_], zero: NDArray[Any] | None) -> None:
+    """Write zeros into the added columns of `array`, or the zero point `zero`; None for scales and zero points, which
+    stay."""
+    if zero is not None:
+        places = (*(slice(None),) * axis, added)
+        array[places] = zero.reshape(-1)[0]
+
+
+def _zero_of(node: ir.Node, value: ir.Value) -> NDArray[Any] | None:
+    """Return the zero point of a constant operand that is weights, a bias or another tensor; None for parameters."""
+    for name in ("a", "b", "x", "w", "c"):
+        spec = op_spec(node.op_type)
+        if any(declared.name == name for declared in spec.operands) and operand(node, name) is value:
+            has_zero = any(declared.name == f"{name}_zero_point" for declared in spec.operands)
+            zero = constant(operand(node, f"{name}_zero_point")) if has_zero else None
+            is_output = name == "c" and "c_scale" in {declared.name for declared in spec.operands}
+            return None if is_output else np.zeros(1, np.int64) if zero is None else zero
+    return None
 
 
 def _axis_of_columns(node: ir.Node, value: ir.Value, array: NDArray[Any], projection: Projection) -> int | None:

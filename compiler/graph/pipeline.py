@@ -33,6 +33,7 @@ from celosia.compiler.graph.onnxruntime_rules.low_precision import round_activat
 from celosia.compiler.graph.onnxruntime_rules.propagation import fuse_qdq_pairs, note_idle_readers
 from celosia.compiler.graph.onnxruntime_rules.weights_and_biases import quantise_weights, rescale_biases
 from celosia.compiler.graph.packed_projections import separate_projections
+from celosia.compiler.graph.padded_heads import pad_heads
 from celosia.compiler.graph.passes import FilePass, GraphPass, Pipeline, body_models, node_count
 from celosia.compiler.graph.quantized.between import round_between
 from celosia.compiler.graph.quantized.integerise import Integerise
@@ -166,7 +167,7 @@ KEEP_AFTER = "integer"
 """Name of the pass behind which inner tensors that a user keeps become outputs, so that later passes leave them."""
 
 
-BY_CONFIG = ("projections", "gathers", "joined-gathers", "ordered-weights", "turn", "block-sums")
+BY_CONFIG = ("projections", "heads", "gathers", "joined-gathers", "ordered-weights", "turn", "block-sums")
 """Names of the passes of `for_hardware`."""
 
 
@@ -174,6 +175,7 @@ def for_hardware(cfg: Config, accelerator: bool = True) -> Iterator[GraphPass]:
     """Yield the passes that depend on the Config. accelerator: whether anything may run on it."""
     if accelerator and can_multiply_activations(cfg):
         yield GraphPass("projections", "tensors that take columns of a product get products of their own", separate_projections, inside=False)
+        yield GraphPass("heads", "heads that are no whole channel groups are padded", partial(pad_heads, cfg=cfg), inside=False)
     if accelerator:
         gather, join = partial(gather_channels, cfg=cfg), partial(join_gathers, cfg=cfg)
         multiply = partial(multiply_in_order, cfg=cfg)
