@@ -105,7 +105,7 @@ class Heads(nn.Module):  # type: ignore[misc]
         elif self.scale == "divide":
             scores = scores / math.sqrt(self.d)
         if self.mask == "where":
-            scores = scores.masked_fill(self.causal[:, :, : x.shape[1], : x.shape[1]] == 0, float("-inf"))
+            scores = scores.masked_fill(self.causal[:, :, : x.shape[1], : x.shape[1]] == 0, -30.0)
         elif self.mask == "add":
             scores = scores + self.causal
         elif self.mask == "relative":

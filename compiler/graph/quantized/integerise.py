@@ -453,6 +453,46 @@ class Integerise(Commute):
             return False
         return self._replace_by_table(node, x, y, table)
 
+    def _rewrite_mask(self, node: ir.Node, y: Quantised) -> bool:
+        """Replace a Where of a constant condition, a number, and a function of one 8-bit tensor, by a table and a sum.
+
+        The sum adds so much where the number is chosen that the result leaves the range of bytes. It is cut off at the
+        number, which must be the least or the greatest byte that the table has.
+        """
+        condition, *branches = (constant(value) for value in node.inputs)
+        numbers = [array for array in branches if array is not None and array.size == 1]
+        dims = shape(node.outputs[0])
+        if condition is None or len(numbers) != 1 or dims is None or np.isnan(numbers[0]).any():
+            return False
+        is_first = branches[0] is numbers[0]
+        chosen = condition if is_first else ~condition
+        value = node.inputs[2 if is_first else 1]
+        chain = function_of(value)
+        x = activation(chain[0]) if chain is not None else None
+        if chain is None or x is None or value is None or shape(value) != dims or shape(x.value) != dims:
+            return False
+        if x.dtype != y.dtype or not np.all(np.isfinite((*scale_and_zero(x), *scale_and_zero(y)))):
+            return False
+        try:
+            table = numerics.unary_table(chain[1], *scale_and_zero(x), *scale_and_zero(y), x.dtype, y.dtype)
+        except HostError:
+            return False
+        number = numerics.unary_table(lambda v: np.full_like(v, numbers[0].reshape(())), *scale_and_zero(x), *scale_and_zero(y), y.dtype)
+        code, name = int(number[0]), derived_name(self.graph, f"{node.name or y.value.name}_mask")
+        if code <= table.min():
+            factors = [1, -255, 0, 0, code, 127]
+        elif code >= table.max():
+            factors = [1, 255, 0, 0, -128, code]
+        else:
+            return False
+        zero_code = 0 if y.dtype == np.int8 else 128
+        mask = new_constant(self.graph, f"{name}_constant", (zero_code + chosen.astype(np.int64)).astype(y.dtype))
+        entries = new_constant(self.graph, f"{name}_table", table)
+        unmasked = self._insert_bytes(node, "celosia", "Table", [x.value, entries], y, f"{name}_unmasked", function="Where")
+        return self._replace_by_form(
+            "Add", [replace(y, value=unmasked), replace(y, value=mask)], y, node, domain="celosia", factors=factors
+        )
+
     def _rewrite_prelu(self, node: ir.Node, y: Quantised) -> bool:
         """Replace a PRelu with a slope for each channel by a sum of two functions, of which one is zero.
 
@@ -625,6 +665,7 @@ _RULES: dict[str, Callable[[Integerise, ir.Node, Quantised], bool]] = {
     **dict.fromkeys(NORMS, Integerise._rewrite_norm),
     **dict.fromkeys(("Relu", "Clip"), Integerise._clamp_after_quantising),
     "PRelu": Integerise._rewrite_prelu,
+    "Where": Integerise._rewrite_mask,
 }
 """Float operator -> rule (node, its quantised result) that replaces it; Gemm and MatMul have rules of their own."""
 QUANTISABLE = frozenset((*_RULES, *CHOOSING_OPS, *MAXIMA, "Gemm", "MatMul", "BatchNormalization")) - {

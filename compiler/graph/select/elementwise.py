@@ -55,7 +55,7 @@ def place_addition(p: Placement, node: ir.Node) -> None:
     if shape(a) != shape(y) or constant(a) is not None:
         a, b, scale_a, scale_b = b, a, scale_b, scale_a
     broadcasts, is_constant = shape(b) != shape(y), constant(b) is not None
-    residual_of = partial(Residual, scale_v=scale_a, scale_b=scale_b, scale_c=fit.c, shift=fit.shift)
+    residual_of = partial(Residual, scale_v=scale_a, scale_b=scale_b, scale_c=fit.c, shift=fit.shift, lo=fit.lo, hi=fit.hi)
     if broadcasts and shape(a) == shape(y) and _add_to_each_matrix(p, node, a, b, residual_of):
         return
     if shape(a) != shape(y) or (broadcasts and not is_constant and not _is_row(b, p.held_form(a))):
