@@ -39,6 +39,7 @@ from celosia.compiler.graph.select.placement import (
     natural_form,
     shape_of,
 )
+from celosia.compiler.graph.select.views import take_as_moved_view
 from celosia.compiler.graph.values import attribute, attributes_of, constant, is_op, shape
 from celosia.compiler.layer import Activation, Gemm, Layer, StridedView, Window
 from celosia.compiler.ops import VIEWS
@@ -384,6 +385,8 @@ def place_transpose(p: Placement, node: ir.Node) -> None:
     if held is not None and _swap_sequence_in_place(p, node, held):
         return
     if held is not None and held.fold and _transpose_in_place(p, node, held):
+        return
+    if take_as_moved_view(p, node):
         return
     form, y_form, perm = natural_form(value), natural_form(node.outputs[0]), attribute(node, "perm")
     if perm is None or list(perm) != [0, 1, 3, 2]:
