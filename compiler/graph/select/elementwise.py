@@ -15,9 +15,10 @@ import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler import numerics
-from celosia.compiler.graph.operands import data_operands, multiplies_matrices, operand
-from celosia.compiler.graph.quantized.rounded import NORMS, rescaled_sum
+from celosia.compiler.graph.operands import data_operands, operand
+from celosia.compiler.graph.quantized.rounded import rescaled_sum
 from celosia.compiler.graph.quantized.tables import table_of
+from celosia.compiler.graph.rows import tensors_of_rows
 from celosia.compiler.graph.select.matrices import place_layer_per_matrix, read_shared_by_matrices, rows_form
 from celosia.compiler.graph.select.parameters import requantise_alike, scalar_of, stored_zero
 from celosia.compiler.graph.select.placement import (
@@ -32,8 +33,6 @@ from celosia.compiler.graph.select.placement import (
 )
 from celosia.compiler.graph.values import constant, is_op, shape
 from celosia.compiler.layer import Activation, Epilogue, Layer, Multiplication, Residual
-from celosia.compiler.ops import VIEWS, op_spec
-from celosia.compiler.program.op_spec import Kind
 from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
 
@@ -182,49 +181,8 @@ def _choose_form(p: Placement, result: ir.Value, *values: ir.Value) -> Activatio
     if any(p.held_form(value) for value in values):
         return p.common_form(*values)
     if p.read_as_rows is None:
-        p.read_as_rows = _tensors_read_as_rows(result.producer().graph)  # type: ignore[union-attr,arg-type]
+        p.read_as_rows = tensors_of_rows(result.producer().graph)  # type: ignore[union-attr,arg-type]
     return rows_form(p, values[0], result) if result in p.read_as_rows else p.common_form(*values)
-
-
-def _tensors_read_as_rows(graph: ir.Graph) -> set[ir.Value]:
-    """Return the tensors that should be held with rows as pixels.
-
-    These are inputs and results of normalisations and matrix products, also of normalisations in floats, and tensors
-    that are combined with these element by element, or reshaped with their last axis as it is.
-    """
-    rows, count = set[ir.Value](), -1
-    while count != len(rows):
-        count = len(rows)
-        for node in (*graph, *reversed(graph)):
-            if not (tensors := _tensors_of_rows(node)).isdisjoint(rows) or _works_on_rows(node):
-                rows |= tensors
-    return rows
-
-
-def _works_on_rows(node: ir.Node) -> bool:
-    """Whether `node` is a normalisation of rows, or multiplies them by a matrix."""
-    return is_op(node, "QLinearNorm", *NORMS) or multiplies_matrices(node)
-
-
-def _tensors_of_rows(node: ir.Node) -> set[ir.Value]:
-    """Return the operands and the result of `node` that have the same rows."""
-    y = node.outputs[0]
-    if _works_on_rows(node):
-        tensors = [data_operands(node)[0], y]
-    elif is_op(node, "QuantizeLinear", "DequantizeLinear") or _is_elementwise(node):
-        tensors = [value for value in node.inputs if value and shape(value) == shape(y)] + [y]
-    elif is_op(node, *VIEWS):
-        x = node.inputs[0]
-        before, after = (shape(value) if value is not None else None for value in (x, y))
-        tensors = [x, y] if before and after and before[-1] == after[-1] else []
-    else:
-        tensors = []
-    return {value for value in tensors if value is not None}
-
-
-def _is_elementwise(node: ir.Node) -> bool:
-    """Whether each element of the result is computed from the elements at the same place of the operands."""
-    return op_spec(node.op_type).kind is Kind.INJECTIVE and op_spec(node.op_type).moves is None
 
 
 def _is_one_pixel(b: ir.Value, y: ir.Value) -> bool:

@@ -1,0 +1,156 @@
+"""Operators on rows, such as tokens or pixels with their channels last, and the reshapes and tables around them.
+
+    merge_rows     y = QLinearNorm(x)    [1, H, W, C]    ->    y = Reshape(QLinearNorm(Reshape(x)))    [1, H * W, C]
+    hoist_tables   y = Table(Transpose(Reshape(QGemm(x))))    ->    y = Transpose(Reshape(Table(QGemm(x))))
+
+The accelerator holds rows as the pixels of an image and works on all of them at the same time; reshapes are views.
+A table is computed together with the product before it, if nothing lies between them.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import onnx_ir as ir
+
+from celosia.compiler.graph.operands import data_operands, multiplies_matrices, set_operand, spec_of
+from celosia.compiler.graph.quantized.rounded import NORMS
+from celosia.compiler.graph.simplify.redundant import drop_unused, simplify
+from celosia.compiler.graph.values import constant, derived_name, is_op, new_constant, only_use, shape
+from celosia.compiler.ops import VIEWS
+from celosia.compiler.program.op_spec import Kind, Moves
+
+
+def tensors_of_rows(graph: ir.Graph) -> set[ir.Value]:
+    """Return the tensors that consist of rows.
+
+    These are inputs and results of normalisations and matrix products, also of normalisations in floats, and tensors
+    that are combined with these element by element, or reshaped with their last axis as it is.
+    """
+    rows, count = set[ir.Value](), -1
+    while count != len(rows):
+        count = len(rows)
+        for node in (*graph, *reversed(graph)):
+            if not (tensors := _tensors_with_equal_rows(node)).isdisjoint(rows) or _works_on_rows(node):
+                rows |= tensors
+    return rows
+
+
+def _works_on_rows(node: ir.Node) -> bool:
+    """Return whether `node` is a normalisation of rows, or multiplies them by a matrix."""
+    return is_op(node, "QLinearNorm", *NORMS) or multiplies_matrices(node)
+
+
+def _tensors_with_equal_rows(node: ir.Node) -> set[ir.Value]:
+    """Return the operands and the result of `node` that have the same rows."""
+    y, tensors = node.outputs[0], list[ir.Value | None]()
+    if _works_on_rows(node):
+        tensors = [data_operands(node)[0], y]
+    elif is_op(node, "QuantizeLinear", "DequantizeLinear") or is_elementwise(node):
+        tensors = [*(value for value in node.inputs if value is not None and shape(value) == shape(y)), y]
+    elif is_op(node, *VIEWS) and (x := node.inputs[0]) is not None:
+        before, after = shape(x), shape(y)
+        tensors = [x, y] if before and after and before[-1] == after[-1] else []
+    return {value for value in tensors if value is not None}
+
+
+def is_elementwise(node: ir.Node) -> bool:
+    """Return whether each element of the result is computed from the elements at the same place of the operands."""
+    return spec_of(node).kind is Kind.INJECTIVE and spec_of(node).moves is None
+
+
+def merge_rows(model: ir.Model) -> None:
+    """Let operators on bytes whose rows have several axes work on matrices, with reshapes around them."""
+    graph, changed = model.graph, False
+    rows = tensors_of_rows(graph)
+    for node in list(graph):
+        y = node.outputs[0]
+        dims = shape(y)
+        if y not in rows or dims is None or len(dims) < 4 or y.dtype not in (ir.DataType.INT8, ir.DataType.UINT8):
+            continue
+        if is_op(node, "QLinearNorm") or (is_elementwise(node) and not is_op(node, "QuantizeLinear")):
+            changed |= _merge_rows_of(graph, node, dims)
+    if changed:
+        simplify(model)
+
+
+def _merge_rows_of(graph: ir.Graph, node: ir.Node, dims: tuple[int, ...]) -> bool:
+    """Reshape operands and result of `node`; return False if an operand is broadcast along some of the merged axes."""
+    merged = (dims[0], prod(dims[1:-1]), dims[-1])
+    operands = [value for value in data_operands(node) if value is not None and value.dtype == node.outputs[0].dtype]
+    if is_op(node, "Table", "Clip"):
+        operands = [value for value in node.inputs[:1] if value is not None]
+    for value in operands:
+        size = shape(value)
+        if size is None or not (size == dims or prod(size) == 1 or (prod(size) == dims[-1] == size[-1])):
+            return False
+    for value in operands:
+        if shape(value) != dims:
+            continue
+        number = list(node.inputs).index(value)
+        node.replace_input_with(number, _reshaped(graph, node, value, merged, before=True))
+    y = node.outputs[0]
+    name, y.name = y.name, derived_name(graph, f"{y.name}_rows")
+    y.shape = ir.Shape(merged)
+    uses = [(use.node, use.idx) for use in y.uses()]
+    result = _reshaped(graph, node, y, dims, before=False)
+    for user, number in uses:
+        user.replace_input_with(number, result)
+    if y.is_graph_output():
+        graph.outputs[list(graph.outputs).index(y)] = result
+    result.name = name
+    return True
+
+
+def _reshaped(graph: ir.Graph, node: ir.Node, value: ir.Value, dims: tuple[int, ...], before: bool) -> ir.Value:
+    """Insert a Reshape of `value` before or behind `node`, and return its result."""
+    array = constant(value)
+    if array is not None:
+        return new_constant(graph, f"{value.name}_rows", array.reshape(dims))
+    name = derived_name(graph, f"{node.name}_{value.name}_{'rows' if before else 'shaped'}")
+    target = new_constant(graph, f"{name}_shape", np.array(dims, np.int64))
+    out = ir.Value(name=name, shape=ir.Shape(dims), type=value.type)
+    reshape = ir.Node("", "Reshape", [value, target], outputs=[out], name=name)
+    if before:
+        graph.insert_before(node, reshape)
+    else:
+        graph.insert_after(node, reshape)
+    return out
+
+
+def hoist_tables(model: ir.Model) -> None:
+    """Move tables before the operators that move all elements, up to the product that makes these."""
+    for node in list(model.graph):
+        if not is_op(node, "Table") or node.inputs[0] is None:
+            continue
+        chain, value = list[ir.Node](), node.inputs[0]
+        while (producer := value.producer()) is not None and spec_of(producer).moves is Moves.ALL and only_use(value):
+            if any(constant(operand) is None for operand in producer.inputs[1:]) or producer.inputs[0] is None:
+                break
+            chain.append(producer)
+            value = producer.inputs[0]
+        producer = value.producer()
+        if not chain or producer is None or only_use(value) is not chain[-1] or not spec_of(producer).multiplies_bytes:
+            continue
+        if producer.outputs[0] is not value or any(not is_op(mover, *VIEWS, "Transpose") for mover in chain):
+            continue
+        _exchange(model.graph, node, chain, value)
+    drop_unused(model.graph)
+
+
+def _exchange(graph: ir.Graph, table: ir.Node, chain: list[ir.Node], value: ir.Value) -> None:
+    """Put `table` behind `value`, and the operators `chain`, last first, behind the table."""
+    old = table.outputs[0]
+    out = ir.Value(name=derived_name(graph, f"{old.name}_unmoved"), shape=value.shape, type=old.type)
+    inputs = [value, *table.inputs[1:]]
+    new = ir.Node(table.domain, "Table", inputs, list(table.attributes.values()), outputs=[out], name=table.name)
+    graph.insert_before(chain[-1], new)
+    chain[-1].replace_input_with(0, out)
+    for mover in chain:
+        mover.outputs[0].name = derived_name(graph, f"{mover.outputs[0].name}_{table.name}")
+        mover.outputs[0].type = old.type
+    last, name = chain[0].outputs[0], old.name
+    ir.convenience.replace_all_uses_with(old, last, replace_graph_outputs=True)
+    old.name, last.name = None, name
+    graph.remove(table, safe=True)
