@@ -36,7 +36,7 @@ from celosia.compiler.graph.operands import (
 )
 from celosia.compiler.graph.simplify.redundant import drop_unused
 from celosia.compiler.graph.values import attribute, attributes, constant, derived_name, is_op, new_constant, shape
-from celosia.compiler.ops import op_spec
+from celosia.compiler.ops import VIEWS, op_spec
 from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.op import HostError
 from celosia.compiler.program.op_spec import Moves, quantised_form
@@ -96,8 +96,8 @@ def separate_projections(model: ir.Model) -> None:
         if projection is None or prod(projection.dims) > MAX_ELEMENTS:
             continue
         moved = dict(_moved_tensors(projection.value))
-        if len(moved) < 2:
-            continue
+        if len(moved) < 2 or (convolves_bytes(node) and not _is_reshaped(projection.value)):
+            continue  # channels that images are split into are regions
         try:
             indices = _follow(projection.value, moved)
         except HostError:  # an operator whose shapes are known at run time only
@@ -113,6 +113,11 @@ def separate_projections(model: ir.Model) -> None:
         for part in known:
             _replace(part, projections[part.columns.tobytes()])
     drop_unused(model.graph)
+
+
+def _is_reshaped(value: ir.Value) -> bool:
+    """Return whether an operator reshapes or transposes `value`."""
+    return any(is_op(use.node, "Transpose", *VIEWS) for use in value.uses())
 
 
 def projection_of(node: ir.Node) -> Projection | None:

@@ -14,12 +14,16 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
-from celosia.compiler.graph.operands import data_operands, multiplies_matrices, set_operand, spec_of
+from celosia.compiler import numerics
+from celosia.compiler.graph.operands import data_operands, multiplies_matrices, operand, spec_of
 from celosia.compiler.graph.quantized.rounded import NORMS
 from celosia.compiler.graph.simplify.redundant import drop_unused, simplify
 from celosia.compiler.graph.values import constant, derived_name, is_op, new_constant, only_use, shape
 from celosia.compiler.ops import VIEWS
-from celosia.compiler.program.op_spec import Kind, Moves
+from celosia.compiler.program.op_spec import Kind, Moves, quantised_form
+
+BINARY = tuple(quantised_form(name) for name in numerics.BINARY)
+"""Operators of two tensors of bytes, element by element."""
 
 
 def tensors_of_rows(graph: ir.Graph) -> set[ir.Value]:
@@ -60,6 +64,13 @@ def is_elementwise(node: ir.Node) -> bool:
     return spec_of(node).kind is Kind.INJECTIVE and spec_of(node).moves is None
 
 
+def samples_of_attention(graph: ir.Graph) -> set[int]:
+    """Return the first sizes of the products of two activations of four axes in `graph`."""
+    products = (node for node in graph if is_op(node, "QLinearMatMul") and constant(operand(node, "b")) is None)
+    shapes = (shape(node.outputs[0]) for node in products)
+    return {dims[0] for dims in shapes if dims is not None and len(dims) == 4}
+
+
 def merge_rows(model: ir.Model) -> None:
     """Let operators on bytes whose rows have several axes work on matrices, with reshapes around them."""
     graph, changed = model.graph, False
@@ -78,14 +89,14 @@ def merge_rows(model: ir.Model) -> None:
 def _merge_rows_of(graph: ir.Graph, node: ir.Node, dims: tuple[int, ...]) -> bool:
     """Reshape operands and result of `node`; return False if an operand is broadcast along some of the merged axes."""
     merged = (dims[0], prod(dims[1:-1]), dims[-1])
-    operands = [value for value in data_operands(node) if value is not None and value.dtype == node.outputs[0].dtype]
+    tensors = [value for value in data_operands(node) if value is not None and value.dtype == node.outputs[0].dtype]
     if is_op(node, "Table", "Clip"):
-        operands = [value for value in node.inputs[:1] if value is not None]
-    for value in operands:
+        tensors = [value for value in node.inputs[:1] if value is not None]
+    for value in tensors:
         size = shape(value)
         if size is None or not (size == dims or prod(size) == 1 or (prod(size) == dims[-1] == size[-1])):
             return False
-    for value in operands:
+    for value in tensors:
         if shape(value) != dims:
             continue
         number = list(node.inputs).index(value)
@@ -119,6 +130,56 @@ def _reshaped(graph: ir.Graph, node: ir.Node, value: ir.Value, dims: tuple[int, 
     return out
 
 
+def keep_samples(model: ir.Model) -> None:
+    """Let products by constant matrices read the rows of several samples as [samples, rows, columns], where attention
+    needs them apart, not joined by a Reshape."""
+    graph = model.graph
+    samples = samples_of_attention(graph)
+    for node in list(graph):
+        if is_op(node, *BINARY):
+            _expand_constants(graph, node, samples)
+        x = data_operands(node)[0] if multiplies_matrices(node) else None
+        flatten = x.producer() if x is not None else None
+        if x is None or flatten is None or not is_op(flatten, "Reshape") or flatten.inputs[0] is None:
+            continue
+        before, after, out = shape(flatten.inputs[0]), shape(x), shape(node.outputs[0])
+        if before is None or after is None or out is None or len(before) < 3 or len(after) != 2:
+            continue
+        if before[0] < 2 or before[0] not in samples or constant(operand(node, "b")) is None:
+            continue
+        if after != (before[0] * before[1], prod(before[2:])):
+            continue
+        source = flatten.inputs[0]
+        if len(before) > 3:
+            source = _reshaped(graph, node, source, (*before[:2], after[-1]), before=True)
+        before = (*before[:2], after[-1])
+        node.replace_input_with(list(node.inputs).index(x), source)
+        y = node.outputs[0]
+        name, y.name = y.name, derived_name(graph, f"{y.name}_samples")
+        y.shape = ir.Shape((*before[:-1], out[-1]))
+        uses = [(use.node, use.idx) for use in y.uses()]
+        result = _reshaped(graph, node, y, out, before=False)
+        for user, number in uses:
+            user.replace_input_with(number, result)
+        if y.is_graph_output():
+            graph.outputs[list(graph.outputs).index(y)] = result
+        result.name = name
+    if samples - {1}:
+        simplify(model)
+
+
+def _expand_constants(graph: ir.Graph, node: ir.Node, samples: set[int]) -> None:
+    """Repeat a constant operand of an addition or product, such as a table of positions, for each of the samples."""
+    dims = shape(node.outputs[0])
+    if dims is None or len(dims) != 3 or dims[0] < 2 or dims[0] not in samples:
+        return
+    for number, value in enumerate(node.inputs):
+        array = constant(value)
+        if array is not None and value is not None and value in data_operands(node) and prod(array.shape[:-1]) > 1:
+            expanded = np.ascontiguousarray(np.broadcast_to(array, dims))
+            node.replace_input_with(number, new_constant(graph, f"{value.name}_of_samples", expanded))
+
+
 def hoist_tables(model: ir.Model) -> None:
     """Move tables before the operators that move all elements, up to the product that makes these."""
     for node in list(model.graph):
@@ -126,7 +187,7 @@ def hoist_tables(model: ir.Model) -> None:
             continue
         chain, value = list[ir.Node](), node.inputs[0]
         while (producer := value.producer()) is not None and spec_of(producer).moves is Moves.ALL and only_use(value):
-            if any(constant(operand) is None for operand in producer.inputs[1:]) or producer.inputs[0] is None:
+            if any(constant(size) is None for size in producer.inputs[1:]) or producer.inputs[0] is None:
                 break
             chain.append(producer)
             value = producer.inputs[0]

@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.operands import is_operand, operand
+from celosia.compiler.graph.rows import samples_of_attention
 from celosia.compiler.graph.select.parameters import array_of, fold_scales, requantise_alike, scalar_of, stored_zero
 from celosia.compiler.graph.select.placement import (
     ActivationLayout,
@@ -36,6 +37,8 @@ from celosia.hw.spec.config import Config
 MOVES = "moves"
 """Key in the `meta` of a node that moves elements only: a product by the identity, or a Transpose that pads to whole
 blocks."""
+MAX_SAMPLES = 8
+"""Limit of the samples whose rows are matrices of their own, each with layers of its own."""
 MAX_MATRICES = 256
 """Limit of the layers of one operator, one for each of its matrices."""
 
@@ -59,9 +62,26 @@ def rows_form(p: Placement, value: ir.Value, result: ir.Value) -> ActivationLayo
         _has_pixel_rows(p, value) or (p.held_form(value) is None and _is_split_into_heads(result))
     )
     is_one_matrix = len(dims) > 2 and prod(dims[:-2]) == 1
+    held = p.held_form(value)
+    if len(dims) > 2 and held is not None and held.fold == "rows" and holds_matrices(p, value):
+        return held
+    if held is None and are_samples(p.cfg, value):
+        return matrices_form(p.cfg, dims, "rows")
     if p.cfg.batch == 1 and (is_one_matrix or is_matrix_of_pixels):
         return ActivationLayout((1, dims[-1], 1, dims[-2]), "rows")
     return natural_form(value, rows=True)
+
+
+def are_samples(cfg: Config, value: ir.Value) -> bool:
+    """Return whether `value` is several matrices of rows, of a model that multiplies activations of as many samples.
+
+    Each sample is then a matrix of its own, with its heads side by side.
+    """
+    dims = shape_of(value)
+    if len(dims) != 3 or not 1 < dims[0] <= MAX_SAMPLES or dims[1] == 1 or not can_multiply_activations(cfg):
+        return False
+    graph = next((use.node.graph for use in value.uses()), None)
+    return graph is not None and dims[0] in samples_of_attention(graph)  # type: ignore[arg-type]
 
 
 def _has_pixel_rows(p: Placement, value: ir.Value) -> bool:

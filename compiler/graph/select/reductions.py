@@ -249,7 +249,9 @@ def _rows_as_pixels(p: Placement, x: ir.Value) -> tuple[ActivationLayout, int]:
     """
     held, dims = p.held_form(x), shape_of(x)
     if held is None:
-        held = natural_form(x, rows=True) if len(dims) < 3 else matrices_form(p.cfg, dims, "rows")
+        is_one_matrix = len(dims) > 2 and prod(dims[:-2]) == 1
+        form = ActivationLayout((1, dims[-1], 1, dims[-2]), "rows") if is_one_matrix else matrices_form(p.cfg, dims, "rows")
+        held = natural_form(x, rows=True) if len(dims) < 3 else form
     if held.fold == "rows" and not held.inverted:
         count = matrix_counts("rows", dims)[0]
         if count <= MAX_MATRICES:
