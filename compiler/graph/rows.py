@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler import numerics
-from celosia.compiler.graph.operands import data_operands, multiplies_matrices, operand, spec_of
+from celosia.compiler.graph.operands import data_operands, multiplies_matrices, operand, product_names, spec_of
 from celosia.compiler.graph.quantized.rounded import NORMS
 from celosia.compiler.graph.simplify.redundant import drop_unused, simplify
 from celosia.compiler.graph.values import constant, derived_name, is_op, new_constant, only_use, shape
@@ -61,7 +61,7 @@ def _tensors_with_equal_rows(node: ir.Node) -> set[ir.Value]:
 
 def is_elementwise(node: ir.Node) -> bool:
     """Return whether each element of the result is computed from the elements at the same place of the operands."""
-    return spec_of(node).kind is Kind.INJECTIVE and spec_of(node).moves is None
+    return is_op(node, "Table") or (spec_of(node).kind is Kind.INJECTIVE and spec_of(node).moves is None)
 
 
 def samples_of_attention(graph: ir.Graph) -> set[int]:
@@ -78,32 +78,46 @@ def merge_rows(model: ir.Model) -> None:
     for node in list(graph):
         y = node.outputs[0]
         dims = shape(y)
-        if y not in rows or dims is None or len(dims) < 4 or y.dtype not in (ir.DataType.INT8, ir.DataType.UINT8):
+        if y not in rows or dims is None or y.dtype not in (ir.DataType.INT8, ir.DataType.UINT8):
             continue
-        if is_op(node, "QLinearNorm") or (is_elementwise(node) and not is_op(node, "QuantizeLinear")):
+        if len(dims) < 4 and not (len(dims) == 3 and dims[0] > dims[1] == 1):
+            continue
+        if is_op(node, "QLinearNorm") or _has_constant_matrix(node) or (is_elementwise(node) and not is_op(node, "QuantizeLinear")):
             changed |= _merge_rows_of(graph, node, dims)
     if changed:
         simplify(model)
 
 
+def _has_constant_matrix(node: ir.Node) -> bool:
+    """Return whether `node` multiplies rows by a constant matrix."""
+    matrix = constant(operand(node, product_names(node.op_type)[1])) if multiplies_matrices(node) else None
+    return matrix is not None and matrix.ndim == 2
+
+
 def _merge_rows_of(graph: ir.Graph, node: ir.Node, dims: tuple[int, ...]) -> bool:
     """Reshape operands and result of `node`; return False if an operand is broadcast along some of the merged axes."""
-    merged = (dims[0], prod(dims[1:-1]), dims[-1])
+    count = 1 if prod(dims[1:-1]) == 1 else dims[0]
+    merged = (count, prod(dims[:-1]) // count)
     tensors = [value for value in data_operands(node) if value is not None and value.dtype == node.outputs[0].dtype]
     if is_op(node, "Table", "Clip"):
         tensors = [value for value in node.inputs[:1] if value is not None]
+    if multiplies_matrices(node):
+        tensors = tensors[:1]
     for value in tensors:
         size = shape(value)
+        if multiplies_matrices(node) and size is not None and size[:-1] == dims[:-1]:
+            continue
         if size is None or not (size == dims or prod(size) == 1 or (prod(size) == dims[-1] == size[-1])):
             return False
     for value in tensors:
-        if shape(value) != dims:
+        size = shape(value) or ()
+        if size[:-1] != dims[:-1]:
             continue
         number = list(node.inputs).index(value)
-        node.replace_input_with(number, _reshaped(graph, node, value, merged, before=True))
+        node.replace_input_with(number, _reshaped(graph, node, value, (*merged, size[-1]), before=True))
     y = node.outputs[0]
     name, y.name = y.name, derived_name(graph, f"{y.name}_rows")
-    y.shape = ir.Shape(merged)
+    y.shape = ir.Shape((*merged, dims[-1]))
     uses = [(use.node, use.idx) for use in y.uses()]
     result = _reshaped(graph, node, y, dims, before=False)
     for user, number in uses:

@@ -25,6 +25,7 @@ from celosia.compiler.graph.select.matrices import (
     can_multiply_activations,
     holds_matrices,
     matrices_form,
+    pixel_rows_form,
     right_operands_of,
     shared_operand,
     swaps_last_axes,
@@ -249,7 +250,7 @@ def _join_rows(
     along = len(dims) > 1 and attribute(node, "axis", 1) % len(dims) == len(dims) - 2
     if not along or not any(holds_matrices(p, value) for value, _ in operands):
         return False
-    form = matrices_form(p.cfg, dims, "rows")
+    form = pixel_rows_form(dims)
     count, columns, _ = matrix_counts("rows", dims)
     if count > 1 or any(prod(shape_of(value)[:-2]) != count for value, _ in operands):
         return False

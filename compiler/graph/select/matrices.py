@@ -68,7 +68,7 @@ def rows_form(p: Placement, value: ir.Value, result: ir.Value) -> ActivationLayo
     if held is None and are_samples(p.cfg, value):
         return matrices_form(p.cfg, dims, "rows")
     if p.cfg.batch == 1 and (is_one_matrix or is_matrix_of_pixels):
-        return ActivationLayout((1, dims[-1], 1, dims[-2]), "rows")
+        return pixel_rows_form(dims)
     return natural_form(value, rows=True)
 
 
@@ -101,6 +101,11 @@ def _is_split_into_heads(value: ir.Value) -> bool:
     columns = shape_of(value)[-1]
     splits_rows = all(len(dims) > 2 and dims[-1] < columns and columns % dims[-1] == 0 for dims in shapes)
     return bool(readers) and all(is_op(node, *VIEWS) for node in readers) and splits_rows
+
+
+def pixel_rows_form(dims: tuple[int, ...]) -> ActivationLayout:
+    """Return the form of a tensor of shape `dims` that is one matrix, whose rows are pixels of an image of one row."""
+    return ActivationLayout((1, dims[-1], 1, prod(dims[:-1])), "rows")
 
 
 def matrices_form(cfg: Config, dims: tuple[int, ...], fold: str, pad: int = 0, block: int = 1) -> ActivationLayout:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from celosia.compiler import numerics
 from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.quantized.rounded import adds_integers
-from celosia.compiler.graph.select.matrices import MAX_MATRICES, add_matrices, matrices_form, place_layer_per_matrix
+from celosia.compiler.graph.select.matrices import MAX_MATRICES, add_matrices, matrices_form, place_layer_per_matrix, pixel_rows_form
 from celosia.compiler.graph.select.parameters import (
     array_of,
     fold_scales,
@@ -250,7 +250,7 @@ def _rows_as_pixels(p: Placement, x: ir.Value) -> tuple[ActivationLayout, int]:
     held, dims = p.held_form(x), shape_of(x)
     if held is None:
         is_one_matrix = len(dims) > 2 and prod(dims[:-2]) == 1
-        form = ActivationLayout((1, dims[-1], 1, dims[-2]), "rows") if is_one_matrix else matrices_form(p.cfg, dims, "rows")
+        form = pixel_rows_form(dims) if is_one_matrix else matrices_form(p.cfg, dims, "rows")
         held = natural_form(x, rows=True) if len(dims) < 3 else form
     if held.fold == "rows" and not held.inverted:
         count = matrix_counts("rows", dims)[0]
