@@ -35,7 +35,16 @@ from celosia.compiler.graph.operands import (
     spec_of,
 )
 from celosia.compiler.graph.simplify.redundant import drop_unused
-from celosia.compiler.graph.values import attribute, attributes, constant, derived_name, is_op, new_constant, shape
+from celosia.compiler.graph.values import (
+    attribute,
+    attributes,
+    constant,
+    derived_name,
+    is_op,
+    new_constant,
+    only_use,
+    shape,
+)
 from celosia.compiler.ops import VIEWS, op_spec
 from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.op import HostError
@@ -269,6 +278,63 @@ def _is_split(rows: Index, columns: Index, inner: int) -> bool:
     """Return whether an axis is one of rows inside one of columns, or the reverse, the inner one of size `inner`."""
     a, b = (array.reshape(-1, inner) for array in (rows, columns))
     return any(bool(np.all(x == x[:, :1]) and np.all(y == y[:1])) for x, y in ((a, b), (b, a)))
+
+
+# Heads that share keys and values -------------------------------------------------------------------------------------
+
+
+def name_repeats(model: ir.Model) -> None:
+    """Write each chain of operators that repeats the matrices of a tensor for groups of heads as Unsqueeze, Expand and
+    Reshape, which products of two activations skip (select/matrices)."""
+    for node in list(model.graph):
+        y = node.outputs[0]
+        dims = shape(y)
+        if not is_moving(node) or dims is None or len(dims) != 4 or prod(dims) > MAX_ELEMENTS:
+            continue
+        moved, source = [y], y
+        while (producer := source.producer()) is not None and is_moving(producer) and producer.inputs[0] is not None:
+            before = shape(producer.inputs[0])
+            if before is None or len(producer.outputs) > 1 or (source is not y and only_use(source) is None):
+                break
+            source = producer.inputs[0]
+            if len(before) == 4 and prod(before) < prod(dims):
+                break
+            moved.insert(0, source)
+        before = shape(source) or ()
+        if len(before) != 4 or before[2:] != dims[2:] or before[0] != dims[0] or not before[1] or dims[1] % before[1]:
+            continue
+        times = dims[1] // before[1]
+        names = [value.producer().op_type for value in moved]  # type: ignore[union-attr]
+        if times < 2 or names == ["Unsqueeze", "Expand", "Reshape"]:
+            continue
+        try:
+            index = _follow(source, dict.fromkeys([source, *moved], False))[y]
+        except HostError:
+            continue
+        if np.array_equal(index, np.arange(prod(before)).reshape(before).repeat(times, axis=1)):
+            _repeat(node, source, times)
+    drop_unused(model.graph)
+
+
+def _repeat(node: ir.Node, source: ir.Value, times: int) -> None:
+    """Let the readers of `node` read Reshape(Expand(Unsqueeze(source))), whose matrices are each repeated `times`."""
+    graph, old, (samples, groups, *matrix) = node.graph, node.outputs[0], shape(source) or ()
+    assert isinstance(graph, ir.Graph)
+    value = source
+    steps: list[tuple[str, tuple[int, ...], list[int]]] = [
+        ("Unsqueeze", (samples, groups, 1, *matrix), [2]),
+        ("Expand", (samples, groups, times, *matrix), [samples, groups, times, *matrix]),
+        ("Reshape", (samples, groups * times, *matrix), [samples, groups * times, *matrix]),
+    ]
+    for op, size, argument in steps:
+        name = derived_name(graph, f"{old.name}_{op.lower()}")
+        out = ir.Value(name=name, shape=ir.Shape(size), type=old.type)
+        target = new_constant(graph, f"{name}_argument", np.array(argument, np.int64))
+        graph.insert_before(node, ir.Node("", op, [value, target], outputs=[out], name=name))
+        value = out
+    name = old.name
+    ir.convenience.replace_all_uses_with(old, value, replace_graph_outputs=True)
+    old.name, value.name = None, name
 
 
 # The new projections --------------------------------------------------------------------------------------------------

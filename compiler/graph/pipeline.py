@@ -32,7 +32,7 @@ from celosia.compiler.graph.onnxruntime_rules.float16 import compute_in_float32
 from celosia.compiler.graph.onnxruntime_rules.low_precision import round_activations, widen
 from celosia.compiler.graph.onnxruntime_rules.propagation import fuse_qdq_pairs, note_idle_readers
 from celosia.compiler.graph.onnxruntime_rules.weights_and_biases import quantise_weights, rescale_biases
-from celosia.compiler.graph.packed_projections import separate_projections
+from celosia.compiler.graph.packed_projections import name_repeats, separate_projections
 from celosia.compiler.graph.padded_heads import pad_heads
 from celosia.compiler.graph.passes import FilePass, GraphPass, Pipeline, body_models, node_count
 from celosia.compiler.graph.quantized.between import round_between
@@ -168,7 +168,7 @@ KEEP_AFTER = "integer"
 """Name of the pass behind which inner tensors that a user keeps become outputs, so that later passes leave them."""
 
 
-BY_CONFIG = ("projections", "samples", "rows", "hoisted-tables", "heads", "gathers", "joined-gathers", "ordered-weights", "turn", "block-sums")
+BY_CONFIG = ("projections", "repeats", "samples", "rows", "hoisted-tables", "heads", "gathers", "joined-gathers", "ordered-weights", "turn", "block-sums")
 """Names of the passes of `for_hardware`."""
 
 
@@ -176,6 +176,7 @@ def for_hardware(cfg: Config, accelerator: bool = True) -> Iterator[GraphPass]:
     """Yield the passes that depend on the Config. accelerator: whether anything may run on it."""
     if accelerator and can_multiply_activations(cfg):
         yield GraphPass("projections", "tensors that take columns of a product get products of their own", separate_projections, inside=False)
+        yield GraphPass("repeats", "keys and values that heads share are repeated in one way", name_repeats, inside=False)
         yield GraphPass("samples", "products read the rows of samples that attention needs apart", keep_samples, inside=False)
         yield GraphPass("rows", "rows of several axes become those of matrices", merge_rows, inside=False)
         yield GraphPass("hoisted-tables", "tables move before reshapes, to the products before these", hoist_tables, inside=False)

@@ -26,8 +26,9 @@ BINARY = tuple(quantised_form(name) for name in numerics.BINARY)
 """Operators of two tensors of bytes, element by element."""
 
 
-def tensors_of_rows(graph: ir.Graph) -> set[ir.Value]:
-    """Return the tensors that consist of rows.
+def tensors_of_rows(graph: ir.Graph, heads: bool = True) -> set[ir.Value]:
+    """Return the tensors that consist of rows. heads: also the rows of several matrices, which products of two
+    activations multiply.
 
     These are inputs and results of normalisations and matrix products, also of normalisations in floats, and tensors
     that are combined with these element by element, or reshaped with their last axis as it is.
@@ -36,7 +37,9 @@ def tensors_of_rows(graph: ir.Graph) -> set[ir.Value]:
     while count != len(rows):
         count = len(rows)
         for node in (*graph, *reversed(graph)):
-            if not (tensors := _tensors_with_equal_rows(node)).isdisjoint(rows) or _works_on_rows(node):
+            tensors = _tensors_with_equal_rows(node)
+            is_start = is_op(node, "QLinearNorm", *NORMS) or (_works_on_rows(node) if heads else _has_constant_matrix(node))
+            if is_start or not tensors.isdisjoint(rows):
                 rows |= tensors
     return rows
 
@@ -74,7 +77,7 @@ def samples_of_attention(graph: ir.Graph) -> set[int]:
 def merge_rows(model: ir.Model) -> None:
     """Let operators on bytes whose rows have several axes work on matrices, with reshapes around them."""
     graph, changed = model.graph, False
-    rows = tensors_of_rows(graph)
+    rows = tensors_of_rows(graph, heads=False)
     for node in list(graph):
         y = node.outputs[0]
         dims = shape(y)

@@ -321,7 +321,7 @@ class ConvNeXt(nn.Module):  # type: ignore[misc]
         make: Any = nn.Linear if linear else partial(nn.Conv2d, kernel_size=1)
         self.up = nn.ModuleList(make(dim, 4 * dim) for _ in range(2))
         self.down = nn.ModuleList(make(4 * dim, dim) for _ in range(2))
-        self.scale = nn.Parameter(0.5 + 0.1 * torch.randn(2, dim))
+        self.scale, self.head = nn.Parameter(0.5 + 0.1 * torch.randn(2, dim)), nn.Linear(dim, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem_norm(self.stem(x))
@@ -332,7 +332,7 @@ class ConvNeXt(nn.Module):  # type: ignore[misc]
             scale = self.scale[number]
             y = (scale * y).permute(0, 3, 1, 2) if self.linear else scale[:, None, None] * y
             x = x + y
-        return x.mean((2, 3))
+        return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
 
 
 class MobileViT(nn.Module):  # type: ignore[misc]

@@ -98,13 +98,15 @@ def _add_to_each_matrix(
     residual_of: makes the residual of an activation. Returns False if the shapes are others.
     """
     reads: Reads = {}
-    if (other := read_shared_by_matrices(p, a, b, reads)) is None:
+    if (others := read_shared_by_matrices(p, a, b, reads)) is None:
         return False
-    residual = residual_of(other)
-    if not _extend_layers_of(p, a, node, lambda before: replace(before, residual=residual), reads):
+    residuals = [residual_of(other) for other in others]
+    has_layer_each = len(p.part_producers.get(a, ())) == len(residuals)
+    if not has_layer_each or not _extend_layers_of(p, a, node, lambda before, number: replace(before, residual=residuals[number]), reads):
         place_layer_per_matrix(
-            p, node, a, reads, lambda name, x, y: Layer(name, x, y, epilogue=Epilogue(residual=residual))
-        )
+            p, node, a, reads,
+            lambda number, name, x, y: Layer(name, x, y, epilogue=Epilogue(residual=residuals[number])),
+        )  # fmt: skip
     return True
 
 
@@ -125,11 +127,13 @@ def place_multiplication(p: Placement, node: ir.Node) -> None:
     if shape(a) != shape(y) or constant(a) is not None:
         a, b, zeros = b, a, zeros[::-1]
     reads: Reads = {}
-    if shape(a) == shape(y) != shape(b) and (other := read_shared_by_matrices(p, a, b, reads)) is not None:
+    if shape(a) == shape(y) != shape(b) and (others := read_shared_by_matrices(p, a, b, reads)) is not None:
         requantise = requantise_alike(shape_of(a)[-1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)
-        multiply = Multiplication(other, -zeros[0], -zeros[1])
-        make_layer = lambda name, x, y: Layer(name, x, y, multiply=multiply, requantise=requantise)  # noqa: E731
-        place_layer_per_matrix(p, node, a, reads, make_layer)
+        factors = [Multiplication(other, -zeros[0], -zeros[1]) for other in others]
+        place_layer_per_matrix(
+            p, node, a, reads,
+            lambda number, name, x, y: Layer(name, x, y, multiply=factors[number], requantise=requantise),
+        )  # fmt: skip
         return
     is_constant = constant(b) is not None
     if shape(a) != shape(y) or not (shape(b) == shape(y) or is_constant or _is_one_pixel(b, y)):
@@ -165,7 +169,7 @@ def place_table(p: Placement, node: ir.Node) -> None:
         _extend_layer(p, choice, node, replace(choice.layer.epilogue, table=table), {})
         return
     reads: Reads = {}
-    if _extend_layers_of(p, value, node, lambda before: replace(before, table=table), reads):
+    if _extend_layers_of(p, value, node, lambda before, _: replace(before, table=table), reads):
         return
     x = p.read(value, form, reads)
     y = p.new_activation(node.outputs[0], form)
@@ -280,20 +284,20 @@ def _extend_layer(p: Placement, choice: LayerAssignment, node: ir.Node, epilogue
 
 
 def _extend_layers_of(
-    p: Placement, value: ir.Value, node: ir.Node, change: Callable[[Epilogue], Epilogue], reads: Reads
+    p: Placement, value: ir.Value, node: ir.Node, change: Callable[[Epilogue, int], Epilogue], reads: Reads
 ) -> bool:
     """Fuse `node` into all layers that make a part of `value` each, such as products of several matrices.
 
-    change: gives the new epilogue from that of each layer. Returns False, with nothing changed, if one of the layers
+    change: gives the new epilogue from that of each layer, and its number. Returns False, with nothing changed, if one of the layers
     cannot take it: it has a residual, or a table where the new one would be; or it is a pooling or a phase of a
     transposed convolution and should take a residual.
     """
     choices, y = p.part_producers.get(value, []), node.outputs[0]
     if not choices or not can_fuse_reader(choices[0], value):
         return False
-    for choice in choices:
+    for number, choice in enumerate(choices):
         old = choice.layer.epilogue
-        new = change(old)
+        new = change(old, number)
         is_free = old.residual is None and (old.table is None or new.table is old.table)
         takes_residual = choice.layer.product is not None or choice.layer.is_map
         if choice.layer.works_on_rows or not is_free or not (takes_residual or new.residual is None):
@@ -301,9 +305,9 @@ def _extend_layers_of(
     form = p.selection.forms.pop(value)
     p.selection.written.pop(value)
     whole = p.new_activation(y, form)
-    for choice in choices:
+    for number, choice in enumerate(choices):
         place = replace(choice.layer.y, name=whole.name, storage=whole.storage)
-        choice.layer = replace(choice.layer, epilogue=change(choice.layer.epilogue), y=place)
+        choice.layer = replace(choice.layer, epilogue=change(choice.layer.epilogue, number), y=place)
         choice.nodes.append(node)
         choice.reads.update(reads)
         choice.value = y

@@ -133,17 +133,29 @@ def nth_matrix(p: Placement, act: Activation, value: ir.Value, number: int) -> A
     return act.region((1, columns, 1, rows), number * pack.blocks(columns, p.cfg.group), act.pixels)
 
 
-def read_shared_by_matrices(p: Placement, value: ir.Value, b: ir.Value, reads: Reads) -> Activation | None:
-    """Return the activation of `b` if it is one matrix, or one row, that broadcasts over the several matrices of
-    `value`.
+def read_shared_by_matrices(p: Placement, value: ir.Value, b: ir.Value, reads: Reads) -> list[Activation] | None:
+    """Return the activation of `b` for each of the several matrices of `value`.
 
-    None if `b` has another shape, or `value` is a single matrix.
+    `b` is one matrix or one row for all of them, or one for each head of every sample. None if it has another shape, or
+    `value` is a single matrix.
     """
-    count, columns, rows = matrix_counts("rows", shape_of(value))
-    sizes = matrix_sizes(shape_of(b))
-    if count == 1 or not holds_matrices(p, value) or sizes not in ((1, 1, columns), (1, rows, columns)):
+    dims, b_dims = shape_of(value), shape_of(b)
+    count, columns, rows = matrix_counts("rows", dims)
+    shared, height, width = matrix_sizes(b_dims)
+    if count == 1 or not holds_matrices(p, value) or width != columns or height not in (1, rows):
         return None
-    return p.read(b, ActivationLayout((1, columns, 1, sizes[1]), "rows"), reads, constants=True)
+    if shared == 1:
+        return [p.read(b, ActivationLayout((1, columns, 1, height), "rows"), reads, constants=True)] * count
+    leading = dims[:-2]
+    while leading and prod(leading) > shared:
+        leading = leading[1:]
+    if b_dims == dims or (1,) * (len(leading) - len(b_dims) + 2) + b_dims[:-2] != (1,) * (len(b_dims) - 2 - len(leading)) + leading:
+        return None
+    whole = p.read(b, matrices_form(p.cfg, b_dims, "rows"), reads, constants=True)
+    groups = pack.blocks(columns, p.cfg.group)
+    return [
+        whole.region((1, columns, 1, height), number % shared * groups, whole.pixels) for number in range(count)
+    ]
 
 
 def place_layer_per_matrix(
@@ -151,19 +163,19 @@ def place_layer_per_matrix(
     node: ir.Node,
     x: ir.Value,
     reads: Reads,
-    make_layer: Callable[[str, Activation, Activation], Layer],
+    make_layer: Callable[[int, str, Activation, Activation], Layer],
     y_form: ActivationLayout | None = None,
 ) -> None:
     """Place one layer for each matrix of `x`, which the accelerator holds.
 
-    make_layer: called with name, x and y. y_form: the form of the output of `node`; None for that of `x`.
+    make_layer: called with the number of the matrix, name, x and y. y_form: the form of the output of `node`; None for that of `x`.
     """
     form, y, count = p.held_form(x), node.outputs[0], matrix_counts("rows", shape_of(x))[0]
     assert form is not None
     y_form = y_form or form
     source, whole = p.read(x, form, reads), p.new_activation(y, y_form)
     layers = [
-        make_layer(part_name(node, number, count), nth_matrix(p, source, x, number), nth_matrix(p, whole, y, number))
+        make_layer(number, part_name(node, number, count), nth_matrix(p, source, x, number), nth_matrix(p, whole, y, number))
         for number in range(count)
     ]
     add_matrices(p, node, layers, reads, whole, y_form)

@@ -209,7 +209,7 @@ def place_softmax(p: Placement, node: ir.Node) -> None:
         )
     zero = stored_zero(operand(node, "y_zero_point"))
     form = matrices_form(p.cfg, shape_of(y), "rows", zero)
-    place_layer_per_matrix(p, node, x, {}, lambda name, x, y: Layer(name, x, y, softmax=Softmax(powers, zero)), form)
+    place_layer_per_matrix(p, node, x, {}, lambda _, name, x, y: Layer(name, x, y, softmax=Softmax(powers, zero)), form)
     p.padded_outputs.add(y)
 
 
