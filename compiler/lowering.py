@@ -111,7 +111,8 @@ class PlacementRequest:
         """Return the cost of launches on the accelerator and on the CPU: of all if COST is asked for.
 
         Otherwise only those without products count, if others have products: a sum or copy between operators of the CPU
-        may take less time there than the start of a launch. A launch costs its cycles by the timing model, its transfers and LAUNCH_CYCLES; the CPU what `host_cycles` says.
+        may take less time there than the start of a launch. A launch costs its cycles by the timing model, its
+        transfers and LAUNCH_CYCLES; the CPU what `host_cycles` says.
         """
         weighs_all = self.places.get(ALL) == COST
         multiplies = [any(choice.layer.macs for choice in plan.choices) for plan in launches]

@@ -214,7 +214,7 @@ def _follow(source: ir.Value, moved: dict[ir.Value, bool]) -> dict[ir.Value, Ind
         inputs = {operand.name or "": constant(operand) for operand in node.inputs[1:] if operand is not None}
         assert node.graph is not None
         host_op = parse(ir.serde.serialize_node(node), dict(node.graph.opset_imports))
-        results = execute(host_op, {**inputs, node.inputs[0].name or "": indices[node.inputs[0]]}, once=True)  # type: ignore[dict-item]
+        results = execute(host_op, {**inputs, node.inputs[0].name or "": indices[node.inputs[0]]}, once=True)
         indices.update(zip(node.outputs, results))
     return indices
 
@@ -229,7 +229,10 @@ def _part(projection: Projection, value: ir.Value, index: Index) -> Part | None:
         return None
     rows, columns = rows.reshape(sizes), columns.reshape(sizes)
     corner = (0,) * len(sizes)
-    steps = [int(rows[(*corner[:axis], 1, *corner[axis + 1 :])] - rows[corner]) if size > 1 else 0 for axis, size in enumerate(sizes)]
+    steps = [
+        int(rows[(*corner[:axis], 1, *corner[axis + 1 :])] - rows[corner]) if size > 1 else 0
+        for axis, size in enumerate(sizes)
+    ]
     is_column = [size > 1 and not step for size, step in zip(sizes, steps)]
     by_row = tuple(0 if column else slice(None) for column in is_column)
     by_column = tuple(slice(None) if column else 0 for column in is_column)
@@ -266,7 +269,8 @@ def _separable_sizes(rows: Index, columns: Index) -> tuple[int, ...] | None:
     for array, other in ((rows, columns), (columns, rows)):
         corner = (0,) * len(sizes)
         varying = [
-            size > 1 and other[(*corner[:axis], 1, *corner[axis + 1 :])] != other[corner] for axis, size in enumerate(sizes)
+            size > 1 and other[(*corner[:axis], 1, *corner[axis + 1 :])] != other[corner]
+            for axis, size in enumerate(sizes)
         ]  # axes of the other array, along which this one must not change
         fixed = array[tuple(slice(0, 1) if varies else slice(None) for varies in varying)]
         if not np.array_equal(np.broadcast_to(fixed, array.shape), array):
@@ -332,9 +336,9 @@ def _repeat(node: ir.Node, source: ir.Value, times: int) -> None:
         target = new_constant(graph, f"{name}_argument", np.array(argument, np.int64))
         graph.insert_before(node, ir.Node("", op, [value, target], outputs=[out], name=name))
         value = out
-    name = old.name
+    old_name = old.name
     ir.convenience.replace_all_uses_with(old, value, replace_graph_outputs=True)
-    old.name, value.name = None, name
+    old.name, value.name = None, old_name
 
 
 # The new projections --------------------------------------------------------------------------------------------------
@@ -378,7 +382,9 @@ def _copy_columns(
             inputs.append(value if axis is None else new_constant(graph, f"{value.name}_{suffix}", taken))
     name = derived_name(graph, f"{old.name}_{suffix}")
     out = ir.Value(name=name, shape=ir.Shape(dims), type=old.type)
-    copy = ir.Node(node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=[out], name=f"{node.name}.{suffix}")
+    copy = ir.Node(
+        node.domain, node.op_type, inputs, list(node.attributes.values()), outputs=[out], name=f"{node.name}.{suffix}"
+    )
     copy.meta.update(node.meta)
     graph.insert_before(node, copy)
     return out
@@ -388,8 +394,7 @@ def _clear(array: NDArray[Any], axis: int, added: NDArray[np.bool_], zero: NDArr
     """Write zeros into the added columns of `array`, or the zero point `zero`; None for scales and zero points, which
     stay."""
     if zero is not None:
-        places = (*(slice(None),) * axis, added)
-        array[places] = zero.reshape(-1)[0]
+        np.moveaxis(array, axis, 0)[added] = zero.reshape(-1)[0]
 
 
 def _zero_of(node: ir.Node, value: ir.Value) -> NDArray[Any] | None:
@@ -439,6 +444,6 @@ def _replace(part: Part, value: ir.Value) -> None:
     assert producer is not None
     if last is old:
         return
-    name = old.name
+    old_name = old.name
     ir.convenience.replace_all_uses_with(old, last, replace_graph_outputs=True)
-    old.name, last.name = None, name
+    old.name, last.name = None, old_name

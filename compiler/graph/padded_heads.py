@@ -17,16 +17,20 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from celosia.compiler.graph.operands import MODEL_WEIGHTS, multiplies_matrices, operand, product_names, set_operand
+from celosia.compiler.graph.operands import (
+    MODEL_COLUMNS,
+    MODEL_WEIGHTS,
+    multiplies_matrices,
+    operand,
+    product_names,
+    set_operand,
+)
 from celosia.compiler.graph.packed_projections import COLUMNWISE, Projection, project, projection_of
 from celosia.compiler.graph.simplify.redundant import drop_unused
 from celosia.compiler.graph.values import attribute, constant, derived_name, is_op, new_constant, only_use, shape
 from celosia.compiler.ops import VIEWS
 from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
-
-MODEL_COLUMNS = "celosia.model_columns"
-"""Key in the `meta` of a product of two activations: {operand "a": columns, "y": columns} without padding."""
 
 
 @dataclass(frozen=True)
@@ -47,23 +51,26 @@ def pad_heads(model: ir.Model, cfg: Config) -> None:
     """Pad the heads of products of two activations to whole channel groups of `cfg`, where projections can do that."""
     projections = {p.value: p for node in model.graph if (p := projection_of(node)) is not None}
     for node in list(model.graph):
-        if not is_op(node, "QLinearMatMul") or constant(operand(node, "b")) is not None:
+        if not multiplies_matrices(node) or constant(operand(node, "b")) is not None:
             continue
         a, b = operand(node, "a"), operand(node, "b")
         if a is None or b is None or shape(a) is None or shape(b) is None:
             continue
-        queries, keys = _heads_before(a, len(shape(a) or ()) - 1, projections), _heads_before(b, len(shape(b) or ()) - 2, projections)
+        queries, keys = (
+            _heads_before(a, len(shape(a) or ()) - 1, projections),
+            _heads_before(b, len(shape(b) or ()) - 2, projections),
+        )
         if queries is not None and keys is not None and queries.size % cfg.group:
             zeros = [constant(operand(node, f"{name}_zero_point")) for name in "ab"]
             known = [int(zero.item()) for zero in zeros if zero is not None and zero.size == 1]
             if len(known) == 2 and (queries.code == known[0] or keys.code == known[1]):
-                node.meta[MODEL_COLUMNS] = {"a": queries.size}
+                node.meta[MODEL_COLUMNS] = queries.size, (shape(node.outputs[0]) or ())[-1]
                 for heads in (queries, keys):
                     projections = _pad(heads, cfg.group, projections)
         values = _heads_before(b, len(shape(b) or ()) - 1, projections)
         if values is not None and values.size % cfg.group and (after := _product_behind(node.outputs[0], values.size)):
             projections = _pad(values, cfg.group, projections)
-            node.meta[MODEL_COLUMNS] = {"y": values.size}
+            node.meta[MODEL_COLUMNS] = (shape(a) or ())[-1], values.size
             _skip_padding(node, after, values.size, cfg.group)
     drop_unused(model.graph)
 
@@ -98,7 +105,10 @@ def _heads_before(value: ir.Value, axis: int, projections: dict[ir.Value, Projec
     projection = projections.get(node.inputs[0]) if node.inputs[0] is not None else None
     if projection is None or only_use(projection.value) is not node or projection.columns % size:
         return None
-    if projection.axis != len(projection.dims) - 1 or (shape(node.outputs[0]) or ())[-2:] != (projection.columns // size, size):
+    if projection.axis != len(projection.dims) - 1 or (shape(node.outputs[0]) or ())[-2:] != (
+        projection.columns // size,
+        size,
+    ):
         return None
     code = _padded_code([*projection.nodes, *reversed(chain)])
     return None if code is None else _Heads(projection, tuple(chain), size, code)
@@ -108,7 +118,9 @@ def _scaled_operand(node: ir.Node) -> ir.Value | None:
     """Return the operand of a Table, or of an addition or product with a single number; None for other operators."""
     varying = [value for value in node.inputs if value is not None and constant(value) is None]
     others = [constant(value) for value in node.inputs if value is not None and constant(value) is not None]
-    is_scaled = len(varying) == 1 and (is_op(node, "Table") or all(array is not None and array.size == 1 for array in others))
+    is_scaled = len(varying) == 1 and (
+        is_op(node, "Table") or all(array is not None and array.size == 1 for array in others)
+    )
     return varying[0] if is_scaled else None
 
 
@@ -220,7 +232,8 @@ def _product_behind(value: ir.Value, size: int) -> list[ir.Node] | None:
 
 
 def _skip_padding(product: ir.Node, nodes: list[ir.Node], size: int, group: int) -> None:
-    """Give the result of `product` and the tensors up to the last of `nodes` their padding, and that one zeros for it."""
+    """Give the result of `product`, and the tensors up to the last of `nodes`, padding, which that one multiplies by
+    zeros."""
     width, y = pack.blocks(size, group) * group, product.outputs[0]
     assert isinstance(product.graph, ir.Graph)
     y.shape = ir.Shape([*(shape(y) or ())[:-1], width])

@@ -168,19 +168,44 @@ KEEP_AFTER = "integer"
 """Name of the pass behind which inner tensors that a user keeps become outputs, so that later passes leave them."""
 
 
-BY_CONFIG = ("projections", "repeats", "samples", "rows", "hoisted-tables", "heads", "gathers", "joined-gathers", "ordered-weights", "turn", "block-sums")
+BY_CONFIG = (
+    "projections",
+    "repeats",
+    "samples",
+    "rows",
+    "hoisted-tables",
+    "heads",
+    "gathers",
+    "joined-gathers",
+    "ordered-weights",
+    "turn",
+    "block-sums",
+)
 """Names of the passes of `for_hardware`."""
 
 
 def for_hardware(cfg: Config, accelerator: bool = True) -> Iterator[GraphPass]:
     """Yield the passes that depend on the Config. accelerator: whether anything may run on it."""
     if accelerator and can_multiply_activations(cfg):
-        yield GraphPass("projections", "tensors that take columns of a product get products of their own", separate_projections, inside=False)
-        yield GraphPass("repeats", "keys and values that heads share are repeated in one way", name_repeats, inside=False)
-        yield GraphPass("samples", "products read the rows of samples that attention needs apart", keep_samples, inside=False)
+        yield GraphPass(
+            "projections",
+            "tensors that take columns of a product get products of their own",
+            separate_projections,
+            inside=False,
+        )
+        yield GraphPass(
+            "repeats", "keys and values that heads share are repeated in one way", name_repeats, inside=False
+        )
+        yield GraphPass(
+            "samples", "products read the rows of samples that attention needs apart", keep_samples, inside=False
+        )
         yield GraphPass("rows", "rows of several axes become those of matrices", merge_rows, inside=False)
-        yield GraphPass("hoisted-tables", "tables move before reshapes, to the products before these", hoist_tables, inside=False)
-        yield GraphPass("heads", "heads that are no whole channel groups are padded", partial(pad_heads, cfg=cfg), inside=False)
+        yield GraphPass(
+            "hoisted-tables", "tables move before reshapes, to the products before these", hoist_tables, inside=False
+        )
+        yield GraphPass(
+            "heads", "heads that are no whole channel groups are padded", partial(pad_heads, cfg=cfg), inside=False
+        )
     if accelerator:
         gather, join = partial(gather_channels, cfg=cfg), partial(join_gathers, cfg=cfg)
         multiply = partial(multiply_in_order, cfg=cfg)

@@ -38,7 +38,9 @@ def tensors_of_rows(graph: ir.Graph, heads: bool = True) -> set[ir.Value]:
         count = len(rows)
         for node in (*graph, *reversed(graph)):
             tensors = _tensors_with_equal_rows(node)
-            is_start = is_op(node, "QLinearNorm", *NORMS) or (_works_on_rows(node) if heads else _has_constant_matrix(node))
+            is_start = is_op(node, "QLinearNorm", *NORMS) or (
+                _works_on_rows(node) if heads else _has_constant_matrix(node)
+            )
             if is_start or not tensors.isdisjoint(rows):
                 rows |= tensors
     return rows
@@ -69,7 +71,7 @@ def is_elementwise(node: ir.Node) -> bool:
 
 def samples_of_attention(graph: ir.Graph) -> set[int]:
     """Return the first sizes of the products of two activations of four axes in `graph`."""
-    products = (node for node in graph if is_op(node, "QLinearMatMul") and constant(operand(node, "b")) is None)
+    products = (node for node in graph if multiplies_matrices(node) and not _has_constant_matrix(node))
     shapes = (shape(node.outputs[0]) for node in products)
     return {dims[0] for dims in shapes if dims is not None and len(dims) == 4}
 
@@ -85,7 +87,11 @@ def merge_rows(model: ir.Model) -> None:
             continue
         if len(dims) < 4 and not (len(dims) == 3 and dims[0] > dims[1] == 1):
             continue
-        if is_op(node, "QLinearNorm") or _has_constant_matrix(node) or (is_elementwise(node) and not is_op(node, "QuantizeLinear")):
+        if (
+            is_op(node, "QLinearNorm")
+            or _has_constant_matrix(node)
+            or (is_elementwise(node) and not is_op(node, "QuantizeLinear"))
+        ):
             changed |= _merge_rows_of(graph, node, dims)
     if changed:
         simplify(model)
@@ -114,10 +120,13 @@ def _merge_rows_of(graph: ir.Graph, node: ir.Node, dims: tuple[int, ...]) -> boo
             return False
     for value in tensors:
         size = shape(value) or ()
-        if size[:-1] != dims[:-1]:
+        if size[:-1] == dims[:-1]:
+            target: tuple[int, ...] = (*merged, size[-1])
+        elif len(size) > len(merged) + 1:  # one row, or one number
+            target = size[-1:]
+        else:
             continue
-        number = list(node.inputs).index(value)
-        node.replace_input_with(number, _reshaped(graph, node, value, (*merged, size[-1]), before=True))
+        node.replace_input_with(list(node.inputs).index(value), _reshaped(graph, node, value, target, before=True))
     y = node.outputs[0]
     name, y.name = y.name, derived_name(graph, f"{y.name}_rows")
     y.shape = ir.Shape((*merged, dims[-1]))

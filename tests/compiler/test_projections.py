@@ -310,5 +310,3 @@ def test_tables_move_to_the_product_before_reshapes() -> None:
     hoist_tables(model)
     assert [node.op_type for node in model.graph] == ["QLinearMatMul", "Table", "Reshape", "Transpose"]
     assert model.graph.outputs[0].name == "y"
-
-

@@ -1,7 +1,7 @@
 """Small networks with attention, normalisations or image blocks, as users write them in PyTorch.
 
 They differ in how heads are split, how masks, tables of positions and class tokens enter, which normalisation they use,
-and in sizes that fill no blocks. `VARIANTS` says how each is exported and quantised; `build` writes the quantised model.
+and in sizes that fill no blocks. `VARIANTS` says how each is exported and quantised; `build` writes the model.
 No part of celosia is imported before a model is quantised by it.
 """
 
@@ -30,9 +30,9 @@ Floats = NDArray[np.float32]
 class Heads(nn.Module):  # type: ignore[misc]
     """Self-attention. split: how queries, keys and values come out of one projection, or "separate".
 
-    scale: where scores are multiplied by 1/sqrt(d): "after", "query", "both" or "divide". keys: how keys are transposed,
-    "last" (the last two axes of [B, heads, T, d]) or "direct" (permuted from [B, T, heads, d]). mask: "", "where"
-    (causal), "add" (causal) or "relative" (a table of biases). shared: heads with keys of their own; 0 for all.
+    scale: where scores are multiplied by 1/sqrt(d): "after", "query", "both" or "divide". keys: how keys are
+    transposed, "last" (the last two axes of [B, heads, T, d]) or "direct" (permuted from [B, T, heads, d]). mask: "",
+    "where" (causal), "add" (causal) or "relative" (a table of biases). shared: heads with keys of their own; 0 for all.
     """
 
     def __init__(
@@ -92,7 +92,9 @@ class Heads(nn.Module):  # type: ignore[misc]
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         q, k, v = self._projected(x)
         if self.rotary:
-            q, k = (t * self.cos + torch.cat([-t[..., self.d // 2 :], t[..., : self.d // 2]], -1) * self.sin for t in (q, k))
+            q, k = (
+                t * self.cos + torch.cat([-t[..., self.d // 2 :], t[..., : self.d // 2]], -1) * self.sin for t in (q, k)
+            )
         if self.shared < self.heads:
             k, v = (t.repeat_interleave(self.heads // self.shared, dim=1) for t in (k, v))
         if self.scale == "query":
@@ -179,7 +181,9 @@ class Mlp(nn.Module):  # type: ignore[misc]
 class Gated(nn.Module):  # type: ignore[misc]
     def __init__(self, dim: int, wide: int) -> None:
         super().__init__()
-        self.gate, self.up, self.down = (nn.Linear(a, b, bias=False) for a, b in ((dim, wide), (dim, wide), (wide, dim)))
+        self.gate, self.up, self.down = (
+            nn.Linear(a, b, bias=False) for a, b in ((dim, wide), (dim, wide), (wide, dim))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
@@ -229,7 +233,11 @@ class Vision(nn.Module):  # type: ignore[misc]
     def forward(self, image: Tensor) -> Tensor:
         if self.patches == "conv":
             x = self.embed(image)
-            x = x.flatten(2).transpose(1, 2) if self.flatten else x.permute(0, 2, 3, 1).reshape(x.shape[0], -1, x.shape[1])
+            x = (
+                x.flatten(2).transpose(1, 2)
+                if self.flatten
+                else x.permute(0, 2, 3, 1).reshape(x.shape[0], -1, x.shape[1])
+            )
         else:
             n, c, h, w = image.shape
             p = self.patch
@@ -248,7 +256,9 @@ class Vision(nn.Module):  # type: ignore[misc]
 class Sequence(nn.Module):  # type: ignore[misc]
     """Blocks on tokens [B, T, C]. positions: whether a table is added first. final: the last normalisation."""
 
-    def __init__(self, blocks: list[nn.Module], dim: int, tokens: int, positions: bool = True, final: Any = None) -> None:
+    def __init__(
+        self, blocks: list[nn.Module], dim: int, tokens: int, positions: bool = True, final: Any = None
+    ) -> None:
         super().__init__()
         self.positions = nn.Parameter(0.5 * torch.randn(tokens, dim)) if positions else None
         self.blocks, self.final = nn.ModuleList(blocks), final
@@ -342,7 +352,10 @@ class MobileViT(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.patch = patch
         self.local, self.project = nn.Conv2d(channels, channels, 3, padding=1), nn.Conv2d(channels, dim, 1, bias=False)
-        self.block, self.norm = Block(Heads(dim, 4, split="permute", scale="query"), Mlp(dim, 2 * dim, F.silu), dim), nn.LayerNorm(dim)
+        self.block, self.norm = (
+            Block(Heads(dim, 4, split="permute", scale="query"), Mlp(dim, 2 * dim, F.silu), dim),
+            nn.LayerNorm(dim),
+        )
         self.back, self.fuse = nn.Conv2d(dim, channels, 1), nn.Conv2d(2 * channels, channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -462,7 +475,10 @@ class Conformer(nn.Module):  # type: ignore[misc]
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
-        self.attention, self.norms = Heads(dim, heads, scale="divide"), nn.ModuleList(nn.LayerNorm(dim) for _ in range(3))
+        self.attention, self.norms = (
+            Heads(dim, heads, scale="divide"),
+            nn.ModuleList(nn.LayerNorm(dim) for _ in range(3)),
+        )
         self.gate, self.depthwise = nn.Conv1d(dim, 2 * dim, 1), nn.Conv1d(dim, dim, 7, padding=3, groups=dim)
         self.batch_norm, self.out, self.mlp = nn.BatchNorm1d(dim), nn.Conv1d(dim, dim, 1), Mlp(dim, 2 * dim, F.silu)
 
@@ -562,31 +578,44 @@ VARIANTS: dict[str, Variant] = {
     "vit_49_mean": Variant(
         lambda: _vit("permute", 192, 3, 28, extra=0, head="mean-after"), ((1, 3, 28, 28),), "torchscript", "ort"
     ),
-    "vit_197": Variant(lambda: _vit("chunk", 64, 2, 56, head="class"), ((1, 3, 56, 56),), "dynamo", "celosia-symmetric"),
+    "vit_197": Variant(
+        lambda: _vit("chunk", 64, 2, 56, head="class"), ((1, 3, 56, 56),), "dynamo", "celosia-symmetric"
+    ),
     "vit_reshape": Variant(
         lambda: _vit("slice", 80, 5, 24, patches="reshape", extra=4, head="mean", layer_scale=True), ((1, 3, 24, 24),)
     ),
     "vit_two_images": Variant(
-        lambda: _vit("permute", size=28, extra=0, head="mean", flatten=False), ((2, 3, 28, 28),), "dynamo", "ort-symmetric"
+        lambda: _vit("permute", size=28, extra=0, head="mean", flatten=False),
+        ((2, 3, 28, 28),),
+        "dynamo",
+        "ort-symmetric",
     ),
     "vit_fused": Variant(
         lambda: Vision(48, 32, 4, [Block(Fused(48, 3), Mlp(48, 96), 48)]), ((1, 3, 32, 32),), "dynamo", "celosia"
     ),
     "gpt2": Variant(
         lambda: _encoder(64, 4, 33, partial(Mlp, act=_tanh_gelu), split="split", scale="divide", mask="where", depth=2),
-        ((1, 33, 64),), "torchscript", "ort-symmetric",
+        ((1, 33, 64),),
+        "torchscript",
+        "ort-symmetric",
     ),
     "nanogpt": Variant(
-        lambda: Sequence([Block(Fused(64, 4, True), Mlp(64, 128), 64)], 64, 32, True, nn.LayerNorm(64)), ((1, 32, 64),),
-        "dynamo", "celosia",
+        lambda: Sequence([Block(Fused(64, 4, True), Mlp(64, 128), 64)], 64, 32, True, nn.LayerNorm(64)),
+        ((1, 32, 64),),
+        "dynamo",
+        "celosia",
     ),
     "neox": Variant(
-        lambda: _encoder(64, 4, 48, split="heads", mask="add", scale="after", depth=1), ((1, 48, 64),), "dynamo",
+        lambda: _encoder(64, 4, 48, split="heads", mask="add", scale="after", depth=1),
+        ((1, 48, 64),),
+        "dynamo",
         "ort-symmetric",
     ),
     "bert": Variant(
-        lambda: _encoder(64, 4, 49, before=False, scale="divide", keys="direct"), ((1, 49, 64), (1, 1, 1, 49)),
-        "torchscript", "ort",
+        lambda: _encoder(64, 4, 49, before=False, scale="divide", keys="direct"),
+        ((1, 49, 64), (1, 1, 1, 49)),
+        "torchscript",
+        "ort",
     ),
     "bert_two": Variant(
         lambda: _encoder(64, 2, 24, before=False, scale="divide"), ((2, 24, 64),), "dynamo", "ort-symmetric"
@@ -594,23 +623,33 @@ VARIANTS: dict[str, Variant] = {
     "torch_layer": Variant(lambda: TorchLayer(64, 4, False), ((1, 32, 64),), "dynamo", "ort-symmetric"),
     "torch_layer_first": Variant(lambda: TorchLayer(48, 3, True), ((1, 20, 48),), "torchscript", "celosia"),
     "odd_12x21": Variant(
-        lambda: _encoder(252, 12, 49, split="split", scale="after", norm=PlainNorm), ((1, 49, 252),), "dynamo",
+        lambda: _encoder(252, 12, 49, split="split", scale="after", norm=PlainNorm),
+        ((1, 49, 252),),
+        "dynamo",
         "ort-symmetric",
     ),
-    "odd_5x40": Variant(lambda: _encoder(200, 5, 33, split="chunk", scale="both"), ((1, 33, 200),), "torchscript", "ort"),
+    "odd_5x40": Variant(
+        lambda: _encoder(200, 5, 33, split="chunk", scale="both"), ((1, 33, 200),), "torchscript", "ort"
+    ),
     "llama": Variant(
         lambda: _encoder(
             64, 4, 32, Gated, RMSNorm, shared=2, bias=False, mask="add", scale="divide", rotary=True, positions=False
         ),
-        ((1, 32, 64),), "dynamo", "ort-symmetric",
+        ((1, 32, 64),),
+        "dynamo",
+        "ort-symmetric",
     ),
     "grouped": Variant(
-        lambda: _encoder(96, 6, 40, Gated, RMSNorm, shared=2, scale="query", bias=False), ((1, 40, 96),), "torchscript",
+        lambda: _encoder(96, 6, 40, Gated, RMSNorm, shared=2, scale="query", bias=False),
+        ((1, 40, 96),),
+        "torchscript",
         "celosia-symmetric",
     ),
     "t5": Variant(
         lambda: _encoder(64, 4, 32, partial(Mlp, act=F.relu), RMSNorm, scale="", mask="relative", bias=False),
-        ((1, 32, 64),), "dynamo", "celosia-symmetric",
+        ((1, 32, 64),),
+        "dynamo",
+        "celosia-symmetric",
     ),
     "cross": Variant(lambda: CrossDecoder(64, 4, 20), ((1, 20, 64), (1, 33, 64)), "dynamo", "ort-symmetric"),
     "swin": Variant(lambda: Swin(48, 3, 4, 16), ((1, 3, 32, 32),), "dynamo", "ort-symmetric"),
@@ -622,7 +661,10 @@ VARIANTS: dict[str, Variant] = {
         lambda: UNetBlock(32, partial(nn.GroupNorm, 8), True), ((1, 3, 16, 16),), "dynamo", "ort-symmetric"
     ),
     "unet_instance": Variant(
-        lambda: UNetBlock(32, partial(nn.InstanceNorm2d, affine=True), False), ((1, 3, 16, 16),), "torchscript", "celosia"
+        lambda: UNetBlock(32, partial(nn.InstanceNorm2d, affine=True), False),
+        ((1, 3, 16, 16),),
+        "torchscript",
+        "celosia",
     ),
     "nafnet": Variant(lambda: NAF(32), ((1, 3, 32, 32),), "dynamo", "ort-symmetric"),
     "tcn": Variant(lambda: TCN(32), ((1, 8, 64),), "dynamo", "ort-symmetric"),
@@ -630,15 +672,17 @@ VARIANTS: dict[str, Variant] = {
         lambda: Vision(64, 28, 4, [Mixer(64, 49)], head="mean", extra=0), ((1, 3, 28, 28),), "dynamo", "ort-symmetric"
     ),
     "reduced": Variant(
-        lambda: Vision(64, 32, 4, [Block(Reduced(64, 2, 8), Mlp(64, 128), 64)], extra=0, head="mean"), ((1, 3, 32, 32),),
-        "dynamo", "ort-symmetric",
+        lambda: Vision(64, 32, 4, [Block(Reduced(64, 2, 8), Mlp(64, 128), 64)], extra=0, head="mean"),
+        ((1, 3, 32, 32),),
+        "dynamo",
+        "ort-symmetric",
     ),
     "conformer": Variant(lambda: Conformer(64, 4), ((1, 40, 64),), "torchscript", "ort-symmetric"),
     "whisper": Variant(lambda: Listen(64, 4, 80), ((1, 20, 80),), "dynamo", "celosia-symmetric"),
     "poolformer": Variant(lambda: Pooled(48), ((1, 3, 32, 32),), "dynamo", "ort-symmetric"),
     "vit_pt2e": Variant(lambda: _vit("permute"), ((1, 3, 32, 32),), "dynamo", "pt2e"),
     "convnext_pt2e": Variant(lambda: ConvNeXt(32, True), ((1, 3, 32, 32),), "dynamo", "pt2e"),
-}  # fmt: skip
+}
 """Name -> variant. Names are for tables and tests only."""
 
 

@@ -34,7 +34,14 @@ from celosia.compiler.graph.qdq import (
     quantised,
     scale_and_zero,
 )
-from celosia.compiler.graph.quantized.commute import CHOOSING_OPS, IN_FLOATS, MAXIMA, Commute, reduced_axes, reduces_images
+from celosia.compiler.graph.quantized.commute import (
+    CHOOSING_OPS,
+    IN_FLOATS,
+    MAXIMA,
+    Commute,
+    reduced_axes,
+    reduces_images,
+)
 from celosia.compiler.graph.quantized.exact_products import (
     ADVICE,
     PRODUCTS,
@@ -411,9 +418,7 @@ class Integerise(Commute):
         form = quantised_form(node.op_type)
         inputs = arrange(form, [self._quantised_inputs(replace(x, value=image))], self._parameters(y))
         mean = self._insert_bytes(node, op_spec(form).domain, form, inputs, y, f"{name}_mean", (count, columns, 1, 1))
-        target = new_constant(
-            self.graph, f"{name}_shape", np.array(shape(y.value) or shape(node.outputs[0]), np.int64)
-        )
+        target = new_constant(self.graph, f"{name}_shape", np.array(shape(y.value) or shape(node.outputs[0]), np.int64))
         return self._replace_by(y, "", "Reshape", [mean, target], node)
 
     def _rewrite_concat(self, node: ir.Node, y: Quantised) -> bool:
@@ -477,7 +482,9 @@ class Integerise(Commute):
             table = numerics.unary_table(chain[1], *scale_and_zero(x), *scale_and_zero(y), x.dtype, y.dtype)
         except HostError:
             return False
-        number = numerics.unary_table(lambda v: np.full_like(v, numbers[0].reshape(())), *scale_and_zero(x), *scale_and_zero(y), y.dtype)
+        number = numerics.unary_table(
+            lambda v: np.full_like(v, numbers[0].reshape(())), *scale_and_zero(x), *scale_and_zero(y), y.dtype
+        )
         code, name = int(number[0]), derived_name(self.graph, f"{node.name or y.value.name}_mask")
         if code <= table.min():
             factors = [1, -255, 0, 0, code, 127]
@@ -488,7 +495,9 @@ class Integerise(Commute):
         zero_code = 0 if y.dtype == np.int8 else 128
         mask = new_constant(self.graph, f"{name}_constant", (zero_code + chosen.astype(np.int64)).astype(y.dtype))
         entries = new_constant(self.graph, f"{name}_table", table)
-        unmasked = self._insert_bytes(node, "celosia", "Table", [x.value, entries], y, f"{name}_unmasked", function="Where")
+        unmasked = self._insert_bytes(
+            node, "celosia", "Table", [x.value, entries], y, f"{name}_unmasked", function="Where"
+        )
         return self._replace_by_form(
             "Add", [replace(y, value=unmasked), replace(y, value=mask)], y, node, domain="celosia", factors=factors
         )
@@ -672,6 +681,7 @@ QUANTISABLE = frozenset((*_RULES, *CHOOSING_OPS, *MAXIMA, "Gemm", "MatMul", "Bat
     "DequantizeLinear",
     "Softmax",
     "PRelu",
+    "Where",
     *NORMS,
 }
 """Float operators that become layers, or parts of layers, if their operands and results are quantised."""

@@ -265,7 +265,9 @@ def place_matmul(p: Placement, node: ir.Node) -> None:
     model_weights = node.meta.get(MODEL_WEIGHTS, weights.size)
     x_form = rows_form(p, value, node.outputs[0])
     if x_form.fold == "rows" and matrix_counts("rows", shape_of(value))[0] > 1:
-        return _multiply_samples(p, node, value, x_form, Gemm(weights, filling=weights.size - model_weights), requantise)
+        return _multiply_samples(
+            p, node, value, x_form, Gemm(weights, filling=weights.size - model_weights), requantise
+        )
     y_form = replace(x_form, dims=(x_form.dims[0], len(weights), *x_form.dims[2:]))
     reads: Reads = {}
     producer, window = value.producer(), Window((1, 1))

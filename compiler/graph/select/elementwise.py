@@ -31,7 +31,7 @@ from celosia.compiler.graph.select.placement import (
     natural_form,
     shape_of,
 )
-from celosia.compiler.graph.values import constant, is_op, shape
+from celosia.compiler.graph.values import constant, shape
 from celosia.compiler.layer import Activation, Epilogue, Layer, Multiplication, Residual
 from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
@@ -54,7 +54,9 @@ def place_addition(p: Placement, node: ir.Node) -> None:
     if shape(a) != shape(y) or constant(a) is not None:
         a, b, scale_a, scale_b = b, a, scale_b, scale_a
     broadcasts, is_constant = shape(b) != shape(y), constant(b) is not None
-    residual_of = partial(Residual, scale_v=scale_a, scale_b=scale_b, scale_c=fit.c, shift=fit.shift, lo=fit.lo, hi=fit.hi)
+    residual_of = partial(
+        Residual, scale_v=scale_a, scale_b=scale_b, scale_c=fit.c, shift=fit.shift, lo=fit.lo, hi=fit.hi
+    )
     if broadcasts and shape(a) == shape(y) and _add_to_each_matrix(p, node, a, b, residual_of):
         return
     if shape(a) != shape(y) or (broadcasts and not is_constant and not _is_row(b, p.held_form(a))):
@@ -102,7 +104,9 @@ def _add_to_each_matrix(
         return False
     residuals = [residual_of(other) for other in others]
     has_layer_each = len(p.part_producers.get(a, ())) == len(residuals)
-    if not has_layer_each or not _extend_layers_of(p, a, node, lambda before, number: replace(before, residual=residuals[number]), reads):
+    if not has_layer_each or not _extend_layers_of(
+        p, a, node, lambda before, number: replace(before, residual=residuals[number]), reads
+    ):
         place_layer_per_matrix(
             p, node, a, reads,
             lambda number, name, x, y: Layer(name, x, y, epilogue=Epilogue(residual=residuals[number])),
@@ -288,9 +292,9 @@ def _extend_layers_of(
 ) -> bool:
     """Fuse `node` into all layers that make a part of `value` each, such as products of several matrices.
 
-    change: gives the new epilogue from that of each layer, and its number. Returns False, with nothing changed, if one of the layers
-    cannot take it: it has a residual, or a table where the new one would be; or it is a pooling or a phase of a
-    transposed convolution and should take a residual.
+    change: gives the new epilogue from that of each layer, and its number. Returns False, with nothing changed, if one
+    of the layers cannot take it: it has a residual, or a table where the new one would be; or it is a pooling or a
+    phase of a transposed convolution and should take a residual.
     """
     choices, y = p.part_producers.get(value, []), node.outputs[0]
     if not choices or not can_fuse_reader(choices[0], value):

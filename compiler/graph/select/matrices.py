@@ -15,7 +15,7 @@ from math import prod
 import onnx_ir as ir
 
 from celosia.compiler import numerics
-from celosia.compiler.graph.operands import is_operand, operand
+from celosia.compiler.graph.operands import MODEL_COLUMNS, is_operand, operand
 from celosia.compiler.graph.rows import samples_of_attention
 from celosia.compiler.graph.select.parameters import array_of, fold_scales, requantise_alike, scalar_of, stored_zero
 from celosia.compiler.graph.select.placement import (
@@ -81,7 +81,7 @@ def are_samples(cfg: Config, value: ir.Value) -> bool:
     if len(dims) != 3 or not 1 < dims[0] <= MAX_SAMPLES or dims[1] == 1 or not can_multiply_activations(cfg):
         return False
     graph = next((use.node.graph for use in value.uses()), None)
-    return graph is not None and dims[0] in samples_of_attention(graph)  # type: ignore[arg-type]
+    return graph is not None and dims[0] in samples_of_attention(graph)
 
 
 def _has_pixel_rows(p: Placement, value: ir.Value) -> bool:
@@ -149,13 +149,14 @@ def read_shared_by_matrices(p: Placement, value: ir.Value, b: ir.Value, reads: R
     leading = dims[:-2]
     while leading and prod(leading) > shared:
         leading = leading[1:]
-    if b_dims == dims or (1,) * (len(leading) - len(b_dims) + 2) + b_dims[:-2] != (1,) * (len(b_dims) - 2 - len(leading)) + leading:
+    if (
+        b_dims == dims
+        or (1,) * (len(leading) - len(b_dims) + 2) + b_dims[:-2] != (1,) * (len(b_dims) - 2 - len(leading)) + leading
+    ):
         return None
     whole = p.read(b, matrices_form(p.cfg, b_dims, "rows"), reads, constants=True)
     groups = pack.blocks(columns, p.cfg.group)
-    return [
-        whole.region((1, columns, 1, height), number % shared * groups, whole.pixels) for number in range(count)
-    ]
+    return [whole.region((1, columns, 1, height), number % shared * groups, whole.pixels) for number in range(count)]
 
 
 def place_layer_per_matrix(
@@ -168,14 +169,17 @@ def place_layer_per_matrix(
 ) -> None:
     """Place one layer for each matrix of `x`, which the accelerator holds.
 
-    make_layer: called with the number of the matrix, name, x and y. y_form: the form of the output of `node`; None for that of `x`.
+    make_layer: called with the number of the matrix, name, x and y. y_form: the form of the output of `node`; None for
+    that of `x`.
     """
     form, y, count = p.held_form(x), node.outputs[0], matrix_counts("rows", shape_of(x))[0]
     assert form is not None
     y_form = y_form or form
     source, whole = p.read(x, form, reads), p.new_activation(y, y_form)
     layers = [
-        make_layer(number, part_name(node, number, count), nth_matrix(p, source, x, number), nth_matrix(p, whole, y, number))
+        make_layer(
+            number, part_name(node, number, count), nth_matrix(p, source, x, number), nth_matrix(p, whole, y, number)
+        )
         for number in range(count)
     ]
     add_matrices(p, node, layers, reads, whole, y_form)
@@ -238,6 +242,8 @@ def place_activation_product(p: Placement, node: ir.Node) -> None:
     requantise = requantise_alike(
         columns, 0, int(multiplier[0]), int(shift[0]), stored_zero(operand(node, "y_zero_point"))
     )
+    model_depth, model_columns = node.meta.get(MODEL_COLUMNS, (depth, columns))
+    filling = rows * (depth * columns - model_depth * model_columns)
     layers = [
         Layer(
             part_name(node, number, count),
@@ -245,7 +251,7 @@ def place_activation_product(p: Placement, node: ir.Node) -> None:
             whole.region((1, columns, 1, rows), number * pack.blocks(columns, cfg.group), whole.pixels),
             product=ActivationGemm(
                 w.region((1, depth, 1, w.width), number // times * pack.blocks(depth, cfg.group), w.pixels),
-                offset_a, offset_b, transposes=bool(node.meta.get(MOVES)),
+                offset_a, offset_b, transposes=bool(node.meta.get(MOVES)), filling=filling,
             ),
             requantise=requantise,
         )

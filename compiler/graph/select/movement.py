@@ -321,7 +321,11 @@ def _place_matrix_parts(p: Placement, node: ir.Node) -> bool:
 def _gathered_positions(node: ir.Node, dims: tuple[int, ...]) -> tuple[int, range]:
     """Return the axis of a Gather and the positions that it takes, evenly spaced. Raises NotOffloadable for others."""
     index, axis = constant(operand(node, "indices")), attribute(node, "axis", 0) % len(dims)
-    runs = [] if index is None or index.ndim > 1 else _split_into_runs(np.where(index < 0, index + dims[axis], index).reshape(-1))
+    runs = (
+        []
+        if index is None or index.ndim > 1
+        else _split_into_runs(np.where(index < 0, index + dims[axis], index).reshape(-1))
+    )
     if len(runs) != 1:
         raise NotOffloadable("its indices are no constant list of even steps; export them as an initializer")
     return axis, runs[0][1]

@@ -16,7 +16,13 @@ import onnx_ir as ir
 from celosia.compiler import numerics
 from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.quantized.rounded import adds_integers
-from celosia.compiler.graph.select.matrices import MAX_MATRICES, add_matrices, matrices_form, place_layer_per_matrix, pixel_rows_form
+from celosia.compiler.graph.select.matrices import (
+    MAX_MATRICES,
+    add_matrices,
+    matrices_form,
+    pixel_rows_form,
+    place_layer_per_matrix,
+)
 from celosia.compiler.graph.select.parameters import (
     array_of,
     fold_scales,

@@ -68,7 +68,7 @@ def _stored_places(p: Placement, x: ir.Value) -> tuple[ir.Value, Places] | None:
         return None
     if act.dims != held.dims or x in p.channel_positions:
         return None
-    return x, held.info.restore(np.arange(prod(held.dims)).reshape(held.dims), shape_of(x))  # type: ignore[arg-type]
+    return x, held.info.restore(np.arange(prod(held.dims)).reshape(held.dims), shape_of(x))
 
 
 def _moved(node: ir.Node, places: Places) -> Places | None:
@@ -99,7 +99,7 @@ def _find_form(p: Placement, source: ir.Value, y: ir.Value, places: Places) -> A
     held = p.held_form(source)
     assert held is not None
     for form in _candidates(p, held, y):
-        arranged = replace(form, pad=-1).info.arrange(places)  # type: ignore[arg-type]
+        arranged = replace(form, pad=-1).info.arrange(places)
         is_stored = (arranged == np.arange(arranged.size).reshape(arranged.shape)) | (arranged < 0)
         if np.all(is_stored):
             return form
@@ -113,7 +113,11 @@ def _candidates(p: Placement, held: ActivationLayout, y: ir.Value) -> Iterator[A
     for fold in MATRICES if images == 1 else ():
         count, columns, rows = matrix_counts(fold, dims)
         slots = columns if count == 1 else pack.blocks(columns, group) * group
-        if rows == height * width and count <= MAX_MATRICES and whole_groups(p.cfg, count * slots) == whole_groups(p.cfg, channels):
+        if (
+            rows == height * width
+            and count <= MAX_MATRICES
+            and whole_groups(p.cfg, count * slots) == whole_groups(p.cfg, channels)
+        ):
             yield replace(held, dims=(1, channels, 1, rows), fold=fold, window=None)
         if height == 1 and rows < width and count * slots == channels:  # rows of padding behind
             yield replace(held, fold=fold)
