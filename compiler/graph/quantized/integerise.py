@@ -677,12 +677,13 @@ _RULES: dict[str, Callable[[Integerise, ir.Node, Quantised], bool]] = {
     "Where": Integerise._rewrite_mask,
 }
 """Float operator -> rule (node, its quantised result) that replaces it; Gemm and MatMul have rules of their own."""
+ONLY_SOMETIMES = ("PRelu", "Where")
+"""Operators that become integer operators with constants of some shapes only."""
 QUANTISABLE = frozenset((*_RULES, *CHOOSING_OPS, *MAXIMA, "Gemm", "MatMul", "BatchNormalization")) - {
     "DequantizeLinear",
     "Softmax",
-    "PRelu",
-    "Where",
     *NORMS,
+    *ONLY_SOMETIMES,
 }
 """Float operators that become layers, or parts of layers, if their operands and results are quantised."""
 
