@@ -34,7 +34,8 @@ from celosia.hw.boards.memory import ZYNQ_HP
 MEASURED_BY = {
     **{name: "models" for name in ("exactness", "models", "cycles", "onchip", "walltime", "eval", "compile", "build")},
     "cpu": "cpu.rows", "language": "language.rows", "timed": "models", "gain": "gain.rows",
-    "transformers": "transformers.rows", "packed": "packed_weights.rows", "names": "names.rows",
+    "transformers": "transformers.rows", "family": "family.rows",
+    "packed": "packed_weights.rows", "names": "names.rows",
     "explore": "explore.rows", "tune": "tune.rows", "tune_cpu": "tune_cpu.rows", "hardware": "hardware.rows",
     "simspeed": "simspeed.rows", "compile_time": "compile_time.rows", "differential": "hardware.differential",
     "quantisers": "quantisers.rows", "superoptimise": "superoptimise.rows", "four_bits": "four_bits.rows",

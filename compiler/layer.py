@@ -265,13 +265,15 @@ class ActivationGemm:
     x is [1, channels, 1, rows], w [1, channels, 1, columns], y [1, columns, 1, rows]. Pixels of w are the channels of
     y, in whole blocks of the array; nothing reads what those beyond the channels of y make. Channels beyond the last of
     x and w are loaded, too: in one of both they hold minus its offset, and so add nothing. transposes: whether x is the
-    identity matrix, so that the layer transposes w and multiplies nothing of the model.
+    identity matrix, so that the layer transposes w and multiplies nothing of the model. filling: number of products
+    that only fill up blocks and are no multiplications of the model.
     """
 
     w: Activation
     x_offset: int
     w_offset: int
     transposes: bool = False
+    filling: int = 0
 
     @property
     def x_pads(self) -> list[int]:
@@ -436,7 +438,7 @@ class Layer:
         if self.product is None or self.product.transposes:
             return 0
         assert self.requantise is not None
-        return len(self.requantise.bias) * self.y.width * self.x.channels
+        return len(self.requantise.bias) * self.y.width * self.x.channels - self.product.filling
 
     def is_depthwise(self, cfg: Config) -> bool:
         """Whether it is a depthwise convolution on the vector unit: each output channel reads one input channel."""

@@ -108,14 +108,18 @@ class PlacementRequest:
                 )
 
     def launch_costs(self, cfg: Config, launches: Sequence[LaunchPlan], image: Image) -> list[LaunchCost]:
-        """Return the cost of each launch on the accelerator and on the CPU if COST is asked for; else [].
+        """Return the cost of launches on the accelerator and on the CPU: of all if COST is asked for.
 
-        A launch costs its cycles by the timing model, its transfers and LAUNCH_CYCLES; the CPU what `host_cycles` says.
+        Otherwise only those without products count, if others have products: a sum or copy between operators of the CPU
+        may take less time there than the start of a launch. A launch costs its cycles by the timing model, its
+        transfers and LAUNCH_CYCLES; the CPU what `host_cycles` says.
         """
-        if self.places.get(ALL) != COST:
-            return []
+        weighs_all = self.places.get(ALL) == COST
+        multiplies = [any(choice.layer.macs for choice in plan.choices) for plan in launches]
         costs = []
-        for plan, launch in zip(launches, image.launches, strict=True):
+        for plan, launch, has_products in zip(launches, image.launches, multiplies, strict=True):
+            if not weighs_all and (has_products or not any(multiplies)):
+                continue
             nodes = tuple(node for choice in plan.choices for node in choice.nodes)
             cycles = predict(cfg, image.code(launch).tobytes(), TIMED.memory, launch.address).cycles
             cycles += LAUNCH_CYCLES + round(2 * _transferred_bytes(plan) / BYTES_A_CYCLE)

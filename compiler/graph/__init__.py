@@ -14,6 +14,11 @@ shapes               which shapes the operators' expressions give, and whether d
 qdq                  which scale and zero point QuantizeLinear and DequantizeLinear give a tensor
 quantized/           which integer operators replace QDQ patterns
 simplify/            what is computed at compile time, merged or removed
+packed_projections   which columns of a product several readers take, each of which gets a product of its own; keys
+                     and values that heads share
+padded_heads         which heads of attention are padded to whole channel groups
+rows                 which tensors consist of rows, such as tokens; operators on rows of several axes or samples, and
+                     tables behind reshapes
 channel_moves        which operators that move channels of bytes become part of weights, or a Gather
 transposed_values    where the accelerator transposes the values of attention
 block_sums           which products by weights of few bits become integer sums of blocks

@@ -22,6 +22,9 @@ MODEL_WEIGHTS = "celosia.model_weights"
 """Key in `meta` of a QLinearConv: how many of its weights count as MACs of the model. Others are zeros at channels that
 it does not need, or the slopes of a PRelu."""
 
+MODEL_COLUMNS = "celosia.model_columns"
+"""Key in the `meta` of a product of two activations: the columns of a, and those of the result, without padding."""
+
 
 def operand(node: ir.Node, name: str) -> ir.Value | None:
     """Return the operand `name` of `node`; None where it is left out. Raises UnknownOperand if it declares none."""

@@ -32,11 +32,15 @@ from celosia.compiler.graph.onnxruntime_rules.float16 import compute_in_float32
 from celosia.compiler.graph.onnxruntime_rules.low_precision import round_activations, widen
 from celosia.compiler.graph.onnxruntime_rules.propagation import fuse_qdq_pairs, note_idle_readers
 from celosia.compiler.graph.onnxruntime_rules.weights_and_biases import quantise_weights, rescale_biases
+from celosia.compiler.graph.packed_projections import name_repeats, separate_projections
+from celosia.compiler.graph.padded_heads import pad_heads
 from celosia.compiler.graph.passes import FilePass, GraphPass, Pipeline, body_models, node_count
 from celosia.compiler.graph.quantized.between import round_between
 from celosia.compiler.graph.quantized.integerise import Integerise
 from celosia.compiler.graph.quantized.rounded import round_averages, round_sums
 from celosia.compiler.graph.quantized.tables import compose_tables
+from celosia.compiler.graph.rows import hoist_tables, keep_samples, merge_rows
+from celosia.compiler.graph.select.matrices import can_multiply_activations
 from celosia.compiler.graph.shapes import infer_shapes
 from celosia.compiler.graph.simplify.blocked_layout import use_blocked_layout
 from celosia.compiler.graph.simplify.convolutions import convolve_transposed, fold_batchnorm
@@ -164,12 +168,44 @@ KEEP_AFTER = "integer"
 """Name of the pass behind which inner tensors that a user keeps become outputs, so that later passes leave them."""
 
 
-BY_CONFIG = ("gathers", "joined-gathers", "ordered-weights", "turn", "block-sums")
+BY_CONFIG = (
+    "projections",
+    "repeats",
+    "samples",
+    "rows",
+    "hoisted-tables",
+    "heads",
+    "gathers",
+    "joined-gathers",
+    "ordered-weights",
+    "turn",
+    "block-sums",
+)
 """Names of the passes of `for_hardware`."""
 
 
 def for_hardware(cfg: Config, accelerator: bool = True) -> Iterator[GraphPass]:
     """Yield the passes that depend on the Config. accelerator: whether anything may run on it."""
+    if accelerator and can_multiply_activations(cfg):
+        yield GraphPass(
+            "projections",
+            "tensors that take columns of a product get products of their own",
+            separate_projections,
+            inside=False,
+        )
+        yield GraphPass(
+            "repeats", "keys and values that heads share are repeated in one way", name_repeats, inside=False
+        )
+        yield GraphPass(
+            "samples", "products read the rows of samples that attention needs apart", keep_samples, inside=False
+        )
+        yield GraphPass("rows", "rows of several axes become those of matrices", merge_rows, inside=False)
+        yield GraphPass(
+            "hoisted-tables", "tables move before reshapes, to the products before these", hoist_tables, inside=False
+        )
+        yield GraphPass(
+            "heads", "heads that are no whole channel groups are padded", partial(pad_heads, cfg=cfg), inside=False
+        )
     if accelerator:
         gather, join = partial(gather_channels, cfg=cfg), partial(join_gathers, cfg=cfg)
         multiply = partial(multiply_in_order, cfg=cfg)

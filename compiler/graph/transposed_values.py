@@ -64,7 +64,7 @@ def _copy_to_whole_blocks(graph: ir.Graph, node: ir.Node, block: int, transposed
     """Copy the matrices by which `node` multiplies, unless their rows are whole blocks of `block` rows.
 
     transposed: the matrices are transposed, and their columns count. The copy is of whole matrices: it is inserted
-    before a last Transpose, if there is one.
+    before a last Transpose, if there is one, and of several samples before their columns are split into heads.
     """
     value = operand(node, "b")
     assert value is not None and value.dtype is not None
@@ -77,6 +77,10 @@ def _copy_to_whole_blocks(graph: ir.Graph, node: ir.Node, block: int, transposed
         reader, number = producer, 0
     source = reader.inputs[number]
     assert source is not None
+    splits = source.producer()
+    if (shape(source) or (1,))[0] > 1 and is_op(splits, *VIEWS) and len(shape(splits.inputs[0]) or ()) == 3:  # type: ignore[union-attr,arg-type]
+        reader, number, source = splits, 0, splits.inputs[0]  # type: ignore[union-attr,assignment]
+    assert reader is not None and source is not None
     dims = shape(source) or ()
     copy = ir.node("Transpose", [source], {"perm": [*range(len(dims))]})
     copy.meta[MOVES] = True

@@ -66,15 +66,17 @@ def _add_terms(sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> tu
 
 @dataclass(frozen=True)
 class RescaleAdd:
-    """Parameters of the hardware's residual add: clip(rne((q * ma + r * mb + c) / 2^shift)) of stored bytes q, r.
+    """Parameters of the hardware's residual add: clip(rne((q * ma + r * mb + c) / 2^shift), lo, hi) of stored bytes.
 
-    ma, mb: signed, 32 bits; c: signed, 48 bits; shift: 0..63.
+    ma, mb: signed, 32 bits; c: signed, 48 bits; shift: 0..63; lo, hi: stored bytes.
     """
 
     ma: int
     mb: int
     c: int
     shift: int
+    lo: int = -128
+    hi: int = 127
 
 
 def rescale_add(q: ArrayLike, r: ArrayLike, p: RescaleAdd, lo: int = -128, hi: int = 127) -> Int8:

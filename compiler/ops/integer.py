@@ -305,12 +305,14 @@ def _convolve_global_window(
 def rescaled_sum(a: Expr, b: Expr, factors: Sequence[int]) -> Expr:
     """Return the sum of two bytes as the accelerator's rescale-add (numerics.rescale_add) computes it.
 
-    factors: ma, mb, c and shift of a RescaleAdd. It is computed in float64, which is exact for these integers.
+    factors: ma, mb, c, shift, and perhaps lo and hi of a RescaleAdd. It is computed in float64, which is exact for
+    these integers.
     """
     flip = 0.0 if a.dtype == "int8" else 128.0
-    ma, mb, constant, shift = factors
+    ma, mb, constant, shift, *bounds = factors
+    low, high = bounds or (-128, 127)
     total = (a.astype("float64") - flip) * float(ma) + (b.astype("float64") - flip) * float(mb) + float(constant)
-    return (clamp(round_even(total * 2.0**-shift), -128, 127) + flip).astype(a.dtype)
+    return (clamp(round_even(total * 2.0**-shift), low, high) + flip).astype(a.dtype)
 
 
 class ConvPacking:

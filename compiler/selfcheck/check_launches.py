@@ -227,7 +227,7 @@ class _Check:
 
     def _is_known(self, value: ir.Value) -> bool:
         """Return whether the codes of `value` are held, or follow from held ones by views and concatenations."""
-        if value in self.values:
+        if value in self.values or constant(value) is not None:
             return True
         producer = value.producer()
         if producer in self.selection.views:
@@ -238,6 +238,8 @@ class _Check:
         """Return the codes of `value`; those of views and concatenations are computed from their operands."""
         if value in self.values:
             return self.values[value]
+        if (array := constant(value)) is not None:
+            return codes(array)
         producer, dims = value.producer(), shape(value)
         assert producer is not None and dims is not None
         if is_concat(producer):

@@ -421,7 +421,11 @@ def _accelerator_unit(node: ir.Node, computed: CachedResults) -> Unit:
 
     def run(values: Values) -> Sequence[Any]:
         """Compute all outputs of the operator from bytes."""
-        arrays = [codes(np.asarray(values[value.name or ""])) for value in operands]
+        constants = [constant(value) for value in operands]
+        arrays = [
+            codes(np.asarray(values[value.name or ""]) if array is None else array)
+            for value, array in zip(operands, constants)
+        ]
         if is_concat(node):
             parts = [computed.compute(node, [part], number) for number, part in enumerate(arrays)]
             results = [np.concatenate(parts, axis=attribute(node, "axis", 1))]
@@ -429,7 +433,8 @@ def _accelerator_unit(node: ir.Node, computed: CachedResults) -> Unit:
             results = [computed.compute(node, arrays, output=output) for output in range(len(node.outputs))]
         return [_bytes_of_codes(result.reshape(shape(out) or ()), out) for result, out in zip(results, node.outputs)]
 
-    inputs, outputs = (tuple(value.name or "" for value in values) for values in (operands, node.outputs))
+    varying = [value for value in operands if constant(value) is None]
+    inputs, outputs = (tuple(value.name or "" for value in values) for values in (varying, node.outputs))
     return Unit((node,), inputs, outputs, run)
 
 

@@ -87,7 +87,10 @@ def is_concat(node: ir.Node | None) -> bool:
 
 
 def read_by(node: ir.Node) -> list[ir.Value]:
-    """Return the operands of `node` that are not constant."""
+    """Return the operands of `node` that are not constant, and all parts of a concatenation."""
+    if is_concat(node):
+        parts = node.inputs if joins_parts(node) else [group[0] for group in operand_groups(node)]
+        return [value for value in parts if value is not None]
     return [value for value in node.inputs if value is not None and constant(value) is None]
 
 

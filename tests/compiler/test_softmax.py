@@ -39,7 +39,7 @@ ENCODERS = {
     "one token": (Encoder(1, 2, 16, 32, turned=True), PYNQ, True, 2),
     "one head": (Encoder(17, 1, 32, 16, turned=True), PYNQ, False, 2),
     "a mask before it": (Encoder(18, 2, 16, 32, masked=True, bias=False), PYNQ, True, 2),
-    "two sequences": (Encoder(12, 2, 16, 32, batch=2), PYNQ, False, 7),
+    "two sequences": (Encoder(12, 2, 16, 32, batch=2), PYNQ, False, 2),
     "small blocks": (Encoder(6, 3, 4, 10, turned=True), TINY, False, 2),
     "heads that are no whole groups": (Encoder(9, 2, 6, 20), TINY, False, 5),
 }

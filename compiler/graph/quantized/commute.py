@@ -274,9 +274,12 @@ class Commute:
 def reduces_images(node: ir.Node) -> bool:
     """Return whether a reduction takes all rows and columns of images [N, C, H, W]."""
     dims = shape(node.inputs[0]) if node.inputs[0] is not None else None
-    if dims is None or len(dims) != 4:
-        return False
-    axes = attribute(node, "axes")
+    return dims is not None and len(dims) == 4 and reduced_axes(node) == [2, 3]
+
+
+def reduced_axes(node: ir.Node) -> list[int] | None:
+    """Return the axes over which a reduction goes, in order; None if they or the rank are not known."""
+    axes, rank = attribute(node, "axes"), len(node.inputs[0].shape or ()) if node.inputs[0] is not None else 0
     if axes is None and (array := constant(operand(node, "axes"))) is not None:
-        axes = array.tolist()
-    return axes is not None and sorted(axis % 4 for axis in axes) == [2, 3]
+        axes = array.reshape(-1).tolist()
+    return sorted(axis % rank for axis in axes) if axes is not None and rank else None

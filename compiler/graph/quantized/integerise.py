@@ -34,7 +34,14 @@ from celosia.compiler.graph.qdq import (
     quantised,
     scale_and_zero,
 )
-from celosia.compiler.graph.quantized.commute import CHOOSING_OPS, IN_FLOATS, MAXIMA, Commute, reduces_images
+from celosia.compiler.graph.quantized.commute import (
+    CHOOSING_OPS,
+    IN_FLOATS,
+    MAXIMA,
+    Commute,
+    reduced_axes,
+    reduces_images,
+)
 from celosia.compiler.graph.quantized.exact_products import (
     ADVICE,
     PRODUCTS,
@@ -367,7 +374,11 @@ class Integerise(Commute):
         """Replace a ReduceMean over rows and columns by QLinearMean, with a Flatten if it drops these axes."""
         x = activation(node.inputs[0])
         dims = shape(node.inputs[0]) if node.inputs[0] is not None else None
-        if x is None or x.dtype != y.dtype or dims is None or len(dims) != 4:
+        if x is None or x.dtype != y.dtype or dims is None:
+            return False
+        if reduced_axes(node) == [len(dims) - 2] and len(dims) == 3:
+            return self._rewrite_mean_of_rows(node, x, y, dims)
+        if len(dims) != 4:
             return False
         if not reduces_images(node):
             return False
@@ -385,6 +396,30 @@ class Integerise(Commute):
         mean = ir.Node(op_spec(form).domain, form, inputs, outputs=[image], name=f"{node.name}_image")
         self.graph.insert_before(node, mean)
         return self._replace_by(y, "", "Flatten", [image], node, axis=1)
+
+    def _rewrite_mean_of_rows(self, node: ir.Node, x: Quantised, y: Quantised, dims: tuple[int, ...]) -> bool:
+        """Replace the mean over the rows of matrices, such as tokens, by QLinearMean of images of one row.
+
+        Floats may round such a mean to the other side of a tie. Unless correct rounding is asked for, the mean becomes
+        one of integers only if that cannot happen.
+        """
+        sx, zero = scale_and_zero(x)
+        stored = int(zero) - 128 * (x.dtype == np.uint8)
+        if not self.correctly and not numerics.average_is_exact(sx, stored, scale_and_zero(y)[0], dims[-2]):
+            return False
+        if not 0 < numerics.mean_scale(sx, scale_and_zero(y)[0], 1) < np.inf:
+            return False
+        name, (count, rows, columns) = derived_name(self.graph, f"{node.name or y.value.name}_rows"), dims
+        swapped = self._insert_bytes(
+            node, "", "Transpose", [x.value], y, f"{name}_swapped", (count, columns, rows), perm=(0, 2, 1)
+        )
+        size = new_constant(self.graph, f"{name}_image_shape", np.array((count, columns, 1, rows), np.int64))
+        image = self._insert_bytes(node, "", "Reshape", [swapped, size], y, f"{name}_image", (count, columns, 1, rows))
+        form = quantised_form(node.op_type)
+        inputs = arrange(form, [self._quantised_inputs(replace(x, value=image))], self._parameters(y))
+        mean = self._insert_bytes(node, op_spec(form).domain, form, inputs, y, f"{name}_mean", (count, columns, 1, 1))
+        target = new_constant(self.graph, f"{name}_shape", np.array(shape(y.value) or shape(node.outputs[0]), np.int64))
+        return self._replace_by(y, "", "Reshape", [mean, target], node)
 
     def _rewrite_concat(self, node: ir.Node, y: Quantised) -> bool:
         """Replace a Concat of bytes of any scales by QLinearConcat."""
@@ -422,6 +457,50 @@ class Integerise(Commute):
         except HostError:  # an operator that has no kernel for these types or attributes
             return False
         return self._replace_by_table(node, x, y, table)
+
+    def _rewrite_mask(self, node: ir.Node, y: Quantised) -> bool:
+        """Replace a Where of a constant condition, a number, and a function of one 8-bit tensor, by a table and a sum.
+
+        The sum adds so much where the number is chosen that the result leaves the range of bytes. It is cut off at the
+        number, which must be the least or the greatest byte that the table has.
+        """
+        condition, *branches = (constant(value) for value in node.inputs)
+        numbers = [array for array in branches if array is not None and array.size == 1]
+        dims = shape(node.outputs[0])
+        if condition is None or len(numbers) != 1 or dims is None or np.isnan(numbers[0]).any():
+            return False
+        is_first = branches[0] is numbers[0]
+        chosen = condition if is_first else ~condition
+        value = node.inputs[2 if is_first else 1]
+        chain = function_of(value)
+        x = activation(chain[0]) if chain is not None else None
+        if chain is None or x is None or value is None or shape(value) != dims or shape(x.value) != dims:
+            return False
+        if x.dtype != y.dtype or not np.all(np.isfinite((*scale_and_zero(x), *scale_and_zero(y)))):
+            return False
+        try:
+            table = numerics.unary_table(chain[1], *scale_and_zero(x), *scale_and_zero(y), x.dtype, y.dtype)
+        except HostError:
+            return False
+        number = numerics.unary_table(
+            lambda v: np.full_like(v, numbers[0].reshape(())), *scale_and_zero(x), *scale_and_zero(y), y.dtype
+        )
+        code, name = int(number[0]), derived_name(self.graph, f"{node.name or y.value.name}_mask")
+        if code <= table.min():
+            factors = [1, -255, 0, 0, code, 127]
+        elif code >= table.max():
+            factors = [1, 255, 0, 0, -128, code]
+        else:
+            return False
+        zero_code = 0 if y.dtype == np.int8 else 128
+        mask = new_constant(self.graph, f"{name}_constant", (zero_code + chosen.astype(np.int64)).astype(y.dtype))
+        entries = new_constant(self.graph, f"{name}_table", table)
+        unmasked = self._insert_bytes(
+            node, "celosia", "Table", [x.value, entries], y, f"{name}_unmasked", function="Where"
+        )
+        return self._replace_by_form(
+            "Add", [replace(y, value=unmasked), replace(y, value=mask)], y, node, domain="celosia", factors=factors
+        )
 
     def _rewrite_prelu(self, node: ir.Node, y: Quantised) -> bool:
         """Replace a PRelu with a slope for each channel by a sum of two functions, of which one is zero.
@@ -595,13 +674,16 @@ _RULES: dict[str, Callable[[Integerise, ir.Node, Quantised], bool]] = {
     **dict.fromkeys(NORMS, Integerise._rewrite_norm),
     **dict.fromkeys(("Relu", "Clip"), Integerise._clamp_after_quantising),
     "PRelu": Integerise._rewrite_prelu,
+    "Where": Integerise._rewrite_mask,
 }
 """Float operator -> rule (node, its quantised result) that replaces it; Gemm and MatMul have rules of their own."""
+ONLY_SOMETIMES = ("PRelu", "Where")
+"""Operators that become integer operators with constants of some shapes only."""
 QUANTISABLE = frozenset((*_RULES, *CHOOSING_OPS, *MAXIMA, "Gemm", "MatMul", "BatchNormalization")) - {
     "DequantizeLinear",
     "Softmax",
-    "PRelu",
     *NORMS,
+    *ONLY_SOMETIMES,
 }
 """Float operators that become layers, or parts of layers, if their operands and results are quantised."""
 

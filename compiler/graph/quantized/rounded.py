@@ -76,7 +76,8 @@ def _constant_floats(value: ir.Value | None) -> NDArray[Any] | None:
 
 
 FACTORS = "factors"
-"""Attribute of a QLinearAdd or QLinearMul of ours: the integers [ma, mb, c, shift] with which it computes."""
+"""Attribute of a QLinearAdd or QLinearMul of ours: the integers [ma, mb, c, shift] with which it computes. A QLinearAdd
+may also have the least and the greatest byte of its result, as the accelerator stores it."""
 
 
 def round_sums(model: ir.Model) -> None:

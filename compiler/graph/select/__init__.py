@@ -15,6 +15,7 @@ reductions       layers of poolings, softmax and normalisations; which poolings 
 elementwise      layers of additions, products and tables of bytes; when one of these is fused into the layer before it.
                  Activation functions are tables by then (which functions: numerics/tables; of which patterns:
                  graph/quantized/integerise)
+views            chains of Reshape and Transpose that cost nothing, as each element lies where its reader takes it
 movement         operators that only move elements (Reshape, Transpose, Split, Slice, Resize, Gather, Pad, ...): which
                  cost nothing, and the copies of the others
 concatenation    layers of Concat and QLinearConcat, along which axes: parts are written where they belong in the
@@ -59,6 +60,7 @@ from celosia.compiler.graph.select.placement import (
 )
 from celosia.compiler.graph.select.reasons import EXPORT, TILING, is_float, why_on_cpu, with_change
 from celosia.compiler.graph.select.reductions import place_average, place_max_pool, place_norm, place_softmax
+from celosia.compiler.graph.select.views import take_as_moved_view
 from celosia.compiler.graph.values import attribute, is_op
 from celosia.compiler.program.host.shape_rules import WindowError
 from celosia.hw.spec.config import Config
@@ -138,7 +140,7 @@ def _place_node(p: Placement, node: ir.Node, refused: Mapping[ir.Node, str], ops
 
     opset, in_floats: the opset of the model, and whether it has no quantised tensor; both change the reason's text.
     """
-    if skip_repeat(p, node) or (is_op(node, *SAME_BYTES) and take_as_view(p, node)):
+    if skip_repeat(p, node) or (is_op(node, *SAME_BYTES) and (take_as_view(p, node) or take_as_moved_view(p, node))):
         return
     if (custom_op := custom(node)) is not None:
         if node in refused:

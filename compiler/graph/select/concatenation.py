@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
@@ -24,6 +25,7 @@ from celosia.compiler.graph.select.matrices import (
     can_multiply_activations,
     holds_matrices,
     matrices_form,
+    pixel_rows_form,
     right_operands_of,
     shared_operand,
     swaps_last_axes,
@@ -67,6 +69,8 @@ def place_concat(p: Placement, node: ir.Node) -> None:
     operands = _parts_with_tables(node)
     values, rescales = [value for value, _ in operands], any(table is not None for _, table in operands)
     if not rescales and any(join(p, node, values) for join in (_join_transposed_rows, _append_to_cache, _join_columns)):
+        return
+    if _join_rows(p, node, operands):
         return
     y_form = natural_form(y)
     axes = image_axes(len(y.shape or ()))
@@ -197,12 +201,20 @@ def _place_part(p: Placement, node: ir.Node, part: _Part) -> bool:
         choice.nodes.append(node)
         p.enclosing[choice.layer.y.storage] = part.place
         return True
+    return _copy_part(p, node, part.number, value, part.form, part.table, part.place)
+
+
+def _copy_part(
+    p: Placement, node: ir.Node, number: int, value: ir.Value, form: ActivationLayout, table: NDArray[np.int8] | None,
+    place: Activation,
+) -> bool:  # fmt: skip
+    """Let a layer copy `value`, which may be a constant, to the region `place` of the result. Returns True."""
     reads: Reads = {}
-    x = p.read(value, part.form, reads)
-    y = p.new_activation(node.outputs[0], part.form)
-    copy = Layer(f"{node.name}.{part.number}", x, y, epilogue=Epilogue(table=part.table))
+    x = p.read(value, form, reads, constants=True)
+    y = p.new_activation(node.outputs[0], form)
+    copy = Layer(f"{node.name}.{number}", x, y, epilogue=Epilogue(table=table))
     p.selection.choices.append(LayerAssignment(copy, [node], reads, node.outputs[0]))
-    p.enclosing[copy.y.storage] = part.place
+    p.enclosing[copy.y.storage] = place
     return True
 
 
@@ -219,6 +231,43 @@ def resolve_regions(p: Placement) -> None:
         choice.layer = choice.layer.map_activations(resolve)
     for value, act in p.selection.written.items():
         p.selection.written[value] = resolve(act)
+
+
+# Rows of matrices -----------------------------------------------------------------------------------------------------
+
+
+def _join_rows(
+    p: Placement, node: ir.Node, operands: list[tuple[ir.Value, NDArray[np.int8] | None]]
+) -> bool:  # fmt: skip
+    """Place a concatenation of rows, such as a class token before those of an image, of which the accelerator holds
+    some.
+
+    A part that a layer writes into a storage of its own is written where it belongs. Others are copied, also constants
+    and those of the host. Returns False if `node` is another kind of concatenation.
+    """
+    y = node.outputs[0]
+    dims = shape_of(y)
+    along = len(dims) > 1 and attribute(node, "axis", 1) % len(dims) == len(dims) - 2
+    if not along or not any(holds_matrices(p, value) for value, _ in operands):
+        return False
+    form = pixel_rows_form(dims)
+    count, columns, _ = matrix_counts("rows", dims)
+    if count > 1 or any(prod(shape_of(value)[:-2]) != count for value, _ in operands):
+        return False
+    whole, first, covered = p.new_activation(y, form), 0, False
+    for number, (value, table) in enumerate(operands):
+        rows = matrix_counts("rows", shape_of(value))[2]
+        place = whole.region((1, columns, 1, rows), 0, StridedView(1, whole.width, 0, first))
+        part_form = ActivationLayout(place.dims, "rows")
+        if constant(value) is not None:
+            covered |= _copy_part(p, node, number, value, part_form, table, place)
+        else:
+            covered |= _place_part(p, node, _Part(number, value, part_form, table, place))
+        first += rows
+    if not covered:
+        p.selection.views[node] = "free: its parts are written where they belong"
+    p.selection.forms[y], p.selection.written[y] = form, whole
+    return True
 
 
 # Columns of matrices --------------------------------------------------------------------------------------------------

@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 
 from celosia.compiler.graph.operands import MODEL_WEIGHTS, operand
 from celosia.compiler.graph.quantized.exact_products import ROUNDED
-from celosia.compiler.graph.select.matrices import place_activation_product, rows_form
+from celosia.compiler.graph.select.matrices import (
+    add_matrices,
+    matrices_form,
+    nth_matrix,
+    place_activation_product,
+    rows_form,
+)
 from celosia.compiler.graph.select.parameters import (
     array_of,
     bias_of,
@@ -36,8 +42,9 @@ from celosia.compiler.graph.select.placement import (
 )
 from celosia.compiler.graph.shapes import transposed_windows_of, windows_of
 from celosia.compiler.graph.values import attribute, constant
-from celosia.compiler.layer import Gemm, Layer, StridedView, TilingError, Window
+from celosia.compiler.layer import Gemm, Layer, Requantise, StridedView, TilingError, Window
 from celosia.compiler.program.host.shape_rules import TransposedWindows
+from celosia.compiler.program.model import matrix_counts
 from celosia.compiler.tensorize import pack
 from celosia.compiler.tensorize.roofline import choose, estimate
 from celosia.compiler.tensorize.space import Workload
@@ -255,7 +262,12 @@ def place_matmul(p: Placement, node: ir.Node) -> None:
         raise NotOffloadable("its output is float; put QuantizeLinear and DequantizeLinear after it")
     weights = np.ascontiguousarray(require_symmetric(matrix, zero_w).T)[:, :, None, None]
     requantise = requantisation(node, weights, bias)
+    model_weights = node.meta.get(MODEL_WEIGHTS, weights.size)
     x_form = rows_form(p, value, node.outputs[0])
+    if x_form.fold == "rows" and matrix_counts("rows", shape_of(value))[0] > 1:
+        return _multiply_samples(
+            p, node, value, x_form, Gemm(weights, filling=weights.size - model_weights), requantise
+        )
     y_form = replace(x_form, dims=(x_form.dims[0], len(weights), *x_form.dims[2:]))
     reads: Reads = {}
     producer, window = value.producer(), Window((1, 1))
@@ -267,9 +279,27 @@ def place_matmul(p: Placement, node: ir.Node) -> None:
         weights = np.ascontiguousarray(weights.reshape(-1, *form.dims[1:]))
     else:
         x = p.read(value, x_form, reads)
-    gemm, y = Gemm(weights), p.new_activation(node.outputs[0], y_form)
+    gemm, y = Gemm(weights, filling=weights.size - model_weights), p.new_activation(node.outputs[0], y_form)
     layer = Layer(node.name or "", x, y, window, gemm=gemm, requantise=requantise)
     p.add_layer(node, layer, reads, y_form, node.meta.get(ROUNDED, ""))
+
+
+def _multiply_samples(
+    p: Placement, node: ir.Node, x: ir.Value, form: ActivationLayout, gemm: Gemm, requantise: Requantise
+) -> None:
+    """Place a product of several matrices, held in `form`, by a constant one: a layer for each of them."""
+    y, reads = node.outputs[0], Reads()
+    y_form = matrices_form(p.cfg, shape_of(y), "rows")
+    source, whole = p.read(x, form, reads), p.new_activation(y, y_form)
+    count = matrix_counts("rows", shape_of(x))[0]
+    layers = [
+        Layer(
+            part_name(node, number, count), nth_matrix(p, source, x, number), nth_matrix(p, whole, y, number),
+            gemm=gemm, requantise=requantise,
+        )
+        for number in range(count)
+    ]  # fmt: skip
+    add_matrices(p, node, layers, reads, whole, y_form)
 
 
 SUMS_NOTE = (

@@ -15,9 +15,10 @@ import numpy as np
 import onnx_ir as ir
 
 from celosia.compiler import numerics
-from celosia.compiler.graph.operands import data_operands, multiplies_matrices, operand
+from celosia.compiler.graph.operands import data_operands, operand
 from celosia.compiler.graph.quantized.rounded import rescaled_sum
 from celosia.compiler.graph.quantized.tables import table_of
+from celosia.compiler.graph.rows import tensors_of_rows
 from celosia.compiler.graph.select.matrices import place_layer_per_matrix, read_shared_by_matrices, rows_form
 from celosia.compiler.graph.select.parameters import requantise_alike, scalar_of, stored_zero
 from celosia.compiler.graph.select.placement import (
@@ -30,10 +31,8 @@ from celosia.compiler.graph.select.placement import (
     natural_form,
     shape_of,
 )
-from celosia.compiler.graph.values import is_op, shape
+from celosia.compiler.graph.values import constant, shape
 from celosia.compiler.layer import Activation, Epilogue, Layer, Multiplication, Residual
-from celosia.compiler.ops import op_spec
-from celosia.compiler.program.op_spec import Kind
 from celosia.compiler.tensorize import pack
 from celosia.hw.spec.config import Config
 
@@ -52,20 +51,27 @@ def place_addition(p: Placement, node: ir.Node) -> None:
             "no integers give onnxruntime's sum on all pairs of bytes; other scales may, from another calibration"
         )
     scale_a, scale_b = fit.ma, fit.mb
-    if shape(a) != shape(y):
+    if shape(a) != shape(y) or constant(a) is not None:
         a, b, scale_a, scale_b = b, a, scale_b, scale_a
-    broadcasts = shape(b) != shape(y)
-    residual_of = partial(Residual, scale_v=scale_a, scale_b=scale_b, scale_c=fit.c, shift=fit.shift)
+    broadcasts, is_constant = shape(b) != shape(y), constant(b) is not None
+    residual_of = partial(
+        Residual, scale_v=scale_a, scale_b=scale_b, scale_c=fit.c, shift=fit.shift, lo=fit.lo, hi=fit.hi
+    )
     if broadcasts and shape(a) == shape(y) and _add_to_each_matrix(p, node, a, b, residual_of):
         return
-    if shape(a) != shape(y) or (broadcasts and not _is_row(b, p.held_form(a))):
+    if shape(a) != shape(y) or (broadcasts and not is_constant and not _is_row(b, p.held_form(a))):
         raise NotOffloadable(_broadcast_reason(node))
-    for form in [p.common_form(a)] if broadcasts else [_choose_form(p, y, b, a), _choose_form(p, y, a, b)]:
+    if broadcasts or is_constant:
+        forms = [p.common_form(a) if broadcasts and not is_constant else _choose_form(p, y, a)]
+    else:
+        forms = [_choose_form(p, y, b, a), _choose_form(p, y, a, b)]
+    for form in forms:
+        b_form = _constant_form(b, node, form) if is_constant else form
+        if broadcasts and not is_constant:
+            b_form = ActivationLayout((1, form.dims[1], 1, 1), "rows")
         reads: Reads = {}
         x = p.read(a, form, reads)
-        other = p.read(
-            b, ActivationLayout((1, form.dims[1], 1, 1), "rows") if broadcasts else form, reads, constants=broadcasts
-        )
+        other = p.read(b, b_form, reads, constants=broadcasts or is_constant)
         residual = residual_of(other)
         layer = Layer(node.name or "", x, p.new_activation(y, form), epilogue=Epilogue(residual=residual))
         if _join_residual(p, node, layer, (a, b), form, reads):
@@ -94,13 +100,17 @@ def _add_to_each_matrix(
     residual_of: makes the residual of an activation. Returns False if the shapes are others.
     """
     reads: Reads = {}
-    if (other := read_shared_by_matrices(p, a, b, reads)) is None:
+    if (others := read_shared_by_matrices(p, a, b, reads)) is None:
         return False
-    residual = residual_of(other)
-    if not _extend_layers_of(p, a, node, lambda before: replace(before, residual=residual), reads):
+    residuals = [residual_of(other) for other in others]
+    has_layer_each = len(p.part_producers.get(a, ())) == len(residuals)
+    if not has_layer_each or not _extend_layers_of(
+        p, a, node, lambda before, number: replace(before, residual=residuals[number]), reads
+    ):
         place_layer_per_matrix(
-            p, node, a, reads, lambda name, x, y: Layer(name, x, y, epilogue=Epilogue(residual=residual))
-        )
+            p, node, a, reads,
+            lambda number, name, x, y: Layer(name, x, y, epilogue=Epilogue(residual=residuals[number])),
+        )  # fmt: skip
     return True
 
 
@@ -118,22 +128,28 @@ def place_multiplication(p: Placement, node: ir.Node) -> None:
             "no integers give onnxruntime's product on all pairs of bytes; other scales may, from another calibration"
         )
     zeros = [stored_zero(operand(node, f"{name}_zero_point")) for name in "ab"]
-    if shape(a) != shape(y):
+    if shape(a) != shape(y) or constant(a) is not None:
         a, b, zeros = b, a, zeros[::-1]
     reads: Reads = {}
-    if shape(a) == shape(y) != shape(b) and (other := read_shared_by_matrices(p, a, b, reads)) is not None:
+    if shape(a) == shape(y) != shape(b) and (others := read_shared_by_matrices(p, a, b, reads)) is not None:
         requantise = requantise_alike(shape_of(a)[-1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)
-        multiply = Multiplication(other, -zeros[0], -zeros[1])
-        make_layer = lambda name, x, y: Layer(name, x, y, multiply=multiply, requantise=requantise)  # noqa: E731
-        place_layer_per_matrix(p, node, a, reads, make_layer)
+        factors = [Multiplication(other, -zeros[0], -zeros[1]) for other in others]
+        place_layer_per_matrix(
+            p, node, a, reads,
+            lambda number, name, x, y: Layer(name, x, y, multiply=factors[number], requantise=requantise),
+        )  # fmt: skip
         return
-    if shape(a) != shape(y) or not (shape(b) == shape(y) or _is_one_pixel(b, y)):
+    is_constant = constant(b) is not None
+    if shape(a) != shape(y) or not (shape(b) == shape(y) or is_constant or _is_one_pixel(b, y)):
         raise NotOffloadable(_broadcast_reason(node))
-    form = _choose_form(p, y, a) if shape(b) == shape(y) else p.common_form(a)
-    if shape(b) != shape(y) and form != natural_form(a):  # its rows are images, or pixels
+    form = _choose_form(p, y, a) if is_constant or shape(b) == shape(y) else p.common_form(a)
+    if is_constant:
+        b_form = _constant_form(b, node, form)
+    elif shape(b) != shape(y) and form != natural_form(a):  # its rows are images, or pixels
         raise NotOffloadable(_broadcast_reason(node))
-    b_form = form if shape(b) == shape(y) else natural_form(b)
-    x, other = p.read(a, form, reads), p.read(b, b_form, reads)
+    else:
+        b_form = form if shape(b) == shape(y) else natural_form(b)
+    x, other = p.read(a, form, reads), p.read(b, b_form, reads, constants=is_constant)
     requantise = requantise_alike(form.dims[1], fit.bias, fit.multiplier, fit.shift, fit.zero_point)
     multiply = Multiplication(other, -zeros[0], -zeros[1])
     layer = Layer(node.name or "", x, p.new_activation(y, form), multiply=multiply, requantise=requantise)
@@ -157,7 +173,7 @@ def place_table(p: Placement, node: ir.Node) -> None:
         _extend_layer(p, choice, node, replace(choice.layer.epilogue, table=table), {})
         return
     reads: Reads = {}
-    if _extend_layers_of(p, value, node, lambda before: replace(before, table=table), reads):
+    if _extend_layers_of(p, value, node, lambda before, _: replace(before, table=table), reads):
         return
     x = p.read(value, form, reads)
     y = p.new_activation(node.outputs[0], form)
@@ -173,28 +189,8 @@ def _choose_form(p: Placement, result: ir.Value, *values: ir.Value) -> Activatio
     if any(p.held_form(value) for value in values):
         return p.common_form(*values)
     if p.read_as_rows is None:
-        p.read_as_rows = _tensors_read_as_rows(result.producer().graph)  # type: ignore[union-attr,arg-type]
+        p.read_as_rows = tensors_of_rows(result.producer().graph)  # type: ignore[union-attr,arg-type]
     return rows_form(p, values[0], result) if result in p.read_as_rows else p.common_form(*values)
-
-
-def _tensors_read_as_rows(graph: ir.Graph) -> set[ir.Value]:
-    """Return the tensors whose readers want rows as pixels.
-
-    These are inputs of normalisations, left operands of matrix products, and tensors from which these are made element
-    by element.
-    """
-    rows = set[ir.Value | None]()
-    for node in reversed(graph):
-        if is_op(node, "QLinearNorm") or multiplies_matrices(node):
-            rows.add(data_operands(node)[0])
-        elif node.outputs[0] in rows and _is_elementwise(node):
-            rows |= {value for value in node.inputs if value and shape(value) == shape(node.outputs[0])}
-    return {value for value in rows if value is not None}
-
-
-def _is_elementwise(node: ir.Node) -> bool:
-    """Whether each element of the result is computed from the elements at the same place of the operands."""
-    return op_spec(node.op_type).kind is Kind.INJECTIVE and op_spec(node.op_type).moves is None
 
 
 def _is_one_pixel(b: ir.Value, y: ir.Value) -> bool:
@@ -209,6 +205,23 @@ def _is_row(b: ir.Value, form: ActivationLayout | None) -> bool:
     """Whether `b` is one row, to be combined with every row of the matrix that the accelerator holds in `form`."""
     dims = shape(b)
     return form is not None and form.fold == "rows" and bool(dims) and prod(dims) == dims[-1] == form.dims[1]  # type: ignore[index,arg-type]
+
+
+def _constant_form(b: ir.Value, node: ir.Node, form: ActivationLayout) -> ActivationLayout:
+    """Return the form in which a layer that writes the result of `node` in `form` reads its constant operand `b`.
+
+    `b` has the shape of the result, apart from leading axes of size 1, or one number for each channel. Raises
+    NotOffloadable for other shapes.
+    """
+    result = shape_of(node.outputs[0])
+    sizes = (1,) * (len(result) - len(shape_of(b))) + shape_of(b)
+    if sizes == result:
+        return form
+    axis = 1 if not form.fold and form == natural_form(node.outputs[0]) else len(result) - 1
+    by_channel = tuple(size if number == axis else 1 for number, size in enumerate(result))
+    if sizes != by_channel or sizes[axis] != form.dims[1] or form.dims[0] != 1:
+        raise NotOffloadable(_broadcast_reason(node))
+    return ActivationLayout((1, form.dims[1], 1, 1), form.fold)
 
 
 def _broadcast_reason(node: ir.Node) -> str:
@@ -274,20 +287,20 @@ def _extend_layer(p: Placement, choice: LayerAssignment, node: ir.Node, epilogue
 
 
 def _extend_layers_of(
-    p: Placement, value: ir.Value, node: ir.Node, change: Callable[[Epilogue], Epilogue], reads: Reads
+    p: Placement, value: ir.Value, node: ir.Node, change: Callable[[Epilogue, int], Epilogue], reads: Reads
 ) -> bool:
     """Fuse `node` into all layers that make a part of `value` each, such as products of several matrices.
 
-    change: gives the new epilogue from that of each layer. Returns False, with nothing changed, if one of the layers
-    cannot take it: it has a residual, or a table where the new one would be; or it is a pooling or a phase of a
-    transposed convolution and should take a residual.
+    change: gives the new epilogue from that of each layer, and its number. Returns False, with nothing changed, if one
+    of the layers cannot take it: it has a residual, or a table where the new one would be; or it is a pooling or a
+    phase of a transposed convolution and should take a residual.
     """
     choices, y = p.part_producers.get(value, []), node.outputs[0]
     if not choices or not can_fuse_reader(choices[0], value):
         return False
-    for choice in choices:
+    for number, choice in enumerate(choices):
         old = choice.layer.epilogue
-        new = change(old)
+        new = change(old, number)
         is_free = old.residual is None and (old.table is None or new.table is old.table)
         takes_residual = choice.layer.product is not None or choice.layer.is_map
         if choice.layer.works_on_rows or not is_free or not (takes_residual or new.residual is None):
@@ -295,9 +308,9 @@ def _extend_layers_of(
     form = p.selection.forms.pop(value)
     p.selection.written.pop(value)
     whole = p.new_activation(y, form)
-    for choice in choices:
+    for number, choice in enumerate(choices):
         place = replace(choice.layer.y, name=whole.name, storage=whole.storage)
-        choice.layer = replace(choice.layer, epilogue=change(choice.layer.epilogue), y=place)
+        choice.layer = replace(choice.layer, epilogue=change(choice.layer.epilogue, number), y=place)
         choice.nodes.append(node)
         choice.reads.update(reads)
         choice.value = y

@@ -15,7 +15,8 @@ from math import prod
 import onnx_ir as ir
 
 from celosia.compiler import numerics
-from celosia.compiler.graph.operands import is_operand, operand
+from celosia.compiler.graph.operands import MODEL_COLUMNS, is_operand, operand
+from celosia.compiler.graph.rows import samples_of_attention
 from celosia.compiler.graph.select.parameters import array_of, fold_scales, requantise_alike, scalar_of, stored_zero
 from celosia.compiler.graph.select.placement import (
     ActivationLayout,
@@ -36,6 +37,8 @@ from celosia.hw.spec.config import Config
 MOVES = "moves"
 """Key in the `meta` of a node that moves elements only: a product by the identity, or a Transpose that pads to whole
 blocks."""
+MAX_SAMPLES = 8
+"""Limit of the samples whose rows are matrices of their own, each with layers of its own."""
 MAX_MATRICES = 256
 """Limit of the layers of one operator, one for each of its matrices."""
 
@@ -59,9 +62,26 @@ def rows_form(p: Placement, value: ir.Value, result: ir.Value) -> ActivationLayo
         _has_pixel_rows(p, value) or (p.held_form(value) is None and _is_split_into_heads(result))
     )
     is_one_matrix = len(dims) > 2 and prod(dims[:-2]) == 1
+    held = p.held_form(value)
+    if len(dims) > 2 and held is not None and held.fold == "rows" and holds_matrices(p, value):
+        return held
+    if held is None and are_samples(p.cfg, value):
+        return matrices_form(p.cfg, dims, "rows")
     if p.cfg.batch == 1 and (is_one_matrix or is_matrix_of_pixels):
-        return ActivationLayout((1, dims[-1], 1, dims[-2]), "rows")
+        return pixel_rows_form(dims)
     return natural_form(value, rows=True)
+
+
+def are_samples(cfg: Config, value: ir.Value) -> bool:
+    """Return whether `value` is several matrices of rows, of a model that multiplies activations of as many samples.
+
+    Each sample is then a matrix of its own, with its heads side by side.
+    """
+    dims = shape_of(value)
+    if len(dims) != 3 or not 1 < dims[0] <= MAX_SAMPLES or dims[1] == 1 or not can_multiply_activations(cfg):
+        return False
+    graph = next((use.node.graph for use in value.uses()), None)
+    return graph is not None and dims[0] in samples_of_attention(graph)
 
 
 def _has_pixel_rows(p: Placement, value: ir.Value) -> bool:
@@ -81,6 +101,11 @@ def _is_split_into_heads(value: ir.Value) -> bool:
     columns = shape_of(value)[-1]
     splits_rows = all(len(dims) > 2 and dims[-1] < columns and columns % dims[-1] == 0 for dims in shapes)
     return bool(readers) and all(is_op(node, *VIEWS) for node in readers) and splits_rows
+
+
+def pixel_rows_form(dims: tuple[int, ...]) -> ActivationLayout:
+    """Return the form of a tensor of shape `dims` that is one matrix, whose rows are pixels of an image of one row."""
+    return ActivationLayout((1, dims[-1], 1, prod(dims[:-1])), "rows")
 
 
 def matrices_form(cfg: Config, dims: tuple[int, ...], fold: str, pad: int = 0, block: int = 1) -> ActivationLayout:
@@ -108,17 +133,30 @@ def nth_matrix(p: Placement, act: Activation, value: ir.Value, number: int) -> A
     return act.region((1, columns, 1, rows), number * pack.blocks(columns, p.cfg.group), act.pixels)
 
 
-def read_shared_by_matrices(p: Placement, value: ir.Value, b: ir.Value, reads: Reads) -> Activation | None:
-    """Return the activation of `b` if it is one matrix, or one row, that broadcasts over the several matrices of
-    `value`.
+def read_shared_by_matrices(p: Placement, value: ir.Value, b: ir.Value, reads: Reads) -> list[Activation] | None:
+    """Return the activation of `b` for each of the several matrices of `value`.
 
-    None if `b` has another shape, or `value` is a single matrix.
+    `b` is one matrix or one row for all of them, or one for each head of every sample. None if it has another shape, or
+    `value` is a single matrix.
     """
-    count, columns, rows = matrix_counts("rows", shape_of(value))
-    sizes = matrix_sizes(shape_of(b))
-    if count == 1 or not holds_matrices(p, value) or sizes not in ((1, 1, columns), (1, rows, columns)):
+    dims, b_dims = shape_of(value), shape_of(b)
+    count, columns, rows = matrix_counts("rows", dims)
+    shared, height, width = matrix_sizes(b_dims)
+    if count == 1 or not holds_matrices(p, value) or width != columns or height not in (1, rows):
         return None
-    return p.read(b, ActivationLayout((1, columns, 1, sizes[1]), "rows"), reads, constants=True)
+    if shared == 1:
+        return [p.read(b, ActivationLayout((1, columns, 1, height), "rows"), reads, constants=True)] * count
+    leading = dims[:-2]
+    while leading and prod(leading) > shared:
+        leading = leading[1:]
+    if (
+        b_dims == dims
+        or (1,) * (len(leading) - len(b_dims) + 2) + b_dims[:-2] != (1,) * (len(b_dims) - 2 - len(leading)) + leading
+    ):
+        return None
+    whole = p.read(b, matrices_form(p.cfg, b_dims, "rows"), reads, constants=True)
+    groups = pack.blocks(columns, p.cfg.group)
+    return [whole.region((1, columns, 1, height), number % shared * groups, whole.pixels) for number in range(count)]
 
 
 def place_layer_per_matrix(
@@ -126,19 +164,22 @@ def place_layer_per_matrix(
     node: ir.Node,
     x: ir.Value,
     reads: Reads,
-    make_layer: Callable[[str, Activation, Activation], Layer],
+    make_layer: Callable[[int, str, Activation, Activation], Layer],
     y_form: ActivationLayout | None = None,
 ) -> None:
     """Place one layer for each matrix of `x`, which the accelerator holds.
 
-    make_layer: called with name, x and y. y_form: the form of the output of `node`; None for that of `x`.
+    make_layer: called with the number of the matrix, name, x and y. y_form: the form of the output of `node`; None for
+    that of `x`.
     """
     form, y, count = p.held_form(x), node.outputs[0], matrix_counts("rows", shape_of(x))[0]
     assert form is not None
     y_form = y_form or form
     source, whole = p.read(x, form, reads), p.new_activation(y, y_form)
     layers = [
-        make_layer(part_name(node, number, count), nth_matrix(p, source, x, number), nth_matrix(p, whole, y, number))
+        make_layer(
+            number, part_name(node, number, count), nth_matrix(p, source, x, number), nth_matrix(p, whole, y, number)
+        )
         for number in range(count)
     ]
     add_matrices(p, node, layers, reads, whole, y_form)
@@ -201,6 +242,8 @@ def place_activation_product(p: Placement, node: ir.Node) -> None:
     requantise = requantise_alike(
         columns, 0, int(multiplier[0]), int(shift[0]), stored_zero(operand(node, "y_zero_point"))
     )
+    model_depth, model_columns = node.meta.get(MODEL_COLUMNS, (depth, columns))
+    filling = rows * (depth * columns - model_depth * model_columns)
     layers = [
         Layer(
             part_name(node, number, count),
@@ -208,7 +251,7 @@ def place_activation_product(p: Placement, node: ir.Node) -> None:
             whole.region((1, columns, 1, rows), number * pack.blocks(columns, cfg.group), whole.pixels),
             product=ActivationGemm(
                 w.region((1, depth, 1, w.width), number // times * pack.blocks(depth, cfg.group), w.pixels),
-                offset_a, offset_b, transposes=bool(node.meta.get(MOVES)),
+                offset_a, offset_b, transposes=bool(node.meta.get(MOVES)), filling=filling,
             ),
             requantise=requantise,
         )

@@ -39,6 +39,7 @@ from celosia.compiler.graph.select.placement import (
     natural_form,
     shape_of,
 )
+from celosia.compiler.graph.select.views import take_as_moved_view
 from celosia.compiler.graph.values import attribute, attributes_of, constant, is_op, shape
 from celosia.compiler.layer import Activation, Gemm, Layer, StridedView, Window
 from celosia.compiler.ops import VIEWS
@@ -205,6 +206,8 @@ def place_split_or_slice(p: Placement, node: ir.Node) -> None:
     x = node.inputs[0]
     assert x is not None
     if is_op(node, "Slice") and holds_matrices(p, x):
+        if not _is_only_joined(node.outputs[0]) and _place_matrix_parts(p, node):
+            return
         return _place_column_slice(p, node)
     form = natural_form(x)
     if p.held_form(x) != form:
@@ -283,6 +286,51 @@ def _cut_axes(node: ir.Node, positions: list[range]) -> list[tuple[int, range]]:
     ]
 
 
+def _place_matrix_parts(p: Placement, node: ir.Node) -> bool:
+    """Record the output of a Slice or Gather of rows or columns of one matrix as a part of it; it costs nothing.
+
+    Returns False if `node` takes other elements. Raises NotOffloadable if columns are no whole channel groups.
+    """
+    (x, y), group = (node.inputs[0], node.outputs[0]), p.cfg.group
+    assert x is not None
+    dims = shape_of(x)
+    sizes = [range(size) for size in dims]
+    for axis, places in [_gathered_positions(node, dims)] if is_op(node, "Gather") else _cut_axes(node, sizes):
+        sizes[axis] = places
+    *others, rows, columns = sizes if len(sizes) > 1 else (range(1), *sizes)
+    if math.prod(dims[:-2]) != 1 or rows.step < 1 or columns.step != 1 or any(len(size) != 1 for size in others):
+        return False
+    if columns.start % group or (columns.stop != dims[-1] and len(columns) % group) or not rows or not columns:
+        raise NotOffloadable(
+            f"it takes columns of matrices that are no whole groups of {group}; "
+            "begin at a multiple of that, and take a multiple of it"
+        )
+    source = p.selection.written[p.viewed_tensor(x)]
+    part_dims = (1, len(columns), 1, len(rows))
+    pixels = StridedView(1, source.width, 0, rows.start, 1, rows.step)
+    part, form = source.region(part_dims, columns.start // group, pixels), ActivationLayout(part_dims, "rows")
+    if rows.step > 1:  # a LOAD that skips columns cannot pad rows
+        p.add_layer(node, Layer(node.name or "", part, p.new_activation(y, form)), {}, form)
+        return True
+    p.selection.forms[y], p.selection.written[y] = form, replace(part, name=y.name or "")
+    p.parts.add(y)
+    p.selection.views[node] = "free: part of the same bytes"
+    return True
+
+
+def _gathered_positions(node: ir.Node, dims: tuple[int, ...]) -> tuple[int, range]:
+    """Return the axis of a Gather and the positions that it takes, evenly spaced. Raises NotOffloadable for others."""
+    index, axis = constant(operand(node, "indices")), attribute(node, "axis", 0) % len(dims)
+    runs = (
+        []
+        if index is None or index.ndim > 1
+        else _split_into_runs(np.where(index < 0, index + dims[axis], index).reshape(-1))
+    )
+    if len(runs) != 1:
+        raise NotOffloadable("its indices are no constant list of even steps; export them as an initializer")
+    return axis, runs[0][1]
+
+
 def _place_column_slice(p: Placement, node: ir.Node) -> None:
     """Place a Slice of columns of matrices: one copy for each matrix.
 
@@ -341,6 +389,8 @@ def place_transpose(p: Placement, node: ir.Node) -> None:
     if held is not None and _swap_sequence_in_place(p, node, held):
         return
     if held is not None and held.fold and _transpose_in_place(p, node, held):
+        return
+    if take_as_moved_view(p, node):
         return
     form, y_form, perm = natural_form(value), natural_form(node.outputs[0]), attribute(node, "perm")
     if perm is None or list(perm) != [0, 1, 3, 2]:
@@ -477,6 +527,8 @@ def place_gather(p: Placement, node: ir.Node) -> None:
     """
     value = node.inputs[0]
     assert value is not None
+    if holds_matrices(p, value) and _place_matrix_parts(p, node):
+        return
     form, y_form, index = natural_form(value), natural_form(node.outputs[0]), constant(node.inputs[1])
     if index is None or index.ndim != 1:
         raise NotOffloadable("its indices are no constant list; export them as an initializer of one dimension")

@@ -235,6 +235,8 @@ class Placement:
     enclosing: storage that has become a part of another -> which part (see `resolve_regions`).
     reshaped: storages that are also read as images of other sizes, and so cannot become a part of another.
     read_as_rows: tensors whose readers want rows as pixels; None until `elementwise` needs to know.
+    between_views: tensors without a form, between a stored tensor and its views -> that tensor, and the places of their
+        elements in it (views.py).
     """
 
     def __init__(self, cfg: Config, unmoved: Collection[ir.Value] = (), unpadded: Collection[ir.Node] = ()) -> None:
@@ -251,6 +253,7 @@ class Placement:
         self.enclosing: dict[Storage, Activation] = {}
         self.reshaped: set[Storage] = set()
         self.read_as_rows: set[ir.Value] | None = None
+        self.between_views: dict[ir.Value, tuple[ir.Value, NDArray[np.int64]]] = {}
 
     def viewed_tensor(self, value: ir.Value) -> ir.Value:
         """Return the tensor that `value` is a view of, or `value` itself."""

@@ -16,7 +16,13 @@ import onnx_ir as ir
 from celosia.compiler import numerics
 from celosia.compiler.graph.operands import operand
 from celosia.compiler.graph.quantized.rounded import adds_integers
-from celosia.compiler.graph.select.matrices import MAX_MATRICES, add_matrices, matrices_form, place_layer_per_matrix
+from celosia.compiler.graph.select.matrices import (
+    MAX_MATRICES,
+    add_matrices,
+    matrices_form,
+    pixel_rows_form,
+    place_layer_per_matrix,
+)
 from celosia.compiler.graph.select.parameters import (
     array_of,
     fold_scales,
@@ -213,7 +219,7 @@ def place_softmax(p: Placement, node: ir.Node) -> None:
         )
     zero = stored_zero(operand(node, "y_zero_point"))
     form = matrices_form(p.cfg, shape_of(y), "rows", zero)
-    place_layer_per_matrix(p, node, x, {}, lambda name, x, y: Layer(name, x, y, softmax=Softmax(powers, zero)), form)
+    place_layer_per_matrix(p, node, x, {}, lambda _, name, x, y: Layer(name, x, y, softmax=Softmax(powers, zero)), form)
     p.padded_outputs.add(y)
 
 
@@ -253,7 +259,9 @@ def _rows_as_pixels(p: Placement, x: ir.Value) -> tuple[ActivationLayout, int]:
     """
     held, dims = p.held_form(x), shape_of(x)
     if held is None:
-        held = natural_form(x, rows=True) if len(dims) < 3 else matrices_form(p.cfg, dims, "rows")
+        is_one_matrix = len(dims) > 2 and prod(dims[:-2]) == 1
+        form = pixel_rows_form(dims) if is_one_matrix else matrices_form(p.cfg, dims, "rows")
+        held = natural_form(x, rows=True) if len(dims) < 3 else form
     if held.fold == "rows" and not held.inverted:
         count = matrix_counts("rows", dims)[0]
         if count <= MAX_MATRICES:
