@@ -13,7 +13,7 @@ import pytest
 from amaranth import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
-from lockstep import said
+from lockstep import run_lockstep
 from thorough import some
 
 from celosia.bitstreams.scan import Scanned
@@ -157,7 +157,7 @@ def compared(
         "CYCLES": CYCLES, "STAGES": PAIR_STAGES, "PACKED": int(packed), "SPACING": SPACING, "SUM_BITS": width,
         "WEIGHT_BITS": weight_bits(packed), "PUMP": pump, "SEED": seed, "EARLY": early,
     }  # fmt: skip
-    return said(folder, "\n".join(texts), COMPARE.replace(*fault) if fault[0] else COMPARE, macros)
+    return run_lockstep(folder, "\n".join(texts), COMPARE.replace(*fault) if fault[0] else COMPARE, macros)
 
 
 PAIRS = [(Dsp.e1, True), (Dsp.e2, False), (Dsp.e1, False), (Dsp.e2, True)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import dsp_blocks
 import pytest
-from lockstep import said
+from lockstep import run_lockstep
 from thorough import some
 
 from celosia.hw.gemm_core.array import Array, SimulationPlatform
@@ -88,7 +88,7 @@ def compared(cfg: Config, folder: Path, model: str, products: str = PRODUCTS.rea
     texts += [convert(Array(cfg), "model_array", simulation=True, platform=SimulationPlatform()), model]
     texts += [f"module both({ports}{outputs});", *arrays, "endmodule"]
     macros = {"CYCLES": CYCLES, **{f"{name.upper()}_BYTES": width[name] // 8 for name in ("inp", "wgt", "acc")}}
-    return said(folder, "\n".join(texts), COMPARE, {**macros, **defines(cfg)}, products)
+    return run_lockstep(folder, "\n".join(texts), COMPARE, {**macros, **defines(cfg)}, products)
 
 
 @pytest.mark.parametrize("name", some(CONFIGS, [*CONFIGS][1:3]))
