@@ -114,12 +114,12 @@ class Machine:
         accumulators = bench.unpack(self.acc, self.state.acc)
         for place in np.argwhere(accumulators != self.state.acc)[:1]:
             entry, piece, batch, lane = (int(index) for index in place)
-            expected, value = self.state.acc[*place], accumulators[*index_found]
+            expected, value = self.state.acc[*place], accumulators[*place]
             location = f"accumulator {entry}, piece {piece}, batch {batch}, lane {lane}"
             raise AssertionError(f"{location}: expected {expected}, found {value}")
 
     async def cycle(self):
-        """Simulate one cycle, count its activity, and return True if `done` came. Returns in the middle of the cycle."""
+        """Simulate one cycle, up to its middle, count its activity, and return True if `done` came."""
         dut = self.dut
         await bench.fall(dut)
         active, held = int(dut.active.value), int(dut.stalled.value)

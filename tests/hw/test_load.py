@@ -227,7 +227,7 @@ def element_bytes(cfg: Config, fields: dict[str, int]) -> int:
 
 
 def random_block(cfg: Config, dram_bytes: int) -> dict[str, int]:
-    """Draw the fields of a legal LOAD within `dram_bytes`: any alignment and padding, with or without gaps between rows."""
+    """Draw the fields of a legal LOAD within `dram_bytes`: any alignment and padding, rows with or without gaps."""
     rnd = random.randint
     buffer = random.choice([*buffers(cfg), *([Buffer.WGT] * len(buffers(cfg)) * (cfg.weight_bits < 8))])
     f = {

@@ -137,7 +137,7 @@ VECTOR_ONES = {f"extent_{loop}": 1 for loop in "nyxrs"}
 
 
 def whole_path(cfg: Config) -> list[int]:
-    """Return a program that loads, multiplies, clips and stores; earlier contents of buffers do not affect its result."""
+    """Return a program that loads, multiplies, clips and stores; earlier contents of buffers do not affect it."""
     row = {"y_size": 1, "z_size": 1, "sram_x": 1}
     tokens = {unit: 1 << unit for unit in Unit}
     return [
