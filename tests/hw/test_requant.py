@@ -139,14 +139,14 @@ async def equals_reference(dut: Any, case: str) -> None:
         results.append(int(dut.result.value))
         await bench.rise(dut)
     got = bench.unpack(results[REQUANTISE_STAGES:], np.zeros((cycles, LANES), np.int16)).reshape(-1)
-    right = expected(case, values)
-    different = np.flatnonzero(got != right)
+    wanted = expected(case, values)
+    different = np.flatnonzero(got != wanted)
     if different.size:
         i = different[0]
         raise AssertionError(
-            f"{different.size} differ, first: {[int(value[i]) for value in values]} gives {got[i]}, not {right[i]}"
+            f"{different.size} differ, first: {[int(value[i]) for value in values]} gives {got[i]}, not {wanted[i]}"
         )
-    assert RESULT_BITS <= 16 and np.unique(right).size > 400
+    assert RESULT_BITS <= 16 and np.unique(wanted).size > 400
 
 
 @cocotb.test()
