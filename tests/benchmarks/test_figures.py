@@ -51,7 +51,7 @@ def test_what_is_counted_is_so_many(name: str) -> None:
 
 def test_the_page_of_proofs_is_what_was_measured() -> None:
     text = (figures.ROOT / "docs" / "proved.md").read_text(encoding="utf-8")
-    proved, caught = (read()[f"formal-{what}"]["value"] for what in ("proved", "caught"))
+    proved, caught = (read()[f"formal-{figure}"]["value"] for figure in ("proved", "caught"))
     assert text.count("\n| ") - 1 == proved, "record it again: python -m benchmarks hardware"
     assert f"{proved} of {proved} properties proved, {caught} of {caught} mutants caught" in text
 

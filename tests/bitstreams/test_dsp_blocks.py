@@ -145,8 +145,7 @@ def compared(
     """Run `blocks` and a pair without DSP blocks side by side, and return the output of `COMPARE`.
 
     fault: text in `COMPARE` and its replacement. seed: of the initial values of registers. early: cycles of the fast
-    clock
-    before the other clock begins.
+    clock before the other clock begins.
     """
     width = len(Pair(packed).sum)
     inputs = ", ".join(

@@ -107,8 +107,7 @@ class Vivado:
     """Run Tcl with the commands of Vivado.
 
     parts: installed devices. boards: board files. slack, hold: of the implementation. missing: "bit" or "hwh", a file
-    that
-    it does not write. failing: a run that ends with an error.
+    that it does not write. failing: a run that ends with an error.
 
     cells: IP or "module" of each cell. nets: sets of connected pins. buses: pairs of connected interfaces. ports:
     lights.

@@ -221,10 +221,8 @@ class Builder:
         """Add a convolution.
 
         auto_pad: "SAME_UPPER" or "SAME_LOWER" instead of pads. activation, for QDQ only: "Relu" or "Clip" before
-        quantisation,
-        which then implies it; "kept" for a Relu between two QDQ pairs; "clamp" for a Clip that quantisation does not
-        imply,
-        with which onnxruntime computes in float.
+        quantisation, which then implies it; "kept" for a Relu between two QDQ pairs; "clamp" for a Clip that
+        quantisation does not imply, with which onnxruntime computes in float.
         """
         images, channels, *size = x.shape
         w, w_scale, w_meaning = self.weights((out, channels // group, *kernel), out, per_channel, 0)

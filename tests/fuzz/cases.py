@@ -236,8 +236,7 @@ def garbage(machine: Machine, seed: int) -> str:
     """Run a damaged program, which must end with a status and a message, within the time limit.
 
     It must write nothing behind the DMA limit. Afterwards a legal program must leave the right bytes. If memory works,
-    no
-    reset from outside is needed for that.
+    no reset from outside is needed for that.
     """
     rng = random.Random(f"garbage {seed}")
     cfg = machine.cfg

@@ -61,11 +61,11 @@ class Workers:
         self._cache.cleanup()
 
     def _start(self) -> tuple[Connection, Any]:
-        here, there = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(there, self._environment), daemon=True)
+        own_end, other_end = self._context.Pipe()
+        process = self._context.Process(target=_work, args=(other_end, self._environment), daemon=True)
         process.start()
-        there.close()
-        return here, process
+        other_end.close()
+        return own_end, process
 
     def run(
         self, calls: Iterable[tuple[Key, Callable[[], Answer]]], seconds: float

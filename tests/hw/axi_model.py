@@ -130,12 +130,10 @@ class Memory:
 
     Run `reads` and `writes` with `cocotb.start_soon`.
     latency: cycles from an address to its first beat, and from the last written beat to its response. outstanding:
-    bursts
-    that are accepted at once, in each direction. pause: probability that a channel stalls in a cycle.
+    bursts that are accepted at once, in each direction. pause: probability that a channel stalls in a cycle.
     fails: returns True for addresses of beats (read) or bursts (write) that end in an error.
-    errors: response codes, one of which an error draws. first: for writes, the channel that is accepted first,
-    "address" or
-    "data"; AXI permits both orders.
+    errors: response codes, one of which an error draws.
+    first: for writes, the channel that is accepted first, "address" or "data"; AXI permits both orders.
     """
 
     dut: Any

@@ -150,7 +150,7 @@ def run_dir(test: str) -> Path:
     return BUILD / "runs" / re.sub(r"[^\w.,-]+", "-", test.removeprefix("tests/").strip("]"))
 
 
-def _report(results: Path, log: Path, wanted: Iterable[str]) -> None:
+def _report(results: Path, log: Path, tests: Iterable[str]) -> None:
     tail = "\n".join(log.read_text().splitlines()[-40:]) if log.exists() else ""
     if not results.exists():
         limit = os.environ.get("CELOSIA_TEST_SECONDS", TEST_SECONDS)
@@ -166,7 +166,7 @@ def _report(results: Path, log: Path, wanted: Iterable[str]) -> None:
         text = "\n".join(f"{name}: {message}" for name, message in failed.items())
         pytest.fail(f"{text}\n{tail}", pytrace=False)
     ran = {str(case.get("name")).split("/")[0] for case in cases if case.find("skipped") is None}
-    if missing := sorted({*wanted} - ran):
+    if missing := sorted({*tests} - ran):
         pytest.fail(f"no cocotb test ran of {', '.join(missing)}\n{tail}", pytrace=False)
     if not ran:
         pytest.fail(f"no cocotb test ran\n{tail}", pytrace=False)
@@ -419,8 +419,7 @@ async def stream_put(dut: Dut, name: str, payloads: Iterable[int], pause: float 
     """Send `payloads` through input stream `name`.
 
     Before each payload, wait one more cycle with probability `pause`, repeatedly. Call just after a rising edge;
-    returns
-    just after the edge at which the last payload is taken.
+    returns just after the edge at which the last payload is taken.
     """
     valid, ready, payload = (getattr(dut, f"{name}__{part}") for part in ("valid", "ready", "payload"))
     for value in payloads:
@@ -518,8 +517,7 @@ async def memory(
 
     Reads of later cycles see a write; in one cycle, write ports act in their order. `ready` of each port is 0 with
     probability `pause` in each cycle. grain: number of bits that one bit of a write's `mask` enables. Without a read,
-    the
-    output keeps its word. window: number of words of `width` bits that a read returns, the first one in the lowest
+    the output keeps its word. window: number of words of `width` bits that a read returns, the first one in the lowest
     bits.
     """
 

@@ -49,8 +49,8 @@ class Machine:
         """Draw the fields of a legal instruction."""
         raise NotImplementedError
 
-    def compare(self, what: str) -> None:
-        """Compare the memories with the model; `what` names the case in a message."""
+    def compare(self, case: str) -> None:
+        """Compare the memories with the model; `case` names the case in a message."""
         raise NotImplementedError
 
     def settle(self) -> None:
@@ -118,8 +118,7 @@ async def errors_end_quietly(machine: Machine, elsewhere: dict[str, int] | None 
 
     DRAM has 8192 bytes, and memory answers addresses 4000 to 4400 with errors. elsewhere: fields that send the failing
     instruction through another channel than the good ones; it does not wait for them then. row: bytes of each of its
-    rows
-    (default: as in the good instructions). Contiguous rows are one transfer, whose end is known at once.
+    rows (default: as in the good instructions). Contiguous rows are one transfer, whose end is known at once.
     """
     dut, piece = machine.dut, machine.cfg.piece_bytes
     row = row or 20 * piece

@@ -39,8 +39,7 @@ class Host:
     """Access the accelerator's registers, and `size` bytes of memory at DMA base BASE.
 
     The memory is cocotbext-axi's AxiRam, or `axi_model.Memory` with the parameters `model`. Checkers watch every access
-    of
-    the accelerator. second: the memory behind the second read port, if there is one.
+    of the accelerator. second: the memory behind the second read port, if there is one.
     """
 
     def __init__(self, dut: bench.Dut, size: int = MEMORY, **model: Any) -> None:

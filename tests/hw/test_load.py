@@ -198,14 +198,14 @@ class Load(copy_bench.Machine):
         for channel in (ram.ar_channel, ram.r_channel):
             channel.set_pause_generator(copy_bench.pausing(pause))
 
-    def compare(self, what: str) -> None:
+    def compare(self, case: str) -> None:
         for name, words in self.words.items():
             expected = self.array(name)
             actual = bench.unpack(words, expected)
             wrong = np.argwhere(actual != expected)
             if len(wrong):
                 index = tuple(wrong[0])
-                raise AssertionError(f"{what}: {name}{list(index)} is {actual[index]}, expected {expected[index]}")
+                raise AssertionError(f"{case}: {name}{list(index)} is {actual[index]}, expected {expected[index]}")
 
     def settle(self) -> None:
         for name, words in self.words.items():

@@ -297,8 +297,7 @@ class Machine:
         """Run similar instructions, and start each as soon as the engine permits.
 
         Instruction i is offered waits[i] cycles behind the start of the one before. Returns a list of (offered,
-        started, done)
-        in cycles, one per instruction, and a list of (address, data), one per write.
+        started, done) in cycles, one per instruction, and a list of (address, data), one per write.
         """
         dut, offered_cycles, cycle = self.dut, 0, 0
         offers, starts, ends, written = [waits[0]], [], [], []

@@ -85,10 +85,10 @@ class Machine(copy_bench.Machine):
         for channel in (self.ram.aw_channel, self.ram.w_channel, self.ram.b_channel):
             channel.set_pause_generator(copy_bench.pausing(pause))
 
-    def compare(self, what: str) -> None:
+    def compare(self, case: str) -> None:
         written = self.ram.read(BASE, len(self.dram)) if self.ram else self.written
         wrong = np.flatnonzero(np.frombuffer(bytes(written), np.uint8) != self.dram)
-        assert not len(wrong), f"{what}: {len(wrong)} bytes differ, first {wrong[0]}, last {wrong[-1]}"
+        assert not len(wrong), f"{case}: {len(wrong)} bytes differ, first {wrong[0]}, last {wrong[-1]}"
 
     def settle(self) -> None:
         self.dram[:] = np.frombuffer(bytes(self.written), np.uint8)

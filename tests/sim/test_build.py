@@ -70,11 +70,11 @@ def test_sigterm_ends_the_compilers_and_leaves_nothing_half_built(how: str, tmp_
             time.sleep(0.3)
             assert any(tmp_path.glob("rtlsim/*/build.*"))
             process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=30)
+            _, output = process.communicate(timeout=30)
         finally:
             process.kill()
-    assert process.returncode == TERMINATED == 143, said
-    assert said.count("Building the simulator of") == 1 and "Traceback" not in said
+    assert process.returncode == TERMINATED == 143, output
+    assert output.count("Building the simulator of") == 1 and "Traceback" not in output
     pids = [int(pid) for pid in started.read_text().split()]
     assert pids and not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     assert not any(tmp_path.glob("rtlsim/*/build.*")) and not any(tmp_path.glob("rtlsim/*/*.so"))
@@ -103,20 +103,20 @@ with file_lock(Path(sys.argv[1])):
 
 @pytest.mark.parametrize("end", ["leaves", "is killed"])
 def test_a_lock_is_waited_for_and_no_longer_than_its_holder_lives(end: str, tmp_path: Path) -> None:
-    path, seen = tmp_path / "lock", list[str]()
+    path, events = tmp_path / "lock", list[str]()
     with subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
         assert holder.stdin and holder.stdout and holder.stdout.readline() == "holds\n"
 
         def waits() -> None:
-            seen.append("waits" if holder.poll() is None else "is late")
+            events.append("waits" if holder.poll() is None else "is late")
             holder.kill() if end == "is killed" else holder.stdin.close()  # type: ignore[union-attr]
 
         with cache.file_lock(path, waits):
-            seen.append("has it")
-    with cache.file_lock(path, lambda: seen.append("waits again")):
-        assert seen == ["waits", "has it"]
+            events.append("has it")
+    with cache.file_lock(path, lambda: events.append("waits again")):
+        assert events == ["waits", "has it"]
 
 
 @pytest.mark.rtl
@@ -128,10 +128,10 @@ def test_verilators_runtime_is_compiled_once(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "cache"))
     for number in range(2):
         build.build_library(CFG, quiet=True, source=f"{LEAST}// {number}\n")
-    said = log.read_text()
-    assert said.count("runtime.cpp") == 1 and said.count("seldom.cpp") == said.count("-shared") == 2
+    commands = log.read_text()
+    assert commands.count("runtime.cpp") == 1 and commands.count("seldom.cpp") == commands.count("-shared") == 2
     (runtime,) = (entry for entry in cache.cached_files() if entry.kind == "verilator")
-    assert [str(runtime.path) in line for line in said.splitlines() if "-shared" in line] == [True, True]
+    assert [str(runtime.path) in line for line in commands.splitlines() if "-shared" in line] == [True, True]
 
 
 def test_other_handlers_of_sigterm_stay() -> None:

@@ -131,11 +131,11 @@ def test_counters_and_events(device: RtlDevice) -> None:
 
 @pytest.mark.rtl
 def test_progress_is_reported(device: RtlDevice) -> None:
-    seen: list[int] = []
-    device.progress = seen.append
+    reports: list[int] = []
+    device.progress = reports.append
     run(device, LOAD)
     device.progress = None
-    assert seen and seen[-1] > 0
+    assert reports and reports[-1] > 0
 
 
 @pytest.mark.rtl

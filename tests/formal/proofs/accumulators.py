@@ -75,8 +75,7 @@ def arbitration(cfg: Config) -> Harness:
     """Gemm never waits, vector waits for gemm, and load waits for both where they write, each only in its own bank.
 
     An accepted access happens once: memory holds the word in the next cycle, or the read returns the old word. A port
-    of a
-    bank serves one access per cycle.
+    of a bank serves one access per cycle.
     """
     h = Harness()
     dut = AccScratchpad(cfg)

@@ -144,8 +144,7 @@ class Walk:
     """A ScratchpadAddressGenerator with the expected state of its walk.
 
     held: its job, while it `runs`. count: indices of the element, which is in the padding if `outside`. steps: a step
-    is
-    taken, which `ends` the element. accepts: it takes a job.
+    is taken, which `ends` the element. accepts: it takes a job.
     """
 
     h: Harness

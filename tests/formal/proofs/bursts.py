@@ -206,8 +206,7 @@ class Requests:
     """The bursts of a `ReadEngine`; memory sends only their beats.
 
     level: number of bursts and refused rows. coming: number of beats that are still to come. refused: rows whose beat
-    is
-    not in the queue of beats yet. inner: beats in that queue except the oldest. front: the oldest beat is there.
+    is not in the queue of beats yet. inner: beats in that queue except the oldest. front: the oldest beat is there.
     """
 
     def __init__(self, h: Harness, dut: ReadEngine, inside: Inside, outstanding: int, room: int) -> None:

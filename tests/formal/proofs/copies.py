@@ -599,8 +599,7 @@ def steps_to_scratchpads(cfg: Config, number: int = 0) -> Harness:
     """Each step writes the bytes of its chunk to its part of its element, or, in the padding, the whole element.
 
     Channel `number` writes only its half of a spread element. (The scratchpad ignores writes to the second half of an
-    entry
-    through the port of channel 0.) A chunk with an error is not written. Errors and ends are reported in order.
+    entry through the port of channel 0.) A chunk with an error is not written. Errors and ends are reported in order.
     """
     h = Harness()
     dut = ScratchpadWriter(cfg, buffers(cfg), number)

@@ -210,8 +210,7 @@ def no_path_through() -> list[str]:
     """Return the paths from inputs through the AXI manager to its outputs, which AXI A3.2.1 forbids, on both ports.
 
     Interrupt, lights and the simulation's view of units must come from registers, too. The RTL simulator relies on
-    that,
-    because it evaluates once a cycle (sim/rtl/harness.cpp).
+    that, because it evaluates once a cycle (sim/rtl/harness.cpp).
     """
     return through(Accelerator(TWO_PORTS), "s_axil")
 

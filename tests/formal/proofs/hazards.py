@@ -31,10 +31,8 @@ def hazards(cfg: Config) -> Harness:
     """At most two instructions are under way: `current` and the one before it. `ends` follows the last item of each.
 
     Three facts are proved elsewhere. The last iteration ends a reduction (addresses of the loops). A ring returns with
-    an
-    item the value that the item put there, here whether it is its instruction's last (rings). No item reaches an item
-    that
-    stays for the next part of its residual (rings; that proof uses this one's result of the cycle before).
+    an item the value that the item put there, here whether it is its instruction's last (rings). No item reaches an
+    item that stays for the next part of its residual (rings; that proof uses this one's result of the cycle before).
     """
     h = Harness()
     dut = Vector(cfg)

@@ -58,8 +58,8 @@ def mean() -> Harness:
     """The quotient of 2 sum + count, with 2^9 count added, and its remainder are right.
 
     The bits of the quotient subtract terms, each half of the one before; terms and remainder add up to the dividend,
-    and
-    the remainder is less than the last term. The sum is assumed to be such that no mean exceeds the range of values.
+    and the remainder is less than the last term. The sum is assumed to be such that no mean exceeds the range of
+    values.
     """
     h = Harness()
     m, dut = h.m, NormVariance()

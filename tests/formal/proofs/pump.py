@@ -4,9 +4,8 @@ A cycle here is one of the fast clock; registers of the other clock change at th
 hold anything at first, and either of the two cycles may come first, because an induction begins in any state.
 
 A solver cannot multiply 25 by 18 bits, so the multiplier is any function. Two arbitrary pairs of operands have
-arbitrary
-products, the same ones whenever they occur; the products of other operands are free. The proof follows these two pairs.
-The rest of the block, its registers, multiplexers and adder, is modelled after UG479.
+arbitrary products, the same ones whenever they occur; the products of other operands are free. The proof follows these
+two pairs. The rest of the block, its registers, multiplexers and adder, is modelled after UG479.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Run proofs: build the design, call SymbiYosys, and read the result.
 
 Each result is stored at once, under a digest of its design. So a stopped run continues where it was, and a change of
-the
-hardware repeats only proofs whose designs it changes. If no file has changed, not even designs are built.
+the hardware repeats only proofs whose designs it changes. If no file has changed, not even designs are built.
 """
 
 from __future__ import annotations

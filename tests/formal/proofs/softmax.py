@@ -1,9 +1,8 @@
 """Prove that the adder of softmax is float32's, and that its divider is float32's division with rounding to integers.
 
 A division of 24 bits is too hard for a solver at once. One property is about the steps: each keeps the remainder
-between
-the divisor and its negative, and loses nothing, so the last step leaves the remainder of the division. The other one is
-about rounding, for any remainder and any quotient that is known up to one bit behind the point.
+between the divisor and its negative, and loses nothing, so the last step leaves the remainder of the division. The
+other one is about rounding, for any remainder and any quotient that is known up to one bit behind the point.
 """
 
 from __future__ import annotations

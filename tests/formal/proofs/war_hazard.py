@@ -69,10 +69,8 @@ class Beside:
     """The issue stage, with facts about an instruction that runs during a softmax.
 
     engine: state of the softmax engine. rows: those of the last softmax. single: no other softmax runs. lie: single,
-    and
-    the rows' entries are contiguous and inside vin. busy: the loops run, of an instruction that is `beside` rows and
-    writes
-    vin, `place` next. output: it writes in this cycle.
+    and the rows' entries are contiguous and inside vin. busy: the loops run, of an instruction that is `beside` rows
+    and writes vin, `place` next. output: it writes in this cycle.
     """
 
     def __init__(self) -> None:

@@ -73,8 +73,7 @@ class Gap:
     operators: those of the stretch that computes it. steps: largest difference of quantised values, or 0 for other
     types.
     maker: the operator that made it in onnxruntime's optimised graph. tie: rounding alone moves the quantised values
-    across
-    a tie.
+    across a tie.
     """
 
     name: str
@@ -162,36 +161,36 @@ def _operators(model: onnx.ModelProto) -> tuple[str, ...]:
 # Where and how much it differs -----------------------------------------------------------------------------------
 
 
-def _same(found: Any, expected: Any) -> bool:
-    return not _difference(found, expected)
+def _same(actual: Any, expected: Any) -> bool:
+    return not _difference(actual, expected)
 
 
-def _difference(found: Any, expected: Any) -> str:
+def _difference(actual: Any, expected: Any) -> str:
     """Describe the first difference in bits, where all NaNs are equal; return "" if there is none."""
     if isinstance(expected, list):
-        if not isinstance(found, list) or len(found) != len(expected):
+        if not isinstance(actual, list) or len(actual) != len(expected):
             return "the number of elements of a sequence"
-        return next(filter(None, map(_difference, found, expected)), "")
-    if expected is None or found is None:
-        return "" if expected is found else "an optional's presence"
-    found, expected = np.asarray(found), np.asarray(expected)
-    if found.shape != expected.shape:
-        return f"shape {list(found.shape)}, not {list(expected.shape)}"
-    if found.dtype != expected.dtype and expected.dtype.kind not in "OSU":
-        return f"type {found.dtype}, not {expected.dtype}"
-    return _elements(found, expected, _equal(found, expected))
+        return next(filter(None, map(_difference, actual, expected)), "")
+    if expected is None or actual is None:
+        return "" if expected is actual else "an optional's presence"
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    if actual.shape != expected.shape:
+        return f"shape {list(actual.shape)}, not {list(expected.shape)}"
+    if actual.dtype != expected.dtype and expected.dtype.kind not in "OSU":
+        return f"type {actual.dtype}, not {expected.dtype}"
+    return _elements(actual, expected, _equal(actual, expected))
 
 
-def _equal(found: Array, expected: Array) -> Array:
-    same: Array = np.equal(found, expected)
-    return same if expected.dtype.kind not in "fcV" else same | ((found != found) & (expected != expected))
+def _equal(actual: Array, expected: Array) -> Array:
+    same: Array = np.equal(actual, expected)
+    return same if expected.dtype.kind not in "fcV" else same | ((actual != actual) & (expected != expected))
 
 
-def _elements(found: Array, expected: Array, same: Array) -> str:
+def _elements(actual: Array, expected: Array, same: Array) -> str:
     if np.all(same):
         return ""
     place = int(np.argmin(np.reshape(same, -1)))
-    got, want = found.reshape(-1)[place], expected.reshape(-1)[place]
+    got, want = actual.reshape(-1)[place], expected.reshape(-1)[place]
     return f"{np.count_nonzero(~same)} of {same.size} differ, the first is {got}, not {want}"
 
 
@@ -254,10 +253,8 @@ class Cut:
     """`model`, in which readers of a quantised tensor of `values` read a new input instead.
 
     names: the new input of each such tensor. The inputs of DynamicQuantizeLinear are cut, too, because its result
-    depends
-    on all elements at once. A Concat follows each new input, because onnxruntime computes float16 operators differently
-    if
-    they read inputs of the model.
+    depends on all elements at once. A Concat follows each new input, because onnxruntime computes float16 operators
+    differently if they read inputs of the model.
     """
 
     def __init__(self, model: onnx.ModelProto, values: Mapping[str, Any]) -> None:
@@ -401,20 +398,20 @@ class Neighbourhood:
     def _exact(self, name: str) -> Array | None:
         """Compute a tensor by ONNX's reference in double precision; return None if it lacks an operator."""
         model = in_doubles(self.model)
-        wanted = {name}
+        used = {name}
         nodes: list[onnx.NodeProto] = []
         for node in reversed(model.graph.node):
-            if wanted.intersection(node.output):
+            if used.intersection(node.output):
                 nodes.insert(0, node)
-                wanted.update(node.input)
+                used.update(node.input)
         model.graph.CopyFrom(
             onnx.helper.make_graph(
-                nodes, "stretch", [value for value in model.graph.input if value.name in wanted],
+                nodes, "stretch", [value for value in model.graph.input if value.name in used],
                 [value for value in model.graph.output if value.name == name],
-                [tensor for tensor in model.graph.initializer if tensor.name in wanted],
+                [tensor for tensor in model.graph.initializer if tensor.name in used],
             )
         )  # fmt: skip
-        feed = {input_name: wide_of(array) for input_name, array in self.feed.items() if input_name in wanted}
+        feed = {input_name: wide_of(array) for input_name, array in self.feed.items() if input_name in used}
         try:
             with np.errstate(all="ignore"):
                 (exact,) = ReferenceEvaluator(model, new_ops=OPERATORS).run([name], feed)

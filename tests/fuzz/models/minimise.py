@@ -253,16 +253,16 @@ def _pruned(case: Case, outputs: list[onnx.ValueInfoProto] | None = None) -> Cas
     smaller = _copy(case)
     graph = smaller.model.graph
     kept_outputs = list(graph.output) if outputs is None else outputs
-    wanted = {value.name for value in kept_outputs}
+    used = {value.name for value in kept_outputs}
     nodes: list[onnx.NodeProto] = []
     for node in reversed(graph.node):
-        if wanted.intersection(node.output):
+        if used.intersection(node.output):
             nodes.insert(0, node)
-            wanted.update(node.input)
-            wanted.update(name for attr in node.attribute for inner in attr.g.node for name in inner.input)
+            used.update(node.input)
+            used.update(name for attr in node.attribute for inner in attr.g.node for name in inner.input)
     new = [helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, None) for value in kept_outputs]
-    inputs = [value for value in graph.input if value.name in wanted]
-    constants = [tensor for tensor in graph.initializer if tensor.name in wanted]
+    inputs = [value for value in graph.input if value.name in used]
+    constants = [tensor for tensor in graph.initializer if tensor.name in used]
     for field, values in (
         (graph.node, nodes), (graph.output, new), (graph.input, inputs), (graph.initializer, constants),
         (graph.value_info, []),
