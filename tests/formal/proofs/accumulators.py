@@ -23,7 +23,7 @@ FLIGHT = 6
 
 
 def forwarding(cfg: Config) -> Harness:
-    """An output is the sum, plus the newest value if it accumulates, whatever is under way for the same entry.
+    """An output is the sum, plus the newest value if it accumulates, even if others for the same entry are under way.
 
     `word` is the expected content of any one entry. It changes when an output is finished, and when other units write;
     these wait for tokens until nothing is under way. A read of memory that coincides with a write returns garbage.

@@ -89,7 +89,7 @@ def splitter(bus_bytes: int, bytes_bits: int) -> Harness:
 
 
 def write_engine(bus_bytes: int, outstanding: int) -> Harness:
-    """AW, W and B follow the rules, whatever the memory does."""
+    """AW, W and B follow the rules of AXI for any behaviour of the memory."""
     h = Harness()
     dut = WriteEngine(bus_bytes, OFFSET_BITS, outstanding)
     inside = h.add(dut, LIMITS)
