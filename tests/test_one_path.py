@@ -15,9 +15,10 @@ ALLOWED = {
     "celosia.compiler.tensorize.render": "words",  # encodes instructions of a user's function
     "celosia.compiler.tensorize.tiles": "add",  # adds instructions of loops around intrinsics
     "celosia.compiler.vthread.pipeline": "StreamInstruction",  # instructions that add() appends, and LOADs of codebooks
+    "celosia.compiler.vthread.load_order": "words",  # encodes instructions to estimate their cycles
     "celosia.compiler.launch.image": "words",  # encodes instructions of layers
 }
-"""Modules that may make instructions, with the kinds (see `made`) that each may."""
+"""Modules that may make instructions, with the kinds (see `instruction_sources`) that each may."""
 FOLDERS = ("celosia.compiler.", "celosia.driver.")
 
 

@@ -179,7 +179,7 @@ def test_averages_take_a_step_for_each_row(monkeypatch: pytest.MonkeyPatch) -> N
     """The vector unit computes an average with one step per row of three pixels, even if an addition follows."""
     program = check(averages(), FunctionalDevice(PRESETS["pynq"]))
     busy = vector_cycles(program)
-    monkeypatch.setattr(reductions, "_as_depthwise", lambda cfg, pool: pool)
+    monkeypatch.setattr(reductions, "_on_faster_unit", lambda cfg, pool: pool)
     one_by_one = celosia.compile(averages().model(), "pynq", check=False, rounding="correct")
     assert vector_cycles(one_by_one) - busy == (9 - 3) * 20 * 20 * 2
 
