@@ -1,4 +1,4 @@
-"""JSON with one value changed at random."""
+"""Change one random value in JSON data."""
 
 from __future__ import annotations
 

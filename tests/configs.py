@@ -10,7 +10,7 @@ SMALL: dict[str, Any] = dict(
     inp_depth=64, wgt_depth=32, acc_depth=64, vin_depth=64, out_depth=64, par_depth=16, queue_depth=4
 )
 ROOM: dict[str, Any] = dict(inp_depth=256, wgt_depth=256, acc_depth=256, vin_depth=256, out_depth=128, par_depth=32)
-"""Of those on which other tests run layers."""
+"""Depths of scratchpads for Configs on which tests run whole layers."""
 CONFIGS = {
     "4x4": Config(block_in=4, block_out=4, bus_bytes=8, packed=False, sums=True, **SMALL),
     "8x8-bus16": Config(block_in=8, block_out=8, bus_bytes=16, **SMALL),
@@ -62,7 +62,7 @@ CONFIGS = {
     ),
 }
 VARIED = ["4x4", "8x4-batch2-taps5", "4x4-softmax2", "8x8-bus4-weights4", "taps3-ports2"]
-"""Configs of whole accelerators that have each part in more than one way; `make test` simulates these and presets."""
+"""Configs that together have each part of the hardware in several variants; `make test` simulates these and presets."""
 COVERING = {
     "4x4": CONFIGS["4x4"],
     "8x4-batch2-taps5": CONFIGS["8x4-batch2-taps5"],
@@ -75,4 +75,4 @@ COVERING = {
         **(SMALL | {"token_bits": 2, "queue_depth": 2}),
     ),
 }  # fmt: skip
-"""Configs for tests of one component: together they have each part that a Config can have, and leave each one out."""
+"""Configs for tests of one component: for each optional part, one Config has it and another one lacks it."""

@@ -17,17 +17,19 @@ from hypothesis import settings
 from celosia.cache import tool_environment
 
 OPTIONAL = ("iverilog",)
-"""What may be missing in CI, too: Icarus Verilog is a second simulator for what Verilator simulates anyway."""
+"""Tools that may be missing in CI: Icarus Verilog is a second simulator of what Verilator simulates, too."""
 PROCESSOR = "this processor has no"
-"""What a reason says where code is for instructions that the machine lacks; CI runs on several kinds."""
+"""Text in the reason of a skip because the processor lacks instructions; machines of CI differ."""
 
 sys.path.append(str(Path(__file__).parent))  # `import thorough`, from every folder
 gc.set_threshold(50_000)  # collections after 700 objects take a twelfth of the time of tests
-signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore Ctrl-C, and so would what they start
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs and their children ignore Ctrl-C
 EXAMPLES = float(
     os.environ.get("CELOSIA_EXAMPLES", "0.3")
-)  # as in thorough.py, which is not beside a copy of this file
-settings.register_profile("celosia", deadline=None, max_examples=round(50 * EXAMPLES))  # a busy machine is no fault
+)  # as in thorough.py; tests copy this file without thorough.py
+settings.register_profile(
+    "celosia", deadline=None, max_examples=round(50 * EXAMPLES)
+)  # no deadline: machines may be busy
 settings.load_profile("celosia")
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
@@ -40,8 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(tool_environment())  # tests call tools, too, and HOME may be read-only
-    os.environ.setdefault("CELOSIA_PGO", "0")  # short runs of many simulators: to compile them twice takes longer
-    os.environ.setdefault("CELOSIA_REMEMBER", "0")  # tests replace parts of the compiler whose results it would keep
+    os.environ.setdefault(
+        "CELOSIA_PGO", "0"
+    )  # tests run many simulators briefly, so a second compilation with profiles would take longer than it saves
+    os.environ.setdefault(
+        "CELOSIA_REMEMBER", "0"
+    )  # tests replace parts of the compiler, so cached results would be wrong
     config.addinivalue_line("filterwarnings", "ignore:.*created but never used")  # Amaranth, after an expected error
     if config.getoption("--waves"):
         os.environ["CELOSIA_WAVES"] = "1"
@@ -50,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _no_skip(report: Report) -> Report:
-    """With CI=true a skipped test has failed: the tool that it needs must be there."""
+    """Report a skipped test as failed if CI=true, because CI must have all tools."""
     if os.environ.get("CI") == "true" and report.skipped and not hasattr(report, "wasxfail"):
         reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
         if PROCESSOR not in reason and not any(f"'{name}'" in reason for name in OPTIONAL):
@@ -60,7 +66,7 @@ def _no_skip(report: Report) -> Report:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """With --durations: seconds of tests and of their fixtures, by folder."""
+    """Print the seconds of tests and fixtures by folder, if --durations is set."""
     if config.getoption("durations") is None:
         return
     seconds: defaultdict[str, float] = defaultdict(float)
@@ -70,7 +76,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
                 parts = report.nodeid.split("/")
                 seconds["/".join(parts[: min(len(parts) - 1, 2)])] += report.duration
     terminalreporter.section("seconds by folder")
-    for folder, total in sorted(seconds.items(), key=lambda each: -each[1]):
+    for folder, total in sorted(seconds.items(), key=lambda item: -item[1]):
         terminalreporter.write_line(f"{total:8.1f} {folder}")
 
 

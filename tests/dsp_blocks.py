@@ -1,4 +1,4 @@
-"""What DSP blocks do, for tests: Yosys' model of a DSP48E1, and models of the others that are written for them."""
+"""Verilog models of DSP blocks for tests: Yosys' model of a DSP48E1, and our own models of the others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _bits(port: str, width: int) -> str:
 
 
 def model(dsp: Dsp) -> str:
-    """Verilog of the block. Skips where Yosys is missing."""
+    """Return a Verilog model of the block. Skip the test if Yosys is missing."""
     if dsp is Dsp.e2:
         return Path(__file__).with_name("dsp48e2.v").read_text(encoding="utf-8")
     if dsp is Dsp.mult18:
@@ -56,7 +56,7 @@ def model(dsp: Dsp) -> str:
 
 
 def interface(dsp: Dsp) -> str:
-    """Verilog of its ports and parameters alone. Skips where Yosys is missing."""
+    """Return Verilog with only the ports and parameters of the block. Skip the test if Yosys is missing."""
     text = model(dsp)
     header, _, body = text.partition(");")
     parameters = [line for line in body.splitlines() if line.lstrip().startswith("parameter ")]

@@ -1,4 +1,4 @@
-"""Kernels of other processors under qemu: a C program that loads their shared object and calls them on given bytes."""
+"""Run kernels for other processors under qemu: a C program loads their shared object and calls them on input bytes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ int main(int argc, char **argv) {
 
 
 def require(target: str) -> None:
-    """Skip the test where something that it needs is missing."""
+    """Skip the test if the cross linker, qemu, or the target's C library is missing."""
     if importlib.util.find_spec("ziglang") is None:
         pytest.skip("could not import 'ziglang', which links kernels for boards; pip install 'celosia[deploy]'")
     if shutil.which(QEMU[target]) is None or not Path(LIBRARIES[target]).exists():
@@ -70,7 +70,7 @@ def require(target: str) -> None:
 
 @functools.cache
 def caller(target: str) -> Path:
-    """The program that calls kernels, for `target`."""
+    """Compile the C program that calls kernels on `target`, and return its path."""
     folder = Path(tempfile.mkdtemp(prefix="celosia-emulated"))
     (folder / "call.c").write_text(CALLER)
     command = [sys.executable, "-m", "ziglang", "cc", *TARGETS[target].zig, "-O1", "call.c", "-o", "call", "-ldl"]
@@ -85,29 +85,32 @@ def call(
     folder: Path,
     *flags: str,
 ) -> list[list[NDArray[Any]]]:
-    """The outputs of each (kernel, inputs); the kernels are in `library`. flags: of the emulator."""
+    """Call each (kernel, inputs) under qemu, and return the outputs of each call.
+
+    library: the shared object with all kernels. flags: options of the emulator.
+    """
     (folder / "kernels.so").write_bytes(library)
     with (folder / "calls").open("wb") as file:
         file.write(struct.pack("<I", len(calls)))
         for kernel, inputs in calls:
-            made = [np.full(shape, 77, numpy_dtype(dtype)) for dtype, shape in kernel.outputs]
+            outputs_before = [np.full(shape, 77, numpy_dtype(dtype)) for dtype, shape in kernel.outputs]
             workspace = np.zeros(kernel.workspace_bytes, np.uint8)
-            file.write(kernel.name.encode().ljust(64, b"\0") + struct.pack("<I", len(inputs) + len(made) + 1))
-            for array in (*inputs, *made, workspace):
+            file.write(kernel.name.encode().ljust(64, b"\0") + struct.pack("<I", len(inputs) + len(outputs_before) + 1))
+            for array in (*inputs, *outputs_before, workspace):
                 file.write(struct.pack("<I", array.nbytes) + array.tobytes())
     qemu = [QEMU[target], "-L", LIBRARIES[target], *flags, str(caller(target)), "./kernels.so", "calls", "results"]
-    done = subprocess.run(qemu, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, f"{done.stdout}{done.stderr} ({done.returncode})"
-    data, at, results = (folder / "results").read_bytes(), 0, []
+    process = subprocess.run(qemu, cwd=folder, capture_output=True, text=True)
+    assert process.returncode == 0, f"{process.stdout}{process.stderr} ({process.returncode})"
+    data, offset, results = (folder / "results").read_bytes(), 0, []
     for kernel, inputs in calls:
-        at += sum(array.nbytes for array in inputs)
+        offset += sum(array.nbytes for array in inputs)
         outputs = []
         for dtype, shape in kernel.outputs:
-            kind = numpy_dtype(dtype)
+            element_type = numpy_dtype(dtype)
             count = int(np.prod(shape))
-            outputs.append(np.frombuffer(data, kind, count, at).reshape(shape))
-            at += count * kind.itemsize
-        at += kernel.workspace_bytes
+            outputs.append(np.frombuffer(data, element_type, count, offset).reshape(shape))
+            offset += count * element_type.itemsize
+        offset += kernel.workspace_bytes
         results.append(outputs)
     return results
 
@@ -115,7 +118,7 @@ def call(
 def instructions(
     target: str, library: bytes, kernel: CompiledKernel, inputs: Sequence[NDArray[Any]], folder: Path
 ) -> int:
-    """How many a process runs that calls the kernel once."""
+    """Return the number of instructions of a process that calls the kernel once."""
     log = folder / "instructions"
     call(target, library, [(kernel, inputs)], folder, "-singlestep", "-d", "exec,nochain", "-D", str(log))
     with log.open("rb") as lines:

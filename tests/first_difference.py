@@ -1,4 +1,4 @@
-"""Runs one program on two devices and reports the first difference."""
+"""Run one program on two devices and report the first difference."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from celosia.sim.functional.decode import Instruction, decode
 
 @dataclass(frozen=True)
 class Difference:
-    """What the first instruction whose result differs left in memory.
+    """The first instruction whose result differs on two devices, and the first DRAM byte that shows it.
 
-    instruction: its number. addr: the first DRAM byte that differs, with what the two devices hold there. piece: the
-    entry of out that it came from, -1 where unknown. producer: the last VECTOR that wrote this entry, -1 where unknown.
-    error: instead of all that, how a device failed.
+    instruction: its number. addr: address of that byte; count: number of bytes that differ.
+    expected, found: values of the byte. piece: the piece of out that the byte comes from, -1 if unknown.
+    producer: the last VECTOR that wrote this piece, -1 if unknown. error: message of a device that failed.
     """
 
     instruction: int
@@ -36,10 +36,10 @@ class Difference:
     error: str = ""
 
     def __str__(self) -> str:
-        what = f"instruction {self.instruction} ({self.opcode})"
+        location = f"instruction {self.instruction} ({self.opcode})"
         if self.error:
-            return f"{what}: {self.error}"
-        text = f"{what}: DRAM byte {self.addr} is {self.found}, expected {self.expected}; {self.count} bytes differ"
+            return f"{location}: {self.error}"
+        text = f"{location}: DRAM byte {self.addr} is {self.found}, expected {self.expected}; {self.count} bytes differ"
         if self.piece >= 0:
             text += f"; it comes from piece {self.piece} of out"
         if self.producer >= 0:
@@ -55,10 +55,10 @@ def first_difference(
     count: int,
     timeout_cycles: int = 10_000_000,
 ) -> Difference | None:
-    """Run the program on both devices from the same memory; None where they leave the same bytes.
+    """Run the program on both devices from the same memory. Return None if they leave the same bytes.
 
-    image: all of memory, with the instructions. Where a difference is left, the program is run again with fewer and
-    fewer instructions, a dozen times for thousands: the prefixes of a program in sequential order are programs, too.
+    image: all of memory, with the instructions. After a difference, a bisection runs shorter prefixes of the program,
+    about 12 for thousands of instructions. A prefix of a program in sequential order is a program, too.
     """
     cfg = expected.config
 
@@ -77,27 +77,34 @@ def first_difference(
 
     if not differs(count):
         return None
-    good, bad = 0, count
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (good, middle) if differs(middle) else (middle, bad)
-    (first, failure), (second, other_failure) = outcome(expected, bad), outcome(found, bad)
+    equal, different = 0, count
+    while different - equal > 1:
+        middle = (equal + different) // 2
+        equal, different = (equal, middle) if differs(middle) else (middle, different)
+    (first, failure), (second, other_failure) = outcome(expected, different), outcome(found, different)
     size = instruction_bytes(cfg)
-    program = decode(cfg, image[instr_addr : instr_addr + bad * size].reshape(bad, size))
-    culprit = program[-1]
-    name = culprit.opcode.name if culprit else "?"
+    program = decode(cfg, image[instr_addr : instr_addr + different * size].reshape(different, size))
+    last_instruction = program[-1]
+    opcode = last_instruction.opcode.name if last_instruction else "?"
     if failure or other_failure:
-        return Difference(bad - 1, name, error=failure or other_failure)
-    where = np.flatnonzero(first != second)
-    addr = int(where[0])
-    piece = _source(cfg, culprit, addr) if culprit else -1
+        return Difference(different - 1, opcode, error=failure or other_failure)
+    differing = np.flatnonzero(first != second)
+    addr = int(differing[0])
+    piece = _source(cfg, last_instruction, addr) if last_instruction else -1
     return Difference(
-        bad - 1, name, addr, len(where), int(first[addr]), int(second[addr]), piece, _producer(cfg, program, piece)
+        different - 1,
+        opcode,
+        addr,
+        len(differing),
+        int(first[addr]),
+        int(second[addr]),
+        piece,
+        _producer(cfg, program, piece),
     )
 
 
 def _source(cfg: Config, instruction: Instruction, addr: int) -> int:
-    """The piece of out that a STORE writes to `addr` (the last one, where its rows overlap), or -1."""
+    """Return the piece of out that a STORE writes to `addr`, or -1. If its rows overlap, the last one counts."""
     piece, f = -1, instruction.fields
     if instruction.opcode != Opcode.STORE:
         return piece
@@ -113,11 +120,11 @@ def _source(cfg: Config, instruction: Instruction, addr: int) -> int:
 
 
 def _producer(cfg: Config, program: Sequence[Instruction | None], piece: int) -> int:
-    """The last VECTOR of `program` that writes `piece` of out, or -1."""
+    """Return the number of the last VECTOR in `program` that writes `piece` of out, or -1."""
     size = scratchpads(cfg)["out"].depth * cfg.out_pieces
-    for number, each in reversed(list(enumerate(program))):
-        if piece >= 0 and each is not None and each.opcode == Opcode.VECTOR:
-            for touch in touches(cfg, each.opcode, each.fields):
+    for number, instruction in reversed(list(enumerate(program))):
+        if piece >= 0 and instruction is not None and instruction.opcode == Opcode.VECTOR:
+            for touch in touches(cfg, instruction.opcode, instruction.fields):
                 if touch.write and touch.memory == "out" and piece in touch.piece_numbers(size):
                     return number
     return -1

@@ -1,4 +1,4 @@
-"""Graphs from ONNX's text form, and passes on them as text to text."""
+"""Parse graphs from ONNX's text form, and apply passes to them as text to text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celosia.compiler.graph.printer import text
 
 
 def proto(source: str, opset: int = 21) -> onnx.ModelProto:
-    """The model of a graph in ONNX's text form, which begins with `g (float[2] x) => ...`; outputs may lack types."""
+    """Parse a graph in ONNX's text form, which begins with `g (float[2] x) => ...`; outputs may lack types."""
     header = f'<ir_version: 10, opset_import: ["": {opset}, "com.microsoft": 1]>'
     model: onnx.ModelProto = onnx.parser.parse_model(f"{header} {source}")
     if any(not value.HasField("type") for value in model.graph.output):
@@ -28,7 +28,7 @@ def model(source: str, opset: int = 21) -> ir.Model:
 
 
 def after(run: Callable[[ir.Model], object], source: str, opset: int = 21) -> str:
-    """The graph after `run`, without the name of the graph and without indentation."""
+    """Return the text of the graph after `run`, without the graph's name and without indentation."""
     changed = model(source, opset)
     run(changed)
     check(changed.graph, "the pass")

@@ -1,4 +1,4 @@
-"""A C++ program around a Verilated module `both`, in which two descriptions of hardware run side by side."""
+"""Compile and run a C++ program around a Verilated module `both`, which holds two descriptions of hardware."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from celosia.sim.rtl import build
 from celosia.sim.rtl.build import BuildError
 
 
-def said(folder: Path, verilog: str, program: str, macros: Mapping[str, int], *more: str) -> str:
-    """What `program` prints, which includes Vboth.h; `more` is compiled with it. Skips where a tool is missing."""
+def run_lockstep(folder: Path, verilog: str, program: str, macros: Mapping[str, int], *more: str) -> str:
+    """Build `program` with the Verilated module, run it, and return what it prints. Skip the test if a tool is missing.
+
+    program: C++ source that includes Vboth.h. more: further C++ sources. macros: values for -D flags.
+    """
     try:
         cxx, root = build.find_compiler(), build.verilator_root()
     except BuildError as error:

@@ -1,4 +1,4 @@
-"""The oracle: onnxruntime, as all tests ask it."""
+"""Open sessions of onnxruntime, whose results are the expected ones in all tests."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def opened(
     model: onnx.ModelProto | bytes | str | Path, *, int8: bool = False, optimised: bool = True,
     without: Sequence[str] = (), save: Path | None = None, **entries: str,
 ) -> ort.InferenceSession:  # fmt: skip
-    """A session on one thread that says nothing of its own.
+    """Open a session of onnxruntime with one thread, which prints no messages.
 
-    int8: QDQ patterns become integer operators. optimised: False runs the graph as it is. without: names of
-    optimisations that are left out. save: where the optimised model goes. entries: others of the session's settings.
+    int8: QDQ patterns become integer operators. optimised: False runs the graph without optimisations.
+    without: names of optimisations to leave out. save: path for the optimised model. entries: more session settings.
     """
     settings = {
         f"session.{name}": value for name, value in (({"qdqisint8allowed": "1"} if int8 else {}) | entries).items()
@@ -42,6 +42,6 @@ def opened(
         )
 
     if adds_in_16_bits():
-        with suppress(Exception):  # a model with int8 activations, for which it has no kernels then
+        with suppress(Exception):  # onnxruntime has no exact kernels for a model with int8 activations
             return session(settings | {EXACT: "1"})
     return session(settings)

@@ -1,4 +1,4 @@
-"""Random legal programs: instructions in sequential order, and tokens that keep that order's meaning on the machine."""
+"""Generate random legal programs: instructions in sequential order, and tokens that make units keep that order."""
 
 from __future__ import annotations
 
@@ -45,11 +45,13 @@ from celosia.hw.spec.scratchpads import EXP_ENTRIES, scratchpads, total_bytes
 from celosia.sim.device import Device
 
 MAX_MACS, LARGE_MACS, MAX_BYTES = 64, 512, 1 << 15
-"""Limits of random Configs, so that simulators are built in minutes: products a cycle of most, and of every
-LARGE_EVERY-th; bytes of memories."""
+"""Limits of random Configs, so that simulators are built in minutes.
+
+MAX_MACS: MACs per cycle; every LARGE_EVERY-th Config may have LARGE_MACS. MAX_BYTES: bytes of all memories.
+"""
 LARGE_EVERY = 5
 EVENT_BYTES = 8
-"""Bytes of an entry of the event trace."""
+"""Size of an entry of the event trace, in bytes."""
 
 
 def random_config(seed: int) -> Config:
@@ -64,7 +66,7 @@ def random_config(seed: int) -> Config:
     values["batch"] = [batches[1 + turn % (len(batches) - 1)] if seed % 2 else batches[0]]
     values["bus_bytes"] = [buses[turn % len(buses)]]
     max_macs = LARGE_MACS if seed % LARGE_EVERY == LARGE_EVERY - 1 else MAX_MACS
-    smallest = {name: each[0] for name, each in values.items()} | {"weight_bits": 8}
+    smallest = {name: field_range[0] for name, field_range in values.items()} | {"weight_bits": 8}
     cfg = Config(**smallest, name=f"random-{seed}")
     # Change one field after the other, the array first: it bounds the others. Two rounds reach every legal combination.
     array = ["block_in", "block_out"]
@@ -75,11 +77,11 @@ def random_config(seed: int) -> Config:
 
 
 def _redrawn(rng: random.Random, cfg: Config, name: str, values: Sequence[int], max_macs: int) -> Config:
-    """`cfg` with another value of a field, or the same one: mostly one of the smallest that are legal."""
+    """Return `cfg` with a new legal value of field `name`, most often a small one; the value may be the old one."""
     while True:
         value = rng.choice(values[:4]) if rng.random() < 0.5 else rng.choice(values)
         if rng.random() < 0.3:
-            value = 1 << value.bit_length() >> 1  # ranges of which powers of two alone are legal
+            value = 1 << value.bit_length() >> 1  # in some ranges only powers of two are legal
         try:
             drawn = replace(cfg, **{name: value})
         except ConfigError:
@@ -99,17 +101,23 @@ class Instruction:
         return UNIT_OF[self.opcode]
 
     def word(self, cfg: Config) -> int:
-        """As `isa.encode`, in a third of its time. ValueError where a value does not fit its field."""
+        """Encode the instruction, like `isa.encode`, but in a third of its time.
+
+        Raise ValueError if a value does not fit its field.
+        """
         fields, word = _fields(cfg, self.opcode), int(self.opcode)
         for name, value in self.fields.items():
             if name not in fields or not fields[name].low <= value <= fields[name].high:
-                return encode(cfg, self.opcode, **self.fields)  # says what is wrong
+                return encode(cfg, self.opcode, **self.fields)  # raises the error with its message
             word |= (value & fields[name].mask) << fields[name].offset
         return word
 
 
-class _Place(NamedTuple):
-    """Of a field: its first bit, a mask of its width, and the values that it can hold."""
+class _FieldPosition(NamedTuple):
+    """The position of a field in an instruction word, and the values that it can hold.
+
+    offset: its first bit. mask: a mask of its width. low, high: its least and its greatest value.
+    """
 
     offset: int
     mask: int
@@ -118,20 +126,23 @@ class _Place(NamedTuple):
 
 
 @cache
-def _fields(cfg: Config, opcode: Opcode) -> dict[str, _Place]:
-    """All fields of an instruction but its opcode."""
+def _fields(cfg: Config, opcode: Opcode) -> dict[str, _FieldPosition]:
+    """Return the position of every field of an instruction except its opcode, by name."""
     form = formats(cfg)[opcode]
-    found = {}
-    for each in form.fields[1:]:
-        mask = (1 << each.width) - 1
-        low = -(1 << each.width - 1) if each.signed else 0
-        found[each.name] = _Place(form.offsets[each.name], mask, low, low + mask)
-    return found
+    positions = {}
+    for form_field in form.fields[1:]:
+        mask = (1 << form_field.width) - 1
+        low = -(1 << form_field.width - 1) if form_field.signed else 0
+        positions[form_field.name] = _FieldPosition(form.offsets[form_field.name], mask, low, low + mask)
+    return positions
 
 
 @dataclass
 class TestProgram:
-    """DRAM image [0, size): instructions, then data, parameters, and the area that STORE writes."""
+    """A program and its DRAM image.
+
+    Bytes [0, size) hold instructions, data, parameters, and the area that STORE writes.
+    """
 
     __test__ = False
     cfg: Config
@@ -144,7 +155,7 @@ class TestProgram:
         return [instruction.word(self.cfg) for instruction in self.instructions]
 
     def loaded(self) -> NDArray[np.uint8]:
-        """The image with the instructions in it."""
+        """Return a copy of the image with the instructions in it."""
         size = instruction_bytes(self.cfg)
         code = np.frombuffer(b"".join(word.to_bytes(size, "little") for word in self.words()), np.uint8)
         image = self.image.copy()
@@ -154,7 +165,10 @@ class TestProgram:
     def run(
         self, device: Device, timeout_cycles: int = 1_000_000, loaded: NDArray[np.uint8] | None = None
     ) -> NDArray[np.uint8]:
-        """Load and run on `device`; what memory holds afterwards. loaded: `loaded()`, where it is known already."""
+        """Run the program on `device` and return what memory holds afterwards, one byte per element.
+
+        loaded: the result of `loaded()`, if the caller has it already.
+        """
         device.allocate(len(self.image))
         device.write(0, self.loaded() if loaded is None else loaded)
         device.run(self.instr_addr, len(self.instructions), timeout_cycles)
@@ -164,12 +178,15 @@ class TestProgram:
 T = TypeVar("T")
 _MIX = (Opcode.LOAD,) * 3 + (Opcode.GEMM,) * 3 + (Opcode.VECTOR,) * 4 + (Opcode.STORE,) * 3
 STORE_ROWS = (1, 2, 3, 7, 20, 40)
-"""Pieces in a row of a random STORE."""
+"""Numbers of pieces that a row of a random STORE may have."""
 _A_SOURCES, _B_SOURCES = tuple(ASource), tuple(BSource)
 
 
 class Draws(random.Random):
-    """Small numbers in a fifth of the time that random.Random takes. What it draws differs from that one's."""
+    """Draw small random numbers in a fifth of the time of random.Random.
+
+    For equal seeds, the two draw different numbers.
+    """
 
     def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
         assert step == 1
@@ -183,11 +200,11 @@ class Draws(random.Random):
 
 
 class Generator:
-    """Draws instructions for `cfg` over a DRAM image that it lays out.
+    """Draw random instructions for `cfg`, over a DRAM image that the generator lays out.
 
-    align: multiple of which every DRAM address of LOAD and STORE is (None: the smallest power of two allowed, a piece).
-    wrap: how often an address pattern runs past the end of its buffer. rich: more of what fields can hold, as long
-    loops, wide padding and small scales.
+    align: every DRAM address of LOAD and STORE is a multiple of this (None: of a piece, the smallest value allowed).
+    wrap: probability that an address pattern runs past the end of its buffer.
+    rich: draw more of the values that fields can hold, such as long loops, wide padding and small scales.
     """
 
     def __init__(
@@ -217,7 +234,7 @@ class Generator:
     # Instructions -----------------------------------------------------------------------------------------
 
     def prologue(self) -> list[Instruction]:
-        """Fill every scratchpad, so that nothing reads what was never written."""
+        """Return instructions that fill every scratchpad, so that no later instruction reads an unwritten entry."""
         cfg = self.cfg
         fill = []
         for buffer, depth in (
@@ -264,7 +281,7 @@ class Generator:
         buffer = rng.choice(buffers(cfg))
         widen = int(buffer == Buffer.ACC and (not cfg.int32 or rng.random() < 0.5))
         expand = int(cfg.weight_bits < 8 and buffer == Buffer.WGT and rng.random() < 0.6)
-        whole = packing(cfg).entries if expand else 1
+        step = packing(cfg).entries if expand else 1
         size = element_bytes(cfg, buffer, bool(widen), bool(expand))
         depth = {
             Buffer.INP: cfg.inp_depth * cfg.inp_pieces, Buffer.WGT: cfg.wgt_depth,
@@ -273,9 +290,9 @@ class Generator:
             Buffer.BOOK: CODEBOOKS * CODEBOOK_ENTRIES,
         }[buffer]  # fmt: skip
         area = self.tables if buffer == Buffer.PAR else rng.choice((self.data, self.data, self.output))
-        if self.rich and buffer != Buffer.PAR and rng.random() < 0.1 and whole * size < len(self.code) // 2:
+        if self.rich and buffer != Buffer.PAR and rng.random() < 0.1 and step * size < len(self.code) // 2:
             area = self.code  # instructions are bytes, too
-        # A row of parameters starts at an entry of the table: only those have normalised multipliers.
+        # Rows of parameters start at entries of the table, because only these have normalised multipliers.
         align = max(self.align, 8 * cfg.block_out) if buffer == Buffer.PAR else self.align
         pads = [rng.choice((0, 0, 0, 1, 2, 3)) for _ in range(4)]
         if self.rich and rng.random() < 0.2:
@@ -284,7 +301,7 @@ class Generator:
             z, y, x = rng.choice((1, 1, 2, 3)), rng.randint(1, 4), rng.choice((1, 2, 3, 5, 8, 20))
             if self.rich and rng.random() < 0.2:
                 z, y = rng.choice(((5, 1), (10, 1), (18, 1), (1, 10), (1, 18)))
-            x = -(-x // whole) * whole
+            x = -(-x // step) * step
             block = (z, pads[0] + y + pads[1], pads[2] + x + pads[3])
             if z * y * x * size <= min(self.load_bytes, len(area) // 2) and prod(block) <= 3 * depth:
                 break
@@ -322,13 +339,13 @@ class Generator:
         return fields
 
     def softmax(self) -> dict[str, int]:
-        """Of rows of some entries; it goes to OUT or INP. Or one like the last one."""
+        """Return the fields of a softmax whose results go to OUT or INP: a new one, or a variant of the last one."""
         rng, cfg = self.rng, self.cfg
         if (last := self.last_softmax) and rng.random() < 0.5:
             own = {name: rng.randint(0, last[name]) for name in ("a_base", "dst_base")}
             return last | own | {"extent_x": rng.randint(1, last["extent_x"])}
         n, x = self.extents(2, 60)
-        destination = rng.choice([each for each in choices(cfg, Destination) if each.name in ("OUT", "INP")])
+        destination = rng.choice([option for option in choices(cfg, Destination) if option.name in ("OUT", "INP")])
         low, high = sorted((rng.randint(-128, 127), rng.randint(-128, 127)))
         fields = {f"extent_{loop}": 1 for loop in VECTOR_LOOPS} | dict(extent_n=n, extent_x=x)
         while True:
@@ -346,7 +363,7 @@ class Generator:
         return self.last_softmax.copy()
 
     def behind(self, fields: dict[str, int]) -> dict[str, int]:
-        """`fields` of a VECTOR from acc, made to write vin about where the rows of the last softmax lie."""
+        """Change `fields` of a VECTOR from acc: it writes vin near the rows of the last softmax."""
         cfg, extents = self.cfg, [1, 1, self.rng.randint(1, 60)]
         base = self.last_softmax["a_base"] - self.rng.choice((0, 0, -1, 5))
         fields = fields | dict(zip((f"extent_{loop}" for loop in OUTER_LOOPS), extents))
@@ -357,7 +374,7 @@ class Generator:
         return fields | dict(destination=Destination.VIN, dst_base=base % cfg.vin_depth, dst_x=1)
 
     def norm(self) -> dict[str, int]:
-        """Of rows of some entries, whatever comes of them."""
+        """Return the fields of a norm over several rows of several entries, with arbitrary data."""
         rng, cfg = self.rng, self.cfg
         while True:
             n, x = self.extents(2, 60)
@@ -403,14 +420,14 @@ class Generator:
                 fields |= self.address("tap", TAP_LOOPS, [extents[0], *extents[3:]], cfg.tap_depth)
             if not reads_own_result(cfg, fields):
                 break
-        of_acc = (a_source, b_source) == (ASource.ACC, BSource.IMM)
-        if of_acc and self.last_softmax and cfg.forward and rng.random() < 0.5:
+        reads_only_acc = (a_source, b_source) == (ASource.ACC, BSource.IMM)
+        if reads_only_acc and self.last_softmax and cfg.forward and rng.random() < 0.5:
             fields = self.behind(fields)
         scale = (rng.randint(-15, 15),) if self.rich else ()
         low, high = sorted((rng.randint(-128, 127), rng.randint(-128, 127)))
         add_low, add_high = sorted((rng.randint(-128, 127), rng.randint(-128, 127)))
         (bits,) = (field.width for field in formats(cfg)[Opcode.VECTOR].fields if field.name == "imm")
-        most = 1 << bits - 1
+        imm_limit = 1 << bits - 1
         return fields | dict(
             reduce_op=rng.choice(choices(cfg, ReduceOp)),
             binary_op=BinaryOp.NONE if rescale_add else rng.choice(choices(cfg, BinaryOp)),
@@ -419,7 +436,7 @@ class Generator:
             table=rng.randrange(cfg.lut_count),
             a_offset=rng.choice((0, rng.randint(-256, 255), *scale)),
             b_offset=rng.choice((0, rng.randint(-256, 255), *scale)),
-            imm=rng.choice((0, rng.randint(-40, 40), rng.randint(-most, most - 1))),
+            imm=rng.choice((0, rng.randint(-40, 40), rng.randint(-imm_limit, imm_limit - 1))),
             zero_point=rng.randint(-128, 127),
             clip_lo=rng.choice((-128, low)),
             clip_hi=rng.choice((127, high)),
@@ -445,8 +462,10 @@ class Generator:
     def address(
         self, operand: str, loops: tuple[str, ...], extents: tuple[int, ...] | list[int], depth: int, after: int = 0
     ) -> dict[str, int]:
-        """Base and strides; inside the buffer, the `after` entries that follow each as well, but for the share `wrap`.
-        Now and then dense, now and then in place."""
+        """Return random base and strides of `operand`: sometimes dense, sometimes in place.
+
+        All entries, and the `after` entries behind each, lie inside the buffer, except with probability `wrap`.
+        """
         rng = self.rng
         if rng.random() < self.wrap:
             return {f"{operand}_base": rng.randrange(depth)} | {f"{operand}_{l}": rng.randrange(depth) for l in loops}
@@ -463,7 +482,7 @@ class Generator:
                 return {f"{operand}_base": base} | {f"{operand}_{l}": s % depth for l, s in zip(loops, strides)}
 
     def dram(self, area: range, extents: tuple[int, int], width: int, align: int) -> dict[str, int]:
-        """dram_addr, dram_y and dram_z of rows of `width` bytes inside `area`."""
+        """Return dram_addr, dram_y and dram_z of rows of `width` bytes inside `area`."""
         rng = self.rng
         while True:
             strides = [rng.choice((0, 1, -1, 2, rng.randint(-40, 40))) * align for _ in extents]
@@ -479,12 +498,15 @@ class Generator:
 
 
 def _pages(size: int) -> int:
-    """Round up to whole pages of 4096 bytes."""
+    """Round `size` in bytes up to whole pages of 4096 bytes."""
     return -(-size // 4096) * 4096
 
 
 def _parameters(bits: np.random.Generator, count: int) -> NDArray[np.uint64]:
-    """Entries of par: a bias, a multiplier with its top bit set (or 0), a shift that leaves results near int8."""
+    """Return `count` random entries of par.
+
+    Each has a bias, a multiplier that is 0 or has its top bit set, and a shift that brings most results near int8.
+    """
     bias = bits.integers(-(1 << 16), 1 << 16, count)
     bias = np.where(bits.random(count) < 0.1, bits.integers(-(1 << 31), 1 << 31, count), bias)
     multiplier = np.where(bits.random(count) < 0.05, 0, bits.integers(1 << 23, 1 << 24, count))
@@ -493,7 +515,7 @@ def _parameters(bits: np.random.Generator, count: int) -> NDArray[np.uint64]:
 
 
 def _powers(bits: np.random.Generator) -> NDArray[np.float32]:
-    """What exp holds for rows of some length and some scales."""
+    """Return random content of exp, as for softmax over rows of a random length with random scales."""
     scale, steps = 10 ** bits.uniform(-3, 0.5), bits.integers(1, 257)
     powers = np.exp((np.arange(-255, 1) + bits.uniform(0, 80 / scale)) * scale)
     return np.concatenate([powers, powers * steps]).astype(np.float32)
@@ -504,39 +526,39 @@ E = TypeVar("E", bound=IntEnum)
 
 @cache
 def choices(cfg: Config, kind: type[E]) -> list[E]:
-    """Operations or destinations of VECTOR that `cfg` has."""
+    """Return the operations or destinations of VECTOR that `cfg` supports."""
     return [value for value in kind if is_supported(cfg, value)]
 
 
 def places(cfg: Config, destination: int) -> int:
-    """How many addresses a VECTOR's destination has."""
+    """Return the number of addresses of a VECTOR's destination."""
     parts = cfg.block_in // cfg.block_out if destination == Destination.INP else 1
     depth: int = getattr(cfg, f"{Destination(destination).name.lower()}_depth")
     return parts * depth
 
 
 def reads_own_result(cfg: Config, f: dict[str, int]) -> bool:
-    """True where an iteration of a VECTOR reads an entry that an earlier one wrote."""
+    """Return True if an iteration of a VECTOR reads an entry that an earlier iteration wrote."""
     source = Destination.ACC if f["a_source"] == ASource.ACC else Destination.VIN
-    depth = cfg.acc_depth if f["destination"] == Destination.ACC else cfg.vin_depth  # of where it reads what it writes
-    # What the first iteration of the outer loops reads as A, and as B; the others read as much further on.
-    a = _visited(f["a_base"], [*_steps(f, "a", ("r", "s")), (cfg.taps if f.get("taps") else 1, 1)], depth)
-    reads = [("a", a)] if source == f["destination"] else []
+    depth = cfg.acc_depth if f["destination"] == Destination.ACC else cfg.vin_depth  # of the destination
+    # Entries that the first iteration of the outer loops reads as A and as B; later iterations read shifted sets.
+    a_entries = _visited(f["a_base"], [*_steps(f, "a", ("r", "s")), (cfg.taps if f.get("taps") else 1, 1)], depth)
+    reads = [("a", a_entries)] if source == f["destination"] else []
     if f["destination"] == Destination.VIN and f["b_source"] == BSource.VIN:
         reads.append(("b", _visited(f["b_base"], (), cfg.vin_depth)))
     if not reads:
         return False
     written = 0
     for index in np.ndindex(*(f[f"extent_{loop}"] for loop in OUTER_LOOPS)):
-        for operand, first in reads:
-            if written & _rotated(first, _offset(f, operand, index), depth):
+        for operand, entries in reads:
+            if written & _rotated(entries, _offset(f, operand, index), depth):
                 return True
         written |= 1 << (f["dst_base"] + _offset(f, "dst", index)) % depth
     return False
 
 
 def _offset(f: dict[str, int], operand: str, index: tuple[int, ...]) -> int:
-    """How far `operand` has moved in iteration `index` of the outer loops."""
+    """Return how far `operand` has moved in iteration `index` of the outer loops, in entries."""
     return sum(i * f[f"{operand}_{loop}"] for i, loop in zip(index, OUTER_LOOPS))
 
 
@@ -544,14 +566,17 @@ def _offset(f: dict[str, int], operand: str, index: tuple[int, ...]) -> int:
 
 
 def _rotated(bits: int, step: int, depth: int) -> int:
-    """Each entry of the set `bits` moved by `step`, modulo `depth`."""
+    """Move each entry of the set `bits` by `step`, modulo `depth`."""
     step %= depth
     return (bits << step | bits >> (depth - step)) & ((1 << depth) - 1)
 
 
 def _visited(base: int, loops: Iterable[tuple[int, int]], depth: int, first: int = 1) -> int:
-    """The entries base + sum of index * stride, modulo `depth`, as the bits of a number; loops: (extent, stride).
-    first: what is visited at each of them, seen from base 0."""
+    """Return the entries base + sum of index * stride, modulo `depth`, as a bit set.
+
+    loops: (extent, stride) of each loop. first: bit set of the entries that each iteration visits, relative to its
+    base.
+    """
     bits = _rotated(first, base, depth)
     for extent, stride in loops:
         done = 1
@@ -563,12 +588,15 @@ def _visited(base: int, loops: Iterable[tuple[int, int]], depth: int, first: int
 
 
 def _steps(f: dict[str, int], operand: str, loops: tuple[str, ...]) -> list[tuple[int, int]]:
-    """(extent, stride) of each loop."""
+    """Return (extent, stride) of each loop of `operand`."""
     return [(f[f"extent_{loop}"], f[f"{operand}_{loop}"]) for loop in loops]
 
 
 class _Space(NamedTuple):
-    """Of a memory: the number of its first piece among those of all memories, how many it has, and an entry of it."""
+    """The numbers of a memory's pieces, in one numbering of the pieces of all memories.
+
+    start: the number of its first piece. size: its number of pieces. pieces: pieces of one entry.
+    """
 
     start: int
     size: int
@@ -577,26 +605,32 @@ class _Space(NamedTuple):
 
 @cache
 def _spaces(cfg: Config) -> dict[str, _Space]:
-    """By name; bytes of DRAM are numbered from `dram` on, behind all the others."""
-    found, start = {}, 0
+    """Return the numbers of the pieces of each memory, by its name. Bytes of DRAM come last, from `dram` on."""
+    spaces, start = {}, 0
     for name, depth, pieces in (
         ("inp", cfg.inp_depth, cfg.inp_pieces), ("wgt", cfg.wgt_depth, 1), ("acc", cfg.acc_depth, cfg.out_pieces),
         ("vin", cfg.vin_depth, cfg.out_pieces), ("out", cfg.out_depth, cfg.out_pieces), ("par", cfg.par_depth, 1),
         ("lut", cfg.lut_count, 1), ("tap", cfg.tap_depth, 1), ("exp", EXP_ENTRIES, 1),
         ("book", CODEBOOKS * CODEBOOK_ENTRIES, 1),
     ):  # fmt: skip
-        found[name] = _Space(start, depth * pieces, pieces)
+        spaces[name] = _Space(start, depth * pieces, pieces)
         start += depth * pieces
-    return found | {"dram": _Space(start, 1 << 32, 1)}
+    return spaces | {"dram": _Space(start, 1 << 32, 1)}
 
 
 def touches(cfg: Config, instruction: Instruction) -> tuple[int, int]:
-    """What an instruction reads and what it writes: sets of the pieces of all memories (see `_spaces`), as bits."""
+    """Return the pieces that an instruction reads and those that it writes.
+
+    Both are bit sets over the pieces of all memories (see `_spaces`).
+    """
     f = defaultdict(int, instruction.fields)
     spaces = _spaces(cfg)
 
     def entries(name: str, operand: str, loops: tuple[str, ...], after: int = 0, pieces: int = 0) -> int:
-        """Those that `operand` visits, and of the entries that follow each so many; of `pieces` each."""
+        """Return the pieces that `operand` visits in memory `name`, and the `after` entries behind each.
+
+        pieces: pieces of one visit (0: of an entry).
+        """
         space = spaces[name]
         pieces = pieces or space.pieces
         steps = [(extent, stride * pieces) for extent, stride in _steps(f, operand, loops)]
@@ -636,11 +670,11 @@ def touches(cfg: Config, instruction: Instruction) -> tuple[int, int]:
 
 
 def synchronise(cfg: Config, instructions: list[Instruction], more: random.Random | None = None) -> None:
-    """Set `wait` and `post` so that whatever conflicts happens in the order of the list.
+    """Set `wait` and `post` so that conflicting accesses happen in the order of the list.
 
-    The n-th wait of a unit for another one takes that one's n-th token, so the pairs (post, wait) of two units are
-    kept increasing in both. No more tokens are under way than a semaphore can hold. more: draws tokens that nothing
-    needs.
+    The n-th wait of a unit for another unit takes that unit's n-th token. Therefore the pairs (post, wait) of two units
+    increase in both numbers. No more tokens are under way than a semaphore can hold.
+    more: draws additional tokens that no access needs.
     """
     limit = (1 << cfg.token_bits) - 1
     sets = [touches(cfg, instruction) for instruction in instructions]
@@ -652,10 +686,10 @@ def synchronise(cfg: Config, instructions: list[Instruction], more: random.Rando
             if other == instruction.unit:
                 continue
             pairs = edges[other, instruction.unit]
-            known = pairs[-1][0] if pairs else -1
+            last_post = pairs[-1][0] if pairs else -1
             for j in reversed(earlier[other]):
-                if j <= known:
-                    break  # it is in order already
+                if j <= last_post:
+                    break  # an earlier token orders these two already
                 if sets[j][1] & (reads | writes) or sets[j][0] & writes or (more is not None and more.random() < 0.05):
                     if sum(wait > j for _, wait in pairs) >= limit:
                         pairs[-1][0] = j
@@ -675,12 +709,15 @@ def random_program(
     cfg: Config, seed: int, count: int = 30, align: int | None = None, wrap: float = 0.05, tokens: bool = True,
     rich: bool = False,
 ) -> TestProgram:  # fmt: skip
-    """`count` random instructions after a prologue that fills the scratchpads; the same for the same arguments."""
+    """Return a prologue that fills the scratchpads, `count` random instructions, and a STORE of all of out.
+
+    Equal arguments give equal programs.
+    """
     rng = Draws(seed)
     generator = Generator(cfg, rng, count, align, wrap, rich)
     instructions = generator.prologue()
     instructions += [generator.draw() for _ in range(count)]
-    # What the last instructions left in out becomes visible.
+    # Store all of out, so that results of the last instructions can be compared.
     flush = dict(dram_addr=generator.output.start, x_size=cfg.out_depth * cfg.out_pieces, y_size=1, z_size=1, sram_x=1)
     if cfg.out_depth * cfg.out_pieces * cfg.piece_bytes <= len(generator.output):
         instructions.append(Instruction(Opcode.STORE, flush))

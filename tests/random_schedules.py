@@ -1,7 +1,7 @@
-"""Random schedules of random tensor expressions: the interpreter and LLVM compute what numpy computes.
+"""Compare random schedules of random tensor expressions with numpy, on the interpreter and on LLVM.
 
-A case is a few stages over placeholders, any of the primitives of a schedule, and inputs; all follow from its seed.
-What a schedule refuses is refused by a ScheduleError. To run 10,000 cases of a seed of one's own, on all cores:
+A case has up to four stages over placeholders, random primitives of a schedule, and inputs. Its seed determines it.
+A schedule may refuse a primitive with a ScheduleError. Run 10,000 cases of a new seed on all cores:
 
     PYTHONPATH=tests .venv/bin/python -m random_schedules --count 10000 --seed 12345
 """
@@ -38,7 +38,7 @@ INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uin
 FLOATS = ("float16", "float32", "float64")
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17)
 POINTS = 300
-"""Steps of one stage at most: the interpreter takes some 20 us for each."""
+"""Maximum number of iterations of a stage; the interpreter takes about 20 us for each."""
 PLACES = ("workspace", "local", "local", "inp", "acc")
 
 
@@ -46,9 +46,9 @@ PLACES = ("workspace", "local", "local", "inp", "acc")
 
 
 def evaluate(tensor: T.Tensor, arrays: dict[T.Tensor, Array], whole: bool) -> Array:
-    """All elements of `tensor` at once; `arrays` has those that it reads.
+    """Compute all elements of `tensor` at once with numpy; `arrays` holds the tensors that it reads.
 
-    whole: floats are whole numbers; Inexact where a sum of them depends on its order.
+    whole: floats hold whole numbers; raise Inexact if a sum of them depends on its order.
     """
     assert tensor.body is not None
     axes = [*tensor.axes, *dict.fromkeys(a for n in nodes(tensor.body) if isinstance(n, T.Reduce) for a in n.axes)]
@@ -64,7 +64,7 @@ def evaluate(tensor: T.Tensor, arrays: dict[T.Tensor, Array], whole: bool) -> Ar
 
 
 def nodes(e: T.Expr) -> Iterator[T.Expr]:
-    """`e` and everything inside it."""
+    """Yield `e` and all expressions inside it."""
     yield e
     for child in e.children():
         yield from nodes(child)
@@ -92,19 +92,19 @@ def _value(e: T.Expr, grids: dict[Any, Array], axes: list[T.Axis], arrays: dict[
             return np.where(value(cond), value(a), value(b))
         case T.Call(name, args):
             return np.asarray(FUNCTIONS[name](*map(value, args)))
-        case T.Reduce(kind, inner, own):
+        case T.Reduce(kind, inner, reduce_axes):
             shape = [axis.extent if axis in grids else 1 for axis in axes]
             terms = value(inner)
-            places = [axes.index(axis) for axis in own]
-            terms = np.broadcast_to(terms, [n if d in places else m for d, (n, m) in enumerate(
+            positions = [axes.index(axis) for axis in reduce_axes]
+            terms = np.broadcast_to(terms, [n if d in positions else m for d, (n, m) in enumerate(
                 zip(shape, np.broadcast_shapes(terms.shape, [1] * len(axes))))])  # fmt: skip
-            return _reduced(kind, terms, places, whole)
+            return _reduced(kind, terms, positions, whole)
     raise TypeError(type(e).__name__)
 
 
 def _binary(op: str, x: Array, y: Array) -> Array:
-    whole = x.dtype.kind in "iu"
-    if op in ("div", "floordiv", "mod") and whole:
+    is_integer = x.dtype.kind in "iu"
+    if op in ("div", "floordiv", "mod") and is_integer:
         x, y = np.broadcast_arrays(x, y)
         safe = np.where(y == 0, np.ones_like(y), y)
         if op == "mod":
@@ -139,18 +139,21 @@ def _cast(value: Array, dtype: str) -> Array:
 
 
 class Inexact(Exception):
-    """Large integers that became floats have a sum which depends on the order: there is nothing to compare with."""
+    """A sum of large integers in floats depends on its order, so there is no exact result to compare with."""
 
 
 def _require_exact(terms: Array, places: list[int]) -> None:
-    """Inexact where a sum of `terms` in some order may round: they are no whole numbers, or too large."""
-    most = np.sum(np.abs(terms), axis=tuple(places), dtype=np.float64, initial=0)
-    if not np.all(most <= 1 / np.finfo(terms.dtype).eps) or np.any(terms != np.trunc(terms)):
+    """Raise Inexact if a sum of `terms` may round in some order: they are not whole numbers, or are too large."""
+    largest_sum = np.sum(np.abs(terms), axis=tuple(places), dtype=np.float64, initial=0)
+    if not np.all(largest_sum <= 1 / np.finfo(terms.dtype).eps) or np.any(terms != np.trunc(terms)):
         raise Inexact
 
 
 def _reduced(kind: str, terms: Array, places: list[int], whole: bool) -> Array:
-    """whole: sums are of whole numbers, so that they do not depend on the order."""
+    """Reduce `terms` over the axes in `places`.
+
+    whole: terms are whole numbers, so that sums do not depend on the order.
+    """
     dtype = terms.dtype
     start: Any = {"sum": 0, "ordered_sum": 0, "prod": 1}.get(kind)
     if start is None:
@@ -176,8 +179,10 @@ def _reduced(kind: str, terms: Array, places: list[int], whole: bool) -> Array:
 
 @dataclass
 class Program:
-    """Stages that a case computes. style: "exact" for small whole numbers, whose sums are exact in any order; "ordered"
-    for floats that are added in one order only; "loose" for functions and floats that are added in any order.
+    """The inputs and stages of a case.
+
+    style: "exact" for small whole numbers, whose sums are exact in any order; "ordered" for floats that are added in
+    one order only; "loose" for functions and floats that are added in any order.
     """
 
     inputs: list[te.TensorExpr]
@@ -187,13 +192,13 @@ class Program:
 
     @property
     def outputs(self) -> list[te.TensorExpr]:
-        """Those that no later stage reads."""
+        """Return the stages that no later stage reads."""
         read = {load.tensor for stage in self.stages for load in loads(stage.node.body)}  # type: ignore[arg-type]
         return [stage for stage in self.stages if stage.node not in read]
 
 
 class Writer:
-    """Makes a Program."""
+    """Draw a random Program."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -222,7 +227,7 @@ class Writer:
         return str(self.one((*FLOATS, "float32", "float32")))
 
     def array(self, shape: tuple[int, ...], dtype: str) -> Array:
-        """Elements of an input."""
+        """Draw the elements of an input."""
         if dtype == "bool":
             return self.rng.random(shape) < 0.5
         if dtype in INTEGERS and self.chance(0.4):
@@ -237,7 +242,7 @@ class Writer:
         return values
 
     def program(self) -> Program:
-        """A random one."""
+        """Draw the inputs, constants and stages of a Program."""
         inputs = [
             te.placeholder(self.shape(self.one((1, 2, 2, 3))), self.dtype(), f"x{k}") for k in range(self.one((1, 2)))
         ]
@@ -245,19 +250,19 @@ class Writer:
         if self.chance(0.15):
             dtype = self.dtype()
             constants.append(T.constant(self.array(self.shape(2), dtype), "table"))
-        self.tensors = [*(each.node for each in inputs), *constants]
+        self.tensors = [*(placeholder.node for placeholder in inputs), *constants]
         stages = []
         if self.chance(0.15):
             inputs, product = self.product()
             stages.append(product)
-            self.tensors = [*(each.node for each in inputs), *constants, product.node]
+            self.tensors = [*(placeholder.node for placeholder in inputs), *constants, product.node]
         for number in range(len(stages), self.one((1, 1, 2, 2, 3, 4))):
             stages.append(self.stage(f"s{number}"))
             self.tensors.append(stages[-1].node)
         return Program(inputs, constants, stages, self.style)
 
     def product(self) -> tuple[list[te.TensorExpr], te.TensorExpr]:
-        """The product of two matrices, which an intrinsic can compute in tiles."""
+        """Draw the product of two matrices, which an intrinsic can compute in tiles."""
         m, n, k = (self.one((2, 4, 6, 8)) for _ in range(3))
         k = min(k, max(POINTS // (m * n), 1))
         dtype = self.dtype().replace("bool", "int32").replace("float16", "float32")
@@ -267,7 +272,7 @@ class Writer:
         return [a, b], te.compute((m, n), lambda i, j: T.Reduce(kind, a[i, r] * b[r, j], (r,)), "s0")
 
     def stage(self, name: str) -> te.TensorExpr:
-        """One that reads what is there."""
+        """Draw a stage that reads some of the tensors so far."""
         last = self.tensors[-1]
         shape = last.shape if self.chance(0.5) else self.shape(self.one((0, 1, 2, 2, 2, 3)))
         reduces: list[T.Axis] = []
@@ -295,17 +300,17 @@ class Writer:
         if kind == "prod" and dtype in FLOATS:
             kind = "max"  # the product of many numbers is not exact
         groups = [reduces] if len(reduces) == 1 or self.chance(0.6) else [[axis] for axis in reduces]
-        whole: T.Expr | None = None
+        combined: T.Expr | None = None
         for group in groups:
             if dtype == "float16" and kind == "sum":
                 value = self.value((*axes, *group), dtype, 2).astype("float32")
-                found: T.Expr = T.sum(value, tuple(group)).astype("float16")
+                reduction: T.Expr = T.sum(value, tuple(group)).astype("float16")
             else:
-                found = T.Reduce(kind, self.value((*axes, *group), dtype, 2), tuple(group))
-            whole = found if whole is None else self.binary(whole, found)
+                reduction = T.Reduce(kind, self.value((*axes, *group), dtype, 2), tuple(group))
+            combined = reduction if combined is None else self.binary(combined, reduction)
             kind = self.one(("max", "min"))
-        assert whole is not None
-        return self.binary(whole, self.value(axes, dtype, 1)) if self.chance(0.4) else whole
+        assert combined is not None
+        return self.binary(combined, self.value(axes, dtype, 1)) if self.chance(0.4) else combined
 
     def binary(self, a: T.Expr, b: T.Expr) -> T.Expr:
         dtype = a.dtype
@@ -341,17 +346,17 @@ class Writer:
         return T.call(self.one(("exp", "tanh", "abs")), T.minimum(T.maximum(value, -3.0), 3.0))
 
     def condition(self, axes: Sequence[T.Axis], dtype: str, depth: int) -> T.Expr:
-        """Of positions, or of values where those are exact."""
+        """Draw a comparison of axes with numbers, or of values if these are exact."""
         if axes and (self.style == "loose" or self.chance(0.6)):
             axis = self.one(axes)
             return T.binary(self.one(("lt", "le", "eq", "ne")), axis, self.one((0, 1, 2, axis.extent - 1)))
         op = self.one(("lt", "le", "eq", "ne"))
         if self.style == "loose":
             return T.binary("lt", T.wrap(0, T.INDEX), T.wrap(1, T.INDEX))
-        found = T.binary(op, self.leaf(axes, dtype), self.value(axes, dtype, depth))
+        comparison = T.binary(op, self.leaf(axes, dtype), self.value(axes, dtype, depth))
         if self.chance(0.3):
-            found = T.binary(self.one(("and", "or")), found, self.condition(axes, dtype, 0))
-        return found
+            comparison = T.binary(self.one(("and", "or")), comparison, self.condition(axes, dtype, 0))
+        return comparison
 
     def leaf(self, axes: Sequence[T.Axis], dtype: str) -> T.Expr:
         if self.chance(0.12):
@@ -363,22 +368,24 @@ class Writer:
             return T.wrap(1, dtype)
         read = self.load(tensor, axes)
         if dtype == "float16" and tensor.dtype in ("int64", "uint64", "int32", "uint32"):
-            read = read.astype("int8")  # numpy rounds larger ones twice
+            read = read.astype("int8")  # numpy rounds larger integers twice
         if self.style != "exact" and tensor.dtype == "float64" and dtype == "float16":
             read = read.astype("float32")
         return read.astype(dtype)
 
     def load(self, tensor: T.Tensor, axes: Sequence[T.Axis]) -> T.Expr:
-        """An element inside `tensor`, or one outside of it that a selection drops."""
+        """Draw a read of `tensor`: inside it, or outside of it where a selection drops the value."""
         index: list[T.Expr] = []
         tests: list[T.Expr] = []
         rest = list(axes)
         for size in tensor.shape:
-            fits = [axis for axis in rest if axis.extent == size] or [a for a in axes if a.extent <= size] or list(axes)
-            if not fits:
+            candidates = (
+                [axis for axis in rest if axis.extent == size] or [a for a in axes if a.extent <= size] or list(axes)
+            )
+            if not candidates:
                 index.append(T.wrap(int(self.rng.integers(size)), T.INDEX))
                 continue
-            axis = self.one(fits)
+            axis = self.one(candidates)
             if axis in rest:
                 rest.remove(axis)
             index.append(self.position(axis, axes, size, tests))
@@ -388,7 +395,7 @@ class Writer:
         return read
 
     def position(self, axis: T.Axis, axes: Sequence[T.Axis], size: int, tests: list[T.Expr]) -> T.Expr:
-        """An index of a dimension; `tests` takes what must hold of it."""
+        """Draw an index of a dimension; append to `tests` the conditions under which the index is valid."""
         room = size - axis.extent
         if room < 0 or self.chance(0.1):
             other = self.one(axes)
@@ -415,7 +422,10 @@ class Writer:
 
 
 def tile_of(body: T.Expr, extents: Sequence[int], name: str) -> Any:
-    """An intrinsic that copies elements, or combines products, in tiles of these extents; TileMismatch for another."""
+    """Return an intrinsic that computes `body` in tiles of these extents: a copy or a sum of products.
+
+    Raise TileMismatch for another body.
+    """
     dtype = body.dtype
     if isinstance(body, T.Load):
         a = te.placeholder(extents, dtype, "a")
@@ -431,7 +441,7 @@ def tile_of(body: T.Expr, extents: Sequence[int], name: str) -> Any:
 
 
 class Arranger:
-    """Applies random primitives to a schedule."""
+    """Apply random primitives to a schedule."""
 
     def __init__(self, rng: np.random.Generator, schedule: T.Schedule, refused: Counter[str]) -> None:
         self.rng, self.s, self.refused = rng, schedule, refused
@@ -441,7 +451,7 @@ class Arranger:
         return options[int(self.rng.integers(len(options)))]
 
     def arrange(self) -> None:
-        """Some primitives of each stage."""
+        """Apply up to 11 random primitives, and vectorise some stages."""
         for _ in range(int(self.rng.integers(1, 12))):
             self.attempt(self.primitive)
         for tensor in list(self.s.stages):
@@ -460,7 +470,7 @@ class Arranger:
             stage.vectorize(data[-1])
 
     def primitive(self) -> None:
-        """One, of a random stage."""
+        """Apply one random primitive to a random stage."""
         s, one = self.s, self.one
         stage = s[one(list(s.stages))]
         name = one((
@@ -523,7 +533,7 @@ class Arranger:
         return None
 
     def tensorize(self, stage: T.Stage) -> None:
-        """Tiles of divisors of all loops, or the loops as they are."""
+        """Tensorize `stage`, in most cases after a split of each loop by one of its divisors."""
         loops = list(stage.order)
         at = max(len(loops) - 3, 0) if isinstance(stage.body, T.Reduce) else int(self.rng.integers(len(loops)))
         if self.rng.random() < 0.8:
@@ -531,21 +541,21 @@ class Arranger:
             loops = [*(outer for outer, _ in tiles), *(inner for _, inner in tiles)]
             stage.reorder(*loops)
             at += len(tiles)
-        made = tile_of(stage.body, [loop.extent for loop in loops[at:]], f"tile{len(self.intrinsics)}")
-        self.intrinsics[made.name] = made
-        stage.tensorize(loops[at], made)
+        intrinsic = tile_of(stage.body, [loop.extent for loop in loops[at:]], f"tile{len(self.intrinsics)}")
+        self.intrinsics[intrinsic.name] = intrinsic
+        stage.tensorize(loops[at], intrinsic)
 
 
 # Cases ---------------------------------------------------------------------------------------------------------------
 
 
 class Wrong(AssertionError):
-    """A schedule that changes what is computed; the message has all that is needed to see it."""
+    """A schedule changes a result. The message holds everything needed to reproduce that."""
 
 
 @dataclass
 class Case:
-    """What follows from a seed, as far as it got: for the message where it fails."""
+    """The seed of a case, and the schedule and function as far as they exist, for error messages."""
 
     seed: int
     schedule: T.Schedule | None = None
@@ -556,7 +566,10 @@ class Case:
 
 
 def run(seed: int, refused: Counter[str] | None = None) -> bool:
-    """Whether the case of this seed was computed, not refused. Wrong where it was computed wrong, or failed."""
+    """Return True if the schedule of this seed was computed, False if it was refused.
+
+    Raise Wrong if a result is wrong or the compiler fails.
+    """
     case = Case(seed)
     try:
         return _run(case, Counter() if refused is None else refused)
@@ -569,30 +582,30 @@ def _run(case: Case, refused: Counter[str]) -> bool:
     writer = Writer(rng)
     program = writer.program()
     outputs = program.outputs
-    schedule = case.schedule = T.create_schedule([each.node for each in outputs])
-    inputs = [each for each in program.inputs if each.node in schedule.tensors]
-    arrays = {each.node: writer.array(each.node.shape, each.dtype) for each in inputs}
-    given = list(arrays.values())
+    schedule = case.schedule = T.create_schedule([tensor.node for tensor in outputs])
+    inputs = [tensor for tensor in program.inputs if tensor.node in schedule.tensors]
+    arrays = {tensor.node: writer.array(tensor.node.shape, tensor.dtype) for tensor in inputs}
+    values = list(arrays.values())
     for stage in program.stages:
         try:
             arrays[stage.node] = evaluate(stage.node, arrays, whole=program.style == "exact")
         except Inexact:
             return False
-    expected = [arrays[each.node] for each in outputs]
+    expected = [arrays[tensor.node] for tensor in outputs]
     arranger = Arranger(rng, schedule, refused)
     arranger.arrange()
     try:
-        function = case.function = T.lower(schedule, [each.node for each in inputs])
+        function = case.function = T.lower(schedule, [tensor.node for tensor in inputs])
         T.verify(function)
     except REFUSALS as error:
         refused[str(error)] += 1
         return False
     if rng.random() < 0.5:
-        _compare("interpreter", T.interpret(function, *given), expected, program.style)
-    spread = interleave(function)
-    loops = spread.expanded()
+        _compare("interpreter", T.interpret(function, *values), expected, program.style)
+    interleaved = interleave(function)
+    loops = interleaved.expanded()
     if rng.random() < 0.2:
-        _compare("virtual threads", T.interpret(spread, *given), expected, program.style)
+        _compare("virtual threads", T.interpret(interleaved, *values), expected, program.style)
     if rng.random() < 0.2:
         loops = clamp_accesses(loops)
     try:
@@ -600,21 +613,27 @@ def _run(case: Case, refused: Counter[str]) -> bool:
     except REFUSALS as error:
         refused[str(error)] += 1
         return False
-    _compare("LLVM", kernel(*given), expected, program.style)
+    _compare("LLVM", kernel(*values), expected, program.style)
     if kernel.phases:
-        _compare("LLVM on two threads", kernel(*given, threads=2), expected, program.style)
+        _compare("LLVM on two threads", kernel(*values, threads=2), expected, program.style)
     if not program.constants and rng.random() < 0.15:
-        by_te = _through_te(schedule, inputs, outputs, arranger.intrinsics, given)
+        by_te = _through_te(schedule, inputs, outputs, arranger.intrinsics, values)
         if by_te is not None:
             _compare("te", by_te, expected, program.style)
     return True
 
 
 def _through_te(
-    schedule: T.Schedule, inputs: list[te.TensorExpr], outputs: list[te.TensorExpr], intrinsics: Any, given: list[Array]
+    schedule: T.Schedule,
+    inputs: list[te.TensorExpr],
+    outputs: list[te.TensorExpr],
+    intrinsics: Any,
+    values: list[Array],
 ) -> list[Array] | None:
-    """The outputs of the same schedule in the words of te, which knows loops by their names; None where two loops of a
-    stage have one."""
+    """Build the same schedule through the module te, which finds loops by their names, and return the outputs.
+
+    Return None if two loops of a stage have the same name.
+    """
     plain = te.create_schedule(outputs)
     plain.declared |= intrinsics
     try:
@@ -624,40 +643,40 @@ def _through_te(
         if "is more than one of" in str(error):
             return None
         raise
-    made = [np.full(each.node.shape, 77, each.dtype) for each in outputs]
-    kernel(*given, *made)
-    return made
+    results = [np.full(output.node.shape, 77, output.dtype) for output in outputs]
+    kernel(*values, *results)
+    return results
 
 
-def _compare(what: str, found: list[Array], expected: list[Array], style: str) -> None:
-    for number, (got, want) in enumerate(zip(found, expected, strict=True)):
+def _compare(device: str, outputs: list[Array], expected: list[Array], style: str) -> None:
+    for number, (output, want) in enumerate(zip(outputs, expected, strict=True)):
         if style != "loose":
-            same = np.array_equal(got, want, equal_nan=want.dtype.kind == "f")
+            same = np.array_equal(output, want, equal_nan=want.dtype.kind == "f")
         else:
             size = float(np.max(np.abs(want[np.isfinite(want)]), initial=1.0))
             bound = {"float16": 2e-2, "float32": 1e-4, "float64": 1e-4}[want.dtype.name] * size
-            same = bool(np.allclose(got, want, rtol=0, atol=bound, equal_nan=True))
+            same = bool(np.allclose(output, want, rtol=0, atol=bound, equal_nan=True))
         if not same:
-            raise Wrong(f"{what}: output {number} is\n{got}\nnot\n{want}")
+            raise Wrong(f"{device}: output {number} is\n{output}\nnot\n{want}")
 
 
 def run_many(seeds: Sequence[int]) -> tuple[int, list[str]]:
-    """(how many were computed, what failed)."""
-    done, failures = 0, []
+    """Return the number of schedules that were computed, and the messages of the failures."""
+    computed, failures = 0, []
     for seed in seeds:
         try:
-            done += run(seed)
+            computed += run(seed)
         except Wrong as error:
             failures.append(str(error))
-    return done, failures
+    return computed, failures
 
 
-MOST_FAILURES = 50
-"""After which a campaign ends."""
+MAX_FAILURES = 50
+"""The number of failures after which a campaign ends."""
 
 
-def numbers(seed: int) -> Iterator[int]:
-    """Seeds of the cases of a campaign."""
+def case_seeds(seed: int) -> Iterator[int]:
+    """Yield the seeds of the cases of a campaign."""
     return itertools.count(seed << 32)
 
 
@@ -669,9 +688,9 @@ def main(
     """Compute COUNT random schedules; exit code 1 where one is wrong or fails."""
     seed = secrets.randbelow(1 << 24) if seed is None else seed
     print(f"seed {seed}", flush=True)
-    cases, done, failed = numbers(seed), 0, 0
+    cases, done, failed = case_seeds(seed), 0, 0
     with ProcessPoolExecutor(jobs) as pool:
-        while done < count and failed < MOST_FAILURES:
+        while done < count and failed < MAX_FAILURES:
             size = min(50, -(-(count - done) // jobs))
             chunks = [list(itertools.islice(cases, size)) for _ in range(jobs * 4)]
             for computed, failures in pool.map(run_many, chunks):

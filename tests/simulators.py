@@ -1,4 +1,4 @@
-"""Simulators of the RTL for tests, which are skipped where a tool is missing."""
+"""Build simulators of the RTL for tests; skip the test if a tool is missing."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def require_tools() -> None:
 
 
 def rtl_device(config: Config, **options: Any) -> RtlDevice:
-    """A simulator of `config`; `options` are those of RtlDevice."""
+    """Return a simulator of `config`. options: those of RtlDevice."""
     require_tools()
     return RtlDevice(config, quiet=True, **options)

@@ -1,4 +1,4 @@
-"""What the package says of itself to an index."""
+"""The package's classifiers for the index are right."""
 
 from __future__ import annotations
 

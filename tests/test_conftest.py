@@ -1,4 +1,4 @@
-"""The rule that CI skips nothing, on planted skips."""
+"""Test the rule that CI skips nothing, with planted skips."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def test_a_skip_fails_in_ci(tmp_path: Path, ci: str, summary: str) -> None:
     (tmp_path / "test_planted.py").write_text(TESTS)
     (tmp_path / "conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text())
     command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)]
-    done = subprocess.run(
+    process = subprocess.run(
         command, env=os.environ | {"CI": ci}, capture_output=True, text=True, check=False, cwd=tmp_path
     )
-    assert summary in done.stdout, done.stdout
+    assert summary in process.stdout, process.stdout
 
 
 def test_seconds_are_summed_by_folder(tmp_path: Path) -> None:
@@ -38,9 +38,9 @@ def test_seconds_are_summed_by_folder(tmp_path: Path) -> None:
         (tmp_path / name).write_text("import time\ndef test_it(): time.sleep(0.1)\n")
     (tmp_path / "conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text())
     command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(tmp_path), "--durations", "1"]
-    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False, cwd=tmp_path)
-    lines = done.stdout[done.stdout.index("seconds by folder") :].splitlines()[1:]
-    assert [line.split() for line in lines[:2]] == [["0.2", "one/two"], ["0.1", "one"]], done.stdout
+    process = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False, cwd=tmp_path)
+    lines = process.stdout[process.stdout.index("seconds by folder") :].splitlines()[1:]
+    assert [line.split() for line in lines[:2]] == [["0.2", "one/two"], ["0.1", "one"]], process.stdout
 
 
 def test_a_module_that_is_skipped_fails_in_ci(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Imports are a graph without circles: between modules, and between the parts of every folder.
+"""Imports form a graph without cycles, between modules and between the parts of every folder.
 
-Every import counts wherever it stands: inside functions, and for type checkers alone. So does the name of a module in
-one that loads modules by name, which only `celosia` itself does, of a table that anybody can read.
+Every import counts, even inside functions and for type checkers only. The names in a module that loads modules by name
+count, too; only `celosia` itself does that, from a table.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Graph = dict[str, set[str]]
 
 
 def sources(root: Path = ROOT) -> dict[str, str]:
-    """The text of each module of celosia, by its name."""
-    found = {}
+    """Return the text of each module of celosia, by its name."""
+    texts = {}
     top = root / "src" / "celosia"
     for base, paths in ((top, top.glob("*.py")), *((root, (root / folder).rglob("*.py")) for folder in FOLDERS)):
         for path in paths:
             parts = path.relative_to(base).with_suffix("").parts
             name = ".".join(("celosia", *parts[: -1 if parts[-1] == "__init__" else None]))
-            found[name] = path.read_text(encoding="utf-8")
-    return found
+            texts[name] = path.read_text(encoding="utf-8")
+    return texts
 
 
 def imported(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """(module, name in it or "") of every import inside `node`."""
+    """Yield (module, name in it or "") of every import inside `node`."""
     if isinstance(node, ast.Import):
         yield from ((alias.name, "") for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -44,7 +44,7 @@ LOADS = ("import_module", "__import__")
 
 
 def loaded(tree: ast.AST) -> set[str]:
-    """Names of celosia's modules in a module that loads some by name; one that is put together ends in "*"."""
+    """Return the names of celosia's modules in a module that loads some by name; computed names end in "*"."""
     nodes = list(ast.walk(tree))
     if not any(isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in LOADS for node in nodes):
         return set()
@@ -54,7 +54,7 @@ def loaded(tree: ast.AST) -> set[str]:
 
 
 def import_graph(texts: Mapping[str, str]) -> Graph:
-    """The modules of `texts` that each of them imports, with the packages around those that are not around itself."""
+    """Return the modules of `texts` that each of them imports, with their packages except the importer's own."""
     graph: Graph = {name: set() for name in texts}
     for name, text in texts.items():
         tree = ast.parse(text)
@@ -62,15 +62,17 @@ def import_graph(texts: Mapping[str, str]) -> Graph:
         for module, member in (*imported(tree), *((module, "") for module in by_name)):
             target = f"{module}.{member}" if f"{module}.{member}" in texts else module
             parts = target.split(".")
-            around = {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
-            graph[name] |= {each for each in around if each in texts and not f"{name}.".startswith(f"{each}.")}
+            packages = {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
+            graph[name] |= {
+                package for package in packages if package in texts and not f"{name}.".startswith(f"{package}.")
+            }
             if target in texts and target != name:
                 graph[name].add(target)
     return graph
 
 
 def between_parts(graph: Graph, folder: str) -> Graph:
-    """The imports between the modules and folders directly in `folder`, each folder as one."""
+    """Return the imports between the modules and folders directly in `folder`, each folder as one part."""
     inside = f"{folder}."
 
     def part(module: str) -> str:
@@ -79,13 +81,13 @@ def between_parts(graph: Graph, folder: str) -> Graph:
     parts: Graph = {}
     for module, others in graph.items():
         if module.startswith(inside):
-            own = parts.setdefault(part(module), set())
-            own |= {part(other) for other in others if other.startswith(inside)} - {part(module)}
+            imports = parts.setdefault(part(module), set())
+            imports |= {part(other) for other in others if other.startswith(inside)} - {part(module)}
     return parts
 
 
 def circle(graph: Graph) -> list[str]:
-    """Modules that import each other in turn, the first one again at the end; [] where there are none."""
+    """Return modules that import each other in turn, the first one again at the end, or []."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -100,26 +102,26 @@ def graph_of_sources() -> Graph:
 
 def test_no_module_is_loaded_by_name_but_those_of_one_table() -> None:
     texts = sources()
-    found = {
+    loads = {
         name: names
         for name, text in texts.items()
         if any(word in text for word in LOADS) and (names := loaded(ast.parse(text)) - {name})
     }
-    assert set(found) == {"celosia"} and found["celosia"] <= set(texts)
+    assert set(loads) == {"celosia"} and loads["celosia"] <= set(texts)
 
 
 def test_no_circle_of_modules() -> None:
     graph = graph_of_sources()
     assert len(graph) > 100
-    found = circle(graph)
-    assert not found, " → ".join(found)
+    cycle = circle(graph)
+    assert not cycle, " → ".join(cycle)
 
 
 def test_no_circle_between_the_parts_of_a_folder() -> None:
     graph = graph_of_sources()
     for folder in {name.rsplit(".", 1)[0] for name in graph if "." in name}:
-        found = circle(between_parts(graph, folder))
-        assert not found, f"in {folder}: " + " → ".join(found)
+        cycle = circle(between_parts(graph, folder))
+        assert not cycle, f"in {folder}: " + " → ".join(cycle)
 
 
 def test_a_circle_is_found() -> None:

@@ -1,4 +1,4 @@
-"""What `make` installs: each file has a digest, and the versions are those of constraints.txt."""
+"""Each file that `make` installs has a digest in the lock, with the version of constraints.txt."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def test_all_that_is_wanted_is_locked() -> None:
         if extra in seen:
             continue
         seen.add(extra)
-        for each in extras[extra]:
-            if (found := re.match(r"celosia\[(\w+)\]", each)) is not None:
+        for requirement in extras[extra]:
+            if (found := re.match(r"celosia\[(\w+)\]", requirement)) is not None:
                 waiting.append(found[1])
             else:
-                wanted.append(each)
-    names = {plain(re.split(r"[\s<>=!\[;]", each)[0]) for each in wanted}
+                wanted.append(requirement)
+    names = {plain(re.split(r"[\s<>=!\[;]", requirement)[0]) for requirement in wanted}
     assert names <= locked, names - locked

@@ -1,6 +1,6 @@
-"""There is one way to an instruction: an expression, its schedule, an intrinsic, and the renderer of loops.
+"""Check that instructions have one source: an expression, its schedule, an intrinsic, and the renderer of loops.
 
-No other code of compiler or driver makes instructions, or words of them; what decodes and checks them only reads.
+No other code of compiler or driver makes instructions or encodes them; other modules only decode and check them.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from .test_imports import sources
 
 ALLOWED = {
     "celosia.compiler.tensorize.intrinsics": "Opcode",  # which instruction a tile operation is
-    "celosia.compiler.tensorize.render": "words",  # of a user's function
-    "celosia.compiler.tensorize.tiles": "add",  # of loops around intrinsics
-    "celosia.compiler.vthread.pipeline": "StreamInstruction",  # the stream, as what add() makes, and LOADs of codebooks
-    "celosia.compiler.launch.image": "words",  # of layers
+    "celosia.compiler.tensorize.render": "words",  # encodes instructions of a user's function
+    "celosia.compiler.tensorize.tiles": "add",  # adds instructions of loops around intrinsics
+    "celosia.compiler.vthread.pipeline": "StreamInstruction",  # instructions that add() appends, and LOADs of codebooks
+    "celosia.compiler.vthread.load_order": "words",  # encodes instructions to estimate their cycles
+    "celosia.compiler.launch.image": "words",  # encodes instructions of layers
 }
-"""Modules that may make instructions, with the kinds (see `made`) that each may."""
+"""Modules that may make instructions, with the kinds (see `instruction_sources`) that each may."""
 FOLDERS = ("celosia.compiler.", "celosia.driver.")
 
 
-def made(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
-    """(line, kind, text) of what makes an instruction in `tree`.
+def instruction_sources(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
+    """Yield (line, kind, text) of each call in `tree` that makes an instruction.
 
-    "Opcode": one of its members handed to a call; "StreamInstruction": constructed; "add": into a stream;
-    "words": encoded.
+    Kinds: "Opcode" for a member of Opcode as an argument; "StreamInstruction" for its constructor; "add" for
+    `stream.add`;
+    "words" for encoding.
     """
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
@@ -35,21 +37,21 @@ def made(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
         text = ast.unparse(node)
         if name == "StreamInstruction":
             yield node.lineno, "StreamInstruction", text
-        elif name == "encode" and not _of_text(node):
+        elif name == "encode" and not _encodes_text(node):
             yield node.lineno, "words", text
         elif name == "add" and ast.unparse(node.func).endswith("stream.add"):
             yield node.lineno, "add", text
-        elif any(_opcode(argument) for argument in arguments):
+        elif any(_is_opcode(argument) for argument in arguments):
             yield node.lineno, "Opcode", text
 
 
-def _of_text(node: ast.Call) -> bool:
-    """Whether it is `str.encode`, which takes the name of an encoding or nothing."""
+def _encodes_text(node: ast.Call) -> bool:
+    """Return True for `str.encode`, whose only arguments are constants, such as the name of an encoding."""
     return all(isinstance(argument, ast.Constant) for argument in node.args) and not node.keywords
 
 
-def _opcode(node: ast.AST) -> bool:
-    """Whether it is Opcode.GEMM, or another of them."""
+def _is_opcode(node: ast.AST) -> bool:
+    """Return True for Opcode.GEMM or another member of Opcode."""
     return (
         isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Opcode"
         and node.attr in ("LOAD", "GEMM", "VECTOR", "STORE")
@@ -57,13 +59,17 @@ def _opcode(node: ast.AST) -> bool:
 
 
 def elsewhere(texts: dict[str, str]) -> list[str]:
-    """Lines of modules that make instructions but may not."""
-    found = []
+    """Return the lines of modules that make instructions without permission."""
+    forbidden = []
     for module, text in texts.items():
         if module.startswith(FOLDERS):
             allowed = ALLOWED.get(module, "").split()
-            found += [f"{module}:{line}: {call}" for line, kind, call in made(ast.parse(text)) if kind not in allowed]
-    return found
+            forbidden += [
+                f"{module}:{line}: {call}"
+                for line, kind, call in instruction_sources(ast.parse(text))
+                if kind not in allowed
+            ]
+    return forbidden
 
 
 def test_nothing_else_makes_instructions() -> None:
@@ -71,10 +77,10 @@ def test_nothing_else_makes_instructions() -> None:
 
 
 def test_whoever_may_does() -> None:
-    """A list that is longer than it must be hides what comes later."""
+    """Each module in ALLOWED makes instructions of each of its kinds, so that the list has no spare entries."""
     texts = sources()
     for module, kinds in ALLOWED.items():
-        assert {kind for _, kind, _ in made(ast.parse(texts[module]))} == set(kinds.split()), module
+        assert {kind for _, kind, _ in instruction_sources(ast.parse(texts[module]))} == set(kinds.split()), module
 
 
 def test_what_makes_instructions_is_found() -> None:

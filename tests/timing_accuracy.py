@@ -39,12 +39,12 @@ class Comparison(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The model's cycles above the RTL's, as a share of these."""
+        """Return the relative error of the model's cycles; positive if the model predicts too many."""
         return self.model / self.rtl - 1
 
 
 def timing_program(cfg: Config, seed: int) -> TestProgram:
-    """Draw a program; lengths, alignments and ranges of fields take turns at random."""
+    """Draw a program with random length, alignment and ranges of fields."""
     rng = random.Random(f"timing {seed}")
     return random_program(
         cfg, rng.getrandbits(48), rng.choice(LENGTHS), rng.choice((None, 1)), rng.choice((0.0, 0.05)),
@@ -68,14 +68,14 @@ def compare(
         yield Comparison(cfg.name, seed, counters.cycles, predict(cfg, code, memory, program.instr_addr).cycles)
 
 
-def summary(found: list[Comparison]) -> dict[str, object]:
+def summary(comparisons: list[Comparison]) -> dict[str, object]:
     """The share of accurate programs and the least accurate one, as plain data."""
-    worst = max(found, key=lambda each: abs(each.error))
-    of_worst = f"program {worst.seed} on {worst.config}, {worst.model:,} cycles for {worst.rtl:,}"
+    worst = max(comparisons, key=lambda comparison: abs(comparison.error))
+    worst_program = f"program {worst.seed} on {worst.config}, {worst.model:,} cycles for {worst.rtl:,}"
     return {
-        "programs": len(found), "configs": len({each.config for each in found}),
-        "within": sum(abs(each.error) <= WITHIN for each in found) / len(found),
-        "worst": f"{worst.error:+.1%}: {of_worst}",
+        "programs": len(comparisons), "configs": len({comparison.config for comparison in comparisons}),
+        "within": sum(abs(comparison.error) <= WITHIN for comparison in comparisons) / len(comparisons),
+        "worst": f"{worst.error:+.1%}: {worst_program}",
     }  # fmt: skip
 
 
@@ -86,17 +86,17 @@ def main(
     output: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
 ) -> None:
     """Print the share of accurate programs; exit code 1 where it is below 99%."""
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     for number in range(configs):
         cfg = random_config(1000 * seed + number)
         device = RtlDevice(cfg, quiet=True)
         first = 1000 * (1000 * seed + number)
-        own = list(compare(cfg, device, range(first, first + programs)))
-        found += own
-        worst = max((each.error for each in own), key=abs)
+        of_config = list(compare(cfg, device, range(first, first + programs)))
+        comparisons += of_config
+        worst = max((comparison.error for comparison in of_config), key=abs)
         print(f"{number + 1} of {configs}, {cfg.name}: largest error {worst:+.1%}", flush=True)
-    result = summary(found)
-    print(f"{result['within']:.2%} of {len(found)} programs within {WITHIN:.0%}; worst {result['worst']}")
+    result = summary(comparisons)
+    print(f"{result['within']:.2%} of {len(comparisons)} programs within {WITHIN:.0%}; worst {result['worst']}")
     if output is not None:
         output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     raise typer.Exit(int(result["within"] < 0.99))

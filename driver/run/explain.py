@@ -335,7 +335,5 @@ def _layer_advice(cfg: Config, layer: LayerInfo, time: _LayerTime, bound: str | 
         return f"{cfg.bus_bytes} bytes a cycle leave: a wider bus_bytes, or blocks of layers (forward = true)"
     if bound == "latency":
         busiest = UNITS[int(np.argmax(time.busy))]
-        return (
-            f"units wait for each other, {busiest} works most: tiles are few or small; `celosia tune` tries other tiles"
-        )
+        return f"units wait for each other, {busiest} works most: `celosia tune` looks for a faster schedule"
     return None

@@ -1,4 +1,4 @@
-"""Lets these tests `import benchmarks`, which is not installed, and `import small_models`."""
+"""Let these tests `import benchmarks`, which is not installed, and `import small_models`."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ sys.path += [str(ROOT), str(ROOT / "tests" / "cosim")]
 
 @pytest.fixture(autouse=True)
 def nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What tests measure is no figure of docs."""
+    """Disable recording, because measurements of tests are not figures of the documents."""
     from benchmarks import figures
 
     monkeypatch.setattr(figures, "record", lambda *arguments: [])

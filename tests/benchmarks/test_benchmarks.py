@@ -1,4 +1,4 @@
-"""The benchmarks measure what they say, and see what is wrong."""
+"""The benchmarks measure what they claim, and notice planted faults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from celosia.hw.spec.config import Config
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with most integer operators of onnxruntime, which keeps their channels last."""
+    """Write a model with most integer operators of onnxruntime that keep channels last."""
     b = Builder("qdq", np.int8, seed=4)
     x = b.conv(b.input([1, 3, 12, 12]), 8, (3, 3), (2, 2), (1, 1, 1, 1))
     x = b.max_pool(x, (3, 3), (1, 1), (1, 1, 1, 1))
@@ -185,14 +185,17 @@ def other(feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:  # type: ignore
 
 
 def test_the_bound(tmp_path: Path) -> None:
-    """The multiplications of MobileNetV2 1.0 are 300.8 million, 20.7 of them in depthwise convolutions (PyTorch's
-    model); its weights 3.47 million."""
+    """The bound counts the MACs and bytes of MobileNetV2 1.0.
+
+    It has 300.8 million MACs, 20.7 million of them in depthwise convolutions (PyTorch's model), and 3.47 million
+    weights.
+    """
     onnx.save(networks.mobilenet_v2(224), tmp_path / "m.onnx")
-    found = bound(tmp_path / "m.onnx", Config())
-    assert found.macs == pytest.approx(300.8e6 - 20.7e6, rel=1e-3)
-    assert found.bytes_read == pytest.approx(3.469e6 + 3 * 224 * 224, rel=1e-3) and found.bytes_written == 1000
-    assert found.cycles == found.macs // 256
-    assert dataclasses.replace(found, macs=0).cycles == -(-found.bytes_read // 8)
+    bounds = bound(tmp_path / "m.onnx", Config())
+    assert bounds.macs == pytest.approx(300.8e6 - 20.7e6, rel=1e-3)
+    assert bounds.bytes_read == pytest.approx(3.469e6 + 3 * 224 * 224, rel=1e-3) and bounds.bytes_written == 1000
+    assert bounds.cycles == bounds.macs // 256
+    assert dataclasses.replace(bounds, macs=0).cycles == -(-bounds.bytes_read // 8)
 
 
 @pytest.mark.parametrize("name", networks.NETWORKS)
@@ -249,9 +252,9 @@ def test_float_networks_on_one_thread_and_on_two(tmp_path: Path, monkeypatch: py
 
 
 def test_every_kernel_is_a_valid_model_with_a_name_of_its_own() -> None:
-    made = list(cases())
-    assert len(made) == len(KERNELS) >= 143
-    for case in made:
+    all_cases = list(cases())
+    assert len(all_cases) == len(KERNELS) >= 143
+    for case in all_cases:
         onnx.checker.check_model(case.model, full_check=True)
         assert {value.name for value in case.model.graph.input} == set(case.feed)
 

@@ -17,7 +17,7 @@ from benchmarks.__main__ import main, parse
 from benchmarks.figures import COUNTERS, FIGURES, MINUTES, QUOTE, Figure, as_it_should_be, changed, pages, read, worded
 from benchmarks.rows import Row
 
-record = figures.record  # before the fixture of these tests takes it away
+record = figures.record  # the fixture of these tests replaces it later
 ALL = {figure.name: figure for figure in chain(*FIGURES.values())}
 AGAIN = "write it again: python -m benchmarks figures"
 
@@ -38,8 +38,8 @@ def test_the_file_has_the_figures_that_there_are() -> None:
     moved = {name for figure in ALL.values() for name in figure.of if not (figures.ROOT / name).exists()}
     assert not moved, "figures.toml names folders that are not there"
     for name, entry in read().items():
-        given = {"value", "unit", "command"} | (set() if ALL[name].count else {"commit", "processor", "of"})
-        assert set(entry) == given and entry["unit"] == ALL[name].unit
+        keys = {"value", "unit", "command"} | (set() if ALL[name].count else {"commit", "processor", "of"})
+        assert set(entry) == keys and entry["unit"] == ALL[name].unit
         assert set(entry.get("of", ())) == set(ALL[name].of)
 
 
@@ -51,13 +51,13 @@ def test_what_is_counted_is_so_many(name: str) -> None:
 
 def test_the_page_of_proofs_is_what_was_measured() -> None:
     text = (figures.ROOT / "docs" / "proved.md").read_text(encoding="utf-8")
-    proved, caught = (read()[f"formal-{what}"]["value"] for what in ("proved", "caught"))
+    proved, caught = (read()[f"formal-{figure}"]["value"] for figure in ("proved", "caught"))
     assert text.count("\n| ") - 1 == proved, "record it again: python -m benchmarks hardware"
     assert f"{proved} of {proved} properties proved, {caught} of {caught} mutants caught" in text
 
 
 def unquoted(readme: str, results: str) -> list[str]:
-    """Return measured numbers that link to no figure, of README's first screen and of the table of results."""
+    """Return measured numbers without a link to a figure, of README's first screen and of the table of results."""
     screen = re.sub(r"```.*?```|`[^`]*`", "", QUOTE.sub("", readme[: readme.index("## Try it")]), flags=re.DOTALL)
     numbers = re.findall(r"\d[\d.,]*(?: million| M| seconds| s\b|%| ×|× )[^\n]{0,20}", screen)
     table = re.findall(r"^\|.*\|$", results.partition("## More")[0], re.MULTILINE)
@@ -112,8 +112,8 @@ README = """It takes [1.00 M cycles](docs/figures.md#speed) and
 
 
 def rows(n: int = 1_234_567, on: str = "--on") -> list[Row]:
-    own = [Row(key, "", "", "", True, f"bench {key} {on}", {"n": n if key == "a" else 0}) for key in "ab"]
-    return [*own, Row("one", "", "", "", True, "bench one", {"n": 2.5})]
+    speed_rows = [Row(key, "", "", "", True, f"bench {key} {on}", {"n": n if key == "a" else 0}) for key in "ab"]
+    return [*speed_rows, Row("one", "", "", "", True, "bench one", {"n": 2.5})]
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def later(root: Path, file: str = "hw/a.py") -> None:
-    """A change of what was measured."""
+    """Change a file that figures depend on."""
     figures.digest.cache_clear()
     (root / file).write_text("changed")
 
@@ -193,14 +193,14 @@ def test_the_list_says_what_has_changed_since_a_figure_was_measured(root: Path) 
 
 def test_a_file_that_is_new_or_moved_is_a_change(root: Path) -> None:
     entry, new = read(root)["one"], root / "sim" / "new.py"
-    for change, found in (
+    for change, changed_folders in (
         (lambda: new.write_text(""), ["sim"]),
         (new.unlink, []),
         (lambda: (root / "sim" / "b.py").rename(new), ["sim"]),
     ):
         figures.digest.cache_clear()
         change()
-        assert changed(ONE, entry, root) == found
+        assert changed(ONE, entry, root) == changed_folders
 
 
 def test_only_what_was_measured_as_it_is_to_be_is_recorded(root: Path) -> None:
@@ -266,9 +266,9 @@ def test_only_figures_that_are_not_current_are_measured_again(root: Path, capsys
     assert {figure.name for figure in figures.outdated(CATALOGUE, root)} == {"speed", "one"}
     record([rows()[2]], CATALOGUE, (), root)  # the table is never due
     assert figures.measure(CATALOGUE, run, root) == 1 and ran == ["bench --on"]
-    told = capsys.readouterr().err
-    assert "1 of 1: bench --on" in told
-    assert "not measured: speed\n  bench --on: exit code 1; skipped: no folder with models" in told
+    messages = capsys.readouterr().err
+    assert "1 of 1: bench --on" in messages
+    assert "not measured: speed\n  bench --on: exit code 1; skipped: no folder with models" in messages
 
 
 def test_an_interrupt_loses_only_the_command_that_runs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The page of the papers' charts says what was measured, and only that."""
+"""The page of the papers' charts shows exactly the measurements."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def quiet(text: str) -> None:
 def test_latency_hiding_on_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paper, "SHORT", TINY)
     rows = list(paper.rows(Request(short=True, charts=("hiding",)), tmp_path / "paper.html", None))
-    (hiding,) = rows  # the time of a part says nothing
+    (hiding,) = rows  # a run of some charts reports no total time
     assert hiding.key == "paper/hiding/tiny"
     assert hiding.details["off"] > hiding.details["on"] and hiding.details["off_utilization"] < 1
     assert hiding.details["convolutions"] >= hiding.details["least"] > 1
@@ -51,7 +51,7 @@ def test_latency_hiding_on_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_hides_nothing_misses() -> None:
-    """Planted: the side without latency hiding is as fast as the other."""
+    """A planted side without latency hiding that is as fast as the other misses the goal."""
     program = celosia.compile(celosia.models.demo_model_path(), "tiny", check=False)
     rows = layer_rows(program, predict_counters(program))
     row = paper_machine._hiding_row(program, rows, rows, TINY, "tiny")
@@ -59,13 +59,13 @@ def test_what_hides_nothing_misses() -> None:
 
 
 def test_a_variant_with_other_values_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: without fusion, what is computed is another thing."""
+    """A planted variant without fusion that computes other values is an error."""
     real = celosia.compile
 
     def spoiled(model: Any, *args: Any, **options: Any) -> Any:
-        for each in model.graph.initializer if "without" in options else ():
-            array = numpy_helper.to_array(each)
-            each.CopyFrom(numpy_helper.from_array(array + array.dtype.type(0.1), each.name))
+        for tensor in model.graph.initializer if "without" in options else ():
+            array = numpy_helper.to_array(tensor)
+            tensor.CopyFrom(numpy_helper.from_array(array + array.dtype.type(0.1), tensor.name))
         return real(model, *args, **options)
 
     monkeypatch.setattr(celosia, "compile", spoiled)
@@ -75,14 +75,14 @@ def test_a_variant_with_other_values_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_convolutions_of_a_network_by_numpy() -> None:
-    found = paper_cpu.convolutions(paper_cpu.floats("ds_cnn"))
-    assert [each.name for each in found] == ["64x25x5 depthwise, 3x3", "64x25x5 to 64, 1x1"]
-    for each in (*found, paper_cpu.TimedConv((1, 3, 9, 9), (4, 3, 3, 3), 2, 1, 1)):
-        assert paper_cpu._compared(each, 0.0).error < 1e-5
+    convolutions = paper_cpu.convolutions(paper_cpu.floats("ds_cnn"))
+    assert [convolution.name for convolution in convolutions] == ["64x25x5 depthwise, 3x3", "64x25x5 to 64, 1x1"]
+    for convolution in (*convolutions, paper_cpu.TimedConv((1, 3, 9, 9), (4, 3, 3, 3), 2, 1, 1)):
+        assert paper_cpu._compared(convolution, 0.0).error < 1e-5
 
 
 def test_operators_beside_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: what TVM gives is something else, and where there is no TVM the row says what it takes."""
+    """Planted wrong outputs of TVM miss, and without TVM the row names what is missing."""
     monkeypatch.setattr(paper_cpu, "floats", lambda name, real=paper_cpu.floats: real("ds_cnn"))
     monkeypatch.setenv(TVM_VARIABLE, "")
     size = dataclasses.replace(TINY, operators=1, seconds=0.0)
@@ -100,7 +100,7 @@ def test_operators_beside_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("lack", ["", "no emulator"])
 def test_offload_on_the_board_is_an_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lack: str) -> None:
-    """Of 1.5 s for each step of its CPU; or left out where a tool is missing."""
+    """The board's CPU is estimated at 1.5 s a step; without an emulator the estimate is left out."""
 
     def seconds(target: str, program: Program, mhz: float, say: Any) -> list[float]:
         if lack:
@@ -130,8 +130,10 @@ def test_offload_on_the_board_is_an_estimate(tmp_path: Path, monkeypatch: pytest
 
 
 def test_what_an_emulator_counts_between_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two blocks, of three and one instruction; what runs in front of a mark, or between two convolutions, is not in
-    it."""
+    """Instructions are counted between marks only: two blocks, of three and one instruction.
+
+    Blocks before a mark, or between two convolutions, do not count.
+    """
     known = "IN: \n0x10:  aa000001  mov\n0x14:  aa000002  mov\n0x18:  aa000003  ret\n\nIN: \n0x20:  aa000004  ret\n"
     run = {name: f"Trace 0: 0x7f [00/{address}/00/00] \n" for name, address in (("a", "10"), ("b", "20"), ("c", "30"))}
     marks = [f"77 close({paper_arm.litert_worker.FIRST_MARK + n}) = -1 errno=9\n" for n in range(4)]
@@ -148,7 +150,7 @@ def test_what_an_emulator_counts_between_marks(monkeypatch: pytest.MonkeyPatch) 
 def test_configs_and_where_another_front_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = celosia.Config.load("tiny")
     monkeypatch.setattr(celosia, "explore", lambda *args, **options: None)
-    for cycles, met in ((50, False), (4, True)):  # of two Configs the larger one is no faster, or it is
+    for cycles, met in ((50, False), (4, True)):  # the larger of two Configs is slower, or faster
         points = [(100, 50, cfg), (900, cycles, cfg), (1300, 1, cfg)]
         monkeypatch.setattr(paper_search.configs, "measured", lambda found, points=points: points)
         chart = paper_search.designs(TINY, None, quiet)

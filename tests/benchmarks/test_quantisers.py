@@ -1,4 +1,4 @@
-"""The section `quantisers`: its judge catches planted faults, its tables agree, its environments are made once."""
+"""The section `quantisers`: its judge finds planted faults, its tables agree, and environments are created once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_right_model(tmp_path: Path) -> None:
 
 
 def test_planted_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another answer, an error without a sentence, and one with."""
+    """The judge tells apart wrong outputs, an error without a sentence, and one with a sentence."""
     path = saved(tmp_path, "(float[1, 4] x) => (float[1, 4] y) { y = Tanh (x) }")
     other = tmp_path / "other"
     other.mkdir()
@@ -131,10 +131,10 @@ def test_the_worker_needs_no_celosia() -> None:
 
 
 def test_tensors_of_four_bits_are_not_asked_for() -> None:
-    """onnxruntime computes them, and cannot return them: all others are compared."""
+    """All tensors but those of four bits are compared, which onnxruntime computes but cannot return."""
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
         g (float[4, 4] x) => (float[4, 4] y) <float s = {0.5}, int4 z = {0}> {
             q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) y = Neg(d) }""")
     x = np.arange(16, dtype=np.float32).reshape(4, 4) / 4
-    found = oracle.run_session(oracle.open_session(oracle.expose_tensors(model), "DISABLE_ALL"), {"x": x})
-    assert set(found) == {"d", "y"} and np.array_equal(found["y"], -found["d"])
+    tensors = oracle.run_session(oracle.open_session(oracle.expose_tensors(model), "DISABLE_ALL"), {"x": x})
+    assert set(tensors) == {"d", "y"} and np.array_equal(tensors["y"], -tensors["d"])

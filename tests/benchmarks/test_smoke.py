@@ -1,4 +1,4 @@
-"""Every section of `python -m benchmarks` and every target of the Makefile still runs, each in its shortest form."""
+"""Every section of `python -m benchmarks` and every target of the Makefile runs, in its shortest form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.__main__ import SECTIONS
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 1800
-"""The longest that the shortest form of a section may take."""
+"""Time limit for the shortest form of a section."""
 
 SHORTEST = {
     "exactness": "--models demo --config tiny",
@@ -55,17 +55,17 @@ SHORTEST = {
     "demo": "",
     "figures": "",
 }
-"""Options with which a section takes the least time."""
+"""The options with which each section takes the least time."""
 TARGETS = {
     "help": "", "demo": "", "demo-generate": "", "lint": "", "types": "", "fuzz": "N=20 SEED=7",
     "fuzz-schedules": "N=50 SEED=7",
 }  # fmt: skip
-"""Targets of the Makefile that run no tests and no benchmarks, which have tests of their own here."""
+"""Targets of the Makefile that run neither tests nor benchmarks, with their arguments; each is tested here."""
 OTHER_TARGETS = {
     "torch", "test", "thorough", "check", "unit", "bench", "figures", "paper", "bench-cpu", "bench-tune",
     "bench-explore", "bench-hw", "prove", "mutants", "post-synthesis", "docs", "release", "format", "clean",
 }  # fmt: skip
-"""Targets that install, that run the tests or a section above, that take an hour, or that change the checkout."""
+"""Targets without a test here: they install, run tests or a section above, take an hour, or change the checkout."""
 
 
 def test_every_section_has_a_shortest_form() -> None:
@@ -78,13 +78,13 @@ def test_every_target_is_known() -> None:
 
 
 def check(command: list[str]) -> None:
-    """Run a command, which may miss a promise, but may not break off."""
-    done = subprocess.run(
+    """Run a command, which may miss its goal (exit code 1), but must not crash."""
+    process = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False,
         env=os.environ | {"CELOSIA_FUZZ": "20"},
     )  # fmt: skip
-    assert "Traceback" not in done.stderr, done.stderr[-3000:]
-    assert done.returncode in (0, 1), (done.stdout + done.stderr)[-3000:]
+    assert "Traceback" not in process.stderr, process.stderr[-3000:]
+    assert process.returncode in (0, 1), (process.stdout + process.stderr)[-3000:]
 
 
 @pytest.mark.thorough

@@ -1,4 +1,4 @@
-"""Toggles of a waveform: by hand, and of a design whose number is known."""
+"""Count the toggles of a waveform that is written by hand."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def counted(changes: str, **more: object) -> dict[str, Toggles]:
 
 
 def test_a_cycle_ends_before_the_edge_of_the_next() -> None:
-    """Bits of a cycle, its `busy` among them, are those before the edge, in whatever order a time lists them."""
-    found = counted(
+    """The bits of a cycle, and its `busy`, are those before the next edge, in any order within a time."""
+    toggles_by_part = counted(
         "#0\n0c\n0b\nb0000 #\nb000000000 w\n"
         "#1\n1c\nb1111 #\n"  # first edge: four bits
         "#2\n0c\n1b\n"  # ... of a cycle in which the unit works
@@ -47,10 +47,10 @@ def test_a_cycle_ends_before_the_edge_of_the_next() -> None:
         "#4\n0c\n0b\n"
         "#5\nb000000011 w\n1c\n#6\n0c\n"  # a cycle that does not end: it does not count
     )
-    unit = found["unit"]
+    unit = toggles_by_part["unit"]
     assert (unit.bits, unit.working_cycles, unit.waiting_cycles) == (13, 1, 1)
     assert (unit.working, unit.waiting) == (4, 1) and unit.rate(True) == pytest.approx(4 / 13)
-    assert "other" not in found or found["other"].bits == 0  # a net counts once
+    assert "other" not in toggles_by_part or toggles_by_part["other"].bits == 0  # a net with two names counts once
 
 
 def test_cycles_that_do_not_count() -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of tuned kernels: what it compares, and that it says what went wrong."""
+"""The benchmark of tuned kernels compares each convolution once, and reports failures."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from celosia.driver.host.oracle import open_session
 
 
 def test_each_convolution_of_a_network_is_there_once() -> None:
-    found = list(tune_cpu.convolutions("detector"))
-    assert len({case.name for case in found}) == len(found) > 10
-    kinds = {case.model.graph.node[0].op_type for case in found}
+    convolutions = list(tune_cpu.convolutions("detector"))
+    assert len({case.name for case in convolutions}) == len(convolutions) > 10
+    kinds = {case.model.graph.node[0].op_type for case in convolutions}
     assert kinds == {"Conv", "ConvTranspose"}
-    for case in found[:3]:
+    for case in convolutions[:3]:
         assert open_session(case.model, threads=1).run(None, case.feed)[0].size
 
 

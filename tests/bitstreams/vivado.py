@@ -1,8 +1,8 @@
-"""As much of Vivado as build.tcl uses: commands that check their arguments, and the block design that they make.
+"""Model the part of Vivado that build.tcl uses: commands that check their arguments, and the block design.
 
 Names of IPs, pins, parameters and options are those of the product guides PG082 (Zynq), PG201 (UltraScale+), PG164
-(reset), PG065 (clocks), PG247 (SmartConnect) and of UG835 (Tcl commands). Whatever is not known here is an error, as
-it is in Vivado.
+(reset), PG065 (clocks), PG247 (SmartConnect) and of UG835 (Tcl commands). Anything unknown here is an error, as it is
+in Vivado.
 """
 
 from __future__ import annotations
@@ -100,14 +100,17 @@ RULES = {
 
 
 class VivadoError(Exception):
-    """What Vivado would have stopped at."""
+    """An error at which Vivado would have stopped."""
 
 
 class Vivado:
-    """Runs Tcl. parts: devices that are installed. boards: board files. slack, hold, progress: of the implementation.
-    missing: "bit" or "hwh", a file that it does not leave. failing: a run that ends with an error.
+    """Run Tcl with the commands of Vivado.
 
-    cells: name -> IP or "module". nets: sets of joined pins. buses: pairs of joined interfaces. ports: lights.
+    parts: installed devices. boards: board files. slack, hold: of the implementation. missing: "bit" or "hwh", a file
+    that it does not write. failing: a run that ends with an error.
+
+    cells: IP or "module" of each cell. nets: sets of connected pins. buses: pairs of connected interfaces. ports:
+    lights.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class Vivado:
         self.parameters: dict[str, dict[str, str]] = {}
         self.modules: dict[str, tuple[dict[str, str], dict[str, str]]] = {}
         self.protocols: dict[tuple[str, str], str] = {}
-        """Of the interfaces of modules."""
+        """The protocol of each (module, interface)."""
         self.nets: list[set[str]] = []
         self.buses: list[tuple[str, str]] = []
         self.ports: list[str] = []
@@ -138,7 +141,7 @@ class Vivado:
                 self.tcl.createcommand(name.removeprefix("tcl_"), self._command(getattr(self, name)))
 
     def source(self, path: Path) -> None:
-        """VivadoError with Tcl's message where the script stops."""
+        """Run a script. Raise VivadoError with Tcl's message if it stops."""
         try:
             self.tcl.call("source", str(path))
         except tkinter.TclError as error:
@@ -159,7 +162,7 @@ class Vivado:
     def _options(
         self, arguments: tuple[str, ...], values: str = "", flags: str = ""
     ) -> tuple[dict[str, str], list[str]]:
-        """(options with their values, the other arguments)."""
+        """Return the options with their values, and the other arguments."""
         options, rest, waiting = {}, [], list(arguments)
         while waiting:
             word = waiting.pop(0)
@@ -218,11 +221,11 @@ class Vivado:
 
     def tcl_get_ipdefs(self, *arguments: str) -> tuple[str, ...]:
         options, _ = self._options(arguments, "-filter", "-quiet")
-        found = re.fullmatch(r"VLNV =~ (\S+)", options["-filter"])
-        if found is None:
+        matched = re.fullmatch(r"VLNV =~ (\S+)", options["-filter"])
+        if matched is None:
             raise VivadoError(f"filter {options['-filter']}")
         names = [f"xilinx.com:ip:{ip}:{v}" for ip in self.ips for v in ("1.0", IPS[ip]["version"])]
-        return tuple(name for name in names if fnmatchcase(name, found[1]))
+        return tuple(name for name in names if fnmatchcase(name, matched[1]))
 
     def tcl_get_files(self, *arguments: str) -> str:
         return arguments[0]
@@ -301,26 +304,26 @@ class Vivado:
         return f"/{name}"
 
     def _look(self, path: str, which: int) -> str:
-        """The direction of a pin (0) or interface (1)."""
+        """Return the direction of a pin (which = 0) or an interface (which = 1)."""
         cell, _, pin = path.partition("/")
-        what = self.cells.get(cell, "")
-        if what.startswith("module "):
-            found = self.modules[what.removeprefix("module ")][which].get(pin)
-        elif what:
-            found = IPS[what][("pins", "interfaces")[which]].get(pin)
-            switch = IPS[what]["needs"].get(pin)
+        kind = self.cells.get(cell, "")
+        if kind.startswith("module "):
+            direction = self.modules[kind.removeprefix("module ")][which].get(pin)
+        elif kind:
+            direction = IPS[kind][("pins", "interfaces")[which]].get(pin)
+            switch = IPS[kind]["needs"].get(pin)
             if switch and self.parameters[cell].get(switch) not in ("1", "true"):
                 raise VivadoError(f"{path} is switched off by {switch}")
             if pin not in self._interfaces(cell) and which:
-                found = None
+                direction = None
         else:
-            found = None
-        if found is None:
+            direction = None
+        if direction is None:
             raise VivadoError(f"no {('pin', 'interface')[which]} {path}")
-        return str(found)
+        return str(direction)
 
     def _interfaces(self, cell: str) -> set[str]:
-        """Those that an IP has with its parameters."""
+        """Return the interfaces that an IP has with its parameters."""
         masters = int(self.parameters[cell].get("NUM_MI", "1"))
         return {name for name in IPS[self.cells[cell]]["interfaces"] if name != f"M{masters:02}_AXI"}
 
@@ -364,53 +367,53 @@ class Vivado:
         self.buses.append((one, two))
 
     def _protocol(self, path: str) -> str:
-        """Of an interface, where it is known and has one alone: an interconnect takes all."""
+        """Return the protocol of an interface, or "" if it is unknown or, as of an interconnect, arbitrary."""
         cell, _, pin = path.partition("/")
-        what = self.cells[cell]
-        return self.protocols.get((what.removeprefix("module "), pin), PROTOCOLS.get(what, ""))
+        kind = self.cells[cell]
+        return self.protocols.get((kind.removeprefix("module "), pin), PROTOCOLS.get(kind, ""))
 
     def tcl_assign_bd_address(self, *arguments: str) -> None:
         self._options(arguments)
         reach = dict(self.buses) | {b: a for a, b in self.buses}
-        for cell, what in self.cells.items():
-            if what not in ("processing_system7", "zynq_ultra_ps_e"):
+        for cell, kind in self.cells.items():
+            if kind not in ("processing_system7", "zynq_ultra_ps_e"):
                 continue
-            for name, direction in IPS[what]["interfaces"].items():
+            for name, direction in IPS[kind]["interfaces"].items():
                 if direction == "master" and f"{cell}/{name}" in reach:
                     bridge = reach[f"{cell}/{name}"].split("/")[0]
                     for master in self._interfaces(bridge) - {"S00_AXI"}:
                         end = reach[f"{bridge}/{master}"].split("/")[0]
-                        self.segments[f"{cell}/{IPS[what]['address_space']}/SEG_{end}_reg0"] = ""
+                        self.segments[f"{cell}/{IPS[kind]['address_space']}/SEG_{end}_reg0"] = ""
 
     def tcl_get_bd_addr_segs(self, pattern: str) -> str:
-        found = [name for name in self.segments if fnmatchcase(name, pattern)]
-        if len(found) != 1:
-            raise VivadoError(f"{len(found)} address segments are like {pattern}")
-        return found[0]
+        names = [name for name in self.segments if fnmatchcase(name, pattern)]
+        if len(names) != 1:
+            raise VivadoError(f"{len(names)} address segments are like {pattern}")
+        return names[0]
 
     def tcl_validate_bd_design(self) -> None:
-        """Everything that must be connected is, and every bus has one clock at both ends."""
+        """Check that everything required is connected, and that clock managers are set up right."""
         joined = set().union(*self.nets)
-        for cell, what in self.cells.items():
-            module = self.modules.get(what.removeprefix("module "))
-            pins = module[0] if module else IPS[what]["pins"]
+        for cell, kind in self.cells.items():
+            module = self.modules.get(kind.removeprefix("module "))
+            pins = module[0] if module else IPS[kind]["pins"]
             for pin, direction in pins.items():
-                switch = None if module else IPS[what]["needs"].get(pin)
-                on = switch is None or self.parameters[cell].get(switch) in ("1", "true")
-                optional = not module and pin in IPS[what].get("open", ())
-                if direction == "I" and on and not optional and f"{cell}/{pin}" not in joined:
+                switch = None if module else IPS[kind]["needs"].get(pin)
+                is_enabled = switch is None or self.parameters[cell].get(switch) in ("1", "true")
+                optional = not module and pin in IPS[kind].get("open", ())
+                if direction == "I" and is_enabled and not optional and f"{cell}/{pin}" not in joined:
                     raise VivadoError(f"{cell}/{pin} is not connected")
-            interfaces = module[1] if module else self._interfaces(cell) if what in ("smartconnect", "axi_intc") else {}
+            interfaces = module[1] if module else self._interfaces(cell) if kind in ("smartconnect", "axi_intc") else {}
             for name in interfaces:
                 if not any(f"{cell}/{name}" in pair for pair in self.buses):
                     raise VivadoError(f"{cell}/{name} is not connected")
-            if what == "clk_wiz":
+            if kind == "clk_wiz":
                 self._check_clocks({name: value for name, value in self.parameters[cell].items() if value.isdigit()})
         self.validated = True
 
-    def _check_clocks(self, given: dict[str, str]) -> None:
-        """The oscillator is in its range (DS187, DS925), and its outputs are what was asked for."""
-        number = {name.removeprefix("MMCM_"): int(value) for name, value in given.items()}
+    def _check_clocks(self, parameters: dict[str, str]) -> None:
+        """Check that the oscillator is in its range (DS187, DS925), and that outputs have the requested frequencies."""
+        number = {name.removeprefix("MMCM_"): int(value) for name, value in parameters.items()}
         low, high = (600, 1200) if "processing_system7" in self.cells.values() else (800, 1600)
         oscillator = number["PRIM_IN_FREQ"] * number["CLKFBOUT_MULT_F"] / number["DIVCLK_DIVIDE"]
         if not low <= oscillator <= high or not 2 <= number["CLKFBOUT_MULT_F"] <= 64:
@@ -469,10 +472,12 @@ class Vivado:
         options, rest = self._options(arguments, "-filter", "-quiet")
         if not options and rest[0] not in self.runs:
             raise VivadoError(f"no run {rest[0]}")
-        found = re.fullmatch(r'STATUS =~ "(\S+)"', options.get("-filter", 'STATUS =~ "*"'))
-        if found is None:
+        matched = re.fullmatch(r'STATUS =~ "(\S+)"', options.get("-filter", 'STATUS =~ "*"'))
+        if matched is None:
             raise VivadoError(f"filter {options['-filter']}")
-        return tuple(n for n, status in self.runs.items() if fnmatchcase(status, found[1]) and n in (rest or self.runs))
+        return tuple(
+            n for n, status in self.runs.items() if fnmatchcase(status, matched[1]) and n in (rest or self.runs)
+        )
 
 
 PORT = re.compile(
@@ -482,22 +487,22 @@ PORT = re.compile(
 
 
 def _protocols(text: str) -> dict[tuple[str, str], str]:
-    found = re.findall(r'aximm:1\.0 (\w+) \w+", X_INTERFACE_PARAMETER = "PROTOCOL (\w+)', text)
-    return {("celosia", bus): kind for bus, kind in found}
+    interfaces = re.findall(r'aximm:1\.0 (\w+) \w+", X_INTERFACE_PARAMETER = "PROTOCOL (\w+)', text)
+    return {("celosia", bus): kind for bus, kind in interfaces}
 
 
 def _modules(text: str) -> dict[str, tuple[dict[str, str], dict[str, str]]]:
-    """Modules with (pins, bus interfaces) as a block design shows them; buses are told by their attributes."""
+    """Return each module as (pins, bus interfaces), as a block design shows it; attributes mark the buses."""
     result = {}
     for name, ports in re.findall(r"^module (\w+) ?\((.*?)\);", text, re.S | re.M):
         interfaces: dict[str, str] = {}
-        taken: dict[str, str] = {}
-        for kind, what, bus, role, direction, port in PORT.findall(ports):
-            if (kind, what) == ("interface", "aximm"):
-                taken[port] = bus
+        bus_ports: dict[str, str] = {}
+        for kind, interface_type, bus, role, direction, port in PORT.findall(ports):
+            if (kind, interface_type) == ("interface", "aximm"):
+                bus_ports[port] = bus
                 if role == "ARVALID":
                     interfaces[bus] = "master" if direction == "output" else "slave"
-        found = re.findall(r"(input|output) +wire (?:\[\d+:0\] )?(\w+)", ports)
-        pins = {port: "I" if direction == "input" else "O" for direction, port in found if port not in taken}
+        declared = re.findall(r"(input|output) +wire (?:\[\d+:0\] )?(\w+)", ports)
+        pins = {port: "I" if direction == "input" else "O" for direction, port in declared if port not in bus_ports}
         result[name] = pins, interfaces
     return result

@@ -1,8 +1,8 @@
-"""What the compiler makes of a model, run on a device beside onnxruntime.
+"""Compile a model, run it on a device, and compare its outputs with those of onnxruntime.
 
-onnxruntime runs with session.qdqisint8allowed=1, with which every QDQ pattern becomes an integer operator. Where it
-computes in float nevertheless (Builder.inexact), outputs may differ by one step; so may averages where Builder.rounding
-asks for integers.
+onnxruntime runs with session.qdqisint8allowed=1, which turns every QDQ pattern into an integer operator. If it computes
+in float nevertheless (Builder.inexact), outputs may differ by one step. Averages may, too, if Builder.rounding asks for
+integers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CONFIGS = {
     "tight": SMALL_CONFIGS["4x4"],
 }
 ONE_STEP = 1.001
-"""What outputs may differ by where onnxruntime computes in float, itself rounded."""
+"""Largest difference, in steps, of outputs that onnxruntime computes in float, with the rounding of the comparison."""
 
 
 def expected(model: onnx.ModelProto, feed: dict[str, Array], save: Path | None = None) -> list[Array]:
@@ -55,54 +55,54 @@ def feed_of(model: onnx.ModelProto, seed: int = 0) -> dict[str, Array]:
     return {name: (rng.standard_normal(shape) * 4).astype(np.float32) for name, shape in shapes.items()}
 
 
-def steps(found: Array, wanted: Array, scale: float) -> float:
-    """The largest difference; `scale` is one step of float outputs."""
-    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
-    gap = float(np.abs(found.astype(np.float64) - wanted.astype(np.float64)).max())
-    return gap / scale if found.dtype == np.float32 else gap
+def steps(actual: Array, reference: Array, scale: float) -> float:
+    """Return the largest difference in steps; `scale` is one step of float outputs."""
+    assert (actual.shape, actual.dtype) == (reference.shape, reference.dtype)
+    gap = float(np.abs(actual.astype(np.float64) - reference.astype(np.float64)).max())
+    return gap / scale if actual.dtype == np.float32 else gap
 
 
 @dataclass
 class Agreement:
-    """How far a device's outputs are from onnxruntime's."""
+    """The comparison of a device's outputs with onnxruntime's."""
 
     program: Program
     bytes: int
-    """Of all outputs."""
+    """The bytes of all outputs."""
     different: dict[str, int]
-    """Bytes that differ, by output: those that must be equal and are not."""
+    """Number of bytes that differ, for each output that must be equal and is not."""
     steps: dict[str, float]
-    """The largest difference of the others, in steps."""
+    """The largest difference of each other output, in steps."""
 
 
 def compare(b: Builder, device: Device, wanted: Sequence[Array] | None = None) -> Agreement:
-    """Compile what `b` made for `device`, run it there and compare every output with onnxruntime's.
+    """Compile the model of `b` for `device`, run it there, and compare every output with onnxruntime's.
 
-    wanted: those, where they are known.
+    wanted: onnxruntime's outputs, if the caller has them.
     """
     model = b.model()
     feed = feed_of(model)
     wanted = expected(model, feed) if wanted is None else wanted
     program = celosia.compile(model, device.config, rounding=b.rounding)
-    found = Runtime(program, device).run(feed, trace=False).outputs
+    outputs = Runtime(program, device).run(feed, trace=False).outputs
     result = Agreement(program, sum(array.nbytes for array in wanted), {}, {})
     for (name, step), array in zip(b.steps.items(), wanted, strict=True):
         if name in b.inexact:
-            result.steps[name] = steps(found[name], array, step)
-        elif count := different(found[name], array):
+            result.steps[name] = steps(outputs[name], array, step)
+        elif count := different(outputs[name], array):
             result.different[name] = count
     return result
 
 
-def different(found: Array, wanted: Array) -> int:
-    """Bytes that differ."""
-    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
-    raw = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (found, wanted)]
+def different(actual: Array, reference: Array) -> int:
+    """Return the number of bytes that differ."""
+    assert (actual.shape, actual.dtype) == (reference.shape, reference.dtype)
+    raw = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (actual, reference)]
     return int(np.count_nonzero(raw[0] != raw[1]))
 
 
 def check(b: Builder, device: Device) -> Program:
-    """Compare, and require that bytes are equal, or where onnxruntime computes in float, at most a step apart."""
+    """Compare, and require equal bytes, or at most one step if onnxruntime computes in float. Return the Program."""
     result = compare(b, device)
     assert not result.different
     assert all(gap <= ONE_STEP for gap in result.steps.values()), result.steps

@@ -1,6 +1,6 @@
-"""Many random models against onnxruntime: `python tests/cosim/many_models.py --seeds 1,2 --models 250` prints JSON.
+"""Compare many random models with onnxruntime; prints JSON, and continues after a difference or an error.
 
-It goes on after a difference or an error.
+python tests/cosim/many_models.py --seeds 1,2 --models 250
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NETWORKS = {"detector": detector, "twins": twins}
 
 @dataclass
 class Count:
-    """What was compared. failures: configuration, seed, number of the model and what was wrong."""
+    """Counts of compared models. failures: Config, seed, number of the model, and the fault."""
 
     models: int = 0
     programs: int = 0
@@ -40,12 +40,12 @@ class Count:
     failures: list[str] = field(default_factory=list)
 
     def add(self, label: str, b: Builder) -> None:
-        """Compile and run what `b` made for every Config, and compare with onnxruntime."""
+        """Compile and run the model of `b` for every Config, and compare with onnxruntime."""
         model = b.model()
         self.run(label, b, expected(model, feed_of(model)))
 
     def run(self, label: str, b: Builder, wanted: Sequence[Array]) -> None:
-        """As `add`, where onnxruntime's outputs are known."""
+        """Compile and run the model of `b` for every Config, and compare with `wanted`, onnxruntime's outputs."""
         self.models += 1
         for config in CONFIGS:
             try:
@@ -68,7 +68,7 @@ class Count:
 
 
 def random_models(count: Count, number: int, models_of_each: int) -> None:
-    made = 0
+    drawn = 0
 
     @seed(number)
     @settings(
@@ -76,16 +76,16 @@ def random_models(count: Count, number: int, models_of_each: int) -> None:
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(b=models())
-    def one(b: Builder) -> None:
-        nonlocal made
-        made += 1
-        count.add(f"seed {number}, model {made}", b)
+    def try_model(b: Builder) -> None:
+        nonlocal drawn
+        drawn += 1
+        count.add(f"seed {number}, model {drawn}", b)
 
-    one()
+    try_model()
 
 
 def networks(count: Count, name: str) -> None:
-    """A network in both forms, without names and with others."""
+    """Compare a network in both forms, with and without names."""
     for form in ("qdq", "qoperator"):
         for names in ("none", "same", "hostile"):
             for number in range(2):

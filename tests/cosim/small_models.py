@@ -1,4 +1,4 @@
-"""Small quantised models, made operator by operator in both ONNX forms, and random ones for hypothesis.
+"""Build small quantised models operator by operator, in both ONNX forms, and random models for hypothesis.
 
 b = Builder("qdq", np.int8, seed=1)
 x = b.input([1, 6, 8, 8])
@@ -26,12 +26,15 @@ HOSTILE = (
     ".shape", "_zero", "_table", "_weights", "_bias", "_int32", ".0", "@xy", "@1x4x4x4", "_quantised_", ":", "",
     "_unclamped", ".blocked", "_1",
 )  # fmt: skip
-"""What names of the compiler's own might end in."""
+"""Endings that the compiler might append to names."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """An 8-bit tensor of the model: real = (value - zero) * scale. float_inside: onnxruntime computed it in float."""
+    """An 8-bit tensor of the model: real = (value - zero) * scale.
+
+    float_inside: onnxruntime computes it, or a tensor that it depends on, in float.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -41,7 +44,10 @@ class Tensor:
 
 
 class Builder:
-    """form: "qdq" or "qoperator". dtype: of all activations. symmetric: whether every zero point is the middle."""
+    """A quantised model that grows operator by operator.
+
+    form: "qdq" or "qoperator". dtype: type of all activations. symmetric: every zero point is the middle of the range.
+    """
 
     def __init__(
         self, form: str, dtype: Any = np.int8, seed: int = 0, symmetric: bool = False, opset: int = 17
@@ -49,29 +55,32 @@ class Builder:
         self.qdq, self.dtype, self.symmetric, self.opset = form == "qdq", np.dtype(dtype), symmetric, opset
         self.rng = np.random.default_rng(seed)
         self.one_sided = False
-        """No weight is negative, and sums grow large."""
+        """True if no weight is negative, so that sums grow large."""
         self.rounding = "onnxruntime"
-        """As `celosia.compile` takes it."""
+        """The option `rounding` of `celosia.compile`."""
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, NDArray[Any]] = {}
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
         self.steps: dict[str, float] = {}
-        """Outputs, and what one step of each is worth as a float."""
+        """The quantisation step of each output, as a float."""
         self.inexact: set[str] = set()
-        """Outputs that depend on an operator which onnxruntime computes in float."""
+        """Names of outputs that depend on an operator that onnxruntime computes in float."""
         self.count = 0
         self.node_names = "own"
-        """What nodes are called: "own", "none", "same", or "hostile", as what the compiler might make itself."""
+        """Names of nodes: "own", "none", "same", or "hostile" (names that the compiler might generate itself)."""
         self.hostile_tensors = False
-        """Whether tensors are called as what the compiler might make itself."""
+        """True if tensors have names that the compiler might generate itself."""
         self.last = "val"
         self.given_names: set[str] = set()
         self.shared = False
-        """Whether equal constants are one initializer, convolutions of one shape have one set of weights, and all that
-        read a tensor read the same DequantizeLinear, as in models that exporters have tidied up."""
+        """True to share parts, as in models that exporters have cleaned up.
+
+        Equal constants are one initializer, convolutions of equal shape share weights, and readers of a tensor share
+        its DequantizeLinear.
+        """
         self.kept: dict[Any, Any] = {}
-        """What `shared` makes once, by what it is."""
+        """The shared parts by their keys, see `once`."""
 
     # Pieces ----------------------------------------------------------------------------------------------------
 
@@ -92,7 +101,7 @@ class Builder:
         return {"own": f"{out}_node", "none": "", "same": "node"}[self.node_names]
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
-        """What `make` gives; where `shared`, the same for each `key`."""
+        """Return `make()`; if `shared`, call it only once for each `key`."""
         if not self.shared:
             return make()
         if key not in self.kept:
@@ -115,7 +124,7 @@ class Builder:
         return out
 
     def meaning(self, scale: float, zero: int) -> list[str]:
-        """Names of a scale and a zero point of the activations' type."""
+        """Add a scale and a zero point of the activations' type, and return their names."""
         return [self.constant("scale", scale, np.float32), self.constant("zero", zero, self.dtype)]
 
     def zero(self) -> int:
@@ -123,7 +132,7 @@ class Builder:
         return int(info.min + 128 if self.symmetric else self.rng.integers(info.min, info.max + 1))
 
     def real(self, x: Tensor) -> str:
-        """The float tensor that `x` means."""
+        """Add a DequantizeLinear of `x`, and return the name of the float tensor."""
         return self.dequantised(x.name, self.meaning(x.scale, x.zero))
 
     def dequantised(self, name: str, meaning: Sequence[str], **attrs: int) -> str:
@@ -141,7 +150,7 @@ class Builder:
         self, op: str, inputs: Sequence[str], shape: Sequence[int], scale: float, zero: int, float_inside: bool = False,
         domain: str = MS, **attrs: Any,
     ) -> Tensor:  # fmt: skip
-        """The result of an integer operator."""
+        """Add an integer operator, and return its result."""
         return Tensor(
             self.node(op, inputs, domain, **attrs), tuple(shape), float(np.float32(scale)), zero, float_inside
         )
@@ -157,7 +166,7 @@ class Builder:
         return self.quantise(name, shape, scale)
 
     def output(self, x: Tensor, real: bool = False) -> None:
-        """Return `x`, as the bytes or, where `real`, as floats."""
+        """Make `x` an output of the model: its bytes, or floats if `real`."""
         kind = TensorProto.FLOAT if real else helper.np_dtype_to_tensor_dtype(self.dtype)
         name = self.real(x) if real else x.name
         self.outputs.append(helper.make_tensor_value_info(name, kind, list(x.shape)))
@@ -166,7 +175,7 @@ class Builder:
             self.inexact.add(name)
 
     def return_input(self) -> None:
-        """Return the model's first input as it is."""
+        """Make the model's first input an output."""
         self.outputs.append(self.inputs[0])
         self.steps[self.inputs[0].name] = 1
 
@@ -183,9 +192,9 @@ class Builder:
     def weights(
         self, shape: Sequence[int], channels: int, per_channel: bool, axis: int
     ) -> tuple[str, NDArray[Any], list[str]]:
-        """Name of int8 weights, their scales, and the names of scale and zero point.
+        """Add int8 weights. Return their name, their scales, and the names of scale and zero point.
 
-        With uint8 activations they have 7 bits: onnxruntime's U8S8 kernels saturate on some processors.
+        With uint8 activations the weights have 7 bits, because onnxruntime's U8S8 kernels saturate on some processors.
         """
         return self.once(("weights", *shape, per_channel, axis), lambda: self._weights(shape, channels, per_channel))
 
@@ -199,7 +208,7 @@ class Builder:
         return self.constant("weights", values), scale, [self.constant("scale", scale), self.constant("zero", zero)]
 
     def _spread(self, x: Tensor, w_scale: NDArray[Any], terms: int) -> float:
-        """A scale with which the sums of `terms` products cover the bytes."""
+        """Return a scale with which the sums of `terms` products cover the bytes."""
         if self.one_sided:
             return float(x.scale * np.mean(w_scale) * 64 * 64 * terms / 100)
         return float(x.scale * np.mean(w_scale) * 74 * math.sqrt(terms) * self.rng.uniform(1, 3))
@@ -209,9 +218,11 @@ class Builder:
         pads: tuple[int, ...] = (0, 0, 0, 0), dilations: tuple[int, ...] = (1, 1), group: int = 1,
         per_channel: bool = True, bias: bool = True, activation: str = "", auto_pad: str = "",
     ) -> Tensor:  # fmt: skip
-        """auto_pad: "SAME_UPPER" or "SAME_LOWER" instead of pads.
-        activation: "Relu" or "Clip" before quantisation, which then implies it; "kept" for a Relu between two QDQ
-        pairs; "clamp" for a Clip that quantisation does not imply, with which onnxruntime computes in float. QDQ only.
+        """Add a convolution.
+
+        auto_pad: "SAME_UPPER" or "SAME_LOWER" instead of pads. activation, for QDQ only: "Relu" or "Clip" before
+        quantisation, which then implies it; "kept" for a Relu between two QDQ pairs; "clamp" for a Clip that
+        quantisation does not imply, with which onnxruntime computes in float.
         """
         images, channels, *size = x.shape
         w, w_scale, w_meaning = self.weights((out, channels // group, *kernel), out, per_channel, 0)
@@ -252,7 +263,7 @@ class Builder:
         pads: tuple[int, int, int, int] = (0, 0, 0, 0), more: tuple[int, int] = (0, 0),
         dilations: tuple[int, int] = (1, 1), group: int = 1, per_channel: bool = True,
     ) -> Tensor:  # fmt: skip
-        """more: output_padding. There is no integer operator: onnxruntime computes it in float."""
+        """Add a transposed convolution, for which onnxruntime has only float operators. more: output_padding."""
         channels, per_channel = x.shape[1], per_channel and group == 1
         w, w_scale, w_meaning = self.weights((channels, out // group, *kernel), out, per_channel, 1)
         bias = self.constant("bias", self.rng.integers(-5000, 5000, out), np.int32)
@@ -272,7 +283,7 @@ class Builder:
         return self.node("DequantizeLinear", [bias, self.constant("scale", scale), zero], **axis)
 
     def matmul(self, x: Tensor, out: int, op: str = "Gemm", per_channel: bool = True, trans_b: int = 1) -> Tensor:
-        """`x` [..., K] times constant weights, as "Gemm" (with bias) or "MatMul"."""
+        """Multiply `x` [..., K] by constant weights, as "Gemm" (with bias) or "MatMul"."""
         inner = x.shape[-1]
         trans_b = trans_b if op == "Gemm" else 0
         shape = (out, inner) if trans_b else (inner, out)
@@ -297,7 +308,7 @@ class Builder:
         return self.quantise(self.node("Gemm", inputs, transB=trans_b), y_shape, scale, float_inside=x.float_inside)
 
     def binary(self, op: str, a: Tensor, b: Tensor) -> Tensor:
-        """Add or Mul."""
+        """Add "Add" or "Mul"."""
         if op == "Add":
             scale = (a.scale + b.scale) * self.rng.uniform(0.4, 1)
         else:
@@ -331,7 +342,7 @@ class Builder:
         self, x: Tensor, kernel: tuple[int, int], strides: tuple[int, int], pads: tuple[int, int, int, int],
         count_include_pad: int = 0,
     ) -> Tensor:  # fmt: skip
-        """onnxruntime computes it in float, even as QLinearAveragePool."""
+        """Add an average pooling, which onnxruntime computes in float, even as QLinearAveragePool."""
         scale, rounded = x.scale * self.rng.choice([1, self.rng.uniform(0.4, 1)]), self.rounding == "correct"
         size = ((x.shape[2 + a] + pads[a] + pads[a + 2] - kernel[a]) // strides[a] + 1 for a in (0, 1))
         attrs: dict[str, Any] = dict(kernel_shape=list(kernel), strides=list(strides), pads=list(pads))
@@ -352,7 +363,7 @@ class Builder:
         return self.tensor(f"QLinear{op}", inputs, shape, scale, zero, inexact, **attrs)
 
     def concat(self, parts: Sequence[Tensor], equal: bool, axis: int = 1) -> Tensor:
-        """`equal`: the result means what the first part means."""
+        """Add a concatenation. equal: the result has the scale and zero point of the first part."""
         first = parts[0]
         shape = (*first.shape[:axis], sum(part.shape[axis] for part in parts), *first.shape[axis + 1 :])
         scale = first.scale if equal else max(part.scale for part in parts)
@@ -373,7 +384,10 @@ class Builder:
     def move(
         self, op: str, x: Tensor, shapes: Sequence[Sequence[int]], arguments: Sequence[Any] = (), **attrs: Any
     ) -> list[Tensor]:
-        """The outputs, of `shapes`, of an operator that only moves elements of `x`. arguments: what it takes beside."""
+        """Add an operator that only moves elements of `x`, and return its outputs, of `shapes`.
+
+        arguments: its further inputs, as constants.
+        """
         names = ["" if value is None else self.constant("argument", value) for value in arguments]
         outs = [self.name(op.lower()) for _ in shapes]
         inputs = [self.real(x) if self.qdq else x.name, *names]
@@ -395,13 +409,13 @@ class Builder:
         return self.move("Slice", x, [(*x.shape[:axis], size, *x.shape[axis + 1 :])], numbers)[0]
 
     def nearest(self, x: Tensor, scale: tuple[float, float], **attrs: Any) -> Tensor:
-        """Resize of rows and columns."""
+        """Resize rows and columns to the nearest element."""
         shape = (*x.shape[:2], math.floor(x.shape[2] * scale[0]), math.floor(x.shape[3] * scale[1]))
         scales = np.array([1, 1, *scale], np.float32)
         return self.move("Resize", x, [shape], [None, scales], mode="nearest", **attrs)[0]
 
     def pad(self, x: Tensor, before: Sequence[int], after: Sequence[int], mode: str = "constant") -> Tensor:
-        """Of all four axes; with zeros, where `mode` is "constant"."""
+        """Pad all four axes; with zeros, if `mode` is "constant"."""
         shape = [b + size + a for b, size, a in zip(before, x.shape, after, strict=True)]
         arguments: list[Any] = [np.array([*before, *after], np.int64)]
         if mode == "constant":
@@ -423,7 +437,7 @@ class Builder:
         return Tensor(self.node("Flatten", [x.name]), shape, x.scale, x.zero, x.float_inside)
 
     def unary(self, x: Tensor, op: str, **attrs: Any) -> Tensor:
-        """A function of each element. onnxruntime has integer operators for Sigmoid and LeakyRelu alone."""
+        """Apply a function to each element. onnxruntime has integer operators only for Sigmoid and LeakyRelu."""
         top = {"Sigmoid": 1.0, "HardSigmoid": 1.0, "Tanh": 1.0}.get(op, x.scale * 128)
         scale = top / self.rng.uniform(120, 260)
         if op in ("Sigmoid", "LeakyRelu") and not self.qdq:
@@ -436,7 +450,7 @@ class Builder:
         return self.binary("Mul", self.unary(x, "HardSigmoid", alpha=1 / 6, beta=0.5), x)
 
     def again(self, x: Tensor) -> Tensor:
-        """What the last node made, which is `x`, made once more by an equal node."""
+        """Repeat the last node, whose output is `x`, with another output."""
         node = self.nodes[-1]
         assert list(node.output) == [x.name]
         name = self.name("again")
@@ -447,7 +461,7 @@ class Builder:
         return replace(x, name=name)
 
     def transposed(self, x: Tensor) -> Tensor:
-        """Rows for columns, of the bytes: an operator of the CPU."""
+        """Transpose the rows and columns of the bytes, which the CPU does."""
         shape = (*x.shape[:2], x.shape[3], x.shape[2])
         return replace(x, name=self.node("Transpose", [x.name], perm=[0, 1, 3, 2]), shape=shape)
 
@@ -457,14 +471,16 @@ class Builder:
         return self.node("ReduceMax", [real, self.constant("axes", axes, np.int64)])
 
     def below_maximum(self, x: Tensor) -> Tensor:
-        """How far each element is below the largest of its image: floats, which `x` gives twice."""
+        """Subtract the largest element of each image: a float expression that reads `x` twice."""
         real = self.real(x)
         below = self.node("Sub", [real, self.maximum(real, [1, 2, 3])])
         return self.quantise(below, x.shape, x.scale * 1.5, float_inside=x.float_inside)
 
     def negated_or_positive(self, x: Tensor) -> Tensor:
-        """If the largest of `x` is positive -x else |x|. Names in the bodies are those that other tensors, and what the
-        compiler makes, have, and the same in both."""
+        """Return -x if the largest element of `x` is positive, else |x|, by an If.
+
+        Both bodies use the same names, which other tensors, and tensors that the compiler makes, may have, too.
+        """
         real = self.real(x)
         top = self.node("Squeeze", [self.maximum(real, [0, 1, 2, 3])])
         positive = self.node("Greater", [top, self.constant("none", 0, np.float32)])
@@ -487,15 +503,17 @@ class Builder:
 
 
 def twins(b: Builder) -> None:
-    """Two convolutions of the same geometry behind each other."""
+    """Add two convolutions of the same geometry, one behind the other."""
     x = b.conv(b.input([1, 8, 8, 8]), 16, (1, 1))
     x = b.conv(x, 16, (3, 3), pads=(1, 1, 1, 1))
     b.output(b.conv(x, 16, (3, 3), pads=(1, 1, 1, 1)))
 
 
 def detector(b: Builder) -> None:
-    """A face detector's shape: a stem, depthwise separable blocks with residuals, and boxes and scores at two sizes.
-    77 integer operators."""
+    """Add a network in the shape of a face detector, with 77 integer operators.
+
+    It has a stem, depthwise separable blocks with residuals, and boxes and scores at two sizes.
+    """
     x = b.conv(b.input([1, 3, 64, 64]), 12, (5, 5), (2, 2), (1, 1, 2, 2))
     heads = []
     for blocks, channels in ((6, 12), (7, 24), (6, 32)):
@@ -530,7 +548,7 @@ LAST = ("", "flatten_gemm", "global_gemm", "global_average", "average_pool", "ma
 
 @st.composite
 def models(draw: st.DrawFn) -> Builder:
-    """A chain of up to five operators, some with branches, and perhaps a classifier."""
+    """Draw a chain of up to six operators, some with branches, and perhaps a classifier."""
     number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
     b = Builder(
         draw(st.sampled_from(["qdq", "qoperator"])), draw(st.sampled_from([np.int8, np.uint8])), number(0, 2**16),
@@ -618,7 +636,7 @@ def _random(draw: st.DrawFn, b: Builder, op: str, x: Tensor) -> Tensor:
 
 
 def _random_move(draw: st.DrawFn, b: Builder, op: str, x: Tensor) -> Tensor:
-    """Bytes that move, and what is made of them."""
+    """Add an operator that moves bytes, and perhaps an operator on its results."""
     number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
     axis = number(1, 3)
     size = x.shape[axis]

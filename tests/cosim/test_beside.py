@@ -1,5 +1,7 @@
-"""Poolings, maps, depthwise convolutions and what waits for memory beside convolutions that they do not need: tiles
-take turns, and every byte is onnxruntime's."""
+"""Overlap: layers that a convolution does not need run in turns with its tiles, and every byte is onnxruntime's.
+
+These layers are poolings, maps, depthwise convolutions, and layers that wait for memory.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,14 @@ from celosia.driver.run.explain import estimate, predict_counters
 
 SMALL = dict(inp_depth=512, wgt_depth=256, acc_depth=128, vin_depth=128, out_depth=128, par_depth=32)
 TAPS = Config(block_in=8, block_out=8, bus_bytes=16, **SMALL, taps=3, tap_depth=64, forward=True, residual_cycles=2)
-"""Small, so that there are many tiles."""
+"""A small accelerator, so that layers have many tiles."""
 
 
 def inception(channels: int = 16, size: int = 10) -> Builder:
-    """A convolution, of which a pooling with one behind it, two convolutions, and a table read; all of it put
-    together. The pooling stands first."""
+    """Return a model in which a pooling, two convolutions and a table read the same convolution, and are concatenated.
+
+    A further convolution reads the pooling, which comes first in the model.
+    """
     b = Builder("qdq", seed=3)
     x = b.conv(b.input((1, channels, size, size)), channels, (1, 1), activation="Relu")
     largest = b.max_pool(x, (3, 3), (1, 1), (1, 1, 1, 1))
@@ -50,17 +54,17 @@ def inception(channels: int = 16, size: int = 10) -> Builder:
 
 
 def random_branches(seed: int) -> Builder:
-    """Layers of the vector unit alone and convolutions, each of one of the last three tensors or of two of a shape."""
+    """Return a model of convolutions and layers of the vector unit; each reads one or two of the last three tensors."""
     b = Builder("qdq", seed=seed, symmetric=bool(seed % 2))
     rng = np.random.default_rng(seed)
     size = int(rng.integers(5, 11))
-    kept = [b.input((1, int(rng.choice([8, 16, 24])), size, size + int(rng.integers(0, 4))))]
-    kept.append(b.conv(kept[0], 16, (3, 3), pads=(1, 1, 1, 1)))
-    read = {kept[0].name}
+    tensors = [b.input((1, int(rng.choice([8, 16, 24])), size, size + int(rng.integers(0, 4))))]
+    tensors.append(b.conv(tensors[0], 16, (3, 3), pads=(1, 1, 1, 1)))
+    read = {tensors[0].name}
 
-    def one(x: Tensor) -> Tensor:
-        """Of x, or of x and another one."""
-        alike = [each for each in kept if each.shape == x.shape]
+    def add_layer(x: Tensor) -> Tensor:
+        """Add a layer that reads x, or x and another tensor of its shape."""
+        alike = [tensor for tensor in tensors if tensor.shape == x.shape]
         other = alike[rng.integers(len(alike))]
         kind = rng.integers(7)
         if kind < 2:
@@ -76,43 +80,43 @@ def random_branches(seed: int) -> Builder:
         return b.binary("Add", x, other) if kind == 5 or x.shape[1] > 32 else b.concat([x, other], True)
 
     for _ in range(int(rng.integers(6, 11))):
-        x = kept[-int(rng.integers(1, min(3, len(kept)) + 1))]
+        x = tensors[-int(rng.integers(1, min(3, len(tensors)) + 1))]
         read.add(x.name)
-        kept.append(one(x))
-    for each in kept:
-        if each.name not in read:
-            b.output(each)
+        tensors.append(add_layer(x))
+    for tensor in tensors:
+        if tensor.name not in read:
+            b.output(tensor)
     return b
 
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside whatever they can be, though that may take longer: convolutions, too, whatever they wait for."""
+    """Overlap all layers that may be, even if that takes longer, and convolutions, too."""
 
-    def any_of_images(cfg: Config, planner: Planner, layer: Layer) -> bool:
+    def is_guest(cfg: Config, planner: Planner, layer: Layer) -> bool:
         return is_for_vector(cfg, layer) or keeps_gemm_busy(cfg, layer)
 
-    monkeypatch.setattr(order, "_leaves_gemm_idle", any_of_images)
+    monkeypatch.setattr(order, "_leaves_gemm_idle", is_guest)
     monkeypatch.setattr(order, "_fastest_guests", lambda cfg, planner, layers, host, own: list(own))
 
 
 def turns(program: Program) -> int:
-    """How often a VECTOR of a pooling stands directly between two GEMMs of one convolution."""
+    """Return how often a VECTOR of a pooling stands directly between two GEMMs of one convolution."""
     [launch] = program.launches
     codes = [opcode_of(word) for word in program.instructions(launch)]
     pools = {number for number, layer in enumerate(launch.layers) if layer.op == "Pool"}
     rows = [(code, int(layer)) for code, layer in zip(codes, launch.layer_of) if code in (Opcode.GEMM, Opcode.VECTOR)]
-    found, last, pooled = 0, -1, False
+    count, last, pooled = 0, -1, False
     for code, layer in rows:
         if code == Opcode.GEMM:
-            found += pooled and layer == last
+            count += pooled and layer == last
             last, pooled = layer, False
         pooled |= code == Opcode.VECTOR and layer in pools
-    return found
+    return count
 
 
 def cycles(program: Program) -> int:
-    return sum(each.cycles or 0 for each in predict_counters(program))
+    return sum(counters.cycles or 0 for counters in predict_counters(program))
 
 
 @pytest.mark.parametrize("name", some([*CONFIGS, "zcu104"], ["pynq", "batch2-8x4"]))
@@ -129,8 +133,10 @@ def test_gemm_is_busy_meanwhile() -> None:
 
 
 def fire() -> Builder:
-    """A small convolution whose results two larger ones put side by side, and a small one that reads them all: only
-    the convolution of 3x3 keeps gemm busy."""
+    """Return a model in which two large convolutions read a small one, and a small one reads their concatenation.
+
+    Only the convolution of 3x3 keeps gemm busy.
+    """
     b = Builder("qdq", seed=5)
     x = b.conv(b.input((1, 16, 56, 56)), 16, (1, 1), activation="Relu")
     wide = [b.conv(x, 64, (1, 1), activation="Relu"), b.conv(x, 64, (3, 3), pads=(1, 1, 1, 1), activation="Relu")]
@@ -139,7 +145,7 @@ def fire() -> Builder:
 
 
 def enlarged() -> Builder:
-    """A convolution whose sums stay in acc from piece to piece, and its result in twice the size, for another one."""
+    """Return a model with a convolution whose sums stay in acc between input pieces, a Resize, and a convolution."""
     b = Builder("qdq", seed=6)
     x = b.conv(b.input((1, 96, 16, 16)), 32, (3, 3), pads=(1, 1, 1, 1), activation="Relu")
     x = b.nearest(x, (2, 2), coordinate_transformation_mode="asymmetric", nearest_mode="floor")
@@ -155,13 +161,13 @@ def test_memory_is_busy_meanwhile(model: Callable[[], Builder]) -> None:
 
 
 def vector_cycles(program: Program) -> int:
-    """In which the vector unit is at work."""
+    """Return the cycles in which the vector unit is busy."""
     rows = estimate(program)["layers"]
     return sum(row["units"]["vector"]["busy"] for row in rows if row["units"])
 
 
 def averages() -> Builder:
-    """The average of nine pixels, and what it is added to."""
+    """Return a model that adds the averages of 3x3 pixels to their input."""
     b = Builder("qdq", seed=7)
     b.rounding = "correct"
     x = b.conv(b.input((1, 32, 20, 20)), 32, (1, 1), activation="Relu")
@@ -170,10 +176,10 @@ def averages() -> Builder:
 
 
 def test_averages_take_a_step_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three pixels, in the vector unit: an addition to them does not bring them to the array."""
-    found = check(averages(), FunctionalDevice(PRESETS["pynq"]))
-    busy = vector_cycles(found)
-    monkeypatch.setattr(reductions, "_as_depthwise", lambda cfg, pool: pool)
+    """The vector unit computes an average with one step per row of three pixels, even if an addition follows."""
+    program = check(averages(), FunctionalDevice(PRESETS["pynq"]))
+    busy = vector_cycles(program)
+    monkeypatch.setattr(reductions, "_on_faster_unit", lambda cfg, pool: pool)
     one_by_one = celosia.compile(averages().model(), "pynq", check=False, rounding="correct")
     assert vector_cycles(one_by_one) - busy == (9 - 3) * 20 * 20 * 2
 
@@ -198,10 +204,10 @@ def test_a_tile_that_does_not_wait_is_found(always: None, monkeypatch: pytest.Mo
 def test_memory_that_is_given_away_too_early_is_found(always: None, monkeypatch: pytest.MonkeyPatch) -> None:
     real = image.lifetimes
 
-    def without_hosts(*given: Any) -> Any:
+    def without_hosts(*arguments: Any) -> Any:
         with monkeypatch.context() as patch:
             patch.setattr(image, "OverlapGroups", one_by_one)
-            return real(*given)
+            return real(*arguments)
 
     def one_by_one(cfg: Config, layers: list[Layer], overlapped: Any) -> SimpleNamespace:
         return SimpleNamespace(groups=[OverlapGroup((number,)) for number in range(len(layers))])

@@ -1,4 +1,4 @@
-"""Blocks of layers: intermediates stay on chip, and every byte is onnxruntime's, however chains are cut and tiled."""
+"""Blocks of layers keep intermediate tensors on chip, and every byte is onnxruntime's for all cuts and tilings."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def inverted(
     b: Builder, x: Tensor, wide: int, out: int, kernel: tuple[int, int] = (3, 3), strides: tuple[int, int] = (1, 1),
     pads: tuple[int, int, int, int] = (1, 1, 1, 1), dilations: tuple[int, int] = (1, 1), add: bool = False,
 ) -> Tensor:  # fmt: skip
-    """1x1, depthwise, 1x1, and perhaps the addition of the input."""
+    """Add a 1x1, a depthwise and a 1x1 convolution, and perhaps the addition of the input."""
     y = b.conv(x, wide, (1, 1), activation="Relu")
     y = b.conv(b.conv(y, wide, kernel, strides, pads, dilations, group=wide, activation="Relu"), out, (1, 1))
     return b.binary("Add", y, x) if add else y
 
 
 def bottleneck(b: Builder, x: Tensor, narrow: int) -> Tensor:
-    """1x1, 3x3, 1x1, and the addition of the input."""
+    """Add a 1x1, a 3x3 and a 1x1 convolution, and the addition of the input."""
     y = b.conv(b.conv(x, narrow, (1, 1), activation="Relu"), narrow, (3, 3), (1, 1), (1, 1, 1, 1), activation="Relu")
     return b.binary("Add", b.conv(y, x.shape[1], (1, 1)), x)
 
@@ -101,7 +101,7 @@ CHAINS: dict[str, Callable[[Builder, Tensor], Tensor]] = {
 
 
 def model(chain: str, size: tuple[int, int] = (11, 9), dtype: Any = np.int8, images: int = 1) -> Builder:
-    """`chain` on 12 channels that another layer has made."""
+    """Return a model with `chain` on 12 channels that a convolution computes."""
     b = Builder("qdq", dtype, seed=3)
     x = b.conv(b.input([images, 5, *size]), 12, (1, 1))
     b.output(CHAINS[chain](b, x))
@@ -109,7 +109,10 @@ def model(chain: str, size: tuple[int, int] = (11, 9), dtype: Any = np.int8, ima
 
 
 def compiled(b: Builder, cfg: Config) -> Program:
-    """Checked by the verifier, by the self-check, on the checking device, and against onnxruntime."""
+    """Compile and run a model on the checking device, and compare it with onnxruntime.
+
+    The verifier and the self-check run during the compilation.
+    """
     return check(b, FunctionalDevice(cfg, checking=True))
 
 
@@ -119,11 +122,11 @@ def block_layers(program: Program) -> list[Any]:
 
 @pytest.fixture
 def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int], tuple[int, ...]]], None]]:
-    """Cut chains where a function of their length says."""
+    """Return a function that replaces the compiler's cuts of chains by a function of their length."""
 
-    def patch(where: Callable[[int], tuple[int, ...]]) -> None:
+    def patch(cut_places: Callable[[int], tuple[int, ...]]) -> None:
         def parts(self: Any, chain: list[Any]) -> list[blocks._Segment]:
-            bounds = pairwise((0, *where(len(chain)), len(chain)))
+            bounds = pairwise((0, *cut_places(len(chain)), len(chain)))
             return [blocks._Segment(tuple(chain[a:b])) for a, b in bounds]
 
         monkeypatch.setattr(blocks._ChainPartitioner, "cut", parts)
@@ -131,7 +134,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int], t
     yield patch
 
 
-# As the compiler chooses, and every other way -------------------------------------------------------------------------
+# The compiler's choice, and all other choices -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("chain", "name"), paired(CHAINS, CONFIGS))
@@ -156,7 +159,7 @@ def test_chains_on_rtl(cut: Callable[..., None]) -> None:
     paired(["inverted residual", "bottleneck", "two separable", "strided"], ["tiny", "8x4", "8x8, 5 taps"]),
 )
 def test_every_way_to_cut(chain: str, name: str, cut: Callable[..., None]) -> None:
-    found, lengths, asked = set(), set(), set()
+    block_counts, lengths, tried = set(), set(), set()
 
     def places(length: int, count: int, first: int) -> tuple[int, ...]:
         lengths.add(length)
@@ -164,11 +167,11 @@ def test_every_way_to_cut(chain: str, name: str, cut: Callable[..., None]) -> No
 
     for count, first in product(range(3), range(4)):
         cuts = tuple(places(length, count, first) for length in sorted(lengths))
-        if not lengths or cuts not in asked:  # they differ in chains that are long enough
+        if not lengths or cuts not in tried:  # cuts differ only for long chains
             cut(partial(places, count=count, first=first))
-            found.add(len(block_layers(compiled(model(chain), CONFIGS[name]))))
-            asked.add(tuple(places(length, count, first) for length in sorted(lengths)))
-    assert len(found) > 1
+            block_counts.add(len(block_layers(compiled(model(chain), CONFIGS[name]))))
+            tried.add(tuple(places(length, count, first) for length in sorted(lengths)))
+    assert len(block_counts) > 1
 
 
 def cycles(program: Program) -> int:
@@ -176,7 +179,7 @@ def cycles(program: Program) -> int:
 
 
 LONGER = [("bottleneck", "8x4"), ("ends in depthwise", "pynq"), ("1x3, strided", "ultra96")]
-"""What was once formed although it takes longer: its figures were estimated, or measured twice in a row."""
+"""Chains that once became blocks although these take longer, because cycles were estimated or counted twice."""
 CHOSEN = [("inverted residual", "8x8, 5 taps"), ("strided", "pynq"), ("ends in depthwise", "ultra96"), *LONGER]
 LYING = [("two separable", "tiny", True), ("ends in depthwise", "8x4", True)]
 
@@ -188,39 +191,39 @@ LYING = [("two separable", "tiny", True), ("ends in depthwise", "8x4", True)]
 def test_no_block_takes_longer_than_its_layers(
     chain: str, name: str, lying: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the timing model, of the whole network, however far the estimates of blocks are off."""
+    """By the timing model, the whole network is never slower with blocks, even if the estimates of blocks are wrong."""
     right = blocks.estimated_cycles
     if lying:
         lie = lambda cfg, p: 1.0 if isinstance(p, BlockWorkload) and len(p.layers) > 1 else right(cfg, p)  # noqa: E731
         monkeypatch.setattr(blocks, "estimated_cycles", lie)
     cfg = CONFIGS.get(name) or PRESETS[name]
-    found = celosia.compile(model(chain).model(), cfg, records="none", check=False)
-    monkeypatch.setattr(blocks, "_find_chains", lambda *given: iter(()))
+    program = celosia.compile(model(chain).model(), cfg, records="none", check=False)
+    monkeypatch.setattr(blocks, "_find_chains", lambda *arguments: iter(()))
     apart = celosia.compile(model(chain).model(), cfg, records="none", check=False)
-    assert not block_layers(apart) and cycles(found) <= cycles(apart)
+    assert not block_layers(apart) and cycles(program) <= cycles(apart)
 
 
 @pytest.fixture
 def formed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[LayerAssignment], list[LayerAssignment], Planner]]:
-    """What is compiled: its layers one by one, as they run, and what tiles them."""
-    kept: list[tuple[list[LayerAssignment], list[LayerAssignment], Planner]] = []
+    """Record, for each compilation, its single layers, the layers with blocks, and the planner."""
+    recorded: list[tuple[list[LayerAssignment], list[LayerAssignment], Planner]] = []
 
     def watched(cfg: Config, selection: Partition, planner: Planner, *rest: Any) -> SchedulePolicy:
         apart = list(selection.choices)
         policy = form_blocks(cfg, selection, planner, *rest)
-        kept.append((apart, selection.choices, planner.with_policy(policy)))
+        recorded.append((apart, selection.choices, planner.with_policy(policy)))
         return policy
 
     monkeypatch.setattr(lowering, "form_blocks", watched)
-    return kept
+    return recorded
 
 
 def time_of(planner: Planner, layers: list[Layer]) -> int:
-    """Cycles of `layers` in a program of their own."""
+    """Return the cycles of `layers` in their own program."""
     if not layers:
         return 0
-    read, made = {act.storage for layer in layers for act in layer.inputs()}, {layer.y.storage for layer in layers}
-    image = build(planner.cfg, [layers], [read - made], [{layers[-1].y.storage}], planner, cold=False)
+    read, written = {act.storage for layer in layers for act in layer.inputs()}, {layer.y.storage for layer in layers}
+    image = build(planner.cfg, [layers], [read - written], [{layers[-1].y.storage}], planner, cold=False)
     return predict(planner.cfg, image.code(image.launches[0]).tobytes()).cycles
 
 
@@ -228,7 +231,7 @@ def time_of(planner: Planner, layers: list[Layer]) -> int:
 @settings(max_examples=tries(3), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_cycles_of_blocks_are_measured(name: str, data: st.DataObject, formed: list[Any]) -> None:
-    """Those of the table, in a program of their own behind the layer that makes what they read; a block has no more."""
+    """A block's cycles in the report are those of its own program behind the layer before; no block is slower."""
     cfg = CONFIGS.get(name) or PRESETS[name]
     number = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
     b = Builder("qdq", np.int8, seed=3)
@@ -252,7 +255,7 @@ def test_cycles_of_blocks_are_measured(name: str, data: st.DataObject, formed: l
 
 
 def test_a_block_says_what_it_and_its_layers_take() -> None:
-    """As the timing model has it: the network's other layers aside, the block is all that differs."""
+    """The report has the cycles of a block and of its layers alone, as the timing model predicts them."""
     program = celosia.compile(model("inverted residual").model(), CONFIGS["tiny"], records="none")
     (block,) = block_layers(program)
     report = celosia.driver.run.explain.estimate(program)
@@ -267,7 +270,7 @@ def test_intermediates_do_not_reach_dram(cut: Callable[..., None]) -> None:
     [launch] = program.launches
     assert len(block.nodes) >= 3 and block.bytes_kept == 2 * 32 * 11 * 9 and block.bytes_stored == 16 * 11 * 9
     assert block.cycles_apart > 0 and block.cycles_together > 0
-    # x is packed, and there are the outputs of two layers: nothing has a place for what stays on chip.
+    # Memory holds the packed x and the outputs of two layers, and no intermediate tensors.
     assert program.image_address <= 4096 * -(-(3 * 16 * 11 * 9) // 4096)
     assert launch.layers[-1] is block
 
@@ -290,14 +293,14 @@ def test_a_result_that_is_read_twice_reaches_dram(cut: Callable[..., None]) -> N
 
 
 def largest(cfg: Config, p: Group) -> list[Tiling]:
-    """For each x, y and k the point with the largest n, each of all asked for."""
+    """Return, for each x, y and k, the point with the largest n that fits."""
     sizes = product(parts(p.columns)[:3], parts(p.rows), parts(max(p.last.in_blocks, 1)))
-    found = []
+    points_that_fit = []
     for x, y, k in sizes:
         beats = p.layers[0].input_rows(y) * p.layers[0].input_columns(x) * cfg.piece_bytes // cfg.bus_bytes
         points = (Tiling(n, y, x, k, "block", part=max(1, 1024 // beats)) for n in parts(p.last.out_blocks))
-        found += [d for d in points if block_space.why_not(cfg, p, d) is None][:1]
-    return found
+        points_that_fit += [d for d in points if block_space.why_not(cfg, p, d) is None][:1]
+    return points_that_fit
 
 
 @pytest.mark.parametrize(
@@ -310,45 +313,45 @@ def largest(cfg: Config, p: Group) -> list[Tiling]:
 def test_random_points(chain: str, name: str, cut: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     cut(lambda length: ())
     rng = np.random.default_rng(len(chain))
-    taken = 0
+    choices = 0
 
     def choose(cfg: Config, p: BlockWorkload) -> Tiling:
-        nonlocal taken
-        found = []
+        nonlocal choices
+        chosen = []
         for group in p.groups:
             points = list(block_space.candidates(cfg, group))
             assert points == largest(cfg, group)
             if not points:
                 raise TilingError("nothing fits")
-            found.append(points[rng.integers(len(points))])
-            assert block_space.why_not(cfg, group, found[-1]) is None
-        taken += 1
-        assert block_space.estimate(cfg, p, Tiling.of_groups(found)) > 0
-        return Tiling.of_groups(found)
+            chosen.append(points[rng.integers(len(points))])
+            assert block_space.why_not(cfg, group, chosen[-1]) is None
+        choices += 1
+        assert block_space.estimate(cfg, p, Tiling.of_groups(chosen)) > 0
+        return Tiling.of_groups(chosen)
 
     monkeypatch.setattr(block_space, "choose", choose)
     for _ in range(2):
         program = compiled(model(chain, (13, 12)), CONFIGS[name])
-    assert taken >= 2 or not block_layers(program)
+    assert choices >= 2 or not block_layers(program)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_is_no_point_says_why(name: str) -> None:
     cfg = CONFIGS[name]
-    found: list[BlockWorkload] = []
-    kept = block_space.choose
+    workloads: list[BlockWorkload] = []
+    original = block_space.choose
 
     def choose(cfg: Config, p: BlockWorkload) -> Tiling:
-        found.append(p)
-        return kept(cfg, p)
+        workloads.append(p)
+        return original(cfg, p)
 
     block_space.choose = choose  # type: ignore[assignment]
     try:
         celosia.compile(model("bottleneck").model(), cfg)
     finally:
-        block_space.choose = kept
-    assert found
-    for p in [group for each in found for group in each.groups]:
+        block_space.choose = original
+    assert workloads
+    for p in [group for workload in workloads for group in workload.groups]:
         for d in (
             Tiling(1, 1, 1, 1, "input"), Tiling(0, 1, 1, 1, "block"), Tiling(1, 1, 1, 1, "block", ahead=-1),
             Tiling(p.last.out_blocks, 1 << 13, 1, 1, "block"), Tiling(1, 1, 1, 1 << 12, "block"),
@@ -369,7 +372,7 @@ def test_a_block_that_finds_no_room_is_cut(cut: Callable[..., None], monkeypatch
 
 
 def spotter(b: Builder, x: Tensor) -> Tensor:
-    """As keyword spotters are: a dense convolution, separable ones, an average."""
+    """Add the layers of a keyword spotter: a dense convolution, two separable ones, an average."""
     x = b.conv(x, 20, (3, 3), (2, 1), (1, 1, 1, 1), activation="Relu")
     return b.global_average(separable(b, separable(b, x, 20), 9))
 
@@ -390,7 +393,10 @@ ROOMY = {name: replace(cfg, **ROOM, tap_depth=256 if cfg.taps else cfg.tap_depth
 
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Chains as one block, cut in groups where `where` of their length says; tiles drawn by `rng`, where given."""
+    """Return a function that makes each chain one block, cut into groups at `where(length)`.
+
+    rng: draws the tiles, if given.
+    """
 
     def patch(where: Callable[[int], tuple[int, ...]], rng: np.random.Generator | None = None) -> None:
         def parts(self: Any, chain: list[Any]) -> list[blocks._Segment]:
@@ -401,7 +407,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
             if not all(points):
                 raise TilingError("nothing fits")
             assert rng is not None
-            return Tiling.of_groups([each[rng.integers(len(each))] for each in points])
+            return Tiling.of_groups([group_points[rng.integers(len(group_points))] for group_points in points])
 
         monkeypatch.setattr(blocks._ChainPartitioner, "cut", parts)
         if rng is not None:
@@ -412,34 +418,34 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
 @pytest.mark.parametrize(("chain", "name"), paired(LONG, CONFIGS))
 def test_every_cut(chain: str, name: str, groups: Callable[..., None]) -> None:
-    """Before each layer alone, and before all of them."""
-    found = 0
+    """A cut before one layer, and cuts before all layers, give the right bytes."""
+    block_count = 0
     for number in (1, 2, 4):
         groups(lambda length, n=number: (n,) if n < length else ())
-        found += len(block_layers(compiled(long_model(chain), ROOMY[name])))
+        block_count += len(block_layers(compiled(long_model(chain), ROOMY[name])))
     groups(lambda length: tuple(range(1, length)))
-    found += len(block_layers(compiled(long_model(chain), ROOMY[name])))
-    assert found >= (2 if ROOMY[name].taps else 0)
+    block_count += len(block_layers(compiled(long_model(chain), ROOMY[name])))
+    assert block_count >= (2 if ROOMY[name].taps else 0)
 
 
 @pytest.mark.parametrize(("chain", "name"), paired(LONG, ["tiny", "8x4", "8x8, 5 taps"]))
 def test_random_points_of_groups(chain: str, name: str, groups: Callable[..., None]) -> None:
     rng = np.random.default_rng(len(chain))
-    found = 0
+    block_count = 0
     for number in range(12):
-        if number >= 2 and found:
+        if number >= 2 and block_count:
             break
         groups(lambda length: tuple(n for n in range(1, length) if rng.random() < 0.5), rng)
-        found += len(block_layers(compiled(long_model(chain, images=1 + int(rng.integers(2))), CONFIGS[name])))
-    assert found or chain == "spotter"  # whose two images do not fit
+        block_count += len(block_layers(compiled(long_model(chain, images=1 + int(rng.integers(2))), CONFIGS[name])))
+    assert block_count or chain == "spotter"  # two images of it do not fit
 
 
 @pytest.mark.rtl
 def test_groups_on_rtl(groups: Callable[..., None]) -> None:
     groups(lambda length: tuple(range(2, length, 2)))
     with closing(rtl_device(CONFIGS["tiny"])) as device:
-        found = [chain for chain in LONG if block_layers(check(long_model(chain), device))]
-    assert len(found) >= 3
+        chains = [chain for chain in LONG if block_layers(check(long_model(chain), device))]
+    assert len(chains) >= 3
 
 
 def test_a_tile_that_does_not_wait_is_found(groups: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,25 +483,25 @@ def long_model(chain: str, images: int = 1) -> Builder:
 
 
 def test_decisions_hold_blocks(cut: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    made = model("inverted residual").model()
+    tested_model = model("inverted residual").model()
     with monkeypatch.context() as patch:
         patch.setattr(blocks._ChainPartitioner, "cut", lambda self, chain: [blocks._Segment(tuple(chain))])
-        whole = celosia.compile(made, "tiny")
+        whole = celosia.compile(tested_model, "tiny")
     [block] = block_layers(whole)
     decisions = json.loads(json.dumps(collect_tilings(whole)))
-    again = celosia.compile(made, "tiny", decisions=decisions)
+    again = celosia.compile(tested_model, "tiny", decisions=decisions)
     assert [b.name for b in block_layers(again)] == [block.name] and np.array_equal(again.image, whole.image)
     with monkeypatch.context() as patch:
         patch.setattr(
             blocks._ChainPartitioner, "cut", lambda self, chain: [blocks._Segment((choice,)) for choice in chain]
         )
-        apart = celosia.compile(made, "tiny")
+        apart = celosia.compile(tested_model, "tiny")
     assert not block_layers(apart)
-    assert not block_layers(celosia.compile(made, "tiny", decisions=collect_tilings(apart)))
+    assert not block_layers(celosia.compile(tested_model, "tiny", decisions=collect_tilings(apart)))
     for part in decisions["layers"][-1]["parts"]:
         part["y"] = 4000
     with pytest.raises(DecisionsError, match=r"cannot be tiled so: y must be between"):
-        celosia.compile(made, "tiny", decisions=decisions)
+        celosia.compile(tested_model, "tiny", decisions=decisions)
 
 
 def test_loops_of_a_block_are_one_nest(cut: Callable[..., None]) -> None:
@@ -509,7 +515,7 @@ def test_loops_of_a_block_are_one_nest(cut: Callable[..., None]) -> None:
 
 
 def test_tiles_that_wait_for_each_other_at_the_end_of_a_stream() -> None:
-    """The last tiles of a block had loaded, and none could compute: nobody was told, and the model was refused."""
+    """The last tiles of a block make progress; once all had loaded, none could compute, and compilation failed."""
     b = Builder("qdq", np.int8, seed=3)
     x = b.conv(b.input([1, 1, 28, 28]), 8, (5, 5), pads=(2, 2, 2, 2))
     x = b.conv(b.max_pool(x, (2, 2), (2, 2), (0, 0, 0, 0)), 16, (5, 5), pads=(2, 2, 2, 2))

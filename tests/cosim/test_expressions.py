@@ -1,4 +1,4 @@
-"""Scheduled expressions give the same bytes on the RTL, and virtual threads fewer cycles."""
+"""Scheduled expressions give the same bytes on the RTL, and virtual threads need fewer cycles."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def device() -> RtlDevice:
 
 
 def cycles(device: RtlDevice, function: T.Function, *arrays: np.ndarray) -> int:
-    """Of the RTL, after comparing its outputs."""
+    """Run a function on the RTL, compare its outputs with the functional simulator's, and return the cycles."""
     kernel = render(TINY, function)
     expected, _ = run(kernel, FunctionalDevice(TINY, checking=True), *arrays)
-    found, counters = run(kernel, device, *arrays)
-    np.testing.assert_array_equal(found[0], expected[0])
+    outputs, counters = run(kernel, device, *arrays)
+    np.testing.assert_array_equal(outputs[0], expected[0])
     assert counters.cycles is not None
     return counters.cycles
 

@@ -1,6 +1,7 @@
-"""Tensors that are read in several ways: as parts of concatenations, by the host, as activations of other forms.
+"""Tensors with several kinds of readers have onnxruntime's bytes, and no kernel repeats what a layer computes.
 
-The bytes are those of onnxruntime, and what a layer computes no kernel computes again."""
+Readers are concatenations, the host, and layers with another form of activations.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ BY_TURNS = paired(FORMS, SOME_CONFIGS, 2)
 
 
 def right(b: Builder, config: str) -> Program:
-    """The Program of what `b` made, which gives onnxruntime's bytes and computes nothing twice."""
+    """Return the Program of `b`, after the check that it gives onnxruntime's bytes and computes nothing twice."""
     program = check(b, FunctionalDevice(CONFIGS[config]))
     placed = {row["name"] for row in program.placements if row["place"] == "accelerator"}
     computed = {node.name for step in program.steps if isinstance(step, CpuStep) for node in step.nodes}
@@ -33,12 +34,15 @@ def right(b: Builder, config: str) -> Program:
 
 
 def image(b: Builder) -> Tensor:
-    """[2, 16, 4, 6], by a convolution."""
+    """Return an image [2, 16, 4, 6], the result of a convolution."""
     return b.conv(b.input([2, 5, 4, 6]), 16, (1, 1))
 
 
 def matrices(b: Builder) -> Tensor:
-    """Two matrices [16, 10], by a product; rows are images of the accelerator, and channels in a concatenation."""
+    """Return two matrices [16, 10], the result of a product.
+
+    Their rows are images of the accelerator, but channels in a concatenation.
+    """
     return b.matmul(b.input([2, 16, 3]), 10, "MatMul")
 
 
@@ -46,7 +50,7 @@ def matrices(b: Builder) -> Tensor:
 @pytest.mark.parametrize("axis", [1, 2, 3])
 @pytest.mark.parametrize("real", [False, True], ids=["bytes", "floats"])
 def test_a_part_that_the_host_reads(config: str, form: str, axis: int, real: bool) -> None:
-    """The host takes whole rows: a part that lies in some rows or columns is copied there, once."""
+    """The host reads whole rows, so a part of rows or columns of a concatenation is copied once."""
     b = Builder(form, np.int8, 3)
     x = image(b)
     y = b.concat([x, b.max_pool(x, (3, 3), (1, 1), (1, 1, 1, 1))], equal=True, axis=axis)
@@ -87,7 +91,7 @@ def test_rows_of_matrices_as_channels(config: str, form: str, axis: int, equal: 
 @pytest.mark.parametrize("other", ["conv", "matmul", "unary"])
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_sum_of_matrices_and_images(config: str, form: str, other: str, turned: bool) -> None:
-    """Of one tensor whose rows are images, and one whose rows are channels."""
+    """A sum works for a tensor whose rows are images and one whose rows are channels."""
     b = Builder(form, np.int8, 3)
     x = matrices(b)
     y = {
@@ -105,7 +109,7 @@ def test_a_sum_of_matrices_and_images(config: str, form: str, other: str, turned
 @settings(max_examples=tries(15), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_graphs(config: str, data: st.DataObject) -> None:
-    """Concatenations of parts in both forms, any of which is returned or read by an operator on floats."""
+    """Concatenations of parts in both forms are right, with outputs and float operators that read any part."""
     number = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
     b = Builder(data.draw(st.sampled_from(FORMS)), data.draw(st.sampled_from([np.int8, np.uint8])), number(0, 999))
     b.shared = data.draw(st.booleans())
@@ -125,21 +129,23 @@ def test_random_graphs(config: str, data: st.DataObject) -> None:
         elif kind == "conv":
             known.append(b.conv(first, number(1, 20), (1, 1)[: rows + 1]))
         elif kind == "sum":
-            fit = [t for t in known if t.shape == first.shape]
-            known.append(b.binary(data.draw(st.sampled_from(["Add", "Mul"])), first, data.draw(st.sampled_from(fit))))
+            compatible = [t for t in known if t.shape == first.shape]
+            known.append(
+                b.binary(data.draw(st.sampled_from(["Add", "Mul"])), first, data.draw(st.sampled_from(compatible)))
+            )
         else:
             axis = number(1, 2 + rows)
-            fit = [
+            compatible = [
                 t for t in known if t.shape[:axis] + t.shape[axis + 1 :] == first.shape[:axis] + first.shape[axis + 1 :]
             ]
-            parts = data.draw(st.lists(st.sampled_from(fit), min_size=1, max_size=3))
+            parts = data.draw(st.lists(st.sampled_from(compatible), min_size=1, max_size=3))
             known.append(b.concat([first, *parts], data.draw(st.booleans()), axis))
     b.output(known.pop())
-    for each in data.draw(
+    for tensor in data.draw(
         st.lists(st.sampled_from(known), unique_by=lambda t: t.name, max_size=3) if known else st.just([])
     ):
         if data.draw(st.booleans()):
-            b.output(each, data.draw(st.booleans()))
+            b.output(tensor, data.draw(st.booleans()))
         else:
-            b.output(b.quantise(b.node("Sin", [b.real(each)]), each.shape, 0.01, float_inside=True))
+            b.output(b.quantise(b.node("Sin", [b.real(tensor)]), tensor.shape, 0.01, float_inside=True))
     right(b, config)

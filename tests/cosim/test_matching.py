@@ -1,4 +1,4 @@
-"""Tensors of a float model are found for those of its quantised one where no name is the same."""
+"""`match_tensors` finds the float model's tensor for each quantised tensor, even without equal names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Array = NDArray[Any]
 
 
 def in_floats(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model` without its pairs of Q and DQ of activations."""
+    """Return `model` without its QDQ pairs of activations."""
     floats = onnx.ModelProto()
     floats.CopyFrom(model)
     constants = {c.name for c in floats.graph.initializer}
@@ -41,7 +41,7 @@ def in_floats(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def renamed(model: onnx.ModelProto, prefix: str = "t") -> tuple[onnx.ModelProto, dict[str, str]]:
-    """`model` with other names of all its tensors, and which name has become which."""
+    """Return `model` with other names for all tensors, and the new name of each old one."""
     copy, names = onnx.ModelProto(), {"": ""}
     copy.CopyFrom(model)
     for node in copy.graph.node:
@@ -55,19 +55,22 @@ def renamed(model: onnx.ModelProto, prefix: str = "t") -> tuple[onnx.ModelProto,
 
 def matched(model: onnx.ModelProto, floats: onnx.ModelProto, feed: dict[str, Array], folder: Path) -> Matching:
     quantised, exact = Flow(model), Flow(floats)
-    everything = dict(
+    tensors = dict(
         oracle.run_session(oracle.open_session(oracle.expose_tensors(in_floats(model)), "DISABLE_ALL"), feed)
     )
-    values = {quantised.source(name): array for name, array in everything.items() if array.dtype.kind == "f"}
-    theirs = dict(zip(exact.inputs, feed.values()))
+    values = {quantised.source(name): array for name, array in tensors.items() if array.dtype.kind == "f"}
+    float_inputs = dict(zip(exact.inputs, feed.values()))
     return match_tensors(
         quantised,
         exact,
         values,
-        oracle.run_session(oracle.open_session(oracle.expose_tensors(floats), "DISABLE_ALL"), theirs) | theirs,
+        oracle.run_session(oracle.open_session(oracle.expose_tensors(floats), "DISABLE_ALL"), float_inputs)
+        | float_inputs,
     )
 
 
+# Each tensor is matched by its place in the graph alone, with the tensor that has its new name.
+# Hypothesis derives the seed of a derandomized test from its text, so its docstring stays as it is.
 @settings(
     max_examples=tries(25), deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
@@ -85,7 +88,7 @@ def test_all_of_a_model_with_other_names(tmp_path: Path, b: Builder) -> None:
 
 
 def test_equal_branches_are_told_apart_by_their_values(tmp_path: Path) -> None:
-    """Four convolutions of one shape on one tensor, which the float model has in another order."""
+    """Values distinguish four convolutions of equal shape on one tensor, which the float model has in another order."""
     b = Builder("qdq", np.int8, seed=3)
     x = b.conv(b.input([1, 4, 9, 9]), 8, (1, 1))
     for _ in range(4):
@@ -94,16 +97,19 @@ def test_equal_branches_are_told_apart_by_their_values(tmp_path: Path) -> None:
     shuffled = in_floats(model)
     convs = [node for node in shuffled.graph.node if node.op_type == "Conv"]
     weights = [list(node.input[1:]) + list(node.output) for node in convs[1:]]
-    for node, own in zip(convs[1:], reversed(weights)):
-        node.input[1:], node.output[:] = own[:-1], own[-1:]
+    for node, name_or_operands in zip(convs[1:], reversed(weights)):
+        node.input[1:], node.output[:] = name_or_operands[:-1], name_or_operands[-1:]
     floats, names = renamed(_sorted(shuffled))
-    found = matched(model, floats, feed_of(model), tmp_path)
-    assert all(other == Flow(floats).source(names[own]) for own, (other, _) in found.counterparts.items())
-    assert sum(how == "structure" for _, how in found.counterparts.values()) == 5
+    matching = matched(model, floats, feed_of(model), tmp_path)
+    assert all(
+        counterpart == Flow(floats).source(names[name_or_operands])
+        for name_or_operands, (counterpart, _) in matching.counterparts.items()
+    )
+    assert sum(method == "structure" for _, method in matching.counterparts.values()) == 5
 
 
 def _sorted(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model` with each node behind those that it needs."""
+    """Return `model` with its nodes in topological order."""
     waiting, known = list(model.graph.node), {v.name for v in (*model.graph.input, *model.graph.initializer)} | {""}
     del model.graph.node[:]
     while waiting:
@@ -115,7 +121,7 @@ def _sorted(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def test_what_quantisation_absorbs(tmp_path: Path) -> None:
-    """The float model has a Relu behind each convolution, of which the int8 model's clipping is left."""
+    """A convolution matches the Relu behind it in the float model, which the int8 model implies by clipping."""
     b = Builder("qdq", np.int8, seed=4)
     x = b.conv(b.input([1, 4, 8, 8]), 8, (3, 3))
     b.output(b.conv(x, 8, (1, 1)), real=True)
@@ -125,12 +131,12 @@ def test_what_quantisation_absorbs(tmp_path: Path) -> None:
     relu = onnx.helper.make_node("Relu", ["before"], [first.output[0]])
     floats.graph.node.insert(list(floats.graph.node).index(first) + 1, relu)
     first.output[0] = "before"
-    found = matched(model, floats, feed_of(model), tmp_path)
+    matching = matched(model, floats, feed_of(model), tmp_path)
     convs = [node.output[0] for node in model.graph.node if node.op_type == "Conv"]
-    assert [found.counterparts[name] for name in convs] == [
+    assert [matching.counterparts[name] for name in convs] == [
         (relu.output[0], "structure"), (second.output[0], "structure")
     ]  # fmt: skip
-    assert not found.unmatched
+    assert not matching.unmatched
 
 
 def test_what_has_no_counterpart_is_listed(tmp_path: Path) -> None:
@@ -141,7 +147,7 @@ def test_what_has_no_counterpart_is_listed(tmp_path: Path) -> None:
     floats, _ = renamed(in_floats(model))
     first = next(node for node in floats.graph.node if node.op_type == "Conv")
     floats.graph.node.insert(0, onnx.helper.make_node("Neg", [first.input[0]], ["negative"]))
-    first.input[0] = "negative"  # all that follows is another function
+    first.input[0] = "negative"  # all later tensors differ
     onnx.save(model, tmp_path / "int8.onnx")
     onnx.save(floats, tmp_path / "float.onnx")
     report = compare(
@@ -154,12 +160,12 @@ def test_what_has_no_counterpart_is_listed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", some(["qdq", "qoperator"], ["qoperator"]))
 def test_a_detector_against_a_float_model_with_other_names(tmp_path: Path, form: str) -> None:
-    """As `compare` reports it, also for integer operators: the same figures as with the names of the model."""
+    """`compare` reports the same figures with equal and with other names, also for integer operators."""
     models_by_form = {}
-    for each in ("qdq", form):
-        b = Builder(each, np.int8, seed=6)
+    for item in ("qdq", form):
+        b = Builder(item, np.int8, seed=6)
         detector(b)
-        models_by_form[each] = b.model()
+        models_by_form[item] = b.model()
     model, plain = models_by_form[form], in_floats(models_by_form["qdq"])
     other, _ = renamed(plain)
     onnx.save(model, tmp_path / "int8.onnx")
@@ -172,7 +178,7 @@ def test_a_detector_against_a_float_model_with_other_names(tmp_path: Path, form:
     named, unnamed = ([row["sqnr_db"] for row in report["tensors"]] for report in reports)
     if form == "qdq":
         assert named == unnamed
-    assert sum(each is not None for each in unnamed) > 60
+    assert sum(item is not None for item in unnamed) > 60
     assert all(row["matched"] in ("structure", "order", None) for row in reports[1]["tensors"])
 
 
@@ -182,7 +188,7 @@ def test_a_float_model_with_other_inputs_is_refused(tmp_path: Path) -> None:
     model = b.model()
     floats, _ = renamed(in_floats(model))
     floats.graph.input.append(onnx.helper.make_tensor_value_info("mask", onnx.TensorProto.FLOAT, [1]))
-    for name, each in (("int8", model), ("float", floats)):
-        onnx.save(each, tmp_path / f"{name}.onnx")
+    for name, model_to_save in (("int8", model), ("float", floats)):
+        onnx.save(model_to_save, tmp_path / f"{name}.onnx")
     with pytest.raises(ModelError, match=r"the float model takes .*, mask, the int8 model input_1; give one with"):
         compare(tmp_path / "int8.onnx", feed_of(model), config="tiny", float_model=tmp_path / "float.onnx")

@@ -57,7 +57,7 @@ def test_random_models_rtl(name: str, b: Builder) -> None:
 
 
 def case(build: Callable[[Builder, Tensor], Tensor]) -> Callable[[Builder], None]:
-    """A model of a [2, 12, 9, 7] image that another layer has made."""
+    """Return a function that builds a model with `build` on a [2, 12, 9, 7] result of a convolution."""
 
     def make(b: Builder) -> None:
         x = b.conv(b.input([2, 5, 9, 7]), 12, (1, 1))
@@ -76,7 +76,7 @@ def residual_unfused(b: Builder, x: Tensor) -> Tensor:
 
 
 def gaps(b: Builder, x: Tensor) -> list[Tensor]:
-    """Two convolutions of parts that end within a group of channels."""
+    """Add two convolutions that read a concatenation of parts that end inside a group of channels."""
     parts = [b.conv(x, 5, (1, 1)), x, b.conv(x, 7, (1, 1), activation="Relu")]
     y = b.concat(parts, equal=False)
     return [b.conv(y, 4, (3, 3), pads=(1, 1, 1, 1)), b.conv(y, 9, (1, 1))]
@@ -122,7 +122,7 @@ CASES: dict[str, Callable[[Builder, Tensor], Tensor]] = {
     "squeeze and excite": lambda b, x: b.squeeze_excite(x, 5),
 }
 HOST = {"QuantizeLinear", "DequantizeLinear", "Reshape", "Flatten"}
-"""What these cases may leave to the host."""
+"""Operators that these cases may leave to the host."""
 
 
 FORMS = [("qdq", "int8"), ("qoperator", "uint8"), ("qoperator", "int8"), ("qdq", "uint8")]
@@ -183,12 +183,12 @@ def test_concat_has_no_gaps_where_the_cpu_reads_it() -> None:
         program = celosia.compile(model, CONFIGS["tiny"], place=place)
         assert [row["place"] for row in program.placements if row["op"] == "QLinearConcat"] == ["cpu"]
         feed = feed_of(model, 0)
-        for found, wanted in zip(Runtime(program).run(feed).outputs.values(), expected(model, feed), strict=True):
-            assert np.array_equal(found, wanted)
+        for output, reference in zip(Runtime(program).run(feed).outputs.values(), expected(model, feed), strict=True):
+            assert np.array_equal(output, reference)
 
 
 def test_gelu_and_softplus_within_a_step() -> None:
-    """onnxruntime approximates them in float."""
+    """Gelu and Softplus are within one step of onnxruntime, which approximates them in float."""
     for op, opset in (("Softplus", 17), ("Gelu", 20)):
         b = Builder("qdq", np.int8, seed=8, opset=opset)
         y = b.unary(b.conv(b.input([1, 3, 8, 8]), 8, (1, 1)), op)
@@ -198,17 +198,17 @@ def test_gelu_and_softplus_within_a_step() -> None:
 
 
 def test_sums_beyond_24_bits() -> None:
-    """They no longer fit the significand of onnxruntime's float32."""
+    """Sums that do not fit the significand of onnxruntime's float32 are right."""
     b = Builder("qdq", np.int8, seed=10)
     b.one_sided = True
     b.output(b.matmul(b.input([8, 6000], scale=0.01), 24, "MatMul"))
     model = b.model()
     feed = {"input_1": np.random.default_rng(0).uniform(0, 2, (8, 6000)).astype(np.float32)}
     for config in ("tiny", "pynq"):
-        (found,) = Runtime(celosia.compile(model, config)).run(feed).outputs.values()
-        (wanted,) = expected(model, feed)
-        assert np.array_equal(found, wanted)
-        assert len(np.unique(wanted)) > 10
+        (output,) = Runtime(celosia.compile(model, config)).run(feed).outputs.values()
+        (reference,) = expected(model, feed)
+        assert np.array_equal(output, reference)
+        assert len(np.unique(reference)) > 10
 
 
 def test_two_inputs_and_outputs() -> None:
@@ -220,30 +220,30 @@ def test_two_inputs_and_outputs() -> None:
     check(b, FunctionalDevice(CONFIGS["tiny"]))
 
 
-# What the tests themselves rest on ----------------------------------------------------------------------------
+# Tests of the tests themselves --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])
 def test_onnxruntime_ran_in_integers(form: str, tmp_path: Path) -> None:
-    """In a model whose outputs must be exact, onnxruntime keeps no convolution, product or sum in float."""
+    """If outputs must be exact, onnxruntime computes no convolution, product or sum in float."""
     b = Builder(form, np.int8, seed=1)
     x = b.input([1, 5, 9, 7])
     for name in ("residual, fused", "conv and Relu", "MaxPool", "Concat aligned", "squeeze and excite", "Gemm"):
         b.output(CASES[name](b, b.conv(x, 12, (1, 1))))
     expected(b.model(), feed_of(b.model()), tmp_path / "optimised.onnx")
-    left = {node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node}
-    assert left.isdisjoint({"Conv", "Gemm", "MatMul", "Add", "Mul", "Concat", "GlobalAveragePool"}), left
+    operators = {node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node}
+    assert operators.isdisjoint({"Conv", "Gemm", "MatMul", "Add", "Mul", "Concat", "GlobalAveragePool"}), operators
 
 
 def test_outputs_are_lively() -> None:
-    """They are neither all the same nor all at the limits: a wrong result would look different."""
+    """Outputs have many values, mostly inside the limits, so that a wrong result would differ."""
     for name in CASES:
         b = Builder("qdq", np.int8, seed=5)
         case(CASES[name])(b)
         model = b.model()
-        (wanted,) = expected(model, feed_of(model))
-        assert len(np.unique(wanted)) >= min(15, wanted.size // 2), name
-        assert np.mean((wanted == 127) | (wanted == -128)) < 0.9, name
+        (output,) = expected(model, feed_of(model))
+        assert len(np.unique(output)) >= min(15, output.size // 2), name
+        assert np.mean((output == 127) | (output == -128)) < 0.9, name
 
 
 def test_a_wrong_weight_is_noticed() -> None:
@@ -251,16 +251,16 @@ def test_a_wrong_weight_is_noticed() -> None:
     b.output(b.conv(b.input([1, 4, 6, 6]), 4, (3, 3)))
     model = b.model()
     feed, program = feed_of(model), celosia.compile(b.model(), "tiny")
-    (wanted,) = expected(model, feed)
+    (reference,) = expected(model, feed)
     good = Runtime(program).run(feed).outputs
-    assert all(np.array_equal(found, wanted) for found in good.values())
+    assert all(np.array_equal(output, reference) for output in good.values())
     weights = next(array for name, array in b.constants.items() if name.startswith("weights"))
     place = program.image.tobytes().find(weights[0, :, 0, 0].tobytes())
     assert place >= 0
     program.image = program.image.copy()
     program.image[place] ^= 0x40
     bad = Runtime(program).run(feed).outputs
-    assert not any(np.array_equal(found, wanted) for found in bad.values())
+    assert not any(np.array_equal(output, reference) for output in bad.values())
 
 
 # The demo model ------------------------------------------------------------------------------------------------
@@ -268,13 +268,13 @@ def test_a_wrong_weight_is_noticed() -> None:
 
 def demo(device: Device, count: int) -> None:
     program = celosia.compile(demo_model_path(), device.config)
-    left = {row["op"] for row in program.placements if row["place"] == "cpu"}
-    assert left <= {"QuantizeLinear", "DequantizeLinear"} and len(program.launches) == 1
+    cpu_operators = {row["op"] for row in program.placements if row["place"] == "cpu"}
+    assert cpu_operators <= {"QuantizeLinear", "DequantizeLinear"} and len(program.launches) == 1
     runtime, model = Runtime(program, device), onnx.load(demo_model_path())
     for image in demo_images()[0][:count]:
         feed = {"image": image[None]}
-        (wanted,) = expected(model, feed)
-        assert np.array_equal(runtime.run(feed, trace=False).outputs["logits"], wanted)
+        (reference,) = expected(model, feed)
+        assert np.array_equal(runtime.run(feed, trace=False).outputs["logits"], reference)
 
 
 @pytest.mark.parametrize("name", ["tiny", "pynq", "8x8", "4x16"])
@@ -288,8 +288,9 @@ def test_demo_rtl() -> None:
 
 
 def attention(seed: int, bias: str) -> tuple[Builder, onnx.ModelProto]:
-    """QDQ products as exporters make them: of rank 3, with a bias that is added ("float": not quantised), results that
-    are transposed before they are quantised, and results that stay float.
+    """Return QDQ products as exporters write them: of rank 3, with an added bias, transposed before quantisation.
+
+    bias: "float" for a bias that is not quantised. The last products stay float.
     """
     b = Builder("qdq", np.int8, seed=seed)
     x = b.input([1, 12, 32])

@@ -1,6 +1,7 @@
-"""Operators that move bytes stay integers and, where groups and lattices allow, on the accelerator.
+"""Operators that move bytes stay integers, and run on the accelerator if groups and strides allow it.
 
-The bytes are those of onnxruntime (agreement.py), and all that is computed is computed in one launch."""
+The bytes are those of onnxruntime (agreement.py), and one launch computes everything.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +48,14 @@ def c2f(b: Builder, x: Tensor) -> Tensor:
 
 
 def shifted(b: Builder, x: Tensor) -> Tensor:
-    """Parts of parts, one of them twice in a concatenation."""
+    """Concatenate parts of parts, one of them twice."""
     upper, lower = b.split(x, [5, 4], 2)
     left = b.slice(lower, 3, 1, 6)
     return conv(b, b.concat([b.slice(upper, 3, 2, 7), left, left], False, 2))
 
 
 def even(b: Builder, x: Tensor, axis: int) -> Tensor:
-    """Without its last row or column, so that their number is even."""
+    """Remove the last row or column if their number is odd."""
     return b.slice(x, axis, 0, x.shape[axis] // 2 * 2)
 
 
@@ -69,7 +70,7 @@ def by_columns(b: Builder, x: Tensor) -> Tensor:
 
 
 def twice(b: Builder, x: Tensor, make: Make) -> Tensor:
-    """`make` of what is read by something else, too, and so cannot be made in another order."""
+    """Apply `make` to a tensor with another reader, so that the tensor cannot be stored in another order."""
     b.output(conv(b, x))
     return conv(b, make(b, x))
 
@@ -128,8 +129,10 @@ HOST: dict[str, Make] = {
 BORDERS = {"QuantizeLinear", "DequantizeLinear"}
 
 
-def made(make: Make, form: str = "qdq", dtype: type = np.int8, seed: int = 3, rounding: str = "onnxruntime") -> Builder:
-    """`make` of an image [2, 48, 9, 7] that a convolution has made."""
+def model_of(
+    make: Make, form: str = "qdq", dtype: type = np.int8, seed: int = 3, rounding: str = "onnxruntime"
+) -> Builder:
+    """Return a model that applies `make` to an image [2, 48, 9, 7], the result of a convolution."""
     b = Builder(form, dtype, seed)
     b.rounding = rounding
     b.output(make(b, b.conv(b.input([2, 5, 9, 7]), 48, (1, 1))))
@@ -141,7 +144,7 @@ def on_cpu(program: Program) -> list[str]:
 
 
 def floats_inside(program: Program) -> list[str]:
-    """Tensors of floats that are neither given nor returned nor constant."""
+    """Return the float tensors that are neither inputs nor outputs nor constants."""
     border = {info.name for info in (*program.inputs, *program.outputs)} | set(program.constants)
     return [name for name, info in program.tensors.items() if info.dtype == "float32" and name not in border]
 
@@ -151,7 +154,7 @@ ON_CONFIGS = ["pynq", "tiny", "batch2-8x4", "4x16"]
 
 
 def has_form(name: str, form: str) -> bool:
-    return form == "qdq" or "ConvTranspose" not in name  # of which there is no QLinear operator
+    return form == "qdq" or "ConvTranspose" not in name  # there is no QLinear operator for it
 
 
 PLACED = [case for case in product(ACCELERATED, ON_CONFIGS, FORMS) if has_form(case[0], case[2])]
@@ -159,13 +162,13 @@ IN_TURN = [
     (name, ON_CONFIGS[n % 4], "qoperator" if n // 4 % 2 and has_form(name, "qoperator") else "qdq")
     for n, name in enumerate(ACCELERATED)
 ]
-"""Each once: all Configs and both forms in turn."""
+"""Each case once; Configs and forms alternate."""
 
 
 @pytest.mark.parametrize(("name", "config", "form"), some(PLACED, IN_TURN))
 def test_on_the_accelerator(name: str, config: str, form: str) -> None:
     rounding = "correct" if name.startswith("AveragePool") else "onnxruntime"
-    b = made(ACCELERATED[name], form, FORMS[form], rounding=rounding)
+    b = model_of(ACCELERATED[name], form, FORMS[form], rounding=rounding)
     program = check(b, FunctionalDevice(CONFIGS[config]))
     assert on_cpu(program) == [] and len(program.launches) == 1
     assert floats_inside(program) == []
@@ -173,7 +176,7 @@ def test_on_the_accelerator(name: str, config: str, form: str) -> None:
 
 @pytest.mark.parametrize(("name", "form"), paired(HOST, FORMS))
 def test_in_bytes_on_the_cpu(name: str, form: str) -> None:
-    program = check(made(HOST[name], form, FORMS[form]), FunctionalDevice(CONFIGS["pynq"]))
+    program = check(model_of(HOST[name], form, FORMS[form]), FunctionalDevice(CONFIGS["pynq"]))
     assert on_cpu(program) and floats_inside(program) == []
 
 
@@ -184,10 +187,10 @@ WIDE = "8x4-batch2-taps5"
 @pytest.mark.parametrize(("config", "turn"), some([*zip(["tiny", WIDE] * 4, range(8))],
                                                   [("tiny", 0), (WIDE, 1)]))  # fmt: skip
 def test_on_the_rtl(config: str, turn: int) -> None:
-    """Each on one of two Configs, by turns; functionally each runs on four."""
+    """Each case runs on one of two Configs of the RTL, in turn; on the functional device it runs on four."""
     device = rtl_device((PRESETS | SMALL_CONFIGS)[config])
     for make in [*ACCELERATED.values()][turn::8]:
-        check(made(make), device)
+        check(model_of(make), device)
 
 
 @pytest.mark.parametrize("config", ["pynq", "8x8", "batch2-8x4"])
@@ -218,7 +221,7 @@ def test_random_transposed_convolutions(config: str, data: st.DataObject) -> Non
 @settings(max_examples=tries(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_averages(config: str, data: st.DataObject) -> None:
-    """onnxruntime's bytes, or integers' on the accelerator, a step apart at most, which are those of the CPU."""
+    """Averages have onnxruntime's bytes; with `correct` rounding they differ by a step at most, as on the CPU."""
     number = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
     b = Builder(data.draw(st.sampled_from(["qdq", "qoperator"])), np.int8, number(0, 999))
     b.rounding = data.draw(st.sampled_from(["onnxruntime", "correct"]))
@@ -233,7 +236,7 @@ def test_random_averages(config: str, data: st.DataObject) -> None:
         assert on_cpu(program) == []
         model = b.model()
         alone = celosia.compile(model, CONFIGS[config], rounding="correct", accelerator=False)
-        runs = (celosia.Runtime(each).run(feed_of(model)).outputs for each in (program, alone))
+        runs = (celosia.Runtime(tested).run(feed_of(model)).outputs for tested in (program, alone))
         assert len({next(iter(outputs.values())).tobytes() for outputs in runs}) == 1
 
 
@@ -241,7 +244,7 @@ def test_random_averages(config: str, data: st.DataObject) -> None:
 @settings(max_examples=tries(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_choices(config: str, data: st.DataObject) -> None:
-    """Rows, columns and channels by constant numbers, and blocks of channels, of what is read once or more often."""
+    """Rows, columns, channels and blocks of channels are selected by constant indices, with one or several readers."""
     number = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
     b = Builder(data.draw(st.sampled_from(["qdq", "qoperator"])), data.draw(st.sampled_from([np.int8, np.uint8])))
     x = b.conv(b.input([number(1, 2), 3, number(1, 6), number(1, 6)]), 4 * number(1, 10), (1, 1))
@@ -279,16 +282,16 @@ def test_a_change_of_scale_behind_a_slice_is_a_table() -> None:
 
 
 def test_padding_that_is_no_byte_stays_as_it_is() -> None:
-    """0.3 of a step cannot be a byte: the float is padded, where nothing is quantised after it."""
+    """Padding with 0.3 of a step is no byte, so floats are padded if nothing is quantised afterwards."""
     b = Builder("qdq", np.int8, 2)
     x = b.conv(b.input([1, 5, 9, 7]), 16, (1, 1))
     pads = b.constant("pads", [0, 0, 1, 1, 0, 0, 1, 1], np.int64)
     y = b.node("Pad", [b.real(x), pads, b.constant("value", 0.3 * x.scale, np.float32)])
     b.outputs.append(onnx.helper.make_tensor_value_info(y, onnx.TensorProto.FLOAT, [1, 16, 11, 9]))
     model = b.model()
-    (wanted,) = expected(model, feed_of(model))
-    (found,) = Runtime(celosia.compile(model)).run(feed_of(model)).outputs.values()
-    assert np.array_equal(found, wanted) and found[0, 0, 0, 0] == np.float32(0.3 * x.scale)
+    (reference,) = expected(model, feed_of(model))
+    (output,) = Runtime(celosia.compile(model)).run(feed_of(model)).outputs.values()
+    assert np.array_equal(output, reference) and output[0, 0, 0, 0] == np.float32(0.3 * x.scale)
 
 
 # Faults ----------------------------------------------------------------------------------------------------------
@@ -298,16 +301,16 @@ def test_padding_that_is_no_byte_stays_as_it_is() -> None:
     "name", ["Slice of rows", "DepthToSpace", "Gather of rows", "Concat of rows", "ConvTranspose 4, stride 2"]
 )
 def test_a_lattice_in_the_wrong_place_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The self-check knows the graph, and not where the compiler has put things."""
+    """The self-check finds a strided view at a wrong position, because it compares with the graph."""
     within = StridedView.within
 
     def shifted(inner: StridedView, outer: StridedView) -> StridedView:
-        found = within(inner, outer)
-        return replace(found, top=found.top - 1) if found.top % 2 else found
+        view = within(inner, outer)
+        return replace(view, top=view.top - 1) if view.top % 2 else view
 
     monkeypatch.setattr(StridedView, "within", shifted)
     with pytest.raises((SelfCheckError, VerifyError)):
-        celosia.compile(made(ACCELERATED[name]).model(), "tiny")
+        celosia.compile(model_of(ACCELERATED[name]).model(), "tiny")
 
 
 # A detector ------------------------------------------------------------------------------------------------------
@@ -324,14 +327,17 @@ def detector(folder: Path) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("config", some(["pynq", "tiny"], ["tiny"]))
 def test_detector(config: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """C2f, SPPF, nearest upsampling and decoupled heads: bytes as onnxruntime's, the accelerator computes it all."""
+    """The accelerator computes a whole detector with onnxruntime's bytes.
+
+    The detector has C2f, SPPF, nearest upsampling, and decoupled heads.
+    """
     model = detector(tmp_path_factory.getbasetemp())
     program = celosia.compile(model, CONFIGS[config])
     assert len(program.launches) <= 3
     assert 0.99 <= program.macs_accelerator / program.macs_total <= 1
     for seed in range(tries(3)):
         feed = feed_of(model, seed)
-        (wanted,) = expected(model, feed)
-        (found,) = Runtime(program, FunctionalDevice(CONFIGS[config])).run(feed, trace=False).outputs.values()
-        np.testing.assert_array_equal(found, wanted)
-        assert len(np.unique(wanted)) > 50
+        (reference,) = expected(model, feed)
+        (output,) = Runtime(program, FunctionalDevice(CONFIGS[config])).run(feed, trace=False).outputs.values()
+        np.testing.assert_array_equal(output, reference)
+        assert len(np.unique(reference)) > 50

@@ -1,4 +1,4 @@
-"""What nodes and tensors are called changes no byte: identity goes by the object."""
+"""Names of nodes and tensors change no byte: the compiler identifies them by object, not by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from celosia.sim.functional.fsim import FunctionalDevice
 
 
 def branches(b: Builder) -> None:
-    """Equal branches over one tensor that is read many times, two outputs, concatenation and residuals."""
+    """Add equal branches over one tensor with many readers, two outputs, a concatenation and residuals."""
     x = b.conv(b.input([2, 8, 9, 7]), 16, (1, 1))
     parts = [b.conv(x, 16, (3, 3), pads=(1, 1, 1, 1)) for _ in range(3)]
     total = b.binary("Add", parts[0], parts[1])
@@ -53,7 +53,7 @@ def test_a_network_without_names(form: str) -> None:
 
 
 def test_one_refused_layer_sends_no_other_to_the_cpu() -> None:
-    """A convolution that fits no scratchpad, between others; none has a name."""
+    """A convolution that fits no scratchpad goes to the CPU alone, although no node has a name."""
     b = Builder("qoperator", np.int8, seed=4)
     b.node_names = "none"
     x = b.conv(b.input([1, 8, 40, 40]), 16, (3, 3))
@@ -75,7 +75,7 @@ def test_names_of_nodes_are_kept_where_they_are_unique() -> None:
 
 
 def test_names_in_reports_are_unique_where_passes_make_operators() -> None:
-    """A pass's own operators are called so, and the model's keep their names."""
+    """Operators that a pass makes get new names, and those of the model keep theirs."""
     text = """g (float[1, 32, 8, 8] x) => (float[1, 32, 6, 6] y) {
         a = Conv(x, w)  b = Relu(a)  c = Conv<pads = [1, 1, 1, 1]>(b, w)  y = Add(c, a) }"""
     graph = onnx.parser.parse_graph(text)
@@ -90,7 +90,7 @@ def test_names_in_reports_are_unique_where_passes_make_operators() -> None:
 
 
 def test_many_models_count_what_differs() -> None:
-    """Planted: one byte of onnxruntime's is another; an output of a wrong shape."""
+    """Two planted faults are counted: a changed byte of onnxruntime's output, and an output of a wrong shape."""
     b = Builder("qoperator", np.int8, seed=3)
     twins(b)
     wanted = expected(b.model(), feed_of(b.model()))

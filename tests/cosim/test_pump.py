@@ -1,4 +1,4 @@
-"""Accelerators whose array has a clock of twice the rate: the bytes and the cycles of those with one clock."""
+"""Accelerators whose array runs at twice the clock have the bytes and cycles of those with one clock."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ pytestmark = pytest.mark.rtl
 
 
 def pumped(cfg: Config, dsp: Dsp, fault: tuple[str, str] = ("", "")) -> RtlDevice:
-    """The accelerator as it is for a device with such blocks, both clocks running."""
+    """Return the accelerator as for an FPGA with such DSP blocks, with both clocks."""
     text = verilog(cfg, simulation=True, blocks=Blocks(dsp))
     assert "fast_clk" in text and (not fault[0] or text.count(fault[0]) == 1)
     return rtl_device(cfg, source=text.replace(*fault) + dsp_blocks.model(dsp))
 
 
 def ended(program: TestProgram, device: RtlDevice) -> tuple[bytes, Counters]:
-    """What memory holds after a program, and the counters."""
+    """Run a program, and return the content of memory and the counters."""
     device.allocate(len(program.image))
     device.write(0, program.loaded())
     counters = device.run(program.instr_addr, len(program.instructions), 1_000_000)
     return device.read(0, len(program.image)).tobytes(), counters
 
 
-def differ(cfg: Config, found: RtlDevice, programs: int) -> bool:
-    """Whether programs leave other bytes, or take other cycles, than on the accelerator with one clock."""
-    expected = RtlDevice(replace(cfg, pump=1), quiet=True)  # which other tests have built, too
+def differ(cfg: Config, pumped_device: RtlDevice, programs: int) -> bool:
+    """Return True if a program leaves other bytes, or takes other cycles, than with one clock."""
+    expected = RtlDevice(replace(cfg, pump=1), quiet=True)  # other tests need this simulator, too
     for seed in range(programs):
         program = random_program(cfg, seed, count=30, align=1 if seed % 2 else None)
-        for device in (expected, found):
+        for device in (expected, pumped_device):
             device.use(random_stalls(seed) if seed % 4 < 2 else ZYNQ_HP)
-        if ended(program, expected) != ended(program, found):
+        if ended(program, expected) != ended(program, pumped_device):
             return True
     return False
 
@@ -60,6 +60,6 @@ def test_same_bytes_in_as_many_cycles(name: str, dsp: Dsp) -> None:
 @pytest.mark.thorough  # tests/bitstreams/test_dsp_blocks.py plants the same fault in a pair of multipliers
 def test_the_other_half_of_a_cycle_is_noticed() -> None:
     cfg = replace(CONFIGS["4x4"], pump=2)
-    found = pumped(cfg, Dsp.e1, ("= turn ^ seen", "= ~(turn ^ seen)"))
+    faulty = pumped(cfg, Dsp.e1, ("= turn ^ seen", "= ~(turn ^ seen)"))
     with suppress(DeviceError):
-        assert differ(cfg, found, programs=20)
+        assert differ(cfg, faulty, programs=20)

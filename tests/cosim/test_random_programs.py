@@ -29,8 +29,8 @@ def rtl(name: str) -> RtlDevice:
 def check(program: TestProgram, device: RtlDevice, memory: MemoryModel) -> None:
     device.use(memory)
     expected = program.run(FunctionalDevice(program.cfg))
-    found = program.run(device)
-    if not np.array_equal(expected, found):
+    actual = program.run(device)
+    if not np.array_equal(expected, actual):
         image = program.loaded()
         pytest.fail(str(first_difference(FunctionalDevice(program.cfg), device, image, 0, len(program.instructions))))
 
@@ -54,11 +54,14 @@ def test_long_program() -> None:
 
 @pytest.mark.parametrize(("rows", "entries", "first"), [(30, 3, 30), (30, 3, 25), (246, 3, 0), (197, 20, 0)])
 def test_behind_the_rows_of_a_softmax(rows: int, entries: int, first: int) -> None:
-    """Entries of vin are written while a softmax is under way whose rows begin there, behind them, or lie beyond the
-    end of vin in part, and so where these are; the last entry alone, too, which is read with the one before it."""
+    """A VECTOR writes the rows of vin that a running softmax reads, and results are right.
+
+    The rows begin at the first entry that is written, behind it, or wrap around the end of vin. The last entry alone is
+    read together with the one before it.
+    """
     cfg = CONFIGS["4x4-softmax2"]
-    generator, one = Generator(cfg, Draws(1), align=1), {f"extent_{loop}": 1 for loop in VECTOR_LOOPS}
-    of_rows = dict(
+    generator, ones = Generator(cfg, Draws(1), align=1), {f"extent_{loop}": 1 for loop in VECTOR_LOOPS}
+    softmax_fields = dict(
         softmax=1, a_source=ASource.VIN, destination=Destination.OUT, extent_n=entries, a_n=1,
         extent_x=60 // entries, a_base=rows, a_x=entries, dst_n=1, dst_x=entries, clip_lo=-128, clip_hi=127,
         zero_point=-128,
@@ -66,7 +69,7 @@ def test_behind_the_rows_of_a_softmax(rows: int, entries: int, first: int) -> No
     behind = dict(destination=Destination.VIN, extent_x=60, a_x=1, dst_base=first, dst_x=1, clip_lo=-128, clip_hi=127)
     flush = dict(dram_addr=generator.output.start, x_size=60, y_size=1, z_size=1, sram_x=1)
     program = [
-        *generator.prologue(), *(Instruction(Opcode.VECTOR, one | each) for each in (of_rows, behind)),
+        *generator.prologue(), *(Instruction(Opcode.VECTOR, ones | fields) for fields in (softmax_fields, behind)),
         Instruction(Opcode.STORE, flush),
     ]  # fmt: skip
     synchronise(cfg, program)
@@ -75,12 +78,14 @@ def test_behind_the_rows_of_a_softmax(rows: int, entries: int, first: int) -> No
 
 @pytest.mark.parametrize("fault", ["opcode", "size", "own bit", "address"])
 def test_same_error(fault: str) -> None:
-    """A faulty instruction in the middle of a program ends both with the same words about the same instruction."""
+    """A faulty instruction ends both devices with the same message about the same instruction."""
     device = rtl("4x4")
     device.use(ZYNQ_HP)
     for seed in range(10):
         program = random_program(CONFIGS["4x4"], seed, count=40)
-        moves = [i for i, it in enumerate(program.instructions) if it.opcode in (Opcode.LOAD, Opcode.STORE)]
+        moves = [
+            i for i, instruction in enumerate(program.instructions) if instruction.opcode in (Opcode.LOAD, Opcode.STORE)
+        ]
         number = moves[len(moves) // 2 + seed % 3]
         fields = program.instructions[number].fields
         if fault == "size":
@@ -93,18 +98,18 @@ def test_same_error(fault: str) -> None:
         if fault == "opcode":
             image[number * 64] |= 7
         reports = []
-        for each in (FunctionalDevice(program.cfg), device):
-            each.allocate(len(image))
-            each.write(0, image)
+        for tested in (FunctionalDevice(program.cfg), device):
+            tested.allocate(len(image))
+            tested.write(0, image)
             with pytest.raises(DeviceError) as error:
-                each.run(0, len(program.instructions), 1_000_000)
+                tested.run(0, len(program.instructions), 1_000_000)
             reports.append(str(error.value).replace(";", ":").split(":")[:2])
         assert reports[0] == reports[1]
         assert reports[0][0] == f"instruction {number}"
 
 
 def test_programs_without_tokens_are_found_out() -> None:
-    """The test itself would see a machine that ignores tokens."""
+    """The comparison detects programs without tokens, and so would detect hardware that ignores tokens."""
     wrong = 0
     for seed in range(10):
         program = random_program(CONFIGS["4x4"], seed, count=60, tokens=False)
@@ -129,7 +134,7 @@ def test_cycles_depend_on_the_memory_model_only() -> None:
 
 @pytest.mark.parametrize("pads", range(4))
 def test_a_padded_table_is_whole_before_it_is_read(pads: int) -> None:
-    """Padding writes all of a table at once, which takes the hardware many cycles, before VECTOR gets its token.
+    """VECTOR gets its token only after padding has written the whole table, which takes the hardware many cycles.
 
     pads: rows of padding after the last row, all in the same table.
     """

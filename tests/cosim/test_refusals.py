@@ -1,4 +1,4 @@
-"""Layers that the accelerator refuses: all found at once, each with its reason, and no other layer goes with them."""
+"""All layers that the accelerator refuses are found at once, each with its reason; the other layers stay."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from celosia.hw.spec.config import Config
 from celosia.sim.functional.fsim import FunctionalDevice
 
 LARGE = (31, 31)
-"""A kernel whose window fits no scratchpad of "tight"."""
+"""A kernel size whose window fits no scratchpad of the Config "tight"."""
 FITS_NOT = ("no tile of", "do not fit")
 
 
 @pytest.fixture
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of layers of each build."""
+    """Return a list that receives the number of layers of each build."""
     original = network.build
     counts: list[int] = []
 
     def build(cfg: Config, launches: list[list[Layer]], *rest: Any) -> Image:
         counts.append(sum(map(len, launches)))
-        made: Image = original(cfg, launches, *rest)
-        return made
+        built: Image = original(cfg, launches, *rest)
+        return built
 
     monkeypatch.setattr(network, "build", build)
     return counts
@@ -48,7 +48,7 @@ def convolutions(b: Builder, refused: int) -> None:
 
 
 def of_all_kinds(b: Builder, refused: int) -> None:
-    """Convolutions, plain and depthwise, poolings, a matrix product."""
+    """Add convolutions, depthwise convolutions, poolings, and a matrix product."""
     x = b.conv(b.input([1, 6, 31, 31]), 6, (1, 1))
     kinds = [
         lambda: b.conv(x, 3, LARGE), lambda: b.max_pool(x, LARGE, (1, 1), (0, 0, 0, 0)), lambda: b.global_average(x),

@@ -1,4 +1,4 @@
-"""Weights through both read ports: the same bytes, in half the time."""
+"""Weights that LOAD reads through both ports give the same bytes in half the time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS, COLUMNS = 512, 256
 
 
 def network() -> Builder:
-    """A convolution, whose input is more than its weights, and a matrix product of one row."""
+    """Return a model with a convolution, whose input is larger than its weights, and a matrix product of one row."""
     b = Builder("qdq", np.int8, 5)
     y = b.conv(b.input([1, 8, 8, 8]), 8, (3, 3), pads=(1, 1, 1, 1))
     b.output(b.matmul(b.reshape(y, (1, ROWS)), COLUMNS))
@@ -37,17 +37,17 @@ def network() -> Builder:
 
 
 def product_cycles(program: Program, device: RtlDevice) -> int:
-    """Of the last layer, from its first instruction's start to its last one's end."""
+    """Return the cycles of the last layer, from the start of its first instruction to the end of its last one."""
     (launch,) = (step for step in program.steps if isinstance(step, LaunchStep))
     runtime = Runtime(program, device)
     runtime.run(feed_of(network().model()))
     (counters,) = runtime.run(feed_of(network().model())).counters
-    own = [event for event in counters.events if launch.layer_of[event.index] == len(launch.layers) - 1]
-    return max(event.end for event in own) - min(event.start for event in own)
+    layer_events = [event for event in counters.events if launch.layer_of[event.index] == len(launch.layers) - 1]
+    return max(event.end for event in layer_events) - min(event.start for event in layer_events)
 
 
 def spread(program: Program) -> list[bool]:
-    """Of each LOAD of weights, whether it is spread."""
+    """Return a list with True for each LOAD of weights that is spread."""
     (launch,) = (step for step in program.steps if isinstance(step, LaunchStep))
     words = np.frombuffer(launch_code(program, launch), np.uint8).reshape(-1, instruction_bytes(program.config))
     lines = disassemble(program.config, [int.from_bytes(word.tobytes(), "little") for word in words])
@@ -59,10 +59,12 @@ def spread(program: Program) -> list[bool]:
 def test_a_matrix_product_takes_both_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     device = RtlDevice(CFG, ZYNQ_HP, quiet=True)
     program = check(network(), device)
-    found = spread(program)
-    assert found[-1] and not found[0] and found == sorted(found)
+    spread_loads = spread(program)
+    assert spread_loads[-1] and not spread_loads[0] and spread_loads == sorted(spread_loads)
     fast = product_cycles(program, device)
-    assert fast <= ROWS * COLUMNS / (2 * CFG.bus_bytes) / 0.87  # in bursts of eight beats, with what begins and ends
+    assert (
+        fast <= ROWS * COLUMNS / (2 * CFG.bus_bytes) / 0.87
+    )  # with bursts of eight beats, and the latency at both ends
     monkeypatch.setattr(image, "spread_weights", lambda cfg, instructions: None)
     program = check(network(), device)
     assert not any(spread(program))

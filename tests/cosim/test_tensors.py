@@ -1,4 +1,4 @@
-"""Tensors inside a model: all of them can be taken from a run, and they are onnxruntime's."""
+"""All tensors inside a model can be read from a run, and they are onnxruntime's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from celosia.sim.functional.fsim import FunctionalDevice
 
 
 def block(b: Builder) -> None:
-    """What becomes one block: 1x1, depthwise, 1x1 and a residual; a table between."""
+    """Add layers that become one block: 1x1, depthwise, a table, 1x1, and a residual."""
     x = b.conv(b.input([1, 16, 14, 14]), 16, (1, 1))
     y = b.conv(x, 32, (1, 1))
     y = b.unary(b.conv(y, 32, (3, 3), pads=(1, 1, 1, 1), group=32), "Sigmoid")
@@ -38,6 +38,8 @@ def saved(b: Builder, folder: Path) -> Path:
     return folder / "model.onnx"
 
 
+# Kept tensors are onnxruntime's and change no output, even if names are missing, equal or hostile.
+# Hypothesis derives the seed of a derandomized test from its text, so its docstring stays as it is.
 @pytest.mark.parametrize("config", some(CONFIGS, [*CONFIGS][::2]))
 @settings(
     max_examples=tries(5), deadline=None, derandomize=True,
@@ -100,8 +102,8 @@ def test_a_program_in_a_file_keeps_its_tensors(tmp_path: Path) -> None:
     read = Program.load(tmp_path / "program")
     assert read.kept == program.kept != ()
     feed = feed_of(b.model())
-    found, wanted = Runtime(read).run(feed).tensors, Runtime(program).run(feed).tensors
-    assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+    loaded_tensors, original_tensors = Runtime(read).run(feed).tensors, Runtime(program).run(feed).tensors
+    assert all(np.array_equal(loaded_tensors[name], original_tensors[name]) for name in original_tensors)
 
 
 def test_what_cannot_be_kept_says_what_can() -> None:
@@ -120,6 +122,8 @@ def test_what_cannot_be_kept_says_what_can() -> None:
         Runtime(celosia.compile(model, "tiny")).run(feed_of(model)).tensors["x"]
 
 
+# After a flipped bit in a layer's weights, the first tensor that differs is that layer's result.
+# Hypothesis derives the seed of a derandomized test from its text, so its docstring stays as it is.
 @settings(max_examples=tries(10), deadline=None, derandomize=True)
 @given(place=st.integers(0, 10**6))
 def test_a_planted_fault_is_named(tmp_path_factory: pytest.TempPathFactory, place: int) -> None:
@@ -175,8 +179,8 @@ def test_a_planted_fault_is_named(tmp_path_factory: pytest.TempPathFactory, plac
 def test_infinities_that_are_equal_are_no_difference(
     found: list[float], wanted: list[float], largest: float | None, counts: bool
 ) -> None:
-    told = comparing.largest_difference(np.array(found), np.array(wanted))
-    assert told == ((None if largest is None else pytest.approx(largest)), counts)
+    result = comparing.largest_difference(np.array(found), np.array(wanted))
+    assert result == ((None if largest is None else pytest.approx(largest)), counts)
 
 
 def test_another_shape_is_a_difference() -> None:
@@ -198,14 +202,14 @@ def test_another_shape_is_a_difference() -> None:
 def test_signal_to_noise_by_layer(
     tmp_path: Path,
 ) -> None:
-    """A float model, and its quantised one whose second convolution has coarse weights: that is where it is lost."""
+    """If the second convolution has coarse weights, the signal-to-noise ratio falls there."""
     b = Builder("qdq", np.int8, seed=5)
     x = b.conv(b.input([1, 4, 12, 12]), 8, (3, 3), pads=(1, 1, 1, 1))
     x = b.conv(x, 8, (3, 3), pads=(1, 1, 1, 1))
     b.output(b.conv(x, 8, (1, 1)), real=True)
     model = b.model()
     onnx.save(model, tmp_path / "int8.onnx")
-    # The float model computes on what the pairs mean: each Q and DQ of an activation is the identity.
+    # In the float model, each Q and DQ of an activation is the identity.
     floats = onnx.ModelProto()
     floats.CopyFrom(model)
     constants = {c.name for c in floats.graph.initializer}

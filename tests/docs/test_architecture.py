@@ -44,7 +44,7 @@ class Diagram(NamedTuple):
 
     def nodes(self, bracket: str) -> set[str]:
         """Return the names of the nodes that have this opening bracket."""
-        return {name for name, own in self.brackets.items() if own == bracket}
+        return {name for name, own_bracket in self.brackets.items() if own_bracket == bracket}
 
 
 def diagrams(text: str) -> Iterator[Diagram]:

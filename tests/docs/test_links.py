@@ -1,4 +1,4 @@
-"""Links of the pages lead somewhere, and the files that they name are there."""
+"""Links on pages work, and files that pages name exist."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ FILE = re.compile(r"`(?P<path>(?:benchmarks|bitstreams|compiler|docs|driver|hw|m
 
 
 def dead(page: Path, text: str) -> list[str]:
-    """What `text`, at the place of `page`, links to or names as a file of this repository, and is not there."""
-    found = []
+    """Return the links and file names in `text`, at the place of `page`, whose target does not exist."""
+    dead_links = []
     for link in LINK.finditer(CODE.sub("", text)):
-        to = (page.parent / link["path"]) if link["path"] else page
+        target = (page.parent / link["path"]) if link["path"] else page
         anchor = link["anchor"]
-        if not to.exists() or (anchor and not _has(to.read_text(encoding="utf-8"), anchor)):
-            found.append(link[0][1:])
+        if not target.exists() or (anchor and not _has(target.read_text(encoding="utf-8"), anchor)):
+            dead_links.append(link[0][1:])
     named = {file["path"] for file in FILE.finditer(text) if not re.search("[A-Z]{3}", file["path"])}  # test_UNIT.py
-    return found + sorted(path for path in named if not (ROOT / path).exists())
+    return dead_links + sorted(path for path in named if not (ROOT / path).exists())
 
 
 def _has(text: str, anchor: str) -> bool:

@@ -1,4 +1,4 @@
-"""The docstring of each folder's `__init__.py` is a map: it says what each file and subfolder decides."""
+"""The docstring of each folder's `__init__.py` is a map: it describes each file and subfolder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebook of docs/ runs in a kernel, and results show themselves as short HTML."""
+"""The notebook of docs/ runs in a kernel, and its results are short HTML."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ pytest.importorskip("onnxruntime")
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
 LONGEST = 20_000
-"""Characters of HTML or text that a cell may show."""
+"""Maximum number of characters of HTML or text that a cell shows."""
 
 
 class _Balanced(HTMLParser):
-    """Fails where a tag is closed that is not open."""
+    """Fail if a tag is closed that is not open."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class _Balanced(HTMLParser):
 
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """The cells of code after they ran."""
+    """Return the code cells of the notebook after they ran."""
     notebook = nbformat.read(NOTEBOOK, 4)
     folder = tmp_path_factory.mktemp("notebook")
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
@@ -43,7 +43,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 
 def shown(cells: list[Any], text: str) -> tuple[str, str]:
-    """HTML and plain text of the result of the cell that contains `text`."""
+    """Return HTML and plain text of the result of the cell that contains `text`."""
     (cell,) = [cell for cell in cells if text in cell.source]
     (result,) = [output for output in cell.outputs if output.output_type == "execute_result"]
     return result.data.get("text/html", ""), result.data["text/plain"]
@@ -69,7 +69,7 @@ def test_a_result_shows_short_html(cells: list[Any], call: str, words: list[str]
 
 
 def test_progress_goes_when_a_cell_ends(cells: list[Any]) -> None:
-    """A cell that works long keeps one output for its progress, which is empty in the end."""
+    """A long cell shows its progress in one output, which is empty in the end."""
     (cell,) = [cell for cell in cells if "celosia.tune(" in cell.source]
     displays = [output for output in cell.outputs if output.output_type == "display_data"]
     assert [output.data.get("text/html", "") for output in displays] == [""]

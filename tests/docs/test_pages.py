@@ -1,6 +1,6 @@
-"""The Python blocks of a page run, in order; what they print is the text block after them.
+"""The Python blocks of a page run in order, and print the text block behind them.
 
-CELOSIA_UPDATE_DOCS=1 writes what they print into the page.
+CELOSIA_UPDATE_DOCS=1 writes the output into the page.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def test_the_code_of_a_page_runs(page: str) -> None:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(compile("\n" * (line - 1) + m["code"], str(path), "exec"), names)
-        said = "".join(f"{text.rstrip()}\n" for text in printed.getvalue().splitlines())
-        return f"```python\n{m['code']}```\n" + (f"\n```text\n{said}```\n" if said or m["text"] is not None else "")
+        output = "".join(f"{text.rstrip()}\n" for text in printed.getvalue().splitlines())
+        return f"```python\n{m['code']}```\n" + (f"\n```text\n{output}```\n" if output or m["text"] is not None else "")
 
-    done = BLOCK.sub(run, source)
+    updated = BLOCK.sub(run, source)
     if os.environ.get("CELOSIA_UPDATE_DOCS"):
-        path.write_text(done, encoding="utf-8")
-    assert done == path.read_text(encoding="utf-8")
+        path.write_text(updated, encoding="utf-8")
+    assert updated == path.read_text(encoding="utf-8")
 
 
 # A page of commands -----------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ STEP = re.compile(
 
 
 def like(text: str, printed: str) -> bool:
-    """Whether `printed` is `text`, in which `...` stands for anything; as many spaces as there are are one."""
+    """Return True if `printed` is `text`, where `...` matches anything and several spaces count as one."""
     pattern = ".*?".join(re.escape(part) for part in _single_spaced(text).split("..."))
     return re.fullmatch(pattern, _single_spaced(printed), re.DOTALL) is not None
 
@@ -69,7 +69,7 @@ def _single_spaced(text: str) -> str:
 
 @pytest.mark.rtl
 def test_the_tutorial_runs(tmp_path: Path) -> None:
-    """Each command in the reader's folder, in order; what it prints is the text after it."""
+    """Each command of the tutorial runs in the reader's folder, in order, and prints the text behind it."""
     pytest.importorskip("onnxruntime")
     tools, folder = tmp_path / "bin", tmp_path / "stripes"
     tools.mkdir()
@@ -85,11 +85,15 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
         if step["file"]:
             (folder / step["file"]).write_text(step["script"], encoding="utf-8")
             continue
-        done = subprocess.run(step["command"], shell=True, cwd=folder, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, f"{step['command']}{done.stderr}"
+        process = subprocess.run(
+            step["command"], shell=True, cwd=folder, env=environment, capture_output=True, text=True
+        )
+        assert process.returncode == 0, f"{step['command']}{process.stderr}"
         assert len(step["command"].splitlines()) == 1
         if step["text"] is not None:
-            assert like(step["text"], done.stdout), f"{step['command']} prints\n{done.stdout}\nand not\n{step['text']}"
+            assert like(step["text"], process.stdout), (
+                f"{step['command']} prints\n{process.stdout}\nand not\n{step['text']}"
+            )
     with np.load(folder / "tensors.npz") as tensors:
         assert len(tensors.files) == 7
 

@@ -1,4 +1,4 @@
-"""The site of docs/: it builds without a warning, and has every page, command and public name, with all parameters."""
+"""The site of docs/ builds without a warning, and has every page, command and public name with all parameters."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_each_public_name_is_in_the_api_reference(site: Path) -> None:
 
 
 def test_the_search_index_comes_with_the_site(site: Path) -> None:
-    """Search reads a script, which a browser loads from a folder without a server, too."""
+    """The search index is a script, which a browser loads from a folder without a server, too."""
     assert "superoptimiser" in (site / "search" / "search_index.js").read_text(encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Some of `make prove`, one test for each property: it is proved, and finds the first of its mutants."""
+"""Try some properties of `make prove`: each is proved, and finds its first mutant."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def tools() -> None:
 
 TESTED = [name for name, proof in PROPERTIES.items() if proof.tested and (proof.sample or not proof.cases)]
 FAMILIES = {re.sub(r"\d+|[,:].*", "", name): name for name in reversed(TESTED)}
-"""The first of the properties that are one of several sizes or Configs, by what their names have in common."""
+"""The first property of each family, by the common part of their names; families differ in sizes or Configs."""
 LONG = ("each step of LOAD writes its bytes or padding", "hazards of the vector unit", "softmax adder equals float32")
-"""More than a minute of proof between them; tests/hw simulates LOAD, VECTOR and the adder at random."""
+"""Names of properties that take over a minute together; tests/hw tests these units with random data."""
 QUICK = [name for name in [*reversed(FAMILIES.values())][::5] if not name.startswith(LONG)]
 
 
@@ -54,7 +54,7 @@ def test_mutant_that_no_longer_fits_is_reported() -> None:
 
 @pytest.mark.parametrize("suffix", ["", "_renamed"])
 def test_every_mutant_fits(suffix: str) -> None:
-    """Those that only `make prove` tries, too, and where all local variables of the hardware are called otherwise."""
+    """Every mutant fits its source exactly once, even if all local variables of the hardware have other names."""
     hardware, sources, misfits = Path(hw.__file__).parent, dict[str, str](), []
     for name, proof in PROPERTIES.items():
         for mutant in proof.mutants:

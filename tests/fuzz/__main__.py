@@ -23,9 +23,9 @@ from fuzz.run import HARDWARE, KINDS, Results, chunks, configs, run
 
 STATES = ("idle", "busy", "memory", "token")
 DEFAULT = ("legal", "garbage", "damaged", "forged")
-"""Kinds of cases that run where none is named; a random model takes a second or more."""
+"""Kinds of cases that run by default, without `model`: a random model takes a second or more."""
 ANY = Config(name="any")
-"""The Config of kinds whose cases draw their own."""
+"""A stand-in Config for kinds whose cases draw their own Configs."""
 console = Console()
 
 
@@ -45,7 +45,7 @@ def main(
     ] = None,
     out: Annotated[Path, typer.Option(help="The folder of the smallest models of findings.")] = Path("findings"),
 ) -> None:
-    """COUNT random cases of each kind; exit code 1 where one failed."""
+    """Run COUNT random cases of each kind; exit code 1 if a case fails."""
     for name in kind or ():
         if name not in KINDS:
             raise typer.BadParameter(f"no kind of case is called {name!r}; there are {', '.join(KINDS)}")
@@ -80,7 +80,7 @@ def main(
 
 
 def _build(machines: list[Config]) -> None:
-    """Build the simulators, which takes a minute each the first time."""
+    """Build the simulators, each of which takes a minute the first time."""
     try:
         for number, cfg in enumerate(machines, 1):
             console.print(f"Simulator {number} of {len(machines)}: {_describe(cfg)}", highlight=False)
@@ -91,11 +91,11 @@ def _build(machines: list[Config]) -> None:
 
 
 def _minimise(results: Results, folder: Path, jobs: int) -> None:
-    """Write the smallest model of each finding, and print what it is."""
-    from fuzz.models.campaign import findings  # with onnxruntime's quantiser, which takes a second
+    """Write the smallest model of each finding, and print a line about it."""
+    from fuzz.models.campaign import findings  # imports onnxruntime's quantiser, which takes a second
 
-    for each in findings(results.causes, folder, jobs, lambda text: console.print(text, highlight=False)):
-        console.print(f"[red]{folder / str(each)}", highlight=False)
+    for finding in findings(results.causes, folder, jobs, lambda text: console.print(text, highlight=False)):
+        console.print(f"[red]{folder / str(finding)}", highlight=False)
 
 
 def _advance(progress: Progress, task: TaskID, results: Results) -> None:
@@ -103,7 +103,7 @@ def _advance(progress: Progress, task: TaskID, results: Results) -> None:
 
 
 def summary(results: Results) -> dict[str, object]:
-    """Results of a run as plain data."""
+    """Return the results of a run as plain data."""
     reached = results.coverage.reached()
     pairs = results.coverage.pairs()
     return {

@@ -1,6 +1,6 @@
-"""Kinds of cases: each is a function of a machine and a seed that returns how the case ended.
+"""Kinds of cases: functions of a machine and a seed that return a text that says how the case ended.
 
-A case that ends in a way it must not raises Failure; every other exception is a failure, too.
+A case that ends in a forbidden way raises Failure. Any other exception counts as a failure, too.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from celosia.sim.functional.fsim import FunctionalDevice
 from celosia.sim.rtl.rtlsim import IDEAL, ZYNQ_HP, MemoryModel, RtlDevice, random_stalls
 
 GUARD = 0xA5
-"""What memory behind the DMA limit holds before a run, and after it."""
+"""Value of each byte behind the DMA limit, before a run and after it."""
 WATCHDOG = 3000
 COVERED = 10
-"""Fields are counted in one legal program of so many: decoding takes as long as running a fifth of the program."""
+"""Coverage counts the fields of every COVERED-th legal program; decoding takes a fifth of the time of a run."""
 TIME_LIMIT = 30_000
-"""Cycles for programs of garbage, ten times the watchdog's: what is still running then has made progress."""
+"""Time limit of garbage programs, in cycles: ten times the watchdog's, so a program that reaches it makes progress."""
 
 
 class Failure(AssertionError):
-    """A case ended in a way that is not allowed. cause: the same text for failures that have one cause."""
+    """A case ended in a way that is not allowed. cause: a text that is equal for failures with the same cause."""
 
     def __init__(self, why: str, cause: str = "") -> None:
         super().__init__(why)
@@ -43,14 +43,14 @@ class Failure(AssertionError):
 
 
 def random_memory(rng: random.Random) -> MemoryModel:
-    """One of the fixed memory models, or one that stalls at random."""
+    """Draw one of the fixed memory models, or one that stalls at random."""
     stall = rng.choice((0.0, 0.1, 0.3, 0.6))
     return rng.choice((ZYNQ_HP, IDEAL, random_stalls(rng.getrandbits(32), stall, rng.choice((0, 5, 60, 300)))))
 
 
 @dataclass
 class Coverage:
-    """Values of instruction fields that programs have used, in up to 16 ranges each, and states of units."""
+    """Counts of the values of instruction fields, in up to 16 ranges each, and of the states of units."""
 
     fields: Counter[tuple[str, str, int]] = field(default_factory=Counter)
     states: NDArray[np.uint64] = field(default_factory=lambda: np.zeros((4,) * 4, np.uint64))
@@ -60,15 +60,15 @@ class Coverage:
             opcode = opcode_of(word)
             if opcode is None:
                 continue
-            for each, value in formats(cfg)[opcode].decode(word).items():
-                self.fields[opcode.name, each, value_class(value)] += 1
+            for name, value in formats(cfg)[opcode].decode(word).items():
+                self.fields[opcode.name, name, value_class(value)] += 1
 
     def merge(self, other: Coverage) -> None:
         self.fields.update(other.fields)
         self.states = self.states + other.states
 
     def reached(self) -> dict[str, tuple[int, int]]:
-        """By instruction: (value classes that were used, value classes that legal programs can use) of all fields."""
+        """Return, by instruction, the number of value classes that were used and that legal programs can use."""
         result = {}
         for opcode in formats(EVERYTHING):
             possible = reachable(opcode)
@@ -79,7 +79,7 @@ class Coverage:
         return result
 
     def pairs(self) -> NDArray[np.uint64]:
-        """Cycles in each pair of states of each pair of units: axes unit, unit, state, state."""
+        """Return the cycles in each pair of states of each pair of units, with axes [unit, unit, state, state]."""
         units = self.states.ndim
         result = np.zeros((units, units, 4, 4), np.uint64)
         for a in range(units):
@@ -90,7 +90,10 @@ class Coverage:
 
 
 def value_class(value: int) -> int:
-    """0, 1, then one class for each power of two up to 8 and one above; negative values in classes of their own."""
+    """Return the class of a value: 0 for 0, 1 for 1, then one for each power of two up to 8, and one for larger values.
+
+    Negative values have the negative classes.
+    """
     size = min(abs(value).bit_length(), 5)
     return -size if value < 0 else size
 
@@ -101,29 +104,32 @@ def value_classes(width: int, signed: bool) -> set[int]:
 
 
 EVERYTHING = Config(taps=3, forward=True)
-"""Has all fields."""
+"""A Config whose instructions have all fields."""
 
 
 def reachable(opcode: Opcode) -> set[tuple[str, int]]:
-    """Fields of an instruction with the classes of their values. Out of reach are other opcodes, loops and sizes of
-    nothing, a unit's tokens for itself, and STOREs to where instructions lie."""
+    """Return the pairs (field, value class) of an instruction that legal programs can have.
+
+    Legal programs never have another opcode, empty loops, sizes of 0, tokens of a unit for itself, or a STORE over
+    instructions.
+    """
     possible = set()
-    for each in formats(EVERYTHING)[opcode].fields:
-        classes = value_classes(each.width, each.signed)
-        if each.name == "opcode":
+    for form_field in formats(EVERYTHING)[opcode].fields:
+        classes = value_classes(form_field.width, form_field.signed)
+        if form_field.name == "opcode":
             classes = {value_class(opcode)}
-        elif each.name in ("wait", "post"):
+        elif form_field.name in ("wait", "post"):
             classes = {value_class(mask) for mask in range(16) if not mask >> UNIT_OF[opcode] & 1}
-        elif each.name.startswith("extent_") or each.name.endswith("_size"):
+        elif form_field.name.startswith("extent_") or form_field.name.endswith("_size"):
             classes -= {0}
-        elif each.name == "dram_addr" and opcode == Opcode.STORE:
+        elif form_field.name == "dram_addr" and opcode == Opcode.STORE:
             classes = {value_class(4096)}
-        possible |= {(each.name, c) for c in classes}
+        possible |= {(form_field.name, value_range) for value_range in classes}
     return possible
 
 
 class Machine:
-    """One Config with its two devices, and the last case that was tried."""
+    """One Config with its two devices, and the coverage of the cases so far."""
 
     def __init__(self, cfg: Config, device: Device | None = None) -> None:
         self.cfg = cfg
@@ -135,7 +141,7 @@ class Machine:
         return self._device or RtlDevice(self.cfg, quiet=True, watchdog_cycles=WATCHDOG)
 
     def finish(self) -> Coverage:
-        """The coverage so far."""
+        """Return the coverage so far."""
         if "device" in self.__dict__ and isinstance(self.device, RtlDevice):
             self.coverage.states = self.device.states()
         return self.coverage
@@ -149,7 +155,7 @@ class Machine:
 
 
 def legal(machine: Machine, seed: int) -> str:
-    """A random legal program leaves the same bytes in all of memory on both devices."""
+    """Run a random legal program; it must leave the same bytes in all of memory on both devices."""
     rng = random.Random(f"legal {seed}")
     program = case_program(machine.cfg, rng)
     if seed % COVERED == 0:
@@ -157,8 +163,8 @@ def legal(machine: Machine, seed: int) -> str:
     machine.use(random_memory(rng))
     loaded = program.loaded()
     expected = program.run(FunctionalDevice(machine.cfg), loaded=loaded)
-    found = program.run(machine.device, loaded=loaded)
-    if not np.array_equal(expected, found):
+    actual = program.run(machine.device, loaded=loaded)
+    if not np.array_equal(expected, actual):
         difference = first_difference(
             FunctionalDevice(machine.cfg), machine.device, loaded, 0, len(program.instructions)
         )
@@ -177,7 +183,7 @@ def case_program(cfg: Config, rng: random.Random) -> TestProgram:
 
 
 def noise(program: TestProgram, image: NDArray[np.uint8], rng: random.Random) -> int:
-    """Random bytes in place of some or all instructions."""
+    """Replace some or all instructions by random bytes. Return the number of instructions to run."""
     size, count = instruction_bytes(program.cfg), len(program.instructions)
     first = rng.choice((0, rng.randrange(count)))
     image[first * size : count * size] = np.frombuffer(rng.randbytes((count - first) * size), np.uint8)
@@ -185,29 +191,29 @@ def noise(program: TestProgram, image: NDArray[np.uint8], rng: random.Random) ->
 
 
 def random_fields(program: TestProgram, image: NDArray[np.uint8], rng: random.Random) -> int:
-    """Instructions of existing opcodes, every field random: small values, large ones, all bits set."""
+    """Replace instructions by others with valid opcodes and random fields: small, large, or all bits set."""
     count = rng.randint(1, len(program.instructions))
     size = instruction_bytes(program.cfg)
     for i in range(count):
         fmt = formats(program.cfg)[rng.choice(list(Opcode))]
         word = 0
-        for each in fmt.fields:
-            bits = rng.choice((0, 1, 1, 2, 3, each.width)) if rng.random() < 0.9 else each.width
-            word |= (rng.getrandbits(min(bits, each.width)) if bits else 0) << fmt.offsets[each.name]
+        for form_field in fmt.fields:
+            bits = rng.choice((0, 1, 1, 2, 3, form_field.width)) if rng.random() < 0.9 else form_field.width
+            word |= (rng.getrandbits(min(bits, form_field.width)) if bits else 0) << fmt.offsets[form_field.name]
         word = word & ~0b111 | fmt.opcode
         image[i * size : (i + 1) * size] = np.frombuffer(word.to_bytes(size, "little"), np.uint8)
     return count
 
 
 def flipped(program: TestProgram, image: NDArray[np.uint8], rng: random.Random) -> int:
-    """One bit of a legal program turned over."""
+    """Invert one bit of a legal program."""
     bit = rng.randrange(8 * len(program.instructions) * instruction_bytes(program.cfg))
     image[bit // 8] ^= 1 << bit % 8
     return len(program.instructions)
 
 
 def truncated(program: TestProgram, image: NDArray[np.uint8], rng: random.Random) -> int:
-    """Instructions missing at the end: never run, or zeros or data in their place."""
+    """Drop instructions at the end: run fewer, or run zeros, ones or data in their place."""
     kept, count = rng.randrange(len(program.instructions)), len(program.instructions)
     if rng.random() < 0.5:
         return kept
@@ -217,7 +223,7 @@ def truncated(program: TestProgram, image: NDArray[np.uint8], rng: random.Random
 
 
 def untouched(program: TestProgram, image: NDArray[np.uint8], rng: random.Random) -> int:
-    """A legal program: the fault is the memory's."""
+    """Leave the program legal; the memory has the fault."""
     return len(program.instructions)
 
 
@@ -227,9 +233,10 @@ DAMAGE: tuple[Callable[[TestProgram, NDArray[np.uint8], random.Random], int], ..
 
 
 def garbage(machine: Machine, seed: int) -> str:
-    """Whatever is run ends with a status and a message, within the time limit, and writes nothing outside its limits.
+    """Run a damaged program, which must end with a status and a message, within the time limit.
 
-    Afterwards a legal program still leaves the right bytes, without a reset from outside where memory works.
+    It must write nothing behind the DMA limit. Afterwards a legal program must leave the right bytes. If memory works,
+    no reset from outside is needed for that.
     """
     rng = random.Random(f"garbage {seed}")
     cfg = machine.cfg
@@ -238,14 +245,14 @@ def garbage(machine: Machine, seed: int) -> str:
     damage = rng.choice(DAMAGE)
     count = damage(program, image, rng)
     memory = _faulty_memory(rng, len(image), always=damage is untouched)
-    limit = rng.choice((TIME_LIMIT,) * 4 + (rng.randrange(1, 2000),))  # the host's, who then ends the run
+    limit = rng.choice((TIME_LIMIT,) * 4 + (rng.randrange(1, 2000),))  # after a short limit the host ends the run
     ending = _run(machine, image, memory, _address(rng, cfg, len(image)), count, limit)
     _recovers(machine, rng)
     return f"{damage.__name__}: {ending}"
 
 
 def _address(rng: random.Random, cfg: Config, size: int) -> int:
-    """Nearly always where the program is."""
+    """Draw the address of the first instruction: nearly always that of the program."""
     step = instruction_bytes(cfg)
     return rng.choice((0,) * 18 + (rng.randrange(size) // step * step, (1 << 32) - step))
 
@@ -266,7 +273,7 @@ def _faulty_memory(rng: random.Random, size: int, always: bool) -> MemoryModel:
 
 
 def _run(machine: Machine, image: NDArray[np.uint8], memory: MemoryModel, address: int, count: int, limit: int) -> str:
-    """How the run ended. Failure where it did not end by itself, or wrote behind the limit."""
+    """Run the program and return how it ended. Raise Failure if it did not end, or wrote behind the DMA limit."""
     device = machine.device
     device.allocate(len(image))
     machine.use(memory)
@@ -285,13 +292,13 @@ def _run(machine: Machine, image: NDArray[np.uint8], memory: MemoryModel, addres
 
 
 def _allowed(message: str) -> str:
-    """The kind of an error's message. Failure where it is no error that a program or a memory may cause."""
+    """Return the kind of an error from its message. Raise Failure if programs and memories cannot cause this error."""
     if message.startswith("no end within"):
         return "still making progress at the time limit"
-    found = re.match(r"instruction \d+: ([^;:]*)", message)
-    if found is None or found[1] not in ERROR_TEXT.values():
+    matched = re.match(r"instruction \d+: ([^;:]*)", message)
+    if matched is None or matched[1] not in ERROR_TEXT.values():
         raise Failure(message)
-    return found[1]
+    return matched[1]
 
 
 def _recovers(machine: Machine, rng: random.Random) -> None:
@@ -299,8 +306,8 @@ def _recovers(machine: Machine, rng: random.Random) -> None:
     machine.use(ZYNQ_HP)
     expected = program.run(FunctionalDevice(machine.cfg))
     try:
-        found = program.run(machine.device)
+        actual = program.run(machine.device)
     except DeviceError as error:
         raise Failure(f"a legal program after it: {error}") from None
-    if not np.array_equal(expected, found):
+    if not np.array_equal(expected, actual):
         raise Failure("a legal program after it leaves other bytes")

@@ -1,4 +1,4 @@
-"""Damaged Program files: refused with a ProgramError, or run as if nothing had happened."""
+"""Damaged Program files must be refused with a ProgramError, or run as if undamaged."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from fuzz.cases import Failure, Machine
 
 REFUSED = (ProgramError, InputError, DeviceError, HostError)
 MOST_BYTES = 1 << 26
-"""No file of these tests needs more memory for its program than this."""
+"""No file of these tests needs more memory than this for its program, in bytes."""
 
 
 @cache
 def intact() -> tuple[bytes, dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-    """(a Program file with launches, kernels and host steps, its inputs, its outputs)."""
+    """Return a Program file with launches, kernels and host steps, its inputs and its outputs."""
     from fuzz.model import mixed
 
     with tempfile.TemporaryDirectory() as folder:
@@ -46,7 +46,7 @@ def intact() -> tuple[bytes, dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
 
 
 def overwritten(data: bytes, rng: random.Random) -> bytes:
-    """Some bytes changed: single bits, or a run of them."""
+    """Change some bytes: single bits, or a run of bytes."""
     result = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 10))):
         at = rng.randrange(len(result))
@@ -59,19 +59,19 @@ def overwritten(data: bytes, rng: random.Random) -> bytes:
 
 
 def cut(data: bytes, rng: random.Random) -> bytes:
-    """The end, the beginning or a part in between is missing."""
+    """Remove the end, the beginning or a part in between."""
     a, b = sorted(rng.randrange(len(data) + 1) for _ in range(2))
     return rng.choice((data[:a], data[a:], data[:a] + data[b:]))
 
 
 def grown(data: bytes, rng: random.Random) -> bytes:
-    """Bytes inserted, or a part that is there twice."""
+    """Insert random bytes, or repeat a part."""
     a, b = sorted(rng.randrange(len(data) + 1) for _ in range(2))
     return data[:a] + rng.choice((rng.randbytes(rng.randint(1, 100)), data[a:b], data)) + data[a:]
 
 
 def other_parts(data: bytes, rng: random.Random) -> bytes:
-    """A sound archive whose parts are exchanged, missing, empty, added, or of another length."""
+    """Return a valid archive whose parts are exchanged, missing, empty, changed, or shortened."""
     parts = _parts(data)
     names = list(parts)
     one, two = rng.choice(names), rng.choice(names)
@@ -93,25 +93,25 @@ BYTES = (overwritten, cut, grown, other_parts)
 
 
 def damaged(machine: Machine, seed: int) -> str:
-    """A file that was damaged on its way is refused, or gives the same outputs."""
+    """Damage the bytes of a file; it must be refused, or give the same outputs."""
     rng = random.Random(f"file {seed}")
     data, inputs, expected = intact()
     damage = rng.choice(BYTES)
     try:
-        found = _run(damage(data, rng), inputs)
+        outputs = _run(damage(data, rng), inputs)
     except REFUSED as error:
         _one_sentence(error)
         return f"{damage.__name__}: refused"
     for name, array in expected.items():
-        if not np.array_equal(found[name], array, equal_nan=True):
+        if not np.array_equal(outputs[name], array, equal_nan=True):
             raise Failure(f"{damage.__name__}: loaded, and output {name} differs")
     return f"{damage.__name__}: runs as before"
 
 
 def forged(machine: Machine, seed: int) -> str:
-    """A file whose manifest or data were changed by one who knows the checksums is refused or runs, and nothing else.
+    """Change the manifest or data of a file and fix the checksums; the file must be refused, or run.
 
-    Kernels are left alone: changed loops may take hours. tests/compiler/test_guard.py changes small ones.
+    Kernels stay as they are, because changed loops may take hours. tests/compiler/test_guard.py changes small ones.
     """
     rng = random.Random(f"forged {seed}")
     data, inputs, _ = intact()

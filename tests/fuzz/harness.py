@@ -1,4 +1,4 @@
-"""Processes that may die, and a journal: what the campaigns of all kinds of cases share."""
+"""Worker processes that may die, and a journal: the common parts of campaigns of all kinds of cases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 MEMORY = 8 << 30
-"""Bytes of address space of a process."""
+"""Limit of the address space of a process, in bytes."""
 Key = TypeVar("Key")
 Answer = TypeVar("Answer")
 
@@ -37,15 +37,15 @@ def _work(connection: Connection, environment: dict[str, str]) -> None:
 
 
 class Workers:
-    """Context of `jobs` processes that answer calls; one that dies is replaced.
+    """Context manager of `jobs` processes that answer calls; a process that dies is replaced.
 
-    own_cache: kernels are kept in a temporary folder: nobody needs those of thousands of random models again.
+    own_cache: use a temporary cache folder, because kernels of thousands of random models are never needed again.
     """
 
     def __init__(self, jobs: int, own_cache: bool = False) -> None:
         self._context = multiprocessing.get_context("spawn")
         self._cache = tempfile.TemporaryDirectory()
-        self._environment = {"OPENBLAS_NUM_THREADS": "1"}  # products are small
+        self._environment = {"OPENBLAS_NUM_THREADS": "1"}  # matrix products are small
         if own_cache:
             self._environment["CELOSIA_CACHE"] = self._cache.name
         self._busy: dict[Connection, tuple[Any, Any]] = {}
@@ -61,18 +61,18 @@ class Workers:
         self._cache.cleanup()
 
     def _start(self) -> tuple[Connection, Any]:
-        here, there = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(there, self._environment), daemon=True)
+        own_end, other_end = self._context.Pipe()
+        process = self._context.Process(target=_work, args=(other_end, self._environment), daemon=True)
         process.start()
-        there.close()
-        return here, process
+        other_end.close()
+        return own_end, process
 
     def run(
         self, calls: Iterable[tuple[Key, Callable[[], Answer]]], seconds: float
     ) -> Iterator[tuple[Key, Answer | str]]:
-        """Answers in the order in which they come; a text says how a process died.
+        """Yield (key, answer) in the order of the answers. If a process dies, the answer is a text that says how.
 
-        seconds: of processor time for each call.
+        seconds: limit of processor time for each call.
         """
         waiting = iter(calls)
         while True:
@@ -97,7 +97,7 @@ class Workers:
 
 
 class Journal:
-    """A file of JSON lines with results by their keys, by which a campaign goes on where another one has ended."""
+    """A file of JSON lines with results by their keys, so that a campaign can continue an earlier one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -113,7 +113,7 @@ class Journal:
             self._append("\n")
 
     def note(self, key: str, result: dict[str, Any]) -> None:
-        """Add a result to the file."""
+        """Append a result to the file."""
         self._append(json.dumps({"key": key, **result}, separators=(",", ":")) + "\n")
 
     def _append(self, text: str) -> None:

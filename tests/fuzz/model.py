@@ -1,4 +1,4 @@
-"""The model of the damaged files: integer layers for the accelerator, a kernel and a host step for the CPU."""
+"""Build the model of the damaged files: integer layers for the accelerator, a kernel and a host step for the CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from small_models import Builder
 
 
 def mixed() -> onnx.ModelProto:
-    """Float [1, 3, 6, 6] to the largest two of its 6 results, which a convolution and a matrix product make."""
+    """Return a model from float [1, 3, 6, 6] to the two largest of its 6 channels: a convolution and a TopK."""
     b = Builder("qdq", np.int8, seed=5, opset=17)
     x = b.input([1, 3, 6, 6])
     x = b.conv(x, 6, (3, 3), pads=(1, 1, 1, 1))

@@ -1,4 +1,4 @@
-"""Many cases in several processes: kinds of cases, progress, results."""
+"""Run many cases in several processes, with progress and results."""
 
 from __future__ import annotations
 
@@ -25,8 +25,12 @@ from fuzz.harness import Journal, Workers
 
 @dataclass(frozen=True)
 class Kind:
-    """Cases that `run` runs. folders: of the sources that decide how they end. size: how many a process takes at a
-    time. seconds: of processor time for these. own_cache: see Workers."""
+    """A kind of cases.
+
+    run: function that runs one case. folders: folders of sources that affect the results.
+    size: cases that a process takes at a time. seconds: limit of processor time for these cases. own_cache: see
+    Workers.
+    """
 
     run: Callable[[Machine, int], str]
     folders: tuple[str, ...]
@@ -36,8 +40,8 @@ class Kind:
 
 
 def model(machine: Machine, seed: int) -> str:
-    """A random model with onnxruntime's outputs: see fuzz.models."""
-    from fuzz.models.campaign import model  # with onnxruntime's quantiser, which takes a second
+    """Compile and run a random model; its outputs must be those of onnxruntime (see fuzz.models)."""
+    from fuzz.models.campaign import model  # imports onnxruntime's quantiser, which takes a second
 
     return model(seed)
 
@@ -50,7 +54,7 @@ KINDS = {
 HARDWARE = ("legal", "garbage")
 """Kinds that run on the RTL."""
 MOST_CHUNKS = 1000
-"""Processes take more cases at a time where there would be more chunks."""
+"""Maximum number of chunks of a run; chunks have more cases if there would be more."""
 
 
 class Chunk(NamedTuple):
@@ -61,13 +65,13 @@ class Chunk(NamedTuple):
     seeds: range
 
     def __str__(self) -> str:
-        """The cases and their sources; chunks with the same text have the same results."""
+        """Return a key with the cases and a digest of their sources; chunks with equal keys have equal results."""
         return f"{self.kind} {self.cfg.name} {self.seeds.start} {len(self.seeds)} {sources(self.kind, self.cfg)}"
 
 
 @cache
 def sources(kind: str, cfg: Config) -> str:
-    """32 hexadecimal digits that differ where Config, hardware, the kind's sources or its cases do."""
+    """Return a digest of 32 hexadecimal digits of the Config, the hardware, the kind's sources and the cases."""
     digest = hashlib.sha256(hardware_digest(cfg).encode())
     here = Path(__file__).parent
     packages = [Path(celosia.__file__).parent / folder for folder in KINDS[kind].folders]
@@ -79,8 +83,11 @@ def sources(kind: str, cfg: Config) -> str:
 
 @dataclass
 class Results:
-    """endings: how many cases ended how. failures: what was wrong, with the arguments that repeat it. causes: seeds of
-    failures that have one cause. seconds: of the run. cpu: processor seconds, also of earlier runs."""
+    """The results of a run.
+
+    endings: number of cases for each ending. failures: messages, with the arguments that repeat the case.
+    causes: seeds of failures, by cause. seconds: of the run. cpu: processor seconds, including those of earlier runs.
+    """
 
     endings: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -100,14 +107,14 @@ class Results:
         self.cpu += other.cpu
 
     def fail(self, chunk: Chunk, why: str, cause: str = "") -> None:
-        """Note that the cases of `chunk` failed. cause: the same text for failures that have one cause."""
+        """Record that the cases of `chunk` failed. cause: a text that is equal for failures with the same cause."""
         seeds = chunk.seeds
         numbers = f"case {seeds.start}" if len(seeds) == 1 else f"cases {seeds.start} to {seeds.stop - 1}"
         self.failures.append(f"{chunk.kind} {numbers} on {chunk.cfg.name}: {why}")
         self.causes.setdefault(cause or why, []).append(seeds.start)
 
     def plain(self) -> dict[str, Any]:
-        """As what JSON can hold; see `restored`. Chunks with failures are tried again, so that these are not in it."""
+        """Return the results as data for JSON (see `restored`), without failures: chunks with failures run again."""
         fields = [[*key, count] for key, count in self.coverage.fields.items()]
         states = self.coverage.states
         return {
@@ -117,7 +124,7 @@ class Results:
 
 
 def restored(plain: dict[str, Any]) -> Results:
-    """The Results of which `plain` was made."""
+    """Return the Results from the output of `plain`."""
     coverage = Coverage(Counter({(op, name, value): count for op, name, value, count in plain["fields"]}))
     for at, count in plain["states"]:
         coverage.states.flat[at] = count
@@ -125,7 +132,7 @@ def restored(plain: dict[str, Any]) -> Results:
 
 
 def chunk(kind: str, cfg: Config, seeds: range) -> Results:
-    """Cases `seeds` of one kind on one Config, in this process."""
+    """Run the cases `seeds` of one kind on one Config, in this process."""
     started = time.process_time()
     machine, results = Machine(cfg), Results()
     for seed in seeds:
@@ -143,9 +150,9 @@ def chunk(kind: str, cfg: Config, seeds: range) -> Results:
 
 
 def chunks(kind: str, count: int, seed: int, configs: list[Config]) -> Iterator[Chunk]:
-    """All cases of a run: their seeds follow `seed` million, and Configs take turns by chunks."""
-    first, most = seed * 1_000_000, KINDS[kind].size
-    large = max(most, count // MOST_CHUNKS) if most > 1 else 1
+    """Yield all cases of a run in chunks; seeds start at `seed` million, and Configs take turns."""
+    first, kind_size = seed * 1_000_000, KINDS[kind].size
+    large = max(kind_size, count // MOST_CHUNKS) if kind_size > 1 else 1
     size = max(1, min(large, -(-count // len(configs))))
     for number, start in enumerate(range(first, first + count, size)):
         yield Chunk(kind, configs[number % len(configs)], range(start, min(start + size, first + count)))
@@ -159,31 +166,31 @@ def run(
     work: Iterable[Chunk], jobs: int, note: Callable[[Results], None] = lambda results: None,
     journal: Journal | None = None,
 ) -> Results:  # fmt: skip
-    """All chunks of `work`, which have one kind, in `jobs` processes. A process that dies is a failure; Ctrl-C ends the
-    run early.
+    """Run all chunks of `work`, which have the same kind, in `jobs` processes.
 
-    journal: chunks that it has are not run again, the others are added to it.
+    A process that dies counts as a failure. Ctrl-C ends the run early.
+    journal: its chunks do not run again; results of the others are added.
     """
     started, total, left = time.perf_counter(), Results(), list[Chunk]()
-    for each in work:
-        if journal is not None and str(each) in journal.done:
-            total.merge(restored(journal.done[str(each)]))
+    for item in work:
+        if journal is not None and str(item) in journal.done:
+            total.merge(restored(journal.done[str(item)]))
         else:
-            left.append(each)
+            left.append(item)
     note(total)
     if left:
-        kind, most = KINDS[left[0].kind], max(len(each.seeds) for each in left)
+        kind, largest = KINDS[left[0].kind], max(len(item.seeds) for item in left)
         with Workers(jobs, kind.own_cache) as workers:
             try:
-                calls = ((each, partial(chunk, *each)) for each in left)
-                for each, results in workers.run(calls, kind.seconds * -(-most // kind.size)):
+                calls = ((item, partial(chunk, *item)) for item in left)
+                for item, results in workers.run(calls, kind.seconds * -(-largest // kind.size)):
                     if isinstance(results, str):
-                        total.cases += len(each.seeds)
-                        total.fail(each, results)
+                        total.cases += len(item.seeds)
+                        total.fail(item, results)
                     else:
                         total.merge(results)
                         if journal is not None and not results.failures:
-                            journal.note(str(each), results.plain())
+                            journal.note(str(item), results.plain())
                     note(total)
             except KeyboardInterrupt:
                 pass

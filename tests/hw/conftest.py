@@ -1,4 +1,4 @@
-"""Lets tests of the hardware `import bench`, in pytest and in the simulation that it starts."""
+"""Let tests of the hardware `import bench`, in pytest and in its simulations."""
 
 import sys
 from pathlib import Path

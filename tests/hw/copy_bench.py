@@ -1,4 +1,4 @@
-"""What the tests of LOAD and STORE share: a unit beside DRAM, and the runs that both must pass."""
+"""Test bench of LOAD and STORE: a unit with its DRAM, and the runs that both units must pass."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ BASE = 0x12_3456_7000
 
 
 class Machine:
-    """A unit, its scratchpads and DRAM, and what they should hold."""
+    """A unit, its scratchpads and DRAM, and a model of their expected content."""
 
     opcode: Opcode
     failed_burst: Error
-    """The error of a burst that memory answers with one."""
+    """The error that the unit reports if memory answers a burst with an error."""
 
     def __init__(self, dut: Any, cfg: Config, dram_bytes: int) -> None:
         from celosia.sim.functional.reference import State
@@ -37,7 +37,7 @@ class Machine:
         self.checker = Checker(cfg.bus_bytes, BASE, dram_bytes)
 
     async def start(self, pause: float, ram: bool = False, **memory: Any) -> None:
-        """Reset, then everything around the unit. ram: cocotbext-axi's memory instead of axi_model's."""
+        """Reset the unit, then start everything around it. ram: use cocotbext-axi's memory instead of axi_model's."""
         await bench.start(self.dut)
         cocotb.start_soon(bench.check_stream(self.dut, "instr", unless="halt"))
         self.dut.dma_base.value = BASE
@@ -46,19 +46,19 @@ class Machine:
         cocotb.start_soon(bench.pulses_get(self.dut, "error", self.errors))
 
     def random_block(self) -> dict[str, int]:
-        """Fields of a legal instruction."""
+        """Draw the fields of a legal instruction."""
         raise NotImplementedError
 
-    def compare(self, what: str) -> None:
-        """What is there with what should be there."""
+    def compare(self, case: str) -> None:
+        """Compare the memories with the model; `case` names the case in a message."""
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Take what is there for what should be: how much of a failed run was written is not defined."""
+        """Copy the memories into the model, because a failed run may have written any part of its data."""
         raise NotImplementedError
 
     def calm(self) -> bool:
-        """Whether nothing moves on the bus."""
+        """Return True if nothing moves on the bus."""
         raise NotImplementedError
 
     def execute(self, fields: dict[str, int]) -> None:
@@ -86,7 +86,7 @@ def expected_done(blocks: list[dict[str, int]]) -> list[int]:
 
 
 def pausing(pause: float) -> Any:
-    """A pause generator for a channel of cocotbext-axi."""
+    """Return a pause generator for a channel of cocotbext-axi."""
     return iter(lambda: int(random.random() < pause), None)
 
 
@@ -114,11 +114,11 @@ async def one_at_a_time(machine: Machine, count: int) -> None:
 
 
 async def errors_end_quietly(machine: Machine, elsewhere: dict[str, int] | None = None, row: int = 0) -> None:
-    """A good instruction, then one that fails, then more good ones that must not be done; after halt, all works again.
+    """Run good instructions, a failing one, and good ones that must not finish; after halt, everything works again.
 
-    DRAM has 8192 bytes, and memory fails from 4000 to 4400. elsewhere: fields with which the one that fails goes
-    another way than the good ones, for which it does not wait. row: bytes of each of its rows, by default as the good
-    ones have: where rows follow each other they are one transfer, whose end is known at once.
+    DRAM has 8192 bytes, and memory answers addresses 4000 to 4400 with errors. elsewhere: fields that send the failing
+    instruction through another channel than the good ones; it does not wait for them then. row: bytes of each of its
+    rows (default: as in the good instructions). Contiguous rows are one transfer, whose end is known at once.
     """
     dut, piece = machine.dut, machine.cfg.piece_bytes
     row = row or 20 * piece

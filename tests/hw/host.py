@@ -1,4 +1,4 @@
-"""The host of the whole accelerator in a cocotb simulation: its registers, its memory, and a Device around both."""
+"""The host of the whole accelerator in a cocotb simulation: registers, memory, and a Device around both."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ NAMES = [unit.name.lower() for unit in Unit]
 
 
 class Host:
-    """The accelerator's registers, and `size` bytes of memory with DMA base BASE: cocotbext-axi's AxiRam, or
-    `axi_model.Memory` with `model`'s parameters. Every access of the accelerator is checked.
+    """Access the accelerator's registers, and `size` bytes of memory at DMA base BASE.
 
-    second: the memory behind the second read port, if there is one.
+    The memory is cocotbext-axi's AxiRam, or `axi_model.Memory` with the parameters `model`. Checkers watch every access
+    of the accelerator. second: the memory behind the second read port, if there is one.
     """
 
     def __init__(self, dut: bench.Dut, size: int = MEMORY, **model: Any) -> None:
@@ -58,7 +58,7 @@ class Host:
 
     async def begin(self) -> None:
         await bench.start(self.dut, timeout=1_000_000)
-        if not self.model:  # it would take what the pins hold before the reset
+        if not self.model:  # before the reset, AxiRam would accept undefined values of the pins
             dut = self.dut
             self.ram = AxiRam(AxiBus.from_prefix(dut, "m_axi_"), dut.clk, dut.rst, size=self._size)
             if self.cfg.ports == 2:
@@ -72,7 +72,7 @@ class Host:
                 cocotb.start_soon(self.second.reads())
 
     def pause(self, probability: float) -> None:
-        """Each channel of AxiRam stands still in this share of the cycles."""
+        """Stall each channel of AxiRam with this probability in each cycle."""
         write, read = self.ram.write_if, self.ram.read_if
         channels = [write.aw_channel, write.w_channel, write.b_channel, read.ar_channel, read.r_channel]
         if self.second:
@@ -94,13 +94,16 @@ class Host:
             self.ram.write(BASE + offset, data)
 
     def get(self, offset: int, size: int) -> NDArray[np.uint8]:
-        """Read memory directly."""
+        """Read `size` bytes of memory directly, `offset` bytes from the DMA base."""
         start = BASE + offset
-        found = self.model.data[start : start + size] if self.model else self.ram.read(start, size)
-        return np.frombuffer(bytes(found), np.uint8)
+        content = self.model.data[start : start + size] if self.model else self.ram.read(start, size)
+        return np.frombuffer(bytes(content), np.uint8)
 
     async def launch(self, addr: int, count: int, size: int, watchdog: int = 3000) -> tuple[Error, int]:
-        """Run `count` instructions at `addr` with a DMA limit of `size`. Gives error and index."""
+        """Run `count` instructions at `addr` with a DMA limit of `size` bytes.
+
+        Return the error and the index of its instruction.
+        """
         for checker in self.checkers.values():
             checker.size = size
         for name, value in {
@@ -126,12 +129,12 @@ class Host:
     async def run(
         self, dram: NDArray[np.uint8], addr: int, words: Sequence[int], watchdog: int = 3000
     ) -> tuple[Error, int]:
-        """Put `words` at `addr` of `dram` and run them; `dram` then holds what that left. Gives error and index."""
+        """Put `words` at `addr` of `dram`, run them, and copy memory back to `dram`. Return error and index."""
         place(dram, self.cfg, addr, words)
         self.put(0, dram.tobytes())
-        ended = await self.launch(addr, len(words), len(dram), watchdog)
+        outcome = await self.launch(addr, len(words), len(dram), watchdog)
         dram[:] = self.get(0, len(dram))
-        return ended
+        return outcome
 
     async def counters(self) -> dict[str, int]:
         return {name: await self.read(f"{name}_lo") | await self.read(f"{name}_hi") << 32 for name in COUNTERS}
@@ -146,7 +149,7 @@ def place(dram: NDArray[np.uint8], cfg: Config, addr: int, words: Sequence[int])
 
 
 async def record(dut: bench.Dut, events: list[tuple[str, str, int]]) -> None:
-    """Appends (unit, "start" or "done", index) in order; what ends in a cycle comes before what starts in it."""
+    """Append (unit, "start" or "done", index) in order; in a cycle, ends come before starts."""
     ports = [
         (name, event, getattr(dut, f"trace__{name}__{event}"), getattr(dut, f"trace__{name}__{event}_index"))
         for event in ("done", "start")
@@ -160,27 +163,27 @@ async def record(dut: bench.Dut, events: list[tuple[str, str, int]]) -> None:
 
 
 def check_events(words: Sequence[int], events: list[tuple[str, str, int]]) -> None:
-    """Each instruction starts and ends once, in order in its unit, and no token is used before it was given."""
+    """Check that each instruction starts and ends once, in its unit's order, and takes no token before it is posted."""
     for unit, name in zip(Unit, NAMES):
-        own = [index for index, word in enumerate(words) if (word & 7) - 1 == unit]
+        expected = [index for index, word in enumerate(words) if (word & 7) - 1 == unit]
         for kind in ("start", "done"):
-            assert [index for n, k, index in events if (n, k) == (name, kind)] == own, f"{name} {kind}"
-    given = {(source, target): 0 for source in Unit for target in Unit}
+            assert [index for n, k, index in events if (n, k) == (name, kind)] == expected, f"{name} {kind}"
+    tokens = {(source, target): 0 for source in Unit for target in Unit}
     for name, kind, index in events:
         unit = Unit[name.upper()]
         for other in Unit:
             if kind == "done":
-                given[unit, other] += words[index] >> 7 + other & 1
+                tokens[unit, other] += words[index] >> 7 + other & 1
             else:
-                given[other, unit] -= words[index] >> 3 + other & 1
-                assert given[other, unit] >= 0, f"instruction {index} did not wait for {other.name}"
+                tokens[other, unit] -= words[index] >> 3 + other & 1
+                assert tokens[other, unit] >= 0, f"instruction {index} did not wait for {other.name}"
 
 
 # The Device ----------------------------------------------------------------------------------------------
 
 
 class CocotbDevice:
-    """The simulated accelerator of a Host with AxiRam as a Device, so that a Runtime can drive it.
+    """Make the simulated accelerator of a Host with AxiRam a Device, so that a Runtime can drive it.
 
     `run` lets the simulation go on, so it must be called in a function that cocotb's `bridge` made awaitable:
 
@@ -207,7 +210,10 @@ class CocotbDevice:
         return self.host.get(addr, size)
 
     def run(self, instr_addr: int, count: int, timeout_cycles: int, trace: bool = False) -> Counters:
-        """DeviceError where the run ends in an error. Checks that no unit ran ahead of its tokens; gives no events."""
+        """Run a launch, and check that no unit ran ahead of its tokens. Raise DeviceError if it ends with an error.
+
+        The result holds no events.
+        """
         return resume(self._run)(instr_addr, count)
 
     async def _run(self, instr_addr: int, count: int) -> Counters:
@@ -222,4 +228,4 @@ class CocotbDevice:
         return Counters(values["cycles"], values)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""

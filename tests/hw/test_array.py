@@ -1,4 +1,4 @@
-"""Two products in one multiplication: exact for all operands. Products without a `*`."""
+"""Two products in one multiplication are exact for all operands; `logic_product` multiplies without `*`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Int64 = NDArray[np.int64]
 
 
 def packed(a: Int64, b: Int64) -> Int64:
-    """The left factor as the array joins it: bits of b with the top one flipped, zeros, bits of a."""
+    """Join two factors as the array does: bits of b with the top one flipped, zeros, bits of a."""
     return (a << SPACING) | ((b & 0xFF) ^ 0x80)
 
 
 def low_and_high(pair: Int64, spacing: int = SPACING) -> tuple[Int64, Int64]:
-    """The two fields of a sum of pairs, the offset taken off the lower one."""
+    """Return the two fields of a sum of pairs, without the offset of the lower one."""
     return (pair & ((1 << spacing) - 1)) - (1 << (spacing - 1)), pair >> spacing
 
 
 def test_packed_products_are_exact_for_all_operands() -> None:
-    """All a, b and c; a sum of two products is linear, so what remains is the range of its lower field."""
+    """Packed products are exact for all a, b and c, and sums of two of them fit the lower field."""
     b, c = INT8[:, None], INT8[None, :]
     for a in INT8:
         assert (packed(a, b) * c - 128 * c == (a * c << SPACING) + b * c).all()
@@ -39,7 +39,7 @@ def test_packed_products_are_exact_for_all_operands() -> None:
 
 @pytest.mark.parametrize(("spacing", "exact"), [(SPACING, True), (16, False)])
 def test_pairs_come_apart(spacing: int, exact: bool) -> None:
-    """Extreme and random operands; with one bit less between the fields (the planted fault) they do not."""
+    """The two fields separate for extreme and random operands, but not with one bit less between them."""
     rng = np.random.default_rng(1)
     ends = np.array(np.meshgrid(*[[-128, -127, -1, 0, 1, 127]] * 6)).reshape(6, -1)
     a0, b0, c0, a1, b1, c1 = np.concatenate([ends, rng.integers(-128, 128, (6, 200_000))], axis=1)
@@ -50,7 +50,7 @@ def test_pairs_come_apart(spacing: int, exact: bool) -> None:
 
 
 def test_logic_product() -> None:
-    """8-bit operands, signed, and 24-bit ones, each with all of 7 bits; and with all of 8 bits, signed."""
+    """`logic_product` is exact for signed 8-bit and unsigned 24-bit operands with 7 bits, and for two signed bytes."""
     m = Module()
     byte, wide, factor, sums = Signal(signed(8)), Signal(24), Signal(7), Signal(signed(16))
     product, other, both_signed = Signal(31), Signal(signed(8)), Signal(signed(16))

@@ -1,4 +1,4 @@
-"""The bench itself: it must notice what it is there to notice."""
+"""Plant faults that the test bench itself must notice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.rtl
 
 
 class Buffer(wiring.Component):
-    """One register between two streams, with a fault: none, "lets go" of valid, or "changes" the waiting payload."""
+    """A register between two streams, with a fault: none, "lets go" of valid, or "changes" the waiting payload."""
 
     def __init__(self, fault: str = "") -> None:
         self.fault = fault
@@ -52,14 +52,14 @@ def test_icarus() -> None:
 
 @pytest.mark.parametrize("name", ["2, 2 to 16", "2, 8 to 4"])
 def test_tests_do_not_share_a_folder(name: str) -> None:
-    """Names with the same first word: one worker would remove the folder in which the other's simulation writes."""
+    """Tests whose parameters begin alike have different folders; else workers would remove each other's files."""
     assert bench.running_test().endswith(f"test_tests_do_not_share_a_folder[{name}]")
     others = {bench.run_dir(bench.running_test().replace(name, other)) for other in ("2", "2, 8 to 16", "2, 8")}
     assert len(others | {bench.run_dir(bench.running_test())}) == 4
 
 
 def test_waves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A waveform of a run holds the signals inside the component, and pytest's summary will name its file."""
+    """A waveform contains the signals inside the component, and pytest's summary names its file."""
     monkeypatch.setenv("CELOSIA_WAVES", "1")
     bench.run(partial(Buffer), __file__, only=["passes_on"], sim="verilator")
     name, path = bench.WAVES.pop()
@@ -94,7 +94,7 @@ def test_an_unknown_test_fails() -> None:
 
 
 def test_the_example_of_the_documents_is_a_test() -> None:
-    """docs/cocotb.md shows test_example.py from its first import on."""
+    """The page docs/cocotb.md shows test_example.py from its first import on."""
     example = Path(__file__).with_name("test_example.py").read_text(encoding="utf-8")
     document = (bench.ROOT / "docs" / "cocotb.md").read_text(encoding="utf-8")
     assert example[example.index("import random") :] in document

@@ -1,5 +1,8 @@
-"""The driver of boards on the RTL: BoardDevice's own code, with an AXI4-Lite master for its registers and a memory that
-the host sees through a cache, on compiled programs. Outputs are those of the functional device."""
+"""Run the driver for boards on the RTL: BoardDevice's own code with compiled programs.
+
+An AXI4-Lite master replaces the registers, and the host sees memory through a cache. Outputs must be those of the
+functional device.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +38,10 @@ from celosia.sim.device import DeviceError
 from celosia.sim.functional.fsim import FunctionalDevice
 
 LINE = 32
-"""Bytes of a cache line; a Cortex-A9's."""
+"""Bytes of a cache line, as on a Cortex-A9."""
 CLOCK_HZ = 500e6
 LEASE = 600
-"""Cycles, of which the host sleeps 100 at a time."""
+"""Cycles of a lease; the host sleeps 100 cycles at a time."""
 
 
 def simulate(make: Callable[[], onnx.ModelProto], config: str, folder: Path, only: str) -> None:
@@ -70,7 +73,7 @@ def test_faults_are_noticed(tmp_path: Path) -> None:
 
 
 class SimRegisters:
-    """Registers through the AXI4-Lite master; `move` changes offsets, for faults."""
+    """Access registers through the AXI4-Lite master; `move` changes offsets, to plant faults."""
 
     def __init__(self, host: Host, move: Callable[[int], int] = lambda offset: offset) -> None:
         self.bus, self.move = host.bus, move
@@ -83,7 +86,7 @@ class SimRegisters:
 
 
 class CachedBuffer:
-    """Memory of the simulation behind a cache that writes nothing back and fetches nothing by itself."""
+    """Memory of the simulation behind a cache that never writes back or fetches lines by itself."""
 
     physical_address = BASE
 
@@ -125,7 +128,7 @@ class CachedMemory:
 
 
 class Board:
-    """Makes BoardDevices of the simulated accelerator."""
+    """Create BoardDevices for the simulated accelerator."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -142,19 +145,19 @@ class Board:
         await bench.cycles(self.host.dut, 100)
 
     async def irq(self, seconds: float) -> None:
-        """At most `seconds` until the interrupt."""
+        """Wait for the interrupt, for at most `seconds`."""
         if not self.host.dut.irq.value:
             await First(RisingEdge(self.host.dut.irq), Timer(max(seconds, 1e-9), "sec", round_mode="ceil"))
 
 
 def loaded() -> tuple[Program, dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     folder = Path(bench.params()["folder"])
-    inputs, wanted = (dict(np.load(folder / f"{name}.npz")) for name in ("inputs", "expected"))
-    return Program.load(folder / "program"), inputs, wanted
+    inputs, expected = (dict(np.load(folder / f"{name}.npz")) for name in ("inputs", "expected"))
+    return Program.load(folder / "program"), inputs, expected
 
 
-def equal(result: Result, wanted: dict[str, NDArray[Any]]) -> bool:
-    return all(np.array_equal(result.outputs[name], array) for name, array in wanted.items())
+def equal(result: Result, expected: dict[str, NDArray[Any]]) -> bool:
+    return all(np.array_equal(result.outputs[name], array) for name, array in expected.items())
 
 
 async def begun(dut: bench.Dut) -> tuple[Host, Board]:
@@ -165,7 +168,7 @@ async def begun(dut: bench.Dut) -> tuple[Host, Board]:
 
 @cocotb.test()
 async def runs_programs(dut: bench.Dut) -> None:
-    program, inputs, wanted = loaded()
+    program, inputs, expected = loaded()
     host, board = await begun(dut)
 
     def drive(**options: Any) -> None:
@@ -174,7 +177,7 @@ async def runs_programs(dut: bench.Dut) -> None:
         with Runtime(program, device) as runtime:
             for _ in range(2):
                 result = runtime.run(inputs)
-                assert equal(result, wanted)
+                assert equal(result, expected)
                 assert result.report["cycles"] == sum(c.values["cycles"] for c in result.counters) > 0
                 assert all(c.values["gemm_busy"] > 0 and c.values["read_beats"] > 0 for c in result.counters)
                 assert max(c.values["cycles"] for c in result.counters) > LEASE
@@ -187,7 +190,7 @@ async def runs_programs(dut: bench.Dut) -> None:
 
 @cocotb.test()
 async def notices_faults(dut: bench.Dut) -> None:
-    program, inputs, wanted = loaded()
+    program, inputs, expected = loaded()
     host, board = await begun(dut)
 
     def run(**options: Any) -> Result:
@@ -198,24 +201,24 @@ async def notices_faults(dut: bench.Dut) -> None:
             run(**options)
 
     def wrong(**options: Any) -> None:
-        """Ends in an error or in other outputs, and the next run of a sound device is right."""
+        """Check that a run with this fault fails or gives other outputs, and that the next run without it is right."""
         with suppress(DeviceError):
-            assert not equal(run(watchdog_cycles=2000, **options), wanted), f"nobody noticed {options}"
-        assert equal(run(), wanted)
+            assert not equal(run(watchdog_cycles=2000, **options), expected), f"nobody noticed {options}"
+        assert equal(run(), expected)
 
     def faults() -> None:
-        # Another Config, and registers that lie elsewhere.
+        # Another Config, and registers at other offsets.
         refused("the board has Config [0-9a-f]{8}, not custom", config=CONFIGS["batch2"])
         refused("there is no Celosia accelerator: its first register reads", move=lambda offset: offset + 4)
         one, other = REGISTERS["instr_addr"].offset, REGISTERS["instr_count"].offset
         swapped = {one: other, other: one}
         wrong(move=lambda offset: swapped.get(offset, offset))
-        # A cache that nobody looks after.
+        # A cache that is never flushed, or never invalidated.
         wrong(memory=CachedMemory(host, flushes=False))
         wrong(memory=CachedMemory(host, invalidates=False))
-        # A lease that is over before the host looks again.
+        # A lease that ends before the host polls again.
         refused("the host has not renewed its lease in time", lease_cycles=20)
-        assert equal(run(), wanted)
+        assert equal(run(), expected)
         # Too little memory.
         with pytest.raises(DeviceError, match="2097152"):
             board.device().allocate(1 << 21)
@@ -227,7 +230,7 @@ async def notices_faults(dut: bench.Dut) -> None:
     await bridge(faults)()
 
     def errors() -> None:
-        """The hardware's own errors, with the instruction's number."""
+        """Check the hardware's own errors, with the number of the instruction."""
         device = board.device(watchdog_cycles=2000)
         device.allocate(4096)
         good = encode(host.cfg, Opcode.LOAD, dram_addr=0, x_size=1, y_size=1, z_size=1)
@@ -248,17 +251,17 @@ async def notices_faults(dut: bench.Dut) -> None:
     await bridge(errors)()
 
     def hang() -> None:
-        """Memory stops for ever and no watchdog runs: the host's limit ends it, by polling and by interrupt."""
+        """If memory stops forever without a watchdog, the host's limit ends the run, by polling and by interrupt."""
         refused(r"no end within \d+ cycles .*LOAD worked", watchdog_cycles=0)
         refused("memory has not answered all that the accelerator asked", interrupt=resume(board.irq))
 
     def late() -> None:
-        """It goes on while the next run is to begin, which is right."""
+        """If memory resumes when the next run begins, that run is right."""
         host.pause(0)
-        assert equal(run(), wanted)
+        assert equal(run(), expected)
 
     def stops() -> None:
-        """A run that nobody waits for any more ends before its memory is given back, and the next one is right."""
+        """A run past the host's limit ends before its memory is freed."""
         memory = CachedMemory(host)
         device = board.device(memory=memory)
         with pytest.raises(DeviceError, match=r"no end within \d+ cycles"), Runtime(program, device) as runtime:
@@ -272,7 +275,7 @@ async def notices_faults(dut: bench.Dut) -> None:
     enough, program_runtime.CYCLES_PER_INSTRUCTION = program_runtime.CYCLES_PER_INSTRUCTION, 10
     await bridge(stops)()
     program_runtime.CYCLES_PER_INSTRUCTION = enough
-    assert equal(await bridge(run)(), wanted)
+    assert equal(await bridge(run)(), expected)
     program_runtime.CYCLES_PER_INSTRUCTION = 10
     host.pause(1)
     settle, board_device.SETTLE_SECONDS = board_device.SETTLE_SECONDS, 1e-5

@@ -1,6 +1,6 @@
-"""Compiled models on the whole accelerator, in cocotb: the same Program and the same Runtime as everywhere else.
+"""Run compiled models on the whole accelerator in cocotb, with the usual Program and Runtime.
 
-Outputs are those of onnxruntime, and the memory holds the bytes that the functional device leaves.
+Outputs must be those of onnxruntime, and memory must hold the bytes that the functional device leaves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from thorough import some
 
 Array = NDArray[Any]
 VARIED = ["4x4", "8x8-taps3-ports2"]
-"""Those that `make test` builds, as other tests do."""
+"""Names of Configs that `make test` simulates, as other tests do."""
 MEMORY = 1 << 20
 
 
@@ -41,7 +41,7 @@ MEMORY = 1 << 20
 
 
 def residual() -> onnx.ModelProto:
-    """Convolution, residual block, pooling, fully connected."""
+    """Return a model with a convolution, a residual block, a pooling, and a fully connected layer."""
     b = Builder("qdq", np.int8, seed=1)
     x = b.conv(b.input([2, 3, 6, 6]), 8, (3, 3), pads=(1, 1, 1, 1), activation="Relu")
     x = b.binary("Add", b.conv(x, 8, (3, 3), pads=(1, 1, 1, 1)), x)
@@ -51,7 +51,10 @@ def residual() -> onnx.ModelProto:
 
 
 def depthwise() -> onnx.ModelProto:
-    """Unsigned, in operator form: strided depthwise convolution, a table, Concat, and a branch that is an output."""
+    """Return an unsigned model in operator form.
+
+    It has a strided depthwise convolution, a table, a Concat, and a branch that is an output.
+    """
     b = Builder("qoperator", np.uint8, seed=2)
     x = b.conv(b.input([1, 5, 6, 5]), 16, (1, 1))
     y = b.unary(b.conv(x, 16, (3, 3), (2, 2), (1, 1, 1, 1), group=16), "Sigmoid")
@@ -62,7 +65,7 @@ def depthwise() -> onnx.ModelProto:
 
 
 def demo() -> onnx.ModelProto:
-    """The trained ResNet-8, all layers, for images of 8 by 8 pixels."""
+    """Return the trained ResNet-8 with all layers, for images of 8 by 8 pixels."""
     from celosia.models import demo_model_path
 
     model = onnx.load(demo_model_path())
@@ -107,7 +110,7 @@ def test_small_model(config: str, make: Callable[[], onnx.ModelProto], tmp_path:
 
 @pytest.mark.rtl
 @pytest.mark.thorough  # tests/cosim/test_models.py has it on the RTL, faster
-# `python -m benchmarks.activity` looks at that of `tiny`
+# `python -m benchmarks.activity` reads the waveform of `tiny`
 @pytest.mark.parametrize("config", [VARIED[-1], "2x8x4-bus16-ports2", "8x8-bus16", "tiny"])
 def test_demo_model(config: str, tmp_path: Path) -> None:
     simulate(demo, config, tmp_path, pauses=[0.1])
@@ -127,7 +130,7 @@ async def equals_onnxruntime(dut: bench.Dut) -> None:
     params = bench.params()
     folder = Path(params["folder"])
     program = Program.load(folder / "program")
-    inputs, wanted = (dict(np.load(folder / f"{name}.npz")) for name in ("inputs", "expected"))
+    inputs, expected_outputs = (dict(np.load(folder / f"{name}.npz")) for name in ("inputs", "expected"))
     functional = FunctionalDevice(program.config)
     Runtime(program, functional).run(inputs)
     host = Host(dut, MEMORY)
@@ -142,5 +145,5 @@ async def equals_onnxruntime(dut: bench.Dut) -> None:
         result = await bridge(runtime.run)(inputs)
         different = np.flatnonzero(device.read(0, device.size) != functional.read(0, device.size))
         assert not len(different), f"{len(different)} bytes differ in memory, the first at {different[0]:#x}"
-        for name, array in wanted.items():
+        for name, array in expected_outputs.items():
             assert np.array_equal(result.outputs[name], array), name

@@ -1,4 +1,4 @@
-"""What a Config accepts, and what it says about the rest."""
+"""A Config accepts legal values, and names illegal ones in its errors."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_digest_differs_with_each_parameter_and_not_with_the_name() -> None:
     for name, spec in field_specs().items():
         value = getattr(base, name)
         other = not value if spec.limits is None else 2 * value if spec.limits.is_power_of_two else value + 1
-        other = value // 2 if name == "weight_bits" else other  # by default as many as there are
+        other = value // 2 if name == "weight_bits" else other  # the default is the maximum
         digests.add(dataclasses.replace(base, **{name: other}).digest)
     assert len(digests) == len(dataclasses.fields(Config))
     assert dataclasses.replace(base, name="other").digest == base.digest
@@ -130,7 +130,7 @@ def test_digest_differs_with_each_parameter_and_not_with_the_name() -> None:
 
 
 def test_a_config_of_before_a_field_came_is_what_it_was() -> None:
-    """What was saved without the later fields has the digest that it had then, and all of the hardware of then."""
+    """A Config that was saved without the later fields keeps its digest and all of its hardware."""
     saved = {"block_in": 8, "block_out": 8, "taps": 3}
     cfg = Config.from_dict(saved)
     assert cfg.digest == "4b47f48425c87c090519d03b8cee4eb4"

@@ -1,4 +1,4 @@
-"""The register file and the life of a run, driven by AXI4-Lite."""
+"""Drive the register file and the states of a run over AXI4-Lite."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_two_ports_and_the_trace() -> None:
 
 
 class Host:
-    """The registers as seen from AXI4-Lite."""
+    """Access the registers over AXI4-Lite."""
 
     def __init__(self, dut: bench.Dut) -> None:
         self.dut = dut
@@ -114,14 +114,14 @@ async def the_registers_of_the_trace_are_the_rings(dut: bench.Dut) -> None:
         return
     bus = await host(dut)
     for _ in range(3):
-        told = {name: random.getrandbits(32) for name in ("event", "cycle", "count")}
-        for name, value in told.items():
+        values = {name: random.getrandbits(32) for name in ("event", "cycle", "count")}
+        for name, value in values.items():
             getattr(dut, f"trace__{name}").value = value
-        at = random.getrandbits(32)
-        await bus.write("trace_at", at)
+        index = random.getrandbits(32)
+        await bus.write("trace_at", index)
         await bench.cycles(dut, 3)
-        assert int(dut.trace__at.value) == at
-        assert {name: await bus.read(f"trace_{name}") for name in told} == told
+        assert int(dut.trace__at.value) == index
+        assert {name: await bus.read(f"trace_{name}") for name in values} == values
 
 
 @cocotb.test()
@@ -143,7 +143,7 @@ async def nothing_is_taken_during_reset(dut: bench.Dut) -> None:
 
 @cocotb.test()
 async def control_is_its_first_byte(dut: bench.Dut) -> None:
-    """Start and abort count where the write enables the byte that holds them, whatever else it enables."""
+    """Start and abort depend only on the byte that contains them: the write must enable this byte."""
     bus = await host(dut)
     offset = REGISTERS["control"].offset
 
@@ -238,15 +238,15 @@ async def counters_count(dut: bench.Dut) -> None:
         dut.finished.value = 1
         await bench.cycles(dut, 5)
         dut.active.value = 15  # does not count any more
-        found = {name: await bus.read(f"{name}_lo") | await bus.read(f"{name}_hi") << 32 for name in COUNTERS}
-        assert 0 < found.pop("cycles") - expected.pop("cycles") - before < 10
-        assert found == expected
+        counts = {name: await bus.read(f"{name}_lo") | await bus.read(f"{name}_hi") << 32 for name in COUNTERS}
+        assert 0 < counts.pop("cycles") - expected.pop("cycles") - before < 10
+        assert counts == expected
         dut.active.value = 0
 
 
 @cocotb.test()
 async def counters_ignore_what_the_last_run_left(dut: bench.Dut) -> None:
-    """Units still show the last run while `clear` resets them: none of that counts for the new run."""
+    """While `clear` resets the units, they still show signals of the last run, which the new run must not count."""
     bus = await host(dut)
     inputs = ("active", "stalled", "wait_token", "read_beat", "write_beat")
     for name in inputs:
@@ -321,7 +321,7 @@ async def watchdog_ends_a_halt_that_never_becomes_quiet(dut: bench.Dut) -> None:
     await bench.cycles(dut, 25)
     assert await bus.read("status") == STATUS_BUSY | Error.WRITE << STATUS_ERROR_SHIFT
     await bench.cycles(dut, 60)
-    # What has not become quiet is not reset: no run starts before it has.
+    # A unit that is not idle is not reset, so no run starts until all units are idle.
     stuck = STATUS_DONE | STATUS_STUCK | Error.WRITE << STATUS_ERROR_SHIFT
     clears: list[int] = []
     cocotb.start_soon(count_clears(dut, clears))
@@ -341,7 +341,7 @@ async def watchdog_ends_a_halt_that_never_becomes_quiet(dut: bench.Dut) -> None:
 
 @cocotb.test()
 async def watchdog_gives_a_halted_run_its_time_once_more(dut: bench.Dut) -> None:
-    """After the watchdog has ended a run it starts anew: the units have as long again to become quiet."""
+    """When the watchdog ends a run, it starts anew: the units have its time again to become idle."""
     bus = await host(dut)
     for attempt in range(2):
         dut.idle.value = 7
@@ -369,7 +369,7 @@ async def an_abort_ends_a_run(dut: bench.Dut) -> None:
         await bench.cycles(dut, random.randrange(20))
         dut.idle.value = busy
         await bus.write("control", CONTROL_ABORT | CONTROL_START)
-        await bench.cycles(dut, 1)  # it goes through a register
+        await bench.cycles(dut, 1)  # the abort passes through a register
         assert dut.halt.value and not dut.run.value
         dut.idle.value = 15
         await bench.cycles(dut, 3)
@@ -379,10 +379,10 @@ async def an_abort_ends_a_run(dut: bench.Dut) -> None:
     await bus.begin()
     dut.finished.value = 1
     await bench.cycles(dut, 5)
-    await bus.write("control", CONTROL_ABORT)  # too late: it has ended well
+    await bus.write("control", CONTROL_ABORT)  # too late: the run has ended without an error
     await bench.cycles(dut, 3)
     assert await bus.read("status") == STATUS_DONE
-    # One right behind the other: the abort is written while the pipeline is reset.
+    # Write the abort directly behind the start, while the pipeline is reset.
     dut.finished.value = 0
     await bench.rise(dut)
     dut.axil__bready.value, dut.axil__wstrb.value = 1, 15
@@ -410,7 +410,7 @@ async def a_lease_that_is_not_renewed_ends_a_run(dut: bench.Dut) -> None:
     bus = await host(dut)
     dut.oldest.value = 55
     await bus.write("lease", 60)
-    await bench.cycles(dut, 200)  # of no run: it counts from the start
+    await bench.cycles(dut, 200)  # without a run; the lease counts from the start of a run
     await bus.begin()
     dut.active.value = 15  # progress does not help
     for _ in range(6):
@@ -428,7 +428,7 @@ async def a_lease_that_is_not_renewed_ends_a_run(dut: bench.Dut) -> None:
     await bench.cycles(dut, 3)
     assert await bus.read("status") == STATUS_DONE | lapsed
     assert await bus.read("error_index") == 55
-    # One that is given up, and one that is taken during a run.
+    # Give a lease up, and take another one during the run.
     await bus.write("lease", 60)
     await bus.begin()
     await bus.write("lease", 0)
@@ -437,7 +437,7 @@ async def a_lease_that_is_not_renewed_ends_a_run(dut: bench.Dut) -> None:
     await bus.write("lease", 30)
     await bench.cycles(dut, 50)
     assert await bus.read("status") == STATUS_DONE | lapsed
-    # It is too late for a run that has ended well.
+    # A lease has no effect on a run that has ended without an error.
     dut.finished.value = 1
     await bus.write("control", CONTROL_START)
     await bench.cycles(dut, 100)
@@ -459,7 +459,7 @@ async def registers_of_a_run_are_locked(dut: bench.Dut) -> None:
     await bus.begin()
     await writes(locked=True)
     dut.idle.value = 0
-    await bus.write("watchdog", 50)  # which is not locked
+    await bus.write("watchdog", 50)  # the watchdog register is not locked
     await bus.write("control", CONTROL_ABORT)
     await bench.cycles(dut, 60)
     assert await bus.read("status") & STATUS_STUCK

@@ -1,4 +1,4 @@
-"""The read engine and the read mux, and planted faults for the AXI checker."""
+"""Test the read engine and the read mux, and plant faults for the AXI checker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GOOD_AR: Sample = {
 
 
 def write_samples(length: int, beats: int) -> list[Sample]:
-    """A write burst of `length + 1` beats of which `beats` are sent, the last one with WLAST."""
+    """Return samples of a write burst of `length + 1` beats, of which `beats` are sent, the last one with WLAST."""
     idle = {
         "awid": 0, "awaddr": 0x1000, "awlen": length, "awsize": 3, "awburst": 1, "awcache": 3, "awprot": 0,
         "awvalid": 0, "awready": 1,
@@ -84,7 +84,7 @@ def test_checker_counts_write_data(length: int, beats: int) -> None:
 
 
 def two_readers(bus_bytes: int, outstanding: int = 8, room: int = 32) -> Any:
-    """Two read engines, as fetch and load, behind one mux."""
+    """Return two read engines, like those of fetch and LOAD, behind one mux."""
     from amaranth import Module
     from amaranth.lib import wiring
     from amaranth.lib.wiring import In, Out
@@ -123,7 +123,7 @@ def two_readers(bus_bytes: int, outstanding: int = 8, room: int = 32) -> Any:
 
 
 CASES = {"bus4": (4,), "bus8": (8,), "bus128": (128,), "large_room": (8, 32, 512)}
-"""Arguments of `two_readers`."""
+"""Arguments of `two_readers`, by name of the case."""
 
 
 def all_cases() -> Any:
@@ -140,7 +140,7 @@ def row(offset: int, size: int) -> int:
 
 
 def beats_of(data: bytes, bus: int, offset: int, size: int, limit: int) -> list[int]:
-    """The payloads of the beats of a row; after a refused one nothing comes."""
+    """Return the payloads of the beats of a row; a refused row gives one beat with an error."""
     if offset + size > limit:
         return [Error.ADDRESS << 8 * bus | 1 << 8 * bus + 4]
     first, stop = offset // bus, (offset + size - 1) // bus + 1
@@ -149,7 +149,7 @@ def beats_of(data: bytes, bus: int, offset: int, size: int, limit: int) -> list[
 
 
 async def begin(dut: Any, case: str, **memory: Any) -> tuple[Any, bytearray, Checker]:
-    """The readers of a case, what memory holds, and the checker of their bus."""
+    """Start the readers of a case. Return the component, the content of memory, and the checker of the bus."""
     size, bus = 20_000, CASES[case][0]
     data = bytearray(random.randbytes(size + bus))
     await bench.start(dut)
@@ -166,22 +166,22 @@ async def begin(dut: Any, case: str, **memory: Any) -> tuple[Any, bytearray, Che
 @cocotb.test()
 @cocotb.parametrize(case=["bus4", "bus8", "bus128"], pause=[0.0, 0.4])
 async def rows(dut: Any, case: str, pause: float) -> None:
-    """Random rows of both users; each ends with one that is refused."""
+    """Both users read random rows; the last row of each is refused."""
     bus = CASES[case][0]
     dut, data, _ = await begin(dut, case, pause=pause, latency=random.choice((1, 20)))
     size = int(dut.dma_size.value) or 20_000
 
     async def user(name: str) -> None:
-        wanted = [(random.randrange(size - 1), random.choice((1, 8, bus, random.randint(1, 600)))) for _ in range(25)]
-        wanted = [(offset, min(length, size - offset)) for offset, length in wanted]
-        wanted += [(size - 5, 5), (size - 4, 5)]
-        expected = [beat for offset, length in wanted for beat in beats_of(data, bus, offset, length, size)]
-        cocotb.start_soon(bench.stream_put(dut, f"{name}_row", [row(*pair) for pair in (*wanted, (0, 4))], pause))
-        found = await bench.stream_get(dut, f"{name}_beat", len(expected), pause)
+        requests = [(random.randrange(size - 1), random.choice((1, 8, bus, random.randint(1, 600)))) for _ in range(25)]
+        requests = [(offset, min(length, size - offset)) for offset, length in requests]
+        requests += [(size - 5, 5), (size - 4, 5)]
+        expected = [beat for offset, length in requests for beat in beats_of(data, bus, offset, length, size)]
+        cocotb.start_soon(bench.stream_put(dut, f"{name}_row", [row(*pair) for pair in (*requests, (0, 4))], pause))
+        beats = await bench.stream_get(dut, f"{name}_beat", len(expected), pause)
         mask = (1 << 8 * bus + 5) - 1
         data_mask = (1 << 8 * bus) - 1
-        found[-1] &= ~data_mask  # a refused row's data is undefined
-        assert [value & mask for value in found] == expected, name
+        beats[-1] &= ~data_mask  # a refused row's data is undefined
+        assert [value & mask for value in beats] == expected, name
 
     tasks = [cocotb.start_soon(user(name)) for name in ("fetch", "load")]
     for task in tasks:
@@ -194,7 +194,7 @@ async def rows(dut: Any, case: str, pause: float) -> None:
 
 @cocotb.test()
 async def shares(dut: Any) -> None:
-    """With both always asking, each gets its half, and the bus is always busy."""
+    """If both users request all the time, each gets half of the beats, and the bus is always busy."""
     dut, _, _ = await begin(dut, "large_room", latency=20, outstanding=4)
     counts = {"fetch": 0, "load": 0}
     for name in counts:
@@ -212,13 +212,13 @@ async def shares(dut: Any) -> None:
 
 @cocotb.test()
 async def halts(dut: Any) -> None:
-    """Halt after a random time: all becomes quiet, nothing is left over for the next run."""
+    """After a halt at a random time, everything becomes idle, and the next run gets only its own beats."""
     dut, data, checker = await begin(dut, "bus8", latency=20, pause=0.2)
     for _ in range(bench.tries(15)):
-        wanted = [(random.randrange(10_000), random.randint(1, 500)) for _ in range(10)]
+        requests = [(random.randrange(10_000), random.randint(1, 500)) for _ in range(10)]
         tasks = []
         for name in ("fetch", "load"):
-            tasks.append(cocotb.start_soon(bench.stream_put(dut, f"{name}_row", [row(*pair) for pair in wanted])))
+            tasks.append(cocotb.start_soon(bench.stream_put(dut, f"{name}_row", [row(*pair) for pair in requests])))
             tasks.append(cocotb.start_soon(bench.stream_get(dut, f"{name}_beat", 1000, 0.1)))
         await bench.cycles(dut, random.randint(1, 120))
         dut.halt.value = 1

@@ -1,4 +1,4 @@
-"""The docstring of each component names its parameters and the members of its signature."""
+"""Check that the docstring of each component names its parameters and the members of its signature."""
 
 from __future__ import annotations
 
@@ -26,22 +26,26 @@ ALL_PARTS = Config(
     par_depth=16, queue_depth=4, taps=3, tap_depth=32, forward=True, residual_cycles=2, ports=2, trace_depth=16,
     alu=True, int32=True, pump=2, softmax=2, weight_bits=4, norm=2,
 )  # fmt: skip
-"""A Config of which each part of the hardware is a part."""
+"""A Config with each optional part of the hardware."""
 NOT_YET = ("celosia.hw.vector_unit.",)
-"""Folders whose docstrings are not asked for yet."""
+"""Packages whose docstrings are not checked yet."""
 
 
 def component_classes() -> Iterator[type[wiring.Component]]:
     for module in pkgutil.walk_packages(celosia.hw.__path__, "celosia.hw."):
         if not module.name.startswith(NOT_YET):
-            for each in vars(importlib.import_module(module.name)).values():
-                if inspect.isclass(each) and issubclass(each, wiring.Component) and each.__module__ == module.name:
-                    yield each
+            for member in vars(importlib.import_module(module.name)).values():
+                if (
+                    inspect.isclass(member)
+                    and issubclass(member, wiring.Component)
+                    and member.__module__ == module.name
+                ):
+                    yield member
 
 
 @cache
 def signatures() -> dict[type[wiring.Component], set[str]]:
-    """The members of each component of an accelerator with all parts."""
+    """Return the names of the members of each component, in an accelerator with all parts."""
     members: dict[type[wiring.Component], set[str]] = {}
     build = wiring.Component.__init__
 
@@ -55,13 +59,13 @@ def signatures() -> dict[type[wiring.Component], set[str]]:
 
 
 def sections(doc: str) -> dict[str, str]:
-    """The texts below the underlined headlines of a docstring."""
+    """Return the texts below the underlined headlines of a docstring, by headline."""
     parts = re.split(r"^([A-Z][^\n]*)\n-{3,}\n", inspect.cleandoc(doc), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2]))
 
 
 def undocumented(component: type[wiring.Component], members: set[str]) -> set[str]:
-    """Parameters and members that the docstring of a component does not name."""
+    """Return the parameters and members that the docstring of a component does not name."""
     text = sections(component.__doc__ or "")
     ports = text.get("Members", "")
     if "`unit_members`" in ports:
@@ -69,11 +73,11 @@ def undocumented(component: type[wiring.Component], members: set[str]) -> set[st
         assert members >= set(unit_members(ALL_PARTS, Opcode.LOAD))
     named = {name: names(text.get("Parameters", "")) for name in inspect.signature(component).parameters}
     named |= dict.fromkeys(members, names(ports))
-    return {name for name, there in named.items() if name not in there}
+    return {name for name, documented in named.items() if name not in documented}
 
 
 def names(section: str) -> set[str]:
-    """What a section describes: the names in front of the first colon of each line."""
+    """Return the names that a section describes: those in front of the first colon of each line."""
     return {name for line in section.splitlines() if ":" in line for name in re.findall(r"\w+", line.split(":")[0])}
 
 

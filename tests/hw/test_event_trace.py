@@ -1,4 +1,4 @@
-"""The ring of events alone: order, the end of the ring, and what comes too fast."""
+"""Test the ring of events alone: order, overflow of the ring, and events that come too fast."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from celosia.sim.host import Control
 
 
 def recorded(depth: int, pulses: list[dict[str, int]], before: list[dict[str, int]] | None = None) -> tuple[int, Any]:
-    """How many events there were, and a reader of registers, after these cycles. pulses: numbers by their sources.
-    before: those of an earlier run."""
+    """Simulate a run and return the number of events and the rows of the ring, as (event, cycle).
+
+    pulses: for each cycle, instruction numbers by source. before: those of an earlier run.
+    """
     dut, rows = EventTrace(Config(trace_depth=depth)), []
     count = 0
 
@@ -46,7 +48,7 @@ def recorded(depth: int, pulses: list[dict[str, int]], before: list[dict[str, in
 
 
 class Host(Control):
-    """The registers of a ring, after a run of our own."""
+    """Registers of a ring with these rows, after a run."""
 
     def __init__(self, count: int, rows: list[tuple[int, int]]) -> None:
         self._ring, self._at = (count, rows), 0
@@ -63,7 +65,7 @@ class Host(Control):
 
 
 def random_run(seed: int, length: int) -> tuple[list[dict[str, int]], list[Event]]:
-    """Instructions of random lengths, up to four of a unit at once; their pulses, and what is to be told of them."""
+    """Draw instructions of random lengths, up to four of a unit at once. Return their pulses and expected events."""
     rng = random.Random(seed)
     pulses: list[dict[str, int]] = [{} for _ in range(length + 200)]
     events, number = [], 0
@@ -88,7 +90,10 @@ def test_all_events(seed: int) -> None:
 
 @pytest.mark.parametrize("kept", [0, 1, QUEUE_DEPTH])
 def test_nothing_is_kept_of_an_earlier_run(kept: int) -> None:
-    """kept: cycles with events of all units right before the next run, which still wait to be written."""
+    """Events of an earlier run do not appear, not even those that still wait to be written.
+
+    kept: cycles with events of all units directly before the next run.
+    """
     pulses, events = random_run(3, 100)
     before = [*random_run(4, 50)[0], *[{source: 7 for source in SOURCES}] * kept]
     count, rows = recorded(300, pulses, before)
@@ -101,22 +106,20 @@ def test_the_last_events(depth: int) -> None:
     pulses, events = random_run(9, 300)
     count, rows = recorded(depth, pulses)
     assert count == 2 * len(events) > depth
-    found = Host(count, rows).read_events(depth, len(pulses))
-    assert len(found) <= depth // 2
-    assert all(event in events for event in found)
+    read = Host(count, rows).read_events(depth, len(pulses))
+    assert len(read) <= depth // 2
+    assert all(event in events for event in read)
     if depth == 32:
-        assert events[-1] in found
+        assert events[-1] in read
 
 
 def test_what_comes_too_fast_is_dropped() -> None:
     pulses = [{source: cycle for source in SOURCES} for cycle in range(4 * QUEUE_DEPTH)]
     count, rows = recorded(512, pulses)
     assert len(SOURCES) * QUEUE_DEPTH < count < len(SOURCES) * len(pulses)
-    found = Host(count, rows).read_events(512, len(pulses))
-    assert all(
-        (event.start, event.end) == (event.index + FIRST_CYCLE, event.index + FIRST_CYCLE + 1) for event in found
-    )
-    assert {event.unit for event in found} == {unit.name.lower() for unit in Unit}
+    read = Host(count, rows).read_events(512, len(pulses))
+    assert all((event.start, event.end) == (event.index + FIRST_CYCLE, event.index + FIRST_CYCLE + 1) for event in read)
+    assert {event.unit for event in read} == {unit.name.lower() for unit in Unit}
 
 
 @pytest.mark.parametrize("laps", [0, 1, 3])

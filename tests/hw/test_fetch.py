@@ -1,4 +1,4 @@
-"""Fetch against the instruction set's own decoder and rules, with a memory that answers when it likes."""
+"""Compare fetch with the instruction set's own decoder and rules, behind a memory with random delays."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_fetch(name: str) -> None:
 
 
 def random_word(cfg: Config, opcode: Opcode | None = None) -> int:
-    """Random fields; those that rules speak of are legal more often than not."""
+    """Draw an instruction with random fields; fields that the legality rules mention are mostly legal."""
     opcode = opcode or random.choice(list(Opcode))
     values = {}
     for field in formats(cfg)[opcode].fields:
@@ -62,7 +62,7 @@ def legal_word(cfg: Config) -> int:
 
 
 async def memory(dut: bench.Dut, words: list[int], pause: float = 0.0, latency: int = 0, bad: int = -1) -> None:
-    """Answers bursts from the instructions at START, in order, each after `latency` cycles. Byte `bad` is an error."""
+    """Answer bursts from the instructions at START, in order, after `latency` cycles; byte `bad` gives an error."""
     cfg = bench.config()
     size = instruction_bytes(cfg)
     content = b"".join(word.to_bytes(size, "little") for word in words) + bytes(cfg.bus_bytes)
@@ -104,7 +104,7 @@ async def begin(dut: bench.Dut, count: int) -> None:
 
 
 def expected(cfg: Config, words: list[int]) -> dict[str, list[int]]:
-    """What each unit is to receive."""
+    """Return the payloads that each unit must receive."""
     queues: dict[str, list[int]] = {name: [] for name in NAMES}
     for index, word in enumerate(words):
         opcode = opcode_of(word)
@@ -142,10 +142,10 @@ async def hands_out_in_order(dut: bench.Dut, pause: float) -> None:
 async def stops_at_what_is_illegal(dut: bench.Dut) -> None:
     cfg = bench.config()
     for attempt in range(tries(30)):
-        wanted = [random_word(cfg, random.choice(list(Opcode))) for _ in range(40)]
-        broken = [i for i, word in enumerate(wanted) if why_illegal(cfg, word)]
+        candidates = [random_word(cfg, random.choice(list(Opcode))) for _ in range(40)]
+        broken = [i for i, word in enumerate(candidates) if why_illegal(cfg, word)]
         # One illegal word of a random kind among legal ones.
-        bad = wanted[random.choice(broken)] if broken and attempt % 5 else random.getrandbits(300) << 3
+        bad = candidates[random.choice(broken)] if broken and attempt % 5 else random.getrandbits(300) << 3
         words = [legal_word(cfg) for _ in range(random.randrange(6))]
         position = len(words)
         words += [bad, legal_word(cfg)]
@@ -231,7 +231,7 @@ async def stops_at_bus_error(dut: bench.Dut) -> None:
 
 @cocotb.test()
 async def halts(dut: bench.Dut) -> None:
-    """After `halt`, no new request; what is under way is received."""
+    """After `halt`, fetch makes no new request, and receives the answers to earlier ones."""
     cfg = bench.config()
     words = [legal_word(cfg) for _ in range(100)]
     await begin(dut, len(words))
@@ -250,7 +250,7 @@ async def halts(dut: bench.Dut) -> None:
 
 @cocotb.test()
 async def full_rate(dut: bench.Dut) -> None:
-    """64 bytes over 8 a cycle, 40 cycles away: at most 10 cycles an instruction."""
+    """An instruction takes at most 10 cycles: 64 bytes at 8 a cycle, with 40 cycles of latency."""
     cfg = bench.config()
     words = [legal_word(cfg) for _ in range(50)]
     await begin(dut, len(words))

@@ -1,4 +1,4 @@
-"""The gemm unit against sim/functional/reference.py."""
+"""Compare the gemm unit with sim/functional/reference.py."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_gemm_seeds(seed: int) -> None:
 
 
 def random_fields(cfg: Config) -> dict[str, int]:
-    """A GEMM of few steps; addresses repeat often, and each loop often has one iteration."""
+    """Draw a GEMM with few steps; addresses repeat often, and many loops have one iteration."""
     fields = {f"extent_{loop}": random.choice([1, 1, 1, 2, 3]) for loop in GEMM_LOOPS}
     fields |= {"accumulate": random.getrandbits(1), "post": random.getrandbits(4) & 0b1101}
     for operand, depth, loops in (
@@ -69,7 +69,7 @@ def test_a_wrong_accumulator_is_noticed() -> None:
 
 
 class Machine:
-    """A gemm unit, the memories around it, and the state in which the reference says they should be."""
+    """A gemm unit, the memories around it, and the state that the reference expects."""
 
     def __init__(self, dut):
         self.dut, self.cfg = dut, bench.config()
@@ -101,7 +101,7 @@ class Machine:
             while not await self.cycle():
                 pass
             assert int(dut.done__payload.value) == fields["post"] | index << 4
-            # What the cycle of the pulse itself writes already belongs to the next instruction.
+            # A write in the cycle of the pulse belongs to the next instruction.
             assert self.writes - int(dut.acc_write__en.value) == expected_writes, f"done of {index} at the wrong time"
         assert self.active == sum(map(steps, instructions))
         assert self.reads == sum(outputs(fields) for fields in instructions if fields["accumulate"])
@@ -111,15 +111,15 @@ class Machine:
         self.compare()
 
     def compare(self):
-        found = bench.unpack(self.acc, self.state.acc)
-        for at in np.argwhere(found != self.state.acc)[:1]:
-            entry, piece, batch, lane = (int(index) for index in at)
-            expected, got = self.state.acc[*at], found[*at]
-            where = f"accumulator {entry}, piece {piece}, batch {batch}, lane {lane}"
-            raise AssertionError(f"{where}: expected {expected}, found {got}")
+        accumulators = bench.unpack(self.acc, self.state.acc)
+        for place in np.argwhere(accumulators != self.state.acc)[:1]:
+            entry, piece, batch, lane = (int(index) for index in place)
+            expected, value = self.state.acc[*place], accumulators[*place]
+            location = f"accumulator {entry}, piece {piece}, batch {batch}, lane {lane}"
+            raise AssertionError(f"{location}: expected {expected}, found {value}")
 
     async def cycle(self):
-        """One cycle: counts, and tells whether `done` came. Returns in the middle of the cycle."""
+        """Simulate one cycle, up to its middle, count its activity, and return True if `done` came."""
         dut = self.dut
         await bench.fall(dut)
         active, held = int(dut.active.value), int(dut.stalled.value)
@@ -143,7 +143,7 @@ async def random_instructions(dut, memory_pause, instr_pause):
 
 @cocotb.test()
 async def repeated_accumulator(dut):
-    """Every step is an output of its own and adds to the same few accumulators, also across instructions."""
+    """Every step is an output, and adds to the same few accumulators, also across instructions."""
     machine = Machine(dut)
     instructions = [
         {
@@ -158,7 +158,7 @@ async def repeated_accumulator(dut):
 
 @cocotb.test()
 async def extremes(dut):
-    """The largest products, and sums that wrap."""
+    """The largest products are right, and sums wrap around."""
     machine = Machine(dut)
     machine.state.inp[:] = machine.state.wgt[:] = -128
     machine.state.acc[:] = 2**31 - 1
@@ -170,7 +170,7 @@ async def extremes(dut):
 
 @cocotb.test()
 async def halt(dut):
-    """After `halt` the unit is soon quiet, and starts anew with the next run."""
+    """After `halt` the unit is idle within 15 cycles, and the next run is right."""
     machine = Machine(dut)
     await bench.start(dut)
     long = {f"extent_{loop}": 3 for loop in GEMM_LOOPS} | {"accumulate": 1, "post": 0}
@@ -201,7 +201,7 @@ async def planted_fault(dut):
 
 @cocotb.test()
 async def full_rate(dut):
-    """A long GEMM does a tile operation in at least 99% of its cycles, and so do short ones in a row."""
+    """GEMM does a tile operation in at least 99% of the cycles, for long and for short instructions."""
     machine = Machine(dut)
     long = {f"extent_{loop}": extent for loop, extent in zip(GEMM_LOOPS, (2, 3, 4, 4, 3, 3))}
     long |= {"accumulate": 1, "post": 0, "acc_x": 1, "inp_s": 1, "wgt_k": 1}

@@ -1,4 +1,4 @@
-"""LOAD against sim/functional/reference.py, with the memories of axi_model.py and of cocotbext-axi."""
+"""Compare LOAD with sim/functional/reference.py, behind the memories of axi_model.py and of cocotbext-axi."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ CONFIGS = COVERING | {
 RATED = "16x16, packed weights"
 COPIES = ["random_blocks", "behind_cocotbext_axi", "one_at_a_time"]
 ERRING = [name for name in CONFIGS if name not in ("8x4-batch2-taps5", "8x8-softmax4", RATED)]
-"""Those that meet errors, too: Configs of one port, of two, and with packed weights."""
+"""Names of Configs whose tests include errors: with one port, with two, and with packed weights."""
 
 
 PORTS = ("m_axi", "m_axi1")
 
 
 def bench_of(cfg: Config) -> Any:
-    """Load with a ReadMux for each port to memory, so that it has AXI ports."""
+    """Return LOAD with a ReadMux for each port to memory, so that it has AXI ports."""
     from amaranth import Module
     from amaranth.lib import wiring
     from amaranth.lib.wiring import Out
@@ -110,7 +110,7 @@ def test_load(name: str) -> None:
 
 
 class Load(copy_bench.Machine):
-    """The scratchpads behind the component."""
+    """LOAD with models of the scratchpads that it writes."""
 
     opcode, failed_burst = Opcode.LOAD, Error.READ
 
@@ -118,17 +118,17 @@ class Load(copy_bench.Machine):
         super().__init__(dut, cfg, dram_bytes)
         self.words: dict[str, list[int]] = {}
         for buffer in buffers(cfg):
-            if buffer == Buffer.BOOK:  # inside LOAD, empty at first; what is expanded shows what it holds
+            if buffer == Buffer.BOOK:  # it is inside LOAD and empty at first; expanded weights show its content
                 continue
             array = self.array(buffer.name.lower())
             array.view(np.uint8)[...] = self.rng.integers(0, 256, array.view(np.uint8).shape, np.uint8)
             self.words[buffer.name.lower()] = bench.pack(array)
 
     def array(self, name: str) -> Any:
-        """What the state has of a scratchpad; of tap the places that the hardware stores."""
+        """Return the model's content of a scratchpad; for `tap`, only the taps that the hardware stores."""
         array = getattr(self.state, name)
         if array.dtype == np.float32:
-            return array.view(np.uint32)  # any bits, of which some are no numbers
+            return array.view(np.uint32)  # arbitrary bits, some of which are NaN as floats
         if name != "tap":
             return array
         from celosia.hw.spec.scratchpads import scratchpads
@@ -151,7 +151,7 @@ class Load(copy_bench.Machine):
             await self._fill_book()
 
     async def _fill_book(self) -> None:
-        """Load the codebooks, which no reset clears and the state holds as zeros."""
+        """Load zeros into the codebooks, as in the model; no reset clears them."""
         block = {"buffer": Buffer.BOOK, "x_size": CODEBOOKS * CODEBOOK_ENTRIES, "y_size": 1, "z_size": 1, "sram_x": 1}
         self.execute(block)
         await bench.stream_put(self.dut, "instr", self.payloads([block]))
@@ -160,7 +160,10 @@ class Load(copy_bench.Machine):
         await bench.rise(self.dut)
 
     async def _scratchpads(self, pause: float) -> None:
-        """All write ports in one coroutine, for speed. Only those of what VECTOR or GEMM writes can hold LOAD back."""
+        """Simulate all write ports in one coroutine, for speed.
+
+        Only ports of scratchpads that VECTOR or GEMM write, too, can stall LOAD.
+        """
         names = {**self.words, **({"near_wgt": self.words["wgt"]} if scratchpads(self.cfg)["wgt"].spread else {})}
         ports = [
             [getattr(self.dut, f"{name}__{part}") for part in ("en", "addr", "mask", "data", "ready")] + [words]
@@ -177,11 +180,11 @@ class Load(copy_bench.Machine):
             for en, addr, mask, data, ready, words in ports:
                 if en.value and ready.value:
                     written, grain = int(data.value), len(data) // len(mask)
-                    if words is self.words["acc"] and grain == 8:  # int8 that become int32
+                    if words is self.words["acc"] and grain == 8:  # int8 values are widened to int32
                         written = bench.widened(written, len(mask))
                         grain = 32
                     bits = bench.spread(int(mask.value), grain)
-                    if en is near:  # of which the scratchpad takes the lower halves alone
+                    if en is near:  # the scratchpad takes only the lower halves
                         bits &= (1 << len(data) // 2) - 1
                     words[int(addr.value)] = words[int(addr.value)] & ~bits | written & bits
             await bench.rise(self.dut)
@@ -195,14 +198,14 @@ class Load(copy_bench.Machine):
         for channel in (ram.ar_channel, ram.r_channel):
             channel.set_pause_generator(copy_bench.pausing(pause))
 
-    def compare(self, what: str) -> None:
+    def compare(self, case: str) -> None:
         for name, words in self.words.items():
             expected = self.array(name)
-            found = bench.unpack(words, expected)
-            wrong = np.argwhere(found != expected)
+            actual = bench.unpack(words, expected)
+            wrong = np.argwhere(actual != expected)
             if len(wrong):
                 index = tuple(wrong[0])
-                raise AssertionError(f"{what}: {name}{list(index)} is {found[index]}, expected {expected[index]}")
+                raise AssertionError(f"{case}: {name}{list(index)} is {actual[index]}, expected {expected[index]}")
 
     def settle(self) -> None:
         for name, words in self.words.items():
@@ -224,7 +227,7 @@ def element_bytes(cfg: Config, fields: dict[str, int]) -> int:
 
 
 def random_block(cfg: Config, dram_bytes: int) -> dict[str, int]:
-    """Fields of a legal LOAD within `dram_bytes`: any alignment, gaps between rows or none, padding."""
+    """Draw the fields of a legal LOAD within `dram_bytes`: any alignment and padding, rows with or without gaps."""
     rnd = random.randint
     buffer = random.choice([*buffers(cfg), *([Buffer.WGT] * len(buffers(cfg)) * (cfg.weight_bits < 8))])
     f = {
@@ -235,14 +238,14 @@ def random_block(cfg: Config, dram_bytes: int) -> dict[str, int]:
     }
     if scratchpads(cfg)["wgt"].spread:
         f["spread"] = int(buffer == Buffer.WGT and rnd(0, 1))
-    whole = 1
+    step = 1
     if cfg.weight_bits < 8:
         f["expand"] = int(buffer == Buffer.WGT and not f.get("spread") and random.random() < 0.8)
-        whole = packing(cfg).entries if f["expand"] else 1
+        step = packing(cfg).entries if f["expand"] else 1
     size = element_bytes(cfg, f)
     large = max(1, 256 // size)
     f |= {"x_size": rnd(1, 2 * large), "y_size": rnd(1, min(3, 1 + large)), "z_size": rnd(1, min(3, 1 + large))}
-    f["x_size"] = -(-f["x_size"] // whole) * whole
+    f["x_size"] = -(-f["x_size"] // step) * step
     row = f["x_size"] * size
     aligned = random.choice((1, 2, min(size, cfg.bus_bytes), size))
     f["dram_y"] = random.choice((row, row, rnd(0, 3 * row) // aligned * aligned, 0))
@@ -282,14 +285,14 @@ async def behind_cocotbext_axi(dut: Any) -> None:
 
 @cocotb.test()
 async def one_at_a_time(dut: Any) -> None:
-    """Each write is there when its instruction is done."""
+    """When an instruction is done, its writes are done."""
     machine = Load(dut, bench.config(), 10_000)
     await machine.start(0.3)
     await copy_bench.one_at_a_time(machine, 25)
 
 
 async def failing(dut: Any) -> Load:
-    """LOAD beside a memory with errors, as `copy_bench.errors_end_quietly` asks for."""
+    """Return LOAD with a memory that answers some addresses with errors, for `copy_bench.errors_end_quietly`."""
     machine = Load(dut, bench.config(), 8192)
     await machine.start(0.2, latency=30, fails=lambda addr: 4000 <= addr - BASE < 4400)
     return machine
@@ -302,7 +305,7 @@ async def errors_end_quietly(dut: Any) -> None:
 
 @cocotb.test()
 async def errors_of_the_second_port(dut: Any) -> None:
-    """The error comes through the second port, the good instructions through the first."""
+    """Errors come through the second port, while good instructions use the first."""
     cfg = bench.config()
     entry = scratchpads(cfg)["wgt"].entry_bytes
     weights = {"buffer": Buffer.WGT, "x_size": -(-20 * cfg.piece_bytes // entry)}
@@ -312,18 +315,18 @@ async def errors_of_the_second_port(dut: Any) -> None:
 @cocotb.test()
 @cocotb.parametrize(late=[0, 1])
 async def ends_in_order(dut: Any, late: int) -> None:
-    """Short instructions of one lane behind long ones of the other, more than may wait to be told.
+    """Short instructions of one channel end behind long ones of the other channel, more than its queue of ends holds.
 
     late: the port whose memory is slow.
     """
     machine = Load(dut, bench.config(), 10_000)
     await machine.start(0.0, latency=5)
     machine.models[late].latency = 500
-    buffers_of = (Buffer.INP, Buffer.WGT)
+    channel_buffers = (Buffer.INP, Buffer.WGT)
     row = {"x_size": 1, "y_size": 1, "z_size": 1, "sram_x": 1}
     blocks = []
     for number in range(tries(120)):
-        blocks.append(row | {"buffer": buffers_of[(number % 40 == 0) == late], "post": 2 * random.randint(0, 7)})
+        blocks.append(row | {"buffer": channel_buffers[(number % 40 == 0) == late], "post": 2 * random.randint(0, 7)})
         blocks[-1] |= {"sram_base": random.randrange(8), "dram_addr": 64 * random.randrange(100)}
         machine.execute(blocks[-1])
     cocotb.start_soon(bench.stream_put(dut, "instr", machine.payloads(blocks)))
@@ -337,10 +340,9 @@ async def ends_in_order(dut: Any, late: int) -> None:
 @cocotb.test()
 @cocotb.parametrize(late=[0, 1])
 async def written_again(dut: Any, late: int) -> None:
-    """Data and padding of one instruction and of those that follow, all of them spread, in the same few entries: what
-    the program has last stays.
+    """Several spread LOADs write data and padding to the same few entries; the last write in program order remains.
 
-    late: the port whose memory is slow, so that its lane is behind the other one.
+    late: the port whose memory is slow, so that its channel is behind the other one.
     """
     cfg, rnd = bench.config(), random.randint
     machine = Load(dut, cfg, 10_000)
@@ -373,20 +375,20 @@ async def both_at_full_rate(dut: Any) -> None:
     for block in blocks:
         machine.execute(block)
     cocotb.start_soon(bench.stream_put(dut, "instr", machine.payloads(blocks)))
-    passed, active = [0, 0], [0, 0]
+    beats_of_channels, active = [0, 0], [0, 0]
     for _ in range(beats + 60):
         await bench.fall(dut)
         for lane in range(2):
-            passed[lane] += int(dut.read_beat.value) >> lane & 1
+            beats_of_channels[lane] += int(dut.read_beat.value) >> lane & 1
             active[lane] += int(dut.active.value) >> lane & 1
-    assert passed == [beats, beats] and machine.done == copy_bench.expected_done(blocks)
+    assert beats_of_channels == [beats, beats] and machine.done == copy_bench.expected_done(blocks)
     assert active == [beats, beats], active
     machine.compare("after all")
 
 
 @cocotb.test()
 async def rate(dut: Any) -> None:
-    """Beats a cycle, behind 40 cycles of latency and 8 outstanding bursts, from the first beat to the last."""
+    """LOAD moves nearly a beat a cycle, from the first to the last, with 40 cycles of latency and 8 open bursts."""
     cfg = bench.config()
     machine = Load(dut, cfg, 1 << 20)
     await machine.start(0.0, latency=40)
@@ -421,7 +423,9 @@ async def rate(dut: Any) -> None:
         span = beats[-1] - beats[0] + 1
         cocotb.log.info("%s: %d beats in %d cycles; active %d, held %d", case, len(beats), span, active, held)
         assert active >= len(beats) - 2 * sum(block["y_size"] * block["z_size"] for block in blocks)
-        assert (0 if case == "padded rows" else 40) < held <= cycle + 1 - active  # the first beat comes that late
+        assert (
+            (0 if case == "padded rows" else 40) < held <= cycle + 1 - active
+        )  # memory's latency before the first beat
         # The writes of padding take their cycles too: (58 * 10 - 56 * 8) of them for 56 * 8 * 2 beats.
         floor = {"padded rows": 0.85}.get(case, 0.95)
         assert len(beats) / span >= floor, f"{case}: {len(beats)} beats in {span} cycles"

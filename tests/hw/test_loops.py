@@ -1,4 +1,4 @@
-"""Address generators against itertools.product."""
+"""Compare address generators with itertools.product."""
 
 from __future__ import annotations
 

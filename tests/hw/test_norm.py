@@ -1,4 +1,4 @@
-"""Norms in hardware: what is found of each row against its arithmetic, and that against the real numbers."""
+"""Compare the norm engine with its integer arithmetic, and that arithmetic with the real numbers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_rows(name: str) -> None:
 
 
 def random_row(rng: np.random.Generator, count: int) -> Int8:
-    """Of any deviation: of all bytes, a few, two, one and a single other one, or none."""
+    """Draw a row of random deviation: all byte values, a few, two, all equal but one, or all equal."""
     middle = int(rng.integers(-128, 128))
     kinds = (
         lambda: rng.integers(-128, 128, count),
@@ -53,29 +53,29 @@ def random_row(rng: np.random.Generator, count: int) -> Int8:
 
 
 def random_epsilon(rng: np.random.Generator, count: int) -> int:
-    """Of any magnitude for which results are near."""
+    """Draw an epsilon, often 0, of any magnitude at which results are still precise."""
     return int(rng.integers(2)) * min(int(2 ** rng.uniform(0, 47.9)) // 2, count**2 << 37)
 
 
 def furthest(normalise: Any) -> float:
-    """How far `normalise` is from the real numbers at most, of what its arithmetic is proved to keep within."""
+    """Return the largest error of `normalise` against the real numbers, as a share of the proven bound."""
     rng, worst = np.random.default_rng(1), 0.0
     for number in range(600):
         count = int(rng.choice([2, 3, 16, 100, 384, 768, MAX_NORM_ELEMENTS]))
         row, centre, epsilon = random_row(rng, count), bool(number % 2), random_epsilon(rng, count)
         offset = 0 if centre else int(rng.integers(-128, 129))
-        found = normalise(row[None], count, offset, centre, epsilon)[0].tolist()
+        normalised = normalise(row[None], count, offset, centre, epsilon)[0].tolist()
         u = row.astype(np.int64) + offset
         total = int(u.sum()) if centre else 0
         variance = (count * int((u * u).sum()) - total**2 << EPSILON_SHIFT) + epsilon
         if not variance:
-            assert not any(found)
+            assert not any(normalised)
             continue
         deviation = isqrt(variance << 160 - EPSILON_SHIFT)  # with 80 bits behind the point
         for place in rng.integers(0, count, 4).tolist():
             z = Fraction(count * int(u[place]) - total << 80, deviation)
-            off = abs(Fraction(found[place], 1 << NORM_FRACTION) - z)
-            worst = max(worst, float(off / (Fraction(152, 100) * abs(z) + Fraction(126, 100)) * (1 << 24)))
+            error = abs(Fraction(normalised[place], 1 << NORM_FRACTION) - z)
+            worst = max(worst, float(error / (Fraction(152, 100) * abs(z) + Fraction(126, 100)) * (1 << 24)))
     return worst
 
 
@@ -85,7 +85,7 @@ def test_reference_is_near_the_real_numbers() -> None:
 
 @pytest.mark.parametrize("centre", [True, False])
 def test_results_are_rounded_as_real_numbers_are(centre: bool) -> None:
-    """But those that are as near to a tie as `sim/functional/norm.py` says, few."""
+    """Results are rounded as the real numbers are, except for the few near a tie as `functional/norm.py` describes."""
     rng, wrong, places = np.random.default_rng(1), 0, 0
     for count in rng.choice([64, 384, 768], 40).tolist():
         x = np.clip(np.rint(rng.normal(rng.uniform(-20, 20), rng.uniform(1, 40), (16, count))), -128, 127)
@@ -94,7 +94,7 @@ def test_results_are_rounded_as_real_numbers_are(centre: bool) -> None:
         v = normalise_rows(x.astype(np.int8), count, offset, centre, epsilon)
         mantissa, exponent = np.frexp(gamma)
         bias = np.rint(beta / gamma * (1 << NORM_FRACTION)).astype(np.int32)
-        found = requantise(v, bias, np.rint(mantissa * (1 << 24)).astype(np.int64), 24 + NORM_FRACTION - exponent)
+        rounded = requantise(v, bias, np.rint(mantissa * (1 << 24)).astype(np.int64), 24 + NORM_FRACTION - exponent)
         u = (x + offset).astype(np.longdouble)
         total = u.sum(axis=1, keepdims=True) * centre
         variance = (
@@ -102,14 +102,14 @@ def test_results_are_rounded_as_real_numbers_are(centre: bool) -> None:
         )
         y = gamma * (count * u - total) / np.sqrt(variance)
         bound = (1.52 * np.abs(y) + 1.76 * gamma + 3.01 * np.abs(y + beta)) / (1 << 24)
-        off = (found != np.rint(y + beta)) & (np.abs(y + beta) < 255)
-        assert (np.abs(np.abs(y + beta - np.floor(y + beta)) - 0.5)[off] < bound[off]).all()
-        wrong, places = wrong + int(off.sum()), places + off.size
+        differs = (rounded != np.rint(y + beta)) & (np.abs(y + beta) < 255)
+        assert (np.abs(np.abs(y + beta - np.floor(y + beta)) - 0.5)[differs] < bound[differs]).all()
+        wrong, places = wrong + int(differs.sum()), places + differs.size
     assert wrong < 1e-5 * places
 
 
 def test_a_factor_that_is_cut_off_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted fault."""
+    """A planted error of 1 in a factor exceeds the bound."""
 
     def cut(*operands: Any) -> Any:
         factor, shift, less = factors(*operands)
@@ -120,20 +120,20 @@ def test_a_factor_that_is_cut_off_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_inverse_root_is_cut_off() -> None:
-    """Where it is nearly whole, too: there a double's is wrong."""
+    """The inverse root is rounded down, even if it is nearly an integer, where a double is wrong."""
     rng = np.random.default_rng(1)
-    near = (1 << 82) // rng.integers(1 << 25, 1 << 26, 3000).astype(object) ** 2
-    words = np.concatenate([near + d for d in (-1, 0, 1)] + [rng.integers(1 << 30, 1 << 32, 1000)])
+    near_integers = (1 << 82) // rng.integers(1 << 25, 1 << 26, 3000).astype(object) ** 2
+    words = np.concatenate([near_integers + d for d in (-1, 0, 1)] + [rng.integers(1 << 30, 1 << 32, 1000)])
     words = np.array([word for word in words if 1 << 30 <= word < 1 << 32], np.int64)
-    wanted = [min(isqrt((1 << 82) // word), (1 << ROOT_BITS) - 1) for word in words.tolist()]
-    np.testing.assert_array_equal(inverse_root(words), wanted)
+    expected = [min(isqrt((1 << 82) // word), (1 << ROOT_BITS) - 1) for word in words.tolist()]
+    np.testing.assert_array_equal(inverse_root(words), expected)
 
 
 # Inside the simulation ------------------------------------------------------------------------------------
 
 
 class Machine:
-    """The engine, with memory for vin, which holds rows one behind the other."""
+    """The norm engine with a memory for vin, which holds rows one behind the other."""
 
     def __init__(self, dut: Any, cfg: Config) -> None:
         self.dut, self.cfg, self.rng = dut, cfg, bench.generator()
@@ -146,7 +146,7 @@ class Machine:
         cocotb.start_soon(bench.memory(self.dut, self.words, ["vin"], []))
 
     def draw(self, rows: int, groups: int) -> dict[str, int]:
-        """Fields of a norm, whose rows lie there then."""
+        """Draw rows, write them to vin, and return the fields of a norm over them."""
         rng, cfg = self.rng, self.cfg
         left_out = int(rng.integers(0, cfg.block_out))
         for row in range(rows):
@@ -163,24 +163,24 @@ class Machine:
         bits = (((fields[name] & (1 << field.width) - 1) << field.offset) for name, field in self.layout)
         self.dut.fields.value = sum(bits)
 
-    def wanted(self, f: dict[str, int]) -> list[int]:
-        """What is kept of each row."""
+    def expected_words(self, f: dict[str, int]) -> list[int]:
+        """Return the word that the engine must store for each row."""
         rows, count = f["extent_x"], f["extent_n"] * self.cfg.block_out - f["imm"]
         u = self.vin[: rows * f["extent_n"]].reshape(rows, -1)[:, :count].astype(np.int64) + f["a_offset"]
         total = u.sum(axis=1) * f["centre"]
         mean = (2 * total + count) // (2 * count)
         variance = (count * (u * u).sum(axis=1) - total**2 << EPSILON_SHIFT) + f["scale_c"]
-        kept = []
-        for own, factor, shift, less in zip(mean, *factors(count, variance, total - count * mean), strict=True):
+        row_words = []
+        for row_mean, factor, shift, less in zip(mean, *factors(count, variance, total - count * mean), strict=True):
             values = {
-                "offset": f["a_offset"] - own << (shift & 1), "twice": shift & 1, "pairs": shift >> 1,
+                "offset": f["a_offset"] - row_mean << (shift & 1), "twice": shift & 1, "pairs": shift >> 1,
                 "factor": factor, "rest": 64 - less,
             }  # fmt: skip
-            kept.append(sum((int(values[n]) & (1 << field.width) - 1) << field.offset for n, field in row_layout))
-        return kept
+            row_words.append(sum((int(values[n]) & (1 << field.width) - 1) << field.offset for n, field in row_layout))
+        return row_words
 
     async def run(self, rows: int, groups: int) -> None:
-        """As late as `norm_cycles` says each row's is there."""
+        """Run a norm; it must end in the cycle that `norm_cycles` predicts, with the right word for each row."""
         dut, fields = self.dut, self.draw(rows, groups)
         self.offer(fields)
         dut.start.value = 1
@@ -188,7 +188,7 @@ class Machine:
         while not ends:
             await bench.rise(dut)
             dut.start.value = 0
-            self.offer(dict.fromkeys(fields, 1))  # they do not stay
+            self.offer(dict.fromkeys(fields, 1))  # the fields are valid in the first cycle only
             await bench.fall(dut)
             cycles, ends = cycles + 1, bool(dut.ends.value)
             assert dut.busy.value
@@ -196,10 +196,10 @@ class Machine:
         await bench.rise(dut)
         await bench.fall(dut)
         assert not dut.busy.value
-        for number, wanted in enumerate(self.wanted(fields)):
-            dut.wanted.value = number
+        for number, expected in enumerate(self.expected_words(fields)):
+            dut.expected_words.value = number
             await bench.rise(dut)
-            assert int(dut.row.value) == wanted, (number, fields, f"{int(dut.row.value):x}, not {wanted:x}")
+            assert int(dut.row.value) == expected, (number, fields, f"{int(dut.row.value):x}, not {expected:x}")
 
 
 @cocotb.test()
@@ -207,14 +207,14 @@ async def finds_of_each_row(dut: Any) -> None:
     cfg = bench.config()
     machine = Machine(dut, cfg)
     await machine.start()
-    most = MAX_NORM_ELEMENTS // cfg.block_out
+    max_groups = MAX_NORM_ELEMENTS // cfg.block_out
     for rows, groups in [
         (1, 1),
         (MAX_NORM_ROWS, 1),
-        (3, most),
+        (3, max_groups),
         *((int(machine.rng.integers(1, 9)), 5) for _ in range(tries(20))),
     ]:
-        await machine.run(rows, min(groups, int(machine.rng.integers(1, most + 1)) if groups == 5 else groups))
+        await machine.run(rows, min(groups, int(machine.rng.integers(1, max_groups + 1)) if groups == 5 else groups))
 
 
 @cocotb.test()

@@ -1,4 +1,4 @@
-"""The requantiser against `sim.reference.requantise`: random operands, near-ties, every shift, large accumulators."""
+"""Compare the requantiser with `sim.reference.requantise`: random operands, near-ties, every shift, large sums."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Int64 = NDArray[np.int64]
 
 
 class Lanes(wiring.Component):
-    """Some lanes side by side, so that one cycle of the simulation tests several operands."""
+    """LANES requantisers side by side, so that one cycle of the simulation tests several operands."""
 
     def __init__(self) -> None:
         super().__init__({
@@ -52,7 +52,7 @@ def test_requantise() -> None:
 
 @pytest.mark.parametrize("case", ["near_ties", "exact_ties", "large", "small_multipliers"])
 def test_operands_find_a_plainly_rounded_product(case: str) -> None:
-    """The planted fault: a requantiser that rounds the exact product would fail the test above."""
+    """The operands detect a planted fault: a requantiser that rounds the exact product."""
     values = operands(case, np.random.default_rng(1), 20_000)
     v, bias, multiplier, shift = values
     total = (v + bias).astype(np.int32).astype(np.longdouble)
@@ -61,7 +61,7 @@ def test_operands_find_a_plainly_rounded_product(case: str) -> None:
 
 
 def parameters(bias: Int64, multiplier: Int64, shift: Int64) -> NDArray[np.uint64]:
-    """Entries of par, with rubbish in the two bits that mean nothing."""
+    """Return entries of par, with random values in the two unused bits."""
     bits = bias.astype(np.int32).view(np.uint32).astype(np.uint64)
     bits |= multiplier.astype(np.uint64) << np.uint64(32) | shift.astype(np.uint64) << np.uint64(56)
     return bits | (bias.astype(np.uint64) & np.uint64(3)) << np.uint64(62)
@@ -72,14 +72,14 @@ def _normalised(rng: np.random.Generator, count: int) -> Int64:
 
 
 def operands(case: str, rng: np.random.Generator, count: int) -> tuple[Int64, Int64, Int64, Int64]:
-    """v, bias, multiplier and shift; v + bias is what matters, so that v wraps around where it must."""
+    """Draw v, bias, multiplier and shift; v may wrap around, because only v + bias matters."""
     multiplier = _normalised(rng, count)
     quotient = rng.integers(-300, 301, count)
     bias = rng.integers(-(1 << 31), 1 << 31, count)
     if case in ("random", "bypass"):
         total = rng.integers(-(1 << 31), 1 << 31, count) >> rng.integers(0, 32, count)
         shift = rng.integers(0, 64, count)
-    elif case == "near_ties":  # the accumulators next to a tie, for each shift at which there are some
+    elif case == "near_ties":  # sums next to a tie, for each shift that has ties
         shift = rng.integers(15, 55, count)
         total = _solve(quotient, multiplier, shift) + rng.integers(-1, 2, count)
     elif case == "exact_ties":  # multipliers with many zeros hit ties, and miss them by a float32's rounding
@@ -103,7 +103,7 @@ def total_bits(rng: np.random.Generator, count: int) -> Int64:
 
 
 def _solve(quotient: Int64, multiplier: Int64, shift: Int64) -> Int64:
-    """The integer nearest to the sum whose result is `quotient` and a half."""
+    """Return the integer nearest to the sum whose result is `quotient` and a half."""
     exact = (quotient + 0.5) * np.exp2(shift) / np.maximum(multiplier, 1)
     return np.rint(np.clip(exact, -(2.0**31), 2.0**31 - 1)).astype(np.int64)
 
@@ -118,7 +118,7 @@ def expected(case: str, values: tuple[Int64, ...]) -> Int64:
 
 
 def words(values: NDArray[Any]) -> list[int]:
-    """One integer of all lanes for each cycle."""
+    """Pack the lanes into one integer for each cycle."""
     return bench.pack(values.reshape(-1, LANES))
 
 
@@ -138,20 +138,20 @@ async def equals_reference(dut: Any, case: str) -> None:
         await bench.fall(dut)
         results.append(int(dut.result.value))
         await bench.rise(dut)
-    found = bench.unpack(results[REQUANTISE_STAGES:], np.zeros((cycles, LANES), np.int16)).reshape(-1)
+    got = bench.unpack(results[REQUANTISE_STAGES:], np.zeros((cycles, LANES), np.int16)).reshape(-1)
     wanted = expected(case, values)
-    different = np.flatnonzero(found != wanted)
+    different = np.flatnonzero(got != wanted)
     if different.size:
         i = different[0]
         raise AssertionError(
-            f"{different.size} differ, first: {[int(value[i]) for value in values]} gives {found[i]}, not {wanted[i]}"
+            f"{different.size} differ, first: {[int(value[i]) for value in values]} gives {got[i]}, not {wanted[i]}"
         )
     assert RESULT_BITS <= 16 and np.unique(wanted).size > 400
 
 
 @cocotb.test()
 async def keeps_what_is_not_enabled(dut: Any) -> None:
-    """Values walk through the stages one at a time, each stage enabled only when it is due."""
+    """Values pass through the stages one at a time, while only the stage that needs it is enabled."""
     rng = bench.generator()
     values = operands("random", rng, LANES)
     await bench.start(dut)
@@ -163,5 +163,5 @@ async def keeps_what_is_not_enabled(dut: Any) -> None:
         dut.v.value, dut.param.value = 0, 0
         await bench.cycles(dut, int(rng.integers(0, 3)))
     await bench.fall(dut)
-    found = bench.unpack([int(dut.result.value)], np.zeros((1, LANES), np.int16))[0]
-    assert (found == expected("random", values)).all()
+    results = bench.unpack([int(dut.result.value)], np.zeros((1, LANES), np.int16))[0]
+    assert (results == expected("random", values)).all()

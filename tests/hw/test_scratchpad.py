@@ -1,4 +1,4 @@
-"""Scratchpads against a list of words. What is read where it is written is undefined, bit by bit."""
+"""Compare scratchpads with a list of words; a read of an entry while it is written has undefined bits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.rtl
 
 
 def shared(width: int, grain: int, parts: int) -> Any:
-    """A scratchpad of 16 entries behind an arbiter."""
+    """Return a scratchpad of 16 entries behind an arbiter."""
     from amaranth import Module
     from amaranth.lib import wiring
 
@@ -56,11 +56,11 @@ CASES: dict[str, tuple[Any, ...]] = {
     "arbiter_parts2": (shared, 64, 8, 2),
     "arbiter_whole": (shared, 64, 64, 1),
 }
-"""What is made, and its arguments: of scratchpads depth, width, grain, and a window's entries."""
+"""Class or function of each case and its arguments; those of scratchpads are depth, width, grain, window's entries."""
 
 
-def of(*makes: Any) -> list[str]:
-    """The names of the cases of these kinds."""
+def cases_of(*makes: Any) -> list[str]:
+    """Return the names of the cases of these kinds."""
     return [name for name, (make, *_) in CASES.items() if make in makes]
 
 
@@ -92,25 +92,25 @@ def written(words, write, grain):
     words[write["addr"]] = old & ~mask | write["data"] & mask
 
 
-class Shown:
-    """What a reader shows: `data` in the bits of `known`."""
+class ReadResult:
+    """The expected output of a reader: `data`, with arbitrary values of the bits `unknown`."""
 
     def __init__(self, data, unknown):
         self.data, self.unknown = data, unknown
 
-    def check(self, found):
-        """True where undefined bits are not what was there before."""
-        assert found & ~self.unknown == self.data & ~self.unknown
-        return found != self.data
+    def check(self, word):
+        """Check the known bits of `found`. Return True if undefined bits differ from the old value."""
+        assert word & ~self.unknown == self.data & ~self.unknown
+        return word != self.data
 
 
 def overwrites(addr, write, grain):
-    """Bits of the entry at `addr` that this write changes, if there is one."""
+    """Return the bits of the entry at `addr` that `write` changes; `write` may be None."""
     return bench.spread(write["mask"], grain) if write and write["addr"] == addr else 0
 
 
 @cocotb.test()
-@cocotb.parametrize(case=of(Scratchpad, WindowScratchpad))
+@cocotb.parametrize(case=cases_of(Scratchpad, WindowScratchpad))
 async def one_writer_one_reader(dut, case):
     _, depth, width, grain, window = (*CASES[case], 1)[:5]
     await bench.start(dut)
@@ -129,7 +129,7 @@ async def one_writer_one_reader(dut, case):
         if reads:
             entries = [(addr + i) % depth for i in range(window)]
             lost = [overwrites(entry, write if writes else None, grain) for entry in entries]
-            shown = Shown(
+            shown = ReadResult(
                 sum(words[entry] << i * width for i, entry in enumerate(entries)),
                 sum(bits << i * width for i, bits in enumerate(lost)),
             )
@@ -140,7 +140,7 @@ async def one_writer_one_reader(dut, case):
 
 
 @cocotb.test()
-@cocotb.parametrize(case=of(AccScratchpad))
+@cocotb.parametrize(case=cases_of(AccScratchpad))
 async def writers_and_readers(dut, case):
     _, cfg = CASES[case]
     width, depth = scratchpads(cfg)["acc"].width, cfg.acc_depth
@@ -153,7 +153,7 @@ async def writers_and_readers(dut, case):
         words[addr] = random.getrandbits(width)
         put(dut, "gemm_write", 1, addr=addr, mask=(1 << cfg.lanes) - 1, data=words[addr])
         await bench.rise(dut)
-    shown: dict[str, Shown] = {}
+    shown: dict[str, ReadResult] = {}
     refused = dict.fromkeys(readers + writers, 0)
     for _ in range(bench.tries(2000)):
         read = {port: random.randrange(depth) for port in readers if random.random() < 0.6}
@@ -162,7 +162,7 @@ async def writers_and_readers(dut, case):
             put(dut, port, port in read, addr=read.get(port, random.randrange(depth)))
         for port in writers:
             fields = dict(write.get(port, random_write(depth, width, 32)))
-            if port == "load_write" and not cfg.int32:  # int8 that become int32
+            if port == "load_write" and not cfg.int32:  # int8 values are widened to int32
                 fields["data"] = random.getrandbits(8 * cfg.lanes)
                 if port in write:
                     write[port]["data"] = bench.widened(fields["data"], cfg.lanes)
@@ -170,19 +170,19 @@ async def writers_and_readers(dut, case):
         await bench.fall(dut)
         for port, data in shown.items():
             data.check(get(dut, port, "data"))
-        shown.clear()  # it stays for one cycle only
-        for wants in (read, {port: fields["addr"] for port, fields in write.items()}):
+        shown.clear()  # the output is valid for one cycle only
+        for accesses in (read, {port: fields["addr"] for port, fields in write.items()}):
             banks = set()
-            for port, addr in wants.items():  # in the order of their rank
+            for port, addr in accesses.items():  # in order of priority
                 bank = addr >= depth // 2
                 ready = get(dut, port, "ready")
                 assert ready == (bank not in banks), port
                 refused[port] += not ready
                 banks.add(bank)
-        wins = [fields for port, fields in write.items() if get(dut, port, "ready")]
+        accepted = [fields for port, fields in write.items() if get(dut, port, "ready")]
         for port, addr in read.items():
             if get(dut, port, "ready"):
-                shown[port] = Shown(words[addr], sum(overwrites(addr, fields, 32) for fields in wins))
+                shown[port] = ReadResult(words[addr], sum(overwrites(addr, fields, 32) for fields in accepted))
         for port, fields in write.items():
             if get(dut, port, "ready"):
                 written(words, fields, 32)
@@ -192,7 +192,7 @@ async def writers_and_readers(dut, case):
 
 
 @cocotb.test()
-@cocotb.parametrize(case=of(shared))
+@cocotb.parametrize(case=cases_of(shared))
 async def vector_goes_first(dut, case):
     _, width, grain, parts = CASES[case]
     part = width // parts
@@ -202,10 +202,14 @@ async def vector_goes_first(dut, case):
     for index in range(2000):
         fill = {"addr": index % 16, "mask": (1 << width // grain) - 1, "data": random.getrandbits(width)}
         load = fill if index < 16 else random_write(16, width, grain)
-        whole = {"addr": random.randrange(16 * parts), "mask": random.randrange(2), "data": random.getrandbits(part)}
+        vector_write = {
+            "addr": random.randrange(16 * parts),
+            "mask": random.randrange(2),
+            "data": random.getrandbits(part),
+        }
         vector_writes, load_writes = index >= 16 and random.random() < 0.5, index < 16 or random.random() < 0.5
         addr, reads = random.randrange(16), index >= 16
-        put(dut, "vector", vector_writes, **whole)
+        put(dut, "vector", vector_writes, **vector_write)
         put(dut, "load", load_writes, **load)
         put(dut, "read", reads, addr=addr)
         await bench.fall(dut)
@@ -213,11 +217,11 @@ async def vector_goes_first(dut, case):
             shown.check(get(dut, "read", "data"))
         assert get(dut, "vector", "ready") == 1 and get(dut, "load", "ready") == (not vector_writes)
         refused += vector_writes and load_writes
-        entry, number = divmod(whole["addr"], parts)
-        placed = {"addr": entry, "mask": whole["mask"] << number, "data": whole["data"] << number * part}
-        wins, size = (placed, part) if vector_writes else (load if load_writes else None, grain)
-        shown = Shown(words[addr], overwrites(addr, wins, size)) if reads else None
-        if wins:
-            written(words, wins, size)
+        entry, number = divmod(vector_write["addr"], parts)
+        placed = {"addr": entry, "mask": vector_write["mask"] << number, "data": vector_write["data"] << number * part}
+        accepted, size = (placed, part) if vector_writes else (load if load_writes else None, grain)
+        shown = ReadResult(words[addr], overwrites(addr, accepted, size)) if reads else None
+        if accepted:
+            written(words, accepted, size)
         await bench.rise(dut)
     assert refused > 400

@@ -1,4 +1,4 @@
-"""The scratchpads are told in one place, and what is told there agrees with the instruction set and the simulators."""
+"""Check that the description of the scratchpads is the only one, and agrees with instruction set and simulators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONFIGS = [
 
 
 def second_homes(text: str) -> Iterator[str]:
-    """Where a source makes something of the depth of a scratchpad by a field of the Config."""
+    """Yield the places where a source reads a scratchpad's depth from a field of the Config."""
     for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Attribute(attr=name) if name in DEPTHS:
@@ -40,14 +40,14 @@ def second_homes(text: str) -> Iterator[str]:
 
 
 def test_the_depth_of_a_scratchpad_has_one_home() -> None:
-    found = {
+    homes_by_file = {
         name: homes
         for folder in ("hw", "sim", "compiler", "driver", "bitstreams", "benchmarks")
         for path in (ROOT / folder).rglob("*.py")
         if (homes := [*second_homes(path.read_text(encoding="utf-8"))])
         and (name := path.relative_to(ROOT).as_posix()) != HOME
     }
-    assert not found, f"take it from {HOME}: {found}"
+    assert not homes_by_file, f"take it from {HOME}: {homes_by_file}"
     assert len([*second_homes((ROOT / HOME).read_text(encoding="utf-8"))]) == len(DEPTHS)
 
 

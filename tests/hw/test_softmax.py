@@ -1,4 +1,4 @@
-"""Softmax in hardware: its adder and its divider against float32, whole rows against onnxruntime's arithmetic."""
+"""Compare the softmax engine with onnxruntime's arithmetic, and its adder and divider with float32."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LANES = 8
 
 
 class Adders(wiring.Component):
-    """Some side by side, so that one cycle of the simulation tests several additions."""
+    """LANES adders side by side, so that one cycle of the simulation tests several additions."""
 
     def __init__(self) -> None:
         super().__init__({
@@ -53,7 +53,7 @@ class Adders(wiring.Component):
 
 
 class Dividers(wiring.Component):
-    """Some side by side, each with a divisor of its own, which comes with the share."""
+    """LANES dividers side by side, each with its own divisor, which arrives with the share."""
 
     def __init__(self) -> None:
         super().__init__({
@@ -66,16 +66,16 @@ class Dividers(wiring.Component):
         for i in range(LANES):
             m.submodules[f"divider{i}"] = divider = PairDivider()
             divisor = Signal.like(divider.share)
-            later = [divisor.m]
+            delayed = [divisor.m]
             for stage in range(TO_DIVISION + len(divider.divisors) - 1):
-                later.append(Signal(len(divisor.m), name=f"divisor{stage}"))
-                m.d.sync += later[-1].eq(later[-2])
+                delayed.append(Signal(len(divisor.m), name=f"divisor{stage}"))
+                m.d.sync += delayed[-1].eq(delayed[-2])
             m.d.comb += [
                 divider.take.eq(self.take), divider.share.eq(pair_of(self.share.word_select(i, 32))),
                 divisor.eq(pair_of(self.divisor.word_select(i, 32))), divider.e.eq(divisor.e),
                 divider.beyond.eq(self.beyond[i]), divider.zero_point.eq(-128), divider.low.eq(-128),
                 divider.high.eq(127), self.result.word_select(i, 8).eq(divider.result),
-                *(of.eq(stage) for of, stage in zip(divider.divisors, later[TO_DIVISION:], strict=True)),
+                *(port.eq(stage) for port, stage in zip(divider.divisors, delayed[TO_DIVISION:], strict=True)),
             ]  # fmt: skip
         return m
 
@@ -94,7 +94,7 @@ CONFIGS = {
     "8 of 16": config(16, 16, 8, taps=3, tap_depth=16),
 }
 VARIED = ["1 of 4", "4 of 8"]
-"""Those whose simulators `make test` builds."""
+"""Names of the Configs that `make test` simulates."""
 
 
 @pytest.mark.rtl
@@ -117,7 +117,7 @@ def test_divider() -> None:
 
 
 def test_operands_find_a_plainly_rounded_quotient() -> None:
-    """The planted fault: a divider that rounds the exact quotient would fail the test above."""
+    """The operands of `test_divider` detect a divider that rounds the exact quotient instead of float32's."""
     share, divisor = quotients("near_ties", np.random.default_rng(1), 20_000)
     plain = np.rint(share.astype(np.longdouble) / divisor.astype(np.longdouble))
     assert (plain != np.rint(share / divisor)).sum() > 100
@@ -129,24 +129,24 @@ def test_reference_is_onnxruntimes(count: int) -> None:
     for _ in range(20):
         sx, sy, zero, x = random_rows(rng, 50, count)
         powers, shares = tables(count, sx, sy)
-        wanted = qlinear_softmax(x, sx, sy, zero)
-        np.testing.assert_array_equal(softmax_rows(x, powers, shares, zero, -128, 127), wanted)
+        expected = qlinear_softmax(x, sx, sy, zero)
+        np.testing.assert_array_equal(softmax_rows(x, powers, shares, zero, -128, 127), expected)
 
 
 def test_reference_adds_as_float32() -> None:
-    """Pairs that are none of a table, of exponents that differ by any number, denormals among them."""
+    """The reference adds floats that no table holds as float32 does, for any distance of exponents, with denormals."""
     rng = np.random.default_rng(1)
     a = some_floats(rng, rng.integers(0, 253, 100_000))
     b = some_floats(rng, np.clip((a.view(u32) >> 23) + rng.integers(-27, 28, len(a)), 0, 253))
-    for found, wanted in zip(add_pairs(pairs_of(a.view(u32)), pairs_of(b.view(u32))), pairs_of((a + b).view(u32))):
-        np.testing.assert_array_equal(found, wanted)
+    for actual, expected in zip(add_pairs(pairs_of(a.view(u32)), pairs_of(b.view(u32))), pairs_of((a + b).view(u32))):
+        np.testing.assert_array_equal(actual, expected)
 
 
 # Operands -------------------------------------------------------------------------------------------------
 
 
 def some_floats(rng: np.random.Generator, exponents: NDArray[np.int64]) -> Float32:
-    """Positive ones of these exponents' fields, with long runs of ones or zeros in half of them."""
+    """Draw positive floats with these exponent fields; half of the mantissas have long runs of ones or zeros."""
     bits, kind = rng.integers(0, 1 << 23, len(exponents)), rng.integers(0, 4, len(exponents))
     cut = rng.integers(0, 24, len(exponents))
     bits = np.where(kind == 1, bits >> cut << cut, np.where(kind == 2, (1 << 23) - 1 - (bits >> cut), bits))
@@ -154,17 +154,17 @@ def some_floats(rng: np.random.Generator, exponents: NDArray[np.int64]) -> Float
 
 
 def quotients(case: str, rng: np.random.Generator, count: int) -> tuple[Float32, Float32]:
-    """Shares and divisors: of any quotient near those that count, or next to an integer and a half."""
-    e = rng.integers(30, 240, count)
-    divisor = some_floats(rng, e)
+    """Draw shares and divisors: with any quotient in the relevant range, or with one next to an integer and a half."""
+    exponents = rng.integers(30, 240, count)
+    divisor = some_floats(rng, exponents)
     if case == "random":
-        return some_floats(rng, np.clip(e + rng.integers(-4, 12, count), 0, 254)), divisor
-    near = divisor.astype(np.float64) * (rng.integers(0, 256, count) + 0.5)
-    return (near.astype(f32).view(u32) + rng.integers(-3, 4, count)).astype(u32).view(f32), divisor
+        return some_floats(rng, np.clip(exponents + rng.integers(-4, 12, count), 0, 254)), divisor
+    near_ties = divisor.astype(np.float64) * (rng.integers(0, 256, count) + 0.5)
+    return (near_ties.astype(f32).view(u32) + rng.integers(-3, 4, count)).astype(u32).view(f32), divisor
 
 
 def random_rows(rng: np.random.Generator, rows: int, count: int) -> tuple[float, float, int, NDArray[np.int8]]:
-    """Scales, zero point and x [rows, count] of a QLinearSoftmax."""
+    """Draw scales sx and sy, a zero point, and x [rows, count] of a QLinearSoftmax."""
     sx, sy = 10 ** rng.uniform(-3, 0), float(rng.choice([1 / 256, 1 / 255, 1 / 127, 0.01]))
     x = rng.normal(0, 10 ** rng.uniform(0, 2), (rows, count)).clip(-128, 127).astype(np.int8)
     return float(f32(sx)), sy, -128 if sy == 1 / 256 else int(rng.integers(-128, 128)), x
@@ -179,7 +179,7 @@ def tables(count: int, sx: float, sy: float) -> tuple[Words, Words]:
 
 
 def words(values: Any) -> int:
-    """Lanes as one number."""
+    """Pack the lanes into one number."""
     return int.from_bytes(np.ascontiguousarray(values).tobytes(), "little")
 
 
@@ -189,7 +189,7 @@ def bits(values: NDArray[np.bool_]) -> int:
 
 @cocotb.test()
 async def adds_as_float32(dut: Any) -> None:
-    """Each cycle takes one of SOFTMAX_SUMS sums of each adder, starts it anew now and then, or leaves it as it is."""
+    """In each cycle, each adder adds to one of SOFTMAX_SUMS sums, restarts it, or leaves it as it is."""
     rng, steps = bench.generator(), 1600
     await bench.start(dut)
     sums = [np.zeros(LANES, f32) for _ in range(SOFTMAX_SUMS)]
@@ -205,8 +205,8 @@ async def adds_as_float32(dut: Any) -> None:
         await bench.fall(dut)
         if step >= SOFTMAX_SUMS:
             m, e = pairs_of(total.view(u32))
-            found, wanted = int(dut.total.value), words((m | e << 24).astype(u32))
-            assert found == wanted, f"step {step}: {found:x}, not {wanted:x}"
+            actual, expected = int(dut.total.value), words((m | e << 24).astype(u32))
+            assert actual == expected, f"step {step}: {actual:x}, not {expected:x}"
         await bench.rise(dut)
         sums[step % SOFTMAX_SUMS] = np.where(first, addend, np.where(nothing, total, total + addend)).astype(f32)
 
@@ -214,12 +214,12 @@ async def adds_as_float32(dut: Any) -> None:
 @cocotb.test()
 @cocotb.parametrize(case=["random", "near_ties"])
 async def divides_as_float32(dut: Any, case: str) -> None:
-    """A quotient a cycle, but for pauses."""
+    """The dividers take a quotient in each cycle."""
     rng, cycles = bench.generator(), tries(6400)
-    share, divisor = (each.reshape(-1, LANES) for each in quotients(case, rng, cycles * LANES))
+    share, divisor = (operands.reshape(-1, LANES) for operands in quotients(case, rng, cycles * LANES))
     beyond = rng.random((cycles, LANES)) < 0.02
     with np.errstate(over="ignore"):
-        wanted = np.where(beyond, 0, np.minimum(np.rint(share / divisor), 255)) - 128
+        expected = np.where(beyond, 0, np.minimum(np.rint(share / divisor), 255)) - 128
     await bench.start(dut)
     dut.take.value = 1
     results = []
@@ -230,16 +230,16 @@ async def divides_as_float32(dut: Any, case: str) -> None:
         await bench.fall(dut)
         results.append(int(dut.result.value))
         await bench.rise(dut)
-    found = bench.unpack(results[DIVIDE_STAGES:], np.zeros((cycles, LANES), np.int8))
-    different = np.argwhere(found != wanted)
+    quotients_found = bench.unpack(results[DIVIDE_STAGES:], np.zeros((cycles, LANES), np.int8))
+    different = np.argwhere(quotients_found != expected)
     if different.size:
         i = tuple(different[0])
-        raise AssertionError(f"{len(different)} differ, first: {share[i]} / {divisor[i]} gives {found[i]}")
-    assert np.unique(wanted).size == 256
+        raise AssertionError(f"{len(different)} differ, first: {share[i]} / {divisor[i]} gives {quotients_found[i]}")
+    assert np.unique(expected).size == 256
 
 
 class Machine:
-    """The engine, with memory for vin, and what it writes."""
+    """The softmax engine, with a memory for vin, and a record of its writes."""
 
     def __init__(self, dut: Any, cfg: Config) -> None:
         self.dut, self.cfg, self.rng = dut, cfg, bench.generator()
@@ -266,11 +266,11 @@ class Machine:
         self.dut.start.value = 1
 
     def paired(self, strides: dict[str, int]) -> dict[str, int]:
-        """These, but for entries that are read in pairs, which lie side by side."""
+        """Return the strides, but with a_n = 1 if the engine reads entries in pairs, which must be neighbours."""
         return strides | {"a_n": 1} if softmax_span(self.cfg) > 1 else strides
 
     def writes(self) -> bool:
-        """Whether there is a result."""
+        """Return True if the engine writes a result in this cycle."""
         spare = softmax_span(self.cfg) > 1 and bool(self.dut.spare.value)
         return bool(self.dut.write.value) and not spare
 
@@ -279,14 +279,14 @@ class Machine:
         self.dut.fields.value = sum(fields[name] << self.layout[name].offset for name, _ in self.layout)
 
     def x(self) -> NDArray[np.int8]:
-        """The rows that it reads, [rows, count]."""
+        """Return the rows that the engine reads, as [rows, count]."""
         f, (n, x) = self.fields, np.ogrid[: self.fields["extent_n"], : self.fields["extent_x"]]
         entries = self.vin[(f["a_base"] + n * f["a_n"] + x * f["a_x"]) % len(self.vin)]
         rows = np.swapaxes(entries, 0, 1).reshape(f["extent_x"], -1)
         return rows[:, : rows.shape[1] - f["imm"]]
 
     def places(self) -> list[int]:
-        """Where its results belong, in their order."""
+        """Return the addresses of the results, in their order."""
         f, wrap = self.fields, 1 << self.layout["dst_base"].width
         return [
             (f["dst_base"] + n * f["dst_n"] + x * f["dst_x"]) % wrap
@@ -294,35 +294,40 @@ class Machine:
         ]  # fmt: skip
 
     async def series(self, series: list[dict[str, int]], waits: list[int]) -> tuple[list[Any], list[tuple[int, int]]]:
-        """Runs instructions that are alike, each offered so many cycles behind the start of the one before, and started
-        as soon as it may be. Cycles in which each was offered, started, and done; what is written, and where."""
-        dut, told, cycle = self.dut, 0, 0
-        there, starts, ends, written = [waits[0]], [], [], []
+        """Run similar instructions, and start each as soon as the engine permits.
+
+        Instruction i is offered waits[i] cycles behind the start of the one before. Returns a list of (offered,
+        started, done) in cycles, one per instruction, and a list of (address, data), one per write.
+        """
+        dut, offered_cycles, cycle = self.dut, 0, 0
+        offers, starts, ends, written = [waits[0]], [], [], []
         while len(ends) < len(series):
             dut.start.value = 0
-            offered = len(starts) < len(series) and cycle >= there[-1]
-            nothing = {name: int(self.rng.integers(0, 2)) for name, _ in self.layout}
-            self.offer(series[len(starts)] if offered else nothing)
+            offered = len(starts) < len(series) and cycle >= offers[-1]
+            random_fields = {name: int(self.rng.integers(0, 2)) for name, _ in self.layout}
+            self.offer(series[len(starts)] if offered else random_fields)
             under_way = len(starts) - len(ends)
             await bench.fall(dut)
             assert bool(dut.busy.value) == (under_way > 0)
             if self.writes():
                 written.append((int(dut.addr.value), int(dut.data.value)))
-            if offered and (not under_way or (under_way == 1 and told >= SOFTMAX_OFFER_CYCLES and dut.room.value)):
+            if offered and (
+                not under_way or (under_way == 1 and offered_cycles >= SOFTMAX_OFFER_CYCLES and dut.room.value)
+            ):
                 dut.start.value = 1
                 starts.append(cycle)
-                there.append(cycle + 1 + waits[len(starts) % len(waits)])
-                told = 0
+                offers.append(cycle + 1 + waits[len(starts) % len(waits)])
+                offered_cycles = 0
             else:
-                told = told + 1 if offered and under_way == 1 else 0
+                offered_cycles = offered_cycles + 1 if offered and under_way == 1 else 0
             if dut.finish.value:
                 ends.append(cycle + 1)
             await bench.rise(dut)
             cycle += 1
-        return list(zip(there, starts, ends)), written
+        return list(zip(offers, starts, ends)), written
 
     async def run(self, rows: int, groups: int, left_out: int, limits: tuple[int, int, int]) -> NDArray[np.int8]:
-        """Results [rows, lanes], in order, each where it belongs, and as late as `softmax_cycles` says."""
+        """Run a softmax and return its results [rows, lanes]; check addresses, and the cycles of `softmax_cycles`."""
         dut, cfg = self.dut, self.cfg
         self.begin(rows, groups, left_out)
         dut.zero_point.value, dut.low.value, dut.high.value = limits
@@ -344,7 +349,7 @@ class Machine:
 
 
 async def check(machine: Machine, garbage: bool) -> None:
-    """A random softmax of powers as they are, or of any bits."""
+    """Compare a random softmax with the reference. garbage: powers are random bits."""
     cfg, rng = machine.cfg, machine.rng
     rows, groups = int(rng.integers(1, 25 * cfg.softmax)), int(rng.integers(1, 5))
     left_out = int(rng.integers(0, cfg.block_out - (groups == 1)))
@@ -356,13 +361,13 @@ async def check(machine: Machine, garbage: bool) -> None:
         powers = rng.integers(0, 1 << 32, 256, u32)
         shares = powers + (rng.integers(0, 12, 256) << 23).astype(u32) if rng.random() < 0.5 else powers[::-1]
     await machine.load(powers, shares)
-    found = await machine.run(rows, groups, left_out, limits)
-    wanted = softmax_rows(machine.x(), powers, shares, *limits)
+    results = await machine.run(rows, groups, left_out, limits)
+    expected = softmax_rows(machine.x(), powers, shares, *limits)
     if not garbage:
-        assert (wanted == np.clip(qlinear_softmax(machine.x(), sx, sy, zero), *limits[1:])).all()
-    different = np.argwhere(found[:, :count] != wanted)
+        assert (expected == np.clip(qlinear_softmax(machine.x(), sx, sy, zero), *limits[1:])).all()
+    different = np.argwhere(results[:, :count] != expected)
     assert not len(different), (rows, groups, left_out, different)
-    assert (found[:, count:] == np.clip(*limits)).all()
+    assert (results[:, count:] == np.clip(*limits)).all()
 
 
 @cocotb.test()
@@ -375,7 +380,7 @@ async def equals_reference(dut: Any) -> None:
 
 @cocotb.test()
 async def alike_overlap(dut: Any) -> None:
-    """Each starts and ends when the timing model says, and the results are those of one after the other."""
+    """Similar softmaxes overlap: they start and end when the timing model says, with the results of a serial run."""
     cfg = bench.config()
     machine = Machine(dut, cfg)
     await machine.start()
@@ -386,33 +391,33 @@ async def alike_overlap(dut: Any) -> None:
     for number in range(4):
         fields = machine.paired({name: int(rng.integers(0, 256)) for name in ("a_n", "a_x", "dst_n", "dst_x")})
         fields |= {"extent_n": int(rng.integers(1, 4)), "imm": int(rng.integers(0, cfg.block_out))}
-        some = [rng.integers(1, tile), tile, 2 * tile, rng.integers(tile, 5 * tile)]
+        sizes = [rng.integers(1, tile), tile, 2 * tile, rng.integers(tile, 5 * tile)]
         series = [
-            fields | {"extent_x": int(rng.choice(some))} | {n: int(rng.integers(256)) for n in ("a_base", "dst_base")}
+            fields | {"extent_x": int(rng.choice(sizes))} | {n: int(rng.integers(256)) for n in ("a_base", "dst_base")}
             for _ in range(6)
         ]  # fmt: skip
-        most = (0, 40, 400, 10 * tile)[number]
-        times, written = await machine.series(series, rng.integers(0, most + 1, len(series)).tolist())
+        max_wait = (0, 40, 400, 10 * tile)[number]
+        times, written = await machine.series(series, rng.integers(0, max_wait + 1, len(series)).tolist())
         model, last = SoftmaxTiming(cfg), 0
-        for (there, start, end), each in zip(times, series, strict=True):
-            along = model.overlap_start(there) if last else NEVER
-            wanted = along if along < NEVER else max(there, last)
-            overlap += along < NEVER
-            last = model.run(wanted, each["extent_x"], each["extent_n"], along < NEVER)
-            assert (start, end) == (wanted, last)
-        for each in series:
-            machine.fields = each
+        for (offer, start, end), fields_of_one in zip(times, series, strict=True):
+            overlapping = model.overlap_start(offer) if last else NEVER
+            start_expected = overlapping if overlapping < NEVER else max(offer, last)
+            overlap += overlapping < NEVER
+            last = model.run(start_expected, fields_of_one["extent_x"], fields_of_one["extent_n"], overlapping < NEVER)
+            assert (start, end) == (start_expected, last)
+        for fields_of_one in series:
+            machine.fields = fields_of_one
             entries = [written.pop(0) for _ in machine.places()]
             assert [place for place, _ in entries] == machine.places()
-            found = bench.unpack([word for _, word in entries], np.zeros((len(entries), cfg.block_out), np.int8))
-            wanted_rows = softmax_rows(machine.x(), powers, shares, *limits)
-            assert (found.reshape(each["extent_x"], -1)[:, : wanted_rows.shape[1]] == wanted_rows).all()
+            results = bench.unpack([word for _, word in entries], np.zeros((len(entries), cfg.block_out), np.int8))
+            expected = softmax_rows(machine.x(), powers, shares, *limits)
+            assert (results.reshape(fields_of_one["extent_x"], -1)[:, : expected.shape[1]] == expected).all()
     assert overlap >= 8
 
 
 @cocotb.test()
 async def halt_drops_everything(dut: Any) -> None:
-    """Wherever it comes, nothing is written from then on, and what follows is as if nothing had been before."""
+    """After a halt at any time, the engine writes nothing more, and the next softmax is right."""
     machine = Machine(dut, bench.config())
     await machine.start()
     for _ in range(tries(12)):

@@ -1,4 +1,4 @@
-"""Parts of the softmax engine, each alone, against lists."""
+"""Compare parts of the softmax engine, each alone, with models that use lists."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def test_result_writer(name: str) -> None:
     """Entry n of row x goes to dst_base + n * dst_n + x * dst_x, with the bytes of its parts in their order."""
     cfg, rng = CONFIGS[name], random.Random(1)
     dut, parts, span = ResultWriter(cfg), softmax_parts(cfg), softmax_span(cfg)
-    each, bits = parts // span, len(dut.addr)
+    parts_per_entry, bits = parts // span, len(dut.addr)
 
     async def testbench(ctx: Any) -> None:
         written: list[tuple[int, int]] = []
-        wanted = []
+        expected = []
         finished = 0
 
         async def tick() -> None:
@@ -61,17 +61,17 @@ def test_result_writer(name: str) -> None:
             reads = -(-fields["extent_n"] // span)
             for x, n, part in product(range(fields["extent_x"]), range(reads), range(parts)):
                 last_read = n == reads - 1
-                whole = part % each == each - 1
-                step = {"part": part, "first": int(n == 0), "last": int(last_read), "whole": int(whole)}
+                completes_entry = part % parts_per_entry == parts_per_entry - 1
+                step = {"part": part, "first": int(n == 0), "last": int(last_read), "whole": int(completes_entry)}
                 step["end"] = int(last_read and x == fields["extent_x"] - 1 and part == parts - 1)
                 results = [rng.getrandbits(8) for _ in range(cfg.softmax)]
-                entry = n * span + part // each
-                if part % each == 0:
+                entry = n * span + part // parts_per_entry
+                if part % parts_per_entry == 0:
                     data = []
                 data += results
-                if whole and entry < fields["extent_n"]:
+                if completes_entry and entry < fields["extent_n"]:
                     addr = fields["dst_base"] + entry * fields["dst_n"] + x * fields["dst_x"]
-                    wanted.append((addr % (1 << bits), int.from_bytes(bytes(data), "little")))
+                    expected.append((addr % (1 << bits), int.from_bytes(bytes(data), "little")))
                 ctx.set(dut.valid, 1)
                 ctx.set(dut.step, step)
                 ctx.set(dut.results, results)
@@ -81,14 +81,14 @@ def test_result_writer(name: str) -> None:
                     await tick()
             for _ in range(2):
                 await tick()
-        assert written == wanted and finished == 8
+        assert written == expected and finished == 8
 
     simulate(dut, testbench)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_read_scheduler(name: str) -> None:
-    """Each generator steps in a cycle of its own in the beat; a tile is filled when its largest bytes are known."""
+    """Each generator steps in its own cycle of a beat, and a tile is filled once its maxima are known."""
     cfg, rng = CONFIGS[name], random.Random(2)
     dut, parts = ReadScheduler(cfg), softmax_parts(cfg)
     turns = {"find": FIND_TURN, "fill": parts - 1, "divide": DIVIDE_TURN - 1}
@@ -96,7 +96,7 @@ def test_read_scheduler(name: str) -> None:
 
     async def testbench(ctx: Any) -> None:
         left = dict.fromkeys(turns, 0)  # steps of each generator in its tile
-        found, filled, tiles = 0, 0, 12
+        maxima_found, filled, tiles = 0, 0, 12
         await ctx.tick()
         ctx.set(dut.busy, 1)
         for _ in range(2500):
@@ -105,27 +105,27 @@ def test_read_scheduler(name: str) -> None:
                 ctx.set(getattr(dut, name).ends, int(left[name] == 1))
             ctx.set(dut.summed, int(rng.random() < 0.02))
             beat, first = ctx.get(dut.beat), filled == 0
-            on = {name: ctx.get(getattr(dut, name).on) for name in turns}
+            steps = {name: ctx.get(getattr(dut, name).on) for name in turns}
             begin = {name: ctx.get(getattr(dut, name).begin) for name in turns}
             for name, turn in turns.items():
-                assert on[name] == (left[name] > 0 and beat == turn), name
-                left[name] -= on[name]
-            assert not (first and (on["fill"] or on["divide"]))
-            found += on["find"] and left["find"] == 0
+                assert steps[name] == (left[name] > 0 and beat == turn), name
+                left[name] -= steps[name]
+            assert not (first and (steps["fill"] or steps["divide"]))
+            maxima_found += steps["find"] and left["find"] == 0
             assert begin["divide"] == ctx.get(dut.summed)
             if begin["fill"]:
-                assert left["fill"] == 0 and found > filled
+                assert left["fill"] == 0 and maxima_found > filled
                 if filled < tiles:
                     filled, left["fill"] = filled + 1, rng.randint(1, 5)
-            if begin["find"] and left["find"] == 0 and found < tiles:
-                assert found == filled
+            if begin["find"] and left["find"] == 0 and maxima_found < tiles:
+                assert maxima_found == filled
                 left["find"] = rng.randint(1, 5)
             if begin["divide"] and left["divide"] == 0 and filled:
                 left["divide"] = rng.randint(1, 5)
             await ctx.tick()
             if not first:
                 assert ctx.get(dut.beat) == (beat + 1) % parts or begin["fill"]
-            if filled == found == tiles and left["fill"] == 0:
+            if filled == maxima_found == tiles and left["fill"] == 0:
                 return
         raise AssertionError("not all tiles were filled")
 
@@ -134,16 +134,16 @@ def test_read_scheduler(name: str) -> None:
 
 @pytest.mark.parametrize("lanes", [1, 2, 8])
 def test_row_max(lanes: int) -> None:
-    """The largest byte of those that count, of every row."""
+    """The unit returns the largest byte of every row, among the bytes inside the row."""
     dut, rng = RowMax(lanes, 4), random.Random(3)
 
     async def testbench(ctx: Any) -> None:
-        wanted, got = [], []
+        expected, results = [], []
         for number in range(60):
             entries = [[rng.randint(-128, 127) for _ in range(lanes)] for _ in range(rng.randint(1, 4))]
             inside = rng.randint(1, lanes)
             counting = [byte for entry in entries[:-1] for byte in entry] + entries[-1][:inside]
-            wanted.append((number % 16, max(counting)))
+            expected.append((number % 16, max(counting)))
             for n, entry in enumerate(entries):
                 last = n == len(entries) - 1
                 ctx.set(dut.valid, 1)
@@ -153,13 +153,13 @@ def test_row_max(lanes: int) -> None:
                     ctx.set(port, int(value))
                 for _ in range(1 + rng.randint(0, 1)):
                     if ctx.get(dut.done):
-                        got.append((ctx.get(dut.number), ctx.get(dut.largest)))
+                        results.append((ctx.get(dut.number), ctx.get(dut.largest)))
                     await ctx.tick()
                     ctx.set(dut.valid, 0)
         for _ in range(8):
             if ctx.get(dut.done):
-                got.append((ctx.get(dut.number), ctx.get(dut.largest)))
+                results.append((ctx.get(dut.number), ctx.get(dut.largest)))
             await ctx.tick()
-        assert got == wanted
+        assert results == expected
 
     simulate(dut, testbench)

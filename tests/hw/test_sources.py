@@ -1,4 +1,4 @@
-"""The digest of the hardware's sources changes with what they do, and not with how they are written."""
+"""The digest of the hardware's sources depends on their function, not on their style."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FILES = [HARDWARE / name for name in NAMES]
 
 
 def local_names(table: symtable.SymbolTable) -> Iterator[str]:
-    """Variables of a function that are no parameters, and that no scope inside it has or reads."""
-    inner = {name for each in table.get_children() for name in each.get_identifiers()}
+    """Yield the local variables of a function, except parameters and variables that inner scopes use."""
+    inner = {name for scope in table.get_children() for name in scope.get_identifiers()}
     for symbol in table.get_symbols():
         is_other = symbol.is_parameter() or symbol.is_imported() or symbol.is_namespace()
         if symbol.is_local() and not is_other and symbol.get_name() not in inner:
@@ -28,7 +28,7 @@ def local_names(table: symtable.SymbolTable) -> Iterator[str]:
 
 
 def functions(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
-    """Those in `table`, and in what is in it."""
+    """Yield the functions in `table`, at any depth."""
     for child in table.get_children():
         if child.get_type() == "function":
             yield child
@@ -36,12 +36,12 @@ def functions(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
 
 
 class Rewritten(ast.NodeTransformer):
-    """Other names of local variables, other docstrings, and no annotations of functions."""
+    """Rename local variables, replace docstrings, and drop annotations of functions."""
 
     def __init__(self, source: str) -> None:
         nodes = [*ast.walk(ast.parse(source))]
         self.kept = {node.arg for node in nodes if isinstance(node, ast.arg)}
-        self.kept |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}  # those of functions count
+        self.kept |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}  # names of functions count
         tables = functions(symtable.symtable(source, "source", "exec"))
         self.tables = {(table.get_name(), table.get_lineno()): table for table in tables}
         self.renamed: set[str] = set()
@@ -57,11 +57,14 @@ class Rewritten(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         outer = self.renamed
-        lines = [node.lineno, *(each.lineno for each in node.decorator_list)]  # Python's versions differ in which
+        lines = [
+            node.lineno,
+            *(decorator.lineno for decorator in node.decorator_list),
+        ]  # Python's versions differ in the line of a decorated function
         table = next(self.tables[node.name, line] for line in lines if (node.name, line) in self.tables)
-        own = {*local_names(table)} - self.kept
-        self.any |= bool(own)
-        self.renamed = outer | own
+        new_names = {*local_names(table)} - self.kept
+        self.any |= bool(new_names)
+        self.renamed = outer | new_names
         body = node.body[1:] if sources._is_comment(node.body[0]) else node.body
         node.body = [ast.Expr(ast.Constant("Another docstring.")), *map(self.visit, body)]
         self.renamed = outer
@@ -82,7 +85,7 @@ def test_names_of_local_variables_and_comments_do_not_count(path: Path) -> None:
 
 
 class WithoutAnnotations(ast.NodeTransformer):
-    """Drops the annotations, which the digest ignores."""
+    """Drop the annotations, which the digest ignores."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.returns = None
@@ -121,11 +124,11 @@ def test_any_number_and_any_operator_counts(path: Path) -> None:
     ("one", "other"),
     [
         ("def f(a):\n    b = a\n    return b.c", "def f(a):\n    b = a\n    return b.b"),  # names of attributes
-        ("def f(a):\n    b = g(c=a)\n    return b", "def f(a):\n    b = g(b=a)\n    return b"),  # and of arguments
+        ("def f(a):\n    b = g(c=a)\n    return b", "def f(a):\n    b = g(b=a)\n    return b"),  # names of arguments
         ("def f(a):\n    b = 1\n    c = a\n    return b", "def f(a):\n    b = 1\n    c = a\n    return c"),
         ("def f(a):\n    b = 1\n    b = a\n    return b", "def f(a):\n    b = 1\n    c = a\n    return b"),
         ("def f(a):\n    return a", "def f(b):\n    return b"),  # callers may name parameters
-        ("c = 1\ndef f():\n    return c", "d = 1\ndef f():\n    return d"),  # and others read what modules bind
+        ("c = 1\ndef f():\n    return c", "d = 1\ndef f():\n    return d"),  # other modules may read module variables
         ("def f(a):\n    global c\n    c = a", "def f(a):\n    global d\n    d = a"),
         ("class A:\n    a: In(1)", "class A:\n    a: In(2)"),
         ("class A:\n    a: In(1)", "class A:\n    b: In(1)"),

@@ -1,4 +1,4 @@
-"""STORE against sim/functional/reference.py, with the memories of axi_model.py and of cocotbext-axi."""
+"""Compare STORE with sim/functional/reference.py, behind the memories of axi_model.py and of cocotbext-axi."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_store(name: str) -> None:
 
 
 class Machine(copy_bench.Machine):
-    """Scratchpad out and DRAM."""
+    """STORE with models of scratchpad out and of DRAM."""
 
     opcode, failed_burst = Opcode.STORE, Error.WRITE
 
     def __init__(self, dut: Any, cfg: Config, dram_bytes: int) -> None:
         super().__init__(dut, cfg, dram_bytes)
-        self.found = bytearray(self.dram)
+        self.written = bytearray(self.dram)
         self.state.out[...] = self.rng.integers(-128, 128, self.state.out.shape, np.int8)
         self.ram: Any = None
 
@@ -72,7 +72,7 @@ class Machine(copy_bench.Machine):
         if ram:
             self._cocotbext(pause)
         else:
-            model = Memory(self.dut, self.found, self.cfg.bus_bytes, "axi", BASE, pause=pause, **memory)
+            model = Memory(self.dut, self.written, self.cfg.bus_bytes, "axi", BASE, pause=pause, **memory)
             cocotb.start_soon(model.writes())
             self.models.append(model)
 
@@ -85,13 +85,13 @@ class Machine(copy_bench.Machine):
         for channel in (self.ram.aw_channel, self.ram.w_channel, self.ram.b_channel):
             channel.set_pause_generator(copy_bench.pausing(pause))
 
-    def compare(self, what: str) -> None:
-        found = self.ram.read(BASE, len(self.dram)) if self.ram else self.found
-        wrong = np.flatnonzero(np.frombuffer(bytes(found), np.uint8) != self.dram)
-        assert not len(wrong), f"{what}: {len(wrong)} bytes differ, first {wrong[0]}, last {wrong[-1]}"
+    def compare(self, case: str) -> None:
+        written = self.ram.read(BASE, len(self.dram)) if self.ram else self.written
+        wrong = np.flatnonzero(np.frombuffer(bytes(written), np.uint8) != self.dram)
+        assert not len(wrong), f"{case}: {len(wrong)} bytes differ, first {wrong[0]}, last {wrong[-1]}"
 
     def settle(self) -> None:
-        self.dram[:] = np.frombuffer(bytes(self.found), np.uint8)
+        self.dram[:] = np.frombuffer(bytes(self.written), np.uint8)
 
     def calm(self) -> bool:
         return not self.dut.axi__awvalid.value and not self.dut.axi__wvalid.value and self.checker.written_out
@@ -101,7 +101,7 @@ class Machine(copy_bench.Machine):
 
 
 def random_block(cfg: Config, dram_bytes: int) -> dict[str, int]:
-    """Fields of a legal STORE within `dram_bytes`: any alignment, gaps between rows, none, or rows that overlap."""
+    """Draw the fields of a legal STORE within `dram_bytes`: any alignment; rows with gaps, without, or overlapping."""
     rnd = random.randint
     size = cfg.piece_bytes
     f = {"post": rnd(0, 7), "wait": rnd(0, 7), "x_size": rnd(1, 256 // size), "y_size": rnd(1, 4), "z_size": rnd(1, 3)}
@@ -119,7 +119,7 @@ def random_block(cfg: Config, dram_bytes: int) -> dict[str, int]:
 @cocotb.test()
 @cocotb.parametrize((("pause", "first"), [(0.4, "address"), (0.0, "data"), (0.0, None)]))
 async def random_blocks(dut: Any, pause: float, first: str | None) -> None:
-    """first: the channel that memory takes before the other one."""
+    """Run random STOREs. first: the channel that memory accepts before the other one."""
     machine = Machine(dut, bench.config(), 10_001)
     await machine.start(pause, latency=random.choice((1, 7, 40)), first=first)
     await copy_bench.random_blocks(machine, 30, pause)
@@ -136,7 +136,7 @@ async def behind_cocotbext_axi(dut: Any) -> None:
 
 @cocotb.test()
 async def one_at_a_time(dut: Any) -> None:
-    """Each write is there when its instruction is done."""
+    """When an instruction is done, its writes are done."""
     machine = Machine(dut, bench.config(), 5_000)
     await machine.start(0.3)
     await copy_bench.one_at_a_time(machine, 20)
@@ -151,7 +151,7 @@ async def errors_end_quietly(dut: Any) -> None:
 
 @cocotb.test()
 async def halts(dut: Any) -> None:
-    """Halt after a random time: open bursts are completed without writing anything, and all becomes quiet."""
+    """After a halt at a random time, STORE completes open bursts without writing bytes, and becomes idle."""
     cfg = bench.config()
     machine = Machine(dut, cfg, 8192)
     await machine.start(0.3, latency=10)
@@ -164,7 +164,7 @@ async def halts(dut: Any) -> None:
         dut.instr__valid.value = 0
         dut.halt.value = 1
         await bench.fall(dut)
-        offered = bool(dut.axi__wvalid.value)  # a beat that is offered already stays as it is
+        offered = bool(dut.axi__wvalid.value)  # a beat that was offered before the halt must not change
         while not dut.idle.value:
             sent = bool(dut.axi__wvalid.value) and bool(dut.axi__wready.value)
             if sent and not offered:
@@ -187,7 +187,7 @@ async def halts(dut: Any) -> None:
 
 @cocotb.test()
 async def rate(dut: Any) -> None:
-    """Beats a cycle, with responses after 40 cycles and 8 outstanding bursts, from the first beat to the last."""
+    """STORE moves nearly a beat a cycle, from the first to the last, with responses after 40 cycles, 8 open bursts."""
     cfg = bench.config()
     machine = Machine(dut, cfg, 1 << 20)
     await machine.start(0.0, latency=40)

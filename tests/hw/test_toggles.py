@@ -1,4 +1,4 @@
-"""The counter of toggles on a waveform of a component whose toggles are known: a binary counter."""
+"""Check the counter of toggles with the waveform of a binary counter, whose toggles are known."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CYCLES, BITS = 256, 8
 
 
 class Counter(wiring.Component):
-    """Counts while `enable` is 1, and shows the number that it has come to."""
+    """Count while `enable` is 1, and output the number."""
 
     def __init__(self) -> None:
         super().__init__({"enable": In(1), "o": Out(BITS)})
@@ -44,7 +44,7 @@ async def counts_up(dut: bench.Dut) -> None:
 
 @pytest.mark.parametrize("sim", ["verilator"])
 def test_a_counter_toggles_as_often_as_it_must(sim: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A binary counter of n bits toggles 2 (2**n - 1) / 2**n bits a cycle on the average, and none while it stands."""
+    """A running binary counter of n bits toggles 2 (2**n - 1) / 2**n bits a cycle on average; a stopped one, none."""
     from benchmarks.toggles import toggles  # the simulation, which reads this file too, has no such package
 
     monkeypatch.setenv("CELOSIA_WAVES", "1")
@@ -56,10 +56,10 @@ def test_a_counter_toggles_as_often_as_it_must(sim: str, monkeypatch: pytest.Mon
         return values[enable] == 1
 
     with wave.open() as lines:
-        found = toggles(
+        counted = toggles(
             lines, lambda name: "counter" if name[-1] == "number" else None, ("$rootio", "clk"), {"counter": works},
             [enable],
         )["counter"]  # fmt: skip
-    assert found.bits == BITS and found.working_cycles == CYCLES and found.waiting_cycles >= CYCLES - 2
-    # The last of the steps is seen in the first cycle in which the counter stands.
-    assert found.working + found.waiting == 2 * (2**BITS - 1) and found.waiting <= BITS
+    assert counted.bits == BITS and counted.working_cycles == CYCLES and counted.waiting_cycles >= CYCLES - 2
+    # The toggles of the last step appear in the first cycle in which the counter stands.
+    assert counted.working + counted.waiting == 2 * (2**BITS - 1) and counted.waiting <= BITS

@@ -1,4 +1,4 @@
-"""The semaphores and gates against lists of tokens."""
+"""Compare the semaphores and gates with lists of tokens."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_tokens(token_bits: int) -> None:
 
 
 def program(cfg: Config, length: int) -> list[tuple[Unit, int, int]]:
-    """Random (unit, wait, post) that can run in this order with the tokens that `cfg` can hold."""
-    most = (1 << cfg.token_bits) - 1
+    """Draw (unit, wait, post) of instructions that can run in this order with the tokens that `cfg` can hold."""
+    token_limit = (1 << cfg.token_bits) - 1
     tokens: Counter[tuple[Unit, Unit]] = Counter()
     instructions = []
     for _ in range(length):
         unit = random.choice(list(Unit))
         wait = [u for u in Unit if u != unit and tokens[u, unit] and random.random() < 0.7]
-        post = [u for u in Unit if u != unit and tokens[unit, u] < most and random.random() < 0.5]
+        post = [u for u in Unit if u != unit and tokens[unit, u] < token_limit and random.random() < 0.5]
         tokens.subtract((u, unit) for u in wait)
         tokens.update((unit, u) for u in post)
         instructions.append((unit, sum(1 << u for u in wait), sum(1 << u for u in post)))
@@ -73,7 +73,7 @@ async def equals_model(dut: bench.Dut, pause: float) -> None:
 
 
 async def finish(dut: bench.Dut, cfg: Config, unit: Unit, running: list[int], pause: float) -> None:
-    """Sends `done` for what the unit has taken, in order, at random times."""
+    """Send `done` for the instructions of a unit, in order, at random times."""
     done = f"done__{unit.name.lower()}"
     valid, out = getattr(dut, f"{done}__valid"), getattr(dut, f"{done}__payload")
     while True:
@@ -87,13 +87,15 @@ async def finish(dut: bench.Dut, cfg: Config, unit: Unit, running: list[int], pa
 
 
 async def check(dut: bench.Dut, cfg: Config, running: dict[Unit, list[int]]) -> None:
-    """In each cycle, the gates are open exactly where a list of tokens and of promises says so."""
-    most = (1 << cfg.token_bits) - 1
+    """Check in each cycle that a gate is open exactly if a list of tokens and promised tokens permits it."""
+    token_limit = (1 << cfg.token_bits) - 1
     tokens: Counter[tuple[Unit, Unit]] = Counter()
-    promised: Counter[tuple[Unit, Unit]] = Counter()  # with those that are there
+    promised: Counter[tuple[Unit, Unit]] = (
+        Counter()
+    )  # tokens that are there, and those that running instructions will post
     while True:
         await bench.fall(dut)
-        took, gave, put, passed = [], [], [], []
+        taken, granted, posted, passed = [], [], [], []
         waiting = 0
         for unit, name in zip(Unit, NAMES):
             queue = {part: getattr(dut, f"queues__{name}__{part}").value for part in ("valid", "ready", "payload")}
@@ -103,25 +105,25 @@ async def check(dut: bench.Dut, cfg: Config, running: dict[Unit, list[int]]) -> 
             if queue["valid"]:
                 word = int(queue["payload"])
                 wait, post = masks(cfg, OPCODE_OF[unit], word)
-                is_open = all(tokens[u, unit] for u in wait) and all(promised[unit, u] < most for u in post)
+                is_open = all(tokens[u, unit] for u in wait) and all(promised[unit, u] < token_limit for u in post)
                 assert bool(instr_valid) == is_open, f"{name}: valid is {instr_valid}, expected {is_open}"
                 assert bool(queue["ready"]) == (is_open and bool(instr_ready))
                 waiting |= (not is_open) << unit
                 if is_open and instr_ready:
                     passed.append((unit, word))
-                    took += [(u, unit) for u in wait]
-                    gave += [(unit, u) for u in post]
+                    taken += [(u, unit) for u in wait]
+                    granted += [(unit, u) for u in post]
             else:
                 assert not instr_valid
             if getattr(dut, f"done__{name}__valid").value:
                 mask = int(getattr(dut, f"done__{name}__payload").value) & 15
-                put += [(unit, u) for u in Unit if mask >> u & 1]
+                posted += [(unit, u) for u in Unit if mask >> u & 1]
         assert int(dut.wait_token.value) == waiting
-        tokens.update(put)
-        tokens.subtract(took)
-        promised.subtract(took)
-        promised.update(gave)
-        assert all(0 <= tokens[pair] <= promised[pair] <= most for pair in promised)
+        tokens.update(posted)
+        tokens.subtract(taken)
+        promised.subtract(taken)
+        promised.update(granted)
+        assert all(0 <= tokens[pair] <= promised[pair] <= token_limit for pair in promised)
         await bench.rise(dut)
         for unit, word in passed:
             running[unit].append(word)
@@ -129,7 +131,7 @@ async def check(dut: bench.Dut, cfg: Config, running: dict[Unit, list[int]]) -> 
 
 @cocotb.test()
 async def waits(dut: bench.Dut) -> None:
-    """A missing token is waited for."""
+    """An instruction waits for a missing token."""
     cfg = bench.config()
     await bench.start(dut)
     dut.passed__gemm__ready.value = 1
@@ -164,7 +166,7 @@ async def waits(dut: bench.Dut) -> None:
 
 @cocotb.test()
 async def full_rate(dut: bench.Dut) -> None:
-    """One instruction a cycle from LOAD to GEMM, each handing over a token."""
+    """LOAD and GEMM start one instruction a cycle, with a token from each LOAD to a GEMM."""
     cfg = bench.config()
     await bench.start(dut)
     count = 50
@@ -182,7 +184,7 @@ async def full_rate(dut: bench.Dut) -> None:
 
 
 async def echo(dut: bench.Dut) -> None:
-    """LOAD is done one cycle after it has begun."""
+    """End each LOAD one cycle after its start."""
     while True:
         await bench.fall(dut)
         passes = dut.passed__load__valid.value and dut.passed__load__ready.value

@@ -1,4 +1,4 @@
-"""Random programs and every error on the whole accelerator, against sim/functional/reference.py."""
+"""Compare the whole accelerator with sim/functional/reference.py, for random programs and every error."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ CONFIGS = {
         block_in=8, block_out=8, bus_bytes=4, taps=1, tap_depth=4, alu=False, int32=False, **configs.SMALL
     ),
 }
-"""A few that differ in what is built; tests/cosim/test_random_programs.py has all of `configs`."""
+"""A few Configs that differ in their parts; tests/cosim/test_random_programs.py simulates all of `configs`."""
 VARIED = [name for name in CONFIGS if name in configs.CONFIGS]
-"""Those whose Verilog other tests write, too."""
+"""Names of Configs whose Verilog other tests need, too."""
 TAPS = CONFIGS["8x8-taps3-ports2"]
 
 
@@ -62,7 +62,7 @@ def test_accelerator(name: str) -> None:
 
 @pytest.mark.parametrize("field", ["packed", "forward", "alu", "int32", "ports", "taps", "residual_cycles", "batch"])
 def test_random_programs_run_with_and_without(field: str) -> None:
-    """Each part that a Config can have more or less of."""
+    """The tested Configs differ in each optional part."""
     assert len({getattr(CONFIGS[name], field) for name in VARIED}) > 1
 
 
@@ -79,13 +79,12 @@ def test_one_port_at_full_rate() -> None:
 
 
 def test_all_presets_have_the_same_ports() -> None:
-    """Only widths differ between them: a driver or a simulator finds the same names everywhere. A second read port is
-    one more."""
+    """Presets have the same port names, so that drivers and simulators work for all; a second read port adds one."""
     from celosia.hw.top import Accelerator
 
     names = {name: set(Accelerator(cfg).signature.members) for name, cfg in PRESETS.items()}
-    for name, found in names.items():
-        assert found == names["tiny"] | ({"m_axi1"} if PRESETS[name].ports == 2 else set())
+    for name, ports in names.items():
+        assert ports == names["tiny"] | ({"m_axi1"} if PRESETS[name].ports == 2 else set())
 
 
 # Programs ------------------------------------------------------------------------------------------------
@@ -111,8 +110,8 @@ async def equals_reference(dut: bench.Dut) -> None:
         if bench.params().get("fault"):
             words[-1] ^= 1 << formats(cfg)[Opcode.STORE].offsets["sram_base"]
         assert await machine.run(program.image, program.instr_addr, words) == (Error.NONE, 0)
-        wrong = np.flatnonzero(program.image != expected)
-        assert not len(wrong), f"program {number}: {len(wrong)} bytes differ, the first at {wrong[0]:#x}"
+        differing = np.flatnonzero(program.image != expected)
+        assert not len(differing), f"program {number}: {len(differing)} bytes differ, the first at {differing[0]:#x}"
         check_events(words, events)
         counters = await machine.counters()
         assert counters["write_beats"] > 0
@@ -138,7 +137,7 @@ VECTOR_ONES = {f"extent_{loop}": 1 for loop in "nyxrs"}
 
 
 def whole_path(cfg: Config) -> list[int]:
-    """Loads, multiplies, clips and stores: what it leaves does not depend on what the buffers held before."""
+    """Return a program that loads, multiplies, clips and stores; earlier contents of buffers do not affect it."""
     row = {"y_size": 1, "z_size": 1, "sram_x": 1}
     tokens = {unit: 1 << unit for unit in Unit}
     return [
@@ -159,7 +158,7 @@ def whole_path(cfg: Config) -> list[int]:
 
 
 def harmless(cfg: Config, count: int) -> list[int]:
-    """Work for all units without errors, in any order."""
+    """Draw `count` instructions for all units that work without errors, in any order."""
     rows = {"x_size": 30, "y_size": 4, "z_size": 1, "sram_x": 1, "dram_y": 200}
     choice = [
         encode(cfg, Opcode.LOAD, dram_addr=0x1000, pad_top=2, **rows),
@@ -206,12 +205,12 @@ async def every_error_ends_the_run(dut: bench.Dut) -> None:
             before = harmless(cfg, 20 if addresses.stop == LIMIT else random.randrange(20))
             words = [*before, word, *harmless(cfg, 10)]
             assert await machine.run(start.copy(), CODE, words) == (code, len(before))
-            # The next run is not harmed.
+            # The next run must be right.
             bad = range(0)
             dram = start.copy()
             assert await machine.run(dram, CODE, whole_path(cfg)) == (Error.NONE, 0)
             assert (dram == expected).all()
-    # Instructions that lie outside the limits, and an empty program.
+    # Instructions outside of the limits, and an empty program.
     dram = start[: CODE + 10 * instruction_bytes(cfg)].copy()
     await machine.write("instr_count", 0)
     assert await machine.run(dram, CODE, harmless(cfg, 10)) == (Error.NONE, 0)
@@ -237,12 +236,12 @@ async def watchdog_names_the_instruction(dut: bench.Dut) -> None:
         words = [*harmless(cfg, 5), waits, *[word] * 12]  # more than the queue holds
         assert await machine.run(dram, CODE, words, watchdog=300) == (Error.WATCHDOG, 5)
         assert (await machine.counters())[f"{stuck.name.lower()}_wait_token"] > 290
-    # Nobody takes the tokens: the semaphore is full, the next one that gives has to wait.
+    # No unit takes the tokens, so the semaphore is full and the next instruction that posts must wait.
     room = (1 << cfg.token_bits) - 1
     dram = np.zeros(CODE + (room + 5) * instruction_bytes(cfg), np.uint8)
     words = [encode(cfg, Opcode.GEMM, post=1, **GEMM_ONES)] * (room + 5)
     assert await machine.run(dram, CODE, words, watchdog=300) == (Error.WATCHDOG, room)
-    # Memory that never answers: on the second port, where there is one, then on the first.
+    # Memory that never answers: on the second port, if there is one, then on the first.
     if machine.second:
         machine.second.r_channel.set_pause_generator(repeat(True))
         weights = encode(cfg, Opcode.LOAD, buffer=1, x_size=1, y_size=1, z_size=1)
@@ -257,7 +256,7 @@ async def watchdog_names_the_instruction(dut: bench.Dut) -> None:
 
 @cocotb.test()
 async def gemm_is_busy(dut: bench.Dut) -> None:
-    """Many tile operations in a few instructions: the unit is busy in at least 99% of the cycles of the run."""
+    """With many tile operations in a few instructions, GEMM is busy in at least 99% of the cycles of the run."""
     cfg = bench.config()
     machine = Host(dut)
     await machine.begin()
@@ -273,7 +272,7 @@ async def gemm_is_busy(dut: bench.Dut) -> None:
 
 @cocotb.test()
 async def full_rate(dut: bench.Dut) -> None:
-    """Each unit has 4,008 steps to do, one a cycle: all of them together take hardly longer than one."""
+    """Each unit executes 4,008 steps at one a cycle; all of them together take at most 3% longer."""
     cfg = bench.config()
     machine = Host(dut, base=0, latency=20)
     await machine.begin()
@@ -282,17 +281,17 @@ async def full_rate(dut: bench.Dut) -> None:
 
 @cocotb.test()
 async def full_rate_of_taps(dut: bench.Dut) -> None:
-    """As many products of a depthwise convolution a cycle as there are taps and lanes, wherever they go."""
+    """VECTOR computes one product for each tap and lane in each cycle, with results in OUT or INP."""
     cfg = bench.config()
     machine = Host(dut, base=0, latency=20)
     await machine.begin()
-    of_taps = {"a_source": ASource.VIN, "taps": 1, "a_x": 1}
-    for vector in (of_taps, of_taps | {"destination": Destination.INP, "extent_r": 3, "a_r": 5, "tap_r": 1}):
+    taps_fields = {"a_source": ASource.VIN, "taps": 1, "a_x": 1}
+    for vector in (taps_fields, taps_fields | {"destination": Destination.INP, "extent_r": 3, "a_r": 5, "tap_r": 1}):
         await all_at_once(cfg, machine, vector)
 
 
 async def all_at_once(cfg: Config, machine: Host, vector: dict[str, int]) -> None:
-    """vector: what its VECTOR does; the extent of loop x follows from that of loop r."""
+    """Run all units at once. vector: fields of the VECTOR; the extent of loop x follows from that of loop r."""
     steps = 4008
     rows = {"x_size": steps // 8, "y_size": 8, "z_size": 1, "dram_y": steps, "sram_x": 1}
     words = [

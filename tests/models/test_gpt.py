@@ -1,4 +1,4 @@
-"""The committed decoder: what its file says and takes, and that it has learnt the text; its training script."""
+"""The committed decoder: its metadata, inputs and outputs, its knowledge of the text, and its training script."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_file_says_what_its_tokens_are() -> None:
     onnx.checker.check_model(model, full_check=True)
     properties = {entry.key: entry.value for entry in model.metadata_props}
     vocabulary = json.loads(properties["vocabulary"])
-    assert len(set(vocabulary)) == len(vocabulary) <= 97 and {len(each) for each in vocabulary} == {1}
+    assert len(set(vocabulary)) == len(vocabulary) <= 97 and {len(token) for token in vocabulary} == {1}
     assert set(vocabulary) <= {"\n", *map(chr, range(ord(" "), ord("~") + 1))}
     floats, int8 = (float(properties[f"held_out_perplexity_{kind}"]) for kind in ("float", "int8"))
     assert int8 < 1.01 * floats < 5
@@ -43,7 +43,7 @@ def test_inputs_and_outputs_are_those_of_the_contract() -> None:
 
 
 def test_it_goes_on_with_a_word() -> None:
-    """After "the argum" comes "ent": each step takes the caches of the one before."""
+    """After "the argum" comes "ent": each step continues with the caches of the one before."""
     model = open_session(gpt_path(), threads=1)
     vocabulary = json.loads(model.get_modelmeta().custom_metadata_map["vocabulary"])
     text = "a new argum"
@@ -53,11 +53,11 @@ def test_it_goes_on_with_a_word() -> None:
         past = caches[train_gpt.PAST[0]].shape[2]
         places = np.arange(past, past + ids.shape[1])[None]
         mask = np.ones((1, places.size + past), np.int64)
-        logits, *made = model.run(
+        logits, *new_caches = model.run(
             ["logits", *train_gpt.PRESENT],
             {"input_ids": ids, "attention_mask": mask, "position_ids": places, **caches},
         )
-        caches, ids = dict(zip(train_gpt.PAST, made)), logits[:, -1:].argmax(-1)
+        caches, ids = dict(zip(train_gpt.PAST, new_caches)), logits[:, -1:].argmax(-1)
         text += vocabulary[ids[0, 0]]
     assert text == "a new argument"
 
@@ -86,7 +86,7 @@ def test_missing_torch_says_what_to_install(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_export(tmp_path: Path) -> None:
-    """It compares with PyTorch for several numbers of steps and of earlier tokens."""
+    """The export compares itself with PyTorch for several numbers of steps and earlier tokens."""
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     train_gpt.export(train_gpt.gpt(94).eval(), tmp_path / "float.onnx")

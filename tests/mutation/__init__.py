@@ -1,1 +1,1 @@
-"""Random faults in hw/, each against the checks that can find it: a mutation campaign. docs/mutants.md tells how."""
+"""Random faults in hw/, each against the checks that can find it: a mutation campaign. See docs/mutants.md."""

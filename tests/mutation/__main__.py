@@ -1,4 +1,4 @@
-"""Random faults in the hardware, and what finds them: `make mutants N=300 SEED=1`."""
+"""Plant random faults in the hardware and report which checks find them: `make mutants N=300 SEED=1`."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from mutation.draw import Mutant
 
 CONSOLE = Console(width=None if sys.stdout.isatty() else 150)
 REASONS = Path(__file__).with_name("survivors.toml")
-"""Why survivors that somebody has looked at survive."""
+"""File with the reasons why known survivors survive."""
 
 
 VERDICTS = Path(__file__).with_name("verdicts.jsonl")
 """Verdicts of earlier campaigns."""
 MOST_UNBUILT = 20
-"""Where as many mutants in a row give no hardware at first, it is not the mutants."""
+"""If the first so many mutants all give no hardware, the sources are broken, not the mutants."""
 
 
 def diff(mutant: Mutant) -> str:
-    """The lines that a mutant changes."""
+    """Return the lines that a mutant changes, as a unified diff."""
     return mutant.diff((ROOT / "hw" / mutant.file).read_text(encoding="utf-8"))
 
 
 def reasons() -> dict[tuple[str, str], str]:
-    """The reasons in REASONS, by file and diff."""
+    """Return the reasons in REASONS, by file and diff."""
     entries = tomllib.loads(REASONS.read_text(encoding="utf-8")).get("survivor", [])
     return {(entry["file"], entry["diff"].strip()): entry["reason"] for entry in entries}
 
 
 def summary(verdicts: list[tuple[Mutant, Verdict]]) -> dict[str, Any]:
-    """Counts of a campaign, and its survivors with their reasons, as plain data."""
+    """Return the counts of a campaign, and its survivors with their reasons, as plain data."""
     counts = Counter(verdict.outcome for _, verdict in verdicts)
     decided = counts[KILLED] + counts[SURVIVED]
-    known = reasons()
+    known_reasons = reasons()
     survivors = [
         {"mutant": str(mutant), "diff": diff(mutant), "note": verdict.note,
-         "reason": known.get((mutant.file, diff(mutant)), "")}
+         "reason": known_reasons.get((mutant.file, diff(mutant)), "")}
         for mutant, verdict in verdicts if verdict.outcome == SURVIVED
     ]  # fmt: skip
     return {
@@ -80,9 +80,9 @@ def main(
     verdicts = []
     for mutant, verdict in campaign.known_verdicts(seed) if known else campaign.verdicts(count, seed, jobs):
         verdicts.append((mutant, verdict))
-        by = f" by {verdict.by}: {verdict.check}" if verdict.by else ""
-        say(f"{mutant}: {verdict.outcome}{by}", highlight=False, markup=False)
-        if len(verdicts) == MOST_UNBUILT and all(each.outcome == UNBUILT for _, each in verdicts):
+        killer = f" by {verdict.by}: {verdict.check}" if verdict.by else ""
+        say(f"{mutant}: {verdict.outcome}{killer}", highlight=False, markup=False)
+        if len(verdicts) == MOST_UNBUILT and all(past_verdict.outcome == UNBUILT for _, past_verdict in verdicts):
             say(f"no hardware can be built, with whatever mutant: {verdict.note}", highlight=False, markup=False)
             raise typer.Exit(1)
     counts = summary(verdicts)

@@ -1,7 +1,7 @@
-"""Each mutant against the checks that can kill it, the cheapest first: unit tests, proofs, random programs.
+"""Run the checks that can kill each mutant, the cheapest first: unit tests, proofs, random programs.
 
-A mutant is written into a copy of the sources (`Tree`), where every check runs in a process of its own with a time
-limit. What a mutant does not change is not run: tests, proofs and simulators whose text is the same as before.
+A mutant is written into a copy of the sources (`Tree`). Each check runs there in its own process, with a time limit.
+Tests, proofs and simulators are skipped if the mutant does not change their text, that is Verilog or a design.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from mutation.probe import REACHED
 ROOT = Path(__file__).parents[2]
 COPIED = ("benchmarks", "bitstreams", "compiler", "driver", "hw", "models", "sim", "src", "tests", "docs")
 UNIT_SECONDS, PROOF_SECONDS, FUZZ_SECONDS = 900, 400, 900
-"""Longest time that each kind of check may take for one mutant."""
+"""Time limits for one mutant, by kind of check."""
 LEFT_OUT = ("test_bench.py", "test_example.py", "test_board.py", "test_compiled.py", "test_verilog.py")
 """Files of tests/hw that test the bench itself, run whole models, or look at the Verilog's form."""
 
 PYTEST = ("-m", "pytest", "-q", "-p", "mutation.plugin", "-p", "no:cacheprovider", "-m", "not thorough")
 KEPT_BUILDS = ("verilator", "tools", "proofs")
-"""Builds that no mutant changes: Verilator's own code, other tools, and proofs, which are kept by their text."""
+"""Builds that no mutant changes: Verilator's own code, other tools, and results of proofs, cached by their text."""
 NO_TESTS = 5
-"""Pytest's exit code where all tests are deselected."""
+"""Exit code of pytest if all tests are deselected."""
 
 KILLED, SURVIVED, EQUIVALENT, UNBUILT = "killed", "survived", "equivalent", "unbuilt"
 Say = Callable[[str], None]
@@ -47,9 +47,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Verdict:
-    """outcome: KILLED, SURVIVED, EQUIVALENT (tests elaborate it, and no text differs) or UNBUILT (no hardware).
+    """The outcome of all checks for one mutant.
 
-    by: the kind of check that killed it. check: its name. note: its message, or what ran out of time.
+    outcome: KILLED, SURVIVED, EQUIVALENT (tests elaborate the mutant, and no text differs) or UNBUILT (no hardware).
+    by: the kind of check that killed it. check: the name of that check. note: its message, or which check timed out.
     """
 
     outcome: str
@@ -60,12 +61,12 @@ class Verdict:
 
 
 Stage = tuple[Verdict | None, bool, str]
-"""The verdict of one kind of check, if it has one; whether a text of it changed; what did not end well."""
+"""Result of one kind of check: its verdict or None; True if a text of it changed; why there is no verdict, or ""."""
 UNDECIDED: Stage = None, False, ""
 
 
 class Tree:
-    """A copy of the sources in `folder`, its hardware with or without a mutant. Caches of its own lie beside it."""
+    """A copy of the sources in `folder`, with or without a mutant in its hardware. Its caches lie next to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.cache, self.reached = folder / "tree", folder / "cache", folder / "reached"
@@ -74,11 +75,11 @@ class Tree:
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / name, self.folder / name, symlinks=True, ignore=ignored)
         shutil.copy(ROOT / "pyproject.toml", self.folder)
-        # The digest that a register holds stays, or each mutant would change every text with that register.
+        # Keep the digest that a register holds. Otherwise each mutant would change every text with that register.
         (self.folder / "hw" / DIGEST_FILE).write_text(sources_digest(), encoding="ascii")
 
     def plant(self, mutant: Mutant) -> None:
-        """Write the mutant, and forget what was built of another one."""
+        """Write the mutant into its file, and delete builds of other mutants."""
         path = self.folder / "hw" / mutant.file
         path.write_text(probed(mutant, path.read_text(encoding="utf-8")), encoding="utf-8")
         for folder in (*self.cache.glob("*"), *(self.folder / "build" / "hw").glob("*")):
@@ -86,11 +87,11 @@ class Tree:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def restore(self, mutant: Mutant, base: Tree) -> None:
-        """Take the mutant out again: its file is as in `base`."""
+        """Remove the mutant: copy its file from `base`."""
         shutil.copy(base.folder / "hw" / mutant.file, self.folder / "hw" / mutant.file)
 
     def run(self, arguments: list[str], seconds: float, **environment: str) -> tuple[int | None, str]:
-        """Exit code (None after `seconds`) and output of a Python process in this tree."""
+        """Run a Python process in this tree. Return its exit code (None after `seconds`) and its output."""
         if STOPPED.is_set():
             raise Stopped
         paths = (self.folder / "src", *(self.folder / "tests" / name for name in ("", "formal", "cosim", "hw")))
@@ -117,7 +118,7 @@ class Tree:
 
 
 class Stopped(Exception):
-    """The campaign ends, and what a check has said does not count."""
+    """The campaign ends; results of checks under way do not count."""
 
 
 STOPPED = Event()
@@ -126,20 +127,20 @@ RUNNING: set[subprocess.Popen[str]] = set()
 
 
 def end_running() -> None:
-    """End all checks that are under way."""
+    """Kill all checks that are under way."""
     STOPPED.set()
     for process in list(RUNNING):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 class Base:
-    """The hardware as it is, and the digests of its Verilog in each test, which are made when they are asked for."""
+    """The hardware without mutants, and the digests of its Verilog by test, which are computed on demand."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.tree, self.lock = folder, Tree(folder / "base"), Lock()
 
     def verilog(self, file: str, name: str) -> list[str]:
-        """Of the test `name` of a file."""
+        """Return the digests of the Verilog in test `name` of `file`."""
         path = self.folder / "verilog" / f"{Path(file).stem}-{_digest_of('hw', 'tests/hw/bench.py', file)}.json"
         with self.lock:
             known: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -159,16 +160,16 @@ class Base:
 
 
 class Worker:
-    """Where one mutant at a time is tried: a tree with it, and `base`, which all workers share."""
+    """A tree in which one mutant at a time is tried. All workers share `base`."""
 
     def __init__(self, folder: Path, base: Base) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.base, self.tree = folder, base, Tree(folder)
         self.passed: dict[tuple[str, str], list[str]] = {}
-        """File and name of each test that has elaborated the statement of the mutant: digests of its Verilog."""
+        """Digests of the Verilog of each test that has elaborated the mutant's statement, by file and name."""
 
     def try_mutant(self, mutant: Mutant) -> Verdict:
-        """Run the checks until one fails."""
+        """Run the checks until one fails, and return the verdict."""
         began = time.monotonic()
         self.passed.clear()
         self.tree.reached.unlink(missing_ok=True)
@@ -190,11 +191,11 @@ class Worker:
         return Verdict(outcome, note="; ".join(notes), seconds=round(time.monotonic() - began, 1))
 
     def _unit(self, mutant: Mutant) -> Stage:
-        """Tests of the components that hold the mutant."""
+        """Run the tests of the components that contain the mutant."""
         return self._files(nearest_tests(mutant.file))
 
     def _whole(self, mutant: Mutant) -> Stage:
-        """Tests of the whole accelerator."""
+        """Run the tests of the whole accelerator."""
         return self._files(nearest_tests(mutant.file, whole=True))
 
     def _files(self, files: list[str]) -> Stage:
@@ -245,9 +246,9 @@ class Worker:
 
 
 class Campaign:
-    """Mutants of one seed and their verdicts, kept in `journal`, a file of JSON lines.
+    """The mutants of one seed and their verdicts, which `journal` stores as JSON lines.
 
-    A kill is kept as long as the code of the mutant's file is the same. A survivor is tried again when checks change.
+    A kill stays valid while the code of the mutant's file is the same. A survivor is tried again if checks change.
     """
 
     def __init__(self, folder: Path, journal: Path, say: Say) -> None:
@@ -260,24 +261,26 @@ class Campaign:
                 self.known[entry["key"]] = Verdict(**entry["verdict"])
 
     def keys(self, mutant: Mutant) -> tuple[str, str]:
-        """Of a verdict that stays, and of one that depends on the checks."""
+        """Return two keys of a mutant's verdict: one that stays, and one that depends on the text of the checks."""
         source = (ROOT / "hw" / mutant.file).read_text(encoding="utf-8")
         text = f"{mutant.file} {mutant.kind} {normal_form(source)} {normal_form(mutant.apply(source))}"
         key = hashlib.sha256(text.encode()).hexdigest()[:24]
         return key, f"{key} {self.checks}"
 
     def verdict(self, mutant: Mutant) -> Verdict | None:
-        """What is known of a mutant."""
+        """Return the verdict of a mutant in the journal, or None."""
         return next((self.known[key] for key in self.keys(mutant) if key in self.known), None)
 
     def known_verdicts(self, seed: int) -> Iterator[tuple[Mutant, Verdict]]:
-        """The mutants of `seed` that have a verdict."""
-        every = ((mutant, self.verdict(mutant)) for mutant in draw(ROOT / "hw", seed))
-        return ((mutant, verdict) for mutant, verdict in every if verdict is not None)
+        """Yield the mutants of `seed` that have a verdict in the journal."""
+        decided = ((mutant, self.verdict(mutant)) for mutant in draw(ROOT / "hw", seed))
+        return ((mutant, verdict) for mutant, verdict in decided if verdict is not None)
 
     def verdicts(self, count: int, seed: int, jobs: int = 1) -> Iterator[tuple[Mutant, Verdict]]:
-        """The first `count` mutants of `seed` that give other hardware, each with what became of it, in order. `jobs`
-        of them are tried at a time."""
+        """Yield the first `count` mutants of `seed` that give other hardware, in order, each with its verdict.
+
+        Mutants before them that are equivalent or unbuilt are yielded, too. jobs: mutants that are tried at a time.
+        """
         STOPPED.clear()
         drawn, workers, decided = draw(ROOT / "hw", seed), Workers(self.folder, jobs), 0
         waiting: deque[tuple[Mutant, Future[Verdict]]] = deque()
@@ -313,14 +316,16 @@ class Campaign:
 
     def _note(self, key: str, mutant: Mutant, verdict: Verdict) -> None:
         self.journal.parent.mkdir(parents=True, exist_ok=True)
-        kept = replace(verdict, note="") if verdict.outcome == KILLED else verdict  # logs have paths of a machine
-        entry = {"key": key, "mutant": asdict(mutant), "verdict": asdict(kept)}
+        stored = (
+            replace(verdict, note="") if verdict.outcome == KILLED else verdict
+        )  # messages contain paths of this machine
+        entry = {"key": key, "mutant": asdict(mutant), "verdict": asdict(stored)}
         with self.journal.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
 
 class Workers:
-    """Workers for some threads, made when they are first asked for."""
+    """A pool of workers for several threads; each is created on first use."""
 
     def __init__(self, folder: Path, jobs: int) -> None:
         self._folder, self._free, self._lock = folder, list(range(jobs)), Lock()
@@ -329,7 +334,7 @@ class Workers:
 
     @contextmanager
     def borrowed(self) -> Iterator[Worker]:
-        """A worker that nobody else uses meanwhile."""
+        """Lend a worker to the caller alone."""
         with self._lock:
             self._base = self._base or Base(self._folder)
             number = self._free.pop(0)
@@ -342,18 +347,18 @@ class Workers:
                 self._free.append(number)
 
 
-def _ended(check: str, code: int | None, well: tuple[int, ...], output: str) -> str:
-    """A sentence where a check did not end well without a verdict, else ""."""
+def _ended(check: str, code: int | None, allowed_codes: tuple[int, ...], output: str) -> str:
+    """Return a sentence if a check neither succeeded nor gave a verdict, else ""."""
     if code is None:
         return f"{check}: out of time"
-    return "" if code in well else f"{check}: ended with code {code}: {output[-300:]}"
+    return "" if code in allowed_codes else f"{check}: ended with code {code}: {output[-300:]}"
 
 
 PROBE = "__import__('mutation.probe').probe.reached()"
 
 
 def probed(mutant: Mutant, source: str) -> str:
-    """The source with the mutant, whose statement tells when it runs: it calls `probe.reached`."""
+    """Return the source with the mutant, and in front of the mutant's statement a call of `probe.reached`."""
     lines = source.splitlines(keepends=True)
     statements = [
         node
@@ -370,7 +375,7 @@ def probed(mutant: Mutant, source: str) -> str:
 
 
 def imports(text: str) -> set[str]:
-    """Files below hw/ that a module imports, wherever in it."""
+    """Return the files below hw/ that a module imports anywhere in its text."""
     modules = {module for node in ast.walk(ast.parse(text)) for module in _modules(node)}
     return {module.removeprefix("celosia.hw.").replace(".", "/") + ".py" for module in modules}
 
@@ -382,11 +387,13 @@ def _modules(node: ast.AST) -> list[str]:
 
 
 def nearest_tests(file: str, whole: bool = False) -> list[str]:
-    """Files of tests/hw that use a file of hw/, those that reach it through the fewest imports first. whole: those of
-    the whole accelerator, in place of those of its components."""
+    """Return the files of tests/hw that import a file of hw/, those through the fewest imports first.
+
+    whole: return tests of the whole accelerator instead of tests of components.
+    """
     hardware = {path.relative_to(ROOT / "hw").as_posix(): path for path in (ROOT / "hw").rglob("*.py")}
     graph = {name: imports(path.read_text(encoding="utf-8")) & hardware.keys() for name, path in hardware.items()}
-    found: list[tuple[int, int, str]] = []
+    ranked: list[tuple[int, int, str]] = []
     for path in sorted((ROOT / "tests" / "hw").glob("test_*.py")):
         if path.name in LEFT_OUT:
             continue
@@ -397,18 +404,18 @@ def nearest_tests(file: str, whole: bool = False) -> list[str]:
         while True:
             if file in reached and distance is None:
                 distance = steps
-            further = reached.union(*(graph[name] for name in reached))
-            if further == reached:
+            next_reached = reached.union(*(graph[name] for name in reached))
+            if next_reached == reached:
                 break
-            reached, steps = further, steps + 1
+            reached, steps = next_reached, steps + 1
         if distance is not None:
-            found.append((distance, len(reached), f"tests/hw/{path.name}"))
-    return [name for _, _, name in sorted(found)]
+            ranked.append((distance, len(reached), f"tests/hw/{path.name}"))
+    return [name for _, _, name in sorted(ranked)]
 
 
 @cache
 def _digest_of(*names: str) -> str:
-    """Of files and folders as they are when the campaign first asks."""
+    """Return a digest of files and folders, as they are at the first call."""
     digest = hashlib.sha256()
     for name in names:
         path = ROOT / name

@@ -1,4 +1,4 @@
-"""Random faults in the sources of the hardware: where one can be planted, and a draw of some."""
+"""Enumerate random faults in the sources of the hardware, and draw some of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SWAPS: dict[type[ast.AST], tuple[str, tuple[str, ...]]] = {
     ast.LShift: ("<<", (">>",)),
     ast.RShift: (">>", ("<<",)),
 }
-"""Operators by their node: how they are written, and what replaces them."""
+"""For each operator's node: its text, and the texts that replace it."""
 COMMUTATIVE = (ast.Add, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
 CONDITIONS = ("If", "Elif")
 REGISTERS = ("Signal", "Reg")
@@ -34,7 +34,7 @@ REGISTERS = ("Signal", "Reg")
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault: bytes `start` to `stop` of `file` (below hw/), which are `old`, become `new`."""
+    """A fault: in `file` (below hw/), the bytes `start` to `stop`, whose text is `old`, become `new`."""
 
     file: str
     function: str
@@ -46,14 +46,14 @@ class Mutant:
     new: str
 
     def apply(self, source: str) -> str:
-        """The source of the file with the fault. ValueError where it does not fit."""
+        """Return the file's source with the fault. Raise ValueError if the source does not hold `old` there."""
         raw = source.encode()
         if raw[self.start : self.stop].decode() != self.old:
             raise ValueError(f"{self.file}:{self.line} does not hold {self.old!r}")
         return (raw[: self.start] + self.new.encode() + raw[self.stop :]).decode()
 
     def diff(self, source: str) -> str:
-        """The lines that it changes, as a unified diff without context."""
+        """Return the lines that the mutant changes, as a unified diff without context."""
         before, after = source.splitlines(), self.apply(source).splitlines()
         lines = list(difflib.unified_diff(before, after, lineterm="", n=0))[3:]
         return "\n".join(line[0] + " " + line[1:].strip() for line in lines if not line.startswith("@@"))
@@ -63,7 +63,7 @@ class Mutant:
 
 
 class _Sites(ast.NodeVisitor):
-    """Collects the mutants of one file."""
+    """Collect the mutants of one file."""
 
     IGNORED_CALLS: ClassVar = frozenset({"ValueError", "TypeError", "ConfigError", "print", "Case"})
 
@@ -95,7 +95,7 @@ class _Sites(ast.NodeVisitor):
         self.mutants.append(Mutant(self.file, ".".join(self.names), line, kind, start, stop, old, new))
 
     def _operator(self, kind: str, left: ast.expr, right: ast.expr, operator: ast.AST) -> None:
-        """Replace the operator between two expressions."""
+        """Add mutants that replace the operator between two expressions."""
         text, others = SWAPS[type(operator)]
         start, stop = self._span(left)[1], self._span(right)[0]
         gap = self.raw[start:stop].decode()
@@ -104,13 +104,13 @@ class _Sites(ast.NodeVisitor):
                 self._replace(kind, left, gap.replace(text, other), start, stop)
 
     def _swap(self, kind: str, first: ast.expr, second: ast.expr) -> None:
-        """Exchange two expressions, the text in front, between and behind them staying."""
+        """Add a mutant that exchanges two expressions; the text around them stays."""
         (a, b), (c, d) = self._span(first), self._span(second)
         one, between, two = self.raw[a:b].decode(), self.raw[b:c].decode(), self.raw[c:d].decode()
         if one != two:
             self._replace(kind, first, two + between + one, a, d)
 
-    # What is left out ------------------------------------------------------------------------------------------
+    # Code without faults ----------------------------------------------------------------------------------------
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._inside(node)
@@ -131,16 +131,16 @@ class _Sites(ast.NodeVisitor):
                 self.visit(statement)
 
     def visit_Raise(self, node: ast.Raise) -> None:
-        """Messages are no hardware."""
+        """Skip error messages: they are no hardware."""
 
     def visit_Assert(self, node: ast.Assert) -> None:
-        """It holds in the hardware as it is."""
+        """Skip assertions: they hold in the hardware as it is."""
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Names of signals."""
+        """Skip names of signals."""
 
     def visit_arguments(self, node: ast.arguments) -> None:
-        """Defaults and annotations."""
+        """Skip defaults and annotations."""
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
@@ -188,7 +188,7 @@ class _Sites(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _reset(self, node: ast.Call, name: str) -> None:
-        """Drop what a register is reset to."""
+        """Add a mutant without the reset of a register."""
         if name != "Signal" or any(keyword.arg is None for keyword in node.keywords):
             return
         if not any(keyword.arg in ("reset_less", "init") for keyword in node.keywords):
@@ -221,17 +221,17 @@ class _Sites(ast.NodeVisitor):
 
 
 def _is_domain(node: ast.expr) -> bool:
-    """Whether this is `m.d.sync` or another domain of a module."""
+    """Return True for `m.d.sync` or another domain of a module."""
     return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and node.value.attr == "d"
 
 
 def is_hardware(source: str) -> bool:
-    """Whether a file describes hardware: it imports Amaranth's modules, and elaborates or gives statements."""
+    """Return True if a file describes hardware: it imports Amaranth, and uses Module."""
     return "from amaranth import" in source and "Module" in source
 
 
 def mutants(file: str, source: str) -> list[Mutant]:
-    """All mutants of one file."""
+    """Return all mutants of one file."""
     sites = _Sites(file, source)
     sites.visit(ast.parse(source))
     return list(dict.fromkeys(sites.mutants))
@@ -239,22 +239,22 @@ def mutants(file: str, source: str) -> list[Mutant]:
 
 @cache
 def everything(hardware: Path) -> tuple[Mutant, ...]:
-    """All mutants of the files of the hardware in folder `hardware`."""
-    every: list[Mutant] = []
+    """Return all mutants of the hardware's files in folder `hardware`."""
+    found: list[Mutant] = []
     for path in sorted(hardware.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         if is_hardware(source) and path.name != "verilog.py":
-            every += mutants(path.relative_to(hardware).as_posix(), source)
-    return tuple(every)
+            found += mutants(path.relative_to(hardware).as_posix(), source)
+    return tuple(found)
 
 
 def draw(hardware: Path, seed: int) -> Iterator[Mutant]:
-    """All mutants in an order drawn from `seed`, of one place (same bytes) at most one."""
-    every = list(everything(hardware))
-    random.Random(f"mutants {seed}").shuffle(every)
-    taken: set[tuple[str, int, int]] = set()
-    for mutant in every:
+    """Yield all mutants in an order that `seed` determines, at most one for the same bytes of a file."""
+    candidates = list(everything(hardware))
+    random.Random(f"mutants {seed}").shuffle(candidates)
+    used_places: set[tuple[str, int, int]] = set()
+    for mutant in candidates:
         place = (mutant.file, mutant.start, mutant.stop)
-        if place not in taken:
-            taken.add(place)
+        if place not in used_places:
+            used_places.add(place)
             yield mutant

@@ -1,6 +1,6 @@
-"""Random programs on hardware with a mutant: python -m mutation.fuzz FILE, in the tree with the mutant.
+"""Run random programs on hardware with a mutant: python -m mutation.fuzz FILE, in the tree with the mutant.
 
-Takes the first Config whose Verilog the mutant changes. Prints JSON lines, see campaign.py.
+It uses the first Config whose Verilog the mutant changes. Prints JSON lines, see campaign.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from celosia.hw.verilog import verilog
 from celosia.sim.rtl.build import BuildError, build_library
 
 ORDER = sorted(VARIED, key=lambda name: ("softmax" not in name, name))
-"""The Config with most parts first."""
+"""Names of Configs; those with the most parts come first."""
 LEGAL, GARBAGE, STEP = 150, 50, 25
 
 
@@ -28,34 +28,34 @@ def say(**event: str) -> None:
 
 
 def digest(name: str) -> str:
-    """Of the Verilog of a Config."""
+    """Return the digest of the Verilog of Config `name`."""
     return hashlib.sha256(verilog(CONFIGS[name], simulation=True).encode()).hexdigest()[:24]
 
 
 def before(name: str) -> str:
-    """The digest without the mutant."""
+    """Return the digest without the mutant."""
     path = Path(os.environ["MUTANTS_TEXTS"])
-    known: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
-    if name not in known:
+    digests: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+    if name not in digests:
         tree = os.environ["MUTANTS_BASE"]
         paths = os.pathsep.join(f"{tree}/{folder}" for folder in ("src", "tests", "tests/cosim"))
         command = [sys.executable, "-W", "ignore", "-c", f"from mutation.fuzz import digest; print(digest({name!r}))"]
         environment = os.environ | {"PYTHONPATH": paths, "CELOSIA_CACHE": f"{tree}/../cache"}
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=tree)
-        known[name] = done.stdout.strip()
-        path.write_text(json.dumps(known))
-    return known[name]
+        process = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=tree)
+        digests[name] = process.stdout.strip()
+        path.write_text(json.dumps(digests))
+    return digests[name]
 
 
 def main() -> None:
-    """Run legal programs, then garbage, until one ends differently than it must."""
+    """Run legal programs, then garbage, until one fails."""
     for name in ORDER:
         try:
-            same = digest(name) == before(name)
+            is_unchanged = digest(name) == before(name)
         except Exception as error:
             say(unbuilt=name, note=f"{type(error).__name__}: {error}"[-300:])
             return
-        if same:
+        if is_unchanged:
             continue
         say(differs=name)
         cfg = CONFIGS[name]

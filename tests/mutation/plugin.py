@@ -1,8 +1,8 @@
-"""Pytest plugin of the campaign: runs the tests of a file whose components contain the statement of a mutant.
+"""Pytest plugin of the campaign: run only the tests whose components contain the statement of a mutant.
 
-The planted source calls `probe.reached` where that statement runs (campaign.py). A test that elaborates its
-component without it is skipped. MUTANTS_RECORD names the file of JSON for what became of each test, and for the digest
-of its Verilog. With MUTANTS_ONLY_VERILOG there is no simulation, and MUTANTS_TESTS names the tests.
+The planted source calls `probe.reached` in front of that statement (campaign.py). The plugin skips a test that
+elaborates its component without this call. It writes the outcome of each test and the digest of its Verilog to the
+JSON file MUTANTS_RECORD. With MUTANTS_ONLY_VERILOG it simulates nothing, and MUTANTS_TESTS names the tests.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ ELSEWHERE = "its component does not contain the mutant"
 
 
 def digest(text: str) -> str:
-    """A short name for a text."""
+    """Return a short digest of a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def identity(make: Any, sim: str) -> str:
-    """The same for components that are described by the same class and arguments."""
+    """Return a key that is equal for components with the same class and arguments."""
     if isinstance(make, partial):
         return f"{sim} {make.func.__module__} {make.func.__qualname__} {make.args!r} {make.keywords!r}"
     return f"{sim} {id(make)}"
 
 
 class ElsewhereError(Exception):
-    """The component is elaborated, and the statement of the mutant has not run."""
+    """The component was elaborated, and the statement of the mutant has not run."""
 
 
 class Plugin:
-    """Wraps the functions of `bench` by which each test of a component gets its Verilog and runs."""
+    """Wrap the functions of `bench` by which each test of a component gets its Verilog and runs."""
 
     def __init__(self) -> None:
         self.record: dict[str, dict[str, Any]] = {}
         self.verilog: dict[str, str | None] = {}
-        """By component; None where it does not contain the mutant."""
+        """Verilog of each component; None if the component does not contain the mutant."""
         self.only_verilog = "MUTANTS_ONLY_VERILOG" in os.environ
         names = os.environ.get("MUTANTS_TESTS")
         self.wanted: list[str] | None = json.loads(names) if names else None
@@ -69,7 +69,7 @@ class Plugin:
 
         verilog.rtlil = SimpleNamespace(**{**vars(verilog.rtlil), "convert": convert})  # type: ignore[assignment]
         make_verilog = bench._verilog
-        shutil.rmtree(bench.BUILD / "verilog", ignore_errors=True)  # what lies there tells nothing of the statement
+        shutil.rmtree(bench.BUILD / "verilog", ignore_errors=True)  # cached Verilog would not run the statement
 
         def reached_verilog(make: Any, sim: str) -> str:
             key, entry = identity(make, sim), self.entry(bench.running_test())
@@ -93,7 +93,7 @@ class Plugin:
         def built(text: str, waves: bool) -> Path:
             try:
                 return Path(build(text, waves))
-            except RuntimeError as error:  # of Verilator or the compiler
+            except RuntimeError as error:  # from Verilator or the compiler
                 self.entry(bench.running_test())["unbuilt"] = str(error)[:300]
                 raise
 
@@ -122,6 +122,6 @@ class Plugin:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the plugin where the campaign has started pytest."""
+    """Register the plugin in a pytest process that the campaign starts."""
     sys.path.append(str(Path("tests") / "hw"))
     config.pluginmanager.register(Plugin(), "mutants")

@@ -1,4 +1,4 @@
-"""What a planted statement calls when it runs."""
+"""Functions that a planted statement calls when it runs."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import os
 from pathlib import Path
 
 REACHED = "MUTANTS_REACHED"
-"""Names the file that tells the campaign that a check has run the statement."""
+"""Environment variable with the path of a file that exists once a check has run the statement."""
 _ran = False
 
 
 def reached() -> None:
-    """Note that the statement with the mutant has run."""
+    """Record that the statement with the mutant has run."""
     global _ran
     _ran = True
     Path(os.environ[REACHED]).touch()
 
 
 def forget() -> None:
-    """Begin another component."""
+    """Reset the record, for another component."""
     global _ran
     _ran = False
 
 
 def was_reached() -> bool:
-    """Whether it has run in this process since `forget`."""
+    """Return True if the statement has run in this process since `forget`."""
     return _ran

@@ -1,6 +1,6 @@
-"""The proofs of the unit in which a mutant lies: python -m mutation.prove FILE, in the tree with the mutant.
+"""Try the proofs of the unit in which a mutant lies: python -m mutation.prove FILE, in the tree with the mutant.
 
-Each property is tried as on its own planted mutants: in the first `reach` cycles. Prints JSON lines, see campaign.py.
+A property is checked for the first `reach` cycles, as with its own planted mutants. Prints JSON lines, see campaign.py.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ def digest(text: str) -> str:
 
 
 def before(name: str, case: int | None) -> str:
-    """The digest of a property's design without the mutant."""
+    """Return the digest of a property's design without the mutant."""
     path = Path(os.environ["MUTANTS_TEXTS"])
-    known: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
+    digests: dict[str, str] = json.loads(path.read_text()) if path.exists() else {}
     key = f"{name} {case}"
-    if key not in known:
+    if key not in digests:
         tree = os.environ["MUTANTS_BASE"]
         paths = os.pathsep.join((f"{tree}/src", f"{tree}/tests/formal"))
         command = [sys.executable, "-W", "ignore", "-m", "proofs.build", name, "" if case is None else str(case)]
         environment = os.environ | {"PYTHONPATH": paths}
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=tree)
-        known[key] = digest(done.stdout)
-        path.write_text(json.dumps(known))
-    return known[key]
+        process = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=tree)
+        digests[key] = digest(process.stdout)
+        path.write_text(json.dumps(digests))
+    return digests[key]
 
 
 def main(file: str) -> None:
-    """Try the properties that have a planted mutant in `file`, those that the tests try first."""
-    about = [proof for proof in all_properties().values() if any(mutant.file == file for mutant in proof.mutants)]
-    for proof in sorted(about, key=_cost):
+    """Check the properties that have a planted mutant in `file`, those in `make test` first."""
+    properties = [proof for proof in all_properties().values() if any(mutant.file == file for mutant in proof.mutants)]
+    for proof in sorted(properties, key=_cost):
         case = proof.planted if proof.cases else None
         try:
             text = build(proof, None, case)

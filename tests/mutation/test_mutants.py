@@ -1,4 +1,4 @@
-"""The mutants that are drawn, what decides them, and the reasons of those that survive."""
+"""Tests of the draw of mutants, of their verdicts, and of the reasons for survivors."""
 
 from __future__ import annotations
 
@@ -52,30 +52,30 @@ class Part:
 
 
 def changes(source: str = SOURCE) -> dict[str, list[tuple[str, str]]]:
-    """What each kind of mutant replaces."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    """Return the (old, new) texts of each kind of mutant of `source`."""
+    changes_by_kind: dict[str, list[tuple[str, str]]] = {}
     for mutant in mutants("a.py", source):
-        found.setdefault(mutant.kind, []).append((mutant.old.strip(), mutant.new.strip()))
-    return found
+        changes_by_kind.setdefault(mutant.kind, []).append((mutant.old.strip(), mutant.new.strip()))
+    return changes_by_kind
 
 
 def test_each_kind_of_fault_is_drawn() -> None:
-    found = changes()
-    assert found["comparison"] == [("<=", "<"), ("<=", ">="), (">", ">="), (">", "<")]
-    assert found["operator"] == [("+", "-"), ("& (", "| ("), (">>", "<<")]
-    assert found["dropped negation"] == [("~wide", "wide")]
-    assert found["dropped assignment"] == [
+    drawn = changes()
+    assert drawn["comparison"] == [("<=", "<"), ("<=", ">="), (">", ">="), (">", "<")]
+    assert drawn["operator"] == [("+", "-"), ("& (", "| ("), (">>", "<<")]
+    assert drawn["dropped negation"] == [("~wide", "wide")]
+    assert drawn["dropped assignment"] == [
         ("count.eq(count + 1)", "[]"), ("wide.eq(~wide & (count <= 9))", "[]"),
         ('self.o.eq(Mux(wide, count >> 1, "é"))', "[]"), ('m.next = "IDLE"', "pass"),
     ]  # fmt: skip
-    assert found["dropped reset"] == [("Signal()", "Signal(reset_less=True)")]
-    assert ("wide", "1") in found["stuck condition"] and ("wide", "0") in found["stuck condition"]
-    assert ('count >> 1, "é"', '"é", count >> 1') in found["swapped operands"]
-    assert ("count >> 1", "1 >> count") in found["swapped operands"]
+    assert drawn["dropped reset"] == [("Signal()", "Signal(reset_less=True)")]
+    assert ("wide", "1") in drawn["stuck condition"] and ("wide", "0") in drawn["stuck condition"]
+    assert ('count >> 1, "é"', '"é", count >> 1') in drawn["swapped operands"]
+    assert ("count >> 1", "1 >> count") in drawn["swapped operands"]
 
 
 def test_no_fault_where_there_is_no_logic() -> None:
-    """Ports, defaults, annotations, messages and constants of modules stay as they are."""
+    """No mutant changes ports, defaults, annotations, messages or constants of modules."""
     literals = {old for pairs in changes().values() for old, _ in pairs}
     assert {"5", "1", "9", "7"} <= literals
     assert not {"4", "2", "3"} & literals
@@ -128,7 +128,7 @@ def test_every_probe_fits_into_the_hardware() -> None:
 
 
 def staged(monkeypatch: pytest.MonkeyPatch, unit: Callable[[Mutant], Stage], tmp_path: Path) -> Campaign:
-    """A campaign without trees, whose unit tests say what `unit` says, and nothing else kills."""
+    """Return a campaign without trees: `unit` replaces its unit tests, and no other check kills a mutant."""
     monkeypatch.setattr(Tree, "__init__", lambda self, folder: setattr(self, "reached", tmp_path / "reached"))
     monkeypatch.setattr(Tree, "plant", lambda self, mutant: None)
     monkeypatch.setattr(Tree, "restore", lambda self, mutant, base: None)
@@ -146,7 +146,7 @@ def staged(monkeypatch: pytest.MonkeyPatch, unit: Callable[[Mutant], Stage], tmp
 
 
 def test_a_mutant_that_no_test_elaborates_survives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It is no equivalent one, though no text of a check changes."""
+    """A mutant that no check elaborates counts as a survivor, not as equivalent."""
     run = staged(monkeypatch, lambda mutant: UNDECIDED, tmp_path)
     monkeypatch.setattr(Worker, "_unit", lambda self, mutant: UNDECIDED)
     ((_, verdict),) = run.verdicts(1, seed=1)
@@ -169,7 +169,7 @@ def test_a_campaign_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert outcomes == [UNBUILT, SURVIVED, EQUIVALENT, KILLED] * 2
     assert list(staged(monkeypatch, unit, tmp_path).verdicts(4, seed=1)) == verdicts
     assert len(tried) == 8
-    # New tests may kill a survivor, which is tried again; what was killed stays so.
+    # New tests may kill a survivor, so it is tried again. A killed mutant stays killed.
     again = staged(monkeypatch, unit, tmp_path)
     again.checks = "others"
     assert [verdict.outcome for _, verdict in again.verdicts(4, seed=1)].count(KILLED) >= 2
@@ -179,13 +179,13 @@ def test_a_campaign_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_survivors_are_listed_with_their_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two, three = (mutant for mutant, _ in zip(draw(HARDWARE, 5), range(3)))
     monkeypatch.setattr("mutation.__main__.reasons", lambda: {(one.file, diff(one)): "speed alone"})
-    found = summary([(one, Verdict(SURVIVED)), (two, Verdict(SURVIVED)), (three, Verdict(KILLED, "proof", "name"))])
-    assert (found["mutants"], found["killed"], found["percent"], found["by"]) == (3, 1, 33.3, {"proof": 1})
-    assert [survivor["reason"] for survivor in found["survivors"]] == ["speed alone", ""]
+    report = summary([(one, Verdict(SURVIVED)), (two, Verdict(SURVIVED)), (three, Verdict(KILLED, "proof", "name"))])
+    assert (report["mutants"], report["killed"], report["percent"], report["by"]) == (3, 1, 33.3, {"proof": 1})
+    assert [survivor["reason"] for survivor in report["survivors"]] == ["speed alone", ""]
 
 
 def test_every_reason_is_of_a_mutant() -> None:
-    """A survivor whose lines have changed since is to be tried again."""
+    """Each reason belongs to lines that the hardware still has; a survivor whose lines changed must be tried again."""
     drawn = {(mutant.file, mutant.kind): [] for mutant in everything(HARDWARE)}  # type: ignore[var-annotated]
     for file, text in reasons():
         removed = [line[2:] for line in text.splitlines() if line.startswith("- ")]

@@ -1,4 +1,4 @@
-"""Lets these tests `import programs` and `import small_models`."""
+"""Let these tests `import programs` and `import small_models`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What instructions touch, beside the reference: what it reads and writes when it runs, and nothing else."""
+"""An instruction reads and writes what `touches` says, and nothing else, on the reference."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ from celosia.sim.functional.reference import Fields, State
 
 
 def touched(cfg: Config, opcode: Opcode, f: Fields, write: bool) -> dict[str, set[int]]:
-    """Pieces by the name of their scratchpad."""
-    found: dict[str, set[int]] = {name: set() for name in scratchpads(cfg)}
+    """Return the pieces that an instruction reads (or writes, if `write`), by scratchpad."""
+    pieces_by_name: dict[str, set[int]] = {name: set() for name in scratchpads(cfg)}
     for touch in touches(cfg, opcode, f):
         if touch.write == write:
             pad = scratchpads(cfg)[touch.memory]
-            found[touch.memory] |= set(touch.piece_numbers(pad.depth * pad.pieces).tolist())
-    return found
+            pieces_by_name[touch.memory] |= set(touch.piece_numbers(pad.depth * pad.pieces).tolist())
+    return pieces_by_name
 
 
 def pieces(state: State) -> dict[str, np.ndarray]:
-    """The bytes of each piece of each scratchpad, [pieces, bytes]; a view."""
-    found = {}
+    """Return views of the bytes of each piece, [pieces, bytes], by scratchpad."""
+    views = {}
     for name, pad in scratchpads(state.cfg).items():
-        found[name] = getattr(state, name).reshape(pad.depth * pad.pieces, -1).view(np.uint8)
-    return found
+        views[name] = getattr(state, name).reshape(pad.depth * pad.pieces, -1).view(np.uint8)
+    return views
 
 
 @pytest.mark.parametrize(("name", "seed"), paired(CONFIGS, range(3)))
 def test_an_instruction_depends_on_what_it_reads_and_changes_what_it_writes(name: str, seed: int) -> None:
-    """All that is not read is random, twice: what is written is the same; nothing else is changed."""
+    """Results do not depend on anything that the instruction does not read, and nothing else changes.
+
+    The reference runs each instruction on two states that are random except for the data that it reads.
+    """
     cfg, rng = CONFIGS[name], np.random.default_rng(seed)
     program = random_program(cfg, seed, count=40, rich=True, wrap=0.2)
     size = len(program.image)
@@ -48,9 +51,9 @@ def test_an_instruction_depends_on_what_it_reads_and_changes_what_it_writes(name
         for pad, index in read.items():
             pieces(second)[pad][list(index)] = pieces(first)[pad][list(index)]
         drams = [rng.integers(0, 256, size, np.uint8) for _ in range(2)]
-        of_dram = moved.byte_addresses(size) if moved else np.zeros(0, np.int64)
+        dram_bytes = moved.byte_addresses(size) if moved else np.zeros(0, np.int64)
         if moved and not moved.write:
-            drams[1][of_dram] = drams[0][of_dram]
+            drams[1][dram_bytes] = drams[0][dram_bytes]
         before = {pad: array.copy() for pad, array in pieces(first).items()}, drams[0].copy()
         for state, dram in ((first, drams[0]), (second, drams[1])):
             reference.execute(state, dram, instruction.word(cfg))
@@ -60,9 +63,9 @@ def test_an_instruction_depends_on_what_it_reads_and_changes_what_it_writes(name
             index = list(written[pad])
             assert np.array_equal(array[index], pieces(second)[pad][index]), (opcode, pad)
         changed_bytes = set(np.flatnonzero(drams[0] != before[1]).tolist())
-        assert changed_bytes <= (set(of_dram.tolist()) if moved and moved.write else set())
+        assert changed_bytes <= (set(dram_bytes.tolist()) if moved and moved.write else set())
         if moved and moved.write:
-            assert np.array_equal(drams[0][of_dram], drams[1][of_dram])
+            assert np.array_equal(drams[0][dram_bytes], drams[1][dram_bytes])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -70,15 +73,19 @@ def test_ranges_hold_what_is_touched(name: str) -> None:
     cfg = CONFIGS[name]
     for instruction in random_program(cfg, 5, count=60, rich=True, wrap=0.0).instructions:
         opcode, f = instruction.opcode, complete_fields(cfg, instruction.opcode, instruction.fields)
-        found = ranges(cfg, opcode, f)
+        all_of_instruction = ranges(cfg, opcode, f)
         for write in (False, True):
             for memory, index in touched(cfg, opcode, f, write).items():
                 pad = scratchpads(cfg)[memory]
-                own = [each for each in found if each.memory == memory and (each.write or not write)]
-                if index and max(each.end for each in own) <= pad.depth:
-                    inside = {e for each in own for e in range(each.first, each.end)}
+                of_memory = [
+                    touched_range
+                    for touched_range in all_of_instruction
+                    if touched_range.memory == memory and (touched_range.write or not write)
+                ]
+                if index and max(touched_range.end for touched_range in of_memory) <= pad.depth:
+                    inside = {e for touched_range in of_memory for e in range(touched_range.first, touched_range.end)}
                     assert {piece // pad.pieces for piece in index} <= inside
-                    assert min(inside) == min(each.first for each in own)
+                    assert min(inside) == min(touched_range.first for touched_range in of_memory)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -86,10 +93,10 @@ def test_many_instructions_touch_what_each_of_them_does(name: str) -> None:
     cfg = CONFIGS[name]
     program = random_program(cfg, 6, count=80, rich=True, wrap=0.2).instructions
     for opcode in UNIT_OF:
-        own = [instruction.fields for instruction in program if instruction.opcode == opcode]
-        each, together = [complete_fields(cfg, opcode, f) for f in own], columns(cfg, opcode, own)
-        assert own and all_ranges(cfg, opcode, together) == [ranges(cfg, opcode, f) for f in each]
-        assert all_rows(cfg, opcode, together) == [rows(cfg, opcode, f) for f in each]
+        raw_fields = [instruction.fields for instruction in program if instruction.opcode == opcode]
+        fields, together = [complete_fields(cfg, opcode, f) for f in raw_fields], columns(cfg, opcode, raw_fields)
+        assert raw_fields and all_ranges(cfg, opcode, together) == [ranges(cfg, opcode, f) for f in fields]
+        assert all_rows(cfg, opcode, together) == [rows(cfg, opcode, f) for f in fields]
 
 
 def test_rows_are_seen_as_granules() -> None:

@@ -1,4 +1,4 @@
-"""The model of the array beside the RTL: the same sums in every cycle."""
+"""The model of the array in C++ gives the same sums as the RTL in every cycle."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import dsp_blocks
 import pytest
-from lockstep import said
+from lockstep import run_lockstep
 from thorough import some
 
 from celosia.hw.gemm_core.array import Array, SimulationPlatform
@@ -25,9 +25,9 @@ CONFIGS = {
     "2 to 4": Config(block_in=2, block_out=4),
 }
 
-# Prints the first cycle in which sums differ, or "the same". Nothing is compared before the first sum begins: what the
-# array holds then is random. Operands are random, then the ends of int8, then all -128, in a sum that goes on until it
-# wraps.
+# Prints the first cycle in which sums differ, or "the same". The comparison starts with the first sum, because the
+# array holds random values before. Operands are random, then the ends of int8, then all -128, in a sum that goes on
+# until it wraps.
 COMPARE = """
 #include <cstdio>
 #include <cstring>
@@ -77,7 +77,10 @@ CYCLES = 22_000
 
 
 def compared(cfg: Config, folder: Path, model: str, products: str = PRODUCTS.read_text(), blocks: str = "") -> str:
-    """What the program `COMPARE` says of the RTL and `model`. blocks: the model of a DSP48E1, for RTL of these."""
+    """Run the RTL and `model` side by side, and return the output of `COMPARE`.
+
+    blocks: Verilog of a DSP48E1; if not empty, the RTL consists of these blocks.
+    """
     width = {name: pad.width for name, pad in scratchpads(cfg).items()}
     ports = f"input clk, input rst, input valid, input first, input [{width['inp'] - 1}:0] inp, "
     ports += f"input [{width['wgt'] - 1}:0] wgt"
@@ -88,7 +91,7 @@ def compared(cfg: Config, folder: Path, model: str, products: str = PRODUCTS.rea
     texts += [convert(Array(cfg), "model_array", simulation=True, platform=SimulationPlatform()), model]
     texts += [f"module both({ports}{outputs});", *arrays, "endmodule"]
     macros = {"CYCLES": CYCLES, **{f"{name.upper()}_BYTES": width[name] // 8 for name in ("inp", "wgt", "acc")}}
-    return said(folder, "\n".join(texts), COMPARE, {**macros, **defines(cfg)}, products)
+    return run_lockstep(folder, "\n".join(texts), COMPARE, {**macros, **defines(cfg)}, products)
 
 
 @pytest.mark.parametrize("name", some(CONFIGS, [*CONFIGS][1:3]))

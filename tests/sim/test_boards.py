@@ -1,4 +1,4 @@
-"""Boards: each of the table, one of somebody's own from a TOML file, and what is said where one is wrong."""
+"""Boards of the table and boards in TOML files work, and a wrong board gives one sentence."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_each_board_goes_through_a_file(board: Board, tmp_path: Path) -> None:
     assert read == replace(board, name="mine") and read.digest != board.digest
     assert read.memory == replace(board.memory, name="mine")
     strange = Config(block_in=8, block_out=8, name="strange")
-    own = replace(board, name="mine", config=strange, device=replace(board.device, lut=7))
-    assert find_board(written(tmp_path, own.to_toml())) == own
+    changed = replace(board, name="mine", config=strange, device=replace(board.device, lut=7))
+    assert find_board(written(tmp_path, changed.to_toml())) == changed
 
 
 def test_a_board_of_ones_own(tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_a_wrong_board_is_one_sentence(line: str, tmp_path: Path) -> None:
     assert line in rows
     with pytest.raises(BoardError, match=WRONG[line]) as caught:
         find_board(written(tmp_path, "\n".join(rows)))
-    said = str(caught.value)
-    assert said.startswith(f"board file {tmp_path}/mine.toml") and len(said) < 600 and "\n" not in said
+    message = str(caught.value)
+    assert message.startswith(f"board file {tmp_path}/mine.toml") and len(message) < 600 and "\n" not in message
 
 
 @pytest.mark.parametrize("field", ["part", "config", "clock_mhz", "lut", "ram", "bits", "refresh_ns"])
@@ -179,20 +179,20 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NUMBER_LIMITS)
 def test_numbers_have_both_ends(name: str) -> None:
-    """Those that go together with others are left out."""
+    """Each number of a board has a lower and an upper limit; numbers that limit each other are not set to them."""
     board, (part, _, field) = BOARDS["kv260"], name.rpartition(".")
 
-    def of(value: int) -> Board:
+    def board_with(value: int) -> Board:
         if part:
             return replace(board, **{part: replace(getattr(board, part), **{field: value})})
         return replace(board, **{field: value})
 
     low, high = NUMBER_LIMITS[name]
     for value in (low, high) if "refresh" not in name else ():
-        assert of(value).memory.bytes_per_cycle >= 1
+        assert board_with(value).memory.bytes_per_cycle >= 1
     for value in (low - 1, high + 1, -(10**5000)):
         with pytest.raises(BoardError, match=f"{name} "):
-            of(value)
+            board_with(value)
 
 
 # Memory -----------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_the_memory_of_ones_own_board(tmp_path: Path) -> None:
         and clock_of_report(str(mine)) == 80
     )
     with pytest.raises(ValueError, match="there is no memory model"):
-        parse_memory_model(str(path))  # no file where a text of somebody's is looked at
+        parse_memory_model(str(path))  # a text from elsewhere must not name a file
 
 
 @pytest.mark.parametrize("model", MEMORY_MODELS.values(), ids=MEMORY_MODELS)

@@ -1,4 +1,4 @@
-"""Building simulators: what is told meanwhile, what SIGTERM leaves behind, and which of the kept ones go."""
+"""Builds of simulators report progress, leave nothing after SIGTERM, and replace the oldest cache entries."""
 
 from __future__ import annotations
 
@@ -70,18 +70,18 @@ def test_sigterm_ends_the_compilers_and_leaves_nothing_half_built(how: str, tmp_
             time.sleep(0.3)
             assert any(tmp_path.glob("rtlsim/*/build.*"))
             process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=30)
+            _, output = process.communicate(timeout=30)
         finally:
             process.kill()
-    assert process.returncode == TERMINATED == 143, said
-    assert said.count("Building the simulator of") == 1 and "Traceback" not in said
+    assert process.returncode == TERMINATED == 143, output
+    assert output.count("Building the simulator of") == 1 and "Traceback" not in output
     pids = [int(pid) for pid in started.read_text().split()]
     assert pids and not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     assert not any(tmp_path.glob("rtlsim/*/build.*")) and not any(tmp_path.glob("rtlsim/*/*.so"))
 
 
 LEAST = f"module {TOP}(input clk, output reg q); always @(posedge clk) q <= ~q; endmodule\n"
-"""What Verilator takes little time for, where nobody runs it."""
+"""A design that Verilator compiles quickly; it never runs."""
 RECORDER = """#!/bin/sh
 [ "$1" = --version ] && echo recorder 99.0 && exit
 echo "$*" >> "$0.log"
@@ -103,20 +103,20 @@ with file_lock(Path(sys.argv[1])):
 
 @pytest.mark.parametrize("end", ["leaves", "is killed"])
 def test_a_lock_is_waited_for_and_no_longer_than_its_holder_lives(end: str, tmp_path: Path) -> None:
-    path, seen = tmp_path / "lock", list[str]()
+    path, events = tmp_path / "lock", list[str]()
     with subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
         assert holder.stdin and holder.stdout and holder.stdout.readline() == "holds\n"
 
         def waits() -> None:
-            seen.append("waits" if holder.poll() is None else "is late")
+            events.append("waits" if holder.poll() is None else "is late")
             holder.kill() if end == "is killed" else holder.stdin.close()  # type: ignore[union-attr]
 
         with cache.file_lock(path, waits):
-            seen.append("has it")
-    with cache.file_lock(path, lambda: seen.append("waits again")):
-        assert seen == ["waits", "has it"]
+            events.append("has it")
+    with cache.file_lock(path, lambda: events.append("waits again")):
+        assert events == ["waits", "has it"]
 
 
 @pytest.mark.rtl
@@ -128,10 +128,10 @@ def test_verilators_runtime_is_compiled_once(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "cache"))
     for number in range(2):
         build.build_library(CFG, quiet=True, source=f"{LEAST}// {number}\n")
-    said = log.read_text()
-    assert said.count("runtime.cpp") == 1 and said.count("seldom.cpp") == said.count("-shared") == 2
+    commands = log.read_text()
+    assert commands.count("runtime.cpp") == 1 and commands.count("seldom.cpp") == commands.count("-shared") == 2
     (runtime,) = (entry for entry in cache.cached_files() if entry.kind == "verilator")
-    assert [str(runtime.path) in line for line in said.splitlines() if "-shared" in line] == [True, True]
+    assert [str(runtime.path) in line for line in commands.splitlines() if "-shared" in line] == [True, True]
 
 
 def test_other_handlers_of_sigterm_stay() -> None:
@@ -146,15 +146,15 @@ def test_other_handlers_of_sigterm_stay() -> None:
 
 
 def test_long_work_says_that_it_goes_on() -> None:
-    told: list[float] = []
-    with every_minute(lambda: told.append(time.monotonic()), seconds=0.05):
+    reports: list[float] = []
+    with every_minute(lambda: reports.append(time.monotonic()), seconds=0.05):
         time.sleep(0.28)
-    assert 2 <= len(told) <= 5
+    assert 2 <= len(reports) <= 5
     time.sleep(0.1)
-    assert len(told) <= 5  # and no longer
-    with every_minute(lambda: told.append(0), seconds=60):
+    assert len(reports) <= 5  # reports end with the block
+    with every_minute(lambda: reports.append(0), seconds=60):
         pass
-    assert 0 not in told
+    assert 0 not in reports
 
 
 def test_a_stage_off_a_terminal_is_told_once_and_then_now_and_then(
@@ -165,11 +165,11 @@ def test_a_stage_off_a_terminal_is_told_once_and_then_now_and_then(
     with progress.Stages() as stages:
         stages("thinking")
         time.sleep(0.35)
-        with stages.paused():  # something else tells
+        with stages.paused():  # something else reports
             time.sleep(0.15)
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == "thinking ..." and 1 <= len(said) - 1 <= 4
-    assert all(line.startswith("thinking: ") and line.endswith("so far") for line in said[1:])
+    output_lines = capsys.readouterr().err.splitlines()
+    assert output_lines[0] == "thinking ..." and 1 <= len(output_lines) - 1 <= 4
+    assert all(line.startswith("thinking: ") and line.endswith("so far") for line in output_lines[1:])
     with progress.Stages(quiet=True) as stages:
         stages("silent")
         time.sleep(0.15)
@@ -178,7 +178,7 @@ def test_a_stage_off_a_terminal_is_told_once_and_then_now_and_then(
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of 1,000 bytes in each of four entries, used in the order of their names."""
+    """Return a cache of four entries of 1,000 bytes, used in the order of their names."""
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
     files = ["kernels/a.kernel", "rtlsim/b/simulator.so", "verilog/c.v", "rtlsim/d/simulator.so", "synthesis/e.json"]
     for number, name in enumerate(files):
@@ -194,7 +194,7 @@ def names(entries: list[cache.CachedFile]) -> list[str]:
 
 
 def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Generated files, and those of tools, go to a folder of the user's among the temporary files."""
+    """Generated files, and those of tools, go to the user's folder among the temporary files."""
     (tmp_path / "home").write_text("no folder can be made here, not even by root")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -217,7 +217,7 @@ def test_what_was_used_least_recently_goes_first(folder: Path) -> None:
     assert not (folder / "rtlsim/b").exists() and (folder / "kernels/a.kernel").exists()
     assert names(cache.shrink(0, keep=folder / "rtlsim/d")) == ["a.kernel"]
     assert names(cache.shrink(0)) == ["d"]
-    assert (folder / "synthesis/e.json").exists()  # hours of work and little room
+    assert (folder / "synthesis/e.json").exists()  # it took hours and needs little space
 
 
 def test_the_limit_comes_from_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ def test_the_command_shows_and_clears(folder: Path) -> None:
 
 
 def hand_over(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`path` belongs to another user."""
+    """Give `path` to another user."""
     if os.getuid() == 0:
         os.chown(path, 12345, -1)
     else:
@@ -273,7 +273,7 @@ def test_what_another_user_could_write_is_refused(
 
 
 def test_nothing_of_another_user_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A simulator, its Verilog, and a kernel, which is compiled again."""
+    """A simulator or its Verilog from another user is refused, and a kernel is compiled again."""
     from celosia.compiler.cpu.llvm import compile_loops as kernels
 
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "cache"))
@@ -287,11 +287,11 @@ def test_nothing_of_another_user_is_loaded(tmp_path: Path, monkeypatch: pytest.M
     text.write_text("module celosia_top; endmodule")
     kernel = cache.cache_folder() / "kernels" / "x.kernel"
     cache.make_folder(kernel.parent)
-    made = kernels.CompiledKernel("f", (), (), 0, b"code", "host")
-    kernel.write_bytes(made.to_bytes())
-    assert kernels._read_cache(kernel) == made
-    for each in (path, text, kernel):
-        hand_over(each, monkeypatch)
+    compiled = kernels.CompiledKernel("f", (), (), 0, b"code", "host")
+    kernel.write_bytes(compiled.to_bytes())
+    assert kernels._read_cache(kernel) == compiled
+    for file in (path, text, kernel):
+        hand_over(file, monkeypatch)
     assert kernels._read_cache(kernel) is None
     for ask in (lambda: build.build_library(CFG), lambda: verilog(CFG)):
         with pytest.raises(cache.CacheError, match="belongs to user"):
@@ -300,12 +300,14 @@ def test_nothing_of_another_user_is_loaded(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.rtl
 def test_a_new_simulator_takes_the_place_of_old_ones(tmp_path: Path) -> None:
-    """Another process, because a library that is loaded stays in memory."""
+    """A new simulator replaces old ones in the cache. It is built in another process, because loaded libraries stay."""
     (tmp_path / "mine.toml").write_text(CFG.to_toml())
     verilog(CFG, simulation=True)
-    (kept,) = cache.cache_folder().glob(f"verilog/{hardware_digest(CFG)}-simulation.v")  # not made anew
+    (cached_verilog,) = cache.cache_folder().glob(
+        f"verilog/{hardware_digest(CFG)}-simulation.v"
+    )  # use the Verilog that exists already
     (tmp_path / "verilog").mkdir()
-    shutil.copy2(kept, tmp_path / "verilog")
+    shutil.copy2(cached_verilog, tmp_path / "verilog")
     recorder = tmp_path / "recorder"
     recorder.write_text(RECORDER)
     recorder.chmod(0o755)
@@ -320,20 +322,20 @@ def test_a_new_simulator_takes_the_place_of_old_ones(tmp_path: Path) -> None:
 @pytest.mark.rtl
 @pytest.mark.parametrize("damage", ["cut", "a flipped bit", "no checksum"])
 def test_a_damaged_simulator_is_built_again(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part of one ends the process with SIGBUS as soon as its missing pages are read."""
-    kept = build.build_library(CFG)
+    """A damaged simulator is built again; a shortened one would end the process with SIGBUS."""
+    intact = build.build_library(CFG)
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
     path = build.library_path(CFG)
-    shutil.copytree(kept.parent, path.parent)
-    asked: list[Config] = []
+    shutil.copytree(intact.parent, path.parent)
+    builds: list[Config] = []
 
     def again(cfg: Config, path: Path, quiet: bool, source: str | None) -> None:
-        asked.append(cfg)
+        builds.append(cfg)
         for name in (path.name, build.CHECKSUM):
-            shutil.copy(kept.parent / name, path.parent / name)
+            shutil.copy(intact.parent / name, path.parent / name)
 
     monkeypatch.setattr(build, "_build", again)
-    assert build.build_library(CFG) == path and not asked
+    assert build.build_library(CFG) == path and not builds
     data = bytearray(path.read_bytes())
     match damage:
         case "cut":
@@ -343,24 +345,24 @@ def test_a_damaged_simulator_is_built_again(damage: str, tmp_path: Path, monkeyp
             path.write_bytes(data)
         case _:
             path.with_name(build.CHECKSUM).unlink()
-    assert build.build_library(CFG) == path and asked == [CFG]
-    assert build.build_library(CFG) == path and asked == [CFG]
+    assert build.build_library(CFG) == path and builds == [CFG]
+    assert build.build_library(CFG) == path and builds == [CFG]
 
 
 @pytest.mark.parametrize("elsewhere", some([False, True], [False]))
 def test_a_cache_that_cannot_be_written(elsewhere: bool, tmp_path: Path) -> None:
-    """The sentence names the folder and the way out; nothing is installed again for it."""
+    """The error names the folder and the way out, and nothing is installed for it."""
     (tmp_path / "home").write_text("no folder")
     (tmp_path / "mine.toml").write_text(CFG.to_toml())
     environment = os.environ | {"HOME": str(tmp_path / "home"), "CELOSIA_CACHE": str(tmp_path / "home" / "cache")}
     environment.pop("XDG_CACHE_HOME", None)
     command = [sys.executable, "-m", "celosia.driver.cli", "verilog", "--config", tmp_path / "mine.toml", "-o"]
-    done = subprocess.run([*command, tmp_path / "a.v"], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "pip" not in done.stderr and "Traceback" not in done.stderr
-    assert f"the folder {tmp_path}/home/cache, where" in done.stderr and "set CELOSIA_CACHE" in done.stderr
-    if not elsewhere:  # which takes as long as Yosys needs to be compiled
+    process = subprocess.run([*command, tmp_path / "a.v"], env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 1 and "pip" not in process.stderr and "Traceback" not in process.stderr
+    assert f"the folder {tmp_path}/home/cache, where" in process.stderr and "set CELOSIA_CACHE" in process.stderr
+    if not elsewhere:  # the rest takes as long as the compilation of Yosys
         return
-    environment["CELOSIA_CACHE"] = str(tmp_path / "cache")  # Yosys keeps its own files there then, too
-    done = subprocess.run([*command, tmp_path / "a.v"], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    environment["CELOSIA_CACHE"] = str(tmp_path / "cache")  # then Yosys stores its files there, too
+    process = subprocess.run([*command, tmp_path / "a.v"], env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
     assert (tmp_path / "cache" / "tools").is_dir() and (tmp_path / "a.v").stat().st_size > 1000

@@ -1,4 +1,4 @@
-"""The ring of events in the hardware tells what the simulator itself has seen."""
+"""The event ring of the hardware holds the events that the simulator has recorded."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from celosia.hw.spec.config import Config
 from celosia.sim.device import Counters, Event
 from celosia.sim.rtl.rtlsim import DMA_BASE, RtlDevice
 
-PATIENCE = 10**10
-"""Cycles: the time limit of a board is one of the clock on the wall."""
+MAX_CYCLES = 10**10
+"""Time limit in cycles, far above any run, because a board's limit is one of wall-clock time."""
 CFG = CONFIGS["8x8-bus4-weights4"]
 DEPTH = CFG.trace_depth
 
@@ -29,7 +29,7 @@ def device() -> Iterator[RtlDevice]:
 
 
 def traced(device: RtlDevice, seed: int, count: int) -> Counters:
-    """What the simulator has seen of a random program."""
+    """Run a random program, and return the counters and events that the simulator recorded."""
     program = random_program(CFG, seed, count=count)
     program.run(device)
     return device.run(program.instr_addr, len(program.instructions), 1_000_000, trace=True)
@@ -44,7 +44,7 @@ def test_ring_equals_what_the_simulator_saw(device: RtlDevice, seed: int) -> Non
 
 
 def within(counters: Counters, count: int) -> list[Event]:
-    """Those whose start and end are among the last `count` of the run."""
+    """Return the instructions whose start and end are among the last `count` events of the run."""
     edges = sorted(edge for event in counters.events for edge in (event.start, event.end - 1))
     first = edges[-count] if count < len(edges) else 0
     return [event for event in counters.events if event.start >= first]
@@ -56,7 +56,7 @@ def test_ring_keeps_the_last_events(device: RtlDevice, seed: int) -> None:
     counters = traced(device, seed, 60)
     kept = device.control.read_events(DEPTH, counters.cycles)
     assert device.control.read("trace_count") == 2 * len(counters.events) > DEPTH
-    # Which of those that come at once are the first ones is the hardware's to say.
+    # The hardware decides the order of simultaneous events.
     at_least, at_most = within(counters, DEPTH - len(SOURCES)), within(counters, DEPTH + len(SOURCES))
     assert [event for event in kept if event in at_least] == at_least
     assert [event for event in at_most if event in kept] == kept
@@ -64,7 +64,7 @@ def test_ring_keeps_the_last_events(device: RtlDevice, seed: int) -> None:
 
 
 class Board:
-    """The accelerator of a simulator as a board's registers, memory and buffer."""
+    """Use a simulator's accelerator as the registers, memory and buffer of a board."""
 
     physical_address = DMA_BASE
 
@@ -96,14 +96,14 @@ def test_a_board_tells_the_same(device: RtlDevice, seed: int, count: int) -> Non
     expected = traced(device, seed, count)
     program = random_program(CFG, seed, count=count)
     board = BoardDevice(CFG, Board(device), Board(device), sleep=lambda seconds: None)
-    program.run(board, PATIENCE)
+    program.run(board, MAX_CYCLES)
     instructions = len(program.instructions)
-    found = board.run(program.instr_addr, instructions, PATIENCE, trace=True)
-    assert found.lost == instructions - len(found.events)
-    assert bool(found.lost) == (2 * instructions > DEPTH)
-    kept = {(event.unit, event.index) for event in found.events}
+    counters = board.run(program.instr_addr, instructions, MAX_CYCLES, trace=True)
+    assert counters.lost == instructions - len(counters.events)
+    assert bool(counters.lost) == (2 * instructions > DEPTH)
+    kept = {(event.unit, event.index) for event in counters.events}
     assert kept <= {(event.unit, event.index) for event in expected.events}
-    assert board.run(program.instr_addr, instructions, PATIENCE).events == []
+    assert board.run(program.instr_addr, instructions, MAX_CYCLES).events == []
 
 
 def test_a_config_without_a_ring_is_the_one_of_before() -> None:

@@ -1,4 +1,4 @@
-"""The first difference between two devices is found and named."""
+"""`first_difference` finds and names the first difference between two devices."""
 
 import pytest
 from configs import CONFIGS
@@ -13,7 +13,7 @@ CFG = CONFIGS["4x4"]
 
 
 class Faulty(FunctionalDevice):
-    """Its `n`-th VECTOR to out flips a bit of what it wrote."""
+    """A device whose VECTOR number `victim` flips a bit of its results in out."""
 
     victim = -1
 
@@ -35,15 +35,15 @@ def test_planted_fault_is_traced_to_the_instruction_that_made_it(seed: int) -> N
         for i, instruction in reversed(list(enumerate(program.instructions)))
         if instruction.opcode == Opcode.VECTOR and instruction.fields["destination"] == 1
     )
-    found = first_difference(FunctionalDevice(CFG), faulty, image, 0, len(words))
-    assert found is not None and found.opcode == "STORE" and found.producer == faulty.victim
-    assert found.expected ^ found.found == 4
-    assert f"which instruction {faulty.victim} (VECTOR) wrote" in str(found)
+    difference = first_difference(FunctionalDevice(CFG), faulty, image, 0, len(words))
+    assert difference is not None and difference.opcode == "STORE" and difference.producer == faulty.victim
+    assert difference.expected ^ difference.found == 4
+    assert f"which instruction {faulty.victim} (VECTOR) wrote" in str(difference)
 
 
 def test_a_failing_instruction_is_named() -> None:
     program = random_program(CFG, 1, count=5)
     image = program.loaded()
     image[7 * 64 : 8 * 64] = 0
-    found = first_difference(FunctionalDevice(CFG), FunctionalDevice(CFG), image, 0, len(program.instructions))
-    assert str(found) == "instruction 7 (?): instruction 7: an illegal instruction: opcode 0 does not exist"
+    difference = first_difference(FunctionalDevice(CFG), FunctionalDevice(CFG), image, 0, len(program.instructions))
+    assert str(difference) == "instruction 7 (?): instruction 7: an illegal instruction: opcode 0 does not exist"

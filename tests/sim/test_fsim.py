@@ -1,4 +1,4 @@
-"""The functional simulator is the reference, only faster; its checks find planted faults."""
+"""The functional simulator does the same as the reference, only faster, and its checks find planted faults."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_failing_instructions_are_named() -> None:
     to(LOAD, y_size=4000, z_size=4000), to(STORE, y_size=4000, z_size=4000),
 ])  # fmt: skip
 def test_an_instruction_without_end_is_refused(endless: tuple[Opcode, dict[str, int]]) -> None:
-    """As on the machine, where the host's time limit ends it; here it would take all memory first."""
+    """An instruction of excessive size is refused by the time limit, before it fills all memory."""
     with pytest.raises(DeviceError, match=rf"1000000 cycles.*1 \({endless[0].name}\)"):
         _run(CFG, [LOAD, endless], checking=False, cycles=1_000_000)
     _run(CFG, SOUND, cycles=1000)
@@ -239,6 +239,6 @@ def test_requantise_equals_the_reference_everywhere_near_int8() -> None:
     shift = rng.integers(0, 64, size)
     expected = reference.requantise(v.astype(np.int32), bias.astype(np.int32), multiplier, shift)
     par = (bias & 0xFFFFFFFF).astype(np.uint64) | (multiplier << 32 | shift << 56).astype(np.uint64)
-    found = vectorised._requantise(v.astype(np.int32), par)
-    assert np.array_equal(np.clip(found, -512, 512).astype(np.int64), np.clip(expected, -512, 512))
+    actual = vectorised._requantise(v.astype(np.int32), par)
+    assert np.array_equal(np.clip(actual, -512, 512).astype(np.int64), np.clip(expected, -512, 512))
     assert (np.abs(expected) < 512).mean() > 0.2

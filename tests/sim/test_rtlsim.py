@@ -1,4 +1,4 @@
-"""The RTL simulator: what it needs, how runs end, what it measures."""
+"""The RTL simulator names missing tools, ends runs as it should, and measures what its memory model says."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def shared_two() -> Iterator[RtlDevice]:
 
 @pytest.fixture
 def two(shared_two: RtlDevice) -> RtlDevice:
-    """With two read ports, and as wide as CFG."""
+    """Return a simulator with two read ports, as wide as CFG."""
     shared_two.use(ZYNQ_HP)
     return shared_two
 
@@ -85,7 +85,7 @@ def but(instruction: Instruction, **fields: int) -> Instruction:
 
 
 def works(device: RtlDevice) -> None:
-    """The device is as good as new."""
+    """Check that the device runs a program as a new device does."""
     device.use(ZYNQ_HP)
     program = random_program(device.config, 5, count=10)
     assert np.array_equal(program.run(device), program.run(FunctionalDevice(device.config)))
@@ -131,11 +131,11 @@ def test_counters_and_events(device: RtlDevice) -> None:
 
 @pytest.mark.rtl
 def test_progress_is_reported(device: RtlDevice) -> None:
-    seen: list[int] = []
-    device.progress = seen.append
+    reports: list[int] = []
+    device.progress = reports.append
     run(device, LOAD)
     device.progress = None
-    assert seen and seen[-1] > 0
+    assert reports and reports[-1] > 0
 
 
 @pytest.mark.rtl
@@ -189,11 +189,11 @@ def test_memory_that_stops_ends_in_the_watchdog(device: RtlDevice, after: int) -
 
 BURSTS = [but(LOAD, x_size=64, sram_x=1), but(STORE, x_size=64)] * 3
 PAUSE = 4500
-"""Cycles, more than twice the watchdog of `opened`."""
+"""Cycles of a pause, more than twice the watchdog's limit in `opened`."""
 
 
 def stuck(device: RtlDevice, after: int, instructions: list[Instruction], pause: int | None = PAUSE) -> None:
-    """Memory pauses for so long that the watchdog expires, and expires again while bursts are outstanding."""
+    """Pause memory until the watchdog expires twice, the second time while bursts are outstanding."""
     device.use(MemoryModel(freeze_after=after, freeze_cycles=pause))
     with pytest.raises(DeviceError, match="watchdog"):
         run(device, *instructions)
@@ -203,13 +203,13 @@ def stuck(device: RtlDevice, after: int, instructions: list[Instruction], pause:
 @pytest.mark.rtl
 @pytest.mark.parametrize("after", [50, 90, 130, 170, 210])
 def test_late_answers_are_not_taken_for_new_ones(device: RtlDevice, after: int) -> None:
-    """Memory pauses for more than twice the watchdog's time, and goes on while the next run begins."""
+    """Memory pauses for more than twice the watchdog's time and resumes when the next run begins, which is right."""
     stuck(device, after, BURSTS)
     program = random_program(CFG, after, count=30)
-    device.abort_and_drain()  # waits for what memory owes
-    device.use(ZYNQ_HP)  # or would pause again
-    found = program.run(device)
-    assert np.array_equal(found, program.run(FunctionalDevice(CFG)))
+    device.abort_and_drain()  # waits for memory's late answers
+    device.use(ZYNQ_HP)  # else memory would pause again
+    content = program.run(device)
+    assert np.array_equal(content, program.run(FunctionalDevice(CFG)))
     assert device.last_error is None
     works(device)
 
@@ -226,7 +226,7 @@ def test_late_answers_on_both_ports(two: RtlDevice, after: int) -> None:
 
 @pytest.mark.rtl
 def test_no_run_starts_while_memory_owes_answers(device: RtlDevice) -> None:
-    """Without the recovery of the driver: the hardware itself refuses, until the last late answer has come."""
+    """Without recovery by the driver, the hardware refuses to start until the last late answer has come."""
     stuck(device, 130, BURSTS)
     control = device.control
     program = random_program(CFG, 3, count=5)
@@ -276,14 +276,14 @@ def test_an_abort_ends_a_long_gemm_at_once(device: RtlDevice) -> None:
     assert control.read("error_index") == 1
     with pytest.raises(DeviceError, match=r"instruction 1.*host has ended"):
         control.counters(str)
-    control.write("control", CONTROL_ABORT)  # of nothing
+    control.write("control", CONTROL_ABORT)  # without a run
     assert control.read("status") == STATUS_DONE | Error.ABORTED << STATUS_ERROR_SHIFT
     works(device)
 
 
 @pytest.mark.rtl
 def test_an_abort_leaves_memory_quiet(device: RtlDevice) -> None:
-    """Wherever it comes: nothing is written afterwards, and the next run is right."""
+    """After an abort at any time, nothing is written, and the next run is right."""
     rng = random.Random(1)
     for seed in range(40):
         program = random_program(CFG, seed, count=30)
@@ -291,9 +291,9 @@ def test_an_abort_leaves_memory_quiet(device: RtlDevice) -> None:
         with suppress(DeviceError):
             program.run(device, timeout_cycles=rng.randrange(20, 2500))
         device.abort_and_drain()
-        left = device.dram.copy()
+        before = device.dram.copy()
         device._call("run", 1000)
-        assert np.array_equal(device.dram, left)
+        assert np.array_equal(device.dram, before)
         works(device)
 
 
@@ -326,7 +326,7 @@ def test_runs_are_bounded(device: RtlDevice) -> None:
 
 @pytest.mark.rtl
 def test_the_memory_model_costs_what_it_says(device: RtlDevice) -> None:
-    """One long LOAD: latency and refresh show in the cycles."""
+    """Latency, outstanding bursts, refresh and bandwidth of the memory model show in the cycles of a long LOAD."""
     rows = but(LOAD, dram_addr=4096, x_size=16, y_size=64, dram_y=64, sram_y=0)
 
     def cycles(model: MemoryModel) -> int:
@@ -350,8 +350,10 @@ def test_the_memory_model_costs_what_it_says(device: RtlDevice) -> None:
 @pytest.mark.rtl
 @pytest.mark.parametrize("bytes_per_cycle", [3, 5, 8, 11])
 def test_the_memory_moves_as_many_bytes_as_it_says(device: RtlDevice, bytes_per_cycle: int) -> None:
-    """In both directions together, of which weights take 8 bytes a cycle and pieces 4, also where a beat is no whole
-    number of cycles of the DRAM."""
+    """Both directions together move as many bytes a cycle as the memory model says.
+
+    Weights take 8 bytes a cycle and pieces 4. A beat need not be a whole number of DRAM cycles.
+    """
     weights = but(LOAD, buffer=Buffer.WGT, x_size=256, sram_x=1)
     pieces = but(STORE, dram_addr=12288, x_size=64, y_size=8, dram_y=256)
     device.use(dataclasses.replace(IDEAL, bytes_per_cycle=bytes_per_cycle))
@@ -364,13 +366,13 @@ def test_the_memory_moves_as_many_bytes_as_it_says(device: RtlDevice, bytes_per_
         return counters.cycles, CFG.bus_bytes * (counters.values["read_beats"] + counters.values["write_beats"])
 
     (few, small), (many, large) = measured(3), measured(9)
-    assert large <= (many + 2) * bytes_per_cycle  # two cycles' worth is saved up while nothing moves
+    assert large <= (many + 2) * bytes_per_cycle  # an idle memory saves up the bytes of two cycles
     assert 0.95 * bytes_per_cycle <= (large - small) / (many - few) <= bytes_per_cycle
 
 
 @pytest.mark.rtl
 def test_two_ports_share_the_memory(two: RtlDevice) -> None:
-    """A long LOAD on each port: side by side, but for what the memory cannot give."""
+    """Long LOADs on both ports run at the same time, up to the bandwidth of the memory."""
     beats, piece = 800, CFG.piece_bytes
     activations = but(LOAD, x_size=beats * CFG.bus_bytes // (4 * piece), buffer=Buffer.ACC)
     weights = but(WEIGHTS, x_size=beats * CFG.bus_bytes // scratchpads(CFG)["wgt"].entry_bytes)
@@ -460,22 +462,22 @@ class Stopped(Exception): ...
 @pytest.mark.rtl
 @pytest.mark.parametrize("how", ["time limit", "callback", "interrupt"])
 def test_a_traced_run_follows_one_that_was_ended(device: RtlDevice, how: str) -> None:
-    """Wherever that was ended: units take nothing more of it."""
+    """After a run that ended at any time, the trace of the next run holds only its own events."""
     program = random_program(CFG, 2, count=40)
     program.run(device)
-    wanted = device.run(0, 40, 100_000, trace=True)
-    ends = {"time limit": DeviceError, "callback": Stopped, "interrupt": KeyboardInterrupt}[how]
+    expected = device.run(0, 40, 100_000, trace=True)
+    ending = {"time limit": DeviceError, "callback": Stopped, "interrupt": KeyboardInterrupt}[how]
 
     def stop(cycles: int) -> None:
-        raise ends
+        raise ending
 
-    assert wanted.cycles is not None
-    for limit in range(20, wanted.cycles, 37):
+    assert expected.cycles is not None
+    for limit in range(20, expected.cycles, 37):
         device.progress = None if how == "time limit" else stop
-        with pytest.raises(ends):
+        with pytest.raises(ending):
             device.run(0, 40, limit)
         device.progress = None
-        assert device.run(0, 40, 100_000, trace=True) == wanted
+        assert device.run(0, 40, 100_000, trace=True) == expected
 
 
 CLOSED = """
@@ -508,18 +510,18 @@ for use in (
 @pytest.mark.rtl
 @pytest.mark.parametrize("when, uses", [("before", 7), ("during", 8)])
 def test_a_closed_simulator(device: RtlDevice, when: str, uses: int) -> None:
-    """Also where another thread closes it."""
+    """A closed simulator raises the same error in every method, also if another thread closed it."""
     tests = str(__file__).rsplit("/", 2)[0]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((tests, f"{tests}/sim", *sys.path))}
     command = [sys.executable, "-c", CLOSED, when]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["the RTL simulator was closed; open another one"] * uses
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.splitlines() == ["the RTL simulator was closed; open another one"] * uses
 
 
 @pytest.mark.rtl
 def test_a_foreign_run_is_not_taken_for_ours(device: RtlDevice) -> None:
-    """Of a host that looks at no lock: it ends ours, and the end of its own is seen."""
+    """If a host that ignores the lock ends our run and starts its own, we do not take the end of its run for ours."""
     control, first = device.control, [True]
     other = Control(device._read_register, device._write_register)
 
@@ -542,14 +544,14 @@ def test_a_foreign_run_is_not_taken_for_ours(device: RtlDevice) -> None:
 
 @pytest.mark.rtl
 def test_a_lease_ends_the_run_of_a_host_that_has_died(device: RtlDevice) -> None:
-    """Wherever it runs out: what is under way ends, nothing is written afterwards, and the next run is right."""
+    """When the lease ends, the run ends, nothing is written afterwards, and the next run is right."""
     rng, ended = random.Random(1), 0
     control = device.control
     for seed in range(30):
         program = random_program(CFG, seed, count=30)
         device.use(random_stalls(seed, 0.2))
         with suppress(DeviceError):
-            program.run(device, timeout_cycles=1)  # begun, and left alone
+            program.run(device, timeout_cycles=1)  # starts a run and does not wait for it
         device.abort_and_drain()
         lease = rng.randrange(20, 2500)
         control.prepare(
@@ -560,9 +562,9 @@ def test_a_lease_ends_the_run_of_a_host_that_has_died(device: RtlDevice) -> None
         begun = device._call("cycle")
         device._call("run", lease + 2000)  # 2000: memory is slow
         assert control.is_done() and device._call("cycle") - begun < lease + 2100
-        left = device.dram.copy()
+        before = device.dram.copy()
         device._call("run", 1000)
-        assert np.array_equal(device.dram, left)
+        assert np.array_equal(device.dram, before)
         if control.read("status") >> STATUS_ERROR_SHIFT:
             ended += 1
             with pytest.raises(DeviceError, match="lease"):
@@ -590,15 +592,15 @@ def test_a_lease_that_is_renewed_lasts(device: RtlDevice) -> None:
 
 @pytest.mark.rtl
 def test_unwritten_scratchpads_are_random() -> None:
-    """What STORE reads where nothing was written depends on the seed alone."""
-    found = []
+    """A STORE of unwritten entries stores values that depend only on the seed."""
+    contents = []
     for seed in (1, 1, 2):
         device = next(opened(CFG, seed))
         run(device, STORE)
-        found.append(device.read(8192, 4 * CFG.piece_bytes))
+        contents.append(device.read(8192, 4 * CFG.piece_bytes))
         device.close()
-    assert np.array_equal(found[0], found[1]) and not np.array_equal(found[0], found[2])
-    assert found[0].any()
+    assert np.array_equal(contents[0], contents[1]) and not np.array_equal(contents[0], contents[2])
+    assert contents[0].any()
 
 
 def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -618,7 +620,7 @@ def _missing(name: str) -> None:
 
 
 def test_memories_of_boards_move_what_their_pins_can() -> None:
-    """Less than a byte a cycle is lost by rounding."""
+    """The bandwidth of a board's memory model is that of its pins, rounded down by less than a byte a cycle."""
     moved = {"pynq-z1": 2.1, "pynq-z2": 2.1, "ultra96": 4.264, "zcu104": 17.064, "kv260": 19.2, "aup-zu3": 9.6}
     assert set(moved) == set(BOARDS)
     for name, gigabytes in moved.items():

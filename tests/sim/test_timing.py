@@ -1,4 +1,4 @@
-"""The timing model against the RTL: its constants, instructions one by one, random programs, whole models."""
+"""Compare the timing model with the RTL: its constants, single instructions, random programs, whole models."""
 
 from __future__ import annotations
 
@@ -54,17 +54,19 @@ from celosia.sim.timing.work import Steps, Train
 
 
 def load(x: int, y: int = 1, dram_y: int = 0, buffer: Buffer = Buffer.INP, **fields: int) -> Instruction:
-    given: dict[str, int] = dict(x_size=x, y_size=y, z_size=1, dram_y=dram_y, buffer=buffer, dram_addr=8192, sram_x=1)
-    return Instruction(Opcode.LOAD, given | fields)
+    defaults: dict[str, int] = dict(
+        x_size=x, y_size=y, z_size=1, dram_y=dram_y, buffer=buffer, dram_addr=8192, sram_x=1
+    )
+    return Instruction(Opcode.LOAD, defaults | fields)
 
 
 def store(x: int, y: int = 1, dram_y: int = 0, **fields: int) -> Instruction:
-    given = dict(x_size=x, y_size=y, z_size=1, dram_y=dram_y, dram_addr=65536, sram_x=1)
-    return Instruction(Opcode.STORE, given | fields)
+    defaults = dict(x_size=x, y_size=y, z_size=1, dram_y=dram_y, dram_addr=65536, sram_x=1)
+    return Instruction(Opcode.STORE, defaults | fields)
 
 
 def gemm(*extents: int, **fields: int) -> Instruction:
-    """Extents that are left out are 1."""
+    """Return a GEMM with these extents; the others are 1."""
     return Instruction(
         Opcode.GEMM, {f"extent_{loop}": n for loop, n in zip_longest(GEMM_LOOPS, extents, fillvalue=1)} | fields
     )
@@ -117,8 +119,10 @@ EXACT = {
     ],
     "both directions": [load(400), store(60), load(300), store(64), load(64, 4, dram_y=512), store(8, 8, dram_y=64)],
 }
-"""Programs for which the model gives each instruction's start and end as the RTL does. Together they depend on every
-constant."""
+"""Programs for which the model predicts each instruction's start and end exactly.
+
+Together they depend on every constant of the model.
+"""
 ACC, OUT, INP, VIN = Destination
 HALF = CONFIGS["taps3"].acc_depth // 2
 RESIDUAL = dict(b_source=BSource.VIN, rescale_add=1)
@@ -215,7 +219,7 @@ EXACT_VECTOR = {
     ],
     "a load of another": [load(120, buffer=Buffer.VIN), vector(1, 4, 40, 1, 1, destination=INP)],
 }  # fmt: skip
-"""The same for a vector unit with all that a Config may have."""
+"""Programs like EXACT for a vector unit with all optional parts."""
 ROWS = dict(softmax=1, a_source=ASource.VIN, a_n=1)
 NORM = dict(norm=1, a_source=ASource.VIN, requantise=1)
 EXACT_NORM = {
@@ -299,7 +303,7 @@ TWO_CHANNELS = {
         store(30, wait=1 << Unit.VECTOR),
     ],
 }  # fmt: skip
-"""Likewise, where LOAD has two channels."""
+"""Programs like EXACT for a LOAD with two channels."""
 TWO_PORTS = ("4x4-ports2", "2x8x4-bus16-ports2", "taps3-ports2")
 
 
@@ -335,7 +339,7 @@ def measured(device: RtlDevice, program: TestProgram, memory: MemoryModel = ZYNQ
 
 
 def ordered(counters: Counters) -> NDArray[np.int64]:
-    """Start and end of each instruction."""
+    """Return the start and end of each instruction, as [instruction, 2], in cycles."""
     events = sorted(counters.events, key=lambda event: event.index)
     return np.array([(event.start, event.end) for event in events], np.int64)
 
@@ -355,19 +359,19 @@ EXACTLY = [
 @pytest.mark.rtl
 @pytest.mark.parametrize(("name", "config"), some(EXACTLY, [case for case in EXACTLY if case[1] in VARIED]))
 def test_the_constants_are_those_of_the_hardware(name: str, config: str) -> None:
-    """This fails where the hardware has a register more or less than the model knows of."""
+    """The model's starts, ends and counters are exact; this fails if the hardware gets one register more or less."""
     programs = EXACT | EXACT_VECTOR | TWO_CHANNELS | EXACT_NORM | EXACT_SOFTMAX | EXACT_PACKED | EXACT_SPREAD
     program = program_of(CONFIGS[config], programs[name])
     expected = measured(opened(config), program)
-    found = timing_of(program)
-    np.testing.assert_array_equal(np.stack([found.start, found.end], axis=1), ordered(expected))
-    assert found.values == expected.values
+    timing = timing_of(program)
+    np.testing.assert_array_equal(np.stack([timing.start, timing.end], axis=1), ordered(expected))
+    assert timing.values == expected.values
 
 
 @pytest.mark.rtl
 @pytest.mark.parametrize("config", some(TWO_PORTS, [each for each in TWO_PORTS if each in VARIED]))
 def test_ends_that_cannot_be_told_hold_up_the_next(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More loads of weights than may wait for one of activations."""
+    """More LOADs of weights than the queue of ends holds wait for one LOAD of activations."""
     program = program_of(CONFIGS[config], [load(500), *[load(4, buffer=WEIGHTS)] * 45])
     expected = ordered(measured(opened(config), program))[:, 1]
     np.testing.assert_array_equal(timing_of(program).end, expected)
@@ -376,11 +380,11 @@ def test_ends_that_cannot_be_told_hold_up_the_next(config: str, monkeypatch: pyt
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, constant: str) -> None:
-    """One cycle, or place, more in a constant, in all modules of the model that know it."""
+    """Increase a constant by 1 in all modules of the model that have it."""
     modules = (compute, copies, fetch, machine, timing_memory, pipeline)
-    knows = [module for module in modules if hasattr(module, constant)]
-    assert knows
-    for module in knows:
+    owners = [module for module in modules if hasattr(module, constant)]
+    assert owners
+    for module in owners:
         monkeypatch.setattr(module, constant, getattr(module, constant) + 1)
 
 
@@ -394,7 +398,7 @@ MEASURED = (
 
 @pytest.mark.parametrize("constant", MEASURED)
 def test_a_planted_difference_is_noticed(constant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One cycle more in a constant changes the time, or a counter, of one of the programs that are compared exactly."""
+    """One cycle more in a constant changes a time or a counter of one of the exact programs."""
     programs = [program_of(CONFIGS["taps3"], instructions) for instructions in (EXACT | EXACT_VECTOR).values()]
     before = [timing_of(program) for program in programs]
     planted(monkeypatch, constant)
@@ -406,32 +410,32 @@ def test_a_planted_difference_is_noticed(constant: str, monkeypatch: pytest.Monk
 
 
 def test_declared_constants() -> None:
-    """Depths of queues and stages of pipelines, as hw/ has them."""
+    """Depths of queues and numbers of stages agree with those in hw/."""
     from amaranth.hdl import Fragment
 
     from celosia.hw import top
     from celosia.hw.dae_pipeline import dma, load, store
 
     assert dma.ReadEngine(8)._room == pipeline.READ_BUFFER_BEATS
-    for name, to_acc in (("4x4", pipeline.READ_STAGES), ("taps3", pipeline.TAP_STAGES)):
+    for name, acc_stage in (("4x4", pipeline.READ_STAGES), ("taps3", pipeline.TAP_STAGES)):
         stages = pipeline.vector_stages(CONFIGS[name])
-        assert stages["acc"] == to_acc
+        assert stages["acc"] == acc_stage
         assert stages["write"] - stages["acc"] == pipeline.VECTOR_STAGES
         assert stages["write"] - stages["add"] == pipeline.ADD_STAGES
     cfg = CONFIGS["4x4"]
     lane = load.LoadChannel(cfg, load_channels(cfg)[0])
     modules = [part.elaborate(None) for part in (lane, store.Store(cfg), top.Accelerator(cfg))]
-    loads, stores, whole = (module.submodules for module in modules)
+    loads, stores, accelerator = (module.submodules for module in modules)
     # LOAD's ring is a power of two.
     assert pipeline.ROW_FIFO_DEPTH == loads.positions._depth - 1 == stores.positions._depth
     assert pipeline.PREFETCH_ROWS == loads.requests._depth + 1 == stores.requests._depth + 1
     assert stores.waiting._depth == pipeline.MAX_UNANSWERED
-    assert all(getattr(whole, f"issue_{unit.name.lower()}")._depth == pipeline.ISSUE_DEPTH for unit in Unit)
+    assert all(getattr(accelerator, f"issue_{unit.name.lower()}")._depth == pipeline.ISSUE_DEPTH for unit in Unit)
     for module in modules:
-        Fragment.get(module, None)  # Amaranth warns of parts that nobody uses
+        Fragment.get(module, None)  # Amaranth warns of unused components
 
 
-# What random programs reach -----------------------------------------------------------------------------------
+# Accuracy for random programs ---------------------------------------------------------------------------------
 
 WITHIN = {
     "4x4": 0.03, "8x8-bus16": 0.02, "8x8-bus4-tokens2": 0.03, "batch2": 0.03, "4x8": 0.03, "8x4": 0.03,
@@ -440,7 +444,7 @@ WITHIN = {
     "4x4-softmax2": 0.03, "4x8-softmax2": 0.03, "8x8-bus4-weights4": 0.03, "4x8-ports2-weights2": 0.03,
     "8x8-bus4-spread": 0.03,
 }  # fmt: skip
-"""Largest error of a random program's cycles, by Config: programs of 10,000 to 20,000 cycles, mostly of short rows."""
+"""Largest relative error in cycles, by Config, for random programs of 10,000 to 20,000 cycles with short rows."""
 
 
 @pytest.mark.rtl
@@ -449,31 +453,31 @@ def test_random_programs(config: str) -> None:
     errors = []
     for seed in range(6):
         program = random_program(CONFIGS[config], seed, count=300)
-        expected, found = measured(opened(config), program), timing_of(program)
+        expected, timing = measured(opened(config), program), timing_of(program)
         for name in COUNTERS:
             if name.endswith(("_busy", "_beats")):
-                assert found.values[name] == expected.values[name], name
-        errors.append(found.cycles / (expected.cycles or 1) - 1)
-        assert abs(errors[-1]) <= WITHIN[config], (seed, expected.cycles, found.cycles)
+                assert timing.values[name] == expected.values[name], name
+        errors.append(timing.cycles / (expected.cycles or 1) - 1)
+        assert abs(errors[-1]) <= WITHIN[config], (seed, expected.cycles, timing.cycles)
     assert abs(np.mean(errors)) <= 0.02
 
 
 @pytest.mark.rtl
 @pytest.mark.parametrize("config", some(CONFIGS, VARIED))
 def test_random_programs_of_all_lengths(config: str) -> None:
-    """Short ones, too, of which a few cycles are a large share."""
-    for each in timing_accuracy.compare(CONFIGS[config], opened(config), range(8)):
-        assert abs(each.error) <= timing_accuracy.WITHIN, each
+    """Programs of all lengths are accurate, even short ones, in which a few cycles are a large share."""
+    for comparison in timing_accuracy.compare(CONFIGS[config], opened(config), range(8)):
+        assert abs(comparison.error) <= timing_accuracy.WITHIN, comparison
 
 
 @pytest.mark.rtl
 @pytest.mark.thorough  # each Config is a simulator
 @pytest.mark.parametrize("number", range(8))
 def test_random_configs(number: int) -> None:
-    """`python -m benchmarks timing` has more of them."""
+    """95% of the programs on a random Config are accurate; `python -m benchmarks timing` tries more Configs."""
     cfg = random_config(number)
-    found = list(timing_accuracy.compare(cfg, RtlDevice(cfg, quiet=True), range(25)))
-    assert timing_accuracy.summary(found)["within"] >= 0.95
+    comparisons = list(timing_accuracy.compare(cfg, RtlDevice(cfg, quiet=True), range(25)))
+    assert timing_accuracy.summary(comparisons)["within"] >= 0.95
 
 
 PYNQ_Z2 = BOARDS["pynq-z2"].memory
@@ -484,12 +488,12 @@ MEMORIES = {
     MemoryModel(outstanding=4): 0.03,
     PYNQ_Z2: 0.03,
     BOARDS["ultra96"].memory: 0.03,
-    MemoryModel(bytes_per_cycle=16): 0.03,  # less than all channels can move: they share it out beat by beat
+    MemoryModel(bytes_per_cycle=16): 0.03,  # less than all channels together can move, so they share it beat by beat
     MemoryModel(bytes_per_cycle=10): 0.03,
     MemoryModel(bytes_per_cycle=5): 0.03,
 }
 OTHER_MEMORIES = [*MEMORIES][1:6]
-"""Those that are slower in one way each, and two of boards, which are slower in several."""
+"""Memories that are slower in one way, and those of two boards, which are slower in several ways."""
 
 
 @pytest.mark.rtl
@@ -498,14 +502,14 @@ OTHER_MEMORIES = [*MEMORIES][1:6]
 def test_other_memories(memory: MemoryModel, config: str) -> None:
     for seed in range(4):
         program = random_program(CONFIGS[config], seed, count=300)
-        expected, found = measured(opened(config), program, memory), timing_of(program, memory)
-        assert found.cycles == pytest.approx(expected.cycles, rel=MEMORIES[memory])
+        expected, timing = measured(opened(config), program, memory), timing_of(program, memory)
+        assert timing.cycles == pytest.approx(expected.cycles, rel=MEMORIES[memory])
 
 
 @pytest.mark.rtl
 @pytest.mark.parametrize("config", some(TWO_PORTS, ["taps3-ports2"]))
 def test_read_ports_share_a_slow_memory(config: str) -> None:
-    """Beats of a short copy take turns with those of a long one on the other port, also at two cycles a beat."""
+    """Beats of a short copy alternate with those of a long copy on the other port, even at two cycles a beat."""
     cfg = CONFIGS[config]
     memory = dataclasses.replace(ZYNQ_HP, bytes_per_cycle=cfg.bus_bytes // 2)
     program = program_of(cfg, [load(20), load(500, buffer=WEIGHTS)])
@@ -527,41 +531,41 @@ def test_read_ports_share_a_slow_memory(config: str) -> None:
 def test_units_keep_the_order_whatever_the_memory(memory: MemoryModel, config: str) -> None:
     for seed in range(4):
         program = random_program(CONFIGS[config], seed, count=60, tokens=seed % 2 == 0)
-        found = timing_of(program, memory)
-        assert np.all(found.end > found.start) and min(found.values.values()) >= 0
+        timing = timing_of(program, memory)
+        assert np.all(timing.end > timing.start) and min(timing.values.values()) >= 0
         for unit in Unit:
-            own = found.unit == unit
-            assert np.all(np.diff(found.start[own]) > 0) and np.all(np.diff(found.end[own]) > 0)
+            of_unit = timing.unit == unit
+            assert np.all(np.diff(timing.start[of_unit]) > 0) and np.all(np.diff(timing.end[of_unit]) > 0)
 
 
 # Whole models -------------------------------------------------------------------------------------------------
 
 
 LARGE_LAYER = 5000
-"""Cycles above which a layer's own time is compared."""
+"""Cycles above which the cycles of a single layer are compared."""
 
 
 def compare(program: Program, feed: dict[str, Any], config: str, memory: MemoryModel = ZYNQ_HP) -> None:
-    """Same outputs; all cycles within 1% of the RTL's, each layer of more than 5,000 within 3%."""
+    """Compare the timed device with the RTL: outputs, all cycles within 1%, and those of large layers within 3%."""
     device = opened(config)
     device.use(memory)
     expected = celosia.Runtime(program, device).run(feed)
-    found = celosia.Runtime(program, "timed", memory=memory.name).run(feed)
+    timed = celosia.Runtime(program, "timed", memory=memory.name).run(feed)
     for name, array in expected.outputs.items():
-        np.testing.assert_array_equal(found.outputs[name], array)
-    assert found.report["cycles"] == pytest.approx(expected.report["cycles"], rel=0.01)
-    for one, other in zip(expected.report["layers"], found.report["layers"], strict=True):
-        if one["cycles"] > LARGE_LAYER:
-            assert other["cycles"] == pytest.approx(one["cycles"], rel=0.03), one["name"]
-    assert found.report["memory_model"] == expected.report["memory_model"] == str(memory)
+        np.testing.assert_array_equal(timed.outputs[name], array)
+    assert timed.report["cycles"] == pytest.approx(expected.report["cycles"], rel=0.01)
+    for measured_layer, timed_layer in zip(expected.report["layers"], timed.report["layers"], strict=True):
+        if measured_layer["cycles"] > LARGE_LAYER:
+            assert timed_layer["cycles"] == pytest.approx(measured_layer["cycles"], rel=0.03), measured_layer["name"]
+    assert timed.report["memory_model"] == expected.report["memory_model"] == str(memory)
     for unit, counts in expected.report["units"].items():
-        assert found.report["units"][unit]["busy"] == counts["busy"]
+        assert timed.report["units"][unit]["busy"] == counts["busy"]
 
 
 @pytest.mark.rtl
 @pytest.mark.parametrize(("config", "memory"), [("tiny", ZYNQ_HP), ("pynq", ZYNQ_HP), ("pynq", PYNQ_Z2)], ids=str)
 def test_the_demo_model(config: str, memory: MemoryModel) -> None:
-    """Networks for ImageNet: `python -m benchmarks timed`."""
+    """The demo model's cycles are accurate; `python -m benchmarks timed` measures networks for ImageNet."""
     program = celosia.compile(demo_model_path(), config)
     compare(program, {program.inputs[0].name: demo_images()[0][:1]}, config, memory)
 
@@ -603,8 +607,8 @@ def test_a_program_that_takes_too_long() -> None:
 
 
 def test_no_instructions() -> None:
-    found = predict(CONFIGS["4x4"], b"")
-    assert (found.cycles, len(found.start)) == (0, 0) and set(found.values.values()) == {0}
+    timing = predict(CONFIGS["4x4"], b"")
+    assert (timing.cycles, len(timing.start)) == (0, 0) and set(timing.values.values()) == {0}
 
 
 @pytest.mark.parametrize(
@@ -655,15 +659,15 @@ def test_tokens_from_later_instructions() -> None:
         load(30, post=1 << Unit.GEMM),
     ]
     program = program_of(CONFIGS["4x4"], first)
-    found = timing_of(program)
-    assert found.start[0] == found.end[1] + 1
+    timing = timing_of(program)
+    assert timing.start[0] == timing.end[1] + 1
 
 
 @pytest.mark.rtl
 def test_tokens_from_later_instructions_on_the_rtl() -> None:
     program = program_of(CONFIGS["4x4"], [gemm(1, 1, 1, 1, 1, 1, wait=1 << Unit.LOAD), load(30, post=1 << Unit.GEMM)])
-    expected, found = measured(opened("4x4"), program), timing_of(program)
-    np.testing.assert_array_equal(np.stack([found.start, found.end], axis=1), ordered(expected))
+    expected, timing = measured(opened("4x4"), program), timing_of(program)
+    np.testing.assert_array_equal(np.stack([timing.start, timing.end], axis=1), ordered(expected))
 
 
 def test_a_program_that_cannot_end() -> None:
@@ -685,8 +689,8 @@ def test_beats_and_bursts(bus_bytes: int) -> None:
     rng = np.random.default_rng(bus_bytes)
     offset, size = rng.integers(0, 20_000, 500), rng.integers(1, 12_000, 500)
     beats, bursts = count_beats_and_bursts(bus_bytes, offset, size)
-    for found, where, length in zip(zip(beats, bursts, strict=True), offset.tolist(), size.tolist(), strict=True):
-        assert found == _bursts_one_by_one(bus_bytes, where, length)
+    for counts, start, length in zip(zip(beats, bursts, strict=True), offset.tolist(), size.tolist(), strict=True):
+        assert counts == _bursts_one_by_one(bus_bytes, start, length)
 
 
 def test_cycles_that_a_port_leaves() -> None:
@@ -706,7 +710,7 @@ def test_cycles_that_a_port_leaves() -> None:
 
 
 def test_steps_that_a_port_holds_up() -> None:
-    """Against steps one by one, each at least as far behind the one before as it wants to be."""
+    """The last step is that of a model step by step, in which each step keeps its distance to the one before."""
     rng = np.random.default_rng(6)
     for _ in range(500):
         port, taken, cycle = ports.Port(), set[int](), 0
@@ -715,31 +719,31 @@ def test_steps_that_a_port_holds_up() -> None:
             port.reserve(train)
             taken |= {train.first + i * train.period for i in range(train.entries)}
             cycle = train.last + 1
-        each, gap = int(rng.integers(1, 4)), int(rng.choice([0, 1, 3]))
-        steps = Steps(int(rng.integers(0, 40)), each * int(rng.integers(1, 15)), each, gap)
+        steps_per_gap, gap = int(rng.integers(1, 4)), int(rng.choice([0, 1, 3]))
+        steps = Steps(int(rng.integers(0, 40)), steps_per_gap * int(rng.integers(1, 15)), steps_per_gap, gap)
         cycle = steps.first
         for number in range(steps.steps):
-            cycle += number > 0 and 1 + gap * (number % each == 0)
+            cycle += number > 0 and 1 + gap * (number % steps_per_gap == 0)
             cycle = next(free for free in count(cycle) if free not in taken)
         assert port.last_step(steps) == cycle
 
 
 @pytest.mark.parametrize("extent", [(1, 1, 40), (2, 3, 20), (3, 1, 30)])
 def test_where_accumulators_lie(extent: tuple[int, int, int]) -> None:
-    """Which of an instruction's outputs are in which bank, against all addresses one by one."""
+    """The banks of an instruction's outputs agree with those of all addresses one by one."""
     cfg = CONFIGS["4x4"]
     for base, (n, y, x) in product((0, 10, HALF - 5, HALF, 2 * HALF - 7), ((0, 0, 1), (30, 20, 1), (1, 60, 0))):
         program = program_of(cfg, [gemm(*extent, acc_base=base, acc_n=n, acc_y=y, acc_x=x)])
-        wanted = demand(cfg, b"".join(word.to_bytes(instruction_bytes(cfg), "little") for word in program.words()))
+        demands = demand(cfg, b"".join(word.to_bytes(instruction_bytes(cfg), "little") for word in program.words()))
         banks = [(base + i * n + j * y + k * x) // HALF % 2 for i, j, k in np.ndindex(*extent)]
         other = [number for number, bank in enumerate(banks) if bank != banks[0]]
-        assert wanted.write_bank[0] == wanted.read_bank[0] == banks[0]
-        assert wanted.write_bank_outputs[0] == wanted.read_bank_outputs[0] == (other[0] if other else len(banks))
+        assert demands.write_bank[0] == demands.read_bank[0] == banks[0]
+        assert demands.write_bank_outputs[0] == demands.read_bank_outputs[0] == (other[0] if other else len(banks))
 
 
 @pytest.mark.parametrize("memory", [ZYNQ_HP, IDEAL, MemoryModel(refresh_period=0, outstanding=3)], ids=str)
 def test_bursts_that_are_skipped(memory: MemoryModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long trains end as if each burst was placed on its own."""
+    """Long trains of bursts end when they would if each burst was placed alone."""
 
     def ends() -> list[int]:
         rng, found = np.random.default_rng(7), []
@@ -757,7 +761,7 @@ def test_bursts_that_are_skipped(memory: MemoryModel, monkeypatch: pytest.Monkey
     skipping = np.array(ends())
     monkeypatch.setattr(ReadBursts, "_place_in_closed_form", lambda self, until: None)
     one_by_one = np.array(ends())
-    if memory.refresh_period:  # a refresh in the middle of a burst is met by its last bursts alone
+    if memory.refresh_period:  # only the last bursts consider a refresh in the middle of a burst
         assert np.abs(skipping - one_by_one).max() <= memory.refresh_cycles
     else:
         np.testing.assert_array_equal(skipping, one_by_one)
@@ -774,12 +778,15 @@ def test_slots(memory: MemoryModel) -> None:
 
 
 Bursts = list[tuple[int, int]]
-"""When each burst of a channel is due, and its beats."""
+"""For each burst of a channel: the cycle in which it is due, and its number of beats."""
 
 
 def turn_by_turn(channels: list[Bursts], bus_bytes: int, bytes_per_cycle: int) -> list[list[int]]:
-    """The cycle of the last beat of each burst: DRAM saves up two beats at most, and channels take turns."""
-    left = [[beats for _, beats in bursts] for bursts in channels]
+    """Return the cycle of the last beat of each burst, if channels alternate beat by beat.
+
+    DRAM saves the bytes of at most two beats.
+    """
+    beats_left = [[beats for _, beats in bursts] for bursts in channels]
     ends: list[list[int]] = [[] for _ in channels]
     credit = turn = 0
     for cycle in range(1_000_000):
@@ -789,8 +796,8 @@ def turn_by_turn(channels: list[Bursts], bus_bytes: int, bytes_per_cycle: int) -
             if credit >= bus_bytes and burst < len(channels[channel]) and channels[channel][burst][0] <= cycle:
                 credit -= bus_bytes
                 turn = channel + 1
-                left[channel][burst] -= 1
-                if not left[channel][burst]:
+                beats_left[channel][burst] -= 1
+                if not beats_left[channel][burst]:
                     ends[channel].append(cycle)
         if all(len(done) == len(bursts) for done, bursts in zip(ends, channels)):
             return ends
@@ -800,7 +807,7 @@ def turn_by_turn(channels: list[Bursts], bus_bytes: int, bytes_per_cycle: int) -
 @pytest.mark.parametrize("bytes_per_cycle", [3, 8, 11, 16, 20])
 @pytest.mark.parametrize("seed", range(6))
 def test_channels_that_share(seed: int, bytes_per_cycle: int) -> None:
-    """Beats of 8 bytes of three channels come when they would if these took turns beat by beat."""
+    """Beats of 8 bytes on three channels come when they would if the channels alternated beat by beat."""
     rng = np.random.default_rng(seed)
     memory = MemoryModel(refresh_period=0, bytes_per_cycle=bytes_per_cycle)
     gaps = [int(rng.choice([10, 60, 200])) for _ in range(3)]
@@ -811,10 +818,13 @@ def test_channels_that_share(seed: int, bytes_per_cycle: int) -> None:
     moves: list[Transfers] = [()] * 3
     for _ in range(machine.MAX_PASSES):
         shared = [SharedChannel(memory, 8, moves[:n] + moves[n + 1 :]) for n in range(3)]
-        found = [
-            [one.move(one.cycle_of_slot(max(due, one.next), 0), beats, beats) for due, beats in bursts]
-            for one, bursts in zip(shared, channels)
+        ends = [
+            [
+                channel_or_ends.move(channel_or_ends.cycle_of_slot(max(due, channel_or_ends.next), 0), beats, beats)
+                for due, beats in bursts
+            ]
+            for channel_or_ends, bursts in zip(shared, channels)
         ]
-        moves = [one.moved for one in shared]
-    for one, other in zip(found, expected):
-        assert np.abs(np.array(one) - other).max() <= 0.03 * max(map(max, expected))
+        moves = [channel_or_ends.moved for channel_or_ends in shared]
+    for channel_or_ends, expected_ends in zip(ends, expected):
+        assert np.abs(np.array(channel_or_ends) - expected_ends).max() <= 0.03 * max(map(max, expected))

@@ -1,4 +1,4 @@
-"""The timeline of a run."""
+"""Test the timeline of a run."""
 
 from celosia.sim.device import Event
 from celosia.sim.trace import timeline

@@ -1,1 +1,1 @@
-"""Proofs about the hardware: properties as Amaranth, decided by SymbiYosys and Yices. docs/proofs.md tells how."""
+"""Proofs about the hardware: properties as Amaranth, decided by SymbiYosys and Yices. See docs/proofs.md."""

@@ -1,4 +1,4 @@
-"""The accumulators: gemm adds to the newest value, and every access at their ports is served once."""
+"""Prove that gemm adds to the newest value of an accumulator, and that each access at the ports is served once."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from proofs.stages import Inner
 
 TINY = replace(SMALL, block_in=2, block_out=2)
 FLIGHT = 6
-"""Cycles of an output from before its read to the one in which memory holds it."""
+"""Number of cycles of an output, from before its read until memory holds it."""
 
 
 def forwarding(cfg: Config) -> Harness:
-    """An output is the sum, on top of the newest value if it accumulates, whatever is under way for the same entry.
+    """An output is the sum, plus the newest value if it accumulates, even if others for the same entry are under way.
 
-    `word` is what one entry, any one, should hold: it changes where an output is finished, and where others write, who
-    wait for their tokens until nothing is under way. Memory gives garbage where it is read and written at once.
+    `word` is the expected content of any one entry. It changes when an output is finished, and when other units write;
+    these wait for tokens until nothing is under way. A read of memory that coincides with a write returns garbage.
     """
     h = Harness()
     dut = Gemm(cfg)
@@ -72,9 +72,10 @@ def forwarding(cfg: Config) -> Harness:
 
 
 def arbitration(cfg: Config) -> Harness:
-    """Gemm never waits, vector for gemm, load for both where they write, each only in its own bank; what is taken is
-    done once: it is in memory in the next cycle, or is what memory held, and of a bank's port one has its turn in a
-    cycle.
+    """Gemm never waits, vector waits for gemm, and load waits for both where they write, each only in its own bank.
+
+    An accepted access happens once: memory holds the word in the next cycle, or the read returns the old word. A port
+    of a bank serves one access per cycle.
     """
     h = Harness()
     dut = AccScratchpad(cfg)
@@ -113,10 +114,10 @@ def arbitration(cfg: Config) -> Harness:
 
 
 def turns(cfg: Config) -> Harness:
-    """No stall is needed: Vector takes a port of acc only where gemm does not, which says so before, of reads as early
-    as a step is issued: its item meets no claim, whatever comes in between.
+    """Vector takes a port of acc only if gemm does not, so no stall is needed.
 
-    Proved elsewhere: what issue and a stage know of their instruction is right (hazards).
+    Gemm claims reads as early as a step is issued, so that the step's item meets no claim, whatever comes in between.
+    Another property proves that issue and stages know the right facts of their instruction (hazards).
     """
     it = Inner(cfg)
     h, dut, items, issue = it.h, it.dut, it.items, it.inside["issue"]
@@ -142,7 +143,7 @@ def turns(cfg: Config) -> Harness:
 
 
 def lands(cfg: Config) -> Harness:
-    """What waits in the queue to acc is written to a bank in cycles which GEMM, the cycle before, has not claimed."""
+    """The queue to acc writes to a bank only in cycles that GEMM has not claimed in the cycle before."""
     h, dut = Harness(), WritebackQueue(cfg)
     h.add(dut)
     for bank in range(2):

@@ -1,4 +1,4 @@
-"""Addresses: iteration by iteration those of a closed form, base + sum of index * stride, of indices that count."""
+"""Prove that addresses follow the closed form base + sum of index * stride, iteration by iteration."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from proofs.declare import Mutant, prove
 from proofs.harness import Harness, implies
 
 BITS = 4
-"""Of an address; a sum modulo a power of two does not look beyond."""
+"""Bits of an address; sums modulo a power of two do not depend on higher bits."""
 
 
 class Odometer:
-    """Indices of nested loops, the last one innermost, each from 0 to its end.
+    """The indices of nested loops, the last one innermost, each from 0 to its end.
 
-    ends: the last index of each. at_end: of those of `names` (none: of all) each is at its last.
+    ends: the last value of each index.
     """
 
     def __init__(self, h: Harness, ends: Mapping[str, Value], name: str = "index") -> None:
@@ -42,7 +42,7 @@ class Odometer:
             self._h.m.d.sync += [index.eq(0) for index in self.index.values()]
 
     def counts(self, steps: Value) -> None:
-        """One further, as the figures of a number whose digits have ends of their own."""
+        """Advance by one, like the digits of a number in which each digit has its own limit."""
         names = list(self.ends)
         for i, loop in enumerate(names):
             with self._h.m.If(steps & self.at_end(names[i + 1 :])):
@@ -50,7 +50,7 @@ class Odometer:
                 self._h.m.d.sync += self.index[loop].eq(after)
 
     def affine(self, base: Value, strides: Mapping[str, Value]) -> Value:
-        """base + sum of index * stride, in as many bits as `base` has."""
+        """Return base + sum of index * stride, in as many bits as `base` has."""
         bits, total = len(base), base
         for loop, stride in strides.items():
             total = (total + self.index[loop][:bits] * stride[:bits])[:bits]
@@ -58,7 +58,7 @@ class Odometer:
 
 
 class Job:
-    """What a component has accepted last, and whether it is at it."""
+    """The item that a component accepted last, and whether it still works on it."""
 
     def __init__(self, h: Harness, accepts: Value, offered: Value, ends: Value, drops: Value | int = 0) -> None:
         shape = offered.shape()
@@ -72,7 +72,7 @@ class Job:
 
 
 def loops(names: Sequence[str], operands: Mapping[str, Sequence[str]], reduction: Sequence[str]) -> Harness:
-    """Of Loops: every iteration, in order, with its addresses and what it says of the reduction, none but these."""
+    """Loops gives exactly every iteration, in order, with its addresses and the flags of its reduction."""
     h = Harness()
     dut = Loops(names, {operand: (BITS, of) for operand, of in operands.items()}, reduction)
     inside = h.add(dut)
@@ -99,13 +99,13 @@ def loops(names: Sequence[str], operands: Mapping[str, Sequence[str]], reduction
     h.ensure(implies(runs, step.last == count.at_end(reduction)), "last")
     h.ensure(implies(runs, step.end == count.at_end()), "end")
 
-    # What it says of the next cycle.
+    # `ahead` announces the next cycle's step.
     said = {name: h.register(dut.ahead[name], f"said_{name}") for name in ("valid", "last", *operands)}
     h.ensure(implies(dut.step.valid, said["valid"]) & implies(said["valid"], dut.step.valid | dut.halt), "ahead_valid")
     for name in ("last", *operands):
         h.ensure(implies(dut.step.valid, said[name] == step[name]), f"ahead_{name}")
 
-    # What makes it inductive: each register is a function of the indices.
+    # Invariants for the induction: each register is a function of the indices.
     h.ensure(inside["busy"] == runs, "busy")
     h.ensure(implies(runs, Value.cast(inside["held"]) == job.held), "held")
     for i, loop in enumerate(names):
@@ -132,17 +132,19 @@ def loops(names: Sequence[str], operands: Mapping[str, Sequence[str]], reduction
 
 
 def walker(padded: bool) -> Harness:
-    """A ScratchpadAddressGenerator gives each step of each element once, in order. An element in the padding has one
-    step, and says that it is."""
+    """A ScratchpadAddressGenerator gives each step of each element once, in order.
+
+    An element in the padding has one step, which is marked.
+    """
     return walk_of(Harness(), padded).h
 
 
 @dataclass(frozen=True)
 class Walk:
-    """A ScratchpadAddressGenerator beside what its steps should be.
+    """A ScratchpadAddressGenerator with the expected state of its walk.
 
-    held: its job, while it `runs`. count: indices of the element, those `outside` the borders. steps: one is taken,
-    which `ends` the element. accepts: it takes a job.
+    held: its job, while it `runs`. count: indices of the element, which is in the padding if `outside`. steps: a step
+    is taken, which `ends` the element. accepts: it takes a job.
     """
 
     h: Harness
@@ -188,7 +190,7 @@ def walk_of(h: Harness, padded: bool) -> Walk:
     for name, value in wanted.items():
         h.ensure(implies(runs, Value.cast(step[name]) == value), f"gives_{name}")
 
-    # What makes it inductive.
+    # Invariants that make the proof inductive.
     h.ensure(implies(runs, Value.cast(inside["job"]) == job.held), "job")
     h.ensure(implies(runs & ~outside, part <= held.step_end), "part")
     h.ensure(implies(runs, inside["step_last"] == (part == held.step_end)), "step_last")
@@ -220,16 +222,16 @@ def walk_of(h: Harness, padded: bool) -> Walk:
 
 
 def rows(max_shift: int) -> Harness:
-    """Of Rows: every row, in order; a plane is one where no byte lies between its rows. DRAM is of 256 bytes here."""
+    """DramAddressGenerator gives every row, in order; a plane of contiguous rows is one row. DRAM has 256 bytes."""
     return list_of(Harness(), max_shift).h
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Rows beside what it should list.
+    """A DramAddressGenerator with the expected state of its list of rows.
 
-    listed: the block, while it `runs`, after it `begins`; `waiting`: the next one, if it `waits`. sizes: x * y of that.
-    planes: rows are whole planes, of `plane_bytes`. count: indices of the row. steps: it is taken.
+    listed: the block, while it `runs`, after it `begins`. waiting: the next block, if it `waits`; sizes: its x * y.
+    planes: rows are whole planes, of `plane_bytes`. count: indices of the row. steps: the row is taken.
     """
 
     h: Harness
@@ -287,7 +289,7 @@ def list_of(h: Harness, max_shift: int) -> Listing:
         h.ensure(implies(runs, row[name] == value), f"gives_{name}")
     h.ensure(implies(runs, row.shift == listed.shift), "gives_shift")
 
-    # What makes it inductive.
+    # Invariants that make the proof inductive.
     h.ensure(inside["waiting"] == waits, "waits")
     merged = (waiting.x_size << waiting.shift) == waiting.y_step
     h.ensure(implies(waits, Value.cast(inside["block"]) == Value.cast(waiting)), "block")

@@ -1,6 +1,6 @@
 """Write the design of one property, or of a mutant: python -m proofs.build NAME CASE [FILE OLD NEW NEAR].
 
-In a process of its own, because the fault is planted into the source before anything imports it.
+It runs in a new process, because the fault must be in the source before anything imports it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Loader(SourceFileLoader):
 
 
 class Planter(MetaPathFinder):
-    """Imports the module of a mutant with its fault."""
+    """Import the module of a mutant with its fault."""
 
     def __init__(self, mutant: Mutant) -> None:
         self._mutant = mutant

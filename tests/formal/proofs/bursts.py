@@ -1,4 +1,4 @@
-"""The AXI master: whatever the memory does, every burst is legal on AXI3 and AXI4, inside the limits, and ends."""
+"""Prove that every burst of the AXI master is legal on AXI3 and AXI4, inside the limits, and ends, for any memory."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ LIMITS = ("dma_base", "dma_size")
 
 
 def limits(h: Harness, dma_base: Value, dma_size: Value) -> None:
-    """What software promises: a base on a page's border, and an end that 40 bits can say."""
+    """Assume what software promises: a base on a page boundary, and an end within 40 bits."""
     h.assume(dma_base[:12] == 0)
     h.assume(~(dma_base + dma_size + BURST_BOUNDARY)[40])
 
 
 def words(count: Value, bus_bytes: int) -> Value:
-    """`count` bytes in words of the bus, rounded up."""
+    """Return `count` bytes in words of the bus, rounded up."""
     return (count + bus_bytes - 1) >> (bus_bytes.bit_length() - 1)
 
 
 def legal(burst: Value, dma_base: Value, dma_size: Value, bus_bytes: int) -> Value:
-    """A burst of whole words, inside a page of 4 KB, of the words in which the limits lie."""
+    """Return whether a burst has whole words, inside a page of 4 KB, among the words that contain the limits."""
     size = (burst.len + 1) * bus_bytes
     return Cat(
         burst.addr % bus_bytes == 0,
@@ -42,7 +42,7 @@ def legal(burst: Value, dma_base: Value, dma_size: Value, bus_bytes: int) -> Val
 
 
 def rows_inside(h: Harness, inside: Inside, part: str, bus_bytes: int, dma_size: Value) -> None:
-    """Invariants of a `BurstSplitter`: its row lies inside the limits; the burst is as long as it may be."""
+    """Prove invariants of a `BurstSplitter`: its row lies inside the limits, and the burst is as long as possible."""
     word, left = inside[f"{part}word"], inside[f"{part}left"]
     active = inside[f"{part}valid"] & ~inside[f"{part}refused"]
     h.ensure(implies(active, word + left < words(dma_size, bus_bytes)), "row_inside")
@@ -89,7 +89,7 @@ def splitter(bus_bytes: int, bytes_bits: int) -> Harness:
 
 
 def write_engine(bus_bytes: int, outstanding: int) -> Harness:
-    """AW, W and B by the rules, whatever comes on the other side."""
+    """AW, W and B follow the rules of AXI for any behaviour of the memory."""
     h = Harness()
     dut = WriteEngine(bus_bytes, OFFSET_BITS, outstanding)
     inside = h.add(dut, LIMITS)
@@ -135,7 +135,7 @@ def write_engine(bus_bytes: int, outstanding: int) -> Harness:
     h.ensure(implies(axi.wvalid, tracked.count != 0), "no_data_without_a_burst")
     oldest = tracked.inside & (tracked.ahead == 0)
     h.ensure(implies(oldest & axi.wvalid, axi.wlast == (sent == tracked.value)), "last_in_time")
-    # What makes it inductive: where the lengths lie, and the beat in the register.
+    # Invariants for the induction: where the lengths lie, and the beat in the register.
     level = inside["lengths.queue.level"]
     produce, consume = inside["lengths.queue.produce"], inside["lengths.queue.consume"]
     h.ensure((level == tracked.count - ending) & (level <= outstanding), "level")
@@ -147,7 +147,7 @@ def write_engine(bus_bytes: int, outstanding: int) -> Harness:
     h.ensure(implies(~ending, inside["count"] == sent + axi.wvalid), "count")
     h.ensure(implies(level != 0, inside["count"] <= lengths.o.payload), "not_too_many")
 
-    # It ends: a beat is offered as soon as there is one (on halt there always is), every response is taken.
+    # The writer makes progress: a beat is offered as soon as there is one (on halt always), each response is taken.
     given = h.register(inside["lengths.o"].valid & (dut.beat.valid | dut.halt), "given")
     h.ensure(implies(given, axi.wvalid), "w_goes_on")
     order = inside["order.o"]
@@ -157,9 +157,9 @@ def write_engine(bus_bytes: int, outstanding: int) -> Harness:
 
 
 class Responses:
-    """Bursts of a `WriteEngine` without a response, of a memory that answers only what it has.
+    """The bursts of a `WriteEngine` without a response; memory answers only bursts that it has received.
 
-    level, marks: entries in the queue of responses, and which of them are bursts. due: a response may come.
+    level, marks: number of entries in the queue of responses, and which of them are bursts. due: a response may come.
     """
 
     def __init__(self, h: Harness, dut: WriteEngine, inside: Inside, outstanding: int) -> None:
@@ -173,7 +173,7 @@ class Responses:
         ]
         self.due = (addressed != 0) & (sent != 0)
         h.assume(implies(axi.bvalid, self.due))
-        # What makes it inductive: the bursts in the queue of responses, and the queue of lengths.
+        # Invariants for the induction: the bursts in the queue of responses, and the queue of lengths.
         self.level, consume = inside["order.queue.level"], inside["order.queue.consume"]
         ring = place(consume, self.level, outstanding)
         entries = [inside.memory("order.queue.storage", place(consume, i, outstanding)) for i in range(outstanding)]
@@ -189,7 +189,7 @@ class Responses:
 
 
 def responses(bus_bytes: int, outstanding: int) -> Harness:
-    """quiet: memory has all of every burst and has answered it. It answers none before that."""
+    """When the engine is idle, memory has received every burst and answered it; it answers none before that."""
     h = Harness()
     dut = WriteEngine(bus_bytes, OFFSET_BITS, outstanding)
     inside = h.add(dut, LIMITS)
@@ -203,10 +203,10 @@ def responses(bus_bytes: int, outstanding: int) -> Harness:
 
 
 class Requests:
-    """Bursts of a `ReadEngine`, of a memory that sends no beats but those.
+    """The bursts of a `ReadEngine`; memory sends only their beats.
 
-    level: how many, and refused rows. coming: their beats that are not there yet. refused: rows whose beat is not in
-    the queue of beats. inner, front: beats in it but for the oldest, and whether that is there.
+    level: number of bursts and refused rows. coming: number of beats that are still to come. refused: rows whose beat
+    is not in the queue of beats yet. inner: beats in that queue except the oldest. front: the oldest beat is there.
     """
 
     def __init__(self, h: Harness, dut: ReadEngine, inside: Inside, outstanding: int, room: int) -> None:
@@ -224,7 +224,7 @@ class Requests:
         h.assume(implies(response.valid, self.coming != 0))
         beats = inside["beats"]
         h.ensure(implies(beats.i.valid, beats.i.ready), "room_for_every_beat")
-        # What makes it inductive: how many of the entries in the queue of bursts are refused rows, and the levels.
+        # Invariants for the induction: how many of the entries in the queue of bursts are refused rows, and the levels.
         self.level = level = inside["order.queue.level"]
         consume = inside["order.queue.consume"]
         entries = [inside.memory("order.queue.storage", place(consume, i, outstanding)) for i in range(outstanding)]
@@ -239,7 +239,7 @@ class Requests:
 
 
 def read_engine(bus_bytes: int, outstanding: int, room: int) -> Harness:
-    """Requests are legal and kept; there is room for every beat that a request brings."""
+    """Requests are legal and kept, and there is room for every beat that a request brings."""
     h = Harness()
     dut = ReadEngine(bus_bytes, OFFSET_BITS, outstanding, room)
     inside = h.add(dut, LIMITS)
@@ -259,7 +259,7 @@ def read_engine(bus_bytes: int, outstanding: int, room: int) -> Harness:
 
 
 def read_mux(bus_bytes: int, outstanding: int) -> Harness:
-    """AR carries each request once and stays until taken; each beat goes to whoever asked for its burst."""
+    """AR carries each request once and is kept until taken; each beat goes to the unit that requested its burst."""
     h = Harness()
     dut = ReadMux(bus_bytes, outstanding)
     inside = h.add(dut)

@@ -1,7 +1,7 @@
-"""Bytes between beats of the bus and chunks of the scratchpads: one byte of one row, any, arrives where it belongs.
+"""Prove that any one byte of any one row arrives at its place, between beats of the bus and chunks of scratchpads.
 
-Rows come in four kinds, in turn, each with its place, its length and, where chunks differ, their size. Only in rows of
-one kind has the byte its value, so that one of another row in its place is found.
+Rows have four kinds in turn, each with its place, its length and, if chunks differ, their size. The byte has its value
+only in rows of one kind, so the proof notices a byte of another row in its place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KINDS, LENGTH_BITS = 4, 4
 
 
 class Rows:
-    """Facts of rows by their kind, and of the byte: `position`, from the beginning of its row's first bus word."""
+    """Facts about rows by kind, and about the byte. position: from the beginning of its row's first bus word."""
 
     def __init__(self, h: Harness, bus_bytes: int, shift: int | None) -> None:
         self._h, self._bus, self.word_bits = h, bus_bytes, bus_bytes.bit_length() - 1
@@ -35,38 +35,38 @@ class Rows:
         return [self._h.constant(range(end), f"{name}{i}") for i in range(KINDS)]
 
     def first(self, kind: Value) -> Value:
-        """Position of a row's first byte."""
+        """Return the position of a row's first byte."""
         return Cat(self._first).word_select(kind, len(self._first[0]))
 
     def chunks(self, kind: Value) -> Value:
         return Cat(self._chunks).word_select(kind, len(self._chunks[0]))
 
     def shift(self, kind: Value) -> Value:
-        """log2 of the bytes of a chunk."""
+        """Return log2 of the bytes of a chunk."""
         return Cat(self._shift).word_select(kind, len(self._shift[0]))
 
     def end(self, kind: Value) -> Value:
-        """Position of a row's last byte."""
+        """Return the position of a row's last byte."""
         return (self.first(kind) + (self.chunks(kind) << self.shift(kind)) - 1)[: len(self.position)]
 
     def last_word(self, kind: Value) -> Value:
         return self.end(kind) >> self.word_bits
 
     def in_word(self, kind: Value, number: Value, data: Value, below: Value | int) -> Value:
-        """If the byte is among the first `below` of a word of a row, it has its value there."""
+        """Return whether the byte has its value in a word of a row, if it is among the word's first `below` bytes."""
         place = self.position[: self.word_bits]
         here = (kind == self.kind) & (number == self.position >> self.word_bits) & (place < below)
         return implies(here, data.word_select(place, 8) == self.value)
 
     def in_chunk(self, kind: Value, at: Value, data: Value) -> Value:
-        """The same of the chunk that begins at position `at`."""
+        """Return whether the byte has its value in the chunk that begins at position `at`, if it is in it."""
         place = (self.position - at)[: self.word_bits]
         here = (kind == self.kind) & (self.position >= at) & (self.position < at + (1 << self.shift(kind)))
         return implies(here, data.word_select(place, 8) == self.value)
 
 
 class Walk:
-    """Where a stream is: `kind` of its row and `at` in it, in steps of its own."""
+    """The position of a stream: `kind` of its row and `at` in it, in the stream's own steps."""
 
     def __init__(self, h: Harness, name: str, bits: int) -> None:
         self._h = h
@@ -78,7 +78,7 @@ class Walk:
 
 
 def aligner(bus_bytes: int) -> Harness:
-    """A byte of a beat is in the chunk to which it belongs; beats are without errors."""
+    """Each byte of a beat is in its chunk; beats are without errors."""
     h = Harness()
     dut = Aligner(bus_bytes)
     inside = h.add(dut)
@@ -91,14 +91,14 @@ def aligner(bus_bytes: int) -> Harness:
     def facts(first: Value) -> Value:
         return chunk_position(bus_bytes, first, chunk_stop(bus_bytes, first, row.shift), row.last)
 
-    # What comes.
+    # Inputs.
     kind, end = chunks.kind, rows.end(chunks.kind)
     offered = (row.shift == rows.shift(kind)) & (row.last == end[: rows.word_bits])
     h.assume(offered & (Value.cast(row.chunk) == facts(rows.first(kind))))
     h.assume((beat.error == 0) & (beat.last == (beats.at == rows.last_word(beats.kind))))
     h.assume(implies(dut.beat.valid, rows.in_word(beats.kind, beats.at, beat.data, bus_bytes)))
 
-    # What goes: `at` counts chunks' bytes from the row's first one.
+    # Outputs: `at` counts chunks' bytes from the row's first one.
     takes, enters = dut.chunk.valid & dut.chunk.ready, dut.beat.valid & dut.beat.ready
     position = Signal(LENGTH_BITS + 5, name="unit_position")
     h.m.d.comb += position.eq(rows.first(kind) + chunks.at)
@@ -112,7 +112,7 @@ def aligner(bus_bytes: int) -> Harness:
     h.ensure(implies(dut.chunk.valid, rows.in_chunk(kind, position, dut.chunk.payload.data)), "byte_in_its_chunk")
     h.ensure(implies(takes, dut.row.ready == ends), "row_ends_with_its_last_unit")
 
-    # What makes it inductive.
+    # Invariants that make the proof inductive.
     holds, held = inside["holds"], inside["held"]
     following = Value.cast(inside["following"]) == facts(position[: rows.word_bits])
     h.ensure(inside["inside"] == (chunks.at != 0), "inside")
@@ -130,7 +130,7 @@ def aligner(bus_bytes: int) -> Harness:
 
 
 def packer(bus_bytes: int, chunk_bytes: int) -> Harness:
-    """A byte of a chunk is in the beat to which it belongs, which is enabled there."""
+    """Each byte of a chunk is in its beat, and enabled there."""
     h = Harness()
     dut = BeatPacker(bus_bytes, chunk_bytes, LENGTH_BITS)
     inside = h.add(dut)
@@ -158,7 +158,7 @@ def packer(bus_bytes: int, chunk_bytes: int) -> Harness:
     h.ensure(implies(dut.beat.valid & of_row, right), "byte_in_its_beat")
     h.ensure(implies(takes, dut.row.ready == ends), "row_ends_with_its_last_unit")
 
-    # What makes it inductive.
+    # Invariants that make the proof inductive.
     flush, held = inside["flush"], inside["held"]
     low = Mux(flush, (end + 1)[: rows.word_bits], Mux(chunks.at == 0, 0, position[: rows.word_bits]))
     h.ensure(inside["inside"] == (chunks.at != 0), "inside")

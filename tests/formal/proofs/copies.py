@@ -1,6 +1,6 @@
-"""Data through STORE and LOAD: one byte of one copy, any, from its place to its place.
+"""Prove of data through STORE and LOAD that any one byte of any one copy moves from its source to its destination.
 
-Both are chains of queues and parts that keep an order, so that what is proved of the n-th item of one link is of the
+Both are chains of queues and parts that keep an order. So what is proved of the n-th item of one link holds for the
 n-th item of the next, however long items wait between them:
 
     instruction -> Rows, Walker     both get the same copy, and the links are joined     instruction_of_store, .._load
@@ -12,7 +12,7 @@ n-th item of the next, however long items wait between them:
            beat -> chunk             its bytes, in order                                  bytes.py
            step -> scratchpad       the bytes of its chunk, or padding                    steps_to_scratchpads
 
-That queues are lists is proved in fifos.py, that steps and rows are those of the closed form in addresses.py.
+fifos.py proves that queues are lists, and addresses.py that steps and rows follow the closed form.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from proofs.harness import Harness, Inside, implies
 from proofs.writes import CUT, Model
 
 SIZE_BITS, NUMBER_BITS, MAX_SHIFT = 2, 9, 1
-"""Of sizes of blocks whose elements are numbered, and of the numbers; log2 of the greatest element's bytes there."""
+"""Bits of the sizes of blocks whose elements are numbered, and of the numbers; log2 of the largest element's bytes."""
 ROW_BITS, ELEMENT, BUS = 12, 32, 4
-"""Of rows of elements that are cut in halves: bits of their length, bytes of an element and of a bus word."""
+"""For rows of elements that are cut in halves: bits of their length, bytes of an element and of a bus word."""
 BYTE = 3
-"""Part of what is proved of STORE from its rows on: the others are those of writes.py."""
+"""Number of this part of the proof of STORE from its rows on; writes.py has the other parts."""
 
 
 SPREAD = replace(SMALL, block_in=16, block_out=8, ports=2)
-"""Whose weights may come through both read ports."""
+"""A Config whose weights may come through both read ports."""
 
 
 def log2(value: int) -> int:
@@ -66,14 +66,14 @@ def log2(value: int) -> int:
 
 
 def small_blocks() -> Any:
-    """Blocks of up to 3 elements, rows and planes: their numbers are products."""
+    """Return blocks of up to 3 elements, rows and planes, so that products of sizes are small."""
     return patch.multiple(
         address_generators, BORDERS={axis: SIZE_BITS + 1 for axis in "xy"}, X_BITS=SIZE_BITS, YZ_BITS=SIZE_BITS
     )
 
 
 def product(*factors: Value) -> Value:
-    """Of sizes or indices, in as many bits as the number of an element has."""
+    """Multiply sizes or indices, in as many bits as the number of an element has."""
     result = factors[0]
     for factor in factors[1:]:
         result = (result * factor)[:NUMBER_BITS]
@@ -81,8 +81,10 @@ def product(*factors: Value) -> Value:
 
 
 def elements_of_rows() -> Harness:
-    """The rows of a copy hold its elements in the order z, y, x, the last of them at its end: each element, any, lies
-    in one row, by its number, and there at addr + z * z_step + y * y_step + x * its size."""
+    """The rows of a copy hold its elements in the order z, y, x, the last of them at its end.
+
+    Any element, by its number, lies in one row, at addr + z * z_step + y * y_step + x * its size.
+    """
     with small_blocks():
         listing = list_of(Harness(), MAX_SHIFT)
     h, row, block, count = listing.h, listing.dut.row.payload, listing.listed, listing.count
@@ -106,7 +108,7 @@ def elements_of_rows() -> Harness:
     h.ensure(implies(exists & in_row, offset[:bits] == wanted[:bits]), "at_its_address")
     total = product(block.x_size, block.y_size, block.z_size)
     h.ensure(implies(listing.runs & row.final, before + size == total), "as_many_as_there_are")
-    # What makes it inductive.
+    # Invariants that make the proof inductive.
     rows = product(count.index["z"], block.y_size) + count.index["y"]
     h.ensure(implies(listing.runs, before == product(rows[:NUMBER_BITS], block.x_size)), "before")
     merged = (block.x_size << block.shift) == block.y_step
@@ -122,7 +124,7 @@ def elements_of_rows() -> Harness:
 
 
 def elements_of_steps(padded: bool) -> Harness:
-    """The steps within the borders of a copy are of its elements in the order z, y, x, by their number."""
+    """The steps within the borders of a copy belong to its elements in the order z, y, x, by their number."""
     with small_blocks():
         walk_ = walk_of(Harness(), padded)
     h, job, new, index = walk_.h, walk_.held, walk_.dut.job.payload, walk_.count.index
@@ -139,7 +141,7 @@ def elements_of_steps(padded: bool) -> Harness:
         return job[f"{axis}_stop"] if padded else job[f"{axis}_end"] + 1
 
     def passed(axis: str) -> Value:
-        """Indices within the borders before this one."""
+        """Return the number of indices within the borders before this one."""
         beyond = Mux(index[axis] >= stop(axis), stop(axis), index[axis])
         return Mux(index[axis] < first(axis), 0, beyond - first(axis))[: SIZE_BITS + 1]
 
@@ -161,7 +163,7 @@ def elements_of_steps(padded: bool) -> Harness:
     ends = walk_.ends & walk_.count.at_end()
     total = product(job.z_end + 1, height, width)
     h.ensure(implies(walk_.runs & ends, number + Mux(walk_.outside, 0, 1) == total), "as_many_as_there_are")
-    # What makes it inductive.
+    # Invariants that make the proof inductive.
     in_row = (index["y"] >= first("y")) & (index["y"] < stop("y"))
     h.ensure(implies(walk_.runs, number == numbered(passed("y"), Mux(in_row, passed("x"), 0))), "counts")
     for axis in "xy":
@@ -171,14 +173,14 @@ def elements_of_steps(padded: bool) -> Harness:
 
 
 def goes_to(h: Harness, stream: Any, goes: Value, fields: Mapping[str, tuple[Value, Value]], name: str) -> None:
-    """`stream` takes its item when, and only when, it `goes`, with `fields`: what they are and what they should be."""
+    """`stream` takes an item exactly when `goes` is 1, with `fields`: pairs of actual and expected values."""
     h.ensure((stream.valid & stream.ready) == goes, f"{name}_with_it")
     for field, (value, wanted) in fields.items():
         h.ensure(implies(goes, Value.cast(value) == wanted), f"{name}_{field}")
 
 
 def joined(h: Harness, inside: Inside, *pairs: str) -> None:
-    """Streams that are one: "from to", whatever goes through the first goes through the second."""
+    """The two streams of each pair "from to" are one: every item passes through both."""
     for pair in pairs:
         source, sink = (getattr(inside[part], port) for part, port in (path.split(".") for path in pair.split()))
         name = pair.replace(" ", "_to_").replace(".", "_")
@@ -187,7 +189,7 @@ def joined(h: Harness, inside: Inside, *pairs: str) -> None:
 
 
 def instruction_of_store(cfg: Config) -> Harness:
-    """An instruction goes to Rows and to the Reader's walker at once, a row to the engine and to the packer."""
+    """An instruction goes to Rows and to the Reader's walker at once, and a row to the engine and to the packer."""
     h = Harness()
     dut = Store(cfg, 2)
     inside = h.add(dut)
@@ -225,7 +227,7 @@ def instruction_of_store(cfg: Config) -> Harness:
 
 
 def widens(cfg: Config, f: Any) -> Value:
-    """Only loads to acc widen, and without `int32` all of them."""
+    """Return whether `widen` is legal: only loads to acc widen, and without `int32` all of them do."""
     of_acc = f.buffer == Buffer.ACC
     return implies(f.widen, of_acc) if cfg.int32 else f.widen == of_acc
 
@@ -242,8 +244,10 @@ def scratchpad_side(job: Any, f: Any) -> dict[str, tuple[Value, Value]]:
 
 
 def halves_of_rows() -> Harness:
-    """Of a row of elements, each half that is asked for lies an element behind the one before, and there are as many as
-    elements; a row that is not to be cut stays as it is."""
+    """A row of elements to be cut gives one half for each element, each an element behind the one before.
+
+    A row that is not to be cut stays as it is.
+    """
     h = Harness()
     dut = ElementSplitter(listed_row_layout(ROW_BITS, 3), ELEMENT, BUS)
     inside = h.add(dut)
@@ -261,7 +265,7 @@ def halves_of_rows() -> Harness:
     h.ensure(implies(there, half.final == (row.final & is_last)), "final")
     h.ensure(implies(there, half.bytes == Mux(row.cut, ELEMENT // 2, row.bytes)), "bytes")
     h.ensure(implies(there, half.offset == (row.offset + (count << log2(ELEMENT)))[:OFFSET_BITS]), "offset")
-    # What makes it inductive.
+    # Invariants that make the proof inductive.
     h.ensure(inside["inside"] == (count != 0), "inside")
     h.ensure(implies(count != 0, dut.row.valid & row.cut), "goes_on")
     h.ensure(implies(count != 0, (count < whole) & (inside["left"] == whole - count)), "left")
@@ -272,8 +276,10 @@ def halves_of_rows() -> Harness:
 
 
 def instruction_of_load(cfg: Config, number: int = 0) -> Harness:
-    """An instruction goes to Rows and to the Writer's walker at once, a row to the engine and to the aligner. Lane
-    `number` has its half of what is spread."""
+    """An instruction goes to Rows and to the Writer's walker at once, and a row to the engine and to the aligner.
+
+    Channel `number` loads its half of spread elements.
+    """
     h = Harness()
     own, spread = buffers(cfg), scratchpads(cfg)["wgt"].spread
     dut = LoadChannel(cfg, own, 2, number)
@@ -344,7 +350,7 @@ def instruction_of_load(cfg: Config, number: int = 0) -> Harness:
 
 
 def chunks_of_steps(cfg: Config) -> Harness:
-    """Each step gives one chunk, in order: the bytes of its part of its piece. One byte of out, any, is followed."""
+    """Each step gives one chunk, in order, with the bytes of its part of its piece. Any one byte of out is followed."""
     h = Harness()
     dut = ScratchpadReader(cfg)
     inside = h.add(dut)
@@ -376,7 +382,7 @@ def chunks_of_steps(cfg: Config) -> Harness:
     h.m.d.comb += in_chunk.eq(at - first)
     h.assume(step.step * size < cfg.piece_bytes)  # proved of Walker, whose last step that is
     h.ensure(implies(here, dut.chunk.payload.word_select(in_chunk, 8) == value), "its_byte")
-    # What makes it inductive.
+    # Invariants that make the proof inductive.
     first_step = (step.element[:pieces] << log2(cfg.piece_bytes // size)) + step.step
     h.ensure(implies(waiting != 0, was_read & (of == step.element >> pieces)), "was_read_for_it")
     h.ensure(implies(waiting != 0, inside["selected"] == first_step), "selected")
@@ -384,9 +390,9 @@ def chunks_of_steps(cfg: Config) -> Harness:
 
 
 def chunks_to_memory(cfg: Config) -> Harness:
-    """A byte of a chunk of a row is written, and to its address: base + offset of the row + place within the row.
+    """Each byte of a chunk is written, to base + offset of the row + place within the row.
 
-    With what writes.py proves of the same design, which is assumed of the cycle before.
+    The results of writes.py about the same design are assumed for the cycle before.
     """
     model = Model(cfg, BYTE)
     model.writes_its_own()
@@ -416,7 +422,7 @@ def chunks_to_memory(cfg: Config) -> Harness:
     written = axi.wstrb.bit_select(went_as, 1) & (axi.wdata.word_select(went_as, 8) == value)
     h.ensure(implies(goes, axi.wvalid & went_to & written), "written_to_its_address", BYTE)
 
-    # What makes it inductive: where the byte is held.
+    # Invariants for the induction: where the byte is held.
     begun, flush, held = (inside[f"packer.{name}"] for name in ("inside", "flush", "held"))
     h.ensure(model.off | implies(tracks, ahead < rows.count), "tracked_is_inside", BYTE)
     taken = in_word & (flush | (begun & (before > number)))
@@ -430,9 +436,9 @@ def chunks_to_memory(cfg: Config) -> Harness:
 
 
 class Reading:
-    """A ReadEngine beside lists of its rows, and of its bursts from AR to their last beats; memory answers in order.
+    """A ReadEngine with lists of its rows, and of its bursts from AR to their last beats; memory answers in order.
 
-    word: the place of the next beat in DRAM, in words of the bus. off: there was a halt. DRAM is of 64 KB here.
+    word: place of the next beat in DRAM, in words of the bus. off: there was a halt. DRAM has 64 KB here.
     """
 
     BUS, OUTSTANDING, OFFSET = 8, 2, 16
@@ -489,7 +495,7 @@ class Reading:
         self.h.ensure(self.off | condition, name)
 
     def bursts_follow(self) -> None:
-        """What makes it inductive: bursts follow each other through the rows, and the queue holds what they are."""
+        """Invariants for the induction: bursts follow each other through the rows, and the queue holds the bursts."""
         rows, bursts, inside, always = self.rows, self.bursts, self.inside, self.always
         always((bursts.count <= self.OUTSTANDING) & (rows.count <= self.OUTSTANDING + 1), "counts")
         number: Value = Const(0)
@@ -530,7 +536,7 @@ class Reading:
         always(
             implies(within, self.dut.dma_base + (word << self.bits) == inside["split"].payload.burst.addr), "requests"
         )
-        # Of the oldest burst.
+        # Invariants on the oldest burst.
         idle = (self.sent == 0) & (within | (self.given == 0))
         always(Mux(bursts.count == 0, idle, self.sent <= self.burst.len), "sent")
         always(implies(self.refused(self.oldest) & (rows.count != 0), self.given == 0), "refused_gives_nothing_else")
@@ -546,8 +552,10 @@ class Reading:
 
 
 def beats_of_rows() -> Harness:
-    """Of each row come the words in which it lies, in order, each with what memory holds at its address, the last one
-    marked; of a row that is refused one beat with an error. None of a row before all of those before it."""
+    """Each row gives its words in order, with the content of memory at their addresses; the last word is marked.
+
+    A refused row gives one beat with an error. All beats of a row come behind those of the rows before.
+    """
     reading = Reading()
     h, dut = reading.h, reading.dut
     beat, row, gives = reading.inside["beats"].i.payload, reading.oldest, reading.gives
@@ -564,9 +572,9 @@ def beats_of_rows() -> Harness:
 
 
 class Entry:
-    """A byte of an entry of a scratchpad, any, while LOAD writes steps: which of them write it, and with what.
+    """Any one byte of an entry of a scratchpad while LOAD writes steps: which steps write it, and with what value.
 
-    at: its place in the entry, of which an element takes `size` bytes, in steps of `chunk`, from byte `first` on.
+    at: its place in the entry. An element takes `size` bytes of the entry, in steps of `chunk`, from byte `first` on.
     """
 
     def __init__(self, at: Value, element: Value, pieces: int, size: int, chunk: int, step: Value) -> None:
@@ -578,20 +586,21 @@ class Entry:
 
 
 def steps_of(cfg: Config, buffer: Buffer, widen: bool) -> int:
-    """In how many steps LOAD writes an element."""
+    """Return the number of steps in which LOAD writes an element."""
     return max(1, element_bytes(cfg, buffer, widen) // cfg.bus_bytes)
 
 
 def is_spread(cfg: Config, step: Any) -> Value:
-    """Whether half of a step's element comes through each port."""
+    """Return whether each half of a step's element comes through its own port."""
     return step.spread if scratchpads(cfg)["wgt"].spread else Const(0, 1)
 
 
 def steps_to_scratchpads(cfg: Config, number: int = 0) -> Harness:
-    """Each step writes the bytes of its chunk to its part of its element, or, in the padding, all of it with padding;
-    channel `number` writes only its half of a spread element. (Where the second half of an entry is written through
-    the port of channel 0, nothing comes of it.) A chunk with an error is not written; errors and ends are reported in
-    turn."""
+    """Each step writes the bytes of its chunk to its part of its element, or, in the padding, the whole element.
+
+    Channel `number` writes only its half of a spread element. (The scratchpad ignores writes to the second half of an
+    entry through the port of channel 0.) A chunk with an error is not written. Errors and ends are reported in order.
+    """
     h = Harness()
     dut = ScratchpadWriter(cfg, buffers(cfg), number)
     inside = h.add(dut)
@@ -605,7 +614,7 @@ def steps_to_scratchpads(cfg: Config, number: int = 0) -> Harness:
         h.assume(implies(of, out.step < steps_of(cfg, buffer, widen) >> is_spread(cfg, out)))  # proved of Walker
     takes = dut.chunk.valid & dut.chunk.ready
     h.ensure(takes == (inside["moves"] & ~out.outside), "takes_a_unit_for_each_step_within_borders")
-    # What waits for its port: steps with the chunks that they took.
+    # Writes that wait for their port: steps with the chunks that they took.
     write = data.StructLayout({"step": out.shape(), "word": 8 * cfg.bus_bytes, "error": ERROR_BITS})
     queue, waiting = inside["write_queue"], List(h.m, "write", write, 2)
     goes = queue.o.valid & queue.o.ready
@@ -660,7 +669,7 @@ def steps_to_scratchpads(cfg: Config, number: int = 0) -> Harness:
         counts = here if number else here & ~(halved & (at >= wide // 2))
         h.ensure(implies(counts, enabled == writes), f"{name}_writes_its_own")
         h.ensure(implies(here & enabled, byte == value[:8]), f"{name}_writes_its_byte")
-    # What makes it inductive: the queue holds those steps, the oldest one as its head.
+    # Invariants for the induction: the queue holds those steps, the oldest one as its head.
     h.ensure(inside["write_queue.holds"] + inside["write_queue.level"] == waiting.count, "as_many_as_wait")
     h.ensure(inside["write_queue.holds"] | (inside["write_queue.level"] == 0), "head_first")
     contents = (inside["write_queue.head"], inside["write_queue.of"].data)
@@ -802,7 +811,7 @@ for name, cfg in (CONFIGS | LEAN).items():
         tested=name == "small",
     )(partial(instruction_of_load, cfg))
 PIECES = replace(SMALL, batch=4, block_out=8)
-"""Entries of out, vin and acc have two pieces, and pieces two steps."""
+"""A Config in which entries of out, vin and acc have two pieces, and pieces have two steps."""
 WRITES = (  # the first where a Config has int32: else the scratchpad widens
     Mutant(WRITE, "byte[7].replicate(24)", "byte[7].replicate(23)"),
     Mutant(WRITE, "to.whole.eq(out.outside)", "to.whole.eq(0)"),

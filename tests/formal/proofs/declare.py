@@ -1,4 +1,4 @@
-"""What a property is, and the list of all."""
+"""Declare a property of the hardware, and list all properties."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 class Method(Enum):
     INDUCTION = "k-induction"
-    """Holds for ever: in the first `depth` cycles, and in each cycle that follows `depth` cycles in which it held."""
+    """The property holds forever: in the first `depth` cycles, and in each cycle after `depth` in which it held."""
     BOUNDED = "bounded"
-    """Holds in the first `depth` cycles."""
+    """The property holds in the first `depth` cycles."""
     NETLIST = "netlist"
-    """Follows from the paths through the gates; there is nothing to solve."""
+    """The property follows from the paths through the gates; no solver is needed."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A planted fault: `old`, which stands once in `file` below hw/, becomes `new`, as `plant.planted` says."""
+    """A planted fault: in `file` below hw/, `old`, which must occur once, becomes `new`, as in `plant.planted`."""
 
     file: str
     old: str
@@ -33,14 +33,15 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Property:
-    """`build` gives a `Harness`; with NETLIST it gives the offending paths, one sentence each.
+    """A property of the hardware, with the mutants that it must find.
 
-    depth: k of the induction or the bound. reach: cycles in which the mutants must be found.
+    build: returns a `Harness`, or with NETLIST the offending paths, one sentence each.
+    depth: k of the induction, or the bound. reach: number of cycles in which it must find the mutants.
     script: commands for Yosys between reading and preparing the design.
-    cases: where one question is too hard, several easier ones that together are the same: `build` is given one of them.
-    sample: the cases that the tests try, which leave out a property of which there are none; `make prove` tries all.
-    planted: the case with which mutants are tried.
-    tested: the tests try it, too; else `make prove` alone does.
+    cases: several easier questions that together equal one that is too hard; `build` gets the number of one.
+    sample: the cases that the tests try; without any, they leave the property out. `make prove` tries all cases.
+    planted: the case in which mutants are tried.
+    tested: True if the tests try it, False if only `make prove` does.
     """
 
     name: str
@@ -71,7 +72,7 @@ def prove(
     planted: int | None = None,
     tested: bool = True,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declares the decorated function as a property. `reach` 0: as deep as `depth`, but at least 12."""
+    """Declare the decorated function as a property. reach: 0 for `depth`, but at least 12."""
 
     def declare(build: Callable[..., Any]) -> Callable[..., Any]:
         if name in PROPERTIES:
@@ -88,7 +89,7 @@ def prove(
 
 
 def all_properties() -> dict[str, Property]:
-    """Every property, in the order of the table."""
+    """Return every property, in the order of the table."""
     modules = (
         "semaphores addresses fifos order stages hazards scratchpads accumulators bytes bursts handshakes writes "
         "copies ends expand decoder requantiser softmax war_hazard norm pump runs"

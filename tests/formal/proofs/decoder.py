@@ -1,4 +1,4 @@
-"""Fetch: every word is an instruction or an error, and it asks for its words by the rules."""
+"""Prove that fetch turns every word into an instruction or an error, and requests its words by the rules."""
 
 from __future__ import annotations
 
@@ -25,17 +25,15 @@ WIDE = Config(
     vin_depth=1 << 20, out_depth=1 << 20, par_depth=1 << 12, lut_count=16, queue_depth=2, token_bits=16, taps=16,
     tap_depth=1 << 12, forward=True,
 )  # fmt: skip
-"""The widest addresses there are."""
+"""A Config with the widest addresses."""
 BROAD = replace(SMALL, bus_bytes=128)
-"""Two words in a beat."""
+"""A Config with two words in a beat."""
 LEAN = replace(SMALL, taps=3, forward=True, alu=False, int32=False)
 CONFIGS = {"small": SMALL, "broad": BROAD, "wide": WIDE, "taps": LEAN}
 
 
 def decoder(cfg: Config) -> Harness:
-    """A word goes to one queue as it is, with its number, or is an error; never both, never neither. It waits only
-    where that queue is full.
-    """
+    """A word goes unchanged to one queue, with its number, or is an error; it waits only if that queue is full."""
     h = Harness()
     dut = Fetch(cfg)
     inside = h.add(dut, STABLE)
@@ -55,7 +53,7 @@ def decoder(cfg: Config) -> Harness:
     seen = going & holds & (index != dut.instr_count)
     taken = inside["goes"]
     bad = illegal | error
-    # What was found out of the word a cycle before.
+    # Registers that hold what was decoded of the word in the cycle before.
     h.ensure(implies(holds, inside["legal"] == ~illegal), "legal")
     for mine, opcode in zip(inside["belongs"], formats(cfg)):
         h.ensure(implies(holds, mine == (bits[:3] == opcode)), f"belongs_{opcode.name}")
@@ -96,7 +94,7 @@ def requests(cfg: Config) -> Harness:
     h.assume(implies(response.valid, (pending > burst.len + 1) | (~request.valid & (pending != 0))))
     h.ensure(implies(response.valid, response.ready & buffer.i.ready), "room_for_every_beat")
     h.ensure(implies(dut.idle, ~request.valid), "quiet")
-    # What makes it inductive: where the next burst begins, and that nothing is asked for unless all of it fits.
+    # Invariants for the induction: where the next burst begins, and that nothing is asked for unless all of it fits.
     depth = inside["depth"]
     h.ensure(room + inside["buffer.queue.level"] + pending == depth, "every_beat_counted")
     first, total = dut.instr_addr // bus_bytes, (dut.instr_count * word_bytes + bus_bytes - 1) // bus_bytes

@@ -1,7 +1,7 @@
-"""Every transaction ends: in how many cycles, if nobody keeps the AXI master waiting for more than PATIENCE in a row.
+"""Prove that each transaction ends in a bounded number of cycles, if no one delays the AXI master over PATIENCE cycles.
 
-Work counts what is still to be done, with weights such that each step makes it less. Where nothing gets done, somebody
-is waited for. So it takes at most PATIENCE + 1 cycles for each unit of work.
+Work counts the remaining steps, with weights such that each step decreases it. In cycles without progress,
+the component waits for another. So each unit of work takes at most PATIENCE + 1 cycles.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ PATIENCE = 3
 
 
 def ends(h: Harness, going: Value, work: Value, most: int, waits: dict[str, Value]) -> None:
-    """`going` lasts less than `most` * (PATIENCE + 1) cycles, where `most` is all the work that there may be.
+    """`going` lasts less than `most` * (PATIENCE + 1) cycles, where `most` is the maximum of the work.
 
-    waits: the conditions under which somebody is waited for, and who.
+    waits: the conditions under which the component waits, by the name of whom it waits for.
     """
     now, went = Signal(range(2 * most), name="work"), h.register(going, "went")
     h.m.d.comb += now.eq(work)
@@ -46,7 +46,7 @@ def ends(h: Harness, going: Value, work: Value, most: int, waits: dict[str, Valu
 
 
 def write_burst(outstanding: int) -> Harness:
-    """Any burst, from AW to its response; the data may be waited for, but on halt."""
+    """Any write burst ends, from AW to its response; before a halt it may wait for data."""
     h = Harness()
     dut = WriteEngine(8, OFFSET_BITS, outstanding)
     inside = h.add(dut, LIMITS)
@@ -58,7 +58,7 @@ def write_burst(outstanding: int) -> Harness:
     pops, answers = lengths.o.valid & lengths.o.ready, order.o.valid & order.o.ready
     begins = lengths.i.valid & lengths.i.ready
 
-    # Of the burst: what is before it in the queues, and behind it; whether its address and its last beat wait.
+    # For one chosen burst: how many are before and behind it in the queues; whether its address and last beat wait.
     open_, loaded, has_aw, has_w = Signal(), Signal(), Signal(), Signal()
     before_it, beats_before, behind = (Signal(range(outstanding + 1), name=n) for n in ("front", "loads", "behind"))
     with m.If(~open_ & begins & h.any(1, "choose")):
@@ -83,7 +83,7 @@ def write_burst(outstanding: int) -> Harness:
     }
     ends(h, open_, before_it + 1 + has_aw + to_load, (2 * MAX_BURST + 1) * outstanding + 2, waits)
     h.ensure(implies(complete, responses.due), "response_is_due")
-    # What makes it inductive.
+    # Invariants that make the proof inductive.
     last = axi.wvalid & axi.wlast
     h.ensure(implies(open_, before_it < responses.level), "in_order")
     h.ensure(implies(open_ & ~loaded, level == beats_before + 1 + behind), "in_lengths")
@@ -95,7 +95,7 @@ def write_burst(outstanding: int) -> Harness:
 
 
 def write_halt(outstanding: int) -> Harness:
-    """From halt to quiet."""
+    """The write engine becomes idle after a halt."""
     h = Harness()
     dut = WriteEngine(8, OFFSET_BITS, outstanding)
     inside = h.add(dut, LIMITS)
@@ -115,7 +115,7 @@ def write_halt(outstanding: int) -> Harness:
 
 
 def read_burst(outstanding: int) -> Harness:
-    """Any burst, from AR to its last beat; whoever asked for it may have to be waited for, too."""
+    """Any read burst ends, from AR to its last beat; it may also wait for the unit that requested it."""
     h = Harness()
     dut = ReadMux(8, outstanding)
     inside = h.add(dut)
@@ -143,7 +143,7 @@ def read_burst(outstanding: int) -> Harness:
         "r": open_ & ~(has_ar & (before_it == 0)) & ~taken,
     }
     ends(h, open_, has_ar + MAX_BURST * (before_it + 1) - sent, MAX_BURST * outstanding + 1, waits)
-    # What makes it inductive.
+    # Invariants that make the proof inductive.
     level, consume = inside["owners.queue.level"], inside["owners.queue.consume"]
     ring = place(consume, level, outstanding)
     h.ensure((level == bursts.count) & (inside["owners.queue.produce"] == ring) & (level <= outstanding), "level")
@@ -157,7 +157,7 @@ def read_burst(outstanding: int) -> Harness:
 
 
 def read_halt(outstanding: int, room: int) -> Harness:
-    """From halt to quiet; until then every beat is taken."""
+    """The read engine becomes idle after a halt, and takes every beat until then."""
     h = Harness()
     dut = ReadEngine(8, OFFSET_BITS, outstanding, room)
     inside = h.add(dut, LIMITS)

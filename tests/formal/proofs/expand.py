@@ -1,6 +1,6 @@
-"""Packed weights: heads go to the weights behind them, wherever packs begin and end, and choose what these stand for.
+"""Prove that heads of packs reach the weights behind them, wherever packs begin and end, and select their values.
 
-That rows have the bytes of whole packs, and a step of an entry that is expanded writes two places, the RTL tests say.
+The tests on the RTL show that rows consist of whole packs, and that a step of an expanded entry writes two places.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ CONFIGS = {
 
 
 def expanded(cfg: Config) -> Harness:
-    """A byte, any, of what is written: that of an entry of book, any, where its half of a byte and its group's codebook
-    name that one, or the byte that has come; three cycles later, to the same places. The entry holds what was written
-    to it last before the weights came."""
+    """Each byte written is the entry of book that its nibble and its group's codebook select, or the byte that came.
+
+    It is written three cycles later, to the same place. The entry of book holds the last write before the weights came.
+    """
     h = Harness()
     dut, p = WeightDecompressor(cfg), packing(cfg)
     inside = h.add(dut)
@@ -65,7 +66,7 @@ def expanded(cfg: Config) -> Harness:
     begun = later(1, "begun")
     for name in ("addr", "mask"):
         h.ensure(implies(begun, getattr(dut.wgt, name) == later(getattr(dut.write, name), name)), name)
-    # What makes it inductive: each block RAM holds it, or is about to.
+    # Invariants for the induction: each block RAM holds it, or is about to.
     for number in range(lanes // weights // 2):
         comes = inside["fills"] & (inside[f"places.{2 * number}"] == entry)
         h.ensure(implies(comes, inside["word"] == held), f"comes{number}")
@@ -74,9 +75,11 @@ def expanded(cfg: Config) -> Harness:
 
 
 def heads(cfg: Config) -> Harness:
-    """Of a head one choice, any, is followed from the chunk that brings it to the chunks of its weights. Units
-    wait as long as they like; others come between packs, not within. One with an error passes, and ends the run: what
-    follows it is not looked at."""
+    """Any choice in a head is followed from the chunk that brings it to the chunks of its weights.
+
+    Chunks may wait for any time. Other chunks come between packs, not within. A chunk with an error passes and ends the
+    run; later chunks do not matter.
+    """
     h = Harness()
     dut, p = PackHeaderParser(cfg), packing(cfg)
     inside = h.add(dut)
@@ -107,7 +110,7 @@ def heads(cfg: Config) -> Harness:
         h.m.d.comb += group.eq(number[: len(at)] * p.expansion * p.chunk_bytes % of_entry // p.run + part)
         own = dut.rest.valid & dut.packed & (at >= ahead) & (group == followed)
         h.ensure(implies(own, dut.choices[part] == known), f"choice{part}")
-    # What makes it inductive.
+    # Invariants that make the proof inductive.
     h.ensure(at < ahead + behind, "inside")
     h.ensure(inside["begins"] == (at < ahead), "begins")
     h.ensure(inside["word"] == Mux(at < ahead, at, 0), "word")

@@ -1,4 +1,4 @@
-"""Each queue equals a list: nothing is lost, doubled, changed or overtaken."""
+"""Prove that each queue equals a list: it loses, duplicates, changes and reorders nothing."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from proofs.declare import Mutant, prove
 from proofs.harness import Harness, implies
 
 WIDTH = 3
-"""Bits of a payload. Control does not look at it, so that the width does not matter."""
+"""Bits of a payload. Control logic does not read it, so its width does not matter."""
 
 
 class Tracked:
-    """Any one element that enters, followed until it leaves. As it may be any, what holds for it holds for all.
+    """Follow any one element from its entry until it leaves. What holds for any element holds for all.
 
-    count: elements inside, by counting. ahead: how many of them leave before the tracked one. Once it has left, the
-    next one may be chosen.
+    count: number of elements inside. ahead: number of elements that leave before the followed one. After it has left,
+    another one may be followed.
     """
 
     def __init__(self, h: Harness, push: Value, pop: Value, value: Value, depth: int) -> None:
@@ -40,7 +40,7 @@ class Tracked:
 
 
 class List:
-    """What a queue should hold: `items`, the oldest first, of which `count` are there."""
+    """The expected content of a queue: `items`, the oldest first, of which `count` are valid."""
 
     def __init__(self, m: Module, name: str, shape: ShapeLike, depth: int) -> None:
         self._m, self._depth = m, depth
@@ -57,12 +57,12 @@ class List:
 
 
 def place(start: Value, steps: Value, depth: int) -> Value:
-    """The entry of a ring that lies `steps`, at most `depth`, after `start`."""
+    """Return the entry of a ring that is `steps`, at most `depth`, behind `start`."""
     return Mux(start + steps >= depth, start + steps - depth, start + steps)
 
 
 def queue(h: Harness, dut: StreamFifo | RegisteredFifo, depth: int) -> Tracked:
-    """What a queue promises, whatever it is made of."""
+    """Prove the contract of any queue."""
     h.streams(dut)
     push, pop = dut.i.valid & dut.i.ready, dut.o.valid & dut.o.ready
     tracked = Tracked(h, push, pop, dut.i.payload, depth)
@@ -73,12 +73,12 @@ def queue(h: Harness, dut: StreamFifo | RegisteredFifo, depth: int) -> Tracked:
 
 
 def fifo(depth: int) -> Harness:
-    """A StreamFifo whose memory is read at once."""
+    """A StreamFifo with an asynchronous memory is a list."""
     h = Harness()
     dut = StreamFifo(WIDTH, depth)
     inside = h.add(dut)
     tracked = queue(h, dut, depth)
-    # What makes this inductive: where the elements lie.
+    # Invariants for the induction: where the elements lie.
     produce, consume = inside["queue.produce"], inside["queue.consume"]
     h.ensure(inside["queue.level"] == tracked.count, "level")
     h.ensure((produce < depth) & (consume < depth), "pointers")
@@ -89,7 +89,7 @@ def fifo(depth: int) -> Harness:
 
 
 def head_fifo(depth: int) -> Harness:
-    """A RegisteredFifo: the oldest element stands in a register, those after it lie in the memory."""
+    """A RegisteredFifo is a list: its oldest element is in a register, the others are in the memory."""
     h = Harness()
     dut = RegisteredFifo(WIDTH, depth)
     inside = h.add(dut)
@@ -104,7 +104,7 @@ def head_fifo(depth: int) -> Harness:
 
 
 def block_fifo(depth: int) -> Harness:
-    """A StreamFifo in block RAM: the oldest element stands in the output register of the memory."""
+    """A StreamFifo in block RAM is a list: its oldest element is in the output register of the memory."""
     h = Harness()
     dut = StreamFifo(WIDTH, depth, block_ram=True)
     inside = h.add(dut)
@@ -116,7 +116,7 @@ def block_fifo(depth: int) -> Harness:
     h.ensure(implies(old, dut.o.valid), "offers_within_a_cycle")
     h.ensure(dut.i.ready == (tracked.count < depth), "takes_until_full")
     h.ensure(implies(tracked.inside & (tracked.ahead == 0) & dut.o.valid, dut.o.payload == tracked.value), "gives")
-    # In the memory are all but the one in the register.
+    # The memory holds all elements except the one in the output register.
     produce, consume, register = inside["queue.produce"], inside["queue.consume"], dut.o.valid
     inner = depth - 1
     stored = tracked.count - register
@@ -130,7 +130,7 @@ def block_fifo(depth: int) -> Harness:
 
 
 def delay_queue() -> Harness:
-    """The queue in which values skip stages of the vector unit."""
+    """The queue in which values skip stages of the vector unit is a list."""
     h = Harness()
     dut = DelayQueue(WIDTH, 15)
     inside = h.add(dut)
@@ -148,15 +148,17 @@ def delay_queue() -> Harness:
 
 
 def writeback(cfg: Config) -> Harness:
-    """The queue to acc: the n-th value goes to the n-th place, both as they came, never through a port that is claimed,
-    and `last` says of each whether it is its instruction's last one."""
+    """The queue to acc writes the n-th value to the n-th place, never through a claimed port.
+
+    `last` marks the last value of each instruction.
+    """
     h = Harness()
     dut = WritebackQueue(cfg)
     inside = h.add(dut)
     h.assume(~dut.clear)
     values = Tracked(h, dut.put, dut.write.en, Value.cast(dut.data), WRITEBACK_DEPTH)
     places = Tracked(h, dut.arrive, dut.write.en, Cat(dut.end, dut.addr), WRITEBACK_DEPTH)
-    # Of VECTOR, proved there: a value is there not later than its place, and there is room.
+    # Assumed of VECTOR, and proved there: a value comes no later than its place, and there is room for both.
     h.assume(implies(dut.put, values.count < WRITEBACK_DEPTH))
     h.assume(implies(dut.arrive, (places.count < WRITEBACK_DEPTH) & (places.count < values.count + dut.put)))
     h.ensure(implies(dut.write.en & values.inside & (values.ahead == 0), dut.write.data == values.value), "value")

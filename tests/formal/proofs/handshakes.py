@@ -1,4 +1,4 @@
-"""Streams: what is offered is kept until it is taken, and nobody waits with `valid` for `ready`."""
+"""Prove of streams that offers are kept until they are taken, and that no `valid` waits for its `ready`."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ TWO_PORTS = replace(OTHER, ports=2)
 
 
 def gates(cfg: Config) -> Harness:
-    """An instruction passes exactly when each unit that it waits for has given a token that nobody has used, and there
-    is room for those that it promises. Tokens are counted by what goes through the ports.
+    """An instruction passes exactly when its tokens are there, and there is room for those that it promises.
+
+    Each unit that it waits for must have given a token that is not used yet. Tokens are counted at the ports.
     """
     h = Harness()
     dut = DependencyGate(cfg)
@@ -78,7 +79,7 @@ def gates(cfg: Config) -> Harness:
 
 
 def component(make: Callable[[], wiring.Component]) -> Harness:
-    """Streams out are kept if streams in are."""
+    """Output streams keep their offers if input streams do."""
     h = Harness()
     dut = make()
     h.add(dut)
@@ -87,7 +88,7 @@ def component(make: Callable[[], wiring.Component]) -> Harness:
 
 
 def rows(max_shift: int) -> Harness:
-    """Rows are kept, and are of whole elements, at least one."""
+    """Rows are kept, and consist of at least one whole element."""
     h = Harness()
     dut = DramAddressGenerator(max_shift)
     inside = h.add(dut)
@@ -114,7 +115,7 @@ def walker() -> Harness:
 
 
 def loops() -> Harness:
-    """Unless halted, which drops the instruction."""
+    """Loops keep their iterations until taken, unless halted, which drops the instruction."""
     h = Harness()
     dut = Loops(("n", "k", "r"), {"acc": (4, ("n",)), "inp": (4, ("n", "k", "r"))}, reduction=("k", "r"))
     h.add(dut)
@@ -123,7 +124,7 @@ def loops() -> Harness:
 
 
 def aligner(bus_bytes: int) -> Harness:
-    """A chunk keeps its own bytes; those above it mean nothing."""
+    """A chunk keeps its own bytes until taken; bytes above them are undefined."""
     h = Harness()
     dut = Aligner(bus_bytes)
     inside = h.add(dut)
@@ -160,7 +161,7 @@ def reader(cfg: Config) -> Harness:
 
 
 def registers() -> Harness:
-    """AXI4-Lite: responses are kept, and there is one for each request, never before it."""
+    """AXI4-Lite responses are kept, and there is one for each request, never before it."""
     h = Harness()
     dut = Control(SMALL)
     inside = h.add(dut)
@@ -201,14 +202,16 @@ def _components(cfg: Config) -> list[wiring.Component]:
 
 
 def no_valid_waits() -> list[str]:
-    """Of no component, whole units among them."""
+    """Return the `valid` signals that wait for their `ready`, of all components and whole units."""
     return [line for cfg in (*CONFIGS.values(), TWO_PORTS) for part in _components(cfg) for line in waiting(part)]
 
 
 def no_path_through() -> list[str]:
-    """AXI A3.2.1: the manager's outputs come from registers as far as its inputs are concerned, on either port; and so
-    do interrupt, lights and what simulation sees of units. On this the RTL simulator counts, which evaluates once a
-    cycle (sim/rtl/harness.cpp)."""
+    """Return the paths from inputs through the AXI manager to its outputs, which AXI A3.2.1 forbids, on both ports.
+
+    Interrupt, lights and the simulation's view of units must come from registers, too. The RTL simulator relies on
+    that, because it evaluates once a cycle (sim/rtl/harness.cpp).
+    """
     return through(Accelerator(TWO_PORTS), "s_axil")
 
 

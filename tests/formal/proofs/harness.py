@@ -1,4 +1,4 @@
-"""What surrounds a component while something is proved about it."""
+"""The environment of a component in a proof: free inputs, assumptions, and conditions to prove."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Inside:
         return self.of(self._component, path)
 
     def of(self, part: Any, path: str) -> Any:
-        """The same, where the path begins in `part`."""
+        """Resolve a path that begins in `part`."""
         for name in path.split("."):
             if isinstance(part, list):
                 part = part[int(name)]
@@ -46,7 +46,7 @@ class Inside:
         return part
 
     def memory(self, path: str, address: Value) -> Signal:
-        """The word at `address` of a memory."""
+        """Return the word at `address` of a memory."""
         instance = _with_content(self.fragment, self[path].data)
         content = Signal(len(instance._read_ports[0]._data), name="content")
         place = Signal(range(instance._data.depth), name="place")
@@ -56,7 +56,7 @@ class Inside:
 
 
 def _of_library(fragment: Fragment, queue: Elaboratable) -> dict[str, Any]:
-    """Signals of a queue of Amaranth's library, and its memory."""
+    """Return the signals of a queue of Amaranth's library by name, and its memory as "storage"."""
     own = next(part for part in _parts(fragment) if queue in (part.origins or ()))
     statements = [statement for group in own.statements.values() for statement in group]
     signals = {signal.name: signal for statement in statements for signal in statement._lhs_signals()}
@@ -71,17 +71,17 @@ def _parts(fragment: Any) -> Iterator[Any]:
 
 
 def _with_content(fragment: Any, content: object) -> Any:
-    """The memory in `fragment` that holds `content`: a ResetInserter leaves a copy of the one that was elaborated."""
+    """Return the part of `fragment` with the memory `content`; ResetInserter replaces the elaborated part by a copy."""
     return next((part for part in _parts(fragment) if getattr(part, "_data", None) is content), None)
 
 
 class Harness:
-    """A module with components whose inputs may be anything in each cycle, until something is assumed about them.
+    """A module with components whose inputs are free in each cycle, until something is assumed about them.
 
     There is no reset: cycle 0 begins with the registers' initial values.
 
-    part: where all that is to be proved is too much for the solver at once, the part of it to prove now; of the others
-    it is assumed that they hold in the cycle before, so all parts together are one induction. None: everything.
+    part: the part of the conditions to prove now, if all of them are too much for the solver; None for all of them. The
+    conditions of other parts are assumed to hold in the cycle before, so all parts together are one induction.
     """
 
     def __init__(self, part: int | None = None) -> None:
@@ -91,7 +91,7 @@ class Harness:
         self._count = 0
 
     def add(self, component: wiring.Component, constant: Collection[str] = ()) -> Inside:
-        """Adds a component, each input of which takes any value; those of `constant` keep theirs."""
+        """Add a component whose inputs take any value in each cycle; those named in `constant` keep theirs."""
         inside = Inside(component, self.m)
         self.m.submodules.dut = inside.fragment
         for path, member, port in component.signature.flatten(component):
@@ -101,33 +101,33 @@ class Harness:
         return inside
 
     def any(self, shape: ShapeLike, name: str) -> Signal:
-        """Any value, another one in each cycle."""
+        """Return a signal with any value, a new one in each cycle."""
         signal = Signal(shape, name=name)
         self.m.d.comb += Value.cast(signal).eq(AnySeq(len(Value.cast(signal))))
         return signal
 
     def constant(self, shape: ShapeLike, name: str) -> Signal:
-        """Any value, the same one in all cycles."""
+        """Return a signal with any value, the same one in all cycles."""
         signal = Signal(shape, name=name)
         self.m.d.comb += Value.cast(signal).eq(AnyConst(len(Value.cast(signal))))
         return signal
 
     def register(self, next_value: Any, name: str, init: int = 0) -> Signal:
-        """`next_value` of the cycle before."""
+        """Return a signal with the value of `next_value` in the cycle before."""
         value = Value.cast(next_value)
         signal = Signal(value.shape(), name=name, init=init)
         self.m.d.sync += signal.eq(value)
         return signal
 
     def ensure(self, condition: Any, name: str, part: int = 0) -> None:
-        """What is to be proved, in a part."""
+        """Prove a condition, as a member of `part`."""
         if self._part in (None, part):
             self.m.d.comb += Assert(self._named(condition, f"holds_{name}"))
         else:
             self.assume(self.register(self._named(condition, f"holds_{name}"), f"held_{name}", init=1))
 
     def assume(self, condition: Any) -> None:
-        """What the surroundings promise."""
+        """Assume a condition, which the component's environment guarantees."""
         self._count += 1
         self.m.d.comb += Assume(self._named(condition, f"assumed{self._count}"))
 
@@ -139,21 +139,21 @@ class Harness:
     # Streams ------------------------------------------------------------------------------------------------
 
     def kept(self, valid: Any, ready: Any, payload: Any, name: str, unless: Any = 0) -> Value:
-        """1 where `valid` and `payload` are what they were in a cycle in which `ready` was missing."""
+        """Return 1 unless `valid` or `payload` changed after a cycle in which `ready` was 0."""
         waits = self.register(valid & ~ready, f"{name}_waits")
         before = self.register(payload, f"{name}_before")
         return ~waits | unless | (valid & (Value.cast(payload) == before))
 
     def obeys(self, port: stream.Interface, name: str, unless: Any = 0) -> None:
-        """To be proved: the stream keeps what it offers until it is taken."""
+        """Prove that the stream keeps its offer until it is taken."""
         self.ensure(self.kept(port.valid, port.ready, port.payload, name, unless), f"{name}_kept")
 
     def trusts(self, port: stream.Interface, name: str) -> None:
-        """The neighbour keeps what it offers."""
+        """Assume that the neighbour keeps its offer until it is taken."""
         self.assume(self.kept(port.valid, port.ready, port.payload, name))
 
     def streams(self, component: wiring.Component, unless: Any = 0) -> None:
-        """`trusts` all streams that enter a component, and proves of all that leave it that it `obeys`."""
+        """Assume for all input streams, and prove for all output streams, that offers are kept until they are taken."""
         for name, flow, port in _streams(component):
             if flow is In:
                 self.trusts(port, name)
@@ -167,7 +167,7 @@ class Harness:
 
 
 def _streams(component: wiring.Component) -> Iterator[tuple[str, wiring.Flow, stream.Interface]]:
-    """Name, direction and object of each stream of a component, also of those that it has for each unit."""
+    """Yield name, direction and object of each stream of a component, including those that it has for each unit."""
     for name, member in component.signature.members.items():
         if member.is_signature and not member.dimensions:
             port = getattr(component, name)

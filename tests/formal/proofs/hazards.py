@@ -1,4 +1,4 @@
-"""The vector unit: an instruction reads what earlier ones have written, and is done after its last write."""
+"""Prove that an instruction of VECTOR reads the results of earlier ones, and is done after its last write."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ def _any(conditions: list[Value]) -> Value:
 
 
 def one(facts: data.View[data.StructLayout]) -> Value:
-    """Any instruction."""
+    """Select any instruction."""
     return Const(1)
 
 
 def hazards(cfg: Config) -> Harness:
-    """At most two instructions are under way, `current` and the one before it. `ends` follows the last item of each.
+    """At most two instructions are under way: `current` and the one before it. `ends` follows the last item of each.
 
-    Three facts are proved elsewhere: the last iteration ends a reduction (addresses of the loops); what an item has put
-    into a ring, here whether it is its instruction's last one, is what returns with it (rings); and no item comes to
-    one that stays for the next part of its residual (rings, which in a cycle needs what is proved here of the cycle
-    before).
+    Three facts are proved elsewhere. The last iteration ends a reduction (addresses of the loops). A ring returns with
+    an item the value that the item put there, here whether it is its instruction's last (rings). No item reaches an
+    item that stays for the next part of its residual (rings; that proof uses this one's result of the cycle before).
     """
     h = Harness()
     dut = Vector(cfg)
@@ -72,7 +71,7 @@ def hazards(cfg: Config) -> Harness:
             for each in all_[number + 1 :]
         ]
         h.ensure(implies(asks, ~_any(unwritten)), f"reads_{name}_when_it_is_written")
-        if name == "acc":  # whatever the next one reads: entries may wait for GEMM, and in which order it ends
+        if name == "acc":  # conflicts with any next one: entries may wait for GEMM, in whichever order it ends
             wants = one
         conflict = of(~current, partial(writes, to=to)) & of(current, wants)
         h.ensure(implies(under_way == 2, ~conflict), f"no_conflict_in_{name}")
@@ -102,7 +101,7 @@ def hazards(cfg: Config) -> Harness:
         h.ensure(implies(lands, (under_way == 1) & of(current, partial(writes, to=Destination.ACC))), "lands")
         h.ensure(items.writes[Destination.ACC] == (items.complete & to_acc), "arrives")
         h.ensure(~(inside["raw"] & items.writes[Destination.ACC] & ~items.write.constants.raw), "one_kind_at_once")
-    # From the oldest stage on: which of the two have an item further on, and which their last one.
+    # From the oldest stage to the first: which of the two instructions have an item, or their last, in a later stage.
     passed: list[Value] = [Const(0), Const(0)]
     ended: list[Value] = [lands & ~current, lands & current]
     for number, each in reversed(inner):
@@ -132,7 +131,7 @@ def hazards(cfg: Config) -> Harness:
     )
     h.ensure(implies(finish, under_way != 0), "finishes_what_is_under_way")
 
-    # What the proof of the rings takes for granted.
+    # What the proof of the rings assumes.
     for i, held in enumerate(constants):
         uses = h.register(_any([each.valid & (each.which == i) for each in all_[1:]]), f"uses{i}")
         facts = data.View.as_value(held)

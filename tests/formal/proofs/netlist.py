@@ -1,4 +1,4 @@
-"""Paths through gates from the inputs of a component to its outputs."""
+"""Find paths through gates from the inputs of a component to its outputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In
 
 
 def feeds(component: wiring.Component) -> dict[str, set[str]]:
-    """Of each output the inputs from which a path leads to it that crosses no register."""
+    """Return, for each output, the inputs that reach it on a path without a register."""
     ports = {}
     for path, member, value in component.signature.flatten(component):
         direction = PortDirection.Input if member.flow is In else PortDirection.Output
@@ -36,7 +36,7 @@ def feeds(component: wiring.Component) -> dict[str, set[str]]:
 
 
 def waiting(component: wiring.Component) -> list[str]:
-    """Each `valid` that depends on its own `ready` in the same cycle, as a sentence."""
+    """Return a sentence for each `valid` that depends on its own `ready` in the same cycle."""
     return [
         f"{type(component).__name__}: {output} waits for {output.removesuffix('valid')}ready"
         for output, inputs in feeds(component).items()
@@ -45,8 +45,10 @@ def waiting(component: wiring.Component) -> list[str]:
 
 
 def through(component: wiring.Component, hosts: str) -> list[str]:
-    """Each output that depends on an input but the clock in the same cycle, as a sentence; those of port `hosts` may,
-    on inputs of it."""
+    """Return a sentence for each output that depends on an input in the same cycle, except the clock.
+
+    Outputs of port `hosts` may depend on inputs of that port.
+    """
     return [
         f"{type(component).__name__}: {output} depends on {source}"
         for output, inputs in feeds(component).items()

@@ -1,8 +1,9 @@
-"""Norms: the bits of an inverse root, and of a quotient, are the right ones, and what is left is left.
+"""Prove that the bits of a norm's inverse root and quotient are right, and that the remainders are right.
 
-A product of all bits is too much for a solver. So what they multiply is counted beside them, a bit at a time: of a root
-r, as far as it is known, p is r word. A bit d more makes of it 2 p + d word; and of what r^2 word leaves of a number,
-which counts four times as much in the next step, four times the rest without d (4 p + word).
+A product of all bits is too hard for a solver. Therefore the proof computes products bit by bit along with the
+hardware.
+For a root r, as far as its bits are known, p = r * word. One more bit d changes p to 2 p + d word. The remainder of a
+number after r^2 word counts four times as much in the next step: four times the remainder without d (4 p + word).
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from proofs.declare import Mutant, prove
 from proofs.harness import Harness, implies
 
 WIDE = 64
-"""Bits in which none of what is counted wraps."""
+"""Number of bits in which no computed product wraps."""
 
 
 def root() -> Harness:
-    """A bit is 1 where (2 r + 1)^2 word is there of 2^82, as far as it counts: (2 r)^2 word is, and (2 r + 2)^2 word is
-    too much or just as much. That r word, the root of r^2 word times word, is no larger than these two allow is not the
-    hardware's, and assumed."""
+    """A bit of the root is 1 if 2^82 minus the known part is at least (2 r + 1)^2 word.
+
+    So (2 r)^2 word fits into 2^82, and (2 r + 2)^2 word does not, or just so. The bound of r word, the root of r^2 word
+    times word, that follows from these two is arithmetic without hardware, and is assumed.
+    """
     h = Harness()
     m, dut = h.m, InverseRoot()
     inside = h.add(dut)
@@ -52,9 +55,12 @@ def root() -> Harness:
 
 
 def mean() -> Harness:
-    """Of 2 sum + count, with 2^9 count added, what the bits of the quotient take away, each half as much as the one in
-    front of it, and what is left are all; and less is left than the last one would take. No mean is beyond what a value
-    can be: so much is assumed of the sum."""
+    """The quotient of 2 sum + count, with 2^9 count added, and its remainder are right.
+
+    The bits of the quotient subtract terms, each half of the one before; terms and remainder add up to the dividend,
+    and the remainder is less than the last term. The sum is assumed to be such that no mean exceeds the range of
+    values.
+    """
     h = Harness()
     m, dut = h.m, NormVariance()
     inside = h.add(dut, constant=("count",))

@@ -1,4 +1,4 @@
-"""The channels of LOAD: `done` comes once for each instruction, in program order, as soon as it may."""
+"""Prove that `done` comes once for each instruction of LOAD's channels, in program order, as soon as it may."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ CHANNELS = 2
 
 
 def in_order(depth: int) -> Harness:
-    """Follow any instruction from where channels get it: `done` reports it with its own payload, in the cycle in which
-    all instructions before it are reported and each of its channels has ended it."""
+    """`done` reports any followed instruction with its own payload, in the right cycle.
+
+    That is the cycle in which all instructions before it are reported and each of its channels has ended it.
+    """
     h = Harness()
     dut = RetireQueue(CHANNELS, depth)
     inside = h.add(dut)
@@ -45,7 +47,7 @@ def in_order(depth: int) -> Harness:
     h.ensure(implies(dut.done.valid, tracked.count != 0), "told_once")
     h.ensure(dut.empty == (tracked.count == 0), "empty")
     h.ensure(dut.handed.ready == (tracked.count != depth), "takes_until_full")
-    # This makes the proof inductive: the queue is a list, and holds those instructions of each channel that are not
+    # Invariants for the induction: the queue is a list, and holds those instructions of each channel that are not
     # ended or not reported.
     produce, consume = inside["order.queue.produce"], inside["order.queue.consume"]
     h.ensure(inside["order.queue.level"] == tracked.count, "level")

@@ -1,8 +1,8 @@
-"""Plant a fault into a source by a fragment of it, whatever local variables are called there.
+"""Plant a fault into a source by a fragment of it, independently of the names of local variables.
 
-A fragment matches where it stands word for word. Where it does not, because variables have been renamed since, names of
-local variables in it stand for any such name, the same one for the same one. What the module binds or imports, builtins
-and names behind a dot or in front of the `=` of an argument are matched as they are.
+A fragment matches text word for word. If there is no such text, because variables were renamed, a local variable in the
+fragment stands for any local name, and the same one for the same name. Other names must match exactly: those that the
+module binds or imports, builtins, names behind a dot, and names of arguments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAYOUT = (
 
 
 class Word(NamedTuple):
-    """A token: its text, where it begins and ends in the source, and whether it names a local variable."""
+    """A token: its text, its position in the source, and whether it is the name of a local variable."""
 
     text: str
     start: int
@@ -34,10 +34,9 @@ class Word(NamedTuple):
 
 
 def planted(source: str, old: str, new: str, near: str = "") -> str:
-    """`source` with `new` in the place of its only fragment `old`. ValueError unless there is exactly one.
+    """Return `source` with its only fragment `old` replaced by `new`. Raise ValueError unless there is exactly one.
 
-    near: another fragment of the same function, where `old` alone fits several places, or where it does not name all
-    variables of `new`.
+    near: another fragment in the same function, if `old` alone fits several places, or lacks variables of `new`.
 
     >>> planted("def f(m, level):\\n    m.add(level, level + 1)", "add(count, count + 1)", "add(count, count)")
     'def f(m, level):\\n    m.add(level, level)'
@@ -50,7 +49,7 @@ def planted(source: str, old: str, new: str, near: str = "") -> str:
 
 
 def matches(source: str, old: str, near: str = "") -> Iterator[tuple[int, int, dict[str, str]]]:
-    """Where fragment `old` stands in `source`, and what its local variables are called there."""
+    """Yield start and end of each match of fragment `old` in `source`, and the names of its local variables there."""
     kept = _globals(source)
     there, wanted, context = words(source, kept), words(old, kept), words(near, kept)
     functions = _functions(source)
@@ -64,7 +63,7 @@ def matches(source: str, old: str, near: str = "") -> Iterator[tuple[int, int, d
 def _found(
     there: Sequence[Word], wanted: Sequence[Word], known: dict[str, str]
 ) -> Iterator[tuple[int, int, dict[str, str]]]:
-    """Where the words `wanted` stand among those that are there. known: what some local variables are called."""
+    """Yield each match of the words `wanted` in `there`. known: names of some local variables."""
     for at in range(len(there) - len(wanted) + 1):
         part = there[at : at + len(wanted)]
         names = _same(part, wanted, known)
@@ -73,7 +72,7 @@ def _found(
 
 
 def _functions(source: str) -> Callable[[int], int]:
-    """Gives the number of the function or method, not of one inside another, that a place in `source` belongs to."""
+    """Return a function from a position in `source` to the number of its outermost function or method."""
     tree = ast.parse(source)
     outer = [node for top in tree.body for node in (top.body if isinstance(top, ast.ClassDef) else [top])]
     starts = [0]
@@ -84,7 +83,7 @@ def _functions(source: str) -> Callable[[int], int]:
 
 
 def with_names(fragment: str, names: dict[str, str], kept: frozenset[str] | None = None) -> str:
-    """`fragment` with other names of local variables. kept: names that are none (None: those of a whole module)."""
+    """Return `fragment` with other names of local variables. kept: names to leave (None: names of a module)."""
     for word in reversed(words(fragment, kept)):
         if word.is_local:
             fragment = fragment[: word.start] + names.get(word.text, word.text) + fragment[word.stop :]
@@ -93,7 +92,7 @@ def with_names(fragment: str, names: dict[str, str], kept: frozenset[str] | None
 
 @cache
 def words(source: str, kept: frozenset[str] | None = None) -> Sequence[Word]:
-    """The tokens of `source`, which may be a fragment, without layout and comments. kept: as of `with_names`."""
+    """Return the tokens of `source`, perhaps a fragment, without layout and comments. kept: as for `with_names`."""
     kept = _globals(source) if kept is None else kept
     lines = source.splitlines(keepends=True)
     starts = [0]
@@ -110,7 +109,7 @@ def words(source: str, kept: frozenset[str] | None = None) -> Sequence[Word]:
 
 
 def _tokens(source: str) -> Iterator[TokenInfo]:
-    """Those of a fragment end where its brackets or its indentation do not fit."""
+    """Yield the tokens up to the place where brackets or indentation of a fragment do not fit."""
     try:
         yield from tokenize.generate_tokens(io.StringIO(source).readline)
     except (tokenize.TokenError, IndentationError):
@@ -118,7 +117,7 @@ def _tokens(source: str) -> Iterator[TokenInfo]:
 
 
 def _is_local(tokens: Sequence[TokenInfo], number: int, kept: frozenset[str], in_brackets: bool) -> bool:
-    """Whether a token that is a name is that of a local variable: no keyword, attribute, argument's name or global."""
+    """Return whether a token is the name of a local variable: no keyword, attribute, argument name or global."""
     name = tokens[number].string
     before = tokens[number - 1].string if number else ""
     if keyword.iskeyword(name) or name in kept or before == ".":
@@ -129,7 +128,7 @@ def _is_local(tokens: Sequence[TokenInfo], number: int, kept: frozenset[str], in
 
 @cache
 def _globals(source: str) -> frozenset[str]:
-    """Names that the module binds, those of builtins, and `self`."""
+    """Return the names that the module binds, those of builtins, and `self`."""
     found = {"self", *dir(builtins)}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.alias):
@@ -142,7 +141,7 @@ def _globals(source: str) -> frozenset[str]:
 
 
 def _at_top(statement: ast.stmt, node: ast.Name) -> bool:
-    """Whether a name is bound by a statement of the module itself."""
+    """Return whether a statement of the module itself binds a name."""
     return isinstance(statement, ast.Assign | ast.AnnAssign | ast.For) and isinstance(node.ctx, ast.Store)
 
 

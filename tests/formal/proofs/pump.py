@@ -1,12 +1,11 @@
-"""A pair of products in one DSP block of twice the clock: two of its cycles are one of the accelerator's.
+"""Prove that two cycles of a pair of products in one DSP block at twice the clock equal one cycle of the accelerator.
 
-A cycle here is one of the fast clock; registers of the other clock move at the end of every other one. What registers
-hold at first may be anything, and which of the two cycles is the first: the induction begins so.
+A cycle here is one of the fast clock; registers of the other clock change at the end of every second one. Registers may
+hold anything at first, and either of the two cycles may come first, because an induction begins in any state.
 
-A solver cannot multiply 25 by 18 bits, so that the multiplier is any function: two pairs of operands, any, have
-products that are any, the same ones whenever they meet, and of all others nothing is known. The operands that are
-followed are these two pairs. The rest of the block, its registers, multiplexers and adder, is written down here from
-UG479.
+A solver cannot multiply 25 by 18 bits, so the multiplier is any function. Two arbitrary pairs of operands have
+arbitrary products, the same ones whenever they occur; the products of other operands are free. The proof follows these
+two pairs. The rest of the block, its registers, multiplexers and adder, is modelled after UG479.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from proofs.harness import Harness, implies
 LEFT, RIGHT, PRODUCT, SUM = 25, 18, 43, 48
 """Bits of the block's operands, its product and its sum."""
 SETTLED = 2
-"""Cycles of the slower clock after which a pump knows the halves."""
+"""Number of cycles of the slower clock until a pump knows the halves."""
 
 
 class Both(wiring.Component):
@@ -52,9 +51,9 @@ class Both(wiring.Component):
 
 
 class Block(Elaboratable):
-    """A DSP48E1 in the place of an instance of it: with D beside A, in clock domain `fast`.
+    """A model of a DSP48E1 in place of an instance: with D next to A, in clock domain `fast`.
 
-    product: of `left` and `right`, is to come from outside.
+    product: the product of `left` and `right`, which the harness provides.
     """
 
     def __init__(self, instance: Any) -> None:
@@ -90,7 +89,7 @@ class Block(Elaboratable):
         return m
 
     def _register(self, m: Module, name: str, enable: str, width: int) -> Value:
-        """What comes at a port, behind its register if the block has one there."""
+        """Return the value of a port, behind its register if the block has one there."""
         value = self._ports[name][:width].as_signed()
         if not self._parameters[f"{name}REG"]:
             return value
@@ -101,7 +100,7 @@ class Block(Elaboratable):
 
 
 def with_model(fragment: Any) -> Block:
-    """Puts a `Block` in the place of the instance below `fragment`."""
+    """Replace the instance below `fragment` by a `Block`, and return the block."""
     for number, (part, name, where) in enumerate(fragment.subfragments):
         if isinstance(part, Instance):
             block = Block(part)
@@ -113,8 +112,7 @@ def with_model(fragment: Any) -> Block:
 
 
 def two_are_one(packed: bool) -> Harness:
-    """Operands, any, that enter in a cycle of the slower clock: their sum is there PAIR_STAGES cycles later, and stays
-    until the next one comes."""
+    """The sum of operands that enter in a slow cycle is there PAIR_STAGES cycles later, until the next sum."""
     h = Harness()
     dut = Both(packed)
     fragment = Fragment.get(dut, Blocks(Dsp.e1))
@@ -126,14 +124,14 @@ def two_are_one(packed: bool) -> Harness:
     h.m.submodules.dut = DomainRenamer({"fast": "sync"})(slower)
 
     def kept(value: Any, name: str, enable: Any = 1) -> Signal:
-        """A register of the slower clock."""
+        """Return a register of the slower clock."""
         register = Signal(Value.cast(value).shape(), name=name)
         with h.m.If(edge & enable):
             h.m.d.sync += register.eq(value)
         return register
 
     def held(port: Any, name: str) -> Any:
-        """An input that changes with the slower clock alone."""
+        """Drive an input with any value that changes with the slower clock only."""
         value = h.any(Value.cast(port).shape(), name)
         h.assume(h.register(edge, f"{name}_may_change", init=1) | (value == h.register(value, f"{name}_before")))
         h.m.d.comb += port.eq(value)

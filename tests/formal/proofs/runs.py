@@ -1,4 +1,4 @@
-"""What hosts count on that share an accelerator, or die: the number of a run, its registers, and its lease."""
+"""Prove three facts for hosts that share an accelerator, or die: the number of a run, its registers, and its lease."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _control() -> tuple[Harness, Control, Inside]:
 
 
 def _place(address: Value, name: str) -> Value:
-    """Whether an access is one of this register."""
+    """Return whether `address` is the one of register `name`."""
     return address[2:] == REGISTERS[name].offset // 4
 
 
@@ -33,8 +33,11 @@ def _place(address: Value, name: str) -> Value:
     Mutant(REGS, '"instr_addr", Access.SETUP', '"instr_addr", Access.WRITE'),
 )
 def number() -> Harness:
-    """`runs` counts what begins, nothing begins uncounted, and while it runs, and while memory owes it answers, what
-    was prepared stays. So a host that finds its own registers, and the next number, knows whose run it was."""
+    """`runs` counts every start of a run, and prepared registers keep their values while the run needs them.
+
+    They keep them during the run and while memory owes it answers. So a host that finds its own registers, and the next
+    number, knows whose run it was.
+    """
     h, dut, inside = _control()
     values = inside["values"]
     begun = Signal(32)
@@ -49,7 +52,7 @@ def number() -> Harness:
         taken = h.register(inside["read"] & _place(dut.axil.araddr, name), f"{name}_taken")
         asked = h.register(taken, f"{name}_asked")
         h.ensure(implies(asked, dut.axil.rdata == h.register(values[name], f"{name}_then")), f"{name}_is_read")
-    # What makes it inductive: of the bits that choose a value, that of the address is set, and no other.
+    # Invariants for the induction: of the bits that choose a value, that of the address is set, and no other.
     address = Signal.like(dut.axil.araddr)
     with h.m.If(inside["read"]):
         h.m.d.sync += address.eq(dut.axil.araddr)
@@ -72,8 +75,10 @@ def number() -> Harness:
     Mutant(CONTROL, "(idle >= limit)", "(idle == limit - 1)"),
 )
 def lease() -> Harness:
-    """A run ends, by a halt, within two cycles after as many as the register says have passed since it was written, or
-    the run began; not before; and never where that is 0."""
+    """A halt ends a run within two cycles after its lease ends, not before, and never if the lease register is 0.
+
+    The lease counts from the last write of its register or the start of the run.
+    """
     h, dut, inside = _control()
     limit, idle, lapsed = inside["values"]["lease"], inside["idle"], inside["lapsed"]
     renewed = inside["write"] & _place(dut.axil.awaddr, "lease")
@@ -104,8 +109,10 @@ def lease() -> Harness:
     Mutant(CONTROL, "& bus.wstrb[0] & ~abort)", "& bus.wstrb[0])"),
 )
 def abort() -> Harness:
-    """An abort that is written during a run has halted it two cycles later, unless it was over by then. None is
-    written in the cycle of a start, so none comes while the pipeline is reset."""
+    """An abort during a run halts it two cycles later, unless it is over by then.
+
+    No abort is written in the cycle of a start, so none comes while the pipeline is reset.
+    """
     h, dut, inside = _control()
     busy = inside["busy"]
     bits = (dut.axil.wdata & CONTROL_ABORT).any() & dut.axil.wstrb[0]

@@ -1,4 +1,4 @@
-"""Scratchpads with several users or several banks equal one memory, and LOAD writes each step once."""
+"""Prove that scratchpads with several users or banks equal one memory, and that LOAD writes each step once."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Shared(wiring.Component):
 
 
 class Model:
-    """What one entry, any one, should hold; what is written to it is taken from the ports."""
+    """The expected content of any one entry; its writes are observed at the ports."""
 
     def __init__(self, h: Harness) -> None:
         self._h = h
         self.entry, self.word = h.constant(range(DEPTH), "entry"), Signal(WIDTH, name="word")
 
     def written(self, taken: Value, entry: Value, mask: Value, data: Value) -> None:
-        """mask: a bit for each part of `data`."""
+        """Record a write. mask: one bit for each part of `data`."""
         size = len(data) // len(mask)
         for i, bit in enumerate(mask):
             with self._h.m.If(taken & (entry == self.entry) & bit):
@@ -53,7 +53,7 @@ class Model:
 
 
 def shared(grain: int, parts: int) -> Harness:
-    """VECTOR never waits, LOAD only where VECTOR writes; what is taken is in memory in the next cycle, and no more."""
+    """VECTOR never waits, LOAD waits only for VECTOR, and memory holds exactly the accepted writes a cycle later."""
     h = Harness()
     dut = Shared(grain, parts)
     inside = h.add(dut)
@@ -73,7 +73,7 @@ def shared(grain: int, parts: int) -> Harness:
 
 
 def window(size: int, grain: int) -> Harness:
-    """A read gives the entries that memory held, those after the last one from its beginning."""
+    """A read returns the entries of memory, from the beginning again behind the last one."""
     h = Harness()
     dut = WindowScratchpad(DEPTH, WIDTH, grain, size)
     inside = h.add(dut)
@@ -95,7 +95,7 @@ def window(size: int, grain: int) -> Harness:
 
 
 def writer(cfg: Config) -> Harness:
-    """What LOAD offers to a port is kept until it is taken, and each step that has been made is taken once."""
+    """LOAD keeps an offer to a port until it is taken, and each step that it makes is taken once."""
     h = Harness()
     dut = ScratchpadWriter(cfg, buffers(cfg))
     inside = h.add(dut)

@@ -1,4 +1,4 @@
-"""Token semaphores and the gate in front of the units."""
+"""Prove the token semaphores in front of the units."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILE = "dae_pipeline/tokens.py"
 
 
 def semaphore(bits: int) -> Harness:
-    """It holds exactly the tokens that were put and not taken, and promises no more than fit."""
+    """A semaphore holds exactly the tokens that were put and not taken, and promises no more than fit."""
     h = Harness()
     dut = Semaphore(bits)
     inside = h.add(dut)

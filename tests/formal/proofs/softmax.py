@@ -1,8 +1,8 @@
-"""Softmax: its adder is float32's, and so is its divider, whose quotients then become integers.
+"""Prove that the adder of softmax is float32's, and that its divider is float32's division with rounding to integers.
 
-A division of 24 bits is too much for a solver in one piece. Its steps are one claim: each keeps the remainder between
-the divisor and its negative, and loses nothing, so that what all of them leave is the remainder. What becomes of that
-is another one, for any remainder and any quotient that is told as far as one bit behind the point.
+A division of 24 bits is too hard for a solver at once. One property is about the steps: each keeps the remainder
+between the divisor and its negative, and loses nothing, so the last step leaves the remainder of the division. The
+other one is about rounding, for any remainder and any quotient that is known up to one bit behind the point.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from proofs.harness import Harness, implies
 from proofs.requantiser import half_even
 
 BEHIND = 32
-"""Bits behind the mantissa of the larger float, more than make a difference."""
+"""Number of bits behind the mantissa of the larger float, enough for the right rounding."""
 
 
 def float_sum(m: Module, a: Any, b: Any) -> Value:
-    """The bits of a + b to nearest, ties to even, of the exact sum, in which a number that is far below the other one
-    counts as very small."""
+    """Return the bits of a + b, rounded to nearest with ties to even from the exact sum.
+
+    A number far below the other one counts as very small.
+    """
     large, small, more = Signal(pair_layout), Signal(pair_layout), Signal(len(a.e))
     exact = Signal(MANTISSA + BEHIND + 1)
     m.d.comb += [
@@ -42,7 +44,7 @@ def float_sum(m: Module, a: Any, b: Any) -> Value:
 
 
 def adder() -> Harness:
-    """A sum begins with a and comes around SOFTMAX_SUMS steps later, when b is added to it, or nothing."""
+    """A sum begins with a; SOFTMAX_SUMS steps later, the adder adds b or nothing to it."""
     h = Harness()
     m, dut = h.m, PairAdder()
     h.add(dut)
@@ -60,13 +62,15 @@ def adder() -> Harness:
 
 
 def between(rest: Value, divisor: Value) -> Value:
-    """The remainder is one of the division that adds and subtracts."""
+    """Return whether the remainder is in the range of a division that adds and subtracts."""
     return (rest.as_signed() < divisor) & (rest.as_signed() >= -divisor)
 
 
 def steps() -> Harness:
-    """Twice the remainder and a bit of the dividend, less the divisor, or with it: again a remainder. Its sign tells
-    the bit of the quotient, which goes with it, inverted."""
+    """Each step makes a remainder of twice the remainder plus a bit of the dividend, minus or plus the divisor.
+
+    The sign of the remainder is the bit of the quotient, which is passed on inverted.
+    """
     h = Harness()
     dut = PairDivider()
     inside = h.add(dut)
@@ -85,8 +89,10 @@ def steps() -> Harness:
 
 
 def rounding() -> Harness:
-    """What the remainder and the quotient, as far as a bit behind the point, become. half: of the exact quotient's
-    fraction; it is rounded to it where that is within half a unit of the 24th bit of what is in front of the point."""
+    """The remainder and the quotient, known up to one bit behind the point, give the right integer.
+
+    The fraction of the exact quotient counts as a half if it is within half a unit of the 24th bit of the integer part.
+    """
     h = Harness()
     m, dut = h.m, PairDivider()
     inside = h.add(dut, constant=("zero_point", "low", "high"))

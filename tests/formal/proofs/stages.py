@@ -1,5 +1,7 @@
-"""The vector unit: what skips stages is in step with the items that it belongs to, and nothing stands in their way; and
-gemm, for which steps wait."""
+"""Prove that values that skip stages of VECTOR keep step with their items, and that no stall is needed.
+
+One more property is about GEMM, whose claims VECTOR's steps respect.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,11 @@ from proofs.harness import Harness, implies
 
 
 class Inner:
-    """A vector unit and its stages. What the others prove of it is assumed: that the constants of an item stay until it
-    has left, at most two instructions being under way, each with its own; and what follows from an instruction."""
+    """A vector unit and its stages, with assumptions that other properties prove.
+
+    The constants of an item stay until it has left. At most two instructions are under way, each with its own
+    constants.
+    """
 
     def __init__(self, cfg: Config) -> None:
         self.h, self.cfg, self.dut = Harness(), cfg, Vector(cfg)
@@ -48,11 +53,11 @@ class Inner:
         h.assume(implies(self.inside["issue.loops.busy"], now == Mux(current, odd, even)))
 
     def of(self, number: int, name: str) -> Value:
-        """What the instruction says whose item is in that stage."""
+        """Return constant `name` of the instruction whose item is in stage `number`."""
         return Mux(self.items.stages[number].which, self.constants[1][name], self.constants[0][name])
 
     def waiting(self, first: int, end: int, counts: Callable[[int], Value]) -> Value:
-        """Items that have left stage `first` and not stage `end`; of one in parts the last part counts."""
+        """Count the items that have left stage `first` and not stage `end`; an item in parts counts once."""
         there = Const(0)
         for i in range(first + 1, end + 1):
             is_item = self.last[i] if i <= self.stage["reduce"] else self.items.stages[i].whole
@@ -61,12 +66,13 @@ class Inner:
 
 
 def rings(cfg: Config) -> Harness:
-    """In each ring lie as many values as there are items for which they wait, so that each item, which leaves once,
-    finds its own place, residual and value: rings are lists.
+    """Each ring holds as many values as there are items that wait for one, so that each item finds its own value.
+
+    An item leaves once, and values are its place, its residual, or its result. So rings are lists.
     """
     it = Inner(cfg)
     h, stage, items, of = it.h, it.stage, it.items, it.of
-    # What a stage knows of its item's instruction came with the item.
+    # A stage's constants are those of its item's instruction.
     for number, each in enumerate(items.stages[1:], 1):
         for name, _ in each.constants.shape():
             h.ensure(implies(each.valid, each.constants[name] == of(number, name)), f"{name}_of_{number}")
@@ -89,7 +95,7 @@ def rings(cfg: Config) -> Harness:
 
 
 def few_places(cfg: Config) -> Harness:
-    """The same where the queue to acc is full within the cycles in which a mutant is looked for."""
+    """Prove `rings` with a queue to acc of four places, which is full within the cycles of the search for mutants."""
     with (
         patch.object(slots, "WRITEBACK_DEPTH", 4),
         patch.object(writeback, "WRITEBACK_DEPTH", 4),
@@ -99,8 +105,10 @@ def few_places(cfg: Config) -> Harness:
 
 
 def spaced(it: Inner) -> None:
-    """No stall is needed: an item never comes to a stage in which another one still is. Behind one with a residual
-    there is nothing for as long as that takes."""
+    """No item reaches a stage that another one still occupies, so no stall is needed.
+
+    Behind an item with a residual, stages are empty for as long as the residual takes.
+    """
     h, items, parts, part = it.h, it.items, it.cfg.residual_cycles, it.items.part
     add, bubbles = it.stage["add"], it.inside["issue.slots.bubbles"]
     slot = it.inside["issue.slots"].slot
@@ -117,8 +125,10 @@ def spaced(it: Inner) -> None:
 
 
 def writes_back(it: Inner) -> None:
-    """No stall is needed: there is room in the queue to acc for all that is under way there; what it holds of an entry
-    is there before its address, in the same order."""
+    """The queue to acc has room for everything under way to acc, so no stall is needed.
+
+    The data of an entry arrive there before its address, in the same order.
+    """
     h, items, write = it.h, it.items, it.items.write
     requantise = it.stage["requantise"]
     part: Any = it.inside["writeback"]
@@ -140,8 +150,10 @@ def writes_back(it: Inner) -> None:
 
 
 def claims(cfg: Config) -> Harness:
-    """GEMM takes the ports of acc that it has claimed, of reads as many cycles before as VECTOR looks ahead; and no
-    others, but for a claim of what a halt, or scratchpads that are not ready, keep from being read at all."""
+    """GEMM takes exactly the ports of acc that it has claimed, reads as many cycles before as VECTOR looks ahead.
+
+    A claimed read may be missing after a halt, or if scratchpads are not ready.
+    """
     h = Harness()
     dut = Gemm(cfg)
     inside = h.add(dut)

@@ -1,4 +1,4 @@
-"""The end of a counterexample as text."""
+"""Print the end of a counterexample as text."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from vcd.reader import TokenKind, tokenize
 
 STEPS = 4
-"""Cycles that are shown."""
+"""Number of cycles that are printed."""
 
 
 def last_steps(path: Path) -> str:
-    """The harness' signals in the last cycles of a trace: one line each, oldest cycle first."""
+    """Return the harness' signals in the last cycles of a trace, one line each, with the oldest cycle first."""
     if not path.exists():
         return ""
     names: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""An instruction that writes vin beside a softmax never writes an entry that the softmax has still to read.
+"""Prove that an instruction that writes vin during a softmax never writes an entry that the softmax has still to read.
 
-Two claims. One is about the issue stage: such an instruction writes behind the rows that are over, entry by entry, and
-waits for these alone. The other is about the softmax engine: what it says of its rows is so, and it divides them in
+One property is about the issue stage: such an instruction writes entry by entry behind the finished rows, and waits for
+these only. The other one is about the softmax engine: its reports of finished rows are right, and it divides rows in
 that order.
 """
 
@@ -34,16 +34,16 @@ CONFIG = replace(SMALL, forward=True, softmax=1, int32=False)
 MOST = scratchpads(CONFIG)["vin"].depth - 1
 """The last entry of vin."""
 SIZE, PLACE = 6, 9
-"""Bits of a number of rows or of entries, and of a place behind as many, where products are compared."""
+"""Bits of a number of rows or entries, and of a place behind as many entries, for comparisons of products."""
 WIDE = 26
-"""Bits in which no sum of rows wraps: two extents, a base and the entries written."""
+"""Number of bits in which no sum of two extents, a base and the written entries wraps."""
 
 
 class Rows:
-    """Those of the softmax that was accepted last, which says where they are when it starts.
+    """The rows of the softmax that was accepted last, whose fields are read when it starts.
 
-    in_line: their entries lie one behind another. owed: the engine has still to come to them. front: where the first
-    row begins that is not over; before they come, one of the softmax in front of them.
+    in_line: their entries are contiguous. owed: the engine has not come to them yet. front: the start of the first
+    unfinished row; before the engine comes to these rows, one of the softmax before.
     """
 
     def __init__(self, h: Harness, engine: Any, fields: Any) -> None:
@@ -61,16 +61,16 @@ class Rows:
             h.m.d.sync += self.front.eq(self.front + self.entries)
 
     def after(self, over: Value) -> Value:
-        """`front` behind this cycle."""
+        """Return `front` after this cycle."""
         return self.front + Mux(over, self.entries, 0)
 
 
 class Beside:
-    """The issue stage, and what is said of an instruction that goes beside a softmax.
+    """The issue stage, with facts about an instruction that runs during a softmax.
 
-    engine: its state. rows: of the last softmax; single: it is under way alone; lie: and its entries
-    one behind another, all within vin. busy: loops run, of an
-    instruction that is `beside` rows and writes vin, `place` next; output: it does now.
+    engine: state of the softmax engine. rows: those of the last softmax. single: no other softmax runs. lie: single,
+    and the rows' entries are contiguous and inside vin. busy: the loops run, of an instruction that is `beside` rows
+    and writes vin, `place` next. output: it writes in this cycle.
     """
 
     def __init__(self) -> None:
@@ -101,19 +101,21 @@ class Beside:
 
 
 def behind() -> Harness:
-    """An entry of vin is written beside a softmax only where a row is over. The engine is anything that tells what
-    `rows_are_over` proves of it."""
+    """During a softmax, an entry of vin is written only if its row is finished.
+
+    The engine is free, except for the facts that `rows_are_over` proves.
+    """
     it = Beside()
     h, dut, rows, loops = it.h, it.dut, it.rows, it.loops
     surroundings(it)
-    # By the addresses of the loops, an instruction like this one writes entry behind entry.
+    # The loops' addresses: such an instruction writes its entries in order, without gaps.
     comes = loops.instr.valid & loops.instr.ready & dut.softmax_under_way
     comes &= dut.instr.payload.fields.destination == Destination.VIN
     h.ensure(implies(comes, it.one_by_one), "entry_behind_entry")
     h.ensure(implies(comes, it.lie), "rows_one_behind_another")
     h.ensure(implies(comes, ~it.reads), "reads_nothing_of_vin")
     h.ensure(implies(it.beside & dut.fire, it.place < rows.front), "behind_the_rows_that_are_over")
-    # It waits for them, and for gemm, alone.
+    # The instruction beside softmax waits only for softmax's rows and for gemm.
     free = ~dut.softmax_under_way | (rows.after(dut.softmax.over) > it.place + it.output)
     waits_for_gemm = dut.claimed.any() | loops.instr.ready
     goes_on = h.register(it.busy & free & ~waits_for_gemm, "goes_on")
@@ -123,7 +125,7 @@ def behind() -> Harness:
 
 
 def registers(it: Beside) -> None:
-    """The facts about registers that make it inductive."""
+    """Invariants of registers that make the proof inductive."""
     h, dut, rows, inside, fields = it.h, it.dut, it.rows, it.inside, it.dut.instr.payload.fields
     names = "base", "consecutive", "in_front", "overwrites", "released", "gap"
     base, consecutive, in_front, overwrites, released, gap = (inside[f"softmaxes.war_hazard.{n}"] for n in names)
@@ -149,7 +151,7 @@ def registers(it: Beside) -> None:
 
 
 def surroundings(it: Beside) -> None:
-    """Instructions stay until taken and have the sizes that fetch has checked; one that ends has no steps left."""
+    """Instructions stay until taken and have sizes that fetch has checked; one that ends has no steps left."""
     h, dut, rows, inside = it.h, it.dut, it.rows, it.inside
     h.trusts(dut.instr, "instr")
     for name in VECTOR_LOOPS:
@@ -160,7 +162,7 @@ def surroundings(it: Beside) -> None:
 
 
 def promises(h: Harness, engine: Any, rows: Rows, single: Value) -> dict[str, Value]:
-    """Of the engine, which is proved by `rows_are_over`, and used by `behind`. single: one softmax is under way."""
+    """Return the facts about the engine that `rows_are_over` proves and `behind` assumes. single: one softmax runs."""
     stays = h.register(engine.walked & engine.busy & ~engine.start & ~engine.halt, "stays_walked")
     within = (rows.base <= rows.front) & (rows.after(engine.over) <= MOST + 1)
     return {
@@ -183,9 +185,9 @@ def _alike(fields: Any) -> Value:
 
 
 def rows_are_over(cfg: Config) -> Harness:
-    """What `behind` assumes of the engine, of rows whose entries lie one behind another where it is about places.
+    """The engine keeps the promises that `behind` assumes; those about places are for rows with contiguous entries.
 
-    Sizes are products: rows have up to 7 entries, and there are up to 31; 16 entries of vin hold fewer.
+    Sizes are products: rows have up to 7 entries, and there are up to 31 rows; 16 entries of vin hold fewer.
     """
     h = Harness()
     dut = SoftmaxEngine(cfg)
@@ -201,7 +203,7 @@ def rows_are_over(cfg: Config) -> Harness:
     single = under_way == 1
     find, divide = (Walked(h, inside, name, rows, dut) for name in ("find", "divide"))
 
-    # Of the last one the largest elements have been found before its last quotient is written.
+    # The largest elements of the last softmax are found before its last quotient is written.
     h.assume(implies(dut.finish & single, inside["find"].idle))
 
     h.ensure(dut.busy == under_way.any(), "busy")
@@ -212,7 +214,7 @@ def rows_are_over(cfg: Config) -> Harness:
     behind_front = (dut.vin.addr == place) & (divide.index < rows.entries)
     h.ensure(implies(dut.walked & single & rows.in_line & reads, behind_front), "reads_no_row_that_is_over")
 
-    # What makes it inductive: each one under way is owed, divided, or all in the stages behind that.
+    # Invariants for the induction: each one under way is owed, divided, or all in the stages behind that.
     steps = inside["steps"]
     last = [step.valid & step.payload.end for step in steps[1:]]
     for number, step in enumerate(steps):
@@ -239,7 +241,7 @@ def rows_are_over(cfg: Config) -> Harness:
 
 
 class AnySums(SumAddressGenerator):
-    """Tells that sums are complete when it likes: so a row is divided within a few cycles."""
+    """Report complete sums at any time, so that a row is divided within a few cycles."""
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
@@ -250,9 +252,9 @@ class AnySums(SumAddressGenerator):
 
 
 class Walked:
-    """What a walk by row has done of the softmax that it has come to.
+    """The progress of a walk by row through its current softmax.
 
-    came: to one, of `rows` rows from `base` on, of which it has `done` so many; index: of the entry at which it is.
+    came: it has come to a softmax, with `rows` rows from `base` on, of which `done` are finished. index: current entry.
     """
 
     def __init__(self, h: Harness, inside: Any, name: str, rows: Rows, dut: SoftmaxEngine) -> None:
@@ -277,7 +279,7 @@ class Walked:
         self._inductive(h, inside, walk, name, rows)
 
     def _inductive(self, h: Harness, inside: Any, walk: Any, name: str, rows: Rows) -> None:
-        """What the registers of the walk are, of what it has done."""
+        """Prove that the registers of the walk follow from its progress."""
         of, bits, span = (lambda register: inside.of(walk, register)), len(walk.addr), inside.of(walk, "_span")
         left, others = of("left"), of("others")
         row, tiles = walk.row[: of("_in_tile")], others[of("_in_tile") :]

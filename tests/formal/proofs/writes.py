@@ -1,6 +1,6 @@
-"""STORE from its rows to AXI: no byte is written but those of the row, which lies inside the limits to the byte.
+"""Prove of STORE, from its rows to AXI, that it writes only bytes of the row, which lies within the limits.
 
-Rows and data come from anywhere: the parts of STORE that list rows and read the scratchpad are cut out.
+Rows and data are free: the parts of STORE that list rows and read the scratchpad are cut out.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from proofs.harness import Harness, implies
 
 CUT = ("cutpoint t:top.dut.rows t:top.dut.reader",)
 OUTSTANDING = 2
-"""Bursts under way, here; that queues of more are lists is proved of the queues."""
+"""Number of bursts under way in this proof; fifos.py proves that longer queues are lists, too."""
 PLACES = 2 * OUTSTANDING
-"""Rows that STORE holds."""
+"""Number of rows that STORE holds."""
 LISTS, QUEUES = 1, 2
-"""Parts."""
+"""Numbers of the parts of the proof."""
 CONFIGS = {"small": SMALL, "other": OTHER, "whole words": replace(SMALL, block_in=8, block_out=8)}
-"""Units of half a bus word, and of a whole one."""
+"""Configs with chunks of half a bus word, and of a whole one."""
 
 
 class Model:
-    """STORE beside a list of its rows, from their entry to their last beat, and one of its bursts, from AW to theirs.
+    """STORE with a list of its rows, from entry to last beat, and a list of its bursts, from AW to last beat.
 
-    given: beats of the oldest row that have gone to W. word: the place of the next one in DRAM, in words of the bus.
-    off: all have stopped.
+    given: number of beats of the oldest row that went to W. word: place of the next beat in DRAM, in words of the bus.
+    off: True once everything has stopped.
     """
 
     def __init__(self, cfg: Config, part: int | None) -> None:
@@ -87,18 +87,18 @@ class Model:
         return data.View(self.row_layout, Array([Value.cast(row) for row in self.rows.items])[number])
 
     def covers(self, row: Value) -> Value:
-        """Which bytes of `word` belong to a row."""
+        """Return a mask of the bytes of `word` that belong to a row."""
         bits = self.word_bits
         from_first = [(self.word != self.first_word(row)) | (i >= row.offset[:bits]) for i in range(self.bus)]
         to_last = [(self.word != self.last_word(row)) | (i <= row.end[:bits]) for i in range(self.bus)]
         return Cat(from_first) & Cat(to_last)
 
     def fills(self, at: Value) -> Value:
-        """Whether a chunk from there on reaches the end of its word."""
+        """Return whether a chunk from `at` on reaches the end of its word."""
         return at[: self.word_bits] + (1 << self.chunk) >= self.bus
 
     def writes_its_own(self) -> None:
-        """What is to be proved of the beat in W's register: what it may write, and where its burst puts it."""
+        """The beat in W's register writes only permitted bytes, at the address that its burst gives it."""
         h, dut, axi, inside = self.h, self.dut, self.dut.axi, self.inside
         # `here` counts words from the base, as `word` did when the beat was taken.
         may, address, here = Signal(self.bus), Signal(ADDR_BITS), Signal.like(self.word)
@@ -111,13 +111,13 @@ class Model:
         h.ensure(implies(axi.wvalid & axi.wstrb.any(), placed & ((may & ~below) == 0)), "in_limits")
         h.ensure(implies(self.off, inside["stop"]), "stays_off")
 
-    # What makes it inductive, until all stop.
+    # Invariants for the induction, until all stop.
 
     def _always(self, condition: Value, name: str, part: int = 0) -> None:
         self.h.ensure(self.off | condition, name, part)
 
     def bursts_follow(self) -> None:
-        """Bursts follow each other through the rows; the splitter holds what is left of the last one, or dropped it."""
+        """Bursts follow each other through the rows; the splitter holds the rest of the last row, or has dropped it."""
         rows, bursts, inside = self.rows, self.bursts, self.inside
         self._always((bursts.count <= OUTSTANDING) & (rows.count <= PLACES + 1), "counts", LISTS)
         for i, row in enumerate(rows.items):
@@ -159,7 +159,7 @@ class Model:
         self._always(implies(within, (length <= left) & (ends == (length == left))), "length")
 
     def _rows_wait(self, number: Value) -> None:
-        """The rows from that `number` on wait for the splitter."""
+        """The rows from `number` on wait for the splitter."""
         depth = 2
         count, whole, content = self._queue("requests", depth)
         self._always(whole, "requests", QUEUES)
@@ -170,7 +170,7 @@ class Model:
             self._always(implies(count > i, (content(i) ^ wanted)[:-1] == 0), f"requests{i}", QUEUES)
 
     def _queue(self, name: str, depth: int) -> tuple[Value, Value, Callable[[int], Value]]:
-        """Of a HeadFifo: how many there are, that it is as it should be, and the i-th oldest of them."""
+        """Return a RegisteredFifo's count, whether its state is consistent, and a function to its i-th element."""
         level, consume, produce, holds, head = (
             self.inside[f"{name}.{part}"] for part in ("level", "consume", "produce", "holds", "head")
         )
@@ -204,7 +204,7 @@ class Model:
             self._always(implies(count > i, content(i) == wanted), f"place{i}", QUEUES)
 
     def packer_is_right(self) -> None:
-        """The packer has taken the bytes of the oldest row before `at` in the next word, and holds that word's."""
+        """The packer has taken the oldest row's bytes before `at` in the next word, and holds those of that word."""
         begun, flush, at, count, held, is_last, fills = (
             self.inside[f"packer.{name}"]
             for name in ("inside", "flush", "place", "count", "held", "last", "next_fills")

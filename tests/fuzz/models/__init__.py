@@ -1,13 +1,13 @@
-"""Random models beside onnxruntime: cases of the kind `model`.
+"""Compare random models with onnxruntime: cases of the kind `model`.
 
 net.py          a graph that grows node by node, each run under onnxruntime as it is added
-networks.py     float networks of common pieces     quantised.py    what onnxruntime's quantiser makes of them
+networks.py     float networks of common pieces     quantised.py    quantised by onnxruntime's quantiser
 operators/      single operators with random attributes
-habits.py       what exporters do to names, constants and sizes
-case.py         a model, its inputs, how it is compiled
-draw.py         the case of a seed
-judge.py        a case on both sides: its verdict
-exclusions.py   where a step of difference is documented
-minimise.py     the smallest case of a finding
-campaign.py     a case of a run, and findings
+habits.py       changes of names, constants and sizes, as exporters make them
+case.py         a model, its inputs, and options of the compilation
+draw.py         draw the case of a seed
+judge.py        run a case here and under onnxruntime, and compare
+exclusions.py   documented differences of one step
+minimise.py     shrink the case of a finding
+campaign.py     run cases, and list findings
 """

@@ -1,4 +1,4 @@
-"""Random models as cases of a run, and the smallest model of each finding."""
+"""Run random models as cases of a campaign, and write the smallest model of each finding."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from fuzz.models.judge import FINDINGS, UNCOUNTED, judge
 from fuzz.models.minimise import Minimised, cause, minimise
 
 MINIMISING = 300.0
-"""Processor seconds for the smallest case of a finding; what was smallest until then stays."""
+"""Limit of processor seconds for minimising a finding; the smallest case so far is the result."""
 MOST_OF_A_CAUSE = 2
-"""Cases of one cause that are minimised."""
+"""Number of cases with the same cause that are minimised."""
 
 
 def model(seed: int) -> str:
-    """How a random model ends beside onnxruntime. Failure where its outputs are others, or where there are none."""
+    """Compare a random model with onnxruntime, and return the verdict as a text.
+
+    Raise Failure if the compiler crashes or refuses the model, or if outputs are wrong.
+    """
     try:
         case = draw_case(seed)
     except OracleError:
@@ -36,7 +39,10 @@ def model(seed: int) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault, once for all cases that found it: `seeds`. stem: of the files with the smallest case."""
+    """A fault with all cases that show it.
+
+    seeds: those cases. stem: path of the files with the smallest case, without their endings.
+    """
 
     signature: str
     why: str
@@ -49,7 +55,7 @@ class Finding:
 
 
 def minimised(seed: int, folder: Path) -> Minimised:
-    """The smallest case of what case `seed` found, also written as `seed` in `folder`, smaller and smaller."""
+    """Minimise the finding of case `seed`, and write the case as `seed` into `folder`, before and after that."""
     case = draw_case(seed)
     case.save(folder / f"{seed}")
     result = minimise(case, judge(case))
@@ -58,7 +64,7 @@ def minimised(seed: int, folder: Path) -> Minimised:
 
 
 def findings(
-    causes: Mapping[str, list[int]], folder: Path, jobs: int, say: Callable[[str], None] = lambda text: None
+    causes: Mapping[str, list[int]], folder: Path, jobs: int, report: Callable[[str], None] = lambda text: None
 ) -> list[Finding]:
     """Minimise a few cases of each cause, and write each signature once into `folder`, with a line in findings.txt.
 
@@ -79,11 +85,11 @@ def findings(
                 for path in folder.glob(f"{seed}.*"):
                     path.unlink()
             known[signature] = Finding(signature, " ".join(why.split())[:300], tuple(sorted(seeds)), stem)
-            say(f"minimising: {len(known)} findings")
+            report(f"minimising: {len(known)} findings")
             _list(folder, known.values())
     return list(known.values())
 
 
 def _list(folder: Path, known: Iterable[Finding]) -> None:
-    lines = sorted(str(each) for each in known)
+    lines = sorted(str(finding) for finding in known)
     (folder / "findings.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

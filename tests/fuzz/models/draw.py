@@ -1,4 +1,4 @@
-"""The case of a seed, from which everything random about it comes."""
+"""Draw the case of a seed; the seed determines everything random in it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SMALL = ConfigSpace(
     },
     Config(),
 )  # fmt: skip
-"""Of which a Config is drawn where it is not a preset."""
+"""The space of the small Configs that are drawn in place of a preset."""
 
 
 def draw_case(seed: int) -> Case:
-    """The case of a seed. OracleError where onnxruntime, or its quantiser, refuses what was drawn."""
+    """Draw the case of a seed. Raise OracleError if onnxruntime, or its quantiser, refuses the model."""
     campaign, number = divmod(seed, 1_000_000)
     draw = Draw(f"{campaign} {number}")
     kind, opset = draw.choice(KINDS), draw.choice(OPSETS)
@@ -43,14 +43,14 @@ def draw_case(seed: int) -> Case:
 
 
 def _like(draw: Draw, net: Net) -> dict[str, Array]:
-    """Other inputs for a network."""
+    """Draw other inputs for a network, with the shapes of its inputs."""
     return {name: draw.floats(value.shape, float(value.std()) + 0.1) for name, value in net.inputs.items()}
 
 
 def config(draw: Draw) -> Config:
-    """A preset but `huge`, or a small Config at random."""
+    """Draw a preset other than `huge`, or a small Config."""
     if draw.chance(0.4):
         return PRESETS[draw.choice([name for name in PRESETS if name != "huge"])]
-    found = SMALL.sample(draw.arrays)
-    assert found is not None
-    return found
+    sampled = SMALL.sample(draw.arrays)
+    assert sampled is not None
+    return sampled

@@ -1,4 +1,4 @@
-"""Models in double precision for ONNX's reference."""
+"""Convert models to double precision for ONNX's reference evaluator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = NDArray[Any]
 
 
 class DequantizeLinear(OpRun):  # type: ignore[misc]
-    """onnxruntime's, of 16 bits before opset 21."""
+    """onnxruntime's DequantizeLinear, which accepts 16 bits before opset 21."""
 
     op_domain = "com.microsoft"
 
@@ -24,21 +24,21 @@ class DequantizeLinear(OpRun):  # type: ignore[misc]
     ) -> tuple[Array]:  # fmt: skip
         along = 1 if axis is None else axis
 
-        def each(values: Array) -> Array:
-            """The value of each element of x."""
+        def spread(values: Array) -> Array:
+            """Broadcast scales or zero points to the elements of x."""
             if block_size:
                 return np.take(np.repeat(values, block_size, along), np.arange(x.shape[along]), along)
             return values.reshape([-1 if d == along % x.ndim and values.size > 1 else 1 for d in range(x.ndim)])
 
-        return ((x.astype(np.int64) - (0 if zero is None else each(zero).astype(np.int64))) * each(scale),)
+        return ((x.astype(np.int64) - (0 if zero is None else spread(zero).astype(np.int64))) * spread(scale),)
 
 
 OF_ONNX: type[OpRun] = type("DequantizeLinear", (DequantizeLinear,), {"op_domain": ""})
-"""The same of ONNX, whose reference has it from opset 19 on."""
+"""DequantizeLinear in ONNX's domain; ONNX's reference has this operator only from opset 19 on."""
 
 
 class SkipLayerNormalization(OpRun):  # type: ignore[misc]
-    """onnxruntime's, which ONNX's reference has not."""
+    """onnxruntime's SkipLayerNormalization, which ONNX's reference lacks."""
 
     op_domain = "com.microsoft"
 
@@ -46,9 +46,9 @@ class SkipLayerNormalization(OpRun):  # type: ignore[misc]
         self, x: Array, skip: Array, gamma: Array, beta: Array | None = None, bias: Array | None = None,
         epsilon: float | None = None,
     ) -> tuple[Array]:  # fmt: skip
-        whole = x + skip + (0 if bias is None else bias)
-        off = whole - whole.mean(-1, keepdims=True)
-        scaled = off / np.sqrt((off**2).mean(-1, keepdims=True) + (1e-12 if epsilon is None else epsilon))
+        total = x + skip + (0 if bias is None else bias)
+        centred = total - total.mean(-1, keepdims=True)
+        scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + (1e-12 if epsilon is None else epsilon))
         return (scaled * gamma + (0 if beta is None else beta),)
 
 
@@ -56,12 +56,12 @@ OPERATORS: list[type[OpRun]] = [DequantizeLinear, OF_ONNX, SkipLayerNormalizatio
 
 
 def wide_of(array: Array) -> Array:
-    """float32 as doubles, anything else as it is."""
+    """Convert float32 arrays to float64; return any other value as it is."""
     return array.astype(np.float64) if isinstance(array, np.ndarray) and array.dtype == np.float32 else array
 
 
 def in_doubles(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of `model` in which every float32 is a double."""
+    """Return a copy of `model` in which every float32 tensor is float64."""
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     graph = wide.graph

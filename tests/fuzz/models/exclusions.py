@@ -1,4 +1,4 @@
-"""Where bytes may differ from onnxruntime's: documented steps, each with its reason. docs/numerics.md lists them."""
+"""List the documented differences from onnxruntime's bytes, each with its reason; docs/numerics.md shows the list."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Exclusion:
     """A quantised tensor that operator `maker` made in onnxruntime's optimised graph may differ by `steps`.
 
-    ties: only where rounding of floats alone, as `judge.Neighbourhood` measures it, moves what is quantised across a
-    tie.
+    ties: the difference is allowed only if rounding of floats alone moves the quantised value across a tie, as
+    `judge.Neighbourhood` measures it.
     """
 
     name: str
@@ -31,17 +31,17 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
 
 
 def table() -> str:
-    """EXCLUSIONS in Markdown."""
+    """Return EXCLUSIONS as a table in Markdown."""
     lines = ["| what | steps | why |", "|---|---|---|"]
-    for each in EXCLUSIONS:
-        where = ", next to ties" if each.ties else ""
-        lines.append(f"| {each.name} | {each.steps}{where} | {each.reason} |")
+    for exclusion in EXCLUSIONS:
+        condition = ", next to ties" if exclusion.ties else ""
+        lines.append(f"| {exclusion.name} | {exclusion.steps}{condition} | {exclusion.reason} |")
     return "\n".join(lines)
 
 
 def excuse(maker: str, steps: int, tie: bool) -> Exclusion | None:
-    """The exclusion that allows such a difference."""
-    for each in EXCLUSIONS:
-        if each.maker == maker and 0 < steps <= each.steps and (tie or not each.ties):
-            return each
+    """Return the exclusion that allows such a difference, or None."""
+    for exclusion in EXCLUSIONS:
+        if exclusion.maker == maker and 0 < steps <= exclusion.steps and (tie or not exclusion.ties):
+            return exclusion
     return None

@@ -1,4 +1,4 @@
-"""Changes that exporters make and that leave the results as they are: names, constants, wires, open sizes."""
+"""Apply changes that exporters make without effect on the results: names, constants, identities, open sizes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from fuzz.models.net import Array, Draw
 
 HOSTILE = (".shape", "_zero", "_table", "_weights", "_bias", "_int32", ".0", "@xy", "_quantised_", ":", "/", " ", "_1",
            "_cut", "é")  # fmt: skip
-"""What names of tools' own might end in."""
+"""Endings that tools, and our compiler, append to names of tensors."""
 
 
 def habits(draw: Draw, model: onnx.ModelProto, feeds: list[dict[str, Array]], may_open: bool) -> list[dict[str, Array]]:
-    """Change `model` in place; returns the feeds by its new names. may_open: whether it takes any number of samples."""
+    """Change `model` in place, and return the feeds by its new names.
+
+    may_open: the model accepts any number of samples, so its first size may become open.
+    """
     if draw.chance(0.4):
         _name_nodes(draw, model)
     if draw.chance(0.2):
@@ -44,14 +47,14 @@ def _name_nodes(draw: Draw, model: onnx.ModelProto) -> None:
 
 
 def _tensors(model: onnx.ModelProto) -> dict[str, None]:
-    """Names of all tensors, without those of bodies: there are none."""
+    """Return the names of all tensors, in order; the models have no subgraphs."""
     graph = model.graph
     names = [value.name for value in graph.input] + [tensor.name for tensor in graph.initializer]
     return dict.fromkeys(name for name in (*names, *(out for node in graph.node for out in node.output)) if name)
 
 
 def _name_tensors(draw: Draw, model: onnx.ModelProto, feeds: list[dict[str, Array]]) -> list[dict[str, Array]]:
-    """All names anew: each is another one with an ending that a tool might have put there."""
+    """Rename all tensors: a new name is another tensor's name plus an ending that a tool might append."""
     new: dict[str, str] = {}
     for number, name in enumerate(_tensors(model)):
         stem = draw.choice([*new.values(), f"{number}", "x"])[:30]
@@ -67,20 +70,20 @@ def _name_tensors(draw: Draw, model: onnx.ModelProto, feeds: list[dict[str, Arra
 
 
 def _constant_nodes(draw: Draw, model: onnx.ModelProto) -> None:
-    """Initialisers as Constant nodes."""
+    """Turn some initialisers into Constant nodes."""
     graph = model.graph
     chosen = [tensor for tensor in graph.initializer if draw.chance(0.6)]
-    left = [tensor for tensor in graph.initializer if tensor not in chosen]
+    rest = [tensor for tensor in graph.initializer if tensor not in chosen]
     nodes = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in chosen]
-    given = [*nodes, *graph.node]
+    all_nodes = [*nodes, *graph.node]
     del graph.node[:], graph.initializer[:]
-    graph.node.extend(given), graph.initializer.extend(left)
+    graph.node.extend(all_nodes), graph.initializer.extend(rest)
 
 
 def _constants_as_inputs(draw: Draw, model: onnx.ModelProto) -> None:
-    """Initialisers are inputs, too, as before IR version 4: defaults of what a user may give.
+    """Declare some initialisers as inputs, too, as before IR version 4: as defaults that a user may override.
 
-    Scales and zero points are not: where they may change, onnxruntime has no integer operators.
+    Scales and zero points stay constants, because onnxruntime has no integer operators for variable ones.
     """
     known = {value.name for value in model.graph.input}
     known |= {name for node in model.graph.node if "Linear" in node.op_type for name in node.input[1:]}
@@ -90,10 +93,10 @@ def _constants_as_inputs(draw: Draw, model: onnx.ModelProto) -> None:
 
 
 def _wires(draw: Draw, model: onnx.ModelProto) -> None:
-    """Identity, Dropout and Cast to the same type, between operators."""
+    """Insert Identity, Dropout, and Cast to the same type between operators."""
     graph = model.graph
     inferred = onnx.shape_inference.infer_shapes(model).graph
-    kinds = {each.name: each.type.tensor_type.elem_type for each in (*inferred.input, *inferred.value_info)}
+    kinds = {value.name: value.type.tensor_type.elem_type for value in (*inferred.input, *inferred.value_info)}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         for place, name in enumerate(node.input):

@@ -1,7 +1,7 @@
-"""The smallest case of a finding: less of everything, as long as it is found.
+"""Shrink the case of a finding, as long as the finding stays.
 
-Nodes go, their results becoming inputs; outputs, runs and attributes go; axes become short, numbers round, names plain,
-the Config `tiny`.
+Nodes are removed, and their results become inputs. Outputs, runs and attributes are removed. Axes become short, numbers
+round, names plain, and the Config `tiny`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fuzz.models.judge import CRASHED, REFUSED, Verdict, judge
 from fuzz.models.net import Array, value_info
 
 TRIES = 250
-"""Smaller cases that are judged for one finding."""
+"""Maximum number of smaller cases that are judged for one finding."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Minimised:
 
     @property
     def signature(self) -> str:
-        """Text that findings of one cause share: verdict, operators with the attributes that matter, and words."""
+        """Return a text that is equal for findings of one cause: verdict, operators with attributes, and message."""
         nodes = sorted({_text(node) for node in self.case.model.graph.node})
         words = _words(self.verdict) if self.verdict.what in (CRASHED, REFUSED) else ""
         return f"{self.verdict.what}: {', '.join(nodes)}" + (f": {words}" if words else "")
@@ -44,33 +44,38 @@ def _text(node: onnx.NodeProto) -> str:
 
 
 def _words(verdict: Verdict) -> str:
-    """`why` without names and numbers."""
+    """Return the message of a verdict without names and numbers."""
     return re.sub(r"'[^']*'|\([^)]*\)|\[[^]]*\]|-?[\d.]+(e-?\d+)?", "#", verdict.why.split("\n")[0])[:120]
 
 
 def cause(verdict: Verdict) -> str:
-    """Text by which findings are told apart before they are minimised."""
+    """Return a text that groups findings before they are minimised."""
     return f"{verdict.what} {_words(verdict) if verdict.what in (CRASHED, REFUSED) else verdict.operators}"
 
 
-def minimise(case: Case, found: Verdict, judge_: Callable[[Case], Verdict] = judge, tries: int = TRIES) -> Minimised:
-    """`found` is the verdict of `case`; the result has the same, and crashes and refusals the same words."""
-    best, verdict, used = case, found, 0
+def minimise(case: Case, original: Verdict, judge_: Callable[[Case], Verdict] = judge, tries: int = TRIES) -> Minimised:
+    """Return a smaller case with the same verdict; crashes and refusals must keep their message.
+
+    found: the verdict of `case`. tries: maximum number of smaller cases that are judged.
+    """
+    best, verdict, used = case, original, 0
 
     def persists(smaller: Case) -> bool:
         nonlocal best, verdict, used
         used += 1
-        again = judge_(smaller)
-        if again.what != found.what or (found.what in (CRASHED, REFUSED) and _words(again) != _words(found)):
+        new_verdict = judge_(smaller)
+        if new_verdict.what != original.what or (
+            original.what in (CRASHED, REFUSED) and _words(new_verdict) != _words(original)
+        ):
             return False
-        best, verdict = smaller, again
+        best, verdict = smaller, new_verdict
         return True
 
     moved = True
     while moved and used < tries:
         moved = False
         for step in STEPS:
-            # After each success the step starts again, from what it has made
+            # After each success, repeat the step on the smaller case.
             again = True
             while again and used < tries:
                 again = any(persists(smaller) for smaller in itertools.islice(step(best), tries - used))
@@ -78,7 +83,7 @@ def minimise(case: Case, found: Verdict, judge_: Callable[[Case], Verdict] = jud
     return Minimised(best, verdict, used)
 
 
-# Steps: each gives cases that are smaller in one place -------------------------------------------------------------
+# Steps: each yields cases that are smaller in one place ------------------------------------------------------------
 
 
 def _fewer_runs(case: Case) -> Iterator[Case]:
@@ -103,7 +108,7 @@ def _fewer_outputs(case: Case) -> Iterator[Case]:
 
 
 def _earlier_outputs(case: Case) -> Iterator[Case]:
-    """Return the result of a node in the middle, and drop what comes after it."""
+    """Yield cases that return the results of a node in the middle, without the nodes behind it."""
     values = _values(case)
     for node in case.model.graph.node:
         named = [name for name in node.output if isinstance(values[0].get(name), np.ndarray)]
@@ -112,25 +117,27 @@ def _earlier_outputs(case: Case) -> Iterator[Case]:
 
 
 def _later_inputs(case: Case) -> Iterator[Case]:
-    """A node goes; what it makes comes from outside."""
+    """Yield cases without one node, whose results become inputs."""
     values = _values(case)
     for node in reversed(case.model.graph.node):
-        made = [name for name in node.output if isinstance(values[0].get(name), np.ndarray)]
+        results = [name for name in node.output if isinstance(values[0].get(name), np.ndarray)]
         outputs = {value.name for value in case.model.graph.output}
-        if len(case.model.graph.node) == 1 or outputs.intersection(made) or not made:
+        if len(case.model.graph.node) == 1 or outputs.intersection(results) or not results:
             continue
         smaller = _copy(case)
         graph = smaller.model.graph
-        kept = [each for each in graph.node if each.output != node.output]
+        remaining = [other for other in graph.node if other.output != node.output]
         del graph.node[:]
-        graph.node.extend(kept)
-        graph.input.extend(value_info(name, values[0][name]) for name in made)
-        feeds = tuple({**feed, **{name: known[name] for name in made}} for feed, known in zip(case.feeds, values))
+        graph.node.extend(remaining)
+        graph.input.extend(value_info(name, values[0][name]) for name in results)
+        feeds = tuple(
+            {**feed, **{name: tensors[name] for name in results}} for feed, tensors in zip(case.feeds, values)
+        )
         yield _pruned(replace(smaller, feeds=feeds))
 
 
 def _wires(case: Case) -> Iterator[Case]:
-    """A node goes; who reads it reads its first input instead."""
+    """Yield cases without one node, whose readers read its first input instead."""
     outputs = {value.name for value in case.model.graph.output}
     for number, node in enumerate(case.model.graph.node):
         if len(node.output) != 1 or node.output[0] in outputs or not node.input or not node.input[0]:
@@ -151,7 +158,7 @@ def _fewer_attributes(case: Case) -> Iterator[Case]:
 
 
 def _plain_attributes(case: Case) -> Iterator[Case]:
-    """Numbers of lists become 0 or 1, one after the other."""
+    """Yield cases in which one number in a list becomes 0 or 1."""
     for number, node in enumerate(case.model.graph.node):
         for place, attr in enumerate(node.attribute):
             for at, old in enumerate(attr.ints):
@@ -163,7 +170,7 @@ def _plain_attributes(case: Case) -> Iterator[Case]:
 
 
 def _shorter_axes(case: Case) -> Iterator[Case]:
-    """All axes of one size become shorter, of inputs, and of constants."""
+    """Yield cases in which all axes of one size become shorter, in inputs and constants."""
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in case.model.graph.initializer}
     arrays = {**case.feeds[0], **constants}
     for size in sorted({n for array in arrays.values() for n in array.shape if n > 1}, reverse=True):
@@ -179,8 +186,8 @@ def _cut_axes(case: Case, constants: dict[str, Array], size: int, fewer: int, na
     smaller = _copy(case)
     graph = smaller.model.graph
     for tensor in graph.initializer:
-        fresh = np.ascontiguousarray(cut(tensor.name, constants[tensor.name]))
-        tensor.CopyFrom(numpy_helper.from_array(fresh, tensor.name))
+        shortened = np.ascontiguousarray(cut(tensor.name, constants[tensor.name]))
+        tensor.CopyFrom(numpy_helper.from_array(shortened, tensor.name))
     feeds = tuple({name: np.ascontiguousarray(cut(name, array)) for name, array in feed.items()} for feed in case.feeds)
     inputs = [
         value_info(value.name, feeds[0][value.name]) if value.name in feeds[0] else value for value in graph.input
@@ -233,29 +240,29 @@ def _copy(case: Case) -> Case:
 
 
 def _values(case: Case) -> list[dict[str, Array]]:
-    """All tensors of each run under onnxruntime; none where it does not run."""
+    """Return all tensors of each run under onnxruntime; empty dictionaries if it does not run the model."""
     try:
-        every = open_session(expose_tensors(case.model), "DISABLE_ALL", threads=1)
-        return [run_session(every, feed) for feed in case.feeds]
+        session = open_session(expose_tensors(case.model), "DISABLE_ALL", threads=1)
+        return [run_session(session, feed) for feed in case.feeds]
     except OracleError:
         return [{} for _ in case.feeds]
 
 
 def _pruned(case: Case, outputs: list[onnx.ValueInfoProto] | None = None) -> Case:
-    """Without what no output needs, and without shapes of what is computed, which may have changed."""
+    """Return the case without nodes that no output needs, and without shapes of tensors, which may have changed."""
     smaller = _copy(case)
     graph = smaller.model.graph
-    kept = list(graph.output) if outputs is None else outputs
-    wanted = {value.name for value in kept}
+    kept_outputs = list(graph.output) if outputs is None else outputs
+    used = {value.name for value in kept_outputs}
     nodes: list[onnx.NodeProto] = []
     for node in reversed(graph.node):
-        if wanted.intersection(node.output):
+        if used.intersection(node.output):
             nodes.insert(0, node)
-            wanted.update(node.input)
-            wanted.update(name for attr in node.attribute for each in attr.g.node for name in each.input)
-    new = [helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, None) for value in kept]
-    inputs = [value for value in graph.input if value.name in wanted]
-    constants = [tensor for tensor in graph.initializer if tensor.name in wanted]
+            used.update(node.input)
+            used.update(name for attr in node.attribute for inner in attr.g.node for name in inner.input)
+    new = [helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, None) for value in kept_outputs]
+    inputs = [value for value in graph.input if value.name in used]
+    constants = [tensor for tensor in graph.initializer if tensor.name in used]
     for field, values in (
         (graph.node, nodes), (graph.output, new), (graph.input, inputs), (graph.initializer, constants),
         (graph.value_info, []),

@@ -1,4 +1,4 @@
-"""Inputs and models with their numbers moved by one unit in the last place: how much rounding may do."""
+"""Move inputs and constants by one unit in the last place, to measure the effect of rounding."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from onnx import numpy_helper
 
 Array = NDArray[Any]
 NUMBERS = ("Resize", "Upsample", "Range", "QuantizeLinear", "OneHot", "NonMaxSuppression", "Pow")
-"""Operators with floats beside their operand from which shapes, rounding or whether there is a result follow."""
+"""Operators with further float inputs that decide shapes, rounding, or whether a result exists."""
 
 
 def moved(array: Array, rng: np.random.Generator) -> Array:
-    """`array` with each of its floats one unit up or down, of any shape; zeros stay, and so does what is no floats."""
+    """Move each float of `array` one unit in the last place up or down; zeros and arrays of other types stay."""
     if not isinstance(array, np.ndarray) or array.dtype not in (np.float32, np.float64):
         return array
     with np.errstate(over="ignore"):
@@ -30,41 +30,42 @@ def _fixed(model: onnx.ModelProto) -> set[str]:
 
 
 def moved_feed(model: onnx.ModelProto, feed: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
-    """The inputs of `model`, moved as its constants are by `with_moved_constants`."""
+    """Move the inputs of `model`, as `with_moved_constants` moves its constants."""
     fixed = _fixed(model)
     return {name: array if name in fixed else moved(array, rng) for name, array in feed.items()}
 
 
 def with_moved_constants(model: onnx.ModelProto, rng: np.random.Generator) -> onnx.ModelProto:
-    """`model` with its float constants moved, but for those in which an operator's shapes or steps are written."""
-    near, fixed = onnx.ModelProto(), _fixed(model)
-    near.CopyFrom(model)
-    for tensor in near.graph.initializer:
+    """Return `model` with its float constants moved, except those that decide an operator's shapes or steps."""
+    result, fixed = onnx.ModelProto(), _fixed(model)
+    result.CopyFrom(model)
+    for tensor in result.graph.initializer:
         if tensor.name not in fixed and tensor.data_type in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
             tensor.CopyFrom(numpy_helper.from_array(moved(numpy_helper.to_array(tensor), rng), tensor.name))
-    return near
+    return result
 
 
 def with_rounded_biases(model: onnx.ModelProto, optimised: onnx.ModelProto) -> onnx.ModelProto:
-    """`model` with the float biases that onnxruntime rounds to int32 for products of dequantised tensors.
+    """Return `model` with biases as onnxruntime computes them: it rounds some float biases to int32.
 
-    optimised: the graph that onnxruntime makes of `model`, where DequantizeLinear makes floats of such a bias.
+    That happens for products of dequantised tensors. optimised: the graph that onnxruntime makes of `model`, in which
+    such a bias is the output of a DequantizeLinear.
     """
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in optimised.graph.initializer}
     makers = {name: node for node in optimised.graph.node for name in node.output}
-    theirs = {node.name: node for node in optimised.graph.node if node.name}
+    optimised_nodes = {node.name: node for node in optimised.graph.node if node.name}
     rounded = onnx.ModelProto()
     rounded.CopyFrom(model)
     floats = {tensor.name for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT}
     for number, node in enumerate(rounded.graph.node):
-        other = theirs.get(node.name)
+        other = optimised_nodes.get(node.name)
         if other is None or len(node.input) < 3 or len(other.input) < 3 or node.input[2] not in floats:
             continue
         maker = makers.get(other.input[2])
         if maker is None or maker.op_type != "DequantizeLinear" or not constants.keys() >= {*maker.input}:
             continue
-        whole, scale = (constants[name] for name in maker.input[:2])
-        bias = numpy_helper.from_array(whole.astype(np.float32) * scale, f"{node.input[2]} rounded for {number}")
+        integers, scale = (constants[name] for name in maker.input[:2])
+        bias = numpy_helper.from_array(integers.astype(np.float32) * scale, f"{node.input[2]} rounded for {number}")
         rounded.graph.initializer.append(bias)
         node.input[2] = bias.name
     return rounded
@@ -73,19 +74,22 @@ def with_rounded_biases(model: onnx.ModelProto, optimised: onnx.ModelProto) -> o
 def with_moved_dequantised(
     model: onnx.ModelProto, values: Mapping[str, Any], rng: np.random.Generator
 ) -> onnx.ModelProto:
-    """`model` where what DequantizeLinear makes, each tensor like the one in `values`, is multiplied by random factors
-    next to one: moved with its scale alone, it would move as a whole, and sums that cancel would stay what they are."""
-    near, fixed = onnx.ModelProto(), _fixed(model)
-    near.CopyFrom(model)
-    del near.graph.node[:]
+    """Return `model` with each output of DequantizeLinear multiplied by random factors next to 1.
+
+    If only its scale moved, all elements would move together, and sums that cancel would not change.
+    values: the tensors of `model`, for their shapes and types.
+    """
+    result, fixed = onnx.ModelProto(), _fixed(model)
+    result.CopyFrom(model)
+    del result.graph.node[:]
     for node in model.graph.node:
-        near.graph.node.append(node)
+        result.graph.node.append(node)
         name = node.output[0] if node.op_type == "DequantizeLinear" else ""
         if not name or name in fixed or values[name].dtype != np.float32:
             continue
         plain, factor = f"{name}_plain", f"{name}_factor"
-        near.graph.node[-1].output[0] = plain
-        near.graph.node.append(onnx.helper.make_node("Mul", [plain, factor], [name]))
+        result.graph.node[-1].output[0] = plain
+        result.graph.node.append(onnx.helper.make_node("Mul", [plain, factor], [name]))
         factors = moved(np.ones_like(values[name]), rng)
-        near.graph.initializer.append(numpy_helper.from_array(factors, factor))
-    return near
+        result.graph.initializer.append(numpy_helper.from_array(factors, factor))
+    return result

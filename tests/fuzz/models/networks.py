@@ -1,4 +1,4 @@
-"""Random float networks: chains of common pieces with branches, and a head."""
+"""Draw random float networks: chains of common pieces with branches, and a head."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from fuzz.models.net import Draw, Net, OracleError
 
 Piece = Callable[[Net, str], str]
-"""Adds operators that read a tensor, and returns what they make."""
+"""Function that adds operators that read tensor `x`, and returns the name of their result."""
 LARGEST = 4096
-"""Elements of a tensor beyond which pieces make it smaller."""
+"""Half of the largest number of elements that a piece may return."""
 TRIES = 3
 
 
 def network(draw: Draw, opset: int) -> Net:
-    """An image, sequence or vector through up to six pieces of its rank, then perhaps a head."""
+    """Draw a network: an image, sequence or vector through up to six pieces, then perhaps a head."""
     net = Net(draw, opset)
     rank = draw.choice((4, 4, 4, 4, 3, 3, 2, 5))
     x = net.input(draw.floats(_size(draw, rank), draw.choice((0.3, 1.0, 4.0))))
@@ -44,7 +44,7 @@ def _size(draw: Draw, rank: int) -> tuple[int, ...]:
 
 
 def _tried(net: Net, x: str, piece: Piece) -> str:
-    """The result of `piece`; `x` where onnxruntime refuses all that it tries, as a window larger than the image."""
+    """Add `piece` and return its result; return `x` if onnxruntime refuses all tries, or if results are too large."""
     for _ in range(TRIES):
         try:
             y = piece(net, x)
@@ -60,7 +60,7 @@ def _tried(net: Net, x: str, piece: Piece) -> str:
 
 
 def conv(net: Net, x: str) -> str:
-    """Dense, grouped or depthwise; strided, dilated, padded in every way."""
+    """Add a dense, grouped or depthwise convolution with random strides, dilations and padding."""
     draw, (_, channels, *size) = net.draw, net.shape(x)
     kind = draw.choice(("dense", "dense", "pointwise", "depthwise", "grouped"))
     group = {"depthwise": channels, "grouped": draw.choice(_divisors(channels))}.get(kind, 1)
@@ -74,7 +74,7 @@ def conv(net: Net, x: str) -> str:
 
 
 def window(draw: Draw, size: list[int], kernel: list[int], dilated: bool = False) -> dict[str, Any]:
-    """kernel_shape, strides, pads or auto_pad, and dilations."""
+    """Draw kernel_shape, strides, pads or auto_pad, and dilations."""
     attrs: dict[str, Any] = {"kernel_shape": kernel}
     if draw.chance(0.4):
         attrs["strides"] = [draw.randint(1, 3) for _ in size]
@@ -91,7 +91,7 @@ def window(draw: Draw, size: list[int], kernel: list[int], dilated: bool = False
 
 
 def window_of_mean(draw: Draw, size: list[int], kernel: list[int], dilated: bool = False) -> dict[str, Any]:
-    """As `window`; strides beyond the kernel have no meaning where auto_pad is SAME."""
+    """Draw attributes like `window`, without strides if auto_pad is SAME: with it, long strides are undefined."""
     attrs = window(draw, size, kernel, dilated)
     if str(attrs.get("auto_pad")).startswith("SAME"):
         attrs.pop("strides", None)
@@ -99,7 +99,7 @@ def window_of_mean(draw: Draw, size: list[int], kernel: list[int], dilated: bool
 
 
 def activated(net: Net, x: str) -> str:
-    """`x` behind an activation function, or as it is."""
+    """Add an activation function behind `x`, or nothing."""
     return net.draw.choice((_same, _same, relu, relu, clip, activation))(net, x)
 
 
@@ -108,18 +108,18 @@ def _same(net: Net, x: str) -> str:
 
 
 def relu(net: Net, x: str) -> str:
-    """`x` behind Relu."""
+    """Add Relu."""
     return net.add("Relu", x)
 
 
 def clip(net: Net, x: str) -> str:
-    """`x` behind Clip with limits that networks have."""
+    """Add Clip with limits that networks have."""
     low, high = net.draw.choice(((0.0, 6.0), (0.0, 1.0), (-1.0, 1.0), (-0.5, 0.7), (0.3, 2.0)))
     return net.add("Clip", x, net.constant(low, np.float32), net.constant(high, np.float32))
 
 
 def activation(net: Net, x: str) -> str:
-    """`x` behind an activation function, of one operator or of several."""
+    """Add an activation function of one operator or several."""
     draw = net.draw
     ops = ["Sigmoid", "Tanh", "LeakyRelu", "HardSigmoid", "Elu", "Softplus", "Erf", "PRelu", "Softsign", "Selu"]
     ops += ["HardSwish"] * (net.opset >= 14) + ["Gelu"] * (net.opset >= 20) + ["Mish"] * (net.opset >= 18)
@@ -145,7 +145,7 @@ def activation(net: Net, x: str) -> str:
 
 
 def pool(net: Net, x: str) -> str:
-    """MaxPool or AveragePool of `x` [n, c, ...]."""
+    """Add MaxPool or AveragePool of `x` [n, c, ...]."""
     draw, size = net.draw, list(net.shape(x)[2:])
     kernel = [draw.randint(1, min(3, n)) for n in size]
     op = draw.choice(("MaxPool", "AveragePool"))
@@ -160,7 +160,7 @@ def pool(net: Net, x: str) -> str:
 
 
 def global_pool(net: Net, x: str) -> str:
-    """`x` [n, c, ...] reduced over all axes but the first two."""
+    """Reduce `x` [n, c, ...] over all axes but the first two."""
     op = net.draw.choice(("GlobalAveragePool", "GlobalAveragePool", "GlobalMaxPool", "ReduceMean"))
     if op != "ReduceMean":
         return net.add(op, x)
@@ -168,7 +168,7 @@ def global_pool(net: Net, x: str) -> str:
 
 
 def reduced(net: Net, x: str, op: str, axes: list[int]) -> str:
-    """`x` behind reduction `op` over `axes`, which are an attribute or an input, as the opset has it."""
+    """Add reduction `op` over `axes`, which are an attribute or an input, depending on the opset."""
     keepdims = int(net.draw.chance(0.7))
     if net.opset >= (13 if op == "ReduceSum" else 18):
         return net.add(op, x, net.constant(axes, np.int64), keepdims=keepdims)
@@ -176,13 +176,13 @@ def reduced(net: Net, x: str, op: str, axes: list[int]) -> str:
 
 
 def reduction(net: Net, x: str) -> str:
-    """`x` reduced over one or two axes."""
+    """Reduce `x` over one or two axes."""
     axes = net.draw.sample(range(net.values[x].ndim), net.draw.randint(1, 2)) if net.values[x].ndim > 1 else [0]
     return reduced(net, x, net.draw.choice(("ReduceMean", "ReduceMax", "ReduceMin", "ReduceSum")), axes)
 
 
 def residual(net: Net, x: str) -> str:
-    """x + f(x), f(x) having the same shape."""
+    """Add x + f(x), where f(x) has the shape of x."""
     draw, (_, channels, *size) = net.draw, net.shape(x)
     kernel = [draw.choice((1, 3)) for _ in size]
     y = net.add("Conv", x, net.floats((channels, channels, *kernel), 0.1), kernel_shape=kernel,
@@ -191,7 +191,7 @@ def residual(net: Net, x: str) -> str:
 
 
 def combined(net: Net, x: str) -> str:
-    """A sum or product of two tensors of one shape, or with one that is broadcast."""
+    """Add, multiply or compare `x` with a tensor of its shape, or with one that is broadcast."""
     draw, shape = net.draw, net.shape(x)
     op = draw.choice(("Add", "Mul", "Sub", "Add", "Mul", "Max", "Min"))
     if draw.chance(0.3):
@@ -203,14 +203,14 @@ def combined(net: Net, x: str) -> str:
 
 
 def two_inputs(net: Net, x: str) -> str:
-    """`x` and another input of the model, added, multiplied or subtracted."""
+    """Add, multiply or subtract `x` and another input of the model."""
     shape = net.shape(x)
     other = net.input(net.draw.floats([n if net.draw.chance(0.8) else 1 for n in shape]))
     return net.add(net.draw.choice(("Add", "Mul", "Sub")), *net.draw.sample([x, other], 2))
 
 
 def concatenated(net: Net, x: str) -> str:
-    """`x` and what was made of it, concatenated."""
+    """Concatenate results of operators on `x`."""
     draw, rank = net.draw, net.values[x].ndim
     others = [x, activation(net, x), relu(net, x)]
     if rank == 4:
@@ -220,7 +220,7 @@ def concatenated(net: Net, x: str) -> str:
 
 
 def split(net: Net, x: str) -> str:
-    """Into two or three parts, of which some are changed, that come together again."""
+    """Split `x` into up to two parts, change some of them, and concatenate them in another order."""
     draw = net.draw
     axis = draw.choice([a for a, n in enumerate(net.shape(x)) if n > 1] or [0])
     size = net.shape(x)[axis]
@@ -232,7 +232,7 @@ def split(net: Net, x: str) -> str:
 
 
 def resize(net: Net, x: str) -> str:
-    """Resize of `x` [n, c, ...] by factors from 0.5 to 2."""
+    """Resize `x` [n, c, ...] by factors from 0.5 to 2."""
     draw = net.draw
     mode = draw.choice(("nearest", "nearest", "linear"))
     attrs: dict[str, Any] = {"mode": mode}
@@ -244,7 +244,7 @@ def resize(net: Net, x: str) -> str:
 
 
 def pad(net: Net, x: str) -> str:
-    """`x` padded by up to 2 on each side."""
+    """Pad `x` by up to 2 on each side."""
     draw, rank = net.draw, net.values[x].ndim
     mode = draw.choice(("constant", "constant", "edge", "reflect"))
     pads = [0, 0] * 2 if rank == 2 else [0, 0, *(draw.randint(0, 2) for _ in range(rank - 2))] * 2
@@ -255,7 +255,7 @@ def pad(net: Net, x: str) -> str:
 
 
 def sliced(net: Net, x: str) -> str:
-    """A part of `x` along one axis."""
+    """Slice `x` along one axis."""
     draw = net.draw
     axis = draw.randrange(net.values[x].ndim)
     size = net.shape(x)[axis]
@@ -265,7 +265,7 @@ def sliced(net: Net, x: str) -> str:
 
 
 def gathered(net: Net, x: str) -> str:
-    """Some of `x` along one axis, in another order."""
+    """Gather some elements of `x` along one axis, in random order."""
     draw = net.draw
     axis = draw.randrange(net.values[x].ndim)
     size = net.shape(x)[axis]
@@ -273,7 +273,7 @@ def gathered(net: Net, x: str) -> str:
 
 
 def depth(net: Net, x: str) -> str:
-    """SpaceToDepth or DepthToSpace of `x` [n, c, h, w]."""
+    """Add SpaceToDepth or DepthToSpace of `x` [n, c, h, w]."""
     draw, (_, channels, rows, columns) = net.draw, net.shape(x)
     if rows % 2 == columns % 2 == 0 and draw.chance():
         return net.add("SpaceToDepth", x, blocksize=2)
@@ -282,7 +282,7 @@ def depth(net: Net, x: str) -> str:
 
 
 def shuffled(net: Net, x: str) -> str:
-    """Channels of groups change places."""
+    """Shuffle the channels between groups, as ShuffleNet does."""
     n, channels, *size = net.shape(x)
     group = net.draw.choice(_divisors(channels))
     y = net.add("Reshape", x, net.constant([n, group, channels // group, *size], np.int64))
@@ -291,13 +291,13 @@ def shuffled(net: Net, x: str) -> str:
 
 
 def transposed(net: Net, x: str) -> str:
-    """`x` with its axes in another order."""
+    """Permute the axes of `x`."""
     rank = net.values[x].ndim
     return net.add("Transpose", x, perm=net.draw.sample(range(rank), rank))
 
 
 def reshaped(net: Net, x: str) -> str:
-    """Another rank, or the same; perhaps with -1 or 0."""
+    """Reshape `x`, perhaps to another rank, perhaps with -1 or 0."""
     draw, shape = net.draw, net.shape(x)
     kind = draw.choice(("flatten", "rows", "merge", "image", "squeeze"))
     if kind == "flatten":
@@ -310,7 +310,7 @@ def reshaped(net: Net, x: str) -> str:
 
 
 def squeeze_excite(net: Net, x: str) -> str:
-    """`x` [n, c, h, w] times a factor for each channel, which is computed of its mean."""
+    """Multiply `x` [n, c, h, w] by a factor for each channel, which is computed from the channel's mean."""
     draw, channels = net.draw, net.shape(x)[1]
     inner = draw.randint(1, 6)
     y = net.add("GlobalAveragePool", x)
@@ -321,7 +321,7 @@ def squeeze_excite(net: Net, x: str) -> str:
 
 
 def conv_transpose(net: Net, x: str) -> str:
-    """ConvTranspose of `x` [n, c, ...], perhaps with an activation function."""
+    """Add ConvTranspose of `x` [n, c, ...], perhaps with an activation function."""
     draw, (_, channels, *size) = net.draw, net.shape(x)
     kernel, strides = [draw.randint(1, 3) for _ in size], [draw.randint(1, 2) for _ in size]
     pads = [draw.randint(0, (k - 1) // 2) for k in kernel] * 2
@@ -330,7 +330,7 @@ def conv_transpose(net: Net, x: str) -> str:
 
 
 def batch_norm(net: Net, x: str) -> str:
-    """BatchNormalization of `x` [n, c, ...], perhaps with an activation function."""
+    """Add BatchNormalization of `x` [n, c, ...], perhaps with an activation function."""
     channels, draw = net.shape(x)[1], net.draw
     variance = net.constant(np.abs(draw.floats((channels,))) + 0.2)
     numbers = [net.constant(1 + draw.floats((channels,), 0.2)), *(net.floats((channels,)) for _ in range(2))]
@@ -338,7 +338,7 @@ def batch_norm(net: Net, x: str) -> str:
 
 
 def dense(net: Net, x: str) -> str:
-    """MatMul with constant weights of any rank, or Gemm, and a bias that is part of it, added, or missing."""
+    """Add MatMul with constant weights, or Gemm; a bias is part of Gemm, added, or missing."""
     draw, (*rows, inner) = net.draw, net.shape(x)
     out = draw.randint(1, 20)
     if len(rows) == 1 and draw.chance():
@@ -355,7 +355,7 @@ def dense(net: Net, x: str) -> str:
 
 
 def attention(net: Net, x: str) -> str:
-    """Scores of a sequence with itself."""
+    """Add attention of a sequence to itself with one head."""
     inner = net.shape(x)[-1]
     q, k, v = (net.add("MatMul", x, net.floats((inner, 8), 1 / math.sqrt(inner))) for _ in range(3))
     scores = net.add("MatMul", q, net.add("Transpose", k, perm=[0, 2, 1]))
@@ -364,7 +364,7 @@ def attention(net: Net, x: str) -> str:
 
 
 def heads(net: Net, x: str) -> str:
-    """Attention of several heads, as exporters write it: their channels are split and joined by reshapes."""
+    """Add attention of several heads, as exporters write it: reshapes split and join the channels."""
     draw, (batch, tokens, inner) = net.draw, net.shape(x)
     count, size = draw.randint(1, 3), draw.choice((3, 4, 8, 16))
     split = net.constant(np.array([0 if draw.chance(0.3) else batch, tokens, count, size]), np.int64)
@@ -375,8 +375,8 @@ def heads(net: Net, x: str) -> str:
         return net.add("Transpose", net.add("Reshape", y, split), perm=list(perm))
 
     q, v = projected((0, 2, 1, 3)), projected((0, 2, 1, 3))
-    turned = net.add("Transpose", projected((0, 2, 1, 3)), perm=[0, 1, 3, 2]) if draw.chance() else ""
-    k = turned or projected((0, 2, 3, 1))
+    transposed_keys = net.add("Transpose", projected((0, 2, 1, 3)), perm=[0, 1, 3, 2]) if draw.chance() else ""
+    k = transposed_keys or projected((0, 2, 3, 1))
     scores = net.add("Div", net.add("MatMul", q, k), net.constant(math.sqrt(size), np.float32))
     if draw.chance(0.3):
         scores = net.add("Add", scores, net.floats((1, 1, 1, tokens), 0.5))
@@ -386,44 +386,44 @@ def heads(net: Net, x: str) -> str:
 
 
 def layer_norm(net: Net, x: str) -> str:
-    """`x` normalised along its last axis, by one operator or as exporters write it."""
+    """Normalise `x` along its last axis, by one operator or as exporters write it."""
     size = net.shape(x)[-1]
     if net.opset >= 17:
         return net.add("LayerNormalization", x, net.floats((size,)), net.floats((size,)), axis=-1)
     mean = reduced_last(net, x)
-    off = net.add("Sub", x, mean)
-    variance = reduced_last(net, net.add("Pow", off, net.constant(2, np.float32)))
+    centred = net.add("Sub", x, mean)
+    variance = reduced_last(net, net.add("Pow", centred, net.constant(2, np.float32)))
     deviation = net.add("Sqrt", net.add("Add", variance, net.constant(1e-5, np.float32)))
-    return net.add("Mul", net.add("Div", off, deviation), net.floats((size,)))
+    return net.add("Mul", net.add("Div", centred, deviation), net.floats((size,)))
 
 
 def reduced_last(net: Net, x: str) -> str:
-    """The mean of `x` along its last axis, which stays as 1."""
+    """Add the mean of `x` along its last axis, which keeps size 1."""
     if net.opset >= 18:
         return net.add("ReduceMean", x, net.constant([-1], np.int64), keepdims=1)
     return net.add("ReduceMean", x, axes=[-1], keepdims=1)
 
 
 def softmax(net: Net, x: str) -> str:
-    """Softmax of `x` along any axis."""
+    """Add Softmax of `x` along any axis."""
     return net.add("Softmax", x, axis=net.draw.randint(-net.values[x].ndim, net.values[x].ndim - 1))
 
 
 def instance_norm(net: Net, x: str) -> str:
-    """InstanceNormalization of `x` [n, c, ...]."""
+    """Add InstanceNormalization of `x` [n, c, ...]."""
     channels = net.shape(x)[1]
     return net.add("InstanceNormalization", x, net.floats((channels,)), net.floats((channels,)))
 
 
 def where(net: Net, x: str) -> str:
-    """Elements of two tensors, chosen by a constant or by a comparison."""
+    """Choose elements of two tensors by a constant mask."""
     draw, shape = net.draw, net.shape(x)
     chosen = net.constant(draw.array(bool, [n if draw.chance() else 1 for n in shape]))
     return net.add("Where", chosen, *draw.sample([x, activation(net, x)], 2))
 
 
 def _head(net: Net, x: str) -> str:
-    """A classifier."""
+    """Add a classifier."""
     if net.values[x].ndim > 2 and net.draw.chance(0.6):
         x = net.add("GlobalAveragePool", x)
     y = dense(net, net.add("Flatten", x))

@@ -1,4 +1,4 @@
-"""Quantise a float network by onnxruntime's quantiser, in all its formats."""
+"""Quantise a float network with onnxruntime's quantiser, in all its formats."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from onnxruntime.quantization import (
 from celosia.driver.host.oracle import OracleError
 from fuzz.models.net import Array, Draw
 
-onnxruntime.set_default_logger_severity(4)  # of the quantiser's own sessions
+onnxruntime.set_default_logger_severity(4)  # silences the quantiser's own sessions
 FORMS = ("qdq", "qoperator", "dynamic")
 VNNI = (
     any("vnni" in line for line in Path("/proc/cpuinfo").read_text().splitlines()) if Path("/proc").exists() else False
 )
-"""Without it onnxruntime's products of uint8 and int8 saturate where weights have more than 7 bits."""
+"""True if the CPU has VNNI. Without it, onnxruntime's products of uint8 and 8-bit weights saturate."""
 
 
 class _Samples(CalibrationDataReader):  # type: ignore[misc]
@@ -40,7 +40,7 @@ class _Samples(CalibrationDataReader):  # type: ignore[misc]
 
 
 def quantised(draw: Draw, model: onnx.ModelProto, feeds: Sequence[dict[str, Array]], form: str) -> onnx.ModelProto:
-    """`model`, which has ranges for what `feeds` give, in one of FORMS. OracleError where the quantiser fails."""
+    """Quantise `model` in one of FORMS, calibrated with `feeds`. Raise OracleError if the quantiser fails."""
     per_channel, reduce_range = draw.chance(), draw.chance(0.2)
     weights = draw.choice((QuantType.QInt8, QuantType.QInt8, QuantType.QUInt8))
     ops = ["MatMul"] if draw.chance(0.1) else None
@@ -62,7 +62,7 @@ def quantised(draw: Draw, model: onnx.ModelProto, feeds: Sequence[dict[str, Arra
                 per_channel, reduce_range or (not VNNI and activations != QuantType.QInt8), activations, weights,
                 nodes_to_exclude=excluded, calibrate_method=CalibrationMethod.MinMax, extra_options=options,
             )  # fmt: skip
-        except Exception as error:  # of many classes
+        except Exception as error:  # the quantiser raises many classes
             raise OracleError(f"onnxruntime cannot quantise the model: {error}") from None
         return onnx.load(path)
 
@@ -84,7 +84,7 @@ def _options(draw: Draw, form: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Without the quantiser's warnings."""
+    """Suppress the quantiser's warnings."""
     logging.disable(logging.WARNING)
     try:
         yield

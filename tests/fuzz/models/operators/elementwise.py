@@ -1,4 +1,4 @@
-"""Element by element."""
+"""Draw element-wise operators."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fuzz.models.operators.operands import (
     broadcast_shape,
     either,
     operand,
-    some_of,
+    random_subset,
 )
 
 
 def unary(net: Net) -> list[str]:
-    """Operators of one float tensor, within the range where they are defined."""
+    """Add an operator of one float tensor, with values for which it is defined."""
     draw = net.draw
     op = draw.choice((
         "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Erf", "Exp", "Floor", "Log",
@@ -42,22 +42,22 @@ def unary(net: Net) -> list[str]:
 
 
 def unary_with_attributes(net: Net) -> list[str]:
-    """Activation functions with parameters."""
+    """Add an activation function with parameters."""
     draw = net.draw
     number = draw.choice((0.0, 0.1, 0.5, 1.0, 1.7))
     op, attrs = draw.choice((
-        ("Elu", some_of(draw, alpha=number)), ("Celu", some_of(draw, alpha=number + 0.2)),
-        ("LeakyRelu", some_of(draw, alpha=number)), ("ThresholdedRelu", some_of(draw, alpha=number)),
-        ("HardSigmoid", some_of(draw, alpha=number, beta=draw.choice((0.0, 0.5)))),
-        ("Selu", some_of(draw, alpha=number, gamma=number + 0.3)),
-        ("Shrink", some_of(draw, bias=number, lambd=draw.choice((0.3, 1.0)))),
-        ("IsInf", some_of(draw, detect_negative=draw.randint(0, 1), detect_positive=draw.randint(0, 1))),
+        ("Elu", random_subset(draw, alpha=number)), ("Celu", random_subset(draw, alpha=number + 0.2)),
+        ("LeakyRelu", random_subset(draw, alpha=number)), ("ThresholdedRelu", random_subset(draw, alpha=number)),
+        ("HardSigmoid", random_subset(draw, alpha=number, beta=draw.choice((0.0, 0.5)))),
+        ("Selu", random_subset(draw, alpha=number, gamma=number + 0.3)),
+        ("Shrink", random_subset(draw, bias=number, lambd=draw.choice((0.3, 1.0)))),
+        ("IsInf", random_subset(draw, detect_negative=draw.randint(0, 1), detect_positive=draw.randint(0, 1))),
     ))  # fmt: skip
     return [net.add(op, operand(net, any_shape(draw)), **attrs)]
 
 
 def of_integers(net: Net) -> list[str]:
-    """Operators of one tensor of integers."""
+    """Add an operator of one integer tensor."""
     draw = net.draw
     op = draw.choice(("Abs", "Neg", "Sign", "Relu", "BitwiseNot", "Identity", "Clip"))
     dtype = draw.choice(INTEGERS)
@@ -69,7 +69,7 @@ def of_integers(net: Net) -> list[str]:
 
 
 def clip(net: Net) -> list[str]:
-    """Clip of floats, with none, one or both limits."""
+    """Add Clip of floats, with none, one or both limits."""
     draw, dtype = net.draw, net.draw.choice(FLOATS)
     low, high = sorted(draw.uniform(-2, 2) for _ in range(2))
     limits = draw.choice(((), (low,), (low, high), (None, high)))
@@ -78,12 +78,12 @@ def clip(net: Net) -> list[str]:
 
 
 def binary(net: Net) -> list[str]:
-    """Arithmetic of two tensors that are broadcast."""
+    """Add arithmetic of two tensors that are broadcast."""
     draw = net.draw
     op = draw.choice(("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Max", "Min", "PRelu"))
     dtype = draw.choice(("float32", "float32", "float32", "float64", "int32", "int64", "float16", "int8", "uint8"))
     left, right = any_pair(draw)
-    if op == "PRelu":  # whose slope is broadcast to the other, and not the other way
+    if op == "PRelu":  # only the slope may be broadcast
         right = broadcast_shape(draw, left)
     a, b = draw.array(dtype, left, 2.0), draw.array(dtype, right, 2.0)
     attrs: dict[str, Any] = {}
@@ -98,19 +98,19 @@ def binary(net: Net) -> list[str]:
 
 
 def comparison(net: Net) -> list[str]:
-    """Comparisons and logic of two tensors that are broadcast."""
+    """Add a comparison or logic of two tensors that are broadcast."""
     draw = net.draw
     op = draw.choice(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Xor"))
     dtype = "bool" if op in ("And", "Or", "Xor") else draw.choice(NUMBERS)
     left, right = any_pair(draw)
     a, b = draw.array(dtype, left, 2.0), draw.array(dtype, right, 2.0)
-    if dtype != "bool":  # so that some are equal
+    if dtype != "bool":  # small integers, so that some are equal
         a, b = np.round(np.asarray(a / 8)).astype(dtype), np.round(np.asarray(b / 8)).astype(dtype)
     return [net.add(op, *(either(net, value, dtype, 0.3) for value in (a, b)))]
 
 
 def bits(net: Net) -> list[str]:
-    """Shifts and logic of bits."""
+    """Add a shift or logic of bits."""
     draw = net.draw
     op = draw.choice(("BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor"))
     dtype = draw.choice(("uint8", "uint32", "uint64") if op == "BitShift" else ("uint8", "int32", "int64", "int8"))
@@ -122,7 +122,7 @@ def bits(net: Net) -> list[str]:
 
 
 def variadic(net: Net) -> list[str]:
-    """Sum, Mean, Max and Min of one to four tensors."""
+    """Add Sum, Mean, Max or Min of one to four tensors."""
     draw = net.draw
     op, shape = draw.choice(("Sum", "Mean", "Max", "Min")), any_shape(draw)
     names = [either(net, draw.floats(broadcast_shape(draw, shape)), constant=0.3) for _ in range(draw.randint(1, 4))]
@@ -130,7 +130,7 @@ def variadic(net: Net) -> list[str]:
 
 
 def where(net: Net) -> list[str]:
-    """Where, with three operands that are broadcast."""
+    """Add Where with three operands that are broadcast."""
     draw, dtype = net.draw, net.draw.choice(("float32", "int64", "uint8", "float64"))
     shape = any_shape(draw)
     names = [
@@ -140,13 +140,13 @@ def where(net: Net) -> list[str]:
 
 
 def cast(net: Net) -> list[str]:
-    """Cast, of values that the other type can hold."""
+    """Add Cast of values that the target type can hold."""
     draw = net.draw
     kinds = ("float32", "float64", "float16", "int8", "uint8", "int16", "int32", "int64", "bool")
     source, target = draw.choice(kinds), draw.choice(kinds)
     value = draw.array(source, any_shape(draw), 30.0)
     if np.dtype(source).kind in "fi" and np.dtype(target).kind == "u":
-        value = np.abs(value)  # what is out of range has no meaning
+        value = np.abs(value)  # casts of values out of range are undefined
     from onnx import helper
 
     return [net.add("Cast", net.input(np.asarray(value)), to=helper.np_dtype_to_tensor_dtype(np.dtype(target)))]

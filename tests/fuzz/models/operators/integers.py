@@ -1,4 +1,4 @@
-"""Integers of quantised models."""
+"""Draw the integer operators of quantised models."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fuzz.models.operators.operands import (
     any_shape,
     byte_type,
     either,
-    meaning_of,
     operand,
-    some_of,
+    random_subset,
+    scale_and_zero,
 )
 
 
 def quantize(net: Net) -> list[str]:
-    """Quantise a tensor, by channels, or by blocks."""
+    """Add QuantizeLinear by tensor, by channel, or by block."""
     draw = net.draw
     shape = any_shape(draw, 1, 4)
     dtype = draw.choice(("int8", "uint8", "int8", "uint8", *(("int16", "uint16") if net.opset >= 21 else ())))
@@ -53,7 +53,7 @@ def _channels(net: Net, shape: Sequence[int], dtype: str) -> tuple[Array, Array 
 
 
 def dequantize(net: Net) -> list[str]:
-    """DequantizeLinear, by tensor, by channel or by block."""
+    """Add DequantizeLinear by tensor, by channel or by block."""
     draw = net.draw
     shape = any_shape(draw, 1, 4)
     dtype = draw.choice(("int8", "uint8", "int32", *(("int16", "uint16") if net.opset >= 21 else ())))
@@ -65,74 +65,74 @@ def dequantize(net: Net) -> list[str]:
 
 
 def dynamic_quantize(net: Net) -> list[str]:
-    """DynamicQuantizeLinear."""
+    """Add DynamicQuantizeLinear."""
     x = operand(net, any_shape(net.draw, 1, 4), spread=net.draw.choice((0.1, 5.0)))
     return net.add_all("DynamicQuantizeLinear", x, outputs=3)
 
 
 def qlinear_binary(net: Net) -> list[str]:
-    """QLinearAdd and QLinearMul."""
+    """Add QLinearAdd or QLinearMul."""
     draw, dtype = net.draw, byte_type(net.draw)
     operands = []
     for shape in any_pair(draw):
-        operands += [either(net, draw.array(dtype, shape), dtype, 0.2), *meaning_of(net, dtype)]
-    return [net.add(draw.choice(("QLinearAdd", "QLinearMul")), *operands, *meaning_of(net, dtype), domain=MS)]
+        operands += [either(net, draw.array(dtype, shape), dtype, 0.2), *scale_and_zero(net, dtype)]
+    return [net.add(draw.choice(("QLinearAdd", "QLinearMul")), *operands, *scale_and_zero(net, dtype), domain=MS)]
 
 
 def qlinear_unary(net: Net) -> list[str]:
-    """QLinearSigmoid and QLinearLeakyRelu."""
+    """Add QLinearSigmoid or QLinearLeakyRelu."""
     draw, dtype = net.draw, byte_type(net.draw)
     op = draw.choice(("QLinearSigmoid", "QLinearLeakyRelu"))
-    attrs = some_of(draw, alpha=draw.choice((0.1, 0.3))) if op == "QLinearLeakyRelu" else {}
-    operands = [operand(net, any_shape(draw, 1, 4), dtype), *meaning_of(net, dtype), *meaning_of(net, dtype)]
+    attrs = random_subset(draw, alpha=draw.choice((0.1, 0.3))) if op == "QLinearLeakyRelu" else {}
+    operands = [operand(net, any_shape(draw, 1, 4), dtype), *scale_and_zero(net, dtype), *scale_and_zero(net, dtype)]
     return [net.add(op, *operands, domain=MS, **attrs)]
 
 
 def qlinear_softmax(net: Net) -> list[str]:
-    """QLinearSoftmax."""
+    """Add QLinearSoftmax."""
     draw, dtype = net.draw, byte_type(net.draw)
     shape = any_shape(draw, 1, 4, 9)
-    operands = [operand(net, shape, dtype), *meaning_of(net, dtype), *meaning_of(net, dtype)]
+    operands = [operand(net, shape, dtype), *scale_and_zero(net, dtype), *scale_and_zero(net, dtype)]
     return [net.add("QLinearSoftmax", *operands, domain=MS, axis=any_axis(draw, len(shape)), opset=net.opset)]
 
 
 def qlinear_concat(net: Net) -> list[str]:
-    """QLinearConcat of one to three tensors."""
+    """Add QLinearConcat of one to three tensors."""
     draw, dtype = net.draw, byte_type(net.draw)
     shape = list(any_shape(draw, 1, 4))
     axis = any_axis(draw, len(shape))
-    operands = meaning_of(net, dtype)
+    operands = scale_and_zero(net, dtype)
     for _ in range(draw.randint(1, 3)):
         shape[axis] = draw.randint(1, 5)
-        operands += [either(net, draw.array(dtype, shape), dtype, 0.2), *meaning_of(net, dtype)]
+        operands += [either(net, draw.array(dtype, shape), dtype, 0.2), *scale_and_zero(net, dtype)]
     return [net.add("QLinearConcat", *operands, domain=MS, axis=axis)]
 
 
 def qlinear_where(net: Net) -> list[str]:
-    """QLinearWhere."""
+    """Add QLinearWhere."""
     draw, dtype = net.draw, byte_type(net.draw)
     shape = any_shape(draw, 1, 4)
     operands = [either(net, draw.array(bool, shape))]  # a condition that is broadcast may crash onnxruntime
     for _ in range(2):
-        operands += [either(net, draw.array(dtype, shape), dtype, 0.2), *meaning_of(net, dtype)]
-    return [net.add("QLinearWhere", *operands, *meaning_of(net, dtype), domain=MS)]
+        operands += [either(net, draw.array(dtype, shape), dtype, 0.2), *scale_and_zero(net, dtype)]
+    return [net.add("QLinearWhere", *operands, *scale_and_zero(net, dtype), domain=MS)]
 
 
 def qlinear_pool(net: Net) -> list[str]:
-    """QLinearAveragePool and QLinearGlobalAveragePool."""
+    """Add QLinearAveragePool or QLinearGlobalAveragePool."""
     draw, dtype, (front, size) = net.draw, byte_type(net.draw), any_image(net.draw)
-    operands = [operand(net, (*front, *size), dtype), *meaning_of(net, dtype), *meaning_of(net, dtype)]
+    operands = [operand(net, (*front, *size), dtype), *scale_and_zero(net, dtype), *scale_and_zero(net, dtype)]
     if draw.chance(0.3):
         return [net.add("QLinearGlobalAveragePool", *operands, domain=MS)]
     kernel = [draw.randint(1, min(3, n)) for n in size]
-    attrs = window(draw, size, kernel) | some_of(
+    attrs = window(draw, size, kernel) | random_subset(
         draw, count_include_pad=draw.randint(0, 1), ceil_mode=draw.randint(0, 1)
     )
     return [net.add("QLinearAveragePool", *operands, domain=MS, **attrs)]
 
 
 def qlinear_conv(net: Net) -> list[str]:
-    """QLinearConv, with groups and weights of 7 bits."""
+    """Add QLinearConv, with groups and weights of 7 bits."""
     draw, dtype, (front, size) = net.draw, byte_type(net.draw), any_image(net.draw)
     group = draw.choice([g for g in range(1, front[1] + 1) if front[1] % g == 0])
     out, kernel = group * draw.randint(1, 4), [draw.randint(1, 3) for _ in size]
@@ -141,7 +141,7 @@ def qlinear_conv(net: Net) -> list[str]:
     weights = draw.array(kind, (out, *wide)) // np.array(2, kind)  # 7 bits: see quantised.py
     scales = draw.arrays.uniform(0.01, 0.05, out if draw.chance() else ()).astype(np.float32)
     zero = np.zeros(scales.shape, kind) if kind == "int8" or scales.ndim else draw.array(kind, ())
-    x, (sx, zx) = operand(net, (*front, *size), dtype), meaning_of(net, dtype)
+    x, (sx, zx) = operand(net, (*front, *size), dtype), scale_and_zero(net, dtype)
     spread = float(net.values[sx]) * 0.03 * 40 * math.sqrt(math.prod(wide))
     y = [net.constant(np.float32(spread * draw.uniform(0.5, 2))), net.constant(draw.array(dtype, ()))]
     bias = [net.constant(draw.arrays.integers(-3000, 3000, out), np.int32)] if draw.chance() else []
@@ -150,7 +150,7 @@ def qlinear_conv(net: Net) -> list[str]:
 
 
 def integer_product(net: Net) -> list[str]:
-    """QLinearMatMul, MatMulInteger, QGemm, MatMulIntegerToFloat and DynamicQuantizeMatMul."""
+    """Add QLinearMatMul, MatMulInteger, QGemm, MatMulIntegerToFloat or DynamicQuantizeMatMul."""
     draw, dtype = net.draw, byte_type(net.draw)
     m, k, n = draw.shape(3, 12)
     kind = draw.choice(("int8", dtype))
@@ -160,7 +160,7 @@ def integer_product(net: Net) -> list[str]:
     wide = draw.chance()
     scales = net.constant(draw.arrays.uniform(0.01, 0.05, n if wide else ()).astype(np.float32))
     zero = net.constant(np.zeros(n if wide else (), kind) if wide or kind == "int8" else draw.array(kind, ()))
-    sa, za = meaning_of(net, dtype)
+    sa, za = scale_and_zero(net, dtype)
     spread = float(net.values[sa]) * 0.03 * 40 * math.sqrt(k)
     y = [net.constant(np.float32(spread)), net.constant(draw.array(dtype, ()))]
     match draw.choice(("QLinearMatMul", "MatMulInteger", "QGemm", "MatMulIntegerToFloat", "DynamicQuantizeMatMul")):

@@ -1,4 +1,4 @@
-"""Operators that only move elements, or make them."""
+"""Draw operators that only move elements, or that generate tensors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fuzz.models.operators.operands import (
     any_axis,
     any_shape,
     either,
-    known_of,
     operand,
-    some_of,
+    random_subset,
+    without_none,
 )
 
 
 def movement(net: Net) -> list[str]:
-    """One of MOVEMENTS, of a tensor of any type."""
+    """Add one of MOVEMENTS, of a tensor of any type."""
     draw = net.draw
     dtype = draw.choice(("float32", "float32", "int8", "uint8", "int64", "float64", "bool"))
     shape = any_shape(draw, 1)
@@ -28,7 +28,7 @@ def movement(net: Net) -> list[str]:
 
 
 def _transpose(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
-    return [net.add("Transpose", x, **some_of(net.draw, perm=net.draw.sample(range(len(shape)), len(shape))))]
+    return [net.add("Transpose", x, **random_subset(net.draw, perm=net.draw.sample(range(len(shape)), len(shape))))]
 
 
 def _reshape(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
@@ -46,7 +46,7 @@ def _reshape(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
 
 
 def _flatten(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
-    return [net.add("Flatten", x, **some_of(net.draw, axis=net.draw.randint(-len(shape), len(shape))))]
+    return [net.add("Flatten", x, **random_subset(net.draw, axis=net.draw.randint(-len(shape), len(shape))))]
 
 
 def _unsqueeze(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
@@ -76,7 +76,7 @@ def _split(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
     draw, axis = net.draw, any_axis(net.draw, len(shape))
     parts, size = draw.randint(1, 4), shape[axis]
     if draw.chance(0.4):
-        attrs = known_of(num_outputs=parts if net.opset >= 18 else None)
+        attrs = without_none(num_outputs=parts if net.opset >= 18 else None)
         return net.add_all("Split", x, outputs=parts, axis=axis, **attrs)
     cuts = sorted(draw.randint(0, size) for _ in range(parts - 1))
     sizes = [b - a for a, b in zip([0, *cuts], [*cuts, size])]
@@ -98,7 +98,7 @@ def _gather(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
     draw, axis = net.draw, any_axis(net.draw, len(shape))
     n = shape[axis]
     ids = draw.arrays.integers(-n, n, any_shape(draw, 0, 2, 4)).astype(draw.choice((np.int64, np.int32)))
-    return [net.add("Gather", x, either(net, ids), **known_of(axis=axis if axis or draw.chance() else None))]
+    return [net.add("Gather", x, either(net, ids), **without_none(axis=axis if axis or draw.chance() else None))]
 
 
 def _gather_elements(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
@@ -115,7 +115,7 @@ def _gather_nd(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
     depth = draw.randint(1, len(shape) - batch)
     front = (*shape[:batch], *draw.shape(draw.randint(0 if batch else 1, 2), 4))
     ids = np.stack([draw.arrays.integers(-n, n, front) for n in shape[batch : batch + depth]], -1)
-    return [net.add("GatherND", x, either(net, ids), **known_of(batch_dims=batch or None))]
+    return [net.add("GatherND", x, either(net, ids), **without_none(batch_dims=batch or None))]
 
 
 def _scatter_elements(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
@@ -124,18 +124,18 @@ def _scatter_elements(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
     ids = np.argsort(draw.arrays.random(shape), axis)[tuple(slice(n) for n in dims)]  # no element twice
     updates = draw.array(net.values[x].dtype, dims)
     kinds = ("none", "add", "mul", *(("max", "min") if net.opset >= 18 else ()))
-    attrs = some_of(draw, reduction=draw.choice(kinds)) if net.opset >= 16 else {}
+    attrs = random_subset(draw, reduction=draw.choice(kinds)) if net.opset >= 16 else {}
     return [net.add("ScatterElements", x, either(net, ids, np.int64), either(net, updates), axis=axis, **attrs)]
 
 
 def _scatter_nd(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
     draw = net.draw
     depth = draw.randint(1, len(shape))
-    every = np.array(list(np.ndindex(*shape[:depth])), np.int64)
-    ids = every[draw.arrays.permutation(len(every))[: draw.randint(1, len(every))]]
+    positions = np.array(list(np.ndindex(*shape[:depth])), np.int64)
+    ids = positions[draw.arrays.permutation(len(positions))[: draw.randint(1, len(positions))]]
     updates = draw.array(net.values[x].dtype, (len(ids), *shape[depth:]))
     kinds = ("none", "add", "mul", *(("max", "min") if net.opset >= 18 else ()))
-    attrs = some_of(draw, reduction=draw.choice(kinds)) if net.opset >= 16 else {}
+    attrs = random_subset(draw, reduction=draw.choice(kinds)) if net.opset >= 16 else {}
     return [net.add("ScatterND", x, either(net, ids), either(net, updates), **attrs)]
 
 
@@ -151,7 +151,7 @@ def _pad(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
         inputs.append(either(net, 1, dtype))
     if axes is not None:
         inputs.append(either(net, axes, np.int64, 0.8))
-    return [net.add("Pad", x, *inputs, **some_of(draw, mode=mode))]
+    return [net.add("Pad", x, *inputs, **random_subset(draw, mode=mode))]
 
 
 def _tile(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
@@ -171,15 +171,15 @@ def _expand(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
 def _trilu(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
     draw = net.draw
     k = [either(net, draw.randint(-4, 4), np.int64)] if draw.chance(0.6) else []
-    return [net.add("Trilu", x, *k, **some_of(draw, upper=draw.randint(0, 1)))]
+    return [net.add("Trilu", x, *k, **random_subset(draw, upper=draw.randint(0, 1)))]
 
 
 def _one_element(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
-    """Shape and Size."""
+    """Add Shape or Size."""
     draw = net.draw
     if draw.chance(0.3):
         return [net.add("Size", x)]
-    attrs = some_of(draw, start=draw.randint(-4, 4), end=draw.randint(-4, 4)) if net.opset >= 15 else {}
+    attrs = random_subset(draw, start=draw.randint(-4, 4), end=draw.randint(-4, 4)) if net.opset >= 15 else {}
     return [net.add("Shape", x, **attrs)]
 
 
@@ -188,7 +188,7 @@ def _compress(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
     axis = draw.choice((None, any_axis(draw, len(shape))))
     size = math.prod(shape) if axis is None else shape[axis]
     chosen = draw.array(bool, (draw.randint(1, size),))
-    return [net.add("Compress", x, either(net, chosen), **known_of(axis=axis))]
+    return [net.add("Compress", x, either(net, chosen), **without_none(axis=axis))]
 
 
 def _reverse_sequence(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
@@ -200,7 +200,7 @@ def _reverse_sequence(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
 
 
 def _blocks(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
-    """DepthToSpace and SpaceToDepth, of another tensor."""
+    """Add DepthToSpace or SpaceToDepth of a new tensor of 4 axes."""
     draw, b = net.draw, net.draw.randint(1, 3)
     n, c, h, w = draw.shape(4, 3)
     value = net.values.pop(x)
@@ -209,7 +209,7 @@ def _blocks(net: Net, x: str, shape: tuple[int, ...]) -> list[str]:
         y = net.input(draw.array(value.dtype, (n, c, h * b, w * b)))
         return [net.add("SpaceToDepth", y, blocksize=b)]
     y = net.input(draw.array(value.dtype, (n, c * b * b, h, w)))
-    return [net.add("DepthToSpace", y, blocksize=b, **some_of(draw, mode=draw.choice(("DCR", "CRD"))))]
+    return [net.add("DepthToSpace", y, blocksize=b, **random_subset(draw, mode=draw.choice(("DCR", "CRD"))))]
 
 
 MOVEMENTS: tuple[Callable[[Net, str, tuple[int, ...]], list[str]], ...] = (
@@ -219,14 +219,16 @@ MOVEMENTS: tuple[Callable[[Net, str, tuple[int, ...]], list[str]], ...] = (
 )  # fmt: skip
 
 
-def made(net: Net) -> list[str]:
-    """Tensors that come from numbers or indices."""
+def generator(net: Net) -> list[str]:
+    """Add an operator that makes a tensor from numbers or indices."""
     draw = net.draw
     match draw.choice(("OneHot", "Range", "ConstantOfShape", "EyeLike", "NonZero", "Unique")):
         case "OneHot":
             ids = draw.arrays.integers(-5, 6, any_shape(draw, 0, 3)).astype(draw.choice((np.int64, np.int32)))
             depth, values = net.constant(draw.randint(1, 5), np.int64), either(net, [0.5, 2.0], np.float32)
-            return [net.add("OneHot", net.input(ids), depth, values, **some_of(draw, axis=draw.randint(-1, ids.ndim)))]
+            return [
+                net.add("OneHot", net.input(ids), depth, values, **random_subset(draw, axis=draw.randint(-1, ids.ndim)))
+            ]
         case "Range":
             dtype = draw.choice((np.int64, np.int32, np.float32))
             step = draw.choice((1, 2, -1, 3))
@@ -235,9 +237,9 @@ def made(net: Net) -> list[str]:
         case "ConstantOfShape":
             return [net.add("ConstantOfShape", either(net, any_shape(draw, 1, 3), np.int64))]
         case "EyeLike":
-            return [net.add("EyeLike", operand(net, draw.shape(2)), **some_of(draw, k=draw.randint(-3, 3)))]
+            return [net.add("EyeLike", operand(net, draw.shape(2)), **random_subset(draw, k=draw.randint(-3, 3)))]
         case "NonZero":
             return [net.add("NonZero", operand(net, any_shape(draw, 1, 3), draw.choice(("bool", "float32"))))]
     value = np.round(draw.floats(any_shape(draw, 1, 2), 2))
-    attrs = some_of(draw, sorted=draw.randint(0, 1), axis=any_axis(draw, value.ndim))
+    attrs = random_subset(draw, sorted=draw.randint(0, 1), axis=any_axis(draw, value.ndim))
     return net.add_all("Unique", net.input(value), outputs=4, **attrs)

@@ -1,4 +1,4 @@
-"""Operands, scales and attributes of the operators that are drawn."""
+"""Draw operands, scales and attributes of operators."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ NUMBERS = ("float32", "float32", "float32", "float64", "int32", "int64")
 
 
 def either(net: Net, value: Any, dtype: Any = None, constant: float = 0.5) -> str:
-    """A constant, or an input of the model."""
+    """Add a constant, or an input of the model. constant: probability of a constant."""
     array = np.asarray(value, dtype)
     return net.constant(array) if net.draw.chance(constant) else net.input(array)
 
 
 def operand(net: Net, shape: Sequence[int], dtype: Any = "float32", spread: float = 2.0) -> str:
-    """An input of the model with random values. Returns its name."""
+    """Add an input of the model with random values. Return its name."""
     return net.input(net.draw.array(dtype, shape, spread))
 
 
 def any_shape(draw: Draw, low: int = 0, high: int = 5, most: int = 6) -> tuple[int, ...]:
-    """`low` to `high` sizes from 1 to `most`."""
+    """Draw `low` to `high` sizes from 1 to `most`."""
     return draw.shape(draw.randint(low, high), most)
 
 
 def broadcast_shape(draw: Draw, shape: Sequence[int]) -> tuple[int, ...]:
-    """A shape that goes to `shape`, perhaps of fewer axes."""
+    """Draw a shape that broadcasts to `shape`, perhaps with fewer axes."""
     dims = [n if draw.chance(0.6) else 1 for n in shape]
     return tuple(dims[draw.randint(0, len(dims)) if draw.chance(0.3) else 0 :])
 
 
 def any_pair(draw: Draw) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Two shapes that are broadcast to one."""
+    """Draw two shapes that broadcast to one."""
     shape = any_shape(draw)
     return tuple(
         draw.sample([broadcast_shape(draw, shape), shape if draw.chance() else broadcast_shape(draw, shape)], 2)
@@ -47,41 +47,41 @@ def any_pair(draw: Draw) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def any_axis(draw: Draw, rank: int) -> int:
-    """From the front or, negative, from the end."""
+    """Draw an axis, counted from the front or, if negative, from the end."""
     return draw.randint(-rank, rank - 1)
 
 
-def some_of(draw: Draw, **attrs: Any) -> dict[str, Any]:
-    """Some of these attributes."""
+def random_subset(draw: Draw, **attrs: Any) -> dict[str, Any]:
+    """Return a random subset of these attributes."""
     return {name: value for name, value in attrs.items() if draw.chance(0.6)}
 
 
-def known_of(**attrs: Any) -> dict[str, Any]:
-    """Those that are not None or empty."""
+def without_none(**attrs: Any) -> dict[str, Any]:
+    """Return the attributes that are not None or empty."""
     return {name: value for name, value in attrs.items() if value not in (None, [])}
 
 
 def any_scale(draw: Draw) -> np.float32:
-    """Often a small fraction, so that ties are common."""
+    """Draw a scale, often a small fraction, so that ties are common."""
     if draw.chance(0.4):
         return np.float32(draw.choice((1, 2, 3, 5)) / draw.choice((1, 2, 4, 8, 10, 16, 64, 128, 255)))
     return np.float32(math.exp(draw.uniform(-6, 1)))
 
 
-def meaning_of(net: Net, dtype: Any) -> list[str]:
-    """Constant scale and zero point of a byte."""
+def scale_and_zero(net: Net, dtype: Any) -> list[str]:
+    """Add a constant scale and zero point for a byte type. Return their names."""
     info = np.iinfo(dtype)
     zero = net.draw.choice((0, (int(info.min) + int(info.max) + 1) // 2, net.draw.randint(info.min, info.max)))
     return [net.constant(any_scale(net.draw)), net.constant(zero, dtype)]
 
 
 def byte_type(draw: Draw) -> str:
-    """int8 or uint8."""
+    """Draw int8 or uint8."""
     return draw.choice(("int8", "uint8"))
 
 
 def any_image(draw: Draw, most: int = 9) -> tuple[list[int], list[int]]:
-    """Images and channels, and the size of one to three axes."""
+    """Draw the numbers of images and channels, and the sizes of one to three further axes."""
     return [draw.randint(1, 2), draw.randint(1, 9)], [
         draw.randint(1, most) for _ in range(draw.choice((1, 2, 2, 2, 3)))
     ]

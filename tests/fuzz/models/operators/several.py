@@ -1,4 +1,4 @@
-"""Operators of several steps: norms, and recurrent ones."""
+"""Draw operators of several steps: norms, and recurrent operators."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fuzz.models.operators.operands import (
     any_shape,
     either,
     operand,
-    some_of,
+    random_subset,
 )
 
 
 def normalisation(net: Net) -> list[str]:
-    """Normalise images: batch, instance, group, Lp, local response, mean and variance."""
+    """Add a norm of images: batch, instance, group, Lp, local response, or mean and variance."""
     draw, (front, size) = net.draw, any_image(net.draw)
     channels = front[1]
     x = operand(net, (*front, *size))
     numbers = [either(net, draw.floats((channels,)), constant=0.8) for _ in range(3)]
-    epsilon = some_of(draw, epsilon=draw.choice((1e-5, 1e-2)))
+    epsilon = random_subset(draw, epsilon=draw.choice((1e-5, 1e-2)))
     match draw.choice(("batch", "instance", "group", "lp", "lrn", "mvn")):
         case "batch":
             variance = either(net, np.abs(draw.floats((channels,))) + np.float32(0.1), constant=0.8)
@@ -37,10 +37,14 @@ def normalisation(net: Net) -> list[str]:
             return [net.add("GroupNormalization", x, *numbers[:2], num_groups=groups, **epsilon)]
         case "lp":
             return [
-                net.add("LpNormalization", x, **some_of(draw, axis=any_axis(draw, 2 + len(size)), p=draw.randint(1, 2)))
+                net.add(
+                    "LpNormalization",
+                    x,
+                    **random_subset(draw, axis=any_axis(draw, 2 + len(size)), p=draw.randint(1, 2)),
+                )
             ]
         case "lrn":
-            attrs = some_of(
+            attrs = random_subset(
                 draw, alpha=draw.choice((1e-4, 0.3)), beta=draw.choice((0.75, 0.5)), bias=draw.choice((1.0, 2.0))
             )
             return [net.add("LRN", x, size=draw.choice((1, 3, 5)), **attrs)]
@@ -49,16 +53,16 @@ def normalisation(net: Net) -> list[str]:
         raise OracleError(
             "of one element, whose variance onnxruntime takes for the difference of two squares, perhaps NaN"
         )
-    return [net.add("MeanVarianceNormalization", x, **some_of(draw, axes=axes))]
+    return [net.add("MeanVarianceNormalization", x, **random_subset(draw, axes=axes))]
 
 
 def layer_norm(net: Net) -> list[str]:
-    """LayerNormalization, and what onnxruntime has beside it."""
+    """Add LayerNormalization or one of onnxruntime's variants."""
     draw = net.draw
     shape = any_shape(draw, 2, 4, 9)
     axis = any_axis(draw, len(shape))
     dims = shape[axis % len(shape) :]
-    epsilon = some_of(draw, epsilon=draw.choice((1e-5, 1e-2)))
+    epsilon = random_subset(draw, epsilon=draw.choice((1e-5, 1e-2)))
     x, scale, bias = operand(net, shape), either(net, draw.floats(dims)), either(net, draw.floats(dims))
     match draw.choice(("plain", "plain", "simplified", "skip", "skip simplified")):
         case "plain":
@@ -77,7 +81,7 @@ def layer_norm(net: Net) -> list[str]:
 
 
 def recurrent(net: Net) -> list[str]:
-    """LSTM, GRU and RNN, in one or both directions."""
+    """Add LSTM, GRU or RNN, in one or both directions."""
     draw, op = net.draw, net.draw.choice(("LSTM", "GRU", "RNN"))
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
     steps, batch, inner, hidden = draw.shape(4, 5)
@@ -87,20 +91,24 @@ def recurrent(net: Net) -> list[str]:
     if draw.chance(0.2):
         attrs["clip"] = 0.7
     if op == "GRU":
-        attrs |= some_of(draw, linear_before_reset=draw.randint(0, 1))
+        attrs |= random_subset(draw, linear_before_reset=draw.randint(0, 1))
     if op == "LSTM" and draw.chance(0.2):
         attrs["input_forget"] = 1
     if draw.chance(0.2):
-        own = {"LSTM": ["HardSigmoid", "Softsign", "Tanh"], "GRU": ["Sigmoid", "Relu"], "RNN": ["Relu"]}[op]
-        attrs["activations"] = own * ways
+        activations = {"LSTM": ["HardSigmoid", "Softsign", "Tanh"], "GRU": ["Sigmoid", "Relu"], "RNN": ["Relu"]}[op]
+        attrs["activations"] = activations * ways
 
-    def f(*shape: int) -> str:
+    def parameter(*shape: int) -> str:
         return either(net, draw.floats(shape, 0.5), constant=0.8)
 
-    inputs = [operand(net, (steps, batch, inner)), f(ways, gates * hidden, inner), f(ways, gates * hidden, hidden)]
-    rest = [f(ways, 2 * gates * hidden), either(net, draw.arrays.integers(1, steps + 1, batch), np.int32),
-            f(ways, batch, hidden)]  # fmt: skip
+    inputs = [
+        operand(net, (steps, batch, inner)),
+        parameter(ways, gates * hidden, inner),
+        parameter(ways, gates * hidden, hidden),
+    ]
+    rest = [parameter(ways, 2 * gates * hidden), either(net, draw.arrays.integers(1, steps + 1, batch), np.int32),
+            parameter(ways, batch, hidden)]  # fmt: skip
     if op == "LSTM":
-        rest += [f(ways, batch, hidden), f(ways, 3 * hidden)]
+        rest += [parameter(ways, batch, hidden), parameter(ways, 3 * hidden)]
     rest = [name if draw.chance(0.6) else "" for name in rest]
     return net.add_all(op, *inputs, *rest, outputs=3 if op == "LSTM" else 2, **attrs)

@@ -1,4 +1,4 @@
-"""The operators that are drawn, those with more to them more often."""
+"""List the operators that are drawn; those with more variants are drawn more often."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fuzz.models.operators.integers import (
     qlinear_where,
     quantize,
 )
-from fuzz.models.operators.movement import made, movement
+from fuzz.models.operators.movement import generator, movement
 from fuzz.models.operators.operands import (
     Make,
 )
@@ -50,7 +50,7 @@ TRIES = 20
 
 
 def operator(draw: Draw, opset: int) -> Net:
-    """A model of one operator that onnxruntime runs."""
+    """Draw a model of one operator that onnxruntime runs. Raise OracleError if all tries are refused."""
     make = draw.choice(OPERATORS)
     for _ in range(TRIES):
         net = Net(draw, opset)
@@ -66,7 +66,7 @@ def operator(draw: Draw, opset: int) -> Net:
 OPERATORS: tuple[Make, ...] = (
     unary, unary, unary_with_attributes, of_integers, clip, binary, binary, comparison, bits, variadic, where, cast,
     reduction, reduction, reduction, arg, softmax, cumsum, top_k, matmul, matmul, fused_matmul, gemm, gemm, einsum,
-    conv, conv, conv_transpose, pool, pool, global_pool, resize, resize, grid_sample, *[movement] * 8, made,
+    conv, conv, conv_transpose, pool, pool, global_pool, resize, resize, grid_sample, *[movement] * 8, generator,
     normalisation, normalisation, layer_norm, recurrent, recurrent, quantize, dequantize, dynamic_quantize,
     qlinear_binary, qlinear_binary, qlinear_unary, qlinear_softmax, qlinear_concat, qlinear_where, qlinear_pool,
     qlinear_conv, qlinear_conv, integer_product, integer_product,

@@ -1,4 +1,4 @@
-"""Windows, and places of images."""
+"""Draw operators with windows, and operators on positions of images."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fuzz.models.operators.operands import (
     any_image,
     either,
     operand,
-    some_of,
+    random_subset,
 )
 
 
 def conv(net: Net) -> list[str]:
-    """Conv of one to three axes, with groups."""
+    """Add Conv of one to three axes, with groups."""
     draw, (front, size) = net.draw, any_image(net.draw)
     kernel = [draw.randint(1, 3) for _ in size]
     group = draw.choice([g for g in range(1, front[1] + 1) if front[1] % g == 0])
@@ -29,7 +29,7 @@ def conv(net: Net) -> list[str]:
 
 
 def conv_transpose(net: Net) -> list[str]:
-    """ConvTranspose of one to three axes, with every way to say its padding."""
+    """Add ConvTranspose of one to three axes, with padding in each of its notations."""
     draw, (front, size) = net.draw, any_image(net.draw, 5)
     kernel, strides = [draw.randint(1, 3) for _ in size], [draw.randint(1, 3) for _ in size]
     group = draw.choice([g for g in range(1, front[1] + 1) if front[1] % g == 0])
@@ -41,7 +41,7 @@ def conv_transpose(net: Net) -> list[str]:
         attrs["output_shape"] = [max(1, n * s + draw.randint(-1, 1)) for n, s in zip(size, strides)]
     elif kind != "none":
         attrs["auto_pad"] = kind
-    attrs |= some_of(draw, output_padding=[draw.randint(0, s - 1) for s in strides])
+    attrs |= random_subset(draw, output_padding=[draw.randint(0, s - 1) for s in strides])
     if draw.chance(0.3):
         attrs["dilations"] = [draw.randint(1, 2) for _ in size]
     out = draw.randint(1, 4)
@@ -52,7 +52,7 @@ def conv_transpose(net: Net) -> list[str]:
 
 
 def pool(net: Net) -> list[str]:
-    """MaxPool, AveragePool and LpPool."""
+    """Add MaxPool, AveragePool or LpPool."""
     draw, (front, size) = net.draw, any_image(net.draw)
     op = draw.choice(("MaxPool", "MaxPool", "AveragePool", "AveragePool", "LpPool"))
     kernel = [draw.randint(1, min(4, n)) for n in size]
@@ -61,43 +61,45 @@ def pool(net: Net) -> list[str]:
     if draw.chance(0.3) and (op != "LpPool" or net.opset >= 18):
         attrs["ceil_mode"] = 1
     if op == "AveragePool":
-        attrs |= some_of(draw, count_include_pad=draw.randint(0, 1))
+        attrs |= random_subset(draw, count_include_pad=draw.randint(0, 1))
     if op == "LpPool":
-        attrs |= some_of(draw, p=draw.randint(1, 3))
+        attrs |= random_subset(draw, p=draw.randint(1, 3))
     if op == "MaxPool" and draw.chance(0.25):
-        attrs |= some_of(draw, storage_order=draw.randint(0, 1))
+        attrs |= random_subset(draw, storage_order=draw.randint(0, 1))
         return net.add_all(op, operand(net, (*front, *size)), outputs=2, **attrs)
     dtype = draw.choice(("float32", "float32", "int8", "uint8")) if op == "MaxPool" else "float32"
     return [net.add(op, operand(net, (*front, *size), dtype), **attrs)]
 
 
 def global_pool(net: Net) -> list[str]:
-    """Pools of whole images."""
+    """Add a pooling of whole images."""
     draw, (front, size) = net.draw, any_image(net.draw)
     op = draw.choice(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"))
-    attrs = some_of(draw, p=draw.randint(1, 3)) if op == "GlobalLpPool" else {}
+    attrs = random_subset(draw, p=draw.randint(1, 3)) if op == "GlobalLpPool" else {}
     return [net.add(op, operand(net, (*front, *size)), **attrs)]
 
 
 def resize(net: Net) -> list[str]:
-    """Resize, in all of its modes."""
+    """Add Resize in one of its modes."""
     draw, (front, size) = net.draw, any_image(net.draw, 7)
     mode = draw.choice(("nearest", "linear", "cubic"))
     modes = ["asymmetric", "half_pixel", "align_corners", "pytorch_half_pixel"]
     modes += ["half_pixel_symmetric"] * (net.opset >= 19) + ["tf_crop_and_resize"]
-    attrs: dict[str, Any] = {"mode": mode} | some_of(draw, coordinate_transformation_mode=draw.choice(modes))
+    attrs: dict[str, Any] = {"mode": mode} | random_subset(draw, coordinate_transformation_mode=draw.choice(modes))
     if mode == "nearest":
-        attrs |= some_of(draw, nearest_mode=draw.choice(("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")))
+        attrs |= random_subset(
+            draw, nearest_mode=draw.choice(("floor", "ceil", "round_prefer_floor", "round_prefer_ceil"))
+        )
     if mode == "cubic":
-        attrs |= some_of(draw, cubic_coeff_a=draw.choice((-0.5, -0.75)), exclude_outside=draw.randint(0, 1))
+        attrs |= random_subset(draw, cubic_coeff_a=draw.choice((-0.5, -0.75)), exclude_outside=draw.randint(0, 1))
     if net.opset >= 18 and mode != "nearest":
-        attrs |= some_of(draw, antialias=draw.randint(0, 1))
+        attrs |= random_subset(draw, antialias=draw.randint(0, 1))
     roi = ""
     if attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize":
         begin = [draw.choice((0.0, 0.1, 0.3)) for _ in size]
         end = [draw.choice((0.7, 1.0, 1.1)) for _ in size]
         roi = net.constant([0, 0, *begin, 1, 1, *end], np.float32)
-        attrs |= some_of(draw, extrapolation_value=1.5)
+        attrs |= random_subset(draw, extrapolation_value=1.5)
     x = operand(net, (*front, *size), draw.choice(("float32", "float32", "int8", "uint8")))
     if draw.chance():
         scales = [1, 1, *(draw.choice((0.5, 0.7, 1, 1.5, 2, 2.3, 1 / 3)) for _ in size)]
@@ -107,11 +109,11 @@ def resize(net: Net) -> list[str]:
 
 
 def grid_sample(net: Net) -> list[str]:
-    """GridSample of images, with places outside of them."""
+    """Add GridSample of images, with positions outside of them."""
     draw = net.draw
     n, c, h, w = draw.shape(4, 5)
     modes = ("linear", "nearest", "cubic") if net.opset >= 20 else ("bilinear", "nearest", "bicubic")
-    attrs = some_of(draw, mode=draw.choice(modes), padding_mode=draw.choice(("zeros", "border", "reflection")),
+    attrs = random_subset(draw, mode=draw.choice(modes), padding_mode=draw.choice(("zeros", "border", "reflection")),
                   align_corners=draw.randint(0, 1))  # fmt: skip
     grid = draw.arrays.uniform(-1.3, 1.3, (n, *draw.shape(2, 5), 2)).astype(np.float32)
     return [net.add("GridSample", operand(net, (n, c, h, w)), net.input(grid), **attrs)]
