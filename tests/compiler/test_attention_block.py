@@ -42,9 +42,9 @@ def scales(rng: np.random.Generator, channels: int, reach: float) -> Requantise:
 def attention(b: Builder, heads: int, queries: int, keys: int, inner: int, columns: int, around: int = 0) -> Layer:
     """Of so many heads; keys, inner and columns in channel groups. around: foreign groups about what is read."""
     group, rng = b.cfg.group, b.rng
-    x = b.given(1, heads * inner * group, 1, queries, around, around)
-    w = b.given(1, heads * inner * group, 1, keys * group, around)
-    v = b.given(1, heads * keys * group, 1, columns * group, 0, around)
+    x = b.host_input(1, heads * inner * group, 1, queries, around, around)
+    w = b.host_input(1, heads * inner * group, 1, keys * group, around)
+    v = b.host_input(1, heads * keys * group, 1, columns * group, 0, around)
     scores, shares = (Activation.alone(b.cfg, name, 1, heads * keys * group, 1, queries) for name in ("s", "p"))
     y = Activation.alone(b.cfg, "y", 1, heads * columns * group, 1, queries)
     first = Layer(
@@ -72,7 +72,7 @@ def test_it_is_what_its_layers_mean(b: Builder, of: tuple[int, ...], around: int
     points = list(candidates(b.cfg, computation.workload))
     planner.policy = replace(planner.policy, given=FixedSchedule([points[number % len(points)]]))
     b.net.check(checking=True, planner=planner)
-    np.testing.assert_array_equal(reference(block, b.net.given), meaning(block, b.net.given))
+    np.testing.assert_array_equal(reference(block, b.net.host_inputs), meaning(block, b.net.host_inputs))
 
 
 # Wrong programs ---------------------------------------------------------------------------------------------------

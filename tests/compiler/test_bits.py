@@ -91,12 +91,12 @@ def test_four_counts_in_a_word(features: str) -> None:
 
 def test_levels_hold_their_values() -> None:
     for values in itertools.chain.from_iterable(itertools.combinations(range(-9, 9, 1), n) for n in (1, 2, 3, 4)):
-        found = BitLevels.of(values)
+        found = BitLevels.choose(values)
         if found is None:
             assert max(values) - min(values) > 3
             continue
         assert set(values) <= set(found.values) and found.bits <= 2
-    assert BitLevels.of(range(5)) is None and BitLevels.of([-3, -1, 1, 3]) == BitLevels(-3, 2, 2)
+    assert BitLevels.choose(range(5)) is None and BitLevels.choose([-3, -1, 1, 3]) == BitLevels(-3, 2, 2)
 
 
 # Products against numpy -----------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_fewer_instructions_on_arm(target: str, most: float, always: None, tmp_p
 def activations(s: Sketch, x: str) -> tuple[str, type]:
     """x in few bits, and their type in bytes: by a type of two, or by bytes and a Clip, as others export it. The twin
     has the latter alone."""
-    kind, real = s.of("int2", "uint2"), s.of(True, False)
+    kind, real = s.choose("int2", "uint2"), s.choose(True, False)
     low, high = limits(kind)
     if not real:
         high = s.int(low + 1, high - 1) + 1
@@ -176,9 +176,9 @@ def activations(s: Sketch, x: str) -> tuple[str, type]:
 
 def model_of_few_bits(s: Sketch) -> onnx.ModelProto:
     """A Conv, MatMul or Gemm of few bits between quantised tensors."""
-    op, n = s.of("Conv", "Conv", "MatMul", "Gemm"), s.int(1, 20)
+    op, n = s.choose("Conv", "Conv", "MatMul", "Gemm"), s.int(1, 20)
     if op == "Conv":
-        group, each = s.of((1, s.int(1, 70)), (2, s.of(8, 16, 40)))
+        group, each = s.choose((1, s.int(1, 70)), (2, s.choose(8, 16, 40)))
         n *= group
         kernel = [s.int(1, 3) for _ in range(2)]
         x = s.input((s.int(1, 2), group * each, s.int(3, 8), s.int(3, 8)), False)
@@ -189,8 +189,8 @@ def model_of_few_bits(s: Sketch) -> onnx.ModelProto:
         x, axis, attrs = s.input((s.int(16, 20), s.int(1, 140)), False), 1, {}
         shape = (s.feed[x].shape[1], n)
     xf, wide = activations(s, x)
-    if s.of(0, 1):
-        w = weights(s, s.of("int2", "uint2"), shape, s.of(None, axis))[0]
+    if s.choose(0, 1):
+        w = weights(s, s.choose("int2", "uint2"), shape, s.choose(None, axis))[0]
     else:
         signs = s.constant(s.rng.choice(np.array([-1, 1], np.int8), shape))
         w = s.node("DequantizeLinear", signs, s.constant(F32(0.03)))

@@ -96,7 +96,7 @@ def small(b: Builder, data: st.DataObject, groups: int = 1, size: int = 4, least
     number = st.integers
     images, channels = data.draw(number(1, 2)), groups * data.draw(number(least, least + 8))
     height, width = data.draw(number(1, size)), data.draw(number(1, size))
-    return b.given(images, channels, height, width, data.draw(number(0, 1)), data.draw(number(0, 1)))
+    return b.host_input(images, channels, height, width, data.draw(number(0, 1)), data.draw(number(0, 1)))
 
 
 def fits(window: Window, x: Activation) -> bool:
@@ -114,7 +114,7 @@ def test_convolution(order: str, b: Builder, window: Window, data: st.DataObject
     y = b.conv(x, window, groups * data.draw(st.integers(1, 9)), groups)
     size = y.images * y.height * y.width * (y.channels + 7) * (x.channels + 7) * window.kernel[0] * window.kernel[1]
     assume(size < LARGEST)
-    check(b.cfg, b.net.layers[0], b.net.given, data, order)
+    check(b.cfg, b.net.layers[0], b.net.host_inputs, data, order)
 
 
 @SETTINGS
@@ -123,7 +123,7 @@ def test_pooling(b: Builder, window: Window, largest: bool, data: st.DataObject)
     x = small(b, data)
     assume(fits(window, x))
     b.pool(x, window, largest)
-    check(b.cfg, b.net.layers[0], b.net.given, data, "rows")
+    check(b.cfg, b.net.layers[0], b.net.host_inputs, data, "rows")
 
 
 @SETTINGS
@@ -134,7 +134,7 @@ def test_elementwise(b: Builder, kind: str, data: st.DataObject) -> None:
     if kind in ("table", "matrix"):
         b.map(x)
     elif kind == "add":
-        b.map(x, b.given(*same))
+        b.map(x, b.host_input(*same))
     else:
-        b.multiply(x, b.given(*same[:2], *(same[2:] if kind == "multiply" else (1, 1))))
-    check(b.cfg, b.net.layers[0], b.net.given, data, "rows")
+        b.multiply(x, b.host_input(*same[:2], *(same[2:] if kind == "multiply" else (1, 1))))
+    check(b.cfg, b.net.layers[0], b.net.host_inputs, data, "rows")

@@ -33,13 +33,13 @@ def block(b: Builder, kinds: list[str]) -> Layer:
     of it, a sum, or a sum to what a table gives for the other operand. No more tables than there is room for."""
     window = b.draw(st.sampled_from([Window((1, 1)), Window((3, 2), pads=(1, 0, 1, 1))]))
     height, width = b.draw(st.sampled_from([1, 3, 6])), b.draw(st.integers(1, 9))
-    x = b.given(b.draw(st.integers(1, 3)), b.draw(st.integers(1, 12)), height, width)
+    x = b.host_input(b.draw(st.integers(1, 3)), b.draw(st.integers(1, 12)), height, width)
     b.conv(x, window, b.draw(st.integers(1, 20)))
     conv = b.net.launches[-1].pop()
     assert conv.gemm is not None
     if conv.epilogue.residual is not None and b.draw(st.booleans()):
-        del b.net.given[conv.epilogue.residual.operand]
-        row = b.given(conv.y.images, conv.y.channels, 1, 1)
+        del b.net.host_inputs[conv.epilogue.residual.operand]
+        row = b.host_input(conv.y.images, conv.y.channels, 1, 1)
         conv = replace(conv, epilogue=replace(conv.epilogue, residual=residual(b.rng, row)))
     layers: list[Layer] = [conv]
     for number, kind in enumerate(kinds):
@@ -47,7 +47,7 @@ def block(b: Builder, kinds: list[str]) -> Layer:
         kind = kind if tables < b.cfg.lut_count else "sum"
         x, epilogue = before, Epilogue((-100, 90), table(b.rng))
         if kind != "table":
-            x = b.given(*before.dims)
+            x = b.host_input(*before.dims)
             epilogue = Epilogue(table=table(b.rng) if kind == "both" else None, residual=residual(b.rng, before))
         layers.append(Layer(f"m{number}", x, Activation.alone(b.cfg, f"y{number}", *before.dims), epilogue=epilogue))
     b.net.launches[-1].append(found := Layer.block(tuple(layers)))
@@ -74,13 +74,13 @@ def test_in_any_tiles_and_order(b: Builder, of: list[str], number: int) -> None:
 
 @given(builders(["tiny"]), st.booleans())
 def test_a_sum_is_turned_so_that_what_is_handed_on_is_b(b: Builder, as_x: bool) -> None:
-    ours, other = b.given(2, 5, 3, 4), b.given(2, 5, 3, 4)
+    ours, other = b.host_input(2, 5, 3, 4), b.host_input(2, 5, 3, 4)
     x, operand = (ours, other) if as_x else (other, ours)
     epilogue = Epilogue(residual=residual(b.rng, operand))
     layer = Layer("sum", x, Activation.alone(b.cfg, "y", *x.dims), epilogue=epilogue)
     found = rewrite_to_follow(layer, ours)
     assert found is not None and found.epilogue.residual is not None and found.epilogue.residual.operand == ours
-    np.testing.assert_array_equal(meaning(found, b.net.given), meaning(layer, b.net.given))
+    np.testing.assert_array_equal(meaning(found, b.net.host_inputs), meaning(layer, b.net.host_inputs))
 
 
 @pytest.mark.parametrize("epilogue", [{"table": np.zeros(256, np.int8)}, {"clip": (-128, 5)}])
@@ -113,7 +113,7 @@ def test_more_tables_than_there_is_room_for() -> None:
 
 def _program() -> Program:
     b = Builder(Network(PRESETS["tiny"]), None, np.random.default_rng(1))  # type: ignore[arg-type]
-    x, row, other = b.given(1, 8, 1, 9), b.given(1, 8, 1, 1), b.given(1, 8, 1, 9)
+    x, row, other = b.host_input(1, 8, 1, 9), b.host_input(1, 8, 1, 1), b.host_input(1, 8, 1, 9)
     made, summed, y = (Activation.alone(b.cfg, name, 1, 8, 1, 9) for name in ("made", "summed", "y"))
     weights = b.rng.integers(-128, 128, (8, 8, 1, 1)).astype(np.int8)
     scales = requantise(b.rng, 8, 74 * 74 * 3)

@@ -127,7 +127,7 @@ def test_names_of_intrinsics() -> None:
 @given(builders(["norm", "norm-4x8"]), st.integers(2, 24), st.integers(1, 12), st.integers(1, 2))
 def test_layers_are_what_they_mean(b: Builder, channels: int, rows: int, images: int) -> None:
     """Alone and behind a convolution, of images as of matrices, rows around other storages."""
-    x = b.given(images, channels, b.draw(st.sampled_from([1, 2])), rows, b.draw(st.integers(0, 2)))
+    x = b.host_input(images, channels, b.draw(st.sampled_from([1, 2])), rows, b.draw(st.integers(0, 2)))
     b.norm(b.conv(x, Window((1, 1)), channels) if b.draw(st.booleans()) else x)
     b.net.check()
 
@@ -162,7 +162,7 @@ def wrong(p: Program, which: str) -> None:
 )
 def test_wrong_programs_are_found(which: str) -> None:
     b = Builder(Network(CONFIGS["norm"]), None, np.random.default_rng(1))  # type: ignore[arg-type]
-    x = b.given(1, 10, 1, 6)
+    x = b.host_input(1, 10, 1, 6)
     b.net.launches[-1].append(replace(norm_layer(b.cfg, 10, 6), x=x))
     p = Program(b.net, b.net.build())
     p.verify()

@@ -122,7 +122,7 @@ def test_codebooks_are_loaded_where_others_are_needed() -> None:
 @given(builders(PACKED), st.integers(1, 80), st.integers(1, 24), st.booleans())
 def test_layers_are_what_they_mean(b: Builder, inputs: int, outputs: int, matrix: bool) -> None:
     """Convolutions and products, some packed and some not: for their weights, or for packs that they would cut."""
-    x = b.given(b.draw(st.integers(1, 3)), inputs, *((1, 1) if matrix else (5, 4)))
+    x = b.host_input(b.draw(st.integers(1, 3)), inputs, *((1, 1) if matrix else (5, 4)))
     y = b.conv(x, Window((1, 1)) if matrix else b.draw(st.sampled_from([Window((1, 1)), Window((3, 3))])), outputs)
     b.conv(y, Window((1, 1)), 8)
     try:
@@ -138,7 +138,7 @@ def test_layers_are_what_they_mean(b: Builder, inputs: int, outputs: int, matrix
 def product(config: str) -> Network:
     b = Builder(Network(CONFIGS[config]), None, np.random.default_rng(4))  # type: ignore[arg-type]
     b._number, b._flag, b._name = lambda low, high: high, lambda: False, lambda: "product"  # type: ignore[method-assign]
-    b.conv(b.given(1, 64, 2, 2), Window((1, 1)), 16)
+    b.conv(b.host_input(1, 64, 2, 2), Window((1, 1)), 16)
     return b.net
 
 

@@ -139,10 +139,10 @@ class Maker:
     def __init__(self, cfg: Config, images: int) -> None:
         self.net, self.rng, self.images = Network(cfg), np.random.default_rng(1), images
 
-    def given(self, channels: int, height: int, width: int) -> Activation:
-        act = Activation.alone(self.net.cfg, f"in{len(self.net.given)}", self.images, channels, height, width)
+    def host_input(self, channels: int, height: int, width: int) -> Activation:
+        act = Activation.alone(self.net.cfg, f"in{len(self.net.host_inputs)}", self.images, channels, height, width)
         values = self.rng.integers(-128, 128, (self.images, channels, height, width)).astype(np.int8)
-        self.net.given[act] = values
+        self.net.host_inputs[act] = values
         return act
 
     def output(self, channels: int, height: int, width: int) -> Activation:
@@ -177,7 +177,7 @@ def program(cfg: Config) -> Program:
 def _built(cfg: Config) -> tuple[Network, Image]:
     m = Maker(cfg, 2 * cfg.batch)
     channels = 3 * max(cfg.block_in, cfg.block_out)
-    x = m.given(channels, 6, 5)
+    x = m.host_input(channels, 6, 5)
     a = m.conv(x, m.output(channels, 6, 5), SAME, epilogue=Epilogue((-90, 100), table(m.rng)))
     m.conv(a, m.output(channels, 2, 2), Window((3, 3), (2, 2)))
     c = m.output(channels, 6, 5)
@@ -468,7 +468,7 @@ def test_planted_faults_are_found(planted: str, name: str) -> None:
 def two_equal_convolutions(cfg: Config, names: tuple[str, str]) -> Network:
     m = Maker(cfg, 1)
     channels = max(cfg.block_in, cfg.block_out)
-    x = m.given(channels, 4, 4)
+    x = m.host_input(channels, 4, 4)
     y = m.conv(x, m.output(channels, 4, 4), SAME, name=names[0])
     m.conv(y, m.output(channels, 4, 4), SAME, name=names[1])
     return m.net
@@ -521,7 +521,7 @@ def test_a_lost_piece_of_a_split_reduction_is_found(name: str, monkeypatch: pyte
     monkeypatch.setattr(plan, "choose", splitting("split"))
     cfg = CONFIGS[name]
     m = Maker(cfg, 1)
-    x = m.given(4 * cfg.block_in, 3, 3)
+    x = m.host_input(4 * cfg.block_in, 3, 3)
     m.conv(x, m.output(cfg.block_out, 3, 3), SAME)
     split = Program(m.net, m.net.build())
     split.verify()
@@ -552,7 +552,7 @@ def test_activations_in_the_same_memory_are_found(monkeypatch: pytest.MonkeyPatc
 def two_launches(cfg: Config) -> Program:
     """A launch of two layers, and one whose layer reads the output of the first."""
     m = Maker(cfg, 1)
-    x = m.given(cfg.group, 3, 3)
+    x = m.host_input(cfg.group, 3, 3)
     y = m.conv(x, m.output(cfg.group, 3, 3), SAME)
     m.conv(x, m.output(cfg.group, 3, 3), SAME)
     m.net.launches.append([])
@@ -605,7 +605,7 @@ def programs(draw: st.DrawFn) -> Program:
     b: Builder = draw(builders(NAMES))
     number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
     images, height, width = number(1, 3), number(2, 6), number(2, 6)
-    x = b.given(images, number(1, 20), height, width, number(0, 1), number(0, 1))
+    x = b.host_input(images, number(1, 20), height, width, number(0, 1), number(0, 1))
     kind = number(0, 6 if b.cfg.softmax or b.cfg.norm else 5 if can_multiply_activations(b.cfg) else 4)
     kind = 4 if kind == 5 and not can_multiply_activations(b.cfg) else kind
     if kind == 0:
@@ -618,19 +618,19 @@ def programs(draw: st.DrawFn) -> Program:
     elif kind == 2:
         b.pool(x, Window((2, 2), pads=(1, 0, 0, 1)), bool(number(0, 1)))
     elif kind == 3:
-        b.multiply(x, b.given(images, x.channels, *((1, 1) if number(0, 1) else (height, width))))
+        b.multiply(x, b.host_input(images, x.channels, *((1, 1) if number(0, 1) else (height, width))))
     elif kind == 6:
         rows = b.conv(x, Window((1, 1)), number(1, 20)) if number(0, 1) else x
         b.softmax(rows) if b.cfg.softmax else b.norm(rows)
     elif kind == 5:
-        del b.net.given[x]  # another takes its place
+        del b.net.host_inputs[x]  # another takes its place
         inner, columns = b.cfg.group * number(1, 3), number(1, 20)
-        rows = b.given(1, inner, 1, number(1, 20), number(0, 1), number(0, 1))
-        keys = b.given(1, inner, 1, pack.blocks(columns, b.cfg.block_out) * b.cfg.block_out, number(0, 1))
+        rows = b.host_input(1, inner, 1, number(1, 20), number(0, 1), number(0, 1))
+        keys = b.host_input(1, inner, 1, pack.blocks(columns, b.cfg.block_out) * b.cfg.block_out, number(0, 1))
         b.product(rows, b.conv(keys, Window((1, 1)), inner) if number(0, 1) else keys, columns)
     else:
         y = b.conv(x, SAME, number(1, 20))
-        b.map(y, b.given(images, y.channels, height, width) if number(0, 1) else None)
+        b.map(y, b.host_input(images, y.channels, height, width) if number(0, 1) else None)
     try:
         return Program(b.net, b.net.build())
     except LayerErrors:
@@ -678,7 +678,7 @@ def _outputs(p: Program) -> list[NDArray[np.uint8]]:
     device.allocate(image.size)
     device.write(0, np.random.default_rng(0).integers(0, 256, image.constants_address, np.uint8))
     device.write(image.constants_address, p.constants)
-    for act, values in p.net.given.items():
+    for act, values in p.net.host_inputs.items():
         p.net._fill(device, image, act, values)
     for launch, code in zip(image.launches, p.codes(), strict=True):
         device.write(launch.address, code.reshape(-1))

@@ -133,9 +133,9 @@ def test_every_point_compiles_and_none_beside(b: Builder, window: Window, kind: 
     elif kind == "pool":
         b.pool(x, window, data.draw(st.booleans()))
     elif kind == "add":
-        b.map(x, b.given(*same))
+        b.map(x, b.host_input(*same))
     else:
-        b.multiply(x, b.given(*same))
+        b.multiply(x, b.host_input(*same))
     layer, planner = b.net.layers[0], Planner(b.cfg)
     try:
         computations: list[LayerComputation] = lower_layer(b.cfg, layer)

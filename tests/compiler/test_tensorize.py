@@ -62,7 +62,7 @@ REFUSALS = (
 def test_convolution(b: Builder, window: Window, data: st.DataObject) -> None:
     number = _numbers(data)
     groups = data.draw(st.sampled_from([1, 1, 2, 3]))
-    x = b.given(number(1, 3), groups * number(1, 24), number(1, 17), number(1, 17), number(0, 2), number(0, 2))
+    x = b.host_input(number(1, 3), groups * number(1, 24), number(1, 17), number(1, 17), number(0, 2), number(0, 2))
     assume(_fits(window, x.height, x.width))
     b.conv(x, window, groups * number(1, 24), groups)
     _check(b.net)
@@ -73,7 +73,7 @@ def test_convolution(b: Builder, window: Window, data: st.DataObject) -> None:
 def test_depthwise_convolution(b: Builder, window: Window, data: st.DataObject) -> None:
     number = _numbers(data)
     channels = number(1, 40)
-    x = b.given(number(1, 3), channels, number(1, 17), number(1, 17), number(0, 2), number(0, 2))
+    x = b.host_input(number(1, 3), channels, number(1, 17), number(1, 17), number(0, 2), number(0, 2))
     assume(_fits(window, x.height, x.width))
     b.conv(x, window, channels * number(1, 2), channels)
     _check(b.net)
@@ -83,7 +83,7 @@ def test_depthwise_convolution(b: Builder, window: Window, data: st.DataObject) 
 @given(builders(), st.data())
 def test_matrix_of_many_rows(b: Builder, data: st.DataObject) -> None:
     number = _numbers(data)
-    x = b.given(number(1, 120), number(1, 80), 1, 1, number(0, 2), number(0, 2))
+    x = b.host_input(number(1, 120), number(1, 80), 1, 1, number(0, 2), number(0, 2))
     y = b.conv(x, Window((1, 1)), number(1, 100))
     if number(0, 1):
         b.map(y)
@@ -94,7 +94,7 @@ def test_matrix_of_many_rows(b: Builder, data: st.DataObject) -> None:
 @given(builders(), windows(), st.booleans(), st.data())
 def test_pooling(b: Builder, window: Window, largest: bool, data: st.DataObject) -> None:
     number = _numbers(data)
-    x = b.given(number(1, 3), number(1, 40), number(1, 17), number(1, 17), number(0, 2), number(0, 2))
+    x = b.host_input(number(1, 3), number(1, 40), number(1, 17), number(1, 17), number(0, 2), number(0, 2))
     assume(_fits(window, x.height, x.width))
     b.pool(x, window, largest)
     _check(b.net)
@@ -106,8 +106,8 @@ def test_map(b: Builder, data: st.DataObject) -> None:
     number = _numbers(data)
     images, height, width = (number(1, 40), 1, 1) if number(0, 3) == 0 else (number(1, 4), number(1, 17), number(1, 17))
     shape = (images, number(1, 40), height, width)
-    x = b.given(*shape, number(0, 2), number(0, 2))
-    b.map(x, b.given(*shape, number(0, 2), number(0, 2)) if number(0, 1) else None)
+    x = b.host_input(*shape, number(0, 2), number(0, 2))
+    b.map(x, b.host_input(*shape, number(0, 2), number(0, 2)) if number(0, 1) else None)
     _check(b.net)
 
 
@@ -116,9 +116,9 @@ def test_map(b: Builder, data: st.DataObject) -> None:
 def test_multiply(b: Builder, data: st.DataObject) -> None:
     number = _numbers(data)
     images, channels, height, width = number(1, 5), number(1, 40), number(1, 17), number(1, 17)
-    x = b.given(images, channels, height, width, number(0, 2), number(0, 2))
+    x = b.host_input(images, channels, height, width, number(0, 2), number(0, 2))
     pixel = (1, 1) if number(0, 1) else (height, width)
-    b.multiply(x, b.given(images, channels, *pixel, number(0, 2), number(0, 2)))
+    b.multiply(x, b.host_input(images, channels, *pixel, number(0, 2), number(0, 2)))
     _check(b.net)
 
 
@@ -134,7 +134,7 @@ def test_product_of_two_activations(b: Builder, data: st.DataObject) -> None:
     inner, rows, channels = group * number(1, 6), number(1, 40), number(1, 40)
 
     def operand(columns: int) -> Activation:
-        x = b.given(1, inner, 1, columns, number(0, 2), number(0, 2))
+        x = b.host_input(1, inner, 1, columns, number(0, 2), number(0, 2))
         return b.conv(x, Window((1, 1)), inner) if number(0, 1) else x
 
     b.product(operand(rows), operand(-(-channels // block) * block), channels)
@@ -143,9 +143,9 @@ def test_product_of_two_activations(b: Builder, data: st.DataObject) -> None:
 
 def test_a_product_needs_a_square_array() -> None:
     b = Builder(Network(CONFIGS["4x8"]), st.DrawFn, np.random.default_rng(0))  # type: ignore[arg-type]
-    x, y = b.given(1, 8, 1, 8), Activation.alone(b.cfg, "y", 1, 8, 1, 8)
+    x, y = b.host_input(1, 8, 1, 8), Activation.alone(b.cfg, "y", 1, 8, 1, 8)
     scale = requantise(b.rng, 8, 1000)
-    product = ActivationGemm(b.given(1, 8, 1, 8), 0, 0)
+    product = ActivationGemm(b.host_input(1, 8, 1, 8), 0, 0)
     b.net.launches[0].append(Layer("", x, y, product=product, requantise=scale))
     with pytest.raises(LayerErrors, match="batch = 1 and block_in = block_out"):
         b.net.build()
@@ -156,7 +156,7 @@ def test_a_product_needs_a_square_array() -> None:
 def test_network_in_several_launches(b: Builder, data: st.DataObject) -> None:
     """Later layers take any earlier activation, memory is used again, launches follow each other."""
     number = _numbers(data)
-    known = [b.given(number(1, 2), number(1, 20), number(4, 12), number(4, 12))]
+    known = [b.host_input(number(1, 2), number(1, 20), number(4, 12), number(4, 12))]
     for _ in range(number(2, 7)):
         x = data.draw(st.sampled_from(known))
         twins = [
@@ -184,7 +184,7 @@ def test_network_in_several_launches(b: Builder, data: st.DataObject) -> None:
 def test_concatenation_is_free(b: Builder, data: st.DataObject) -> None:
     """Layers write parts of one storage; the next one reads them as one activation."""
     number, cfg = _numbers(data), b.cfg
-    x = b.given(number(1, 3), number(1, 20), number(2, 9), number(2, 9))
+    x = b.host_input(number(1, 3), number(1, 20), number(2, 9), number(2, 9))
     channels = [cfg.group * number(1, 5) for _ in range(number(1, 3))] + [number(1, 20)]
     total = sum(channels)
     whole, offset = Activation.alone(cfg, "whole", x.images, total, x.height, x.width), 0
@@ -207,7 +207,7 @@ def test_every_tiling_computes_the_same(b: Builder, window: Window, order: str, 
     """Not the best tiling but any that the scratchpads allow, of each order."""
     number = _numbers(data)
     groups = 1 if order != "weights" else number(1, 2)
-    x = b.given(number(1, 2), groups * number(1, 40), number(1, 12), number(1, 12))
+    x = b.host_input(number(1, 2), groups * number(1, 40), number(1, 12), number(1, 12))
     assume(_fits(window, x.height, x.width))
     b.conv(x, window, groups * number(1, 40), groups)
 

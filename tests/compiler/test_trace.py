@@ -79,9 +79,9 @@ def test_traces_of_layers(b: Builder, window: Window, kind: str, data: st.DataOb
     elif kind == "pool":
         b.pool(x, window, data.draw(st.booleans()))
     elif kind == "add":
-        b.map(x, b.given(*same))
+        b.map(x, b.host_input(*same))
     else:
-        b.multiply(x, b.given(*same))
+        b.multiply(x, b.host_input(*same))
     layer = b.net.layers[0]
     try:
         computations = lower_layer(b.cfg, layer)

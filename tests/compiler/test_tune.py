@@ -60,7 +60,7 @@ def networks(draw: st.DrawFn, size: int = 9) -> Network:
     elif kind == "pool":
         b.pool(x, window, draw(st.booleans()))
     else:
-        other = b.given(x.images, x.channels, x.height, x.width)
+        other = b.host_input(x.images, x.channels, x.height, x.width)
         _ = b.map(x, other) if kind == "add" else b.multiply(x, other)
     return b.net
 
@@ -78,7 +78,7 @@ def conv(cfg: Config, channels: int = 20, size: int = 8, outputs: int = 24, kern
     b = Builder(Network(cfg), None, np.random.default_rng(0))  # type: ignore[arg-type]
     b.epilogue = lambda y, second=True: Epilogue()  # type: ignore[method-assign]
     b._name = lambda: "conv"  # type: ignore[method-assign]
-    x = b.given(1, channels, size, size)
+    x = b.host_input(1, channels, size, size)
     b.conv(x, Window((kernel,) * 2, pads=(kernel // 2,) * 4), outputs)
     return b.net.layers[0]
 
@@ -90,7 +90,7 @@ def conv(cfg: Config, channels: int = 20, size: int = 8, outputs: int = 24, kern
 @given(networks())
 def test_meaning_is_that_of_plain_loops(net: Network) -> None:
     (layer,) = net.layers
-    np.testing.assert_array_equal(reference_output(layer, net.given), plain_meaning(layer, net.given))
+    np.testing.assert_array_equal(reference_output(layer, net.host_inputs), plain_meaning(layer, net.host_inputs))
 
 
 # Spaces -----------------------------------------------------------------------------------------------------------

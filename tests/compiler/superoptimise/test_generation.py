@@ -157,7 +157,7 @@ def cropped(qdq: bool) -> onnx.ModelProto:
     y = m.conv("x", 32, 64, 0.05, kernel=3, pads=[1, 1, 1, 3])
     places = [m.constant([each], np.int64) for each in (0, 16, 3)]
     cut = m.node("Slice", [m.floats(y) if qdq else y, *places])
-    return m.model(m.quantised(cut, *m.meant[y]) if qdq else cut)
+    return m.model(m.quantised(cut, *m.parameters[y]) if qdq else cut)
 
 
 def found(model: onnx.ModelProto, **given: Any) -> Optimised:

@@ -69,7 +69,7 @@ def test_four_convolutions_become_one(qdq: bool) -> None:
 
 def test_concat_of_what_was_merged_goes() -> None:
     m = Quantised((1, 64, 8, 8))
-    y = m.both("Concat", [m.conv("x", 64, 8, 0.05) for _ in range(3)], axis=1)
+    y = m.byte_operator("Concat", [m.conv("x", 64, 8, 0.05) for _ in range(3)], axis=1)
     optimised = found(m.model(y))
     operators = [node.op_type for node in optimised.model.graph.node]
     assert operators.count("Conv") == 1 and not {"Concat", "Slice"} & set(operators)
@@ -101,15 +101,15 @@ def mixed(qdq: bool, seed: int) -> onnx.ModelProto:
     m = Quantised((1, 8, 12, 12), qdq, seed)
     a = m.conv("x", 8, 8, 0.05, kernel=3)
     b = m.conv("x", 8, 8, 0.05, kernel=1)
-    both = m.both("Concat", [a, b], axis=1)
-    pooled = m.both("MaxPool", [both], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
+    both = m.byte_operator("Concat", [a, b], axis=1)
+    pooled = m.byte_operator("MaxPool", [both], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
     grouped = m.conv(pooled, 16, 16, 0.06, kernel=3, group=4)
     strided = m.conv(grouped, 16, 8, 0.06, kernel=3, strides=[2, 2])
-    turned = m.both("Transpose", [m.both("Transpose", [strided], perm=[0, 2, 3, 1])], perm=[0, 3, 1, 2])
+    turned = m.byte_operator("Transpose", [m.byte_operator("Transpose", [strided], perm=[0, 2, 3, 1])], perm=[0, 3, 1, 2])
     cut = m.node("Split", [grouped, m.constant([6, 10], np.int64)], axis=1)
-    m.meant[cut] = m.meant[grouped]
+    m.parameters[cut] = m.parameters[grouped]
     m.nodes[-1].output.append(f"{cut}_rest")
-    m.meant[f"{cut}_rest"] = m.meant[grouped]
+    m.parameters[f"{cut}_rest"] = m.parameters[grouped]
     last = m.conv(f"{cut}_rest", 10, 8, 0.06)
     relu = m.quantised(m.node("Relu", [m.floats(last)]), 0.06, -128)
     return m.model(turned, relu, m.conv(cut, 6, 8, 0.07))
@@ -172,9 +172,9 @@ def partly(qdq: bool) -> dict[str, onnx.ModelProto]:
         m = Quantised((1, 16, size, size), qdq)
         x = m.conv("x", 16, 64, 0.05, zero=5)
         if counted is None:
-            y = m.both("MaxPool", [x], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
+            y = m.byte_operator("MaxPool", [x], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
         else:
-            y = m.averaged(x, 0.05, 5, [1] * 4, counted)
+            y = m.average_pool(x, 0.05, 5, [1] * 4, counted)
         return m.model(m.conv(y, 64, 16, 0.05))
 
     return {
@@ -551,7 +551,7 @@ def test_what_cannot_be_written_is_refused() -> None:
 def test_what_reads_inside_of_an_operator_keeps_its_name() -> None:
     """A graph inside of If reads a tensor that a rule would take away."""
     m = Quantised((1, 8, 6, 6))
-    y = m.both("Transpose", [m.both("Transpose", ["x"], perm=[0, 2, 3, 1])], perm=[0, 3, 1, 2])
+    y = m.byte_operator("Transpose", [m.byte_operator("Transpose", ["x"], perm=[0, 2, 3, 1])], perm=[0, 3, 1, 2])
     condition = m.constant(True, np.bool_)
     inner = [
         onnx.helper.make_graph(

@@ -31,7 +31,7 @@ def branchy() -> onnx.ModelProto:
     """Branches of three kinds, which several rules are of."""
     m = Quantised((1, 64, 16, 16))
     heads = [m.conv("x", 64, 8, 0.05, kernel) for kernel in (1, 1, 3, 3)]
-    pooled = m.both("MaxPool", ["x"], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
+    pooled = m.byte_operator("MaxPool", ["x"], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
     return m.model(*heads, m.conv(pooled, 64, 16, 0.06))
 
 
