@@ -64,7 +64,7 @@ def rgb(colour: str) -> tuple[int, ...]:
 
 def check(tab: Browser, folder: Path, figures: int) -> None:
     """The page that is open: quiet, no wider than the window, each figure drawn, and written in ink on paper."""
-    assert tab.said == []
+    assert tab.messages == []
     assert (
         tab.run("window.hacked") is None and tab.run("document.querySelectorAll('main img, main script').length") == 0
     )
@@ -191,7 +191,7 @@ def test_hostile_names_are_words(tab: Browser, program: Program, tmp_path: Path)
         said = hovered(tab, figure, shows_one)
         assert shows_one(said), (figure, said)
     choose(tab, "0")
-    assert tab.run("window.hacked") is None and tab.said == []
+    assert tab.run("window.hacked") is None and tab.messages == []
 
 
 def test_hundreds_of_layers(tab: Browser, report: dict[str, Any], tmp_path: Path) -> None:
