@@ -1,4 +1,4 @@
-"""The CPU's arena: no live tensor is overwritten, and results are as without it."""
+"""In the CPU's arena no live tensor is overwritten, and results are the same as without an arena."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ def compiled(source: str) -> Program:
 
 
 def overwritten(program: Program, arena: ArenaPlan) -> list[str]:
-    """Tensors that a step reads and whose bytes are not theirs any more: every byte knows who wrote it."""
+    """Return the tensors that a step reads after another step has overwritten their bytes.
+
+    The function notes for each byte of the arena which step wrote it last.
+    """
     owner = np.full(arena.size, -1)
-    content: dict[str, int] = {}  # tensor -> who wrote its bytes
+    content: dict[str, int] = {}  # tensor -> the step that wrote its bytes
     wrong = []
 
     def place(name: str) -> slice:
@@ -40,17 +43,17 @@ def overwritten(program: Program, arena: ArenaPlan) -> list[str]:
     for number, step in enumerate(program.steps):
         launch = isinstance(step, LaunchStep)
         read = [pack.value for pack in step.pack] if launch else step.inputs
-        made = [each.value for each in step.unpack] if launch else step.outputs
+        written = [unpack.value for unpack in step.unpack] if launch else step.outputs
         wrong += [name for name in read if name in content and np.any(owner[place(name)] != content[name])]
         if isinstance(step, CpuStep) and step.kernel is None:
-            content |= {made[0]: content[read[0]]} if read[0] in content else {}
+            content |= {written[0]: content[read[0]]} if read[0] in content else {}
             continue
-        over = dict(program.kernels[step.kernel].in_place) if isinstance(step, CpuStep) else {}
-        for index, name in enumerate(made):
+        in_place = dict(program.kernels[step.kernel].in_place) if isinstance(step, CpuStep) else {}
+        for index, name in enumerate(written):
             if name not in arena.offsets:
                 continue
-            allowed = read[over[index]] if index in over else None
-            for other in read:  # which the kernel reads while it writes
+            allowed = read[in_place[index]] if index in in_place else None
+            for other in read:  # the kernel reads this tensor while it writes
                 if other in content and other != allowed and not launch:
                     a, b = place(name), place(other)
                     wrong += [name] * (max(a.start, b.start) < min(a.stop, b.stop))
@@ -61,7 +64,7 @@ def overwritten(program: Program, arena: ArenaPlan) -> list[str]:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> str:
-    """Up to ten operators on matrices of 8 x 64 and their reshapes, with values that live long and die early."""
+    """Draw up to ten operators on matrices of 8 x 64 and their reshapes, with values of long and short lives."""
     shapes, lines = {"x": (8, 64)}, []
     for number in range(draw(st.integers(3, 10))):
         name, source = f"t{number}", draw(st.sampled_from(sorted(shapes)))
@@ -192,7 +195,7 @@ def test_what_is_computed_in_place(nodes: list[CpuNode], legal: bool) -> None:
 
 
 def test_elements_that_are_computed_twice_are_not_computed_in_place() -> None:
-    """37 elements in vectors of 16: the last vector overlaps the one before it."""
+    """A kernel of 37 elements in vectors of 16, whose last two vectors overlap, does not compute in place."""
     assert kernel([CpuNode("Relu", ("x",), ("y",))], (3, 37)).in_place == ()
 
 

@@ -1,4 +1,4 @@
-"""Products of few bits by popcount: any shape, levels, padding and zero point, on every kind of processor."""
+"""Products of few bits by popcount are exact for any shape, levels, padding, zero point and processor."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LEVELS = [
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever can be computed by bits is."""
+    """Compute all products by bits that can be computed so."""
     monkeypatch.setattr(bit_serial, "is_faster", lambda *_: True)
 
 
@@ -63,7 +63,7 @@ def test_popcount(dtype: str) -> None:
 
 @pytest.mark.parametrize("features", ["", "avx2", "avx512bw avx2", "avx512bitalg avx512vnni avx512vl"])
 def test_four_counts_in_a_word(features: str) -> None:
-    """Of bytes at their limits, and random expressions over them; added up over lanes of every number."""
+    """`popcount4` counts the bits of each byte of a word, in vectors of any number of lanes."""
     if missing := set(features.split()) - this_processor().features:
         pytest.skip(f"this processor has no {', '.join(sorted(missing))}")
     rng = np.random.default_rng(1)
@@ -122,15 +122,15 @@ def test_products(seed: int, always: None) -> None:
 
 
 def on_arm(target: str, channels: int, outputs: int) -> list[tuple[Any, tuple[Array, ...]]]:
-    """(kernel, what it takes) of a convolution of 2 x 2 bits, by bytes and by bits."""
-    rng, found = np.random.default_rng(0), []
+    """Return a convolution of 2 x 2 bits by bytes and by bits, each as (kernel, inputs)."""
+    rng, kernels = np.random.default_rng(0), []
     x, w = drawn(rng, LEVELS[2], (1, channels, 7, 7), "uint8"), drawn(rng, LEVELS[3], (outputs, channels, 3, 3), "int8")
     zero = np.array(1, np.uint8)
     for attrs in ({}, {bit_serial.LEVELS: {0: LEVELS[2], 1: LEVELS[3]}}):
         with compiling_for(TARGETS[target]):
-            given = [(x.shape, "uint8"), w, zero]
-            found.append((compile_op("ConvInteger", {"pads": [1] * 4, **attrs}, given), (x, w, zero)))
-    return found
+            types = [(x.shape, "uint8"), w, zero]
+            kernels.append((compile_op("ConvInteger", {"pads": [1] * 4, **attrs}, types), (x, w, zero)))
+    return kernels
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -145,7 +145,10 @@ def test_the_same_sums_on_arm(target: str, always: None, tmp_path: Path) -> None
 @pytest.mark.thorough
 @pytest.mark.parametrize("target, most", [("armv7", 0.55), ("aarch64", 0.72)])
 def test_fewer_instructions_on_arm(target: str, most: float, always: None, tmp_path: Path) -> None:
-    """Those of the program around the kernel included; than bytes, which NEON multiplies in pairs."""
+    """Popcount takes fewer instructions than byte products, which NEON multiplies in pairs.
+
+    The counts include the program around the kernel.
+    """
     emulated.require(target)
     counts = []
     for kernel, inputs in on_arm(target, 64, 24):
@@ -158,8 +161,10 @@ def test_fewer_instructions_on_arm(target: str, most: float, always: None, tmp_p
 
 
 def activations(s: Sketch, x: str) -> tuple[str, type]:
-    """x in few bits, and their type in bytes: by a type of two, or by bytes and a Clip, as others export it. The twin
-    has the latter alone."""
+    """Append a quantisation of x to few bits; return its name and the byte type.
+
+    It uses an ONNX type of two bits, or bytes and a Clip as some exporters write it. The twin has only the latter.
+    """
     kind, real = s.choose("int2", "uint2"), s.choose(True, False)
     low, high = limits(kind)
     if not real:
@@ -175,7 +180,7 @@ def activations(s: Sketch, x: str) -> tuple[str, type]:
 
 
 def model_of_few_bits(s: Sketch) -> onnx.ModelProto:
-    """A Conv, MatMul or Gemm of few bits between quantised tensors."""
+    """Return a Conv, MatMul or Gemm of few bits between quantised tensors."""
     op, n = s.choose("Conv", "Conv", "MatMul", "Gemm"), s.int(1, 20)
     if op == "Conv":
         group, each = s.choose((1, s.int(1, 70)), (2, s.choose(8, 16, 40)))
@@ -201,15 +206,15 @@ def model_of_few_bits(s: Sketch) -> onnx.ModelProto:
 
 
 def compared(seed: int) -> tuple[int, bool]:
-    """(elements that differ from onnxruntime's, whether the model runs by bits) of model number `seed`."""
-    own, twin = Sketch(seed), Sketch(seed, wide=True)
-    program = celosia.compile(model_of_few_bits(own), accelerator=False, check=False)
-    (found,) = Runtime(program).run(own.feed).outputs.values()
+    """Run model number `seed`; return how many elements differ from onnxruntime's, and whether it runs by bits."""
+    sketch, twin = Sketch(seed), Sketch(seed, wide=True)
+    program = celosia.compile(model_of_few_bits(sketch), accelerator=False, check=False)
+    (found,) = Runtime(program).run(sketch.feed).outputs.values()
     wanted = by_onnxruntime(model_of_few_bits(twin), twin.feed)
     assert found.shape == wanted.shape
-    said = [row["reason"] for row in program.placements if "popcount" in row["reason"]]
+    reasons = [row["reason"] for row in program.placements if "popcount" in row["reason"]]
     by_bits = any("popcount4" in kernel.loops for kernel in program.kernels)
-    assert len(said) == by_bits
+    assert len(reasons) == by_bits
     return int((found != wanted).sum()), by_bits
 
 
@@ -225,7 +230,7 @@ def test_the_comparison_sees_a_wrong_padding(monkeypatch: pytest.MonkeyPatch, al
 
 
 def test_levels_are_found_behind_what_moves_them(always: None) -> None:
-    """And where they are not known, bytes are multiplied."""
+    """The compiler finds levels through operators that only move elements; without known levels it multiplies bytes."""
     rng, kind = np.random.default_rng(0), TensorProto.UINT8
 
     def model(*more: onnx.NodeProto, name: str) -> onnx.ModelProto:

@@ -1,4 +1,4 @@
-"""rounding="bytes": float tensors between quantised tensors become bytes, whose intervals follow from the model."""
+"""With rounding="bytes", float tensors between quantised ones become bytes, in intervals derived from the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SY, ZY, SR = 0.04, 25, 0.03
 
 
 def model(behind: str, rng: np.random.Generator, channels: int = 8, outputs: str = "uint8 y") -> onnx.ModelProto:
-    """A convolution c = Conv(a, w) of bytes, and d = Conv(c8, v) of others, and what is behind; r is a residual."""
+    """Return a model with a convolution c = Conv(a, w) of bytes, d = Conv(c8, v), the residual r, and operators after
+    them."""
     arrays: Arrays = {
         "sx": np.float32(0.02), "zx": np.uint8(117), "sr": np.float32(SR), "zr": np.uint8(100), "sy": np.float32(SY),
         "zy": np.uint8(ZY), "st": np.float32(0.05), "zero": np.int8(0), "sw": np.float32(0.004),
@@ -61,7 +62,7 @@ def feeds(rng: np.random.Generator, channels: int = 8) -> dict[str, NDArray[Any]
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("config", ["tiny", "pynq"])
 def test_all_operators_are_on_the_accelerator(name: str, config: str) -> None:
-    """The result is within a few steps of onnxruntime's, and none of the roundings between is systematic."""
+    """All operators run on the accelerator; results are a few steps from onnxruntime's, without a systematic error."""
     rng = np.random.default_rng(len(name))
     channels = 16 if name == "joined" else 8
     made = model(FORMS[name], rng, channels, "uint8[1, C, H, W] y")
@@ -82,13 +83,16 @@ def test_all_operators_are_on_the_accelerator(name: str, config: str) -> None:
 
 
 def ends(note: str) -> tuple[float, float]:
-    """The interval that a layer's remark states."""
+    """Return the interval that a layer's remark states."""
     low, high = note.removeprefix("its float result is rounded to bytes between ").split(" and ")
     return float(low), float(high)
 
 
 def test_intervals_saturate_only_what_saturates_behind() -> None:
-    """Bytes before a HardSwish reach from -3, below which it is 0, to the greatest result; below Relu, from 0."""
+    """An interval covers all values that the next operators distinguish.
+
+    Bytes before a HardSwish reach from -3, below which it is 0, to the greatest result; before a Relu they start at 0.
+    """
     rng = np.random.default_rng(0)
     program = celosia.compile(model(FORMS["HardSwish"], rng), "tiny", rounding="bytes")
     (note,) = [info.note for step in program.launches for info in step.layers]
@@ -126,7 +130,7 @@ def test_results_without_an_interval_stay_float(behind: str) -> None:
 
 
 def test_compare_reports_the_distance(tmp_path: Any) -> None:
-    """Tensors that differ do not count as faults; their largest distance is in the rows."""
+    """`compare` reports the largest distance of tensors that differ, and does not count them as faults."""
     rng = np.random.default_rng(3)
     path = tmp_path / "model.onnx"
     onnx.save(model(FORMS["residual, HardSwish"], rng), path)

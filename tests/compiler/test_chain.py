@@ -1,4 +1,4 @@
-"""Float functions between DequantizeLinear and QuantizeLinear as tables: all 256 bytes, against onnxruntime."""
+"""Float functions between DequantizeLinear and QuantizeLinear become tables with onnxruntime's bytes for all inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCALES = st.integers(3, 300).map(lambda n: n / 3000)
 
 
 def source(operators: str, sx: float, zx: int, sy: float, zy: int, kind: str = "int8") -> str:
-    """A graph of all bytes x8 to y8, with `operators` from x to y."""
+    """Return a graph from all bytes x8 to y8, with `operators` from x to y."""
     return f"""g ({kind}[1,1,16,16] x8) => ({kind}[1,1,16,16] y8)
         <float sx = {{{sx!r}}}, {kind} zx = {{{zx}}}, float sy = {{{sy!r}}}, {kind} zy = {{{zy}}},
          float c = {{1.5}}, float d = {{-0.75}}> {{
@@ -46,7 +46,7 @@ def expected(made: onnx.ModelProto, feed: np.ndarray) -> np.ndarray:
 
 @st.composite
 def chains(draw: st.DrawFn) -> str:
-    """Operators, each of values before it, of which the last has not the form of one operator alone."""
+    """Draw operators on earlier values; the last one is never a single quantised operator."""
     lines, known = [], ["x"]
     for number in range(draw(st.integers(1, 4))):
         name = f"h{number}"
@@ -109,7 +109,7 @@ def test_a_chain_ends_at_its_longest() -> None:
 @settings(max_examples=tries(20), deadline=None)
 @given(st.data())
 def test_slopes_of_channels(data: st.DataObject) -> None:
-    """A PRelu of rows, sequences or images with one slope for each channel, of either sign, in floats or in bytes."""
+    """PRelu of rows, sequences or images has one slope for each channel, of either sign, in floats or in bytes."""
     draw, kind = data.draw, data.draw(st.sampled_from(("int8", "uint8")))
     rng = np.random.default_rng(draw(st.integers(0, 1 << 16)))
     channels, shift = draw(st.integers(2, 20)), 128 if kind == "uint8" else 0
@@ -147,7 +147,7 @@ def test_a_slope_that_is_no_number_stays(slope: float) -> None:
 @pytest.mark.parametrize(("height", "width"), [(1, 5), (7, 7), (15, 15), (16, 15), (40, 3), (61, 67)])
 @pytest.mark.parametrize("sy", [0.03, 0.05])
 def test_maxima_of_images(op: str, height: int, width: int, sy: float) -> None:
-    """Windows of any size, with the scale of the input or another one."""
+    """MaxPool has windows of any size, with the scale of its input or another one."""
     dims = "2,5" if "keepdims = 0" in op else "2,5,1,1"
     made = proto(f"""g (int8[2,5,{height},{width}] x8) => (int8[{dims}] y8)
         <float sx = {{0.03}}, int8 zx = {{3}}, float sy = {{{sy}}}, int8 zy = {{3}}, int64[2] axes = {{-1, 2}}> {{
@@ -162,7 +162,10 @@ def test_maxima_of_images(op: str, height: int, width: int, sy: float) -> None:
 
 @pytest.mark.parametrize("perm", [[1, 0], None])
 def test_weights_behind_a_transposition(perm: list[int] | None) -> None:
-    """DequantizeLinear by rows -> Transpose, as PyTorch's Linear is written for more than two dimensions."""
+    """Weights may be quantised by rows and then transposed.
+
+    PyTorch's Linear is exported so for three dimensions and more.
+    """
     rng = np.random.default_rng(0)
     weights, scales = rng.integers(-127, 128, (6, 8)).astype(np.int8), rng.uniform(0.001, 0.01, 6).astype(np.float32)
     made = proto(f"""g (int8[2,3,8] x8) => (int8[2,3,6] y8)
@@ -183,7 +186,7 @@ def test_weights_behind_a_transposition(perm: list[int] | None) -> None:
 
 
 def test_a_type_is_known_without_a_value() -> None:
-    """CastLike of a constant, as torch.onnx writes the bounds of a clamp."""
+    """CastLike of a constant is folded, as torch.onnx writes the bounds of a clamp."""
     graph = model("g (float[4] x) => (float[4] y) <int64 six = {6}> { c = CastLike(six, x)  y = Min(x, c) }")
     fold(graph)
     assert [node.op_type for node in graph.graph] == ["Min"]

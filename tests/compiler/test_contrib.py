@@ -1,4 +1,4 @@
-"""onnxruntime's own operators (com.microsoft), each against onnxruntime, compiled as a whole model."""
+"""onnxruntime's own operators (com.microsoft), each compiled as a whole model, give onnxruntime's results."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ RNG = np.random.default_rng(11)
 
 
 class Case(NamedTuple):
-    """One node. fixed: numbers of the inputs that are constants. exact: results must be equal; else within float32's
-    rounding of sums."""
+    """One node. fixed: numbers of the inputs that are constants. exact: results must be equal."""
 
     op: str
     inputs: list[Array | None]
@@ -148,7 +147,7 @@ CASES = [
 
 
 def model_of(case: Case) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    """The model of the node, and what it is fed with."""
+    """Return a model of the node and its inputs."""
     names = [f"i{k}" if array is not None else "" for k, array in enumerate(case.inputs)]
     given = {n: a for k, (n, a) in enumerate(zip(names, case.inputs)) if a is not None and k not in case.fixed}
     outs = [f"o{k}" for k in range(case.outputs)]
@@ -227,7 +226,7 @@ def test_what_is_refused(case: Case, why: str) -> None:
 
 @pytest.mark.parametrize("kind, size", [(0, 16), (1, 64)])
 def test_what_onnxruntime_makes_of_products_in_floats_of_4_bits(kind: int, size: int) -> None:
-    """In float32, and in float16, which onnxruntime computes in float32."""
+    """MatMulBnb4 gives onnxruntime's results in float32, and in float16, which onnxruntime computes in float32."""
     quantizer = pytest.importorskip("onnxruntime.quantization.matmul_bnb4_quantizer").MatMulBnb4Quantizer
     for dtype in (np.float32, np.float16):
         weights = [numpy_helper.from_array(f(*shape).astype(dtype), n) for n, shape in (("a", (48, 9)), ("b", (9, 5)))]
@@ -250,7 +249,7 @@ def test_what_onnxruntime_makes_of_products_in_floats_of_4_bits(kind: int, size:
 
 
 def test_onnx_and_onnxruntime_mean_different_operators_by_one_name() -> None:
-    """One graph with both, in a subgraph, too."""
+    """One graph, also a subgraph, may use two different operators of the same name."""
     text = """
     <ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>
     g (float[1, 2, 3, 8] x, bool c) => (float[1, 2, 3, 8] y) {

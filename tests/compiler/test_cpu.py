@@ -1,4 +1,4 @@
-"""The CPU backend against onnxruntime, operator by operator; kernels and their cache."""
+"""Kernels of the CPU backend give onnxruntime's results, operator by operator; the cache of kernels works."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def onnxruntime_op(
     op: str, attrs: dict[str, Any], inputs: list[np.ndarray | None], outputs: int = 1, opset: int = 21,
     constants: tuple[int, ...] = (),
 ) -> list[np.ndarray]:  # fmt: skip
-    """The outputs of one node. `constants` are inputs given as initialisers."""
+    """Return the outputs of one node. `constants` are inputs passed as initialisers."""
     inputs = [None if v is None else np.asarray(v) for v in inputs]
     names = [f"i{k}" if v is not None else "" for k, v in enumerate(inputs)]
     domain = "com.microsoft" if op in MICROSOFT else ""
@@ -89,7 +89,7 @@ Case = tuple[str, dict[str, Any], list[Any], dict[str, Any]]
 
 
 def case(op: str, attrs: dict[str, Any], *inputs: Any, **how: Any) -> Any:
-    """how: consts (numbers of constant inputs), outputs, opset, tol."""
+    """Return a pytest parameter. how: consts (numbers of constant inputs), outputs, opset, tol."""
     label = "-".join([op, *(str(v) for v in attrs.values())])
     return pytest.param(op, attrs, list(inputs), how, id=label)
 
@@ -303,7 +303,7 @@ ALL = [*ELEMENTWISE, *REDUCTIONS, *WINDOWS, *PRODUCTS, *SHAPES, *QUANTISE, *RESI
 
 @pytest.mark.parametrize("op, attrs, inputs, how", ALL)
 def test_operator(op: str, attrs: dict[str, Any], inputs: list[Any], how: dict[str, Any]) -> None:
-    """Integers equal onnxruntime's, floats are close."""
+    """Integers are equal to onnxruntime's, and floats are close."""
     consts, outputs, opset = how.get("consts", ()), how.get("outputs", 1), how.get("opset", 21)
     types = [None if x is None else x if k in consts else (x.shape, x.dtype.name) for k, x in enumerate(inputs)]
     compiled = compile_op(op, attrs, types, outputs=outputs, opset=opset)
@@ -342,7 +342,7 @@ TURNED = [(16, 16), (17, 5), (4, 33), (40, 24, 3), (3, 21, 6, 18), (5, 1, 7), (2
 
 @pytest.mark.parametrize(("shape", "dtype"), paired(TURNED, ["float32", "float64", "float16", "int8", "bool"], 2))
 def test_transpositions(shape: tuple[int, ...], dtype: str) -> None:
-    """Square tiles that overlap at the ends, at every size of element."""
+    """Transpositions use square tiles, which overlap at the ends, for every element size."""
     x = RNG.integers(0, 2 if dtype == "bool" else 100, shape).astype(dtype)
     perms = list(itertools.permutations(range(len(shape))))
     for perm in perms[1 :: -(-len(perms) // 5)]:
@@ -351,7 +351,7 @@ def test_transpositions(shape: tuple[int, ...], dtype: str) -> None:
 
 
 def test_transposed_operands_of_a_chain() -> None:
-    """One operand is read in lines, the other in columns, and what is computed is added to both."""
+    """A chain reads one operand along rows and another along columns."""
     a, b = T.placeholder((20, 36), "float32", "a"), T.placeholder((36, 20), "float32", "b")
     y = T.compute((36, 20), lambda i, j: a[j, i] * 2 + b[i, j] * a[j, i], "y")
     arrays = f(20, 36), f(36, 20)
@@ -462,7 +462,7 @@ def test_what_fuses() -> None:
 
 
 def test_saved_traffic() -> None:
-    """h is written and read twice less, its view v is free, and y is written anyway."""
+    """Fusion saves a write and two reads of h; its view v costs nothing, and y is written in any case."""
     members = [
         CpuNode("Conv", ("x", "w"), ("h",)), CpuNode("Reshape", ("h", "s"), ("v",)), CpuNode("Relu", ("v",), ("r",)),
         CpuNode("Add", ("r", "v"), ("y",)),

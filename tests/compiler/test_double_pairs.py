@@ -1,4 +1,4 @@
-"""Bytes that become other bytes by QuantizeLinear behind DequantizeLinear: onnxruntime rounds once."""
+"""onnxruntime rounds once in a DequantizeLinear followed by a QuantizeLinear with other parameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BODIES = {
 
 
 def compared(body: str, s: float, t: float, z: Any, y: Any) -> None:
-    """A model of this body gives onnxruntime's bytes. s, t: scales. z, y: zero points."""
+    """Assert that a model of this body gives onnxruntime's bytes. s, t: scales. z, y: zero points."""
     rng = np.random.default_rng(0)
     constants = {"s": s, "t": t, "u": (s + t) / 3, "w": rng.normal(size=(5, 4, 2, 2))}
     graph = onnx.parser.parse_graph(f"g (float[1, 4, 9, 9] x) => (float o) {{ {BODIES[body]} }}")

@@ -1,4 +1,4 @@
-"""An input of an element type that its operator does not take is refused, as onnxruntime refuses it."""
+"""An input whose element type its operator does not support is refused, as in onnxruntime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products that onnxruntime computes in floats which cannot round, as integers: against onnxruntime, byte for byte."""
+"""Products that onnxruntime computes exactly in floats run as integers, with its bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TYPES = {"int8": np.int8, "uint8": np.uint8}
 
 
 def model(body: str, x: tuple[str, list[int]], y: str, arrays: Arrays) -> onnx.ModelProto:
-    """`body` computes `y` from `x` = (type, shape) and constants."""
+    """Return a model in which `body` computes `y` from `x` = (type, shape) and constants."""
     size = ", ".join(map(str, x[1]))
     graph = onnx.parser.parse_graph(f"g ({x[0]}[{size}] x) => ({y} y) {{ {body} }}")
     graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items())
@@ -47,10 +47,10 @@ def product_model(
     name: str, rng: np.random.Generator, types: tuple[str, str] = ("int8", "int8"), shift: int = 3, bias: str = "int8",
     largest: int = 20, down: int = 6, relu: bool = False, per_channel: bool = False,
 ) -> onnx.ModelProto:  # fmt: skip
-    """A product of random integers by power-of-two scales. types: of x and y.
+    """Return a product of random integers with power-of-two scales. types: of x and y.
 
-    shift: places by which the step of the bias is above that of the products. largest: of the weights. down: places by
-    which the step of the result is above that of the products.
+    shift: log2 of the bias's step over the products' step. largest: bound of the weights. down: log2 of the result's
+    step over the products' step.
     """
     shape, weights, text = PRODUCTS[name]
     first = name in ("Conv", "strided", "depthwise", "row", "transB")
@@ -80,7 +80,7 @@ def product_model(
 
 
 def inputs(made: onnx.ModelProto, rng: np.random.Generator, count: int = 3) -> list[NDArray[Any]]:
-    """Random bytes, then the least and the greatest at random, for the only input."""
+    """Return random inputs, and one of only the least and greatest values, for the model's only input."""
     tensor = made.graph.input[0].type.tensor_type
     kind = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
     low, high = np.iinfo(kind).min, np.iinfo(kind).max
@@ -100,7 +100,7 @@ def check(made: onnx.ModelProto, config: Config | str, rng: np.random.Generator)
 
 
 def reasons(program: celosia.Program) -> str:
-    """The reasons of what stays on the CPU, in one text."""
+    """Return the reasons of all operators that stay on the CPU, in one text."""
     return "\n".join(row["reason"] for row in program.placements if row["place"] == "cpu")
 
 
@@ -110,7 +110,7 @@ ROOMY = ["tiny", Config(block_in=4, block_out=8, bus_bytes=8, **ROOM), CONFIGS["
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("number", range(len(ROOMY)))
 def test_biases_of_a_scale_of_their_own(name: str, number: int) -> None:
-    """All multiplications are on the accelerator, for biases above and below the step of the products."""
+    """All multiplications run on the accelerator for biases with larger or smaller steps than the products."""
     rng = np.random.default_rng(number)
     for shift in (-3, -1, 0, 2, 5):
         for types in (("int8", "int8"), ("uint8", "uint8")):
@@ -121,7 +121,10 @@ def test_biases_of_a_scale_of_their_own(name: str, number: int) -> None:
 
 @pytest.mark.parametrize("name", ["Conv", "Gemm", "MatMul", "rows"])
 def test_int32_biases_of_a_scale_of_their_own(name: str) -> None:
-    """onnxruntime ignores their scale in a product of bytes, which a Gemm is only if its weights have a zero point."""
+    """onnxruntime ignores the scale of an int32 bias in a product of bytes.
+
+    A Gemm is such a product only if its weights have a zero point.
+    """
     rng = np.random.default_rng(11)
     for shift in (-2, 0, 3, 6):
         program = check(product_model(name, rng, shift=shift, bias="int32", down=9), "tiny", rng)
@@ -147,7 +150,10 @@ def test_a_scale_for_each_channel(name: str) -> None:
 
 @pytest.mark.parametrize("down", [-1, 0, 1, 11, 14])
 def test_steps_of_results(down: int) -> None:
-    """Also those below the step of the products, where a bias between two sums rounds to even: these may stay."""
+    """Results may have any step.
+
+    If it is below the products' step, a bias between two sums may keep them on the CPU.
+    """
     rng = np.random.default_rng(down + 9)
     for shift in (-2, 0, 3):
         program = check(product_model("Conv", rng, shift=shift, down=down), "tiny", rng)
@@ -157,7 +163,10 @@ def test_steps_of_results(down: int) -> None:
 
 @pytest.mark.parametrize("name", ["Conv", "Gemm"])
 def test_sums_that_may_round_stay_in_floats(name: str) -> None:
-    """The largest sum is that of the weights, which the reason states; the next smaller power of two is exact."""
+    """Sums that floats may round stay on the CPU; the next smaller power of two is exact.
+
+    The reason states the largest sum of the weights.
+    """
     rng = np.random.default_rng(1)
     made = product_model(name, rng, largest=1, shift=0)
     taps = 72 if name == "Conv" else 24
@@ -189,7 +198,7 @@ def test_scales_of_many_bits_stay_in_floats() -> None:
 
 
 def random_fit(rng: np.random.Generator) -> tuple[Any, ...]:
-    """Arguments of `fit_float_product`, whose sums have few enough values to try them all."""
+    """Draw arguments of `fit_float_product` whose sums have few enough values to try them all."""
     kinds = rng.choice(list(TYPES.values()), 2)
     zx, zy = (int(rng.integers(np.iinfo(kind).min, np.iinfo(kind).max + 1)) for kind in kinds)
     channels, odd = int(rng.integers(1, 4)), rng.choice([1, 1, 3, 5], 3)
@@ -201,7 +210,7 @@ def random_fit(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def test_fitted_operands_have_the_bytes_of_all_sums() -> None:
-    """Compare the bytes of each integer between the least and the greatest sum, by the formulas of both operators."""
+    """Both formulas give the same byte for each integer between the least and the greatest sum."""
     rng, fitted_count = np.random.default_rng(5), 0
     for _ in range(400):
         w, sw, bias, sx, zx, x_kind, sy, zy, y_kind = random_fit(rng)
@@ -225,7 +234,7 @@ def test_fitted_operands_have_the_bytes_of_all_sums() -> None:
 
 
 def test_averages_times_a_constant() -> None:
-    """As quantisers for AMD's DPU write them: a division by a power of two in place of the number of pixels."""
+    """An average times a constant is exact, as AMD's DPU quantisers write a division by a power of two."""
     rng = np.random.default_rng(6)
     factors = {3: 63 / 64, 5: 250 / 256, 6: 252 / 256, 7: 49 * 21 / 1024, 14: 196 * 21 / 4096, 4: 1.3}
     body = """a = DequantizeLinear(x, s, z) m = GlobalAveragePool(a) p = Mul(m, c) y = QuantizeLinear(p, t, u)"""
@@ -240,7 +249,7 @@ def test_averages_times_a_constant() -> None:
 
 
 def test_quantisations_that_are_equal_count_as_one_reader() -> None:
-    """And neutral constants as none: onnxruntime removes both before it looks for integer operators."""
+    """Equal quantisations count as one reader and neutral constants as none, as in onnxruntime."""
     rng = np.random.default_rng(8)
     arrays = {
         "s": np.float32(0.05),
@@ -264,7 +273,10 @@ def test_quantisations_that_are_equal_count_as_one_reader() -> None:
 @pytest.mark.parametrize("name", ["Conv", "depthwise", "transB", "rows"])
 @pytest.mark.parametrize("types", [("uint8", "int8"), ("int8", "uint8"), ("int8", "int8")])
 def test_correct_rounding_of_sums_that_floats_round(name: str, types: tuple[str, str]) -> None:
-    """Each byte is that of the real sum, and differs from onnxruntime's by at most one, next to ties."""
+    """With rounding="correct" each byte is that of the real sum.
+
+    It differs from onnxruntime's by at most one, and only next to ties.
+    """
     rng, many, apart = np.random.default_rng(4), 0, 0
     bias = "float" if types[0] != types[1] else "int8"
     made = product_model(name, rng, types, bias=bias, down=8)
@@ -293,7 +305,7 @@ def test_correct_rounding_of_sums_that_floats_round(name: str, types: tuple[str,
 
 
 def in_doubles(made: onnx.ModelProto) -> onnx.ModelProto:
-    """The product of `made` over the step of its result, computed in float64 from bytes: no float32 is rounded."""
+    """Return a model that computes the product divided by the result's step in float64, without rounding."""
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in made.graph.initializer}
     graph = onnx.GraphProto()
     graph.CopyFrom(made.graph)
@@ -316,7 +328,7 @@ def in_doubles(made: onnx.ModelProto) -> onnx.ModelProto:
 @pytest.mark.parametrize("types", [("int8", "uint8"), ("uint8", "int8")])
 @pytest.mark.parametrize("relu", [False, True])
 def test_operators_between_types(types: tuple[str, str], relu: bool) -> None:
-    """Sums of operands of two types, functions and changes of scale from one type to the other."""
+    """Sums, functions and changes of scale may have operands and results of different byte types."""
     rng = np.random.default_rng(9)
     numbers = {"sx": 0.05, "st": 0.031, "su": 0.044, "sy": 0.07}
     for _ in range(6):
@@ -340,7 +352,7 @@ def test_operators_between_types(types: tuple[str, str], relu: bool) -> None:
 
 @pytest.mark.parametrize("rounding", ["onnxruntime", "correct"])
 def test_products_of_bytes_in_onnxruntime_keep_their_operands(rounding: str) -> None:
-    """Such products are integers in onnxruntime, too: they have no remark, and the same result in each rounding."""
+    """Products that are integers in onnxruntime, too, have no remark, and the same result in each rounding."""
     rng = np.random.default_rng(12)
     for name in ("Conv", "Gemm", "MatMul"):
         made = product_model(name, rng, bias="int32", shift=0)

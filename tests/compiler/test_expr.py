@@ -1,4 +1,4 @@
-"""Tensor expressions, schedules, loops: their meaning is that of the interpreter."""
+"""Tensor expressions, schedules and loops have the meaning that the interpreter defines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def matmul(m: int, n: int, k: int) -> tuple[T.Tensor, T.Tensor, T.Tensor]:
 
 
 def both(function: T.Function, *inputs: np.ndarray) -> list[np.ndarray]:
-    """The interpreter's outputs, after comparing LLVM's with them."""
+    """Return the interpreter's outputs, after a comparison with LLVM's."""
     expected = T.interpret(function, *inputs)
     for got, want in zip(compile_function(function)(*inputs), expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

@@ -1,5 +1,4 @@
-"""What makes products and softmax fast: tiles with few reads, blocks fetched in time, maxima of numbers, sums beside
-their terms."""
+"""Products and softmax are fast: tiles read little, blocks are prefetched, and sums are computed beside their terms."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ Array = NDArray[Any]
 
 
 def product(m: int, k: int, n: int) -> T.Function:
-    """Of an input and a constant, for a processor with small caches."""
+    """Return the loops of a product of an input and a constant, for a processor with small caches."""
     types = {"a": input_type(((m, k), "float32")), "b": input_type(np.ones((k, n), np.float32))}
     return CpuFunction((CpuNode("MatMul", ("a", "b"), ("y",), {}, ""),), types, ("y",)).lower()[0]
 
@@ -40,7 +39,7 @@ def variables(place: T.Expr) -> list[Var]:
 
 
 def lines_of(place: T.Expr, loops_: list[loops.For], block: loops.For, at: int) -> set[int]:
-    """Lines of the cache at which `place` is, in block `at`."""
+    """Return the cache lines that `place` accesses in block `at`."""
     grid = np.meshgrid(*(np.arange(1 if loop is block else loop.extent) for loop in loops_))
     env = {loop.var: at if loop is block else axis.ravel() for loop, axis in zip(loops_, grid)}
     env |= {var: 0 for var in variables(place) if var not in env}
@@ -76,8 +75,10 @@ def test_what_stays_in_the_cache_is_not_fetched_again() -> None:
 
 @pytest.mark.parametrize("n", [197, 176])
 def test_tiles_read_less_than_they_multiply(n: int) -> None:
-    """13 vectors that lie across lines of the cache, and 11 that do not: in a tile of one column, of which there are as
-    many as in none that is wider, each product has a read of its own."""
+    """Tiles are two columns wide, so that two products share each read.
+
+    n = 197 gives 13 vectors that cross cache lines, n = 176 gives 11 that do not.
+    """
     with compiling_for(replace(this_processor(), vector_bytes=64, registers=32)):
         function = product(196, 64, n)
     tile = [s.extent for s in statements(function.body) if isinstance(s, loops.For) and s.kind == "unrolled"]
@@ -166,7 +167,7 @@ def test_a_loop_stays_outside_where_something_between_reads_it() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 def test_running_sums_are_added_in_order(dtype: str) -> None:
-    """Bit by bit as numpy's, which begins with the first element; exclusive ones begin with 0."""
+    """Running sums have numpy's bits and begin with the first element; exclusive ones begin with 0."""
     x = (np.random.default_rng(0).standard_normal((3, 21, 5)) * 9).astype(dtype)
     x[:, 0] = -0.0
     for axis, reverse, exclusive in ((1, 0, 0), (-1, 1, 0), (0, 0, 1), (1, 1, 1)):

@@ -1,4 +1,4 @@
-"""Float weights between quantised tensors are onnxruntime's bytes, with what becomes part of them."""
+"""Float weights between quantised tensors become onnxruntime's bytes, together with operators fused into them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BETWEEN = {
 
 
 def model(body: str, **constants: np.ndarray) -> onnx.ModelProto:
-    """Between bytes of x [1, 8, 5, 5] and y, `body`, which makes `last` of `real`."""
+    """Return a model with `body`, which computes `last` from `real`, between bytes of x [1, 8, 5, 5] and y."""
     graph = onnx.parser.parse_graph(f"""g (uint8[1, 8, 5, 5] x) => (uint8 y) {{
         real = DequantizeLinear(x, sx, zx)
         {body}
@@ -53,7 +53,8 @@ def test_softmax_in_front_of_bounds_that_change_nothing() -> None:
 @pytest.mark.parametrize("bias_scale", [0.01, 1.0, 30.0])
 @pytest.mark.parametrize("op", ["Conv", "Gemm"])
 def test_float16_biases_become_integers(op: str, bias_scale: float, axis: str) -> None:
-    """Between quantised tensors; quotients beyond what float16 holds overflow, as onnxruntime's do."""
+    """Float16 biases between quantised tensors become integers; quotients that exceed float16 overflow as in
+    onnxruntime."""
     rng = np.random.default_rng(3)
     half = np.float16
     scales = rng.uniform(0.002, 0.004, 5).astype(half) if axis == "of each channel" else half(0.003)

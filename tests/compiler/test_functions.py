@@ -1,4 +1,4 @@
-"""Functions of floats, and conversions, over the whole range of their arguments."""
+"""Functions of floats, and conversions, are accurate over the whole range of their arguments."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SPECIAL = [
 
 
 def arguments() -> Array:
-    """Every 40,009th float32 (all magnitudes, infinities and NaNs among them), and many near 0."""
+    """Return every 40,009th float32, with all magnitudes, infinities and NaNs, and many values near 0."""
     bits = np.arange(0, 2**32, 40_009, dtype=np.uint64).astype(np.uint32).view(np.float32)
     near = [np.linspace(-reach, reach, 60_001) for reach in (0.01, 1, 20, 110)]
     return np.concatenate([np.array(SPECIAL, np.float32), bits, *(each.astype(np.float32) for each in near)])
 
 
 def errors(found: Array, exact: Array) -> float:
-    """The largest distance in units of the last place. Infinities and NaNs must be the same."""
+    """Return the largest distance in units of the last place. Infinities and NaNs must be the same."""
     want = exact.astype(found.dtype)
     assert np.array_equal(np.isnan(found), np.isnan(want))
     finite = np.isfinite(want)
@@ -121,9 +121,12 @@ def test_powers_are_within_2_ulp() -> None:
 
 
 def test_a_processor_whose_floats_are_calls_has_the_same_extremes() -> None:
-    """Of two floats and of a row, NaN where there is one: comparisons take the place of LLVM's functions."""
+    """Maxima and minima by comparisons give NaN if an operand is NaN, for two floats and for a row.
+
+    Processors without float instructions use comparisons in place of LLVM's functions.
+    """
     values = np.array([0.0, 1.5, -2.0, math.inf, -math.inf, math.nan], np.float32)
-    x, y = (np.ascontiguousarray(each) for each in np.meshgrid(values, values))
+    x, y = (np.ascontiguousarray(grid) for grid in np.meshgrid(values, values))
     a, b = (placeholder(x.shape, "float32", name) for name in "ab")
     k = T.reduce_axis(len(values), "k")
     for pair, row, reference in ((T.maximum, T.max, np.maximum), (T.minimum, T.min, np.minimum)):
@@ -136,7 +139,7 @@ def test_a_processor_whose_floats_are_calls_has_the_same_extremes() -> None:
 
 @pytest.mark.parametrize("name", ["exp", "tanh", "log", "erf", "unfused_exp", "sin", "acos", "asin"])
 def test_a_processor_without_avx512_gives_the_same(name: str) -> None:
-    """Scaling by a power of two is then done by two products."""
+    """Without AVX-512, two products replace the scaling by a power of two, with the same results."""
     x = arguments()
     a = placeholder(x.shape, "float32", "a")
     function = lower(schedule([compute(x.shape, lambda i: call(name, a[i]), "y")]))

@@ -105,7 +105,9 @@ def mixed(qdq: bool, seed: int) -> onnx.ModelProto:
     pooled = m.byte_operator("MaxPool", [both], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
     grouped = m.conv(pooled, 16, 16, 0.06, kernel=3, group=4)
     strided = m.conv(grouped, 16, 8, 0.06, kernel=3, strides=[2, 2])
-    turned = m.byte_operator("Transpose", [m.byte_operator("Transpose", [strided], perm=[0, 2, 3, 1])], perm=[0, 3, 1, 2])
+    turned = m.byte_operator(
+        "Transpose", [m.byte_operator("Transpose", [strided], perm=[0, 2, 3, 1])], perm=[0, 3, 1, 2]
+    )
     cut = m.node("Split", [grouped, m.constant([6, 10], np.int64)], axis=1)
     m.parameters[cut] = m.parameters[grouped]
     m.nodes[-1].output.append(f"{cut}_rest")
