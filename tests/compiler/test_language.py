@@ -1,4 +1,4 @@
-"""The tile language on the CPU: what LLVM makes of a kernel is what the interpreter, in numpy, says that it means."""
+"""LLVM compiles kernels of the tile language for the CPU with the meaning that the numpy interpreter defines."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_every_value_of_a_constexpr_is_a_kernel_of_its_own() -> None:
     ("how", "other"), [("cpu", 0), ("cpu", 5), ("interpreted", 0), ("interpreted", 5), ("accelerator", 0)]
 )  # the accelerator takes weights with the zero point 0, and says so
 def test_products_subtract_zero_points(how: str, other: int) -> None:
-    """Those of both sides, in each place where a block may be: transposed, beyond the end, carried by a loop."""
+    """Products subtract the zero points of both sides, for transposed blocks, beyond the end, and in a loop."""
 
     def product(x, w, par, y, BK: cl.constexpr):
         acc, a = cl.zeros((16, 16), cl.int32), cl.load(x, (0, 0), (16, BK), other=x.zero_point)
@@ -289,7 +289,7 @@ UNARY = {
 
 
 def shares(a):
-    """What lies in memory and is summed where it is computed."""
+    """Use a value in two reductions and in their result."""
     root = cl.sqrt(cl.abs(a).to(cl.float32)).to(cl.int32)
     return root - cl.max(root, axis=1)[:, None] + (root * 3 + a) // (cl.sum(root, axis=1)[:, None] + 1)
 

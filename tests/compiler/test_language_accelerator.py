@@ -1,4 +1,4 @@
-"""Kernels on the accelerator: what its devices compute is what the interpreter says, byte for byte."""
+"""Kernels on the accelerator give the interpreter's bytes on each device."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_other_weights_are_seen() -> None:
 def test_products_of_two_activations(
     config: str, m: int, n: int, k: int, bm: int, zeros: tuple[int, int], turned: bool, residual: bool
 ) -> None:
-    """One program, whatever the second side holds."""
+    """A product of two activations is compiled once, and computes with any values of the second one."""
     rng = np.random.default_rng(m * n * k)
     kernel, par, r = KERNELS["product", config], parameters(rng, n, k), bytes_of(rng, m, n)
     y = np.zeros((m, n), np.int8)

@@ -1,4 +1,4 @@
-"""cl.autotune: by the timing model, by a device, by the clock; and what is in the records is not measured again."""
+"""cl.autotune measures by the timing model, a device or the clock, and never measures what the records hold."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def grid(meta: dict[str, int]) -> tuple[int, int]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is measured, in order."""
-    found: list[str] = []
+    """Return a list to which the name of each measuring function is appended when it is called."""
+    names: list[str] = []
     for name in ("_predict_cycles", "_measure_cycles", "_measure_picoseconds"):
         before = getattr(tuning._Search, name)
 
         def noted(*args: Any, before: Any = before, name: str = name) -> Any:
-            found.append(name)
+            names.append(name)
             return before(*args)
 
         monkeypatch.setattr(tuning._Search, name, noted)
-    return found
+    return names
 
 
 class Turned(TimedDevice):
-    """A device on which what the timing model puts first is last."""
+    """A device that reverses the timing model's ranking."""
 
     runs = 0
 
@@ -67,9 +67,9 @@ class Turned(TimedDevice):
 
 
 def predicted() -> list[int]:
-    """Cycles of each size, as runs report them."""
+    """Return the cycles of each size, as reports of runs state them."""
     kernel, args = cl.jit(linear, config="tiny"), arguments()
-    return [kernel[grid](*args, **each.values, device="timed").report["cycles"] for each in SIZES]
+    return [kernel[grid](*args, **size.values, device="timed").report["cycles"] for size in SIZES]
 
 
 def test_the_timing_model_chooses_once(tmp_path: Path, asked: list[str]) -> None:

@@ -1,6 +1,6 @@
-"""The loops of a layer mean the layer: run by the interpreter, before anything is an instruction.
+"""The loops of a layer, run by the interpreter before they become instructions, compute the layer's meaning.
 
-What lies in DRAM is laid out as the computation says (`DramPlace`), full of noise where no channel is.
+Data in DRAM has the layout that the computation states (`DramPlace`), with noise in unused channels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SETTINGS = settings(max_examples=tries(8), deadline=None, suppress_health_check=
 
 
 def in_dram(cfg: Config, act: Activation, values: Int8 | None) -> NDArray[np.uint8]:
-    """The storage of `act`, with `values` in its place."""
+    """Return the storage of `act` as bytes, with `values` in its channel groups and noise around them."""
     rng = np.random.default_rng(0)
     storage = rng.integers(0, 256, act.size(cfg), np.uint8).reshape(act.batches(cfg), act.storage_groups, -1)
     if values is not None:
@@ -40,7 +40,7 @@ def in_dram(cfg: Config, act: Activation, values: Int8 | None) -> NDArray[np.uin
 
 
 def view(memory: NDArray[np.uint8], tensor: T.Tensor, place: DramPlace) -> NDArray[np.generic]:
-    """What lies at `place`; IndexError where the tensor leaves it."""
+    """Return the tensor at `place` in memory. Raises IndexError if the tensor exceeds the memory."""
     item = tensor.nbytes // max(tensor.size, 1)
     last = place.offset + sum((n - 1) * step for n, step in zip(tensor.shape, place.strides)) + item
     if last > memory.size:
@@ -52,7 +52,7 @@ def view(memory: NDArray[np.uint8], tensor: T.Tensor, place: DramPlace) -> NDArr
 def run(
     cfg: Config, layer: Layer, d: LayerComputation, function: T.Function, memory: dict[int, NDArray[np.uint8]]
 ) -> None:
-    """Run the loops of one computation on what lies in memory, by the id of its storage or blob."""
+    """Run the loops of one computation. memory: bytes by the id of a storage or blob."""
     T.verify(function)
     arrays = []
     for tensor, declared in zip(d.inputs, function.inputs, strict=True):

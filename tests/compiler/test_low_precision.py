@@ -1,4 +1,4 @@
-"""Weights of 2 and 4 bits, by tensor, channel or block: random models beside onnxruntime, places, and bad input."""
+"""Weights of 2 and 4 bits, by tensor, channel or block: random models, placement, and bad input."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_comparison_sees_a_wrong_zero_point(monkeypatch: pytest.MonkeyPatch)
 def convolution(
     kind: str = "int4", dims: tuple[int, ...] = (6, 16, 3, 3), scale: tuple[int, ...] = (6,), **attrs: int
 ) -> onnx.ModelProto:
-    """x uint8 [1, 16, 5, 5] by weights of few bits, without zero points, and without names of nodes."""
+    """Return a convolution of x uint8 [1, 16, 5, 5] by weights of few bits, without zero points and node names."""
     s, low = Sketch(0), 0 if kind[0] == "u" else -2
     step = s.constant(np.float32(0.05)), s.constant(np.uint8(7))
     x = s.input((1, 16, 5, 5), open_batch=False)
@@ -85,7 +85,7 @@ def test_the_reason_for_weights_of_16_bits_is_true(block: int) -> None:
 
 
 def test_odd_counts_and_one_weight_that_two_read() -> None:
-    """Two of 4 bits lie in a byte; each reader has its own zero point."""
+    """An odd number of 4-bit weights works, also with two readers of different zero points."""
     s = Sketch(3)
     w = s.narrow(s.rng.integers(-8, 8, (5, 7)), "int4")
     step = s.constant(np.float32(0.05)), s.constant(np.int8(0))
@@ -100,7 +100,7 @@ def test_odd_counts_and_one_weight_that_two_read() -> None:
 
 @pytest.mark.parametrize("kind", ["int4", "uint2"])
 def test_the_oracle_computes_weights_of_few_bits_in_integers(tmp_path: Path, kind: str) -> None:
-    """uint2 after bytes is nothing that onnxruntime 1.31 runs: it makes operators that it does not have."""
+    """The oracle runs weights of few bits in integers. onnxruntime 1.31 itself fails for uint2 after bytes."""
     model, saved = convolution(kind, axis=0), tmp_path / "saved.onnx"
     onnx.save(model, tmp_path / "model.onnx")
     for source in (model, tmp_path / "model.onnx"):
@@ -113,7 +113,7 @@ def test_the_oracle_computes_weights_of_few_bits_in_integers(tmp_path: Path, kin
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_oracle_is_the_reference_of_the_random_models(seed: int) -> None:
-    """Which is written without the code that is tested."""
+    """The oracle agrees with the reference of the random models, which is written without it."""
     for kind, make in KINDS.items():
         drawn, twin = Sketch(seed), Sketch(seed, wide=kind in IN_BYTES)
         (found,) = oracle.run_session(oracle.open_session(make(drawn)), drawn.feed).values()
@@ -140,7 +140,7 @@ def gathered(x: tuple[int, ...] = (3, 16), scales: tuple[int, ...] = (3, 1), zer
 
 
 def mixed() -> onnx.ModelProto:
-    """int4 with zero points of uint4."""
+    """Return a convolution by int4 weights with a uint4 zero point."""
     model = convolution(scale=())
     (reader,) = [node for node in model.graph.node if model.graph.initializer[2].name in node.input]
     model.graph.initializer.append(helper.make_tensor("z", TensorProto.UINT4, (), [1]))

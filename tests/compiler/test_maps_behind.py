@@ -1,4 +1,4 @@
-"""Maps that run behind a convolution in each of its tiles: what is added and looked up next never leaves the chip."""
+"""Element-wise layers run in the tiles of the convolution before them: intermediate values stay on chip."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ FORWARD = ["tiny", "pynq", "small-buffers", "4x4-tight", "4x4-tokens2", "batch2"
 
 
 def block(b: Builder, kinds: list[str]) -> Layer:
-    """A convolution of random sizes that adds nothing, an image or a row, and maps of what each before makes: a table
-    of it, a sum, or a sum to what a table gives for the other operand. No more tables than there is room for."""
+    """Draw a block of a convolution and element-wise layers.
+
+    The convolution adds nothing, an image or a row. Each layer after it applies a table to the result before it, adds
+    to it, or adds it to a table's result of another operand. There are no more tables than the Config has.
+    """
     window = b.draw(st.sampled_from([Window((1, 1)), Window((3, 2), pads=(1, 0, 1, 1))]))
     height, width = b.draw(st.sampled_from([1, 3, 6])), b.draw(st.integers(1, 9))
     x = b.host_input(b.draw(st.integers(1, 3)), b.draw(st.integers(1, 12)), height, width)
@@ -50,8 +53,8 @@ def block(b: Builder, kinds: list[str]) -> Layer:
             x = b.host_input(*before.dims)
             epilogue = Epilogue(table=table(b.rng) if kind == "both" else None, residual=residual(b.rng, before))
         layers.append(Layer(f"m{number}", x, Activation.alone(b.cfg, f"y{number}", *before.dims), epilogue=epilogue))
-    b.net.launches[-1].append(found := Layer.block(tuple(layers)))
-    return found
+    b.net.launches[-1].append(fused := Layer.block(tuple(layers)))
+    return fused
 
 
 kinds = st.lists(st.sampled_from(["table", "sum", "both"]), min_size=1, max_size=3)
@@ -169,7 +172,7 @@ def test_wrong_programs_are_found(which: str) -> None:
 @pytest.mark.rtl
 @pytest.mark.parametrize("name", ["tiny", "pynq"])
 def test_an_encoder_on_the_rtl(name: str, tmp_path: Path) -> None:
-    """Biases, residuals and activations of a transformer's products are nowhere in DRAM."""
+    """On the RTL, the products of an encoder keep biases, residuals and activation functions on chip."""
     encoder = Encoder(16, 2, 16, 48)
     path = quantised(encoder.model(), encoder.shape, tmp_path, signed=True)
     program = celosia.compile(path, config=name)

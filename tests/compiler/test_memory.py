@@ -1,4 +1,4 @@
-"""The memory plan: no two buffers that live together overlap."""
+"""The memory plan gives no two live buffers the same bytes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_nothing_needs_nothing() -> None:
 
 
 def random_graph(seed: int) -> list[Lifetime]:
-    """Tensors as a model's steps make them: mostly read by the next step, some much later."""
+    """Draw tensors with lives as in a model: the next step reads most of them, some are read much later."""
     rng = random.Random(seed)
     count = rng.randint(5, 80)
     sizes = [rng.choice([64 * rng.randint(1, 4000), 64 << rng.randint(0, 12)]) for _ in range(count)]

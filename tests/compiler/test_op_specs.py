@@ -1,4 +1,4 @@
-"""Each operator is one row: there is one for every operator, and no second table beside it."""
+"""Each operator has one specification, and no second table lists operators."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ TABLES = {
 
 
 def listed(node: ast.AST) -> list[str]:
-    """Constant texts of a list; of a dict, its keys, where what they stand for is constant, too, and no code."""
+    """Return the constant strings of a list, or the keys of a dict whose values are constant and hold no code."""
     if isinstance(node, ast.Dict):
         code = (ast.Name, ast.Attribute, ast.Lambda, ast.Call)
         if any(isinstance(inner, code) for value in node.values for inner in ast.walk(value)):
@@ -68,11 +68,11 @@ def listed(node: ast.AST) -> list[str]:
         parts = [*node.elts]
     else:
         return []
-    return [each.value for each in parts if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    return [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
 
 
 def tables(text: str, operators: frozenset[str]) -> Iterator[int]:
-    """Lines of a module in which a literal lists FEWEST operators or more."""
+    """Yield the lines of a module in which a literal lists FEWEST operators or more."""
     for node in ast.walk(ast.parse(text)):
         if len(operators.intersection(listed(node))) >= FEWEST:
             yield node.lineno  # type: ignore[attr-defined]
@@ -145,12 +145,12 @@ Signature = list[tuple[str, int]]
 
 
 def signature(schema: Any) -> Signature:
-    """The inputs of a schema of ONNX or onnxruntime."""
+    """Return the inputs of a schema of ONNX or onnxruntime."""
     return [(formal.name.lower(), int(getattr(formal.option, "value", formal.option))) for formal in schema.inputs]
 
 
 def declared(name: str) -> Signature:
-    """The inputs that an operator declares; a group that repeats is one variadic input, by its first name."""
+    """Return the inputs that an operator declares; a repeated group is one variadic input with its first name."""
     spec = op_spec(name)
     once = len(spec.operands) - spec.repeated
     inputs = [(operand.name, OPTIONAL if operand.optional else 0) for operand in spec.operands[:once]]
@@ -159,8 +159,10 @@ def declared(name: str) -> Signature:
 
 @cache
 def schemas() -> dict[tuple[str, str], Any]:
-    """The newest schema of each operator by domain and name. onnxruntime's, from which it prints the page
-    docs/ContribOperators.md, are those of com.microsoft."""
+    """Return the newest schema of each operator by domain and name.
+
+    onnxruntime prints the page docs/ContribOperators.md from its schemas of com.microsoft.
+    """
     newest = {(schema.domain, schema.name): schema for schema in onnx.defs.get_all_schemas()}
     for schema in get_all_operator_schema():
         if schema.domain == "com.microsoft" or schema.name == "SimplifiedLayerNormalization":
@@ -190,7 +192,7 @@ def test_ours_are_in_our_domain() -> None:
 
 @pytest.mark.parametrize("name", sorted(name for name in OPS if any(each.type for each in op_spec(name).operands)))
 def test_types_are_those_of_the_documentation(name: str) -> None:
-    """Operands of one letter are of one type parameter, scales and biases of what the letter says."""
+    """Operands with the same type letter have one type parameter; scales and biases have the letter's type."""
     schema = schemas()["com.microsoft", name]
     allowed = {each.type_param_str: set(each.allowed_type_strs) for each in schema.type_constraints}
     of_letter: dict[str, set[str]] = {}
@@ -277,7 +279,7 @@ def test_a_second_definition_is_refused() -> None:
 
         @op("Conv", kind=Kind.COMPLEX, operands="x w:weights b:bias?")
         def second(node: Node) -> Any:
-            """Another Conv."""
+            """Define Conv a second time."""
 
     assert OPS["Conv"] is before
 
@@ -298,7 +300,7 @@ TERMS = ("compiler/superoptimise/", "compiler/program/", "compiler/tune/")
 
 
 def numbered(text: str) -> Iterator[int]:
-    """Lines of a module that take an operand by a number from 2 on."""
+    """Yield the lines of a module that access an operand by a number of 2 or more."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Subscript):
             owner, places = node.value, [node.slice]
@@ -352,13 +354,13 @@ NAMED_FORMS: dict[str, set[str]] = {
 
 
 def names(text: str) -> set[str]:
-    """Names of operators that a module has as constants."""
+    """Return the operator names that a module holds as constants."""
     constants = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
     return {value for value in constants if isinstance(value, str)} & all_operators()
 
 
 def named_forms(texts: Mapping[str, str]) -> dict[str, set[str]]:
-    """The quantised forms that modules name which may not, by path."""
+    """Return the quantised forms that modules name against the rule, by path."""
     others = {path: names(text) & set(QUANTISED) for path, text in texts.items()
               if not path.startswith(tuple(FORMS_ALLOWED))}  # fmt: skip
     return {path: found for path, found in others.items() if found}

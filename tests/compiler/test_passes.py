@@ -1,4 +1,4 @@
-"""The pipeline of passes: order, watching, and what is verified between two passes."""
+"""The pass pipeline keeps its order, reports each pass, and verifies the graph between two passes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The verifier passes what the compiler makes, and finds every fault planted in what instructions read, do and store.
+"""The verifier accepts correct programs and finds each fault planted in reads, computations and stores.
 
-Faults are planted before tokens are inserted, so that nothing is wrong with the order of what remains.
+Faults are planted before tokens are inserted, so that the order of the remaining instructions stays correct.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Program:
             self.launches.append([_instruction(cfg, word, layer) for word, layer in rows])
 
     def codes(self) -> list[NDArray[np.uint8]]:
-        """The instructions of each launch, encoded with fresh tokens."""
+        """Return the instructions of each launch, encoded with fresh tokens."""
         for stream in self.launches:
             for i in stream:
                 i.fields |= {"wait": 0, "post": 0}
@@ -95,7 +95,7 @@ class Program:
         return self.image.addresses[self.storage(name)]
 
     def find(self, opcode: Opcode, layer: int = 0, launch: int = 0, **fields: int) -> list[StreamInstruction]:
-        """Instructions of `layer` with `fields`."""
+        """Return the instructions of `layer` with `fields`."""
         return [
             i for i in self.launches[launch]
             if (i.opcode, i.layer) == (opcode, layer) and all(i.fields[name] == fields[name] for name in fields)
@@ -134,7 +134,7 @@ def _instruction(cfg: Config, word: int, layer: int) -> StreamInstruction:
 
 
 class Maker:
-    """Layers by hand; each method adds one and returns its output."""
+    """Adds layers with chosen sizes; each method returns the output of its layer."""
 
     def __init__(self, cfg: Config, images: int) -> None:
         self.net, self.rng, self.images = Network(cfg), np.random.default_rng(1), images
@@ -169,7 +169,7 @@ CONV, STRIDED, ADDED, LEFT, RIGHT, WHOLE, MAXIMUM, AVERAGE, FACTOR, TABLE, DEPTH
 
 
 def program(cfg: Config) -> Program:
-    """One launch with every kind of layer, on two images (or batches of them)."""
+    """Return one launch with every kind of layer, on two images (or batches of them)."""
     return Program(*_built(cfg))
 
 
@@ -212,7 +212,7 @@ FAULTS: dict[str, tuple[Fault, set[Meaning], str]] = {}
 
 
 def fault(message: str, *rules: Meaning) -> Callable[[Fault], Fault]:
-    """A fault and what the error must say."""
+    """Register a planted fault, with the rules that find it and a pattern of the error message."""
 
     def plant(function: Fault) -> Fault:
         FAULTS[function.__name__] = function, set(rules), message
@@ -271,7 +271,7 @@ def one_term_twice(p: Program) -> None:
 
 @fault("as B instead of", Meaning.OPERAND)
 def wrong_residual(p: Program) -> None:
-    """Another activation of the same shape."""
+    """Add another activation of the same shape."""
     a, x = (p.address(name) for name in ("t0", "in0"))
     for i in p.loads(Buffer.VIN, ADDED):
         i.fields["dram_addr"] += a - x
@@ -357,7 +357,7 @@ def store_to_the_other_image(p: Program) -> None:
 
 
 def _other_image(p: Program, storage: str, address: int) -> int:
-    """`address` in the other of the two images (or batches of them) in `storage`."""
+    """Return `address` moved to the other of the two images (or batches of them) in `storage`."""
     acts = {layer.y.storage.name: layer.y for layer in p.net.layers}
     size = acts[storage].size(p.net.cfg) // 2
     return address + size if address < p.address(storage) + size else address - size
@@ -476,7 +476,7 @@ def two_equal_convolutions(cfg: Config, names: tuple[str, str]) -> Network:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stale_entry_of_a_ring_is_found(name: str) -> None:
-    """The second of two equal layers takes what the first has loaded for what it has itself."""
+    """The verifier finds a layer that reads the inputs of an equal layer before it instead of its own."""
     net = two_equal_convolutions(CONFIGS[name], ("first", "second"))
     stale = Program(net, net.build(cold=False))  # in equal tiles
     for i in stale.loads(Buffer.INP, 1):
@@ -489,7 +489,7 @@ def test_a_stale_entry_of_a_ring_is_found(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_load_before_the_store_that_it_needs_is_found(name: str) -> None:
-    """The last store of a layer after the last load of the next: that reads the version before."""
+    """The verifier finds a LOAD that reads DRAM before the layer before it has stored there."""
     net = two_equal_convolutions(CONFIGS[name], ("first", "second"))
     early = Program(net, net.build())
     store, load = early.find(Opcode.STORE, 0)[-1], early.loads(Buffer.INP, 1)[-1]
@@ -508,7 +508,7 @@ def test_two_unnamed_layers_are_compiled_rightly_or_refused() -> None:
 
 
 def splitting(order: str) -> Callable[..., Tiling]:
-    """A tiling whose reduction is cut into as many pieces as possible."""
+    """Return a function that chooses the tiling of this order with the most pieces of the reduction."""
 
     def choose(cfg: Config, workload: Workload, *_: object) -> Tiling:
         return min((t for t in candidates(cfg, workload) if t.order == order), key=lambda t: t.k)
@@ -538,7 +538,7 @@ def test_a_lost_piece_of_a_split_reduction_is_found(name: str, monkeypatch: pyte
 
 
 def test_activations_in_the_same_memory_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory planning that puts everything at 0."""
+    """The verifier finds a memory plan that puts all activations at address 0."""
 
     def plan(lifetimes: list[Lifetime], alignment: int = 64) -> ArenaPlan:
         return ArenaPlan({lifetime.buffer: 0 for lifetime in lifetimes}, max(lifetime.size for lifetime in lifetimes))
@@ -550,7 +550,7 @@ def test_activations_in_the_same_memory_are_found(monkeypatch: pytest.MonkeyPatc
 
 
 def two_launches(cfg: Config) -> Program:
-    """A launch of two layers, and one whose layer reads the output of the first."""
+    """Return a launch of two layers, and one with a layer that reads the output of the first."""
     m = Maker(cfg, 1)
     x = m.host_input(cfg.group, 3, 3)
     y = m.conv(x, m.output(cfg.group, 3, 3), SAME)
@@ -601,7 +601,7 @@ def bounded(examples: int) -> settings:
 
 @st.composite
 def programs(draw: st.DrawFn) -> Program:
-    """A layer or two of random shapes."""
+    """Draw a program of a layer or two of random shapes."""
     b: Builder = draw(builders(NAMES))
     number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
     images, height, width = number(1, 3), number(2, 6), number(2, 6)
@@ -672,7 +672,7 @@ def test_a_changed_field_is_found_or_changes_nothing(p: Program, data: st.DataOb
 
 
 def _outputs(p: Program) -> list[NDArray[np.uint8]]:
-    """What the functional simulator stores, in a DRAM full of noise."""
+    """Run a program on the functional simulator and return its outputs. DRAM is first filled with noise."""
     cfg, image = p.net.cfg, p.image
     device = FunctionalDevice(cfg)
     device.allocate(image.size)
@@ -685,8 +685,8 @@ def _outputs(p: Program) -> list[NDArray[np.uint8]]:
         device.run(launch.address, launch.count)
     results = []
     for act in p.net.outputs():
-        whole = device.read(image.addresses[act.storage], act.size(cfg)).reshape(
+        storage = device.read(image.addresses[act.storage], act.size(cfg)).reshape(
             act.batches(cfg), act.storage_groups, -1
         )
-        results.append(whole[:, act.group_offset : act.group_offset + act.groups(cfg)])
+        results.append(storage[:, act.group_offset : act.group_offset + act.groups(cfg)])
     return results
