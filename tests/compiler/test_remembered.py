@@ -1,4 +1,4 @@
-"""Loops that a process has made are there for all that it compiles, and are those that it would make anew."""
+"""A process reuses its lowered loops in later compilations, and they equal newly lowered ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Known = OrderedDict[Hashable, ScheduledLoops]
 
 
 class Plain(layers.Builder):
-    """Layers with neither tables nor residuals."""
+    """Builds layers without tables and residuals."""
 
     def _number(self, low: int, high: int) -> int:
         return high
@@ -51,7 +51,7 @@ class Plain(layers.Builder):
 
 
 class Careless(Known):
-    """Does not look at part `left_out` of its keys."""
+    """A cache that ignores part `left_out` of its keys: a planted fault."""
 
     left_out = 0
 
@@ -67,14 +67,17 @@ class Careless(Known):
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> Known:
-    """What this process remembers: nothing yet."""
-    found: Known = OrderedDict()
-    monkeypatch.setattr(plan, "_loops_cache", found)
-    return found
+    """Replace this process's cache of loops by an empty one."""
+    empty: Known = OrderedDict()
+    monkeypatch.setattr(plan, "_loops_cache", empty)
+    return empty
 
 
 def asked() -> Iterator[tuple[Planner, LayerComputation, Tiling]]:
-    """Layers on ALIKE, those of a kind with as many pixels, each under its first decisions."""
+    """Yield layers on the Configs of ALIKE, each with its first tilings.
+
+    There are layers of the same kind with the same number of pixels.
+    """
     for cfg in ALIKE:
         b = Plain(Network(cfg), lambda strategy: 0, np.random.default_rng(0))
         for size, window in ((9, Window((1, 1))), (9, PADDED), (11, Window((3, 3)))):
@@ -86,12 +89,12 @@ def asked() -> Iterator[tuple[Planner, LayerComputation, Tiling]]:
 
 
 def text(loops: ScheduledLoops) -> str:
-    """The loops, the instructions that they are, and of what."""
+    """Return the loops, their instructions and their Config as text."""
     return f"{loops}\n{loops.plan.nodes}\n{loops.plan.cfg}"
 
 
 def mixed() -> int:
-    """How many loops are not those that are made anew."""
+    """Return how many cached loops differ from newly lowered ones."""
     return sum(text(p.loops(d, c)) != text(plan._lower_loops(p.cfg, d, c)) for p, d, c in asked())
 
 
@@ -123,7 +126,7 @@ def test_what_was_asked_for_last_is_kept(known: Known, monkeypatch: pytest.Monke
 
 
 def compiled(model: onnx.ModelProto, cfg: Config, path: Path) -> bytes:
-    """The Program's file."""
+    """Return the bytes of the Program's file."""
     celosia.compile(model, cfg, check=False).save(path)
     return path.read_bytes()
 

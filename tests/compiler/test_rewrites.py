@@ -1,4 +1,4 @@
-"""The passes that simplify the graph, as text before and after; and that no rewriting changes a result."""
+"""Simplification passes give the expected graphs as text, and no rewrite changes a result."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_identities(name: str) -> None:
 
 
 def special(kind: str) -> np.ndarray:
-    """Six elements at the borders of a type."""
+    """Return six elements at the limits of a type."""
     dtype = np.dtype(KINDS[kind])
     if dtype.kind == "f":
         return np.array([[np.nan, -0.0, 0.0], [np.inf, -np.inf, 7.5]], dtype)
@@ -195,7 +195,7 @@ def test_what_overflows_stays() -> None:
 
 
 def test_models_without_shapes_keep_their_operators() -> None:
-    """A rule that needs shapes leaves alone what has none."""
+    """A rule that needs shapes does not apply to a graph without shapes."""
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 21]> g (float[4] x, int64[1] n) => (float[?] y) '
         "{ h = Reshape(x, n)  k = Expand(h, n)  y = Neg(k) }"
@@ -205,7 +205,10 @@ def test_models_without_shapes_keep_their_operators() -> None:
 
 
 def test_what_several_views_read_stays_bytes() -> None:
-    """Quantisers that write a matrix for each product put a pair behind each view of a norm's bytes: all cancel."""
+    """Redundant quantisation pairs after several views of one tensor all cancel.
+
+    Some quantisers write a view and a pair for each product.
+    """
     text = """<ir_version: 8, opset_import: ["" : 17]> g (int8[1, 8, 16] x8) => (int8[8, 16] y8)
     <float s = {0.05}, int8 z = {1}, float ws = {0.01}, int8 wz = {0}, int64[2] rows = {-1, 16}>
     {
