@@ -91,12 +91,12 @@ def test_four_counts_in_a_word(features: str) -> None:
 
 def test_levels_hold_their_values() -> None:
     for values in itertools.chain.from_iterable(itertools.combinations(range(-9, 9, 1), n) for n in (1, 2, 3, 4)):
-        found = BitLevels.choose(values)
+        found = BitLevels.of(values)
         if found is None:
             assert max(values) - min(values) > 3
             continue
         assert set(values) <= set(found.values) and found.bits <= 2
-    assert BitLevels.choose(range(5)) is None and BitLevels.choose([-3, -1, 1, 3]) == BitLevels(-3, 2, 2)
+    assert BitLevels.of(range(5)) is None and BitLevels.choose([-3, -1, 1, 3]) == BitLevels(-3, 2, 2)
 
 
 # Products against numpy -----------------------------------------------------------------------------------------------

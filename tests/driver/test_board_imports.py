@@ -1,4 +1,4 @@
-"""A board has Python and numpy, nothing else: what runs there must import and run with everything else absent."""
+"""Code that runs on a board imports and runs with Python and numpy only."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_runner_is_folders_and_all_of_it_imports_on_a_board(tmp_path: Path) 
 
 
 def test_what_needs_more_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it is another module that needs it."""
+    """Modules that need other packages, directly or through other modules, are not sent to the board."""
     texts = {
         "__init__": "", "plain": "", "tools": "", "compiler/__init__": "", "driver/__init__": "", "hw/__init__": "",
         "sim/__init__": "",
@@ -94,21 +94,21 @@ def test_an_import_of_something_else_is_noticed() -> None:
 
 
 def through_the_board(model: onnx.ModelProto, inputs: dict[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
-    """Outputs of `model` where nothing but numpy and the runner is there; they equal those of this process."""
+    """Run `model` with only numpy and the runner; return its outputs, after a comparison with this process."""
     program = celosia.compile(model, "tiny")
     program.save(folder / "program")
     (folder / "runner.pyz").write_bytes(pack_runner().data)
     np.savez(folder / "inputs.npz", **inputs)
     done = on_a_board(RUN, folder)
     assert done.returncode == 0, done.stderr
-    found = dict(np.load(folder / "outputs.npz"))
+    outputs = dict(np.load(folder / "outputs.npz"))
     for name, array in celosia.Runtime(program).run(inputs).outputs.items():
-        assert found[name].dtype == array.dtype and found[name].tobytes() == array.tobytes(), name
-    return found
+        assert outputs[name].dtype == array.dtype and outputs[name].tobytes() == array.tobytes(), name
+    return outputs
 
 
 def test_control_flow_and_shapes_run_with_numpy_alone(tmp_path: Path) -> None:
-    """If with subgraphs that hold constants, and shapes known at run time only."""
+    """An If with constants in its subgraphs, and shapes known at run time, run with numpy only."""
 
     def branch(which: str, extra: float) -> onnx.GraphProto:
         constant = onnx.numpy_helper.from_array(np.float32([extra]), f"k_{which}")

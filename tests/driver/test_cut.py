@@ -1,4 +1,4 @@
-"""A model over several accelerators: where it is cut, and that its parts give the bytes of the whole."""
+"""A model is cut for several accelerators, and its parts give the bytes of the whole."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from celosia.sim.functional.fsim import FunctionalDevice
 
 
 def chained(node_names: str = "own", form: str = "qdq") -> onnx.ModelProto:
-    """Four convolutions, a sum around the second one, an operator of the CPU behind the third."""
+    """Return four convolutions, a residual around the second one, and a CPU operator after the third."""
     b = Builder(form, np.int8, seed=3)
     b.node_names = node_names
     first = b.conv(b.input([1, 4, 8, 8]), 8, (3, 3), pads=(1, 1, 1, 1))
@@ -68,7 +68,7 @@ def test_nodes_need_no_names(whole: str, tmp_path: Path, node_names: str) -> Non
 
 
 def test_operators_that_onnx_does_not_know(tmp_path: Path) -> None:
-    """What is behind a QLinearAdd has a shape."""
+    """The output of a QLinearAdd has a known shape."""
     onnx.save(chained(form="qoperator"), tmp_path / "m.onnx")
     programs = [celosia.compile(each, "tiny", check=False) for each in cut(tmp_path / "m.onnx", 4, "tiny")]
     x = np.random.default_rng(0).normal(size=(1, 1, 4, 8, 8)).astype(np.float32)
@@ -77,7 +77,7 @@ def test_operators_that_onnx_does_not_know(tmp_path: Path) -> None:
 
 
 def test_a_branch_reads_what_is_around_it(tmp_path: Path) -> None:
-    """No cut between a tensor and an If that reads it from inside: a part takes one tensor."""
+    """No cut separates a tensor from an If whose branch reads it: a part takes one tensor."""
     b = Builder("qdq", np.int8, seed=3)
     b.opset = 16
     first = b.conv(b.input([1, 4, 8, 8]), 4, (1, 1))

@@ -1,4 +1,4 @@
-"""Accuracy and speed on data sets: what is counted, by hand; what data sets are; how batches and devices share work."""
+"""Accuracy and speed on data sets: counts, formats of data sets, and work shared by batches and devices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COUNT = 37
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images [1, 3, 8, 8] to 10 classes."""
+    """Return a model from images [1, 3, 8, 8] to 10 classes."""
     b = Builder("qdq", np.int8, seed=8)
     x = b.conv(b.input([1, 3, 8, 8]), 8, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
     b.output(b.matmul(b.flatten(b.global_average(x)), 10), real=True)
@@ -53,7 +53,7 @@ def samples() -> dict[str, Array]:
 
 
 def by_hand(path: Path, samples: dict[str, Array], config: str | Config = "tiny") -> Array:
-    """Scores of a plain loop."""
+    """Return the scores of a plain loop over samples."""
     runtime = Runtime(celosia.compile(path, config))
     rows = [runtime.run({"input_1": image[None]}).outputs for image in samples["input_1"]]
     return np.concatenate([next(iter(row.values())) for row in rows])
@@ -101,7 +101,7 @@ def test_samples_stay_in_order_on_several_devices(
 def test_rtl_simulators_run_beside_each_other(
     classifier: Path, samples: dict[str, Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two are at work at the same time: each of the first two runs waits for the other."""
+    """Two RTL simulators run at the same time: each of the first two runs waits for the other."""
     together, run, seen = threading.Barrier(2, timeout=60), RtlDevice.run, itertools.count()
 
     def waiting(self: RtlDevice, *args: Any, **options: Any) -> Any:
@@ -122,7 +122,7 @@ def test_rtl_simulators_run_beside_each_other(
 def test_as_many_simulators_as_processors_find_what_one_finds(
     classifier: Path, samples: dict[str, Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every byte (onnxruntime's), every class and the cycles, by one simulator, two and three, in any order."""
+    """One, two and three simulators give the same bytes (onnxruntime's), classes and cycles."""
     pytest.importorskip("onnxruntime")
     few = {name: array[:11] for name, array in samples.items()}
     labels = by_hand(classifier, few).argmax(1)
@@ -178,7 +178,7 @@ def test_agreement_with_onnxruntime(
 
 
 def _mixing(folder: Path) -> Path:
-    """A model whose images see each other once they share a batch: it subtracts the mean over the batch axis."""
+    """Return a model that subtracts the mean over the batch, so that images of a batch affect each other."""
     model = quantised()
     graph, given = model.graph, model.graph.input[0].name
     mean = helper.make_node("ReduceMean", [given], ["mean"], axes=[0], keepdims=1)
@@ -228,8 +228,8 @@ def test_a_label_that_is_no_class(classifier: Path, samples: dict[str, Array]) -
 
 @pytest.mark.parametrize(("device", "batches"), [("functional", 2), ("timed", 0)])
 def test_samples_that_fail_are_left_out(device: str, batches: int, tmp_path: Path) -> None:
-    """One of them is no place among the classes, and one cannot be read; the others of their batch count."""
-    x, y = (helper.make_tensor_value_info(*each) for each in (("x", TensorProto.INT64, [1, 1]), ("y", 1, [1, 20])))
+    """A sample that fails or cannot be read is left out and reported; the others of its batch count."""
+    x, y = (helper.make_tensor_value_info(*info) for info in (("x", TensorProto.INT64, [1, 1]), ("y", 1, [1, 20])))
     none, one = (numpy_helper.from_array(np.full((1, size), size == 1, np.float32), f"{size}") for size in (20, 1))
     nodes = [
         helper.make_node("Cast", ["x"], ["float"], to=TensorProto.FLOAT),
@@ -243,13 +243,13 @@ def test_samples_that_fail_are_left_out(device: str, batches: int, tmp_path: Pat
     for number in range(20):
         np.save(folder / f"{number:02}.npy", np.array([[77 if number == 17 else number]]))
     (folder / "18.npy").write_text("no array")
-    labels, told = np.array([1, *range(1, 20)]), list[tuple[int, int]]()  # of which the first one is wrong
-    found = evaluate(
-        tmp_path / "one_hot.onnx", folder, labels, device=device, config="tiny", count=lambda *n: told.append(n)
+    labels, progress = np.array([1, *range(1, 20)]), list[tuple[int, int]]()  # the first label is wrong
+    report = evaluate(
+        tmp_path / "one_hot.onnx", folder, labels, device=device, config="tiny", count=lambda *n: progress.append(n)
     )
-    assert (found["samples"], found["batch"], found["top1"], len(told)) == (18, 1, 17 / 18, 20 + batches)
-    assert told[-1] == (20, 20)
-    first, second = found["failed"]
+    assert (report["samples"], report["batch"], report["top1"], len(progress)) == (18, 1, 17 / 18, 20 + batches)
+    assert progress[-1] == (20, 20)
+    first, second = report["failed"]
     assert first.startswith("sample 17: ") and "outside of an axis of 20" in first
     assert second.startswith("sample 18: ") and "18.npy" in second
     for number in range(20):
