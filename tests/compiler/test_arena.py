@@ -1,4 +1,4 @@
-"""In the CPU's arena no live tensor is overwritten, and results are the same as without an arena."""
+"""No live tensor in the CPU's arena is overwritten, and results are the same as without an arena."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With rounding="bytes", float tensors between quantised ones become bytes, in intervals derived from the model."""
+"""Float tensors between quantised ones become bytes under rounding="bytes", in intervals derived from the model."""
 
 from __future__ import annotations
 

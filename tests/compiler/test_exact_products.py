@@ -273,7 +273,7 @@ def test_quantisations_that_are_equal_count_as_one_reader() -> None:
 @pytest.mark.parametrize("name", ["Conv", "depthwise", "transB", "rows"])
 @pytest.mark.parametrize("types", [("uint8", "int8"), ("int8", "uint8"), ("int8", "int8")])
 def test_correct_rounding_of_sums_that_floats_round(name: str, types: tuple[str, str]) -> None:
-    """With rounding="correct" each byte is that of the real sum.
+    """Each byte is that of the real sum under rounding="correct".
 
     It differs from onnxruntime's by at most one, and only next to ties.
     """

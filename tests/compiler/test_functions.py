@@ -139,7 +139,7 @@ def test_a_processor_whose_floats_are_calls_has_the_same_extremes() -> None:
 
 @pytest.mark.parametrize("name", ["exp", "tanh", "log", "erf", "unfused_exp", "sin", "acos", "asin"])
 def test_a_processor_without_avx512_gives_the_same(name: str) -> None:
-    """Without AVX-512, two products replace the scaling by a power of two, with the same results."""
+    """Two products replace the scaling by a power of two without AVX-512, with the same results."""
     x = arguments()
     a = placeholder(x.shape, "float32", "a")
     function = lower(schedule([compute(x.shape, lambda i: call(name, a[i]), "y")]))

@@ -71,7 +71,7 @@ def test_tiled_matrix_products(cfg: Config, data: st.DataObject) -> None:
 
 
 def test_virtual_threads_load_while_others_compute() -> None:
-    """With two virtual threads, the loads of the second come before the GEMM of the first, to other entries."""
+    """The loads of the second of two virtual threads come before the GEMM of the first, to other entries."""
     inputs, acc, y = matmul(TINY, 8, 16, 16)
     kernel = on_device(
         TINY, T.lower(scheduled(TINY, inputs, acc, y, 8, 1, 2, threads=2), inputs), *matmul_arrays(TINY, 8, 16, 16)

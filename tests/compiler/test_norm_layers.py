@@ -1,4 +1,4 @@
-"""Normalised rows run on the accelerator if the Config has norm; tests compare them and plant errors."""
+"""The accelerator normalises rows if the Config has norm; tests compare the results and plant errors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_encoder_is_one_launch(signed: bool, tmp_path: Path) -> None:
 
 
 def test_softmaxes_of_each_layer_have_products_beside_them(tmp_path: Path) -> None:
-    """In a launch of two attentions, the product that makes V follows a softmax in each, to overlap with it."""
+    """The product that makes V follows a softmax in both attentions of a launch, to overlap with it."""
     encoder = Encoder(16, 4, 16, 16, layers=2)
     path = quantised(encoder.model(), encoder.shape, tmp_path, True)
     program = celosia.compile(path, config=PYNQ, rounding="correct", check=False, without="blocks")

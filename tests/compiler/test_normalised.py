@@ -1,4 +1,4 @@
-"""Normalised rows, softmax and functions have onnxruntime's bits: the same polynomials and the same order of sums."""
+"""Norms, softmax and functions have onnxruntime's bits: the same polynomials and the same order of sums."""
 
 from __future__ import annotations
 

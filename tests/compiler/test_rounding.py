@@ -1,4 +1,4 @@
-"""With rounding="correct", normalisations in integers round the real results, as sim/functional/norm.py does."""
+"""Normalisations in integers under rounding="correct" round the real results, as sim/functional/norm.py does."""
 
 from __future__ import annotations
 

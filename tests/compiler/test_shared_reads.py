@@ -79,7 +79,7 @@ def test_few_channels_are_read_and_written_in_one_piece(channels: int) -> None:
 
 
 def test_pieces_beside_other_operands() -> None:
-    """Whole vectors are also used with a bias for each channel and an operand in the other order."""
+    """Reads of whole vectors combine with a bias for each channel and an operand in the other order."""
     x, bias, other = (T.placeholder(s, "float32", n) for n, s in (("x", (37, 3)), ("b", (3,)), ("o", (3, 37))))
     first = T.compute((3, 37), lambda c, p: x[p, c] * 2 + bias[c] * other[c, p], "y")
     second = T.compute((37, 3), lambda p, c: other[c, p] - x[p, c] * bias[c], "y")

@@ -77,7 +77,7 @@ def test_chains_take_the_cycles_of_their_records() -> None:
 
 
 def test_a_search_of_blocks_times_nothing_that_records_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With records, the search of blocks times no chain and finds the same blocks."""
+    """The search of blocks times no recorded chain, and finds the same blocks."""
     demo = celosia.models.demo_model_path()
     plain = compiled("pynq", "none")
     monkeypatch.setattr(chain_times, "build", lambda *given, **how: pytest.fail("a chain is timed"))

@@ -1,4 +1,4 @@
-"""With weights of four bits, each group has a factor, the error is minimal, and models are exact int8 models."""
+"""Four-bit weights have a factor for each group and minimal error; their models are exact int8 models."""
 
 from __future__ import annotations
 

@@ -365,7 +365,7 @@ def test_gates_of_products_are_quantised(tmp_path: Path) -> None:
 
 
 def test_rotary_positions_in_bytes_take_no_launch_of_their_own(tmp_path: Path) -> None:
-    """Without softmax in the Config each layer takes three launches, and rotary positions none of their own.
+    """Each layer takes three launches on a Config without softmax, and rotary positions none of their own.
 
     Each head has its own keys; onnxruntime would otherwise repeat heads after rotary positions.
     """

@@ -101,7 +101,7 @@ def test_mutants_are_refused(count: int) -> None:
 
 
 def test_what_z3_does_not_answer_counts_as_no(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a limit that is too small for z3, a rule counts as not proved. The limit counts steps, not seconds."""
+    """A rule counts as not proved if z3 reaches its limit. The limit counts steps, not seconds."""
     pytest.importorskip("z3")
     from celosia.compiler.superoptimise import prover
 
