@@ -71,7 +71,7 @@ def graphs(draw: st.DrawFn) -> str:
         dims = shapes[source]
         op = draw(st.sampled_from(["Relu", "Neg", "Softmax", "Add", "Add", "Transpose", "Reshape", "ReduceSum"]))
         if op == "Add":
-            other = draw(st.sampled_from(sorted(each for each in shapes if shapes[each] == dims)))
+            other = draw(st.sampled_from(sorted(shape for shape in shapes if shapes[shape] == dims)))
             lines.append(f"{name} = Add({source}, {other})")
         elif op == "Reshape":
             lines.append(f"{name} = Reshape({source}, {'flat' if len(dims) == 2 else 'matrix'})")
@@ -85,7 +85,7 @@ def graphs(draw: st.DrawFn) -> str:
             dims = dims[::-1]
         shapes[name] = dims
     results = sorted({name, *draw(st.lists(st.sampled_from(sorted(shapes)), max_size=2))} - {"x"})
-    outputs = ", ".join(f"float[{', '.join(map(str, shapes[each]))}] {each}" for each in results)
+    outputs = ", ".join(f"float[{', '.join(map(str, shapes[result]))}] {result}" for result in results)
     constants = "<int64[1] flat = {512}, int64[2] matrix = {8, 64}, int64[1] axis = {1}>"
     return f"g (float[8,64] x) => ({outputs}) {constants} {{ {'  '.join(lines)} }}"
 
@@ -96,10 +96,10 @@ def test_random_graphs(source: str) -> None:
     program = compiled(source)
     assert overwritten(program, program.arena) == []
     assert program.arena.size <= 1.10 * program.arena.lower_bound
-    found = Runtime(program).run({"x": X}).outputs
+    outputs = Runtime(program).run({"x": X}).outputs
     plain = Runtime(replace(program, arena=ArenaPlan())).run({"x": X}).outputs
     for name, array in plain.items():
-        np.testing.assert_array_equal(found[name], array)
+        np.testing.assert_array_equal(outputs[name], array)
 
 
 CHAIN = """

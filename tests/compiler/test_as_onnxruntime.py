@@ -107,12 +107,12 @@ def check(
         )
     label = f"{op} {attrs} of {[x if x is None or x.size < 9 else (x.dtype, x.shape) for x in inputs]}"
     for number, wanted in enumerate(expected):
-        for got in (results[f"o{number}"], np.asarray(sized[number])):
-            assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape), label
+        for actual in (results[f"o{number}"], np.asarray(sized[number])):
+            assert (actual.dtype, actual.shape) == (wanted.dtype, wanted.shape), label
             if wanted.dtype.kind == "f":
-                np.testing.assert_allclose(got, wanted, rtol, atol, err_msg=label)
+                np.testing.assert_allclose(actual, wanted, rtol, atol, err_msg=label)
             else:
-                np.testing.assert_array_equal(got, wanted, err_msg=label)
+                np.testing.assert_array_equal(actual, wanted, err_msg=label)
 
 
 # Reductions -------------------------------------------------------------------------------------------------------
@@ -369,9 +369,9 @@ def test_what_a_loop_returns_without_steps(body: str, steps: int, go: bool) -> N
                 co = Identity(ci) so = Add(s, s) {made} }}> }}""")
     feed = {"x": np.ones((2, 3), np.float32), "n": np.array(steps), "c": np.array(go)}
     results = Runtime(celosia.compile(model, "tiny")).run(feed).outputs
-    for name, want in zip(("y", "z"), by_onnxruntime(model, feed)):
-        assert (results[name].dtype, results[name].shape) == (want.dtype, want.shape)
-        np.testing.assert_array_equal(results[name], want)
+    for name, expected in zip(("y", "z"), by_onnxruntime(model, feed)):
+        assert (results[name].dtype, results[name].shape) == (expected.dtype, expected.shape)
+        np.testing.assert_array_equal(results[name], expected)
 
 
 # Empty tensors, and those of many dimensions ----------------------------------------------------------------------
@@ -387,8 +387,8 @@ def test_no_samples(samples: str, first: str) -> None:
     model.graph.initializer.append(numpy_helper.from_array(Draw(0).floats(4, 3, 3, 3), "w"))
     x = np.zeros((0, 3, 8, 8), np.float32)
     (expected,) = by_onnxruntime(model, {"x": x})
-    (got,) = Runtime(model, config="tiny").run({"x": x}).outputs.values()
-    assert got.shape == expected.shape == (0, 4)
+    (actual,) = Runtime(model, config="tiny").run({"x": x}).outputs.values()
+    assert actual.shape == expected.shape == (0, 4)
 
 
 @pytest.mark.parametrize("body", ["y = Relu(x)", "y = Add(x, x)", "y = Expand(x, s)", "y = Transpose(x)"])
@@ -572,10 +572,10 @@ def test_a_mean_is_a_layer_whether_it_keeps_its_dimensions(kept: int) -> None:
     program = celosia.compile(model, "tiny")
     assert [row["place"] for row in program.placements if row["op"] == "QLinearMean"] == ["accelerator"]
     x = Draw(0).floats(2, 16, 7, 7)
-    got, (expected,) = Runtime(program)(x), by_onnxruntime(model, {"x": x})
-    assert got.shape == expected.shape
-    assert np.abs(got - expected).max() <= 0.02 * 1.0001  # a step, where a tie is near
-    assert np.mean(got != expected) < 0.1
+    actual, (expected,) = Runtime(program)(x), by_onnxruntime(model, {"x": x})
+    assert actual.shape == expected.shape
+    assert np.abs(actual - expected).max() <= 0.02 * 1.0001  # a step, where a tie is near
+    assert np.mean(actual != expected) < 0.1
 
 
 @pytest.mark.parametrize("step", [-(2**63), -(2**63) + 1, 2**63 - 1, -(2**32)])

@@ -52,10 +52,10 @@ def test_attention_on_the_rtl(tmp_path: Path) -> None:
     program = celosia.compile(path, config="tiny")
     x = sample(encoder.shape, 3)
     (expected,) = opened(path, int8=True).run(None, {"x": x})
-    found = celosia.Runtime(program, "rtl").run({"x": x})
-    np.testing.assert_array_equal(found.outputs["y"], expected)
+    result = celosia.Runtime(program, "rtl").run({"x": x})
+    np.testing.assert_array_equal(result.outputs["y"], expected)
     timed = celosia.Runtime(program, "timed").run({"x": x}).report["cycles"]
-    assert timed == pytest.approx(found.report["cycles"], rel=0.05)
+    assert timed == pytest.approx(result.report["cycles"], rel=0.05)
 
 
 def test_all_products_are_the_accelerators(tmp_path: Path) -> None:

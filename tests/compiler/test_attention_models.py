@@ -33,8 +33,8 @@ def test_the_check_runs_here_whatever_it_is_for() -> None:
 
 
 def test_a_random_decoder() -> None:
-    found = decoder_outcome(1)
-    assert not found.different and "Softmax" in found.ops
+    result = decoder_outcome(1)
+    assert not result.different and "Softmax" in result.ops
 
 
 @pytest.mark.thorough

@@ -47,15 +47,15 @@ def model(op: str, factor: float, steps: tuple[float, float], to_bytes: bool) ->
 @pytest.mark.parametrize("factor, steps", [(1.0005, (0.05, 0.01)), (0.991, (0.05, 0.01)), (2.5, (1e-3, 5e-4))])
 def test_a_bias_nearly_in_steps_of_the_products(op: str, factor: float, steps: tuple[float, float]) -> None:
     for to_bytes in (True, False) if op != "Conv" else (True,):
-        made = model(op, factor, steps, to_bytes)
+        proto = model(op, factor, steps, to_bytes)
         x = np.random.default_rng(1).normal(
-            0, 60 * steps[0], [d.dim_value for d in made.graph.input[0].type.tensor_type.shape.dim]
+            0, 60 * steps[0], [d.dim_value for d in proto.graph.input[0].type.tensor_type.shape.dim]
         )
         feed = {"x": x.astype(np.float32)}
-        (wanted,) = opened(made, int8=True).run(None, feed)
-        program = celosia.compile(made, "tiny")
-        (found,) = celosia.Runtime(program).run(feed).outputs.values()
-        np.testing.assert_array_equal(found, wanted)
+        (expected,) = opened(proto, int8=True).run(None, feed)
+        program = celosia.compile(proto, "tiny")
+        (output,) = celosia.Runtime(program).run(feed).outputs.values()
+        np.testing.assert_array_equal(output, expected)
         assert program.macs_accelerator == (program.macs_total if to_bytes else 0)
 
 
@@ -76,9 +76,9 @@ def test_float_weights_of_what_has_its_scale_at_run_time(op: str) -> None:
     graph.input.append(helper.make_tensor_value_info("sx", TensorProto.FLOAT, []))
     sizes = [dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim]
     feed = {"x": rng.normal(0, 2, sizes).astype(np.float32), "sx": np.array(0.05, np.float32)}
-    (wanted,) = opened(made, int8=True).run(None, feed)
-    (found,) = celosia.Runtime(celosia.compile(made, "tiny")).run(feed).outputs.values()
-    np.testing.assert_array_equal(found, wanted)
+    (expected,) = opened(made, int8=True).run(None, feed)
+    (output,) = celosia.Runtime(celosia.compile(made, "tiny")).run(feed).outputs.values()
+    np.testing.assert_array_equal(output, expected)
 
 
 @pytest.mark.parametrize("op", PRODUCTS)
@@ -87,8 +87,8 @@ def test_a_float_bias_of_more_steps_than_int32_holds(op: str) -> None:
 
     Such a bias occurs in channels whose weights are almost zero.
     """
-    made = model(op, 1.0, (0.05, 1e-9), to_bytes=True)
-    graph = made.graph
+    proto = model(op, 1.0, (0.05, 1e-9), to_bytes=True)
+    graph = proto.graph
     for tensor in [constant for constant in graph.initializer if constant.name in ("b", "sy")]:
         graph.initializer.remove(tensor)
     values = np.float32([-1, 1, 3e3, -3e3, 0.09, -0.09, 0.12, np.nan] * 2)
@@ -98,8 +98,8 @@ def test_a_float_bias_of_more_steps_than_int32_holds(op: str) -> None:
     graph.initializer.remove(next(constant for constant in graph.initializer if constant.name == "sb"))
     dims = [dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim]
     x = np.random.default_rng(2).normal(0, 3, dims).astype(np.float32)
-    found = celosia.Runtime(celosia.compile(made, "tiny")).run({"x": x}).outputs["y"]
-    np.testing.assert_array_equal(found, opened(made, int8=True).run(None, {"x": x})[0])
+    output = celosia.Runtime(celosia.compile(proto, "tiny")).run({"x": x}).outputs["y"]
+    np.testing.assert_array_equal(output, opened(proto, int8=True).run(None, {"x": x})[0])
 
 
 BEHIND = {
@@ -144,18 +144,18 @@ def with_bias(op: str, behind: str, bias: tuple[int, ...], zero: int = 0, rank: 
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def agrees(made: onnx.ModelProto, **other: np.ndarray) -> celosia.Program:
+def agrees(proto: onnx.ModelProto, **other: np.ndarray) -> celosia.Program:
     """Compare the compiled model with onnxruntime and return the Program.
 
     Bytes must be equal; floats may differ in their last bits.
     """
-    (x, *_), rng = made.graph.input, np.random.default_rng(1)
+    (x, *_), rng = proto.graph.input, np.random.default_rng(1)
     feed = {"x": rng.integers(-128, 128, [d.dim_value for d in x.type.tensor_type.shape.dim]).astype(np.int8), **other}
-    (wanted,) = opened(made, int8=True).run(None, feed)
-    program = celosia.compile(made, "tiny")
-    (found,) = celosia.Runtime(program).run(feed).outputs.values()
-    exact = made.graph.node[-1].op_type == "DequantizeLinear"
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=0 if exact else 1e-5)
+    (expected,) = opened(proto, int8=True).run(None, feed)
+    program = celosia.compile(proto, "tiny")
+    (output,) = celosia.Runtime(program).run(feed).outputs.values()
+    exact = proto.graph.node[-1].op_type == "DequantizeLinear"
+    np.testing.assert_allclose(output, expected, rtol=0, atol=0 if exact else 1e-5)
     return program
 
 
@@ -176,11 +176,11 @@ def test_a_bias_that_is_no_row(bias: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("op", PRODUCTS)
 def test_a_bias_that_comes_at_run_time(op: str) -> None:
     """A bias that is a run-time input is added. It was once left out."""
-    made = with_bias(op, "bytes", (16,))
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in made.graph.initializer}
-    made.graph.initializer.remove(next(tensor for tensor in made.graph.initializer if tensor.name == "b"))
+    proto = with_bias(op, "bytes", (16,))
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+    proto.graph.initializer.remove(next(tensor for tensor in proto.graph.initializer if tensor.name == "b"))
     if op == "Conv":  # in steps of its products
-        tensor = next(tensor for tensor in made.graph.initializer if tensor.name == "sb")
+        tensor = next(tensor for tensor in proto.graph.initializer if tensor.name == "sb")
         tensor.CopyFrom(numpy_helper.from_array(np.asarray(constants["sx"] * constants["sw"]), "sb"))
-    made.graph.input.append(helper.make_tensor_value_info("b", TensorProto.INT32, [16]))
-    assert agrees(made, b=constants["b"]).macs_accelerator == 0
+    proto.graph.input.append(helper.make_tensor_value_info("b", TensorProto.INT32, [16]))
+    assert agrees(proto, b=constants["b"]).macs_accelerator == 0

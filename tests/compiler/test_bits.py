@@ -57,8 +57,8 @@ def test_popcount(dtype: str) -> None:
     x[:3] = info.min, info.max, 0
     given = T.placeholder(x.shape, dtype, "x")
     function = T.lower(schedule([T.compute(x.shape, lambda i: T.call("popcount", given[i]), "y")]), [given])
-    for found in (T.interpret(function, x)[0], compile_function(function)(x)[0]):
-        np.testing.assert_array_equal(found, bits_set(x, info.bits))
+    for output in (T.interpret(function, x)[0], compile_function(function)(x)[0]):
+        np.testing.assert_array_equal(output, bits_set(x, info.bits))
 
 
 @pytest.mark.parametrize("features", ["", "avx2", "avx512bw avx2", "avx512bitalg avx512vnni avx512vl"])
@@ -82,8 +82,11 @@ def test_four_counts_in_a_word(features: str) -> None:
         T.verify(function)
         assert str(T.parse(str(function))) == str(function)
         one, two = (bits_set(each.ravel(), 32).reshape(a.shape).sum(0) for each in (a & b, a ^ (b << np.uint32(3))))
-        for found in (T.interpret(function, a, b)[0], compile_function(function, frozenset(features.split()))(a, b)[0]):
-            np.testing.assert_array_equal(found, one + 2 * two)
+        for output in (
+            T.interpret(function, a, b)[0],
+            compile_function(function, frozenset(features.split()))(a, b)[0],
+        ):
+            np.testing.assert_array_equal(output, one + 2 * two)
 
 
 # Levels ---------------------------------------------------------------------------------------------------------
@@ -91,12 +94,12 @@ def test_four_counts_in_a_word(features: str) -> None:
 
 def test_levels_hold_their_values() -> None:
     for values in itertools.chain.from_iterable(itertools.combinations(range(-9, 9, 1), n) for n in (1, 2, 3, 4)):
-        found = BitLevels.of(values)
-        if found is None:
+        result = BitLevels.of(values)
+        if result is None:
             assert max(values) - min(values) > 3
             continue
-        assert set(values) <= set(found.values) and found.bits <= 2
-    assert BitLevels.of(range(5)) is None and BitLevels.choose([-3, -1, 1, 3]) == BitLevels(-3, 2, 2)
+        assert set(values) <= set(result.values) and result.bits <= 2
+    assert BitLevels.of(range(5)) is None and BitLevels.of([-3, -1, 1, 3]) == BitLevels(-3, 2, 2)
 
 
 # Products against numpy -----------------------------------------------------------------------------------------------
@@ -117,8 +120,8 @@ def test_products(seed: int, always: None) -> None:
     attrs = {bit_serial.LEVELS: {0: x, 1: w}}
     kernel = compile_op("MatMulInteger", attrs, [(a.shape, "int8"), b, ((), "int8"), ((n,), "int8")])
     assert "popcount4" in kernel.loops
-    wanted = (a.astype(np.int64) - za) @ (b.astype(np.int64) - zb)
-    np.testing.assert_array_equal(kernel(a, b, np.array(za), zb)[0], wanted)
+    expected = (a.astype(np.int64) - za) @ (b.astype(np.int64) - zb)
+    np.testing.assert_array_equal(kernel(a, b, np.array(za), zb)[0], expected)
 
 
 def on_arm(target: str, channels: int, outputs: int) -> list[tuple[Any, tuple[Array, ...]]]:
@@ -209,13 +212,13 @@ def compared(seed: int) -> tuple[int, bool]:
     """Run model number `seed`; return how many elements differ from onnxruntime's, and whether it runs by bits."""
     sketch, twin = Sketch(seed), Sketch(seed, wide=True)
     program = celosia.compile(model_of_few_bits(sketch), accelerator=False, check=False)
-    (found,) = Runtime(program).run(sketch.feed).outputs.values()
-    wanted = by_onnxruntime(model_of_few_bits(twin), twin.feed)
-    assert found.shape == wanted.shape
+    (output,) = Runtime(program).run(sketch.feed).outputs.values()
+    expected = by_onnxruntime(model_of_few_bits(twin), twin.feed)
+    assert output.shape == expected.shape
     reasons = [row["reason"] for row in program.placements if "popcount" in row["reason"]]
     by_bits = any("popcount4" in kernel.loops for kernel in program.kernels)
     assert len(reasons) == by_bits
-    return int((found != wanted).sum()), by_bits
+    return int((output != expected).sum()), by_bits
 
 
 @pytest.mark.parametrize("seed", some(range(200), range(7)))

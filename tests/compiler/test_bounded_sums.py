@@ -52,8 +52,8 @@ def bounded(op: str, bound: str, meanings: Meanings, constant: bool) -> tuple[on
 )
 def test_all_pairs(op: str, bound: str, meanings: Meanings, on_accelerator: bool, constant: bool) -> None:
     model, images = bounded(op, bound, meanings, constant)
-    (wanted,) = opened(model, int8=True).run(None, images)
+    (expected,) = opened(model, int8=True).run(None, images)
     for accelerator in (True, False):
         program = celosia.compile(model, "tiny", accelerator=accelerator)
-        np.testing.assert_array_equal(celosia.Runtime(program).run(images).outputs["y"], wanted)
+        np.testing.assert_array_equal(celosia.Runtime(program).run(images).outputs["y"], expected)
         assert constant or bool(program.launches) == (accelerator and on_accelerator)

@@ -27,14 +27,14 @@ CONFIGS = ["pynq", "wide", "ultra96", "tiny"]
 def assert_exact(model: onnx.ModelProto, config: str, seed: int = 0) -> None:
     """Assert that the functional simulator gives onnxruntime's bytes; `compile` verifies all reads of instructions."""
     session, rng = opened(model, int8=True), np.random.default_rng(seed)
-    given = {}
+    feed = {}
     for entry in session.get_inputs():
         dtype = np.int8 if entry.type == "tensor(int8)" else np.uint8
         bounds = np.iinfo(dtype)
-        given[entry.name] = rng.integers(bounds.min, bounds.max + 1, entry.shape).astype(dtype)
-    outputs = celosia.Runtime(celosia.compile(model, config, check=False)).run(given).outputs
-    for want, (name, got) in zip(session.run(None, given), outputs.items(), strict=True):
-        np.testing.assert_array_equal(got, want, f"{name} of blocks {seed} on {config}")
+        feed[entry.name] = rng.integers(bounds.min, bounds.max + 1, entry.shape).astype(dtype)
+    outputs = celosia.Runtime(celosia.compile(model, config, check=False)).run(feed).outputs
+    for expected, (name, actual) in zip(session.run(None, feed), outputs.items(), strict=True):
+        np.testing.assert_array_equal(actual, expected, f"{name} of blocks {seed} on {config}")
 
 
 def joined_in_the_middle() -> onnx.ModelProto:

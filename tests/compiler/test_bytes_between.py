@@ -65,9 +65,9 @@ def test_all_operators_are_on_the_accelerator(name: str, config: str) -> None:
     """All operators run on the accelerator; results are a few steps from onnxruntime's, without a systematic error."""
     rng = np.random.default_rng(len(name))
     channels = 16 if name == "joined" else 8
-    made = model(FORMS[name], rng, channels, "uint8[1, C, H, W] y")
-    session, steps = opened(made, int8=True), []
-    program = celosia.compile(made, config, rounding="bytes")
+    proto = model(FORMS[name], rng, channels, "uint8[1, C, H, W] y")
+    session, steps = opened(proto, int8=True), []
+    program = celosia.compile(proto, config, rounding="bytes")
     on_cpu = [row for row in program.placements if row["place"] == "cpu"]
     assert program.macs_accelerator == program.macs_total > 0 and not on_cpu, on_cpu
     assert program.rounding == "bytes"
@@ -76,8 +76,8 @@ def test_all_operators_are_on_the_accelerator(name: str, config: str) -> None:
     with celosia.Runtime(program) as runtime:
         for _ in range(3):
             feed = feeds(rng, channels)
-            (wanted,) = session.run(None, feed)
-            steps.append(runtime.run(feed).outputs["y"].astype(np.int64) - wanted)
+            (expected,) = session.run(None, feed)
+            steps.append(runtime.run(feed).outputs["y"].astype(np.int64) - expected)
     largest = 6 if name == "two readers" else 3  # four roundings lie between, two in others
     assert np.abs(steps).max() <= largest and np.abs(steps).mean() < 0.7 and abs(np.mean(steps)) < 0.15
 
@@ -111,10 +111,10 @@ def test_intervals_saturate_only_what_saturates_behind() -> None:
 def test_one_rounding_where_only_clamps_are_between() -> None:
     """A Relu moves behind the quantisation, so that no bytes are needed before it."""
     rng = np.random.default_rng(1)
-    made = model("h = Relu(c) " + QUANTISE.format("h"), rng)
-    program, feed = celosia.compile(made, "tiny", rounding="bytes"), feeds(rng)
-    found, wanted = celosia.Runtime(program).run(feed).outputs["y"], opened(made, int8=True).run(None, feed)[0]
-    apart = np.abs(found.astype(np.int64) - wanted)  # where the bias, rounded to an integer, moves a sum over a tie
+    proto = model("h = Relu(c) " + QUANTISE.format("h"), rng)
+    program, feed = celosia.compile(proto, "tiny", rounding="bytes"), feeds(rng)
+    output, expected = celosia.Runtime(program).run(feed).outputs["y"], opened(proto, int8=True).run(None, feed)[0]
+    apart = np.abs(output.astype(np.int64) - expected)  # where the bias, rounded to an integer, moves a sum over a tie
     assert apart.max() <= 1 and apart.mean() < 0.01
     assert not any("between" in info.note for step in program.launches for info in step.layers)
 
@@ -122,11 +122,11 @@ def test_one_rounding_where_only_clamps_are_between() -> None:
 @pytest.mark.parametrize("behind", ["y = HardSwish(c)", "y = Identity(c)", "h = Mul(c, c) s = Exp(c) y = Add(h, s)"])
 def test_results_without_an_interval_stay_float(behind: str) -> None:
     rng = np.random.default_rng(2)
-    made = model(behind, rng, outputs="float y")
-    program, feed = celosia.compile(made, "tiny", rounding="bytes"), feeds(rng)
+    proto = model(behind, rng, outputs="float y")
+    program, feed = celosia.compile(proto, "tiny", rounding="bytes"), feeds(rng)
     assert program.macs_accelerator == 0
-    wanted = opened(made, int8=True).run(None, feed)[0]
-    np.testing.assert_allclose(celosia.Runtime(program).run(feed).outputs["y"], wanted, rtol=1e-5, atol=1e-5)
+    expected = opened(proto, int8=True).run(None, feed)[0]
+    np.testing.assert_allclose(celosia.Runtime(program).run(feed).outputs["y"], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_compare_reports_the_distance(tmp_path: Any) -> None:

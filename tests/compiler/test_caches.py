@@ -42,12 +42,12 @@ NETWORKS = {
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stepping]:
     """Return each network as the generator compiles it, with caches of bytes."""
-    made = {}
+    results = {}
     for name, network in NETWORKS.items():
         proto = onnx.load(quantised(network, tmp_path_factory.mktemp("decoder"), past=20))
-        made[name] = rewrite_to_return_new_rows(proto, find_roles(proto))
-        assert set(made[name].dtypes.values()) == {"int8"}
-    return made
+        results[name] = rewrite_to_return_new_rows(proto, find_roles(proto))
+        assert set(results[name].dtypes.values()) == {"int8"}
+    return results
 
 
 def fed(network: DecoderNetwork, new: int, past: int) -> dict[str, NDArray[Any]]:
@@ -126,12 +126,12 @@ def test_a_step_in_bytes_is_one_launch(network: DecoderNetwork, tmp_path: Path) 
     assert sum(layer.op == "Norm" for layer in launch.layers) == 2 * network.layers + 1
     on_the_cpu = celosia.compile(step.proto, accelerator=False, check=False, **given)
     expected = celosia.Runtime(on_the_cpu, "functional").run(feed).outputs
-    for name, found in celosia.Runtime(program, "functional").run(feed).outputs.items():
-        np.testing.assert_array_equal(found, expected[name])
+    for name, output in celosia.Runtime(program, "functional").run(feed).outputs.items():
+        np.testing.assert_array_equal(output, expected[name])
 
 
-def other_steps(*given: Any, scale_b: int, **others: int) -> Any:
-    return partial(*given, scale_b=scale_b // 2, **others)
+def other_steps(*args: Any, scale_b: int, **others: int) -> Any:
+    return partial(*args, scale_b=scale_b // 2, **others)
 
 
 def first_half(node: ir.Node, sizes: list[range]) -> list[tuple[int, range]]:
@@ -178,8 +178,8 @@ def test_nothing_is_copied_or_repeated(steps: dict[str, Stepping]) -> None:
     assert shared.macs_accelerator == shared.macs_total
 
 
-def shifted(*given: int) -> StridedView:
-    return replace(StridedView(*given), left=0)
+def shifted(*args: int) -> StridedView:
+    return replace(StridedView(*args), left=0)
 
 
 def of_the_next(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -243,8 +243,8 @@ def test_rows_are_appended_to_what_has_others_behind_them() -> None:
         for name, rows in (("x", 4), ("past", 7), ("older", 9))
     }
     (expected,) = opened(model).run(None, feed)
-    (found,) = celosia.Runtime(celosia.compile(model, "pynq"), "functional").run(feed).outputs.values()
-    np.testing.assert_array_equal(found, expected)
+    (output,) = celosia.Runtime(celosia.compile(model, "pynq"), "functional").run(feed).outputs.values()
+    np.testing.assert_array_equal(output, expected)
 
 
 def test_two_tensors_made_of_each_other_many_times() -> None:

@@ -26,9 +26,9 @@ def calls(layers: int, size: int) -> int:
     profile.enable()
     celosia.compile(model, "pynq")
     profile.disable()
-    found = Stats(profile).total_calls  # type: ignore[attr-defined]
-    assert isinstance(found, int)
-    return found
+    result = Stats(profile).total_calls  # type: ignore[attr-defined]
+    assert isinstance(result, int)
+    return result
 
 
 def growth(size: int, least: int, more: int, most: int) -> float:

@@ -149,19 +149,19 @@ CASES = [
 def model_of(case: Case) -> tuple[onnx.ModelProto, dict[str, Array]]:
     """Return a model of the node and its inputs."""
     names = [f"i{k}" if array is not None else "" for k, array in enumerate(case.inputs)]
-    given = {n: a for k, (n, a) in enumerate(zip(names, case.inputs)) if a is not None and k not in case.fixed}
+    feed = {n: a for k, (n, a) in enumerate(zip(names, case.inputs)) if a is not None and k not in case.fixed}
     outs = [f"o{k}" for k in range(case.outputs)]
     node = helper.make_node(case.op, names, outs, domain=case.domain, **case.attrs)
     constants = [numpy_helper.from_array(np.asarray(case.inputs[k]), names[k]) for k in case.fixed]
     inputs = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in given.items()
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feed.items()
     ]
     values = [helper.make_tensor_value_info(out, TensorProto.UNDEFINED, None) for out in outs]
     for value in values:
         value.ClearField("type")
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     graph = helper.make_graph([node], "g", inputs, values, constants)
-    return helper.make_model(graph, opset_imports=opsets, ir_version=9), given
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9), feed
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.op}-{number}" for number, case in enumerate(CASES)])
@@ -173,8 +173,8 @@ def test_against_onnxruntime(case: Case) -> None:
         value.CopyFrom(
             helper.make_tensor_value_info(value.name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
         )
-    found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs
-    for array, expected in zip(found.values(), wanted, strict=True):
+    outputs = Runtime(celosia.compile(model, "tiny")).run(feed).outputs
+    for array, expected in zip(outputs.values(), wanted, strict=True):
         assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
         if case.exact:
             np.testing.assert_array_equal(array, expected)
@@ -243,9 +243,9 @@ def test_what_onnxruntime_makes_of_products_in_floats_of_4_bits(kind: int, size:
         assert [node.op_type for node in model.graph.node] == ["MatMulBnb4", "MatMulBnb4"]
         feed = {"x": f(3, 48).astype(dtype)}
         (expected,) = opened(model).run(None, feed)
-        found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"]
+        output = Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"]
         share = 2e-3 if dtype == np.float16 else 1e-5
-        np.testing.assert_allclose(found, expected, atol=share * np.abs(expected).max())
+        np.testing.assert_allclose(output, expected, atol=share * np.abs(expected).max())
 
 
 def test_onnx_and_onnxruntime_mean_different_operators_by_one_name() -> None:

@@ -307,11 +307,11 @@ def test_operator(op: str, attrs: dict[str, Any], inputs: list[Any], how: dict[s
     consts, outputs, opset = how.get("consts", ()), how.get("outputs", 1), how.get("opset", 21)
     types = [None if x is None else x if k in consts else (x.shape, x.dtype.name) for k, x in enumerate(inputs)]
     compiled = compile_op(op, attrs, types, outputs=outputs, opset=opset)
-    got = compiled(*(x for x in inputs if x is not None))
-    for g, want in zip(got, onnxruntime_op(op, attrs, inputs, outputs, opset, consts), strict=True):
-        assert (g.shape, g.dtype) == (want.shape, want.dtype)
+    actual = compiled(*(x for x in inputs if x is not None))
+    for g, expected in zip(actual, onnxruntime_op(op, attrs, inputs, outputs, opset, consts), strict=True):
+        assert (g.shape, g.dtype) == (expected.shape, expected.dtype)
         tolerance = how.get("tol", 1e-5) if g.dtype.kind == "f" else 0
-        np.testing.assert_allclose(g, want, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(g, expected, rtol=tolerance, atol=tolerance)
 
 
 def qdq(op: str, **attrs: Any) -> CpuFunction:
@@ -333,8 +333,8 @@ def test_a_chain_between_dequantise_and_quantise_is_one_loop() -> None:
     compiled, _, _ = qdq("HardSigmoid").compile()
     a = onnxruntime_op("DequantizeLinear", {}, list(arrays[:3]))[0]
     b = onnxruntime_op("HardSigmoid", {}, [a])[0]
-    want = onnxruntime_op("QuantizeLinear", {}, [b, arrays[3], arrays[4]])[0]
-    np.testing.assert_array_equal(compiled(*arrays)[0], want)
+    expected = onnxruntime_op("QuantizeLinear", {}, [b, arrays[3], arrays[4]])[0]
+    np.testing.assert_array_equal(compiled(*arrays)[0], expected)
 
 
 TURNED = [(16, 16), (17, 5), (4, 33), (40, 24, 3), (3, 21, 6, 18), (5, 1, 7), (2, 50, 19)]
@@ -355,26 +355,26 @@ def test_transposed_operands_of_a_chain() -> None:
     a, b = T.placeholder((20, 36), "float32", "a"), T.placeholder((36, 20), "float32", "b")
     y = T.compute((36, 20), lambda i, j: a[j, i] * 2 + b[i, j] * a[j, i], "y")
     arrays = f(20, 36), f(36, 20)
-    (got,) = compile_function(T.lower(schedule([y]), [a, b]))(*arrays)
-    np.testing.assert_array_equal(got, arrays[0].T * 2 + arrays[1] * arrays[0].T)
+    (actual,) = compile_function(T.lower(schedule([y]), [a, b]))(*arrays)
+    np.testing.assert_array_equal(actual, arrays[0].T * 2 + arrays[1] * arrays[0].T)
 
 
 @pytest.mark.parametrize("op", ["Softmax", "Sigmoid", "LeakyRelu"])
 def test_llvm_agrees_with_the_interpreter(op: str) -> None:
     function, _ = qdq(op).lower()
     arrays = q(4, 60), s(0.05), z(3), s(0.01), z(-5)
-    (want,) = T.interpret(function, *(np.array(a) for a in arrays))
-    (got,) = llvm.compile_function(function)(*arrays)
-    assert np.abs(got.astype(int) - want).max() <= 1  # exp may differ by an ulp, which may move a tie
+    (expected,) = T.interpret(function, *(np.array(a) for a in arrays))
+    (actual,) = llvm.compile_function(function)(*arrays)
+    assert np.abs(actual.astype(int) - expected).max() <= 1  # exp may differ by an ulp, which may move a tie
 
 
 def test_outputs_may_be_inputs_and_have_several_readers() -> None:
     nodes = (CpuNode("Relu", ("x",), ("a",)), CpuNode("Add", ("a", "x"), ("b",)))
     function = CpuFunction(nodes, {"x": InputType((5,), "float32")}, ("b", "a", "x", "a"))
     x = f(5)
-    got = function.compile()[0](x)
-    for g, want in zip(got, (np.maximum(x, 0) + x, np.maximum(x, 0), x, np.maximum(x, 0)), strict=True):
-        np.testing.assert_array_equal(g, want)
+    actual = function.compile()[0](x)
+    for g, expected in zip(actual, (np.maximum(x, 0) + x, np.maximum(x, 0), x, np.maximum(x, 0)), strict=True):
+        np.testing.assert_array_equal(g, expected)
 
 
 def test_errors_name_operator_node_and_reason() -> None:
@@ -481,8 +481,8 @@ def test_groups_are_chains_with_one_heavy_operator() -> None:
         node("MatMul", "c v", "d"), node("Sigmoid", "d", "e"), node("Mul", "d e", "f"), node("Exp", "f", "g"),
         node("Neg", "f", "h"), node("Add", "g h", "i"),
     ]  # fmt: skip
-    got = [[n.op for n in members] for members in fuse_nodes(nodes, ["i", "c"])]
-    assert got == [["DequantizeLinear", "Conv", "Relu"], ["MatMul", "Sigmoid", "Mul", "Exp", "Neg", "Add"]]
+    actual = [[n.op for n in members] for members in fuse_nodes(nodes, ["i", "c"])]
+    assert actual == [["DequantizeLinear", "Conv", "Relu"], ["MatMul", "Sigmoid", "Mul", "Exp", "Neg", "Add"]]
     done = {"x", "s", "z", "w", "v"}
     for members in fuse_nodes(nodes, ["i", "c"]):
         for member in members:

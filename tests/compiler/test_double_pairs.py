@@ -38,10 +38,10 @@ def compared(body: str, s: float, t: float, z: Any, y: Any) -> None:
     graph.initializer.extend([numpy_helper.from_array(z, "z"), numpy_helper.from_array(y, "y")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     feed = {"x": rng.normal(0, 100 * max(s, t), (1, 4, 9, 9)).astype(np.float32)}
-    wanted = opened(model, int8=True).run(None, feed)
-    found = celosia.Runtime(celosia.compile(model, "tiny")).run(feed).outputs
-    for name, array in zip(outputs, wanted):
-        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-5)
+    expected = opened(model, int8=True).run(None, feed)
+    results = celosia.Runtime(celosia.compile(model, "tiny")).run(feed).outputs
+    for name, array in zip(outputs, expected):
+        np.testing.assert_allclose(results[name], array, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("body", BODIES)

@@ -22,8 +22,8 @@ SHAPE = (1, 4, 8, 8)
 def close(model: ModelProto, feed: dict[str, np.ndarray], config: str, exact: bool = True) -> None:
     """Compare outputs with onnxruntime's: integers are equal; floats are equal if `exact`, else within 0.2%."""
     wanted = opened(model, int8=True).run(None, feed)
-    found = Runtime(celosia.compile(model, config)).run(feed).outputs
-    for array, expected in zip(found.values(), wanted, strict=True):
+    outputs = Runtime(celosia.compile(model, config)).run(feed).outputs
+    for array, expected in zip(outputs.values(), wanted, strict=True):
         assert array.dtype == expected.dtype
         if exact or expected.dtype.kind != "f":
             np.testing.assert_array_equal(array, expected)

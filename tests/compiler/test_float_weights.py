@@ -30,10 +30,10 @@ def model(body: str, **constants: np.ndarray) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def assert_onnxruntimes(made: onnx.ModelProto) -> None:
+def assert_onnxruntimes(proto: onnx.ModelProto) -> None:
     x = np.random.default_rng(2).integers(0, 256, (1, 8, 5, 5)).astype(np.uint8)
-    (wanted,) = opened(made, int8=True).run(None, {"x": x})
-    np.testing.assert_array_equal(celosia.Runtime(celosia.compile(made, "tiny")).run({"x": x}).outputs["y"], wanted)
+    (expected,) = opened(proto, int8=True).run(None, {"x": x})
+    np.testing.assert_array_equal(celosia.Runtime(celosia.compile(proto, "tiny")).run({"x": x}).outputs["y"], expected)
 
 
 @pytest.mark.parametrize("shape", [(5, 1, 1), (1, 5, 1, 1)])
@@ -72,5 +72,5 @@ def test_float16_biases_become_integers(op: str, bias_scale: float, axis: str) -
         "bias": (rng.normal(size=5) * bias_scale).astype(half),
     }  # fmt: skip
     graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items())
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
-    assert_onnxruntimes(made)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    assert_onnxruntimes(proto)

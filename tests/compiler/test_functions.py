@@ -34,16 +34,16 @@ def arguments() -> Array:
     return np.concatenate([np.array(SPECIAL, np.float32), bits, *(each.astype(np.float32) for each in near)])
 
 
-def errors(found: Array, exact: Array) -> float:
+def errors(actual: Array, exact: Array) -> float:
     """Return the largest distance in units of the last place. Infinities and NaNs must be the same."""
-    want = exact.astype(found.dtype)
-    assert np.array_equal(np.isnan(found), np.isnan(want))
-    finite = np.isfinite(want)
-    np.testing.assert_array_equal(found[~finite], want[~finite])
-    info = ml_dtypes.finfo(found.dtype)
+    expected = exact.astype(actual.dtype)
+    assert np.array_equal(np.isnan(actual), np.isnan(expected))
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(actual[~finite], expected[~finite])
+    info = ml_dtypes.finfo(actual.dtype)
     size = np.maximum(np.abs(exact[finite]), Wide(info.smallest_normal))
     ulp = Wide(info.eps) * np.exp2(np.floor(np.log2(size)))
-    return float((np.abs(found[finite].astype(Wide) - exact[finite]) / ulp).max())
+    return float((np.abs(actual[finite].astype(Wide) - exact[finite]) / ulp).max())
 
 
 def erf(x: Array) -> Array:
@@ -81,14 +81,14 @@ def test_float32_functions_have_onnxruntimes_bits(op: str, attributes: dict[str,
     x = arguments()
     x = x[: x.size // 4 * 4]  # onnxruntime takes four at a time, and by the C library what is left
     x[np.abs(x) >= NEAR.get(op, math.inf)] = 1
-    given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name in "xy")
-    graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], **attributes)], "g", [given], [made])
+    input_info, output_info = (helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name in "xy")
+    graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], **attributes)], "g", [input_info], [output_info])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
     (expected,) = opened(model).run(None, {"x": x})
-    (found,) = compile_op(op, attributes, [(x.shape, "float32")])(x)
-    assert np.array_equal(np.isnan(found), np.isnan(expected))
-    found[np.isnan(found)] = expected[np.isnan(found)]
-    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+    (output,) = compile_op(op, attributes, [(x.shape, "float32")])(x)
+    assert np.array_equal(np.isnan(output), np.isnan(expected))
+    output[np.isnan(output)] = expected[np.isnan(output)]
+    np.testing.assert_array_equal(output.view(np.uint32), expected.view(np.uint32))
 
 
 @pytest.mark.parametrize("op", FUNCTIONS)
@@ -132,9 +132,9 @@ def test_a_processor_whose_floats_are_calls_has_the_same_extremes() -> None:
     for pair, row, reference in ((T.maximum, T.max, np.maximum), (T.minimum, T.min, np.minimum)):
         both = compute(x.shape, lambda i, j, f=pair: f(a[i, j], b[i, j]), "y")
         rows = compute((len(values),), lambda i, f=row: f(a[i, k], k), "y")
-        for tensor, given, want in ((both, (x, y), reference(x, y)), (rows, (x,), reference.reduce(x, axis=1))):
-            (found,) = compile_function(lower(schedule([tensor])), frozenset(("m",)))(*given)
-            np.testing.assert_array_equal(found, want)
+        for tensor, given, expected in ((both, (x, y), reference(x, y)), (rows, (x,), reference.reduce(x, axis=1))):
+            (output,) = compile_function(lower(schedule([tensor])), frozenset(("m",)))(*given)
+            np.testing.assert_array_equal(output, expected)
 
 
 @pytest.mark.parametrize("name", ["exp", "tanh", "log", "erf", "unfused_exp", "sin", "acos", "asin"])
@@ -158,7 +158,7 @@ def test_floats_become_integers_towards_zero_and_saturate(source: str, target: s
     with np.errstate(all="ignore"):
         x = np.concatenate([np.array([*edges, *SPECIAL]), np.linspace(-300, 300, 1001)]).astype(source)
     (y,) = compile_op("Cast", {"to": getattr(TensorProto, INTEGERS[target])}, [(x.shape, source)])(x)
-    want = [
+    expected = [
         0 if math.isnan(v) else info.max if v > info.max else info.min if v < info.min else int(v) for v in x.tolist()
     ]
-    assert y.tolist() == want
+    assert y.tolist() == expected

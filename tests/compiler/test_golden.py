@@ -174,15 +174,15 @@ def test_the_file_has_a_line_for_each_case() -> None:
 
 def test_a_planted_change_of_each_part_is_found() -> None:
     program = compiled("perceptron", "tiny")
-    wanted = hashes(program).split()
+    expected = hashes(program).split()
     (launch,) = program.launches
     for part, place in (("launches", launch.address - program.image_address), ("constants", 0)):
         image = program.image.copy()
         image[place] ^= 1
-        assert _moved(wanted, replace(program, image=image)) == [part]
+        assert _moved(expected, replace(program, image=image)) == [part]
     first, *others = program.kernels
     changed = replace(program, kernels=[replace(first, loops=first.loops + " "), *others])
-    assert _moved(wanted, changed) == ["loops"]
+    assert _moved(expected, changed) == ["loops"]
 
 
 def _moved(wanted: list[str], program: Program) -> list[str]:

@@ -58,12 +58,12 @@ def test_nothing_outside_is_touched(what: str, value: int) -> None:
         assert error.rule == "an index stays inside its tensor"
         return
     function = clamp_accesses(T.parse(text))
-    loads = [e for s in statements(function.body) for each in exprs(s) for e in walk(each) if isinstance(e, Load)]
+    loads = [e for s in statements(function.body) for expr in exprs(s) for e in walk(expr) if isinstance(e, Load)]
     stores = [Load(s.tensor, s.index) for s in statements(function.body) if isinstance(s, Store | Update)]
     assert all(map(is_in_bounds, (*loads, *stores)))
     written = "b[i]" in text
-    for found, expected in zip(code(x), T.interpret(function, x), strict=True):
-        assert not written or np.array_equal(found, expected)
+    for output, expected in zip(code(x), T.interpret(function, x), strict=True):
+        assert not written or np.array_equal(output, expected)
 
 
 def test_as_they_are_written_they_end_the_process() -> None:

@@ -38,8 +38,8 @@ def test_a_factor_for_each_channel_of_what_a_product_gives(config: Config) -> No
     )  # fmt: skip
     program = celosia.compile(gated, config)
     assert program.launches
-    found = celosia.Runtime(program).run({"x": x, "gate": gate}).outputs["z"]
-    np.testing.assert_array_equal(found, opened(gated).run(None, {"x": x, "gate": gate})[0])
+    output = celosia.Runtime(program).run({"x": x, "gate": gate}).outputs["z"]
+    np.testing.assert_array_equal(output, opened(gated).run(None, {"x": x, "gate": gate})[0])
 
 
 @pytest.mark.parametrize("config", [ROWS, PRESETS["tiny"]])
@@ -69,7 +69,7 @@ def test_columns_of_what_lies_in_concatenations(axis: int, dims: tuple[int, ...]
     )  # fmt: skip
     x = np.random.default_rng(1).integers(-128, 128, dims).astype(np.int8)
     program = celosia.compile(turned, "tiny")
-    found = celosia.Runtime(program).run({"x": x}).outputs
-    for name, wanted in zip(("t", "z"), opened(turned).run(None, {"x": x})):
-        np.testing.assert_array_equal(found[name], wanted)
+    outputs = celosia.Runtime(program).run({"x": x}).outputs
+    for name, expected in zip(("t", "z"), opened(turned).run(None, {"x": x})):
+        np.testing.assert_array_equal(outputs[name], expected)
     assert program.macs_total == 0 and program.launches

@@ -69,9 +69,9 @@ def test_quantised_products_of_any_number_of_columns(n: int) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     program = celosia.compile(model, "tiny", accelerator=False, check=False)
     with celosia.Runtime(program) as runtime:
-        found = runtime.run({"x": x}).outputs["y"]
+        output = runtime.run({"x": x}).outputs["y"]
     sums = (less_zero(x, np.asarray(zx)) @ less_zero(w, np.asarray(zw))).astype(np.float32)
-    np.testing.assert_array_equal(found, np.clip(np.rint(sums * (sx * sw / sy)) + 7, 0, 255).astype(np.uint8))
+    np.testing.assert_array_equal(output, np.clip(np.rint(sums * (sx * sw / sy)) + 7, 0, 255).astype(np.uint8))
 
 
 def program_of_a_row(width: int) -> celosia.Program:
@@ -181,9 +181,9 @@ def test_every_lowering_of_dot4_is_exact(features: str, n: int) -> None:
     function = T.lower(schedule([y]), [x, w], "kernel")
     a = np.random.default_rng(n).choice(np.array([0, 1, 127, 128, 255], np.uint8), (9, 4))
     b = np.random.default_rng(n + 1).choice(np.array([-128, -127, -1, 0, 127], np.int8), (9, 4, n))
-    want = np.einsum("kj,kjc->c", a.astype(np.int32), b.astype(np.int32))
-    np.testing.assert_array_equal(T.interpret(function, a, b)[0], want)
-    np.testing.assert_array_equal(compile_function(function, frozenset(features.split()))(a, b)[0], want)
+    expected = np.einsum("kj,kjc->c", a.astype(np.int32), b.astype(np.int32))
+    np.testing.assert_array_equal(T.interpret(function, a, b)[0], expected)
+    np.testing.assert_array_equal(compile_function(function, frozenset(features.split()))(a, b)[0], expected)
 
 
 @pytest.mark.parametrize("name, least", [("pairs", -128), ("narrow_pairs", -127)])
@@ -198,9 +198,9 @@ def test_pairs_are_exact_where_there_is_no_instruction(name: str, least: int) ->
     x = rng.choice(np.array([-128, -127, -1, 0, 127], np.int8), (2, 7, 5, 2))
     w = rng.choice(np.array([least, -1, 0, 127], np.int8), (2, 7, 5, 2))
     halves = [array[half].view(np.uint16)[..., 0] for array in (x, w) for half in range(2)]
-    want = np.einsum("hkcj,hkcj->c", x.astype(np.int32), w.astype(np.int32))
-    np.testing.assert_array_equal(T.interpret(function, *halves)[0], want)
-    np.testing.assert_array_equal(compile_function(function)(*halves)[0], want)
+    expected = np.einsum("hkcj,hkcj->c", x.astype(np.int32), w.astype(np.int32))
+    np.testing.assert_array_equal(T.interpret(function, *halves)[0], expected)
+    np.testing.assert_array_equal(compile_function(function)(*halves)[0], expected)
 
 
 AROUND_TILES = [(64, 16), (64, 80), (70, 48), (130, 16), (200, 96), (63, 32), (256, 33)]
@@ -215,9 +215,9 @@ def test_products_of_all_sizes_of_tiles(m: int, size: tuple[int, int]) -> None:
     x[0], w[:, 0] = 255, -128
     zero = np.array(7, np.uint8)
     kernel = compile_op("MatMulInteger", {}, [(x.shape, "uint8"), (w.shape, "int8"), zero])
-    want = less_zero(x, zero) @ w.astype(np.int32)
+    expected = less_zero(x, zero) @ w.astype(np.int32)
     for threads in (1, 3):
-        np.testing.assert_array_equal(kernel(x, w, zero, threads=threads)[0], want)
+        np.testing.assert_array_equal(kernel(x, w, zero, threads=threads)[0], expected)
 
 
 def test_large_products_are_computed_in_tiles_where_there_are_some() -> None:

@@ -258,7 +258,7 @@ def test_pooling_is_a_vector_instruction(cfg: Config, cut: bool) -> None:
     x = int8(*data.shape)
     kernel = on_device(cfg, T.lower(plan), x)
     assert opcodes(kernel).count(Opcode.VECTOR) == 2
-    want = np.full((*data.shape[:1], 8, 9, b, g), -128, np.int8)
-    want[:, 1:7, 1:8] = x
-    windows = np.lib.stride_tricks.sliding_window_view(want, (3, 3), (1, 2))[:, ::2, ::2].max((-2, -1))
+    expected = np.full((*data.shape[:1], 8, 9, b, g), -128, np.int8)
+    expected[:, 1:7, 1:8] = x
+    windows = np.lib.stride_tricks.sliding_window_view(expected, (3, 3), (1, 2))[:, ::2, ::2].max((-2, -1))
     np.testing.assert_array_equal(run(kernel, FunctionalDevice(cfg), x)[0][0], windows)

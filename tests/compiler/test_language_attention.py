@@ -64,8 +64,8 @@ def softmax_of(config: str, x: np.ndarray, zero: int, scale: float, steps: float
     """Return the kernel's bytes, after a comparison with the interpreter."""
     y, (rows, columns) = np.zeros_like(x), x.shape
     arguments = x, cl.powers(columns, scale), steps, cl.quantised(y, zero), columns, bm, block
-    compiled, interpreted_bytes = both(lambda: on(config, softmax_bytes)[(cl.cdiv(rows, bm),)](*arguments), y)
-    assert np.array_equal(compiled, interpreted_bytes)
+    compiled, interpreted_output = both(lambda: on(config, softmax_bytes)[(cl.cdiv(rows, bm),)](*arguments), y)
+    assert np.array_equal(compiled, interpreted_output)
     return compiled
 
 
@@ -80,12 +80,12 @@ def test_softmax_is_onnxruntimes(
     zero, steps = result
     x = bytes_of(np.random.default_rng(rows * columns), rows, columns)
     x[-1] = x[-1, 0]  # a row of equal elements
-    found = softmax_of(config, x, zero, scale, steps, bm, columns + more)
+    outcome = softmax_of(config, x, zero, scale, steps, bm, columns + more)
     sy = np.float32(1 / (steps + 0.25))  # of which QLinearSoftmax makes as many whole steps
-    wanted = by_onnxruntime(
+    expected = by_onnxruntime(
         [softmax_node("x", "y")], {"x": x}, sx=np.float32(scale), none=np.int8(0), sy=sy, zy=np.int8(zero)
     )
-    assert np.array_equal(found, wanted)
+    assert np.array_equal(outcome, expected)
 
 
 @pytest.mark.parametrize("config", [*CONFIGS, "cpu"])
@@ -100,10 +100,10 @@ def test_softmax_of_matrices(config: str) -> None:
 
     powers = cl.powers(21, 0.05)
     kernel = cl.jit(rows, target="cpu") if config == "cpu" else cl.jit(rows, config=CONFIGS[config])
-    compiled, meant = both(lambda: kernel[(3, 3)](x, powers, 100.0, y, 21), y)
+    compiled, interpreted_output = both(lambda: kernel[(3, 3)](x, powers, 100.0, y, 21), y)
     with interpreted():
         on("cpu", softmax_bytes)[(30,)](x.reshape(30, 21), powers, 100.0, flat, 21, 1, 21)
-    assert np.array_equal(compiled, meant) and np.array_equal(compiled.reshape(30, 21), flat)
+    assert np.array_equal(compiled, interpreted_output) and np.array_equal(compiled.reshape(30, 21), flat)
     assert len(np.unique(compiled)) > 10
 
 
@@ -230,19 +230,19 @@ def test_another_softmax_is_never_taken_for_this_one(which: str) -> None:
     x = bytes_of(np.random.default_rng(3), 16, 12 if which != "turned round" else 16)
     y, (_, columns) = np.zeros_like(x), x.shape
     powers, other = cl.powers(columns, 0.04), cl.powers(columns, 0.05)
-    given = x, powers, other, 127.0, y, columns, which, 16, 16
+    arguments = x, powers, other, 127.0, y, columns, which, 16, 16
     with interpreted():
-        on("cpu", odd)[(1,)](*given[:6], "", 16, 16)
+        on("cpu", odd)[(1,)](*arguments[:6], "", 16, 16)
     right = y.copy()
     if not which:
-        on("4x4", odd)[(1,)](*given)
+        on("4x4", odd)[(1,)](*arguments)
         assert np.array_equal(y, right)
         return
     with pytest.raises(cl.LanguageError, match=r"attention\.py:[0-9]+: .*" + re.escape(ODD[which])):
-        on("4x4", odd)[(1,)](*given)
+        on("4x4", odd)[(1,)](*arguments)
     if which not in OUTSIDE:
         with interpreted():
-            on("cpu", odd)[(1,)](*given)
+            on("cpu", odd)[(1,)](*arguments)
         assert not np.array_equal(y, right) or which in ROUNDED
 
 
@@ -340,8 +340,8 @@ def attended(
     def run() -> None:
         reports.append(kernel[grid](*arguments, device=device).report)
 
-    compiled, interpreted_bytes = both(run, y)
-    assert np.array_equal(compiled, interpreted_bytes)
+    compiled, interpreted_output = both(run, y)
+    assert np.array_equal(compiled, interpreted_output)
     variant = list(kernel.variants.values())[-2]
     layers = getattr(variant, "layers", [])
     one, zero = np.float32(1), np.int8(0)
@@ -352,12 +352,12 @@ def attended(
         product("p", "sy", "zy", "v", "sv", "zv", "one", "z", "y"),
     ]  # fmt: skip
     sy = np.float32(1 / (steps + 0.25))
-    wanted = by_onnxruntime(
+    expected = by_onnxruntime(
         nodes, {"q": q, "k": k, "v": v}, s=s, one=one, zero=zero, none=zero, sx=np.float32(0.06), sy=sy,
         zy=np.int8(zeros[3]), sv=np.float32(y_scale / sy), z=np.int8(-3),
         **{name: np.int8(z) for name, z in zip(("zq", "zk", "zv"), zeros)},
     )  # fmt: skip
-    return compiled, placed(wanted), reports[0], layers
+    return compiled, placed(expected), reports[0], layers
 
 
 @settings(max_examples=tries(10))
@@ -370,21 +370,21 @@ def test_attention_is_onnxruntimes(
     config: str, count: int, queries: int, keys: int, columns: int, bm: int, more: int, beside: bool,
     zeros: tuple[int, int, int, int],
 ) -> None:  # fmt: skip
-    found, wanted, _, _ = attended(config, count, queries, keys, columns, bm, more, beside, zeros=zeros)
-    assert np.array_equal(found, wanted)
+    result, expected, _, _ = attended(config, count, queries, keys, columns, bm, more, beside, zeros=zeros)
+    assert np.array_equal(result, expected)
 
 
 @pytest.mark.parametrize("config", ["4x4", "pynq"])
 @pytest.mark.parametrize("mask", ["row", "matrix"])
 def test_masks_are_added_to_scores(config: str, mask: str) -> None:
-    found, without, _, layers = attended(config, 2, 10, 13, 16, 4, 3, mask=mask)
-    assert not np.array_equal(found, without) and len(layers) == 6
+    result, without, _, layers = attended(config, 2, 10, 13, 16, 4, 3, mask=mask)
+    assert not np.array_equal(result, without) and len(layers) == 6
 
 
 def test_scores_are_nowhere_in_dram() -> None:
     """Scores stay on chip if heads fill whole channel groups; other heads run one by one."""
-    found, wanted, report, layers = attended("pynq", 2, 20, 48, 32, 16, 16, device="timed")
-    assert np.array_equal(found, wanted)
+    result, expected, report, layers = attended("pynq", 2, 20, 48, 32, 16, 16, device="timed")
+    assert np.array_equal(result, expected)
     (block,) = layers
     assert block.is_block and report["cycles"] > 0
     variant = list(on("pynq", heads).variants.values())[-2]
@@ -413,8 +413,8 @@ def test_another_attention_is_never_taken_for_this_one(which: str) -> None:
             sizes = (8, 8, 8, 8, 0) if "way round" in which else (8, 12, 16, 4, 4)
             attended("4x4", 2, *sizes, which=which)
         return
-    found, wanted, _, _ = attended("4x4", 2, 8, 16 if square else 12, 16, 4, which=which)
-    assert not np.array_equal(found, wanted)
+    result, expected, _, _ = attended("4x4", 2, 8, 16 if square else 12, 16, 4, which=which)
+    assert not np.array_equal(result, expected)
 
 
 def test_blocks_that_do_not_fit() -> None:
@@ -452,8 +452,8 @@ def test_products_of_heads(config: str, turned: bool, zeros: tuple[int, int], ma
     par = cl.parameters(rng.integers(-500, 500, t), rng.random(t) / 200)
     arguments = cl.quantised(q, zeros[0]), cl.quantised(k, zeros[1]), bytes_of(rng, rows, t), par, cl.quantised(y, 5)
     kernel = cl.jit(scores, config=CONFIGS[config])
-    compiled, interpreted_bytes = both(lambda: kernel[(3, count)](*arguments, 4, t, d), y)
-    assert np.array_equal(compiled, interpreted_bytes) and len(np.unique(compiled)) > 10
+    compiled, interpreted_output = both(lambda: kernel[(3, count)](*arguments, 4, t, d), y)
+    assert np.array_equal(compiled, interpreted_output) and len(np.unique(compiled)) > 10
     layers = next(v.layers for v in kernel.variants.values() if hasattr(v, "layers"))
     assert [layer.kind for layer in layers] == ["ActivationProduct"] * count
 
@@ -476,11 +476,11 @@ def test_sides_that_do_not_fit(of: tuple[tuple[int, ...], ...], says: str) -> No
 def test_one_array_for_several() -> None:
     x, par = bytes_of(np.random.default_rng(0), 1, 8, 8), cl.parameters([0], [0.01])
     with pytest.raises(cl.LanguageError, match=r"q is read as several.*copies"):
-        given = x, x, x.copy(), par, cl.powers(8, 0.1), 127.0, par, np.zeros_like(x), 8, 8, 8, 8, 8
-        cl.jit(attention_bytes, config=CONFIGS["4x4"])[(1, 1)](*given)
+        arguments = x, x, x.copy(), par, cl.powers(8, 0.1), 127.0, par, np.zeros_like(x), 8, 8, 8, 8, 8
+        cl.jit(attention_bytes, config=CONFIGS["4x4"])[(1, 1)](*arguments)
     with pytest.raises(cl.LanguageError, match="q is read and written"):
-        given = x, x.copy(), x.copy(), par, cl.powers(8, 0.1), 127.0, par, x, 8, 8, 8, 8, 8
-        cl.jit(attention_bytes, config=CONFIGS["4x4"])[(1, 1)](*given)
+        arguments = x, x.copy(), x.copy(), par, cl.powers(8, 0.1), 127.0, par, x, 8, 8, 8, 8, 8
+        cl.jit(attention_bytes, config=CONFIGS["4x4"])[(1, 1)](*arguments)
     with pytest.raises(cl.LanguageError, match="others than x itself"):
         x, par = x[0], cl.parameters(np.zeros(8), np.full(8, 0.01))
         both_sides = cl.quantised(x, 3), cl.quantised(x, 3)
@@ -490,14 +490,14 @@ def test_one_array_for_several() -> None:
 @pytest.mark.rtl
 def test_attention_and_a_softmax_on_the_rtl() -> None:
     for queries, off in ((8, 0), (13, 0.03)):  # the last tile of 13 has a single row, after which heads change
-        found, wanted, report, layers = attended("4x4", 2, queries, 24, 16, 6, device="rtl")
-        assert np.array_equal(found, wanted) and layers[0].is_block
+        result, expected, report, layers = attended("4x4", 2, queries, 24, 16, 6, device="rtl")
+        assert np.array_equal(result, expected) and layers[0].is_block
         _, _, timed, _ = attended("4x4", 2, queries, 24, 16, 6, device="timed")
         assert timed["cycles"] == pytest.approx(report["cycles"], rel=off)
     x, y = bytes_of(np.random.default_rng(0), 7, 13), np.zeros((7, 13), np.int8)
-    given = x, cl.powers(13, 0.05), 255.0, cl.quantised(y, -128), 13, 4, 16
-    compiled, meant = both(lambda: on("4x4", softmax_bytes)[(2,)](*given, device="rtl"), y)
-    assert np.array_equal(compiled, meant)
+    arguments = x, cl.powers(13, 0.05), 255.0, cl.quantised(y, -128), 13, 4, 16
+    compiled, interpreted_output = both(lambda: on("4x4", softmax_bytes)[(2,)](*arguments, device="rtl"), y)
+    assert np.array_equal(compiled, interpreted_output)
 
 
 # In models ----------------------------------------------------------------------------------------------------------
@@ -524,10 +524,10 @@ def test_attention_as_an_operator(keys: int, place: str) -> None:
     program = celosia.compile(helper.make_model(graph, opset_imports=opsets), config=CONFIGS["4x4"])
     assert [row["place"] for row in program.placements if row["op"] == "Attention"] == [place]
     rng = np.random.default_rng(0)
-    given, y = {n: bytes_of(rng, 2, t, 8) for n, t in zip("qkv", (6, keys, keys))}, np.zeros((2, 6, 8), np.int8)
+    arguments, y = {n: bytes_of(rng, 2, t, 8) for n, t in zip("qkv", (6, keys, keys))}, np.zeros((2, 6, 8), np.int8)
     with interpreted():
-        attention_operator(*given.values(), *fixed, y)
-    assert np.array_equal(celosia.Runtime(program).run(given).outputs["y"], y) and len(np.unique(y)) > 10
+        attention_operator(*arguments.values(), *fixed, y)
+    assert np.array_equal(celosia.Runtime(program).run(arguments).outputs["y"], y) and len(np.unique(y)) > 10
 
 
 @cl.op("my.domain", "Softmax", shape=lambda x, powers: (x.shape, "int8"))

@@ -31,11 +31,11 @@ def floats(*shape: int) -> Any:
 @pytest.mark.parametrize("n", [300, 1000, 1024])
 def test_of_several_passes_the_last(n: int) -> None:
     function = lowered(language.softmax, (8,), floats(8, n), floats(8, n), n, 1024)
-    found = next_iteration_prefetches(function.body)
-    assert set(found.values()) == {n}
+    result = next_iteration_prefetches(function.body)
+    assert set(result.values()) == {n}
     written = [e for s in statements(function.body) if isinstance(s, Store) for e in exprs(s)]
     read = {id(node) for e in written for node in walk(e) if isinstance(node, Load)}
-    assert found.keys() <= read  # and none of the pass that finds the maximum, an Update
+    assert result.keys() <= read  # and none of the pass that finds the maximum, an Update
     assert f"i64 {n}" in render(function).text and "llvm.prefetch" in render(function).text
 
 

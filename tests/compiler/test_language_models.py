@@ -78,8 +78,8 @@ def test_a_model_of_own_operators(varying: str) -> None:
     assert "target 'cpu'" in program.placements[2]["reason"]
     x = np.random.default_rng(1).integers(-128, 128, (5, 24)).astype(np.int8)
     feed = {"x": x} | ({varying: arrays[varying]} if varying else {})
-    found = celosia.Runtime(program).run(feed).outputs["y"]
-    assert np.array_equal(found, meant(x, arrays)) and len(np.unique(found)) > 10
+    output = celosia.Runtime(program).run(feed).outputs["y"]
+    assert np.array_equal(output, meant(x, arrays)) and len(np.unique(output)) > 10
 
 
 def test_an_unknown_operator_is_refused() -> None:

@@ -90,7 +90,7 @@ def test_a_device_has_the_last_word_over_the_best_few(tmp_path: Path, asked: lis
         kernel = cl.autotune(SIZES, ("M", "N", "K"), records=path)(cl.jit(linear, config="tiny"))
         launched = kernel[grid](*arguments(), device=device)
         worst = max(cycles[number] for number in first)
-        assert cycles[[each.values for each in SIZES].index(launched.report["config"])] == worst
+        assert cycles[[size.values for size in SIZES].index(launched.report["config"])] == worst
         assert device.runs == (1 if again else 1 + tuning.FINALISTS)
     assert asked.count("_measure_cycles") == tuning.FINALISTS and asked.count("_predict_cycles") == len(SIZES)
 
@@ -132,7 +132,7 @@ def test_what_cannot_run_is_known_too(tmp_path: Path, asked: list[str]) -> None:
 @pytest.mark.rtl
 def test_the_rtl_chooses(tmp_path: Path) -> None:
     kernel, args = cl.jit(linear, config="tiny"), arguments()
-    cycles = [kernel[grid](*args, **each.values, device="rtl").report["cycles"] for each in SIZES[: tuning.FINALISTS]]
+    cycles = [kernel[grid](*args, **size.values, device="rtl").report["cycles"] for size in SIZES[: tuning.FINALISTS]]
     tuned = cl.autotune(SIZES[: tuning.FINALISTS], records=tmp_path / "records.jsonl")(kernel)
     report = tuned[grid](*args, device="rtl").report
     assert report["cycles"] == min(cycles) and report["config"] == SIZES[cycles.index(min(cycles))].values

@@ -219,11 +219,11 @@ def test_what_onnxruntime_takes(case: str) -> None:
     before = model.SerializeToString()
     session = opened(before)
     feed = {"x": np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)}
-    wanted = dict(zip([each.name for each in session.get_outputs()], session.run(None, feed)))
-    found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs
-    assert list(found) == list(wanted)
-    for name, array in wanted.items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
+    expected = dict(zip([output.name for output in session.get_outputs()], session.run(None, feed)))
+    outputs = Runtime(celosia.compile(model, "tiny")).run(feed).outputs
+    assert list(outputs) == list(expected)
+    for name, array in expected.items():
+        np.testing.assert_allclose(outputs[name], array, rtol=1e-5, atol=1e-6)
     assert model.SerializeToString() == before
 
 
@@ -246,8 +246,8 @@ def test_five_outputs_train_before_opset_14(opset: int, shared: bool) -> None:
     model.opset_import[0].version = opset
     feed = {"x": rng.normal(size=(2, 2, 6, 6)).astype(np.float32)}
     wanted = opened(model.SerializeToString()).run(None, feed)
-    found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs
-    for array, expected in zip(found.values(), wanted, strict=True):
+    outputs = Runtime(celosia.compile(model, "tiny")).run(feed).outputs
+    for array, expected in zip(outputs.values(), wanted, strict=True):
         np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -255,8 +255,8 @@ def test_five_outputs_train_before_opset_14(opset: int, shared: bool) -> None:
 def test_one_element_is_a_scalar(shape: tuple[int, ...]) -> None:
     model = graph("g (float[2, 3] x, float k) => (float[2, 3] y) { y = Mul(x, k) }")
     feed = {"x": np.ones((2, 3), np.float32), "k": np.full(shape, 3, np.float32)}
-    wanted = opened(model.SerializeToString()).run(None, feed)
-    assert np.array_equal(Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"], wanted[0].reshape(2, 3))
+    expected = opened(model.SerializeToString()).run(None, feed)
+    assert np.array_equal(Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"], expected[0].reshape(2, 3))
 
 
 def open_input() -> ModelProto:
@@ -355,12 +355,12 @@ def test_what_a_model_declares_wrongly(case: str, recwarn: pytest.WarningsRecord
     feed = {"x": np.random.default_rng(0).standard_normal((1, 2, 6, 5)).astype(np.float32), "b": np.array(True)}
     feed = {value.name: feed[value.name] for value in model.graph.input}
     wanted = opened(model).run(None, feed)
-    found = Runtime(model, config="tiny").run(feed).outputs
-    for expected, array in zip(wanted, found.values(), strict=True):
+    outputs = Runtime(model, config="tiny").run(feed).outputs
+    for expected, array in zip(wanted, outputs.values(), strict=True):
         assert array.shape == expected.shape and array.dtype == expected.dtype
         np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
-    told = [str(each.message) for each in recwarn if "the model declares wrong shapes" in str(each.message)]
-    assert bool(told) == warns
+    messages = [str(each.message) for each in recwarn if "the model declares wrong shapes" in str(each.message)]
+    assert bool(messages) == warns
 
 
 @pytest.mark.parametrize("case", REFUSED)

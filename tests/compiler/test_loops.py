@@ -84,8 +84,8 @@ def check(cfg: Config, layer: Layer, given_: dict[Activation, Int8], data: st.Da
             assume(False)
     act = layer.y
     shape = (act.images, act.channels, act.height, act.width)
-    found = unpack_activation(cfg, memory[id(act.storage)], shape, act.storage_groups, act.group_offset)
-    np.testing.assert_array_equal(found, meaning(layer, dict(given_)))
+    result = unpack_activation(cfg, memory[id(act.storage)], shape, act.storage_groups, act.group_offset)
+    np.testing.assert_array_equal(result, meaning(layer, dict(given_)))
     groups = slice(act.group_offset, act.group_offset + act.groups(cfg))
     one, other = (m.reshape(act.batches(cfg), act.storage_groups, -1).copy() for m in (before, untouched))
     one[:, groups] = other[:, groups] = 0

@@ -27,8 +27,8 @@ CONFIGS = ("tiny", "pynq")
 @pytest.mark.parametrize(("kind", "config"), paired(KINDS, CONFIGS))
 def test_random_models(kind: str, config: str) -> None:
     for seed in range(SEEDS):
-        found = outcome(kind, seed + SEEDS * CONFIGS.index(config), config)
-        assert found.apart <= bound(kind) and (kind != "sums" or found.accelerated)
+        result = outcome(kind, seed + SEEDS * CONFIGS.index(config), config)
+        assert result.apart <= bound(kind) and (kind != "sums" or result.accelerated)
 
 
 def test_the_comparison_sees_a_wrong_zero_point(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,9 +93,9 @@ def test_odd_counts_and_one_weight_that_two_read() -> None:
     xf = s.node("DequantizeLinear", s.node("QuantizeLinear", x, *step), *step)
     sums = [s.node("MatMul", xf, s.node("DequantizeLinear", w, scale, s.narrow(np.array(z), "int4"))) for z in (3, -2)]
     model = s.model(s.node("Concat", *sums, axis=1))
-    (found,) = Runtime(celosia.compile(model, "tiny")).run(s.feed).outputs.values()
-    wanted = oracle.run_session(oracle.open_session(model, int8=False), s.feed)[model.graph.output[0].name]
-    assert np.abs(found - wanted).max() <= CLOSE * np.sqrt((wanted**2).mean())
+    (output,) = Runtime(celosia.compile(model, "tiny")).run(s.feed).outputs.values()
+    expected = oracle.run_session(oracle.open_session(model, int8=False), s.feed)[model.graph.output[0].name]
+    assert np.abs(output - expected).max() <= CLOSE * np.sqrt((expected**2).mean())
 
 
 @pytest.mark.parametrize("kind", ["int4", "uint2"])
@@ -107,8 +107,8 @@ def test_the_oracle_computes_weights_of_few_bits_in_integers(tmp_path: Path, kin
         session = oracle.open_session(source, save=saved)
         assert "QLinearConv" in [node.op_type for node in onnx.load(saved).graph.node]
         feed = {"x0": np.random.default_rng(1).normal(size=(1, 16, 5, 5)).astype(np.float32)}
-        (wanted,) = oracle.run_session(session, feed).values()
-        np.testing.assert_array_equal(Runtime(celosia.compile(model, "tiny"))(feed["x0"]), wanted)
+        (expected,) = oracle.run_session(session, feed).values()
+        np.testing.assert_array_equal(Runtime(celosia.compile(model, "tiny"))(feed["x0"]), expected)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -116,19 +116,19 @@ def test_the_oracle_is_the_reference_of_the_random_models(seed: int) -> None:
     """The oracle agrees with the reference of the random models, which is written without it."""
     for kind, make in KINDS.items():
         drawn, twin = Sketch(seed), Sketch(seed, wide=kind in IN_BYTES)
-        (found,) = oracle.run_session(oracle.open_session(make(drawn)), drawn.feed).values()
-        assert apart(found, by_onnxruntime(make(twin), twin.feed)) <= bound(kind)
+        (output,) = oracle.run_session(oracle.open_session(make(drawn)), drawn.feed).values()
+        assert apart(output, by_onnxruntime(make(twin), twin.feed)) <= bound(kind)
 
 
 # Bad input ----------------------------------------------------------------------------------------------------------
 
 
 def n_bits(weights: int = 192, scales: int = 12, zeros: int = 0, kind: Any = np.uint8, **attrs: int) -> onnx.ModelProto:
-    s, given = Sketch(0), {"K": 64, "N": 6, "bits": 4, "block_size": 32} | attrs
+    s, arguments = Sketch(0), {"K": 64, "N": 6, "bits": 4, "block_size": 32} | attrs
     inputs = [s.input((3, 64), open_batch=False), s.constant(np.zeros(weights, kind)),
               s.constant(np.ones(scales, np.float32))]  # fmt: skip
     inputs += [s.constant(np.zeros(zeros, np.uint8))] if zeros else []
-    return s.model(s.node("MatMulNBits", *inputs, domain="com.microsoft", **given))
+    return s.model(s.node("MatMulNBits", *inputs, domain="com.microsoft", **arguments))
 
 
 def gathered(x: tuple[int, ...] = (3, 16), scales: tuple[int, ...] = (3, 1), zeros: int = 0, **attrs: int) -> Any:

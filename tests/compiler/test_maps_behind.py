@@ -81,9 +81,9 @@ def test_a_sum_is_turned_so_that_what_is_handed_on_is_b(b: Builder, as_x: bool) 
     x, operand = (ours, other) if as_x else (other, ours)
     epilogue = Epilogue(residual=residual(b.rng, operand))
     layer = Layer("sum", x, Activation.alone(b.cfg, "y", *x.dims), epilogue=epilogue)
-    found = rewrite_to_follow(layer, ours)
-    assert found is not None and found.epilogue.residual is not None and found.epilogue.residual.operand == ours
-    np.testing.assert_array_equal(meaning(found, b.net.host_inputs), meaning(layer, b.net.host_inputs))
+    result = rewrite_to_follow(layer, ours)
+    assert result is not None and result.epilogue.residual is not None and result.epilogue.residual.operand == ours
+    np.testing.assert_array_equal(meaning(result, b.net.host_inputs), meaning(layer, b.net.host_inputs))
 
 
 @pytest.mark.parametrize("epilogue", [{"table": np.zeros(256, np.int8)}, {"clip": (-128, 5)}])
@@ -177,11 +177,11 @@ def test_an_encoder_on_the_rtl(name: str, tmp_path: Path) -> None:
     path = quantised(encoder.model(), encoder.shape, tmp_path, signed=True)
     program = celosia.compile(path, config=name)
     names = [info.name for launch in program.launches for info in launch.layers]
-    assert sum(" .. " in each for each in names) == 3, names
-    assert not any(each.startswith(("Add", "Relu")) for each in names)
+    assert sum(" .. " in name for name in names) == 3, names
+    assert not any(name.startswith(("Add", "Relu")) for name in names)
     x = sample(encoder.shape, 3)
     (expected,) = opened(path, int8=True).run(None, {"x": x})
-    found = celosia.Runtime(program, "rtl").run({"x": x})
-    np.testing.assert_array_equal(found.outputs["y"], expected)
+    result = celosia.Runtime(program, "rtl").run({"x": x})
+    np.testing.assert_array_equal(result.outputs["y"], expected)
     timed = celosia.Runtime(program, "timed").run({"x": x}).report["cycles"]
-    assert timed == pytest.approx(found.report["cycles"], rel=0.01)
+    assert timed == pytest.approx(result.report["cycles"], rel=0.01)

@@ -84,7 +84,7 @@ def test_a_rewrite_behind_the_passes_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert rewritten_outside(small_model(), check=False) == [f"behind {LAST}"]
 
 
-@pytest.mark.parametrize("name", [each.name for each in IMPORT_PASSES if each.name not in NEEDED])
+@pytest.mark.parametrize("name", [graph_pass.name for graph_pass in IMPORT_PASSES if graph_pass.name not in NEEDED])
 def test_passes_of_the_import_can_be_left_out(name: str) -> None:
     seen: list[str] = []
     compile(small_model(), "tiny", without=name, watch=lambda name, _: seen.append(name))

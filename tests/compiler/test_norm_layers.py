@@ -80,21 +80,21 @@ def test_an_encoder_on_the_rtl(tmp_path: Path) -> None:
     path = quantised(encoder.model(), encoder.shape, tmp_path, signed=True)
     program = celosia.compile(path, config=cfg, rounding="correct")
     x = {"x": sample(encoder.shape, 3)}
-    found, expected, timed = (celosia.Runtime(program, device).run(x) for device in ("rtl", "functional", "timed"))
-    np.testing.assert_array_equal(found.outputs["y"], expected.outputs["y"])
+    result, expected, timed = (celosia.Runtime(program, device).run(x) for device in ("rtl", "functional", "timed"))
+    np.testing.assert_array_equal(result.outputs["y"], expected.outputs["y"])
     assert len(program.launches) == 1
-    assert timed.report["cycles"] == pytest.approx(found.report["cycles"], rel=0.02)
+    assert timed.report["cycles"] == pytest.approx(result.report["cycles"], rel=0.02)
 
 
 def norm_layer(cfg: Config, channels: int, rows: int, centre: bool = True) -> Layer:
     x, y = (Activation.alone(cfg, name, 1, channels, 1, rows) for name in "xy")
     random = np.random.default_rng(channels)
-    found = numerics.norm_constants(
+    result = numerics.norm_constants(
         np.exp(random.normal(size=channels) / 3).astype(np.float32), random.normal(size=channels).astype(np.float32),
         0.1, 0.03, 1e-5,
     )  # fmt: skip
-    requantise = Requantise(found.bias, *numerics.fold_scale(found.scale), -3)
-    norm = Norm(0 if centre else 5, centre, found.epsilon)
+    requantise = Requantise(result.bias, *numerics.fold_scale(result.scale), -3)
+    norm = Norm(0 if centre else 5, centre, result.epsilon)
     return Layer("rows", x, y, norm=norm, requantise=requantise, epilogue=Epilogue((-100, 127)))
 
 
@@ -113,8 +113,8 @@ def test_what_the_intrinsics_declare(cfg: Config, channels: int) -> None:
     assert layer.requantise is not None
     par = pack.arrange_parameters(cfg, layer.requantise).view(np.uint64)
     (y,) = interpret(function, tiles, par, scalars=dict(computation.scalars))
-    found = y[..., 0, :].transpose(0, 1, 4, 2, 3).reshape(1, groups * cfg.group, 1, 3)
-    np.testing.assert_array_equal(found[:, :channels], reference_output(layer, {layer.x: x}))
+    result = y[..., 0, :].transpose(0, 1, 4, 2, 3).reshape(1, groups * cfg.group, 1, 3)
+    np.testing.assert_array_equal(result[:, :channels], reference_output(layer, {layer.x: x}))
 
 
 def test_names_of_intrinsics() -> None:

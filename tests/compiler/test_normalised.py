@@ -69,5 +69,5 @@ def test_functions_have_onnxruntimes_bits(op: str, shape: tuple[int, ...], axis:
     spread = np.exp(random.uniform(-2, 4.5, (shape[0], *[1] * (len(shape) - 1))))
     feed = {"x": (random.normal(size=shape) * spread).astype(np.float32)}
     (expected,) = opened(proto).run(None, feed)
-    found = celosia.Runtime(celosia.compile(proto)).run(feed).outputs["y"]
-    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+    output = celosia.Runtime(celosia.compile(proto)).run(feed).outputs["y"]
+    np.testing.assert_array_equal(output.view(np.uint32), expected.view(np.uint32))

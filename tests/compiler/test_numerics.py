@@ -58,8 +58,8 @@ def test_any_scale_folds(acc: int, bias: int, scale: float, zero_point: int, lo:
     multiplier, shift = numerics.fold_scale(scale)
     assert int(multiplier) == 0 or 2**23 <= int(multiplier) < 2**24
     assert int(shift) < 64
-    got = numerics.requantize(acc, bias, multiplier, shift, zero_point, lo, hi)
-    assert int(got) == int(numerics.requantize_f32(acc, bias, scale, zero_point, lo, hi))
+    actual = numerics.requantize(acc, bias, multiplier, shift, zero_point, lo, hi)
+    assert int(actual) == int(numerics.requantize_f32(acc, bias, scale, zero_point, lo, hi))
 
 
 @given(st.floats(2.0**-40, 2.0**24, exclude_max=True, width=32))
@@ -318,8 +318,8 @@ def is_proved(sx: float, zx: int, sy: float, include: int) -> bool:
 @pytest.mark.parametrize("include", [0, 1])
 def test_sums_of_integers_are_not_always_the_mean(include: int) -> None:
     """Windows of two bytes show that a sum of integers may differ from the mean, by at most one step."""
-    found, made = padded_averages(0.1, 3, 0.1, -5, include)
-    gap = np.abs(found.astype(int) - made)
+    result, made = padded_averages(0.1, 3, 0.1, -5, include)
+    gap = np.abs(result.astype(int) - made)
     assert gap.max() == 1 and np.count_nonzero(gap) > 1000
     assert not is_proved(0.1, 3, 0.1, include)
 
@@ -353,13 +353,13 @@ def test_proved_averages_of_larger_windows(height: int, width: int) -> None:
         x = rng.integers(-128, 128, (1, 20_000, height, width)).astype(np.int8)
         means = (x.sum((2, 3), dtype=np.int64) - zx * count) * (sx / sy / count)
         x = x[:, np.argsort(np.abs(means - np.floor(means) - 0.5))[0, :4000]]  # the nearest to ties
-        found = sweep.run_node(
+        result = sweep.run_node(
             "QLinearAveragePool", x, *quantisation(sx, zx, sy, zy), out=np.int8,
             kernel_shape=(height, width), strides=(1, 1),
         ).reshape(-1)  # fmt: skip
         multiplier, shift = numerics.fold_scale(numerics.global_average_scale(sx, sy, count))
         made = numerics.requantize(x.sum((0, 2, 3), dtype=np.int64), -zx * count, multiplier, shift, zy)
-        np.testing.assert_array_equal(found, made)
+        np.testing.assert_array_equal(result, made)
         checked += 1
     assert checked >= 10
 
@@ -370,7 +370,7 @@ def test_means_of_more_than_can_be_tried_are_not_proved() -> None:
 
 def test_the_bound_of_averages_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A proof without room for roundings accepts an average that differs."""
-    monkeypatch.setattr("celosia.compiler.numerics.requantiser.average_error", lambda *given: -1.0)
+    monkeypatch.setattr("celosia.compiler.numerics.requantiser.average_error", lambda *args: -1.0)
     assert is_proved(0.1, 3, 0.1, 1)
     reference, averages = padded_averages(0.1, 3, 0.1, -5, 1)
     assert np.any(reference != averages)

@@ -292,9 +292,9 @@ def test_maxima_of_minus_infinity(rank: int, window: dict[str, int]) -> None:
         (expected,) = opened(model).run(None, {"x": x})
         least = np.finfo(np.float32).min
         wanted = np.where(np.isinf(expected), -np.inf, least).astype(np.float32)
-        found = answers(parse(node, {"": 17}), [x.astype(np.float32)], [0])
-        assert found.keys() == {"kernel", "host", "self-check"}
-        for name, (y, *_) in found.items():
+        result = answers(parse(node, {"": 17}), [x.astype(np.float32)], [0])
+        assert result.keys() == {"kernel", "host", "self-check"}
+        for name, (y, *_) in result.items():
             np.testing.assert_array_equal(y, wanted, f"{name}, size {size}")
 
 

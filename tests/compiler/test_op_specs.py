@@ -79,19 +79,19 @@ def tables(text: str, operators: frozenset[str]) -> Iterator[int]:
 
 
 def test_no_second_table_lists_operators() -> None:
-    found = {
+    result = {
         str(path.relative_to(ROOT)): lines
         for folder in FOLDERS
         for path in sorted((ROOT / folder).rglob("*.py"))
         if (lines := list(tables(path.read_text(encoding="utf-8"), all_operators())))
     }
-    assert set(found) == set(TABLES), found
+    assert set(result) == set(TABLES), result
     several = {
         "compiler/graph/onnxruntime_rules/float16.py": 2,
         "compiler/graph/importing/shape_inference.py": 2,
         "compiler/selfcheck/imported_model.py": 2,
     }
-    assert all(len(lines) == several.get(path, 1) for path, lines in found.items()), found
+    assert all(len(lines) == several.get(path, 1) for path, lines in result.items()), result
 
 
 @pytest.mark.parametrize(
@@ -190,11 +190,13 @@ def test_ours_are_in_our_domain() -> None:
     assert {name for name in OPS if op_spec(name).domain == "celosia"} == OURS
 
 
-@pytest.mark.parametrize("name", sorted(name for name in OPS if any(each.type for each in op_spec(name).operands)))
+@pytest.mark.parametrize(
+    "name", sorted(name for name in OPS if any(operand.type for operand in op_spec(name).operands))
+)
 def test_types_are_those_of_the_documentation(name: str) -> None:
     """Operands with the same type letter have one type parameter; scales and biases have the letter's type."""
     schema = schemas()["com.microsoft", name]
-    allowed = {each.type_param_str: set(each.allowed_type_strs) for each in schema.type_constraints}
+    allowed = {constraint.type_param_str: set(constraint.allowed_type_strs) for constraint in schema.type_constraints}
     of_letter: dict[str, set[str]] = {}
     for formal, own in zip(schema.inputs, op_spec(name).operands):
         if formal.name == "inputs":
@@ -234,7 +236,7 @@ def test_quantised_forms_are_those_of_float_operators() -> None:
         assert quantised_form(operator) == name and (spec.scale, spec.zero_point) == result
         own = [(n, each) for n, each in enumerate(spec.operands) if not each.quantises]
         assert [f"{each.name}{n}" for n, each in own] == places.split(), name
-        of_float = [each.role for each in op_spec(operator).operands if each.role is not Role.SHAPE]
+        of_float = [operand.role for operand in op_spec(operator).operands if operand.role is not Role.SHAPE]
         assert [each.role for _, each in own] == of_float[: len(own)], name
         for n, each in own:
             if each.role is not Role.BIAS and each.name != "condition":
@@ -311,19 +313,19 @@ def numbered(text: str) -> Iterator[int]:
         else:
             continue
         name = owner.attr if isinstance(owner, ast.Attribute) else owner.id if isinstance(owner, ast.Name) else ""
-        values = [each.value for each in places if isinstance(each, ast.Constant)]
+        values = [place.value for place in places if isinstance(place, ast.Constant)]
         if name in NUMBERED and any(isinstance(value, int) and value >= 2 for value in values):
             yield node.lineno
 
 
 def test_no_operand_is_known_by_a_number() -> None:
-    found = {
+    result = {
         str(path.relative_to(ROOT)): lines
         for path in sorted((ROOT / "compiler").rglob("*.py"))
         if not str(path.relative_to(ROOT)).startswith(TERMS)
         and (lines := list(numbered(path.read_text(encoding="utf-8"))))
     }
-    assert not found
+    assert not result
 
 
 @pytest.mark.parametrize(
@@ -363,7 +365,7 @@ def named_forms(texts: Mapping[str, str]) -> dict[str, set[str]]:
     """Return the quantised forms that modules name against the rule, by path."""
     others = {path: names(text) & set(QUANTISED) for path, text in texts.items()
               if not path.startswith(tuple(FORMS_ALLOWED))}  # fmt: skip
-    return {path: found for path, found in others.items() if found}
+    return {path: output for path, output in others.items() if output}
 
 
 def texts() -> dict[str, str]:

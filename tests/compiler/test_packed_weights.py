@@ -65,10 +65,10 @@ def test_what_is_packed_expands_to_the_same(cfg: Config) -> None:
     apart = apart.reshape(-1, 1 << p.bits)[:CODEBOOKS]
     for books in (codebooks_of_multiples(p.bits).view(np.int8), apart[:1], apart):
         entries = drawn(cfg, books, 7, rng)
-        found = pack.pack_weights(cfg, entries)
-        assert found is not None and len(found.data) == found.first + 7 * p.pack_bytes
-        assert 0 < found.book_bytes <= len(books) * CODEBOOK_ENTRIES * nibble_weights(cfg) and found.packed
-        np.testing.assert_array_equal(expanded(cfg, found), entries)
+        result = pack.pack_weights(cfg, entries)
+        assert result is not None and len(result.data) == result.first + 7 * p.pack_bytes
+        assert 0 < result.book_bytes <= len(books) * CODEBOOK_ENTRIES * nibble_weights(cfg) and result.packed
+        np.testing.assert_array_equal(expanded(cfg, result), entries)
     assert p.entry_bytes == (1 + (1 << p.stretch)) << p.shift and p.pack_bytes % cfg.bus_bytes == 0
 
 
@@ -86,9 +86,9 @@ def test_too_many_values(bits: int) -> None:
     pairs = rng.permutation(256).astype(np.uint8).view(np.int8).reshape(-1, 1 << bits)
     groups = np.repeat(pairs[:, None], CODEBOOK_BLOCK >> bits, axis=1).reshape(len(pairs), CODEBOOK_BLOCK)
     enough = np.resize(groups[:CODEBOOKS], (1, p.blocks, CODEBOOK_BLOCK))
-    found = pack.pack_weights(cfg, grouped(cfg, enough))
-    assert found is not None
-    np.testing.assert_array_equal(expanded(cfg, found), grouped(cfg, enough))
+    result = pack.pack_weights(cfg, grouped(cfg, enough))
+    assert result is not None
+    np.testing.assert_array_equal(expanded(cfg, result), grouped(cfg, enough))
     if len(pairs) > CODEBOOKS:
         assert (
             pack.pack_weights(cfg, grouped(cfg, np.resize(groups[: CODEBOOKS + 1], (2, p.blocks, CODEBOOK_BLOCK))))

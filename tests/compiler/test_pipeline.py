@@ -184,8 +184,8 @@ def test_what_other_instructions_overwrite_is_not_found_again() -> None:
         arrange(TINY, s, tensors, 4, pipelined, pipelined)
     function = T.verify(T.lower(s, [x, z]))
     arrays = int8(4, 1, 1, 4), int8(4, 1, 1, 4)
-    found, _ = run(render(TINY, function), FunctionalDevice(TINY, checking=True), *arrays)
-    for one, other in zip(found, T.interpret(function, *arrays), strict=True):
+    result, _ = run(render(TINY, function), FunctionalDevice(TINY, checking=True), *arrays)
+    for one, other in zip(result, T.interpret(function, *arrays), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -254,9 +254,9 @@ def test_tensors_of_one_tile_never_lie_over_each_other() -> None:
 
     for rows, part in ((16, 9), (12, 8), (7, 4)):
         both, arrays = function(rows, part, 8), (int8(8, 1, 1, 4), int8(rows, 1, 1, 4))
-        found, _ = run(render(cfg, both), FunctionalDevice(cfg, checking=True), *arrays)
-        for one, want in zip(found, T.interpret(both, *arrays), strict=True):
-            np.testing.assert_array_equal(one, want)
+        result, _ = run(render(cfg, both), FunctionalDevice(cfg, checking=True), *arrays)
+        for one, expected in zip(result, T.interpret(both, *arrays), strict=True):
+            np.testing.assert_array_equal(one, expected)
     with pytest.raises(RenderError, match=r"y\.near.*7 entries of vin"):
         render(cfg, function(16, 9, 6))
     with pytest.raises(RenderError, match=r"loop i0\.o.*17 of 16 vin entries"):

@@ -43,8 +43,8 @@ def on_cpu(program: Program) -> dict[str, str]:
 
 def run(program: Program) -> list[bytes]:
     rng = np.random.default_rng(2)
-    inputs = {each.name: rng.integers(-128, 128, each.shape, np.int8) for each in program.inputs}
-    return [each.tobytes() for each in celosia.Runtime(program).run(inputs).outputs.values()]
+    inputs = {tensor.name: rng.integers(-128, 128, tensor.shape, np.int8) for tensor in program.inputs}
+    return [output.tobytes() for output in celosia.Runtime(program).run(inputs).outputs.values()]
 
 
 def test_an_operator_is_placed_by_its_name() -> None:

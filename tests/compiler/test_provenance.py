@@ -667,8 +667,8 @@ def test_a_changed_field_is_found_or_changes_nothing(p: Program, data: st.DataOb
         p.verify()
     except VerifyError:
         return
-    for found, wanted in zip(_outputs(p), expected, strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    for output, wanted in zip(_outputs(p), expected, strict=True):
+        np.testing.assert_array_equal(output, wanted)
 
 
 def _outputs(p: Program) -> list[NDArray[np.uint8]]:

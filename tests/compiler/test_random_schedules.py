@@ -57,9 +57,9 @@ KINDS: dict[str, Callable[..., np.ndarray]] = {
 def both(schedule: T.Schedule, *arrays: np.ndarray) -> np.ndarray:
     """Return the output, after a comparison of LLVM with the interpreter."""
     function = T.verify(T.lower(schedule))
-    (expected,), (found,) = T.interpret(function, *arrays), compile_function(function)(*arrays)
-    np.testing.assert_array_equal(found, expected)
-    return found
+    (expected,), (result,) = T.interpret(function, *arrays), compile_function(function)(*arrays)
+    np.testing.assert_array_equal(result, expected)
+    return result
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -69,10 +69,10 @@ def test_a_scale_for_each_channel_needs_opset_13() -> None:
     """Before opset 13 scales have no axis, so that `Conv` cannot know that they belong to its output channels."""
     body = f"{PAIR} wd = DequantizeLinear(w8, many, zeros) c = Conv(d, wd) e = QuantizeLinear(c, s, z) " \
         "y = DequantizeLinear(e, s, z)"  # fmt: skip
-    made = model(body, opset=12)
-    made.graph.initializer.append(numpy_helper.from_array(np.full(4, 0.1, np.float32), "many"))
-    made.graph.initializer.append(numpy_helper.from_array(np.zeros(4, np.int8), "zeros"))
-    (row,) = [row for row in celosia.compile(made, "tiny").placements if row["op"] == "Conv"]
+    proto = model(body, opset=12)
+    proto.graph.initializer.append(numpy_helper.from_array(np.full(4, 0.1, np.float32), "many"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.zeros(4, np.int8), "zeros"))
+    (row,) = [row for row in celosia.compile(proto, "tiny").placements if row["op"] == "Conv"]
     assert "which opsets before 13 do not know; export the model with opset 13 or later" in row["reason"]
 
 
@@ -118,7 +118,7 @@ def without_a_change(module: ModuleType) -> list[str]:
 
 def test_every_reason_says_what_changes_it() -> None:
     """Each reason says which change moves the operator to the accelerator, or that none does (NO_WAY)."""
-    names = [f"{select.__name__}.{each.name}" for each in pkgutil.iter_modules(select.__path__)]
+    names = [f"{select.__name__}.{module.name}" for module in pkgutil.iter_modules(select.__path__)]
     modules = [select, accelerator, custom_operators, *map(importlib.import_module, names)]
     assert len(modules) > 10
     for module in modules:
@@ -175,13 +175,13 @@ def test_nobody_is_told_to_quantise_a_function_of_two_tensors(operators: str) ->
         f"{PAIR} turned = Transpose<perm = [0, 1, 3, 2]>(q) other = DequantizeLinear(turned, s, z) {operators} "
         "e = QuantizeLinear(c, s, z) y = DequantizeLinear(e, s, z)"
     )
-    made = model(body)
+    proto = model(body)
     columns = numpy_helper.from_array(np.array([0.5, 0.2, -0.1, 0.3], np.float32), "columns")
-    made.graph.initializer.append(columns)
-    made.graph.output[0].CopyFrom(onnx.parser.parse_graph(f"g (float[1] x) => ({ALIKE} y) {{ y = Abs(x) }}").output[0])
+    proto.graph.initializer.append(columns)
+    proto.graph.output[0].CopyFrom(onnx.parser.parse_graph(f"g (float[1] x) => ({ALIKE} y) {{ y = Abs(x) }}").output[0])
     name = operators.rpartition("c = ")[2].partition("(")[0]
     around = (name, "QuantizeLinear", "DequantizeLinear")
-    rows = [row for row in celosia.compile(made, "tiny").placements if row["place"] == "cpu" and row["op"] in around]
+    rows = [row for row in celosia.compile(proto, "tiny").placements if row["place"] == "cpu" and row["op"] in around]
     assert not any("quantise" in row["reason"] for row in rows), rows
     (reason,) = [row["reason"] for row in rows if row["op"] == name]
     assert reason.startswith(f"the accelerator computes {name} only of one tensor and constants of one element")
@@ -226,16 +226,16 @@ def test_recurrences_count(op: str, gates: int, direction: str, count: int) -> N
         [helper.make_tensor_value_info("h", TensorProto.FLOAT, [count, batch, hidden])],
         [numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in shapes.items()],
     )  # fmt: skip
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    assert total_macs(load(made).graph) == count * length * batch * gates * hidden * (size + hidden)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert total_macs(load(proto).graph) == count * length * batch * gates * hidden * (size + hidden)
 
 
 def test_a_transposed_left_operand_counts_its_depth() -> None:
     graph = onnx.parser.parse_graph(
         "g (float[5, 3] a, float[5, 7] b) => (float[3, 7] y) { y = Gemm<transA = 1>(a, b) }"
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    assert total_macs(load(made).graph) == 3 * 5 * 7
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert total_macs(load(proto).graph) == 3 * 5 * 7
 
 
 HEADS, WIDTH, STEPS, BEFORE = 2, 16, 5, 3

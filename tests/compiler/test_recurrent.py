@@ -108,8 +108,8 @@ class Layer:
 
     def expected(self) -> list[Array]:
         session = opened(self.model())
-        found: list[Array] = session.run(None, {"i0": self.inputs[0]})
-        return found
+        result: list[Array] = session.run(None, {"i0": self.inputs[0]})
+        return result
 
     def by_batch(self) -> Layer:
         """Return the same layer with sequences along the first axis (`layout`)."""
@@ -124,9 +124,9 @@ class Layer:
 
 def close(found: list[Array], expected: list[Array]) -> None:
     assert len(found) == len(expected)
-    for mine, theirs in zip(found, expected):
-        assert mine.shape == theirs.shape and mine.dtype == theirs.dtype
-        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=2e-5)
+    for actual, reference in zip(found, expected):
+        assert actual.shape == reference.shape and actual.dtype == reference.dtype
+        np.testing.assert_allclose(actual, reference, rtol=1e-5, atol=2e-5)
 
 
 def in_numpy(layer: Layer) -> list[Array]:
@@ -176,9 +176,9 @@ def test_half_precision_is_computed_in_single(op: str) -> None:
     kernel = compile_op(op, layer.attrs, layer.inputs, outputs=layer.outputs)
     wide = Layer(op, 7)
     wide.inputs = [a.astype(np.float32) if a is not None and a.dtype == np.float16 else a for a in layer.inputs]
-    for mine, theirs in zip(kernel(*given), wide.expected()):
-        assert mine.dtype == np.float16
-        np.testing.assert_array_equal(mine, theirs.astype(np.float16))
+    for actual, reference in zip(kernel(*given), wide.expected()):
+        assert actual.dtype == np.float16
+        np.testing.assert_array_equal(actual, reference.astype(np.float16))
 
 
 def test_threads_change_nothing() -> None:
@@ -323,8 +323,8 @@ def test_what_onnxruntime_makes_of_a_recurrent_network(weights: str, per_channel
     )
     assert "DynamicQuantizeLSTM" in {node.op_type for node in onnx.load(after).graph.node}
     x = rng.standard_normal((6, 3, 10)).astype(np.float32)
-    found = Runtime(celosia.compile(after, "tiny")).run({"x": x}).outputs
-    close(list(found.values()), opened(after).run(None, {"x": x}))
+    outputs = Runtime(celosia.compile(after, "tiny")).run({"x": x}).outputs
+    close(list(outputs.values()), opened(after).run(None, {"x": x}))
 
 
 # Scans
@@ -344,12 +344,12 @@ def test_a_scan_of_two_states() -> None:
     states = T.scan(6, start, step, "states")
     function = T.verify(T.lower(states))
     values = np.arange(18).reshape(6, 3) % 5
-    (found,) = T.interpret(function, values)
+    (output,) = T.interpret(function, values)
     a, b = np.zeros(3, np.int64), np.ones(3, np.int64)
     for t in range(6):
-        assert np.array_equal(found[0, t], a) and np.array_equal(found[1, t], b)
+        assert np.array_equal(output[0, t], a) and np.array_equal(output[1, t], b)
         a, b = b, a + b + 10 * values[t]
-    assert np.array_equal(found[:, 6], [a, b])
+    assert np.array_equal(output[:, 6], [a, b])
     before, steps = str(function).split("ordered t in 6:")
     assert "turned[" in before and "* 10" in before and "* 10" not in steps
     assert str(T.parse(str(function))) == str(function)

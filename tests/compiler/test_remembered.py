@@ -114,12 +114,12 @@ def test_a_key_without_one_of_its_parts_is_noticed(left_out: int, monkeypatch: p
 def test_what_was_asked_for_last_is_kept(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "REMEMBERED", 2)
     (planner, a, first), (_, b, second), (_, c, third) = islice(asked(), 3)
-    found = planner.loops(a, first)
+    result = planner.loops(a, first)
     other = planner.loops(b, second)
-    assert planner.loops(a, first) is found
+    assert planner.loops(a, first) is result
     planner.loops(c, third)
     assert len(known) == 2
-    assert planner.loops(a, first) is found and planner.loops(b, second) is not other
+    assert planner.loops(a, first) is result and planner.loops(b, second) is not other
 
 
 # Programs --------------------------------------------------------------------------------------------------------
@@ -136,9 +136,9 @@ def compiled(model: onnx.ModelProto, cfg: Config, path: Path) -> bytes:
 def test_programs_do_not_depend_on_what_was_compiled_before(b: Builder, known: Known, tmp_path: Path) -> None:
     model, path = b.model(), tmp_path / "program"
     together = [compiled(model, cfg, path) for cfg in [*ALIKE, *ALIKE]]
-    for cfg, *found in zip(ALIKE, together, together[len(ALIKE) :]):
+    for cfg, *output in zip(ALIKE, together, together[len(ALIKE) :]):
         known.clear()
-        assert [compiled(model, cfg, path)] * 2 == found
+        assert [compiled(model, cfg, path)] * 2 == output
 
 
 def test_the_program_is_that_of_another_process(known: Known, tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ def test_the_program_is_that_of_another_process(known: Known, tmp_path: Path) ->
     twins(b)
     onnx.save(b.model(), tmp_path / "model.onnx")
     for cfg in ("pynq", "tiny", "tiny"):
-        found = compiled(b.model(), Config.load(cfg), tmp_path / "here")
+        result = compiled(b.model(), Config.load(cfg), tmp_path / "here")
     assert known
     script = "import celosia, sys; celosia.compile(sys.argv[1], 'tiny', check=False).save(sys.argv[2])"
     subprocess.run([sys.executable, "-c", script, tmp_path / "model.onnx", tmp_path / "there"], check=True)
-    assert (tmp_path / "there").read_bytes() == found
+    assert (tmp_path / "there").read_bytes() == result

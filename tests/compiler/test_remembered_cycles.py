@@ -47,7 +47,7 @@ def test_a_second_compilation_predicts_nothing_and_gives_the_same_program(
 ) -> None:
     first = compiled(tmp_path / "program", records=records)
     for user in (order, network):
-        monkeypatch.setattr(user, "predict", lambda *given: pytest.fail("cycles are predicted"))
+        monkeypatch.setattr(user, "predict", lambda *args: pytest.fail("cycles are predicted"))
     assert compiled(tmp_path / "program", records=records) == first
 
 
@@ -183,7 +183,7 @@ def wrong_estimates(monkeypatch: pytest.MonkeyPatch) -> int:
 
     monkeypatch.setattr(blocks._ChainPartitioner, "_estimate", compared)
     for user in (blocks, order):
-        monkeypatch.setattr(user, "time_layers", lambda *given: 1.0)  # the timing model takes most of the time
+        monkeypatch.setattr(user, "time_layers", lambda *args: 1.0)  # the timing model takes most of the time
     for model in (celosia.models.demo_model_path(), chain(4, 8)):
         celosia.compile(model, "pynq", check=False, records="none")
     assert count > 10

@@ -110,17 +110,17 @@ class Random:
         """Return how the result differs from onnxruntime's; "" if it does not, "refused" if onnxruntime refuses the
         model."""
         try:
-            want = onnxruntime_op(self.op, self.attrs, self.inputs, 1, self.opset, self.constants)[0]
+            expected = onnxruntime_op(self.op, self.attrs, self.inputs, 1, self.opset, self.constants)[0]
         except Exception as error:
             return f"refused: {error}"
         types = [None if v is None else v if k else (v.shape, v.dtype.name) for k, v in enumerate(self.inputs)]
         kernel = compile_op(self.op, self.attrs, types, opset=self.opset)
-        got = kernel(*(v for v in self.inputs if v is not None))[0]
-        if (got.shape, got.dtype) != (want.shape, want.dtype):
-            return f"{got.shape} {got.dtype}, not {want.shape} {want.dtype}"
+        actual = kernel(*(v for v in self.inputs if v is not None))[0]
+        if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
+            return f"{actual.shape} {actual.dtype}, not {expected.shape} {expected.dtype}"
         exact = self.dtype != "float32" or self.mode == "nearest"
-        same = got == want if exact else np.isclose(got, want, rtol=1e-5, atol=1e-5)
-        return "" if same.all() else f"{(~same).sum()} of {same.size}: {got[~same][:4]}, not {want[~same][:4]}"
+        same = actual == expected if exact else np.isclose(actual, expected, rtol=1e-5, atol=1e-5)
+        return "" if same.all() else f"{(~same).sum()} of {same.size}: {actual[~same][:4]}, not {expected[~same][:4]}"
 
     def __str__(self) -> str:
         rest = [None if v is None else v.tolist() for v in self.inputs[1:]]
@@ -153,20 +153,20 @@ def test_what_lies_nearly_half_way() -> None:
     x, sizes = np.arange(15, dtype=np.int8), np.array([32])
     for nearest, element in (("round_prefer_ceil", 8), ("round_prefer_floor", 7)):
         attrs = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": nearest}
-        wanted = onnxruntime_op("Resize", attrs, [x, None, None, sizes], 1, 13, (3,))[0]
-        assert wanted[16] == element
+        expected = onnxruntime_op("Resize", attrs, [x, None, None, sizes], 1, 13, (3,))[0]
+        assert expected[16] == element
         kernel = compile_op("Resize", attrs, [((15,), "int8"), None, None, sizes], opset=13)
-        np.testing.assert_array_equal(kernel(x, sizes)[0], wanted)
+        np.testing.assert_array_equal(kernel(x, sizes)[0], expected)
 
 
 def test_coordinates_are_float32() -> None:
     """Coordinates are computed in float32: with a scale of f32(1/3), (o + 0.5) / scale is exactly 1.5 for o = 0."""
     x, scales = np.arange(9, dtype=np.int8), np.float32([1 / 3])
     attrs = {"coordinate_transformation_mode": "half_pixel", "nearest_mode": "floor"}
-    wanted = onnxruntime_op("Resize", attrs, [x, None, scales], 1, 13, (2,))[0]
-    assert wanted.tolist() == [1, 4, 7]
+    expected = onnxruntime_op("Resize", attrs, [x, None, scales], 1, 13, (2,))[0]
+    assert expected.tolist() == [1, 4, 7]
     kernel = compile_op("Resize", attrs, [((9,), "int8"), None, scales], opset=13)
-    np.testing.assert_array_equal(kernel(x, scales)[0], wanted)
+    np.testing.assert_array_equal(kernel(x, scales)[0], expected)
 
 
 @pytest.mark.parametrize("where, nearest, scale", [

@@ -87,12 +87,13 @@ def special(kind: str) -> np.ndarray:
 def test_identities_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, operators, _ = CASES[name]
     model, feed = proto(source(kind, operators)), {"x": special(kind)}
-    found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"]
+    output = Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"]
     monkeypatch.setattr(
-        "celosia.compiler.graph.pipeline.PASSES", Pipeline(*(each for each in PASSES if each.name != "identities"))
+        "celosia.compiler.graph.pipeline.PASSES",
+        Pipeline(*(graph_pass for graph_pass in PASSES if graph_pass.name != "identities")),
     )
     plain = Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"]
-    assert (found.dtype, found.shape, found.tobytes()) == (plain.dtype, plain.shape, plain.tobytes())
+    assert (output.dtype, output.shape, output.tobytes()) == (plain.dtype, plain.shape, plain.tobytes())
 
 
 def test_every_rule_has_a_case() -> None:
@@ -172,13 +173,14 @@ def test_batch_normalisation(name: str, monkeypatch: pytest.MonkeyPatch) -> None
             seen.extend(node.op_type for node in graph.graph)  # type: ignore[attr-defined]
 
     x = np.random.default_rng(0).standard_normal((1, 2, size, size)).astype(np.float32)
-    found = Runtime(celosia.compile(model, "tiny", watch=watch)).run({"x": x}).outputs["y"]
+    output = Runtime(celosia.compile(model, "tiny", watch=watch)).run({"x": x}).outputs["y"]
     assert seen == left
     monkeypatch.setattr(
-        "celosia.compiler.graph.pipeline.PASSES", Pipeline(*(each for each in PASSES if each.name != "batch-norm"))
+        "celosia.compiler.graph.pipeline.PASSES",
+        Pipeline(*(graph_pass for graph_pass in PASSES if graph_pass.name != "batch-norm")),
     )
     plain = Runtime(celosia.compile(model, "tiny")).run({"x": x}).outputs["y"]
-    np.testing.assert_allclose(found, plain, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(output, plain, rtol=1e-5, atol=1e-6)
 
 
 def test_batch_normalisation_as_text() -> None:
@@ -200,8 +202,8 @@ def test_models_without_shapes_keep_their_operators() -> None:
         '<ir_version: 10, opset_import: ["": 21]> g (float[4] x, int64[1] n) => (float[?] y) '
         "{ h = Reshape(x, n)  k = Expand(h, n)  y = Neg(k) }"
     )
-    found = Runtime(celosia.compile(model, "tiny")).run({"x": np.ones(4, np.float32), "n": np.array([4])}).outputs["y"]
-    assert found.tolist() == [-1] * 4
+    output = Runtime(celosia.compile(model, "tiny")).run({"x": np.ones(4, np.float32), "n": np.array([4])}).outputs["y"]
+    assert output.tolist() == [-1] * 4
 
 
 def test_what_several_views_read_stays_bytes() -> None:

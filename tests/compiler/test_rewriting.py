@@ -185,7 +185,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Fault], list[bool
 # Tests -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "model"), paired([each.name for each in PASSES], MODELS))
+@pytest.mark.parametrize(("name", "model"), paired([graph_pass.name for graph_pass in PASSES], MODELS))
 def test_wrong_rewritings_are_found_and_their_pass_is_named(
     name: str, model: str, planted: Callable[[str, Fault], list[bool]]
 ) -> None:
@@ -207,12 +207,12 @@ def test_wrong_rewritings_are_found_and_their_pass_is_named(
 def test_every_tensor_that_the_model_names_is_compared(
     model: str, accelerator: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[ComparedTensors] = []
+    results: list[ComparedTensors] = []
     monkeypatch.setattr(
-        "celosia.compiler.compile.check_rewriting", lambda *given: found.append(check_rewriting(*given))
+        "celosia.compiler.compile.check_rewriting", lambda *args: results.append(check_rewriting(*args))
     )
     celosia.compile(MODELS[model](), "tiny", accelerator=accelerator)
-    (compared,) = found
+    (compared,) = results
     assert compared.tensors and not compared.left_out
 
 
@@ -230,8 +230,8 @@ def test_the_error_says_where_and_what(planted: Callable[[str, Fault], list[bool
     planted("common", changes_places)
     with pytest.raises(RewriteError) as caught:
         celosia.compile(floats(), "tiny")
-    said = r"tensor 'ratio' differs from the model's own operators after the pass 'common': \d+ of 512 values, "
-    assert re.fullmatch(said + r"the first at \[0, 0, 0, 0\]: expected \S+, found \S+", str(caught.value))
+    message = r"tensor 'ratio' differs from the model's own operators after the pass 'common': \d+ of 512 values, "
+    assert re.fullmatch(message + r"the first at \[0, 0, 0, 0\]: expected \S+, found \S+", str(caught.value))
 
 
 def test_check_false_leaves_it_out(planted: Callable[[str, Fault], list[bool]]) -> None:

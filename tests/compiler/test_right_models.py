@@ -100,9 +100,9 @@ def test_random_windows_pass_the_check_and_are_onnxruntimes(op: str, seed: int) 
             expected = by_onnxruntime(proto, feed)
         except Exception:  # onnxruntime refuses windows larger than the image, and has several classes for it
             continue
-        found = run(proto, feed, "pynq" if number % 2 else "tiny")
-        assert found.shape == expected.shape
-        steps = np.rint(np.abs(found - expected) / np.float32(0.05))
+        result = run(proto, feed, "pynq" if number % 2 else "tiny")
+        assert result.shape == expected.shape
+        steps = np.rint(np.abs(result - expected) / np.float32(0.05))
         assert np.max(steps, initial=0) <= STEPS.get(op, 0), (number, proto.graph.node)
         compared += 1
     assert compared > 1
@@ -156,8 +156,8 @@ REFUSED = [("Sigmoid", -10.0, 0.1, "alone"), ("Sigmoid", -10.0, 0.1, "Log"), ("S
 @pytest.mark.parametrize(("op", "shift", "scale", "later"), some([*function_cases(), *REFUSED], [*ALWAYS, *REFUSED]))
 def test_results_that_are_all_small_or_large_pass_the_check(op: str, shift: float, scale: float, later: str) -> None:
     proto, feed = function_model(op, shift, scale, later, seed=1)
-    expected, found = by_onnxruntime(proto, feed), run(proto, feed)
-    assert found.shape == expected.shape and found.dtype == expected.dtype
+    expected, result = by_onnxruntime(proto, feed), run(proto, feed)
+    assert result.shape == expected.shape and result.dtype == expected.dtype
 
 
 @pytest.mark.parametrize("op", ["Sigmoid", "Swish", "QuickGelu"])
@@ -291,8 +291,8 @@ def test_the_attribute_output_dtype_says_the_type(to: str, scale: str) -> None:
             expected = by_onnxruntime(proto, feed)
         except Exception:  # onnxruntime has no kernel for this type
             continue
-        found = run(proto, feed)
-        assert found.dtype == expected.dtype and found.tobytes() == expected.tobytes(), (opset, attrs)
+        result = run(proto, feed)
+        assert result.dtype == expected.dtype and result.tobytes() == expected.tobytes(), (opset, attrs)
         compared += 1
     assert compared
 
@@ -305,19 +305,19 @@ PARTS = "Add(a, b)", "Sigmoid(a)", "ConvTranspose(a, w, bias)", "AveragePool<ker
 def test_what_is_quantised_behind_a_concat_stays_floats(part: str, seed: int) -> None:
     """A Concat of a quantised and a float part stays in floats: onnxruntime has no integer operator for the latter."""
     rng = np.random.default_rng(seed)
-    made = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 17]>
+    proto = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 17]>
         g (float[1, 4, 8, 8] x) => (float[1, 8, 8, 8] y)
         <float s = {{{rng.uniform(0.01, 0.03)}}}, float t = {{{rng.uniform(0.01, 0.03)}}}, int8 z = {{0}}> {{
             p = QuantizeLinear(x, s, z) a = DequantizeLinear(p, s, z) u = Neg(x)
             q = QuantizeLinear(u, t, z) b = DequantizeLinear(q, t, z) w = DequantizeLinear(weights, t, z)
             c = {part} d = Concat<axis = 1>(c, b) e = QuantizeLinear(d, t, z) y = DequantizeLinear(e, t, z) }}""")
-    made.graph.initializer.extend([
+    proto.graph.initializer.extend([
         numpy_helper.from_array(rng.integers(-128, 128, (4, 4, 1, 1), np.int8), "weights"),
         numpy_helper.from_array(rng.normal(size=4).astype(np.float32), "bias"),
     ])  # fmt: skip
     feed = {"x": rng.normal(size=(1, 4, 8, 8)).astype(np.float32)}
-    (wanted,) = opened(made.SerializeToString()).run(None, feed)
-    np.testing.assert_array_equal(celosia.Runtime(celosia.compile(made, "tiny")).run(feed).outputs["y"], wanted)
+    (expected,) = opened(proto.SerializeToString()).run(None, feed)
+    np.testing.assert_array_equal(celosia.Runtime(celosia.compile(proto, "tiny")).run(feed).outputs["y"], expected)
 
 
 MOVES = (
@@ -341,7 +341,7 @@ def test_what_is_quantised_behind_an_operator_that_moves_elements_stays_floats(
     Integers and floats round some results near a tie differently.
     """
     rng = np.random.default_rng(seed)
-    made = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 17]>
+    proto = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 17]>
         g (float[1, 4, 8, 8] x) => (y)
         <float s = {{{rng.uniform(0.01, 0.03)}}}, float t = {{{rng.uniform(0.01, 0.03)}}}, int8 z = {{0}},
          int64[8] pads = {{0, 0, 1, 1, 0, 0, 1, 1}}, int64[3] rows = {{2, 0, 3}}, float[4] factors = {{1, 1, 2, 2}},
@@ -351,10 +351,10 @@ def test_what_is_quantised_behind_an_operator_that_moves_elements_stays_floats(
             c = {maker} r = Transpose<perm = [0, 1, 3, 2]>(c) d = {move}
             e = QuantizeLinear(d, t, z) y = DequantizeLinear(e, t, z) }}""")
     size = 3 if maker.startswith("Conv<") else 1
-    made.graph.initializer.extend([
+    proto.graph.initializer.extend([
         numpy_helper.from_array(rng.integers(-128, 128, (4, 4, size, size), np.int8), "weights"),
         numpy_helper.from_array(rng.normal(size=4).astype(np.float32), "bias"),
     ])  # fmt: skip
     feed = {"x": rng.normal(size=(1, 4, 8, 8)).astype(np.float32)}
-    (wanted,) = opened(made.SerializeToString()).run(None, feed)
-    np.testing.assert_array_equal(celosia.Runtime(celosia.compile(made, "tiny")).run(feed).outputs["y"], wanted)
+    (expected,) = opened(proto.SerializeToString()).run(None, feed)
+    np.testing.assert_array_equal(celosia.Runtime(celosia.compile(proto, "tiny")).run(feed).outputs["y"], expected)

@@ -100,18 +100,18 @@ def test_results_are_the_real_ones_rounded(op: str, shape: tuple[int, ...], dtyp
     program = celosia.compile(model, rounding="correct")
     assert [row["op"] for row in program.placements] == ["QLinearNorm"]
     y = celosia.Runtime(program).run({"x": x}).outputs["y"].astype(np.int64)
-    given = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
-    beta = given["beta"] if op == "LayerNormalization" else np.zeros_like(given["beta"])
-    found = numerics.norm_constants(given["gamma"], beta, SX, SY, 1e-5)
-    assert found.error_bound <= 2.0**-14
+    feed = {constant.name: numpy_helper.to_array(constant) for constant in model.graph.initializer}
+    beta = feed["beta"] if op == "LayerNormalization" else np.zeros_like(feed["beta"])
+    result = numerics.norm_constants(feed["gamma"], beta, SX, SY, 1e-5)
+    assert result.error_bound <= 2.0**-14
     steps, info = real(model, x), np.iinfo(dtype)
-    for off, side in ((-found.error_bound, np.maximum), (found.error_bound, np.minimum)):
+    for off, side in ((-result.error_bound, np.maximum), (result.error_bound, np.minimum)):
         bound = np.clip(np.rint(steps + off) + zero, info.min, info.max)
         np.testing.assert_array_equal(side(y, bound), y, err_msg=f"beyond {off}")
     flip = 128 * (dtype == "uint8")
     stored = (x.astype(np.int64) - flip).astype(np.int8).reshape(-1, shape[-1])
-    v = normalise_rows(stored, shape[-1], flip - zero, op == "LayerNormalization", found.epsilon)
-    own = numerics.requantize(v, found.bias, *numerics.fold_scale(found.scale), zero - flip)
+    v = normalise_rows(stored, shape[-1], flip - zero, op == "LayerNormalization", result.epsilon)
+    own = numerics.requantize(v, result.bias, *numerics.fold_scale(result.scale), zero - flip)
     np.testing.assert_array_equal(y, own.astype(np.int64).reshape(shape) + flip)
 
 
@@ -143,8 +143,8 @@ def test_results_beside_onnxruntimes() -> None:
         model = norm_model(op, (3000, 384))
         x = drawn((3000, 384), "int8", 1)
         (expected,) = opened(model, int8=True).run(None, {"x": x})
-        found = celosia.Runtime(celosia.compile(model, rounding="correct", check=False)).run({"x": x}).outputs["y"]
-        apart = np.abs(found.astype(np.int64) - expected)
+        output = celosia.Runtime(celosia.compile(model, rounding="correct", check=False)).run({"x": x}).outputs["y"]
+        apart = np.abs(output.astype(np.int64) - expected)
         assert apart.max() <= 1 and apart.sum() <= 1e-5 * x.size
 
 
@@ -167,8 +167,8 @@ def test_the_functions_of_integers() -> None:
             if wide:
                 schedule[y].vectorize(schedule[y].split(schedule[y].order[0], 8, "peel")[1])
             function = T.lower(schedule, [operand])
-            for found in (T.interpret(function, values)[0], compile_function(function)(values)[0]):
-                np.testing.assert_array_equal(found, own(values))
+            for output in (T.interpret(function, values)[0], compile_function(function)(values)[0]):
+                np.testing.assert_array_equal(output, own(values))
 
 
 # What stays ---------------------------------------------------------------------------------------------------------
@@ -200,9 +200,9 @@ def test_what_stays_says_why(name: str) -> None:
     change, reason = REASONS[name]
     model = norm_model("LayerNormalization", **({"shape": SOME} | change))
     if name == "two axes":
-        for each in model.graph.initializer:
-            if each.name in ("gamma", "beta"):
-                each.CopyFrom(numpy_helper.from_array(np.ones(SOME, np.float32), each.name))
+        for constant in model.graph.initializer:
+            if constant.name in ("gamma", "beta"):
+                constant.CopyFrom(numpy_helper.from_array(np.ones(SOME, np.float32), constant.name))
     program = celosia.compile(model, rounding="correct")
     (row,) = (row for row in program.placements if row["op"] == "LayerNormalization")
     assert row["place"] == "cpu"
@@ -246,9 +246,9 @@ def test_a_program_says_how_it_rounds(tmp_path: Path) -> None:
     assert Program.load(rewritten(path, lambda manifest: manifest.pop("rounding"))).rounding == "onnxruntime"
     with pytest.raises(ProgramError, match="it rounds in a way that"):
         Program.load(rewritten(path, lambda manifest: manifest.update(rounding="up")))
-    found = [celosia.Runtime(each).run({"x": drawn(SOME, "int8")}) for each in (program, Program.load(path))]
-    np.testing.assert_array_equal(*(each.outputs["y"] for each in found))
-    assert found[1].report["rounding"] == "correct"
+    results = [celosia.Runtime(each).run({"x": drawn(SOME, "int8")}) for each in (program, Program.load(path))]
+    np.testing.assert_array_equal(*(each.outputs["y"] for each in results))
+    assert results[1].report["rounding"] == "correct"
 
 
 def test_compare_counts_what_is_rounded_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,8 +256,8 @@ def test_compare_counts_what_is_rounded_otherwise(tmp_path: Path, monkeypatch: p
     path = tmp_path / "norm.onnx"
     onnx.save(norm_model("LayerNormalization", SOME), path)
     x = {"x": drawn(SOME, "int8")}
-    found = compare(path, x, rounding="correct")
-    assert found["rounding"] == "correct" and found["rounded"] == {"values": 192, "apart": 0, "sums": 0, "behind": 0}
+    report = compare(path, x, rounding="correct")
+    assert report["rounding"] == "correct" and report["rounded"] == {"values": 192, "apart": 0, "sums": 0, "behind": 0}
     own = numerics.norm_constants
     for steps, different in ((0.6, 0), (2.2, 1)):
 
@@ -265,9 +265,9 @@ def test_compare_counts_what_is_rounded_otherwise(tmp_path: Path, monkeypatch: p
             return own(gamma, beta + np.float32(steps * sy), sx, sy, epsilon)
 
         monkeypatch.setattr(numerics, "norm_constants", moved)
-        found = compare(path, x, rounding="correct", check=False)
-        assert found["different"] == different and (found["first"] is None) == (not different)
-        assert found["rounded"]["apart"] > 40
+        report = compare(path, x, rounding="correct", check=False)
+        assert report["different"] == different and (report["first"] is None) == (not different)
+        assert report["rounded"]["apart"] > 40
 
 
 def test_wrong_integers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,12 +306,12 @@ def test_sums_without_exact_integers_are_rounded_correctly(dtype: str, zero: int
     feed = dict(zip("ab", pairs))
     program = celosia.compile(model, rounding="correct")
     assert program.placements[0]["place"] == "accelerator"
-    found = celosia.Runtime(program).run(feed).outputs["y"].astype(np.int64)
+    output = celosia.Runtime(program).run(feed).outputs["y"].astype(np.int64)
     a, b = (operand.astype(np.float64) - zero for operand in pairs)
     exact, info = (a * sa + b * sb) / sy, np.iinfo(dtype)
     far = np.abs(exact - np.floor(exact) - 0.5) > 2.0**-14
-    np.testing.assert_array_equal(found[far], np.clip(np.rint(exact) + zero, info.min, info.max)[far])
+    np.testing.assert_array_equal(output[far], np.clip(np.rint(exact) + zero, info.min, info.max)[far])
     other = celosia.compile(model, accelerator=False, rounding="correct")
-    np.testing.assert_array_equal(celosia.Runtime(other).run(feed).outputs["y"], found)
+    np.testing.assert_array_equal(celosia.Runtime(other).run(feed).outputs["y"], output)
     plain = celosia.compile(model)
     assert plain.placements[0]["place"] == "cpu" and "no integers give onnxruntime's" in plain.placements[0]["reason"]
