@@ -142,10 +142,10 @@ MANIFEST = Manifest("pynq-z2", "part", {}, "", "", 100, 0x43C00000, "", "", "", 
 
 
 def is_refused(asked: Asked, answer: bytes, words: str = "") -> None:
-    with pytest.raises((SshError, DeviceError)) as found:
+    with pytest.raises((SshError, DeviceError)) as result:
         asked(Board(answer))
-    code, said = exit_code_and_message(found.value)
-    assert code == RUN_FAILED and len(said) < 1500 and said.isprintable() and words in said, said
+    code, message = exit_code_and_message(result.value)
+    assert code == RUN_FAILED and len(message) < 1500 and message.isprintable() and words in message, message
 
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -209,9 +209,9 @@ def test_a_silent_board_is_given_up() -> None:
     """A board that prints nothing, stops printing or reads nothing is given up."""
     file = deploy.File("name", bytes(1 << 20))
     for text in ("sleep 100", "printf '\\n<celosia>\\n'; sleep 100", "printf '\\n<celosia>\\n{'; sleep 100"):
-        with pytest.raises(SshError, match=r"board.*0\.5 s; check its power") as found:
+        with pytest.raises(SshError, match=r"board.*0\.5 s; check its power") as result:
             Remote(Local(text)).status()
-        assert exit_code_and_message(found.value)[0] == RUN_FAILED
+        assert exit_code_and_message(result.value)[0] == RUN_FAILED
     board = deploy.RemoteBoard("armv7l", (3, 10, 0), "1", None, "", 1 << 30, ("name",))
     with pytest.raises(SshError, match=r"board.*0\.5 s"):
         Remote(Local("sleep 100")).install(board, file)

@@ -59,13 +59,13 @@ WHOLE = ("compiler/program", "driver/board", "driver/remote", "driver/run")
 
 
 def test_the_runner_is_folders_and_all_of_it_imports_on_a_board(tmp_path: Path) -> None:
-    found = board_modules()
+    result = board_modules()
     assert set(WHOLE) < set(FOLDERS)
-    assert {path for folder in WHOLE for path in (PACKAGE / folder).rglob("*.py")} < set(found.values())
-    assert {"celosia.hw.spec.isa", "celosia.sim.timing"} < set(found) and "celosia.hw.verilog" not in found
+    assert {path for folder in WHOLE for path in (PACKAGE / folder).rglob("*.py")} < set(result.values())
+    assert {"celosia.hw.spec.isa", "celosia.sim.timing"} < set(result) and "celosia.hw.verilog" not in result
     (tmp_path / "runner.pyz").write_bytes(pack_runner().data)
     code = "import importlib; sys.path.insert(0, sys.argv[1]); [importlib.import_module(each) for each in sys.argv[2:]]"
-    done = on_a_board(f"{code}; print(importlib.import_module('celosia').__file__)", tmp_path / "runner.pyz", *found)
+    done = on_a_board(f"{code}; print(importlib.import_module('celosia').__file__)", tmp_path / "runner.pyz", *result)
     assert done.returncode == 0 and "runner.pyz" in done.stdout, done.stderr
 
 
@@ -132,5 +132,5 @@ def test_control_flow_and_shapes_run_with_numpy_alone(tmp_path: Path) -> None:
     ]
     graph = helper.make_graph(nodes, "graph", inputs, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    found = through_the_board(model, {"x": np.float32([3, 0, 4]), "c": np.array(False)}, tmp_path)
-    assert found["y"].tolist() == [3, 0, 4, 2] and found["s"].tolist() == [1, 2] and found["n"].tolist() == [[0, 2]]
+    result = through_the_board(model, {"x": np.float32([3, 0, 4]), "c": np.array(False)}, tmp_path)
+    assert result["y"].tolist() == [3, 0, 4, 2] and result["s"].tolist() == [1, 2] and result["n"].tolist() == [[0, 2]]

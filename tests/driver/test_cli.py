@@ -174,7 +174,7 @@ def test_blocks_are_shown_with_what_they_save(celosia: Callable[..., tuple[int, 
     assert code == 0, err
     row = re.search(r"\n\S+ \.\. \S+ +4\.8 kB +([\d,]+) +([\d,]+) +([\d,]+)", out)
     assert row is not None, out
-    apart, together, run = (int(each.replace(",", "")) for each in row.groups())
+    apart, together, run = (int(group.replace(",", "")) for group in row.groups())
     assert apart > together == pytest.approx(run, abs=5)  # the block is all that runs
     assert re.search(r"\nBlocks, .*\nblock +kept on chip +cycles apart +as a block +in this run *\n", out)
 
@@ -349,15 +349,15 @@ def test_missing_tools_are_found_before_anything_is_compiled(
     ):
         monkeypatch.setattr(f"celosia.{place}", never)
     if tool not in ("pynq", "ssh"):
-        monkeypatch.setattr(evaluating, "open_dataset", lambda *given: SimpleNamespace(samples=None))
+        monkeypatch.setattr(evaluating, "open_dataset", lambda *args: SimpleNamespace(samples=None))
         for line in lines:
             assert "Compiling" in celosia(line)[2]
     (tmp_path / "empty").mkdir()
     missing(monkeypatch, tmp_path / "empty")
     for line in lines:
         code, _, err = celosia(line)
-        said = " ".join(err.split())
-        assert (code, sentence in said, "Traceback" in said) == (expected, True, False), err
+        message = " ".join(err.split())
+        assert (code, sentence in message, "Traceback" in message) == (expected, True, False), err
     assert written(tmp_path) == ["empty"]
 
 
@@ -682,8 +682,8 @@ def test_a_sentence_and_an_exit_code(
     _prepare(models, tmp_path)
     before = written(tmp_path)
     line, code, words = WRONG[what]
-    found, out, err = celosia(line)
-    assert found == code, err
+    result, out, err = celosia(line)
+    assert result == code, err
     flat = " ".join(re.sub("[│╭╮╰╯─]", " ", err).split())
     assert re.search(words, flat), flat
     assert "Traceback" not in out + err

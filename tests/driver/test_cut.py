@@ -42,11 +42,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def cycles(program: Program) -> int:
-    return sum(each.cycles or 0 for each in predict_counters(program))
+    return sum(counter.cycles or 0 for counter in predict_counters(program))
 
 
 def bytes_of(results: object) -> list[bytes]:
-    return [each.tobytes() for result in results for each in result.outputs.values()]  # type: ignore[attr-defined]
+    return [output.tobytes() for result in results for output in result.outputs.values()]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("parts", [2, 3])
@@ -92,7 +92,7 @@ def test_a_branch_reads_what_is_around_it(tmp_path: Path) -> None:
     b.output(b.conv(replace(first, name=chosen), 4, (1, 1)), real=True)
     onnx.save(b.model(), tmp_path / "m.onnx")
     parts = cut(tmp_path / "m.onnx", 5, "tiny")  # at quantised borders, and on both sides of what If reads
-    assert [each.graph.output[0].name for each in parts][1:3] == [first.name, chosen]
+    assert [part.graph.output[0].name for part in parts][1:3] == [first.name, chosen]
     with pytest.raises(ModelError, match="in 5 parts at most"):
         cut(tmp_path / "m.onnx", 6, "tiny")
 
@@ -112,14 +112,14 @@ def test_a_sample_that_fails_in_a_part_is_told_once(whole: str) -> None:
     x = np.zeros((6, 1, 4, 8, 8), np.float32)
     device = Third(programs[0].config)
     results = Relay(programs, [device, FunctionalDevice(device.config)]).run_each([*x[:4], x[4, 0], x[5]], in_flight=1)
-    told = []
+    messages = []
     for _ in range(6):
         try:
             next(results)
-            told.append("")
+            messages.append("")
         except (DeviceError, InputError) as error:
-            told.append(str(error)[:19])
-    assert told == ["", "", "sample 2: no answer", "", "sample 4: input 'in", ""] and list(results) == []
+            messages.append(str(error)[:19])
+    assert messages == ["", "", "sample 2: no answer", "", "sample 4: input 'in", ""] and list(results) == []
     with pytest.raises(ValueError, match=r"2 Programs.*1 device"):
         Relay(programs, [device])
 
@@ -142,9 +142,11 @@ def command(*args: object, code: int = 0) -> str:
 
 
 def test_the_command(whole: str, tmp_path: Path) -> None:
-    said = command(whole, "-o", tmp_path / "parts")
+    message = command(whole, "-o", tmp_path / "parts")
     first, second = sorted((tmp_path / "parts").iterdir())
-    assert (first.name, second.name) == ("m.1.onnx", "m.2.onnx") and f"{second}: " in said and " cycles, to " in said
+    assert (
+        (first.name, second.name) == ("m.1.onnx", "m.2.onnx") and f"{second}: " in message and " cycles, to " in message
+    )
     assert [onnx.load(each) for each in (first, second)] == cut(whole, 2, "tiny")
     assert "parts at most" in command(whole, "-o", tmp_path / "many", "--parts", 50, code=1)
     assert "there is no folder" in command(whole, "-o", tmp_path / "no" / "where", code=1)

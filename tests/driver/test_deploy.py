@@ -98,19 +98,23 @@ def files_of(board: FakeBoard) -> list[str]:
 
 @pytest.mark.rtl
 def test_deployed_and_run_on_a_board(rtl: FakeBoard, program: Path, models: Path, tmp_path: Path) -> None:
-    said = command("deploy", program, "--host", "board", "-q")
-    said = command("deploy", program, "--host", "board")
-    assert f"board: {MACHINE}, Python 3." in said and "pynq 0 (simulated)" in said and said.endswith(" 0 bytes sent")
+    message = command("deploy", program, "--host", "board", "-q")
+    message = command("deploy", program, "--host", "board")
+    assert (
+        f"board: {MACHINE}, Python 3." in message
+        and "pynq 0 (simulated)" in message
+        and message.endswith(" 0 bytes sent")
+    )
     names = files_of(rtl)
     assert [name.split("-")[0] for name in names] == ["program", "runner"]
     args = ["run", program, "-i", models / "x.npy", "--address", "0x43C00000"]
-    said = command(*args, "--device", "ssh://board", "-o", tmp_path / "y.npz", "--report", tmp_path / "report.json")
-    assert "on board" in said and "cycles" in said
+    message = command(*args, "--device", "ssh://board", "-o", tmp_path / "y.npz", "--report", tmp_path / "report.json")
+    assert "on board" in message and "cycles" in message
     assert files_of(rtl) == names
     x = {"input_1": np.load(models / "x.npy")}
     expected = celosia.Runtime(celosia.compile(quantised(), "tiny"), "rtl").run(x)
-    with np.load(tmp_path / "y.npz") as found:
-        assert {name: found[name].tobytes() for name in found} == {
+    with np.load(tmp_path / "y.npz") as result:
+        assert {name: result[name].tobytes() for name in result} == {
             name: array.tobytes() for name, array in expected.outputs.items()
         }
     report = json.loads((tmp_path / "report.json").read_text())
@@ -133,8 +137,8 @@ def test_errors_of_the_board_come_back(
     assert "must be float32[1, 3, 8, 8]" in command(*args, "-i", tmp_path / "wrong.npy", code=1)
     monkeypatch.setitem(TARGETS, "here", HERE)
     celosia.compile(quantised(), "pynq", target="here").save(tmp_path / "other")
-    said = command("run", tmp_path / "other", *args[2:], "-i", models / "x.npy", code=3)
-    assert "the accelerator on the board has Config" in said
+    message = command("run", tmp_path / "other", *args[2:], "-i", models / "x.npy", code=3)
+    assert "the accelerator on the board has Config" in message
     if MACHINE not in ("armv7l", "aarch64"):
         assert "is no Zynq" in command(*args[:4], "-i", models / "x.npy", code=3)
 
@@ -148,11 +152,13 @@ def test_numpy_on_the_board(empty: FakeBoard, models: Path, tmp_path: Path, monk
         "run", models / "floats.onnx", *inputs, "--device", "ssh://board/functional", "-o", tmp_path / "y.npz", "-q"
     )
     expected = celosia.Runtime(celosia.compile(floats())).run({n: np.load(models / f"{n}.npy") for n in "ab"}).outputs
-    with np.load(tmp_path / "y.npz") as found:
+    with np.load(tmp_path / "y.npz") as result:
         for name, array in expected.items():
-            np.testing.assert_allclose(found[name], array, rtol=1e-6)
-    said = command("run", models / "floats.onnx", *inputs, "--device", "ssh://board", code=3)
-    assert "board cannot run it: it has no pynq (ModuleNotFoundError: No module named 'pynq'); use a PYNQ image" in said
+            np.testing.assert_allclose(result[name], array, rtol=1e-6)
+    message = command("run", models / "floats.onnx", *inputs, "--device", "ssh://board", code=3)
+    assert (
+        "board cannot run it: it has no pynq (ModuleNotFoundError: No module named 'pynq'); use a PYNQ image" in message
+    )
     assert "it has no pynq" in command("deploy", models / "floats.onnx", "--host", "board", code=3)
 
 
@@ -162,10 +168,10 @@ def test_boards_share_a_stream(empty: FakeBoard, models: Path, tmp_path: Path) -
     program = celosia.compile(models / "quantised.onnx", "tiny")
     expected = celosia.Runtime(program).run_batch({"input_1": x})
     with celosia.Runtime(program, "ssh://board/functional,ssh://board/functional") as runtime:
-        found = [result.outputs for result in runtime.run_each(x[:, None], in_flight=1)]
+        outputs = [result.outputs for result in runtime.run_each(x[:, None], in_flight=1)]
     for name, array in expected.items():
-        assert np.concatenate([each[name] for each in found]).tobytes() == array.tobytes()
-    assert len([each for each in empty.commands if "runner" in each]) == 2
+        assert np.concatenate([each[name] for each in outputs]).tobytes() == array.tobytes()
+    assert len([command for command in empty.commands if "runner" in command]) == 2
     np.savez(tmp_path / "x.npz", input_1=x)
     arguments = "eval", models / "quantised.onnx", "--config", "tiny", "--data", tmp_path / "x.npz"
     command(*arguments, "--device", "functional, timed", "--report", tmp_path / "r.json", "--no-check", "-q")
@@ -203,8 +209,8 @@ def test_a_stream_runs_on_the_board(empty: FakeBoard, program: Path) -> None:
 def test_no_board(empty: FakeBoard, program: Path, tmp_path: Path) -> None:
     config = tmp_path / "config"
     good = config.read_text()
-    said = command("deploy", program, "--host", "board.invalid", code=3)
-    assert "board.invalid cannot be reached; check its name" in said
+    message = command("deploy", program, "--host", "board.invalid", code=3)
+    assert "board.invalid cannot be reached; check its name" in message
     config.write_text(good.replace(f"Port {empty.port}", "Port 1"))
     assert "board cannot be reached" in command("deploy", program, "--host", "board", code=3)
     config.write_text(good.replace(f"IdentityFile {tmp_path}/key", "IdentityFile /dev/null"))
@@ -299,9 +305,9 @@ def test_damage_on_the_way_is_noticed(empty: FakeBoard) -> None:
 def test_boards_that_lack_something(empty: FakeBoard, program: Path) -> None:
     loaded = celosia.Program.load(program)
     board = deploy.RemoteBoard("armv7l", (3, 8, 2), None, None, "absent", 10**9, ())
-    with pytest.raises(SshError, match=r"3\.8\.2; 3\.10 .*numpy.*pynq") as found:
+    with pytest.raises(SshError, match=r"3\.8\.2; 3\.10 .*numpy.*pynq") as result:
         deploy.require_board(board, loaded, "board", "it")
-    assert f"its processor is armv7l, and the Program's kernels are for {MACHINE}" in str(found.value)
+    assert f"its processor is armv7l, and the Program's kernels are for {MACHINE}" in str(result.value)
     with pytest.raises(SshError, match=r"mips.*armv7l, aarch64"):
         deploy.target_of(deploy.RemoteBoard("mips", (3, 10), "1", "1", "", 1, ()))
     empty.python.unlink()
@@ -462,9 +468,9 @@ def test_a_run_that_nobody_waits_for_is_stopped(program: Path, tmp_path: Path) -
 def test_requests_and_answers() -> None:
     arrays: dict[str, Any] = {"a": np.arange(6).reshape(2, 3), "s": [np.float32([1]), np.float32([])], "o": None}
     data = pack({"what": 1}, arrays)
-    head, found = unpack(io.BytesIO(data))
-    assert head == {"what": 1} and found["o"] is None
-    assert np.array_equal(found["a"], arrays["a"]) and [each.size for each in found["s"]] == [1, 0]
+    head, result = unpack(io.BytesIO(data))
+    assert head == {"what": 1} and result["o"] is None
+    assert np.array_equal(result["a"], arrays["a"]) and [each.size for each in result["s"]] == [1, 0]
     for end in range(len(data)):
         with pytest.raises((EOFError, ValueError)):
             unpack(io.BytesIO(data[:end]))
@@ -477,7 +483,7 @@ def test_the_runner_keeps_to_an_old_python(tmp_path: Path) -> None:
     """The runner needs only Python 3.10, checked by ruff and vermin; its version check runs on 3.6."""
 
     def complaints(*names: str, version: str = "3.10") -> str:
-        said = ""
+        message = ""
         oldest = f"py{version.replace('.', '')}".replace("py36", "py37")  # of ruff
         for tool in (
             ["ruff", "check", "--isolated", "--no-cache", "--target-version", oldest, "--select", "E9"],
@@ -492,11 +498,11 @@ def test_the_runner_keeps_to_an_old_python(tmp_path: Path) -> None:
         ):
             program = Path(sys.executable).with_name(tool[0])
             done = subprocess.run([program, *tool[1:], *names], capture_output=True, text=True)
-            said += done.stdout + done.stderr if done.returncode else ""
-        return said
+            message += done.stdout + done.stderr if done.returncode else ""
+        return message
 
     assert not complaints(*map(str, board_modules().values()))
     assert not complaints(bootstrap.__file__, version="3.6")
     (tmp_path / "new.py").write_text("from enum import StrEnum\nx = {}[*()]\n")
-    said = complaints(str(tmp_path / "new.py"))
-    assert "StrEnum" in said and "index" in said
+    message = complaints(str(tmp_path / "new.py"))
+    assert "StrEnum" in message and "index" in message

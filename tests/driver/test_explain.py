@@ -135,11 +135,11 @@ def test_amounts_are_spread_as_cycle_by_cycle(drawn: tuple[list[tuple[int, int, 
 
 def test_layers_say_what_they_are() -> None:
     program = celosia.compile(network(), Config(block_in=4, block_out=4))
-    told = [layer.what for launch in program.launches for layer in launch.layers]
-    assert told[0] == "conv 3x3, 3→16, folded by the host"
-    assert "depthwise conv 3x3, 32" in told and "conv 1x1, 32→16 + add" in told
-    assert "conv 3x3 stride 2, 16→24" in told
-    assert any(text.startswith("sum pool 8x8, 24 channels") for text in told) and told[-1] == "product 24→10"
+    messages = [layer.what for launch in program.launches for layer in launch.layers]
+    assert messages[0] == "conv 3x3, 3→16, folded by the host"
+    assert "depthwise conv 3x3, 32" in messages and "conv 1x1, 32→16 + add" in messages
+    assert "conv 3x3 stride 2, 16→24" in messages
+    assert any(text.startswith("sum pool 8x8, 24 channels") for text in messages) and messages[-1] == "product 24→10"
 
 
 def test_tables_without_a_clock_name_no_cycles(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,8 +147,8 @@ def test_tables_without_a_clock_name_no_cycles(capsys: pytest.CaptureFixture[str
     report = celosia.Runtime(celosia.compile(model, "tiny")).run(image(model)).report
     assert show.advice_on_layers(report) is None
     console().print(show.layers(report))
-    said = capsys.readouterr().out
-    assert "bound by" not in said and "conv 3x3" in said
+    message = capsys.readouterr().out
+    assert "bound by" not in message and "conv 3x3" in message
 
 
 def test_steps_of_the_cpu_are_in_the_timeline() -> None:
@@ -174,5 +174,5 @@ def test_advice_for_layers_that_wait_is_to_tune() -> None:
     """The advice for waiting layers is to tune: more samples at once give no unit more work between two waits."""
     cfg = PRESETS["tiny"]
     time = SimpleNamespace(busy=np.array([3.0, 9.0, 4.0, 1.0]))
-    said = explain._layer_advice(cfg, SimpleNamespace(macs=1, what=""), time, "latency")  # type: ignore[arg-type]
-    assert said is not None and "gemm works most: `celosia tune`" in said and "batch" not in said
+    message = explain._layer_advice(cfg, SimpleNamespace(macs=1, what=""), time, "latency")  # type: ignore[arg-type]
+    assert message is not None and "gemm works most: `celosia tune`" in message and "batch" not in message
