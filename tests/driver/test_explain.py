@@ -135,11 +135,14 @@ def test_amounts_are_spread_as_cycle_by_cycle(drawn: tuple[list[tuple[int, int, 
 
 def test_layers_say_what_they_are() -> None:
     program = celosia.compile(network(), Config(block_in=4, block_out=4))
-    messages = [layer.what for launch in program.launches for layer in launch.layers]
-    assert messages[0] == "conv 3x3, 3→16, folded by the host"
-    assert "depthwise conv 3x3, 32" in messages and "conv 1x1, 32→16 + add" in messages
-    assert "conv 3x3 stride 2, 16→24" in messages
-    assert any(text.startswith("sum pool 8x8, 24 channels") for text in messages) and messages[-1] == "product 24→10"
+    descriptions = [layer.what for launch in program.launches for layer in launch.layers]
+    assert descriptions[0] == "conv 3x3, 3→16, folded by the host"
+    assert "depthwise conv 3x3, 32" in descriptions and "conv 1x1, 32→16 + add" in descriptions
+    assert "conv 3x3 stride 2, 16→24" in descriptions
+    assert (
+        any(text.startswith("sum pool 8x8, 24 channels") for text in descriptions)
+        and descriptions[-1] == "product 24→10"
+    )
 
 
 def test_tables_without_a_clock_name_no_cycles(capsys: pytest.CaptureFixture[str]) -> None:
