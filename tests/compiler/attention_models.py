@@ -1,8 +1,8 @@
-"""Random attention for random Configs, and random decoders, beside onnxruntime, by a seed each.
+"""Compare random attention on random Configs, and random decoders, with onnxruntime. A seed determines each model.
 
-The tests run some; more are
+The tests run some of them; more are run by
 
-    python -m tests.compiler.attention_models --count 200 [--kind decoder]
+python -m tests.compiler.attention_models --count 200 [--kind decoder]
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DEPTHS = ("inp_depth", "wgt_depth", "acc_depth", "vin_depth", "out_depth")
 
 
 def drawn_config(rng: np.random.Generator, plain: bool) -> Config:
-    """A legal Config. plain: with softmax, square blocks and forwarding, as attention as a block asks."""
+    """Draw a legal Config. plain: with softmax, square blocks and forwarding, which attention as a block requires."""
     while True:
         block = int(rng.choice([4, 4, 8, 8, 16]))
         fields: dict[str, Any] = {name: 1 << int(rng.integers(5, 11)) for name in DEPTHS}
@@ -62,8 +62,11 @@ def drawn_config(rng: np.random.Generator, plain: bool) -> Config:
 
 @dataclass
 class Sketch:
-    """A model that is being drawn, quantised between all operators. names: those of nodes, "own", "none" or "same".
-    open_dims: names of sizes that the model leaves open."""
+    """A model in the making, quantised between all operators.
+
+    names: names of the nodes: "own", "none" or "same". open_dims: by axis, the names of sizes that the model leaves
+    open.
+    """
 
     rng: np.random.Generator
     signed: bool
@@ -76,54 +79,62 @@ class Sketch:
     feed: dict[str, Array] = field(default_factory=dict)
     shapes: dict[str, list[int | str]] = field(default_factory=dict)
 
-    def of(self, *choices: Any) -> Any:
-        """One of them."""
+    def choose(self, *choices: Any) -> Any:
+        """Return one of the choices at random."""
         return choices[int(self.rng.integers(len(choices)))]
 
     def node(self, op: str, *inputs: str, **attrs: Any) -> str:
-        """The name of its output."""
+        """Append a node and return the name of its output."""
         out = f"t{len(self.nodes)}"
         name = {"own": f"{op}_{len(self.nodes)}", "none": "", "same": "node"}[self.names]
         self.nodes.append(helper.make_node(op, inputs, [out], name=name, **attrs))
         return out
 
     def constant(self, array: Any) -> str:
-        """Its name."""
+        """Add a constant and return its name."""
         name = f"c{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(np.asarray(array), name))
         return name
 
     def quantised(self, x: str, step: float, zero: int | None = None) -> str:
-        """x, rounded to bytes, as floats. zero: of uint8, the zero point; by default drawn, or the middle."""
+        """Append a quantisation of x to bytes and back to floats; return the name of the floats.
+
+        zero: the zero point as uint8; by default random, or 128 if the sketch is symmetric.
+        """
         kind = np.int8 if self.signed else np.uint8
         middle = 128 if self.symmetric else int(self.rng.integers(60, 190))
         at = (middle if zero is None else zero) - (128 if self.signed else 0)
-        meaning = self.constant(F32(step)), self.constant(kind(at))
-        return self.node("DequantizeLinear", self.node("QuantizeLinear", x, *meaning), *meaning)
+        scale_and_zero = self.constant(F32(step)), self.constant(kind(at))
+        return self.node("DequantizeLinear", self.node("QuantizeLinear", x, *scale_and_zero), *scale_and_zero)
 
     def again(self, x: str, like: str) -> str:
-        """x, rounded as `like` is."""
-        (made,) = (node for node in self.nodes if node.output[0] == like)
-        return self.node("DequantizeLinear", self.node("QuantizeLinear", x, *made.input[1:]), *made.input[1:])
+        """Append a quantisation of x with the scale and zero point of `like`."""
+        (dequantiser,) = (node for node in self.nodes if node.output[0] == like)
+        return self.node(
+            "DequantizeLinear", self.node("QuantizeLinear", x, *dequantiser.input[1:]), *dequantiser.input[1:]
+        )
 
     def input(self, *shape: int) -> str:
-        """Normal floats."""
+        """Add an input of normally distributed floats and return its name."""
         name = f"x{len(self.feed)}"
         self.feed[name] = self.rng.normal(0, 1, shape).astype(F32)
         self.shapes[name] = [self.open_dims.get(axis, size) for axis, size in enumerate(shape)]
         return name
 
     def model(self, output: str) -> onnx.ModelProto:
-        """The whole."""
-        given = [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in self.shapes.items()]
-        graph = helper.make_graph(self.nodes, "", given, [onnx.ValueInfoProto(name=output)], self.constants)
+        """Return the model with this output."""
+        inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in self.shapes.items()]
+        graph = helper.make_graph(self.nodes, "", inputs, [onnx.ValueInfoProto(name=output)], self.constants)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one attention: sequences, queries, keys, heads, those that have keys of their own, channels of a key and of a
-    value of each head."""
+    """Sizes of one attention.
+
+    batch: sequences. shared: heads that have keys of their own. inner: channels of a key of one head. values: channels
+    of a value of one head.
+    """
 
     batch: int
     queries: int
@@ -135,7 +146,7 @@ class Sizes:
 
 
 def drawn_sizes(rng: np.random.Generator, cfg: Config, plain: bool) -> Sizes:
-    """plain: of whole groups; the others of any number."""
+    """Draw sizes. plain: channels and keys fill whole channel groups; otherwise any numbers are drawn."""
 
     def size(most: int) -> int:
         return (
@@ -147,7 +158,7 @@ def drawn_sizes(rng: np.random.Generator, cfg: Config, plain: bool) -> Sizes:
     heads, inner, queries = int(rng.integers(1, 5)), size(2), int(rng.integers(1, 40))
     keys = queries if rng.random() < 0.3 and not plain else size(5)
     shared = (
-        int(rng.choice([each for each in range(1, heads + 1) if heads % each == 0]))
+        int(rng.choice([count for count in range(1, heads + 1) if heads % count == 0]))
         if rng.random() < 0.3 and not plain
         else heads
     )
@@ -156,61 +167,64 @@ def drawn_sizes(rng: np.random.Generator, cfg: Config, plain: bool) -> Sizes:
 
 
 def attention(s: Sketch, z: Sizes) -> str:
-    """Of inputs, or of products of one; softmax(Q · Kᵀ) · V, in one of the ways in which exporters write it."""
-    flat, made = s.of(False, False, True), s.of(False, False, True)
-    x = s.quantised(s.input(z.batch, z.keys, 8), 3 / 128) if made else ""
+    """Append softmax(Q · Kᵀ) · V, written as one of several exporters writes it; return the name of the result.
+
+    Queries, keys and values are inputs, or products of one input.
+    """
+    flat, projected = s.choose(False, False, True), s.choose(False, False, True)
+    x = s.quantised(s.input(z.batch, z.keys, 8), 3 / 128) if projected else ""
 
     def heads(rows: int, count: int, size: int, perm: tuple[int, ...]) -> str:
-        """[batch, count, rows, size], or transposed, of [batch, rows, count * size]."""
-        if made and rows == z.keys:
+        """Return heads [batch, count, rows, size], permuted by `perm`, of a tensor [batch, rows, count * size]."""
+        if projected and rows == z.keys:
             w = s.quantised(s.constant(s.rng.normal(0, 0.3, (8, count * size)).astype(F32)), 0.01, 128)
             full = s.quantised(s.node("MatMul", x, w), 3 / 128)
         else:
-            full = s.quantised(s.input(z.batch, rows, count * size), s.of(3, 2, 4) / 128)
+            full = s.quantised(s.input(z.batch, rows, count * size), s.choose(3, 2, 4) / 128)
         parts = s.node("Reshape", full, s.constant(np.array([z.batch, rows, count, size])))
         if count < z.heads:
-            each = z.heads // count
+            repeats = z.heads // count
             parts = s.node("Unsqueeze", s.node("Transpose", parts, perm=(0, 2, 1, 3)), s.constant(np.array([2])))
-            parts = s.node("Expand", parts, s.constant(np.array([z.batch, count, each, rows, size])))
+            parts = s.node("Expand", parts, s.constant(np.array([z.batch, count, repeats, rows, size])))
             parts = s.node("Reshape", parts, s.constant(np.array([z.batch, z.heads, rows, size])))
             parts = s.again(parts, full)  # onnxruntime multiplies what it repeats in floats otherwise
             return parts if perm == (0, 2, 1, 3) else s.node("Transpose", parts, perm=(0, 1, 3, 2))
-        if perm == (0, 2, 3, 1) and s.of(0, 1):
+        if perm == (0, 2, 3, 1) and s.choose(0, 1):
             return s.node("Transpose", s.node("Transpose", parts, perm=(0, 2, 1, 3)), perm=(0, 1, 3, 2))
         return s.node("Transpose", parts, perm=perm)
 
     def folded(value: str, rows: int, columns: int) -> str:
-        """Sequences and heads as one axis, where the model writes them so."""
+        """Merge sequences and heads to one axis if the model writes them so."""
         return s.node("Reshape", value, s.constant(np.array([z.batch * z.heads, rows, columns]))) if flat else value
 
     q = folded(heads(z.queries, z.heads, z.inner, (0, 2, 1, 3)), z.queries, z.inner)
     k = folded(heads(z.keys, z.shared, z.inner, (0, 2, 3, 1)), z.inner, z.keys)
     reach = 0.6 * z.inner**0.5
     scores = s.quantised(s.node("MatMul", q, k), 3 * reach / 128)
-    match s.of("none", "div", "mul"):
+    match s.choose("none", "div", "mul"):
         case "div":
             reach /= z.inner**0.5
             scores = s.quantised(s.node("Div", scores, s.constant(F32(z.inner**0.5))), 3 * reach / 128)
         case "mul":
             factor = s.quantised(s.constant(F32(0.5)), 0.5 / 127, 128)
             scores, reach = s.quantised(s.node("Mul", scores, factor), 2 * reach / 128), reach / 2
-    if (kind := "none" if s.plain else s.of("none", "row", "matrix", "causal")) != "none":
+    if (kind := "none" if s.plain else s.choose("none", "row", "matrix", "causal")) != "none":
         hidden = s.rng.random((1, 1, 1 if kind == "row" else z.queries, z.keys)) < 0.3
         if kind == "causal":
             hidden = np.triu(np.ones((z.queries, z.keys), bool), 1)[None, None]
         mask = np.where(hidden, -10, 0).astype(F32)[(0,) if flat else ()]
         scores = s.quantised(s.node("Add", scores, s.quantised(s.constant(mask), 10 / 127, 128)), 6 * reach / 128)
-    least = 0 if s.of(0, 0, 1, 1, 1) else int(s.rng.integers(0, 255))
+    least = 0 if s.choose(0, 0, 1, 1, 1) else int(s.rng.integers(0, 255))
     shares = s.quantised(
-        s.node("Softmax", scores, axis=s.of(-1, 2 if flat else 3)),
-        s.of(1 / 255, 1 / 256, 1 / 100),
+        s.node("Softmax", scores, axis=s.choose(-1, 2 if flat else 3)),
+        s.choose(1 / 255, 1 / 256, 1 / 100),
         128 if s.plain else least,
     )
     v = folded(heads(z.keys, z.shared, z.values, (0, 2, 1, 3)), z.keys, z.values)
-    mixed = s.quantised(s.node("MatMul", shares, v), s.of(1, 2) / 128)
+    mixed = s.quantised(s.node("MatMul", shares, v), s.choose(1, 2) / 128)
     if flat:
         mixed = s.node("Reshape", mixed, s.constant(np.array([z.batch, z.heads, z.queries, z.values])))
-    if s.of(0, 1, 1):
+    if s.choose(0, 1, 1):
         mixed = s.node("Transpose", mixed, perm=(0, 2, 1, 3))
         mixed = s.node("Reshape", mixed, s.constant(np.array([z.batch, z.queries, z.heads * z.values])))
     return mixed
@@ -218,11 +232,11 @@ def attention(s: Sketch, z: Sizes) -> str:
 
 @contextmanager
 def blocks_wherever_they_fit(wanted: bool) -> Iterator[None]:
-    """Attention becomes a block whether or not the timing model finds that faster."""
-    real = blocks._ChainPartitioner.cycles_once
+    """Let attention become a block even if the timing model finds that slower. wanted: False changes nothing."""
+    original = blocks._ChainPartitioner.cycles_once
 
     def once(self: blocks._ChainPartitioner, layers: list[Layer]) -> float:
-        cycles = real(self, layers)
+        cycles = original(self, layers)
         return min(cycles, 0) if layers and layers[-1].is_block and np.isfinite(cycles) else cycles
 
     with pytest.MonkeyPatch.context() as patch:
@@ -233,7 +247,10 @@ def blocks_wherever_they_fit(wanted: bool) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one model: bytes, those that differ from onnxruntime's, what the accelerator did, and its Config."""
+    """The comparison of one model with onnxruntime.
+
+    bytes: compared elements. different: elements that differ. ops: operators of the layers on the accelerator.
+    """
 
     bytes: int
     different: int
@@ -242,7 +259,7 @@ class Outcome:
 
 
 def drawn(seed: int) -> tuple[Sketch, onnx.ModelProto, Config]:
-    """Model number `seed`, and the Config for it."""
+    """Return model number `seed` and its Config."""
     rng = np.random.default_rng(seed)
     plain = bool(rng.random() < 0.6)
     cfg = drawn_config(rng, plain)
@@ -256,24 +273,29 @@ def drawn(seed: int) -> tuple[Sketch, onnx.ModelProto, Config]:
 
 
 def outcome(seed: int, check: bool = True) -> Outcome:
-    """Model number `seed`, on the functional simulator. check: of `celosia.compile`."""
+    """Compile model number `seed`, run it on the functional simulator, and compare it with onnxruntime.
+
+    check: whether `celosia.compile` checks the program.
+    """
     s, model, cfg = drawn(seed)
     nameless = onnx.ModelProto.FromString(model.SerializeToString())
     for node in nameless.graph.node:
         node.name = ""  # onnxruntime refuses equal names
-    (wanted,) = opened(nameless, int8=True).run(None, s.feed)
+    (expected,) = opened(nameless, int8=True).run(None, s.feed)
     with blocks_wherever_they_fit(seed % 4 > 0):
         shapes = {name: array.shape for name, array in s.feed.items()}
         program = celosia.compile(model, cfg, shapes=shapes, check=check)
-    (found,) = Runtime(program, "functional").run(s.feed).outputs.values()
-    assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+    (output,) = Runtime(program, "functional").run(s.feed).outputs.values()
+    assert (output.dtype, output.shape) == (expected.dtype, expected.shape)
     ops = tuple(layer.op for launch in program.launches for layer in launch.layers)
-    return Outcome(wanted.size, int((found != wanted).sum()), ops, cfg)
+    return Outcome(expected.size, int((output != expected).sum()), ops, cfg)
 
 
 def decoder_outcome(seed: int) -> Outcome:
-    """Decoder number `seed`, with a cache of bytes, attention in bytes, in floats or as one operator, some tokens
-    hidden."""
+    """Compile decoder number `seed`, run it, and compare it with onnxruntime.
+
+    Its cache holds bytes, some tokens are masked, and its attention is in bytes, in floats or one operator.
+    """
     rng = np.random.default_rng(seed)
     cfg, rotary, groups = drawn_config(rng, rng.random() < 0.8), bool(rng.random() < 0.5), int(rng.integers(1, 3))
     inner = 2 * int(rng.integers(1, 2 * cfg.group + 1)) if rng.random() < 0.5 else cfg.group * int(rng.choice([2, 4]))
@@ -295,11 +317,11 @@ def decoder_outcome(seed: int) -> Outcome:
         program = celosia.compile(
             step.proto, cfg, shapes={name: array.shape for name, array in feed.items()}, caches=list(step.dtypes)
         )
-    names = [each.name for each in program.outputs]
-    found, size, different = Runtime(program, "functional").run(feed).outputs, 0, 0
-    for name, wanted in zip(names, opened(step.proto, int8=True).run(names, feed)):
-        assert (found[name].dtype, found[name].shape) == (wanted.dtype, wanted.shape)
-        size, different = size + wanted.size, different + int((found[name] != wanted).sum())
+    names = [tensor.name for tensor in program.outputs]
+    outputs, size, different = Runtime(program, "functional").run(feed).outputs, 0, 0
+    for name, expected in zip(names, opened(step.proto, int8=True).run(names, feed)):
+        assert (outputs[name].dtype, outputs[name].shape) == (expected.dtype, expected.shape)
+        size, different = size + expected.size, different + int((outputs[name] != expected).sum())
     return Outcome(size, different, tuple(layer.op for launch in program.launches for layer in launch.layers), cfg)
 
 
@@ -307,7 +329,7 @@ KINDS = {"attention": outcome, "decoder": decoder_outcome}
 
 
 def main() -> None:
-    """Counts."""
+    """Print how many elements differ."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=200, help="models")
     parser.add_argument("--seed", type=int, default=0, help="the first one")
@@ -316,14 +338,17 @@ def main() -> None:
     ops, total = Counter[str](), 0
     for seed in range(args.seed, args.seed + args.count):
         try:
-            found = KINDS[args.kind](seed)
+            result = KINDS[args.kind](seed)
         except Exception as error:
             print(f"seed {seed}: {type(error).__name__}: {error}"[:600], flush=True)
             continue
-        total += found.bytes
-        ops.update(set(found.ops) or {"nothing"})
-        if found.different:
-            print(f"seed {seed}: {found.different} of {found.bytes} differ; {set(found.ops)}; {found.cfg}", flush=True)
+        total += result.bytes
+        ops.update(set(result.ops) or {"nothing"})
+        if result.different:
+            print(
+                f"seed {seed}: {result.different} of {result.bytes} differ; {set(result.ops)}; {result.cfg}",
+                flush=True,
+            )
     print(f"{args.count} models, {total:,} elements; models with {dict(ops)}")
 
 

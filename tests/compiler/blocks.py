@@ -1,4 +1,4 @@
-"""Instructions written by hand for what has taps: a depthwise convolution, and a block of three convolutions."""
+"""Hand-written instructions for Configs with taps: a depthwise convolution, and a block of three convolutions."""
 
 from __future__ import annotations
 
@@ -42,12 +42,15 @@ CONFIGS = {
     "4x4-taps5": Config(block_in=4, block_out=4, taps=5, **_SMALL),
 }
 PAD = 7
-"""What the depthwise convolution finds around its input."""
+"""The value of the padding around the input of the depthwise convolution."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a block is like. equal: all weights of the depthwise convolution are 1. clip: of the first layer."""
+    """Sizes and options of a block.
+
+    equal: all weights of the depthwise convolution are 1. clip: the range to which the first layer clips.
+    """
 
     height: int = 5
     width: int = 4
@@ -58,7 +61,10 @@ class Shape:
 
 
 def block_of(cfg: Config, shape: Shape) -> Layer:
-    """Channels that fill no block, and images that fill two batches."""
+    """Return a block of three convolutions with random weights.
+
+    Its channels do not fill the last channel block; its images fill two batches.
+    """
     rng = np.random.default_rng(3)
     channels, middle, images = cfg.block_in + 1, 4 * cfg.block_out - 1, 2 * cfg.batch
     k, s, pad = shape.kernel, shape.stride, shape.kernel // 2
@@ -90,10 +96,10 @@ def block_of(cfg: Config, shape: Shape) -> Layer:
 
 
 class Hand:
-    """Instructions of one layer, by what each is for; its constants, and where everything lies in DRAM.
+    """Hand-written instructions of one layer, grouped by their purpose, with constants and DRAM addresses.
 
-    addresses: DRAM address of the storages of the layer's x and y, one after the other by default. packed: constants,
-    of other layers as well.
+    addresses: DRAM addresses of the storages of the layer's x and y; by default one after the other. packed:
+    constants, which may hold those of other layers, too.
     """
 
     def __init__(
@@ -102,60 +108,66 @@ class Hand:
         self.packed = packed or Constants(4096)
         self.cfg, self.layer, self.base = cfg, layer, self.packed.base
         self.x, self.y = layer.x, layer.y
-        self.given = np.random.default_rng(4).integers(-128, 128, self.x.dims).astype(np.int8)
+        self.input_values = np.random.default_rng(4).integers(-128, 128, self.x.dims).astype(np.int8)
         self.addresses = addresses or {self.x.storage: 0, self.y.storage: -(-self.x.size(cfg) // 64) * 64}
         self.stream: list[StreamInstruction] = []
         self.roles: dict[str, list[StreamInstruction]] = defaultdict(list)
         self.used: dict[str, int] = defaultdict(int)
-        """Entries taken of each scratchpad."""
+        """Entries of each scratchpad that are allocated."""
         self.emit()
         self.constants = self.packed.data()
 
     def emit(self) -> None:
+        """Append the instructions of the layer to `stream`."""
         raise NotImplementedError
 
     # Running and checking -------------------------------------------------------------------------------------
 
     def codes(self) -> NDArray[np.uint8]:
-        """The instructions with fresh tokens, [count, bytes]."""
+        """Return the instructions with fresh tokens, [count, bytes]."""
         for i in self.stream:
             i.fields |= {"wait": 0, "post": 0}
         insert_tokens(self.cfg, self.stream, self.base)
         return encode(self.cfg, self.stream)
 
     def verify(self, code: NDArray[np.uint8] | None = None) -> None:
+        """Raise VerifyError if the instructions do not compute what the layer means."""
         code = self.codes() if code is None else code
         run = Run(code, [self.layer], np.zeros(len(code), np.int32), {self.x.storage}, {self.y.storage})
         verify_provenance(self.cfg, [run], self.addresses, self.base, self.constants)
 
     def expected(self) -> Int8:
-        values = {self.x: self.given}
+        """Return the output of the layer, computed in numpy."""
+        values = {self.x: self.input_values}
         for layer in self.layer.layers or (self.layer,):
             values[layer.y] = meaning(layer, values)
         return values[self.y]
 
     def run(self, checking: bool = False) -> Int8:
-        """What the functional simulator stores, in a DRAM full of noise."""
+        """Run the instructions on the functional simulator and return the output. DRAM is first filled with noise."""
         cfg, code, x, y = self.cfg, self.codes(), self.x, self.y
         device = FunctionalDevice(cfg, checking)
         device.allocate(self.base + len(self.constants) + code.size)
         device.write(0, np.random.default_rng(0).integers(0, 256, self.base, np.uint8))
         device.write(self.base, np.concatenate([self.constants, code.reshape(-1)]))
-        device.write(self.addresses[x.storage], pack_activation(cfg, self.given, x.storage_groups))
+        device.write(self.addresses[x.storage], pack_activation(cfg, self.input_values, x.storage_groups))
         device.run(self.base + len(self.constants), len(code))
         data = device.read(self.addresses[y.storage], y.size(cfg))
         return unpack_activation(cfg, data, y.dims, y.storage_groups)
 
     def drop(self, instruction: StreamInstruction) -> None:
+        """Remove an instruction from the stream."""
         self.stream = [i for i in self.stream if i is not instruction]
 
     def insert_after(self, instruction: StreamInstruction, opcode: Opcode, fields: dict[str, int]) -> None:
-        at = next(n for n, i in enumerate(self.stream) if i is instruction)
-        self.stream.insert(at + 1, StreamInstruction(opcode, fields))
+        """Insert a new instruction after `instruction`."""
+        index = next(n for n, i in enumerate(self.stream) if i is instruction)
+        self.stream.insert(index + 1, StreamInstruction(opcode, fields))
 
     # Emission -------------------------------------------------------------------------------------------------
 
     def add(self, role: str, opcode: Opcode, **fields: int) -> None:
+        """Append an instruction with the given purpose. Loops and sizes default to 1."""
         loops = {Opcode.GEMM: GEMM_LOOPS, Opcode.VECTOR: VECTOR_LOOPS}.get(opcode, ())
         sizes = {} if loops else dict(x_size=1, y_size=1, z_size=1)
         i = StreamInstruction(opcode, {f"extent_{loop}": 1 for loop in loops} | sizes | fields)
@@ -163,7 +175,7 @@ class Hand:
         self.roles[role].append(i)
 
     def take(self, pad: str, entries: int) -> int:
-        """The first of `entries` of a scratchpad that are free."""
+        """Allocate `entries` of a scratchpad and return the first of them."""
         first = self.used[pad]
         self.used[pad] += entries
         depth: int = getattr(self.cfg, f"{pad}_depth", self.cfg.lut_count)
@@ -171,7 +183,7 @@ class Hand:
         return first
 
     def load_constants(self, pad: str, blob: NDArray[np.uint8]) -> int:
-        """Load all of `blob`; the first entry."""
+        """Append a LOAD of all of `blob` to a scratchpad and return its first entry."""
         entries = len(blob) // element_bytes(self.cfg, Buffer[pad.upper()])
         base = self.take(pad, entries)
         self.add(
@@ -181,7 +193,11 @@ class Hand:
         return base
 
     def load_taps(self, weights: Int8) -> int:
-        """Entries of [slices][kernel rows][steps][slots][block_out] int8: `taps` columns of the kernel a step."""
+        """Load depthwise weights and return their first entry in `tap`.
+
+        The entries are [slices][kernel rows][steps][slots][block_out] int8; a step holds `taps` columns of the
+        kernel.
+        """
         cfg, (channels, _, *kernel) = self.cfg, weights.shape
         slices, steps = pack.blocks(channels, cfg.block_out), pack.blocks(kernel[1], cfg.taps)
         entries = np.zeros((slices, kernel[0], steps, *scratchpads(cfg)["tap"].shape), np.int8)
@@ -191,7 +207,7 @@ class Hand:
         return self.load_constants("tap", entries.view(np.uint8).reshape(-1))
 
     def epilogue(self, layer: Layer) -> dict[str, int]:
-        """Fields of requantisation, clip and table."""
+        """Return the fields of requantisation, clip and table."""
         assert layer.requantise is not None
         low, high = layer.epilogue.clip
         fields = dict(requantise=1, zero_point=layer.requantise.zero_point, clip_lo=low, clip_hi=high)
@@ -200,6 +216,7 @@ class Hand:
         return fields
 
     def load_tables(self, *layers: Layer) -> None:
+        """Load the tables of the layers that have one."""
         tables = {layer.name: layer.epilogue.table for layer in layers}
         self.tables = {
             name: self.load_constants("lut", table.view(np.uint8))
@@ -209,7 +226,7 @@ class Hand:
 
 
 class DepthwiseByHand(Hand):
-    """A depthwise convolution whose input is loaded to vin, all of it at once."""
+    """A depthwise convolution whose input is loaded to `vin` as a whole."""
 
     def __init__(self, cfg: Config) -> None:
         rng, channels = np.random.default_rng(5), 2 * cfg.block_out + 1
@@ -255,12 +272,13 @@ class DepthwiseByHand(Hand):
 
 
 class BlockByHand(Hand):
-    """A 1x1, a depthwise and another 1x1 convolution.
+    """A 1x1 convolution, a depthwise one and another 1x1 one.
 
-    A tile is some rows of one batch of images. For each of its slices, block_out channels in the middle, gemm makes
-    `wide`, which goes to vin, with padding around it; then taps make `deep`, which goes to inp and is added to the sums
-    of y. Slices, and tiles, take turns with two slots in each scratchpad. ahead: gemm makes the next slice of `wide`
-    before it adds this one, all of which go through one slot of inp.
+    A tile is some rows of one batch of images. For each slice (block_out of the middle channels), GEMM computes `wide`,
+    which VECTOR writes to vin, with padding around it. Then the taps compute `deep`, which goes to inp, and GEMM adds
+    its product to the sums of y. Slices and tiles alternate between two slots in each scratchpad.
+
+    ahead: GEMM computes the next slice of `wide` before it adds this one; all slices of `deep` use one slot of inp.
     """
 
     def __init__(
@@ -307,7 +325,7 @@ class BlockByHand(Hand):
             self._tile(number % 2, batch, first_row, min(rows, y.height - first_row))
 
     def _tile(self, slot: int, batch: int, first: int, rows: int) -> None:
-        """Rows first .. first + rows of y, of which `wide` needs the rows from `top` to `bottom`, padding left out."""
+        """Emit the rows first .. first + rows of y. They need the rows `top` to `bottom` of `wide`, without padding."""
         cfg, x = self.cfg, self.x
         above = first * self.stride - self.pad
         top, bottom = max(above, 0), min(above + (rows - 1) * self.stride + self.kernel, x.height)
@@ -338,7 +356,7 @@ class BlockByHand(Hand):
         self._out(slot, batch, first, rows)
 
     def _gemm(self, n: int, x: int, rows: int) -> None:
-        """The sums of slice `n` of `wide`, from the entries of inp at `x`."""
+        """Emit the sums of slice `n` of `wide`, from the entries of inp at `x`."""
         width = self.x.width
         self.add(
             "gemm wide", Opcode.GEMM, extent_y=rows, extent_x=width, extent_k=self.blocks_in,
@@ -347,7 +365,7 @@ class BlockByHand(Hand):
         )  # fmt: skip
 
     def _wide(self, n: int, rows: int, inside: int) -> None:
-        """Slice `n` of `wide`, with padding around what begins `inside` entries on."""
+        """Emit slice `n` of `wide`. Its first element lies `inside` entries behind the start of its padding."""
         width, slot, sums = self.x.width, self.slots["wide"][n % 2], self.slots["sums of wide"][n % 2]
         pad = self.middle.pad_value
         self.add(
@@ -361,7 +379,7 @@ class BlockByHand(Hand):
         )  # fmt: skip
 
     def _deep(self, n: int, rows: int) -> None:
-        """Slice `n` of `deep`, the part of an entry of inp."""
+        """Emit slice `n` of `deep`, which is a part of an entry of inp."""
         width, k, stride = self.y.width, self.kernel, self.stride
         slot = self.slots["deep"][n // self.parts % 2]
         self.add(
@@ -374,7 +392,7 @@ class BlockByHand(Hand):
         )  # fmt: skip
 
     def _sum(self, block: int, slot: int, rows: int) -> None:
-        """Add an input block of the last convolution to the sums."""
+        """Emit the GEMM that adds an input block of the last convolution to the sums."""
         width = self.y.width
         self.add(
             "gemm y", Opcode.GEMM, extent_n=self.blocks_out, extent_y=rows, extent_x=width,
@@ -384,6 +402,7 @@ class BlockByHand(Hand):
         )  # fmt: skip
 
     def _out(self, slot: int, batch: int, first: int, rows: int) -> None:
+        """Emit the epilogue of the last convolution and the STORE of the tile."""
         y, piece, out = self.y, self.cfg.piece_bytes, self.slots["out"][slot]
         steps = {"n": rows * y.width, "y": y.width, "x": 1}
         fields = {f"{operand}_{loop}": step for operand in ("dst", "a") for loop, step in steps.items()}
@@ -404,6 +423,7 @@ class BlockByHand(Hand):
         )  # fmt: skip
 
     def _residual(self, add: Residual, slot: int) -> dict[str, int]:
+        """Return the fields of the rescale-add of x."""
         return dict(
             rescale_add=1, b_source=BSource.VIN, b_base=self.slots["residual"][slot], scale_v=add.scale_v,
             scale_b=add.scale_b, scale_c=add.scale_c, scale_shift=add.shift, add_lo=add.lo, add_hi=add.hi,

@@ -1,6 +1,6 @@
-"""Every loop nest that a test compiles for the CPU is verified first.
+"""Verify each loop nest that a test compiles for the CPU.
 
-Lets these tests `import expressions` and `import small_models`.
+This file also lets the tests `import expressions` and `import small_models`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ sys.path += [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent
 
 @pytest.fixture(scope="session", autouse=True)
 def verified_loops() -> Iterator[None]:
+    """Let the LLVM code generator verify each function before it renders it."""
     render = llvm.render
 
     def checked(function: Function, features: frozenset[str] | None = None) -> Rendered:

@@ -1,6 +1,6 @@
-"""Small quantised models of every kind that the compiler lowers in its own way, for the golden hashes.
+"""Small quantised models for the golden hashes, one for each way in which the compiler lowers operators.
 
-Weights come from a fixed formula and never from a random generator, so that no version of numpy changes a model.
+Weights come from a fixed formula, not from a random generator: no version of numpy changes a model.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import celosia
 
 F32 = np.float32
 STEP = 0.05
-"""Scale of every activation whose model asks for no other one."""
+"""Scale of activations for which a model asks for no other scale."""
 
 
 @dataclass
 class Builder:
-    """A model in the making. Activations are quantised by a QuantizeLinear and DequantizeLinear pair.
+    """A model in the making. Each activation is followed by a QuantizeLinear and DequantizeLinear pair.
 
-    unsigned: activations are uint8 and not int8.
+    unsigned: activations are uint8, not int8.
     """
 
     unsigned: bool = False
@@ -34,38 +34,40 @@ class Builder:
     inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
 
     def input(self, *shape: int | str, quantised: bool = True) -> str:
-        """The name of a new float input, after its pair."""
+        """Add a float input and return its name, after the pair if `quantised`."""
         name = f"x{len(self.inputs)}"
         self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
         return self.quantise(name) if quantised else name
 
     def node(self, op: str, *inputs: str, outputs: int = 1, domain: str = "", **attributes: object) -> str:
-        """The name of the first output. Output number k > 0 is called like the first, with `_k` behind it."""
+        """Append a node and return the name of its first output. Output number k > 0 has the same name with `_k`
+        appended."""
         name = f"{op}{len(self.nodes)}"
         names = [name, *(f"{name}_{number}" for number in range(1, outputs))]
         self.nodes.append(helper.make_node(op, inputs, names, name=f"n_{name}", domain=domain, **attributes))
         return name
 
     def constant(self, value: object) -> str:
+        """Add a constant and return its name."""
         name = f"c{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(np.asarray(value), name))
         return name
 
     def numbers(self, *shape: int, low: int = -100, high: int = 100) -> NDArray[np.int64]:
-        """Integers in [low, high) that look random; each call yields others."""
+        """Return pseudo-random integers in [low, high); each call returns others."""
         index = np.arange(np.prod(shape), dtype=np.uint64) + np.uint64(7919 * (len(self.constants) + 1))
         mixed = (index * np.uint64(2654435761)) & np.uint64(0xFFFFFFFF)
         mixed = ((mixed ^ (mixed >> np.uint64(15))) * np.uint64(2246822519)) & np.uint64(0xFFFFFFFF)
         return (low + (mixed >> np.uint64(9)).astype(np.int64) % (high - low)).reshape(shape)
 
     def quantise(self, x: str, step: float = STEP, zero: int = 3) -> str:
-        """The dequantised name of x after one more quantisation."""
+        """Append another quantisation of x and return the name of the dequantised result."""
         kind = np.uint8 if self.unsigned else np.int8
         pair = self.constant(F32(step)), self.constant(kind(zero + 128 * self.unsigned))
         return self.node("DequantizeLinear", self.node("QuantizeLinear", x, *pair), *pair)
 
     def weights(self, *shape: int, axis: int | None = 0, bits: int = 8) -> str:
-        """Dequantised constant weights, with a scale for each index of `axis`."""
+        """Add constant weights with a scale for each index of `axis`; return the name of their dequantised value."""
         bound = (1 << bits - 1) - 1
         values = self.numbers(*shape, low=-bound, high=bound + 1)
         count = () if axis is None else (shape[axis],)
@@ -83,12 +85,15 @@ class Builder:
         self, x: str, inputs: int, outputs: int, kernel: int = 3, stride: int = 1, group: int = 1, dilation: int = 1,
         bias: bool = True, after: str = "", step: float = STEP, bits: int = 8,
     ) -> str:  # fmt: skip
-        """A convolution that keeps the size but for its stride. after: an activation; Relu joins the convolution."""
+        """Append a convolution that divides the size by its stride.
+
+        after: an activation function; onnxruntime fuses Relu into the convolution.
+        """
         arguments = [x, self.weights(outputs, inputs // group, kernel, kernel, bits=bits)]
         if bias:
             values = self.numbers(outputs, low=-900, high=900).astype(np.int32)
             scale = self.nodes[-1].input[1]
-            (array,) = (numpy_helper.to_array(each) for each in self.constants if each.name == scale)
+            (array,) = (numpy_helper.to_array(tensor) for tensor in self.constants if tensor.name == scale)
             scales = self.constant((array * F32(STEP)).astype(F32))
             arguments.append(self.node("DequantizeLinear", self.constant(values), scales, axis=0))
         pads = [dilation * (kernel - 1) // 2] * 4
@@ -101,13 +106,15 @@ class Builder:
         return self.quantise(self.node(after, y), step) if after else y
 
     def product(self, x: str, rows: int, columns: int, bits: int = 8, step: float = STEP) -> str:
-        """A matrix product by constant weights."""
+        """Append a matrix product by constant weights."""
         return self.quantise(self.node("MatMul", x, self.weights(rows, columns, axis=1, bits=bits)), step)
 
     def add(self, a: str, b: str) -> str:
+        """Append the sum of two tensors."""
         return self.quantise(self.node("Add", a, b), 0.08)
 
     def model(self, *outputs: str) -> onnx.ModelProto:
+        """Return the model with these outputs."""
         graph = helper.make_graph(
             self.nodes, "golden", self.inputs, [onnx.ValueInfoProto(name=name) for name in outputs], self.constants
         )
@@ -116,13 +123,16 @@ class Builder:
 
 
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {"resnet8": lambda: onnx.load(celosia.models.demo_model_path())}
-"""The models by name."""
+"""Functions that build the models, by name."""
 CORRECT = "norms", "correct averages"
-"""Models that are compiled with rounding="correct"."""
+"""Names of the models that are compiled with rounding="correct"."""
 
 
 def _model(build: Callable[[Builder], str | tuple[str, ...]]) -> Callable[[Builder], str | tuple[str, ...]]:
-    """Enter the model that `build` draws under its name, with signed activations."""
+    """Register the model that `build` draws under its name, with signed activations.
+
+    Four models are registered a second time, with unsigned activations.
+    """
 
     def make(unsigned: bool = False) -> onnx.ModelProto:
         b = Builder(unsigned)
@@ -152,7 +162,7 @@ def _batch_and_dilation(b: Builder) -> str:
 
 @_model
 def _several_tiles(b: Builder) -> str:
-    """Layers that fit no scratchpad as a whole."""
+    """Two layers that fit no scratchpad as a whole."""
     return b.conv(b.conv(b.input(1, 24, 20, 20), 24, 48, after="Relu"), 48, 40, stride=2)
 
 
@@ -196,7 +206,7 @@ def _sequence(b: Builder) -> str:
 
 @_model
 def _integer_operators(b: Builder) -> str:
-    """Operators of QLinear form, as older exporters write them."""
+    """Operators in QLinear form, as older exporters write them."""
     b.inputs.append(helper.make_tensor_value_info("bytes", TensorProto.INT8, (1, 8, 6, 6)))
     scale, zero = b.constant(F32(0.04)), b.constant(np.int8(5))
     w, w_zero = b.constant(b.numbers(8, 8, 3, 3).astype(np.int8)), b.constant(np.int8(0))
@@ -225,7 +235,7 @@ def _correct_averages(b: Builder) -> str:
 
 @_model
 def _maps_on_the_pixels(b: Builder) -> str:
-    """Activations as tables, and products by a gate of one pixel."""
+    """Activation functions as tables, and a product by a gate of one pixel."""
     x = b.conv(b.input(1, 8, 6, 6), 8, 8)
     for op in ("Sigmoid", "HardSwish", "LeakyRelu"):
         x = b.conv(x, 8, 8, kernel=1, after=op)
@@ -235,7 +245,7 @@ def _maps_on_the_pixels(b: Builder) -> str:
 
 @_model
 def _branches(b: Builder) -> str:
-    """Channels split into parts, some of them convolved, and concatenated."""
+    """Parts of the channels, some of them convolved, concatenated again."""
     x = b.conv(b.input(1, 8, 8, 8), 8, 24, kernel=1, after="Relu")
     left = b.node("Split", x, b.constant(np.array([8, 16])), outputs=2, axis=1)
     y = b.conv(left, 8, 8, after="Relu")
@@ -303,7 +313,7 @@ def _two_bits(b: Builder) -> str:
 
 
 def _attend(b: Builder, tokens: int, inner: int) -> str:
-    """An encoder's attention with two heads of `inner` channels."""
+    """Append an encoder's attention with two heads of `inner` channels."""
     x, wide = b.input(1, tokens, 2 * inner), 2 * inner
 
     def heads(*perm: int) -> str:
@@ -333,6 +343,7 @@ def _softmax(b: Builder) -> str:
 
 
 def _normalised(b: Builder, x: str, size: int) -> str:
+    """Append a LayerNormalization of rows of `size` elements."""
     scale = (b.numbers(size, low=20) / 60).astype(F32)
     bias = (b.numbers(size) / 60).astype(F32)
     return b.quantise(b.node("LayerNormalization", x, b.constant(scale), b.constant(bias), axis=-1, epsilon=1e-5))
@@ -354,7 +365,7 @@ def _product_of_activations(b: Builder) -> str:
 
 @_model
 def _float_islands(b: Builder) -> str:
-    """Operators in floats between quantised ones."""
+    """Float operators between quantised ones."""
     x = b.conv(b.input(1, 4, 6, 6), 4, 8)
     x = b.node("Sqrt", b.node("Abs", b.node("Add", x, b.constant(F32(0.25)))))
     x = b.node("Sub", x, b.node("ReduceMean", x, b.constant(np.array([2, 3])), keepdims=1))

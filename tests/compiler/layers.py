@@ -1,4 +1,5 @@
-"""Random layers, what they mean in plain numpy, and the compiled image that runs them on the functional simulator."""
+"""Build random layers, compute their meaning in plain numpy, and run their compiled image on the functional
+simulator."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ CONFIGS = {
 
 
 def _windows(x: Int8, w: Window, pad_value: int) -> NDArray[np.int64]:
-    """[images, channels, rows, columns, kernel rows, kernel columns]."""
+    """Return the windows of `x` as [images, channels, rows, columns, kernel rows, kernel columns]."""
     top, left, bottom, right = w.pads
     x = np.pad(x.astype(np.int64), ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=pad_value)
     view = np.lib.stride_tricks.sliding_window_view(x, (w.reach(0), w.reach(1)), axis=(2, 3))
@@ -75,16 +76,20 @@ def _windows(x: Int8, w: Window, pad_value: int) -> NDArray[np.int64]:
 
 
 def _requantised(total: NDArray[np.int64], r: Requantise, clip: tuple[int, int]) -> NDArray[np.int64]:
+    """Return the int8 values of int32 sums [images, channels, height, width] after bias, scale, zero point and clip."""
     bias, multiplier, shift = (v[None, :, None, None] for v in (r.bias, r.multiplier, r.shift))
     return numerics.requantize(total.astype(np.int32), bias, multiplier, shift, r.zero_point, *clip).astype(np.int64)
 
 
 def meaning(layer: Layer, values: dict[Activation, Int8]) -> Int8:
-    """The output of `layer`, [images, channels, height, width], over `values` of activations by name."""
+    """Return the output of `layer`, [images, channels, height, width].
+
+    values: the tensors that the layer reads, by activation.
+    """
     if layer.is_block:
         inside = dict(values)
-        for each in layer.layers:
-            inside[each.y] = meaning(each, inside)
+        for inner in layer.layers:
+            inside[inner.y] = meaning(inner, inside)
         return inside[layer.y]
     x, epilogue = values[layer.x], layer.epilogue
     v = x.astype(np.int64)
@@ -94,8 +99,8 @@ def meaning(layer: Layer, values: dict[Activation, Int8]) -> Int8:
             little = np.ascontiguousarray(v.astype("<i4")).view(np.int8).reshape(*v.shape, 4)
             return np.concatenate([little[..., byte] for byte in range(layer.gemm.sum_bytes)], axis=1)
     elif layer.product is not None:
-        each = zip(np.split(x[0, :, 0], layer.heads), np.split(values[layer.product.w][0, :, 0], layer.heads))
-        v = np.concatenate([_product(layer, layer.product, *head) for head in each], axis=1)
+        heads = zip(np.split(x[0, :, 0], layer.heads), np.split(values[layer.product.w][0, :, 0], layer.heads))
+        v = np.concatenate([_product(layer, layer.product, *head) for head in heads], axis=1)
     elif layer.reduce:
         windows = _windows(x, layer.window, layer.pad_value)
         v = windows.max(axis=(4, 5)) if layer.reduce == "max" else windows.sum(axis=(4, 5))
@@ -121,6 +126,7 @@ def meaning(layer: Layer, values: dict[Activation, Int8]) -> Int8:
 
 
 def _convolution(layer: Layer, gemm: Gemm, x: Int8) -> NDArray[np.int64]:
+    """Return the sums of a convolution, [images, channels, height, width], before requantisation."""
     windows = _windows(x, layer.window, layer.pad_value)
     group_in, group_out = gemm.weights.shape[1], gemm.weights.shape[0] // gemm.groups
     parts = [
@@ -136,7 +142,10 @@ def _convolution(layer: Layer, gemm: Gemm, x: Int8) -> NDArray[np.int64]:
 
 
 def _product(layer: Layer, product: ActivationGemm, x: Int8, w: Int8) -> NDArray[np.int64]:
-    """Of one head."""
+    """Return the requantised product of one head, [1, columns, 1, pixels].
+
+    x: [inner, pixels]. w: [inner, columns].
+    """
     assert layer.requantise is not None
     columns = w[:, : layer.y.channels // layer.heads].astype(np.int64) + product.w_offset
     v = np.einsum("cm,cn->nm", x.astype(np.int64) + product.x_offset, columns)[None, :, None]
@@ -144,7 +153,11 @@ def _product(layer: Layer, product: ActivationGemm, x: Int8, w: Int8) -> NDArray
 
 
 def _softmax(x: Int8, softmax: Softmax) -> NDArray[np.int64]:
-    """In doubles, each sum and each quotient of which is rounded to float32: that makes no second error."""
+    """Return the softmax of each pixel over its channels, as the hardware rounds it.
+
+    Sums and quotients are computed in float64 and rounded to float32 after each operation. Rounding twice does not
+    change the result of one float32 operation.
+    """
     powers, shares = np.split(softmax.powers, 2)
     y = np.zeros(x.shape, np.int64)
     for image, row, column in np.ndindex(x.shape[0], *x.shape[2:]):
@@ -162,7 +175,7 @@ def _softmax(x: Int8, softmax: Softmax) -> NDArray[np.int64]:
 
 
 def code_of(cfg: Config, image: Image, launch: int = 0) -> NDArray[np.uint8]:
-    """The instructions of one launch, [count, bytes]."""
+    """Return the instructions of one launch, [count, bytes]."""
     size, run = instruction_bytes(cfg), image.launches[launch]
     first = run.address - image.constants_address
     return image.constants[first : first + run.count * size].reshape(run.count, size)
@@ -170,26 +183,26 @@ def code_of(cfg: Config, image: Image, launch: int = 0) -> NDArray[np.uint8]:
 
 @dataclass
 class Network:
-    """Layers in launches, the activations that the host fills, and what the host reads after the last launch."""
+    """Layers in launches, with the activations that the host fills before the first launch."""
 
     cfg: Config
     launches: list[list[Layer]] = field(default_factory=lambda: [[]])
-    given: dict[Activation, Int8] = field(default_factory=dict)
+    host_inputs: dict[Activation, Int8] = field(default_factory=dict)
 
     @property
     def layers(self) -> list[Layer]:
         return [layer for launch in self.launches for layer in launch]
 
     def outputs(self) -> list[Activation]:
-        """Activations that no layer reads, not even as a part of a storage."""
+        """Return the activations whose storage no layer reads."""
         used = {act.storage for layer in self.layers for act in layer.inputs()}
         return [layer.y for layer in self.layers if layer.y.storage not in used]
 
     def borders(self) -> tuple[list[set[Storage]], list[set[Storage]]]:
-        """Storages that the host fills before each launch, and takes after it."""
+        """Return the storages that the host fills before each launch, and those that it reads after each."""
         written = [set[Storage]() for _ in self.launches]
         read = [set[Storage]() for _ in self.launches]
-        written[0] = {act.storage for act in self.given}
+        written[0] = {act.storage for act in self.host_inputs}
         read[-1] = {act.storage for act in self.outputs()}
         return written, read
 
@@ -197,7 +210,7 @@ class Network:
         return build(self.cfg, self.launches, *self.borders(), planner, cold)
 
     def verify(self, image: Image) -> None:
-        """VerifyError where `image` does not compute what the layers mean."""
+        """Raise VerifyError if `image` does not compute what the layers mean."""
         runs = [
             Run(code_of(self.cfg, image, number), self.launches[number], launch.layer_of, packed, taken)
             for number, (launch, packed, taken) in enumerate(zip(image.launches, *self.borders(), strict=True))
@@ -205,20 +218,23 @@ class Network:
         verify_provenance(self.cfg, runs, image.addresses, image.constants_address, image.constants, image.size)
 
     def check(self, checking: bool = False, planner: Planner | None = None) -> Image:
-        """Compile, verify, run and compare every output with its meaning."""
+        """Compile, verify and run the network; compare each output with its meaning.
+
+        checking: let the functional simulator check accesses of scratchpads. Returns the image.
+        """
         cfg, image = self.cfg, self.build(planner)
         device = FunctionalDevice(cfg, checking)
         device.allocate(image.size)
         noise = np.random.default_rng(0).integers(0, 256, image.constants_address, np.uint8)
-        device.write(0, noise)  # what no channel uses must not matter
+        device.write(0, noise)  # bytes that no channel uses must not matter
         device.write(image.constants_address, image.constants)
-        for act, values in self.given.items():
+        for act, values in self.host_inputs.items():
             self._fill(device, image, act, values)
         self.verify(image)
         for launch in image.launches:
             device.run(launch.address, launch.count)
 
-        values = dict(self.given)
+        values = dict(self.host_inputs)
         for layer in self.layers:
             if layer.x not in values:  # a concatenation
                 values |= _concatenated(self.layers, layer.x, values)
@@ -226,12 +242,12 @@ class Network:
         for act in self.outputs():
             data = device.read(image.addresses[act.storage], act.size(cfg))
             shape = (act.images, act.channels, act.height, act.width)
-            found = unpack_activation(cfg, data, shape, act.storage_groups, act.group_offset)
-            np.testing.assert_array_equal(found, values[act], f"{act.name} of {self.layers}")
+            output = unpack_activation(cfg, data, shape, act.storage_groups, act.group_offset)
+            np.testing.assert_array_equal(output, values[act], f"{act.name} of {self.layers}")
         return image
 
     def _fill(self, device: FunctionalDevice, image: Image, act: Activation, values: Int8) -> None:
-        """Write `values` to their place in the storage of `act`, leaving the rest as it is."""
+        """Write `values` into the channel groups of `act`, and leave the rest of its storage as it is."""
         cfg, address = self.cfg, image.addresses[act.storage]
         plane = act.height * act.width * cfg.piece_bytes
         data = pack_activation(cfg, values, act.groups(cfg)).reshape(act.batches(cfg), -1)
@@ -240,6 +256,7 @@ class Network:
 
 
 def _concatenated(layers: list[Layer], whole: Activation, values: dict[Activation, Int8]) -> dict[Activation, Int8]:
+    """Return the values of a concatenation: the outputs of the layers that write its storage."""
     parts = sorted((layer.y for layer in layers if layer.y.storage is whole.storage), key=lambda act: act.group_offset)
     return {whole: np.concatenate([values[part] for part in parts], axis=1)}
 
@@ -248,15 +265,18 @@ def _concatenated(layers: list[Layer], whole: Activation, values: dict[Activatio
 
 
 def requantise(rng: np.random.Generator, channels: int, reach: float) -> Requantise:
-    """Scales that bring sums of about `reach` to the range of int8."""
+    """Draw scales that map sums of about `reach` to the range of int8."""
     scale = (rng.uniform(0.3, 2.0, channels) * 100 / max(reach, 1)).astype(np.float32)
     bias = rng.integers(-int(reach) // 2 - 1, int(reach) // 2 + 2, channels).astype(np.int32)
     return Requantise(bias, *numerics.fold_scale(scale), int(rng.integers(-30, 30)))
 
 
 def few_bits(rng: np.random.Generator, shape: tuple[int, ...], bits: int) -> Int8:
-    """Weights [outputs, inputs, ...] of so few bits, times a factor of each output; of a matrix, of each 32 inputs. Or
-    of as many values as there are."""
+    """Draw weights [outputs, inputs, ...] that have at most 2^bits values for each codebook.
+
+    The values are a few integers times a factor for each output; matrices may have a factor for each 32 inputs of an
+    output. In 40% of the calls all weights share 2^bits arbitrary values instead.
+    """
     if rng.random() < 0.4:
         return rng.choice(rng.integers(-128, 128, 1 << bits).astype(np.int8), shape)
     matrix = shape[2:] == (1, 1) and rng.random() < 0.5
@@ -267,16 +287,20 @@ def few_bits(rng: np.random.Generator, shape: tuple[int, ...], bits: int) -> Int
 
 
 def table(rng: np.random.Generator) -> Int8:
+    """Draw a table of 256 int8 values."""
     return rng.integers(-128, 128, 256).astype(np.int8)
 
 
 def residual(rng: np.random.Generator, operand: Activation) -> Residual:
+    """Draw the constants of a rescale-add of `operand`."""
     a, b = (int(v) for v in rng.integers(-(1 << 14), 1 << 14, 2))
     return Residual(operand, a, b, int(rng.integers(-(1 << 18), 1 << 18)), 14, -100 if rng.random() < 0.3 else -128)
 
 
 @st.composite
 def windows(draw: st.DrawFn, largest: int = 4) -> Window:
+    """Draw a window. largest: the most rows and columns of its kernel."""
+
     def pair(low: int, high: int) -> tuple[int, int]:
         return draw(st.integers(low, high)), draw(st.integers(low, high))
 
@@ -292,7 +316,7 @@ def windows(draw: st.DrawFn, largest: int = 4) -> Window:
 
 @dataclass
 class Builder:
-    """Grows a network; each method adds a layer and returns its output."""
+    """A network in the making; each method draws a layer, appends it and returns its output."""
 
     net: Network
     draw: st.DrawFn
@@ -309,24 +333,30 @@ class Builder:
         return self.draw(st.booleans())
 
     def _name(self) -> str:
-        """Names are for messages: they may be missing, or the same."""
+        """Draw a name. Names are for messages: they may be empty or equal."""
         return self.draw(st.sampled_from([f"t{len(self.net.layers)}", "", "same"]))
 
-    def given(self, images: int, channels: int, height: int, width: int, before: int = 0, after: int = 0) -> Activation:
-        """An activation filled by the host, with `before` and `after` foreign channel groups around it."""
-        name = f"in{len(self.net.given)}"
+    def host_input(
+        self, images: int, channels: int, height: int, width: int, before: int = 0, after: int = 0
+    ) -> Activation:
+        """Add an activation that the host fills.
+
+        Its storage has `before` and `after` other channel groups around it.
+        """
+        name = f"in{len(self.net.host_inputs)}"
         act = Activation.alone(self.cfg, name, images, channels, height, width)
         if before or after:
             groups = padded_groups(self.cfg, (before + after + act.groups(self.cfg)) * self.cfg.group)
             act = replace(act, storage=Storage(f"{name}-storage", groups), group_offset=before)
         values = self.rng.integers(-128, 128, (images, channels, height, width)).astype(np.int8)
-        self.net.given[act] = values
+        self.net.host_inputs[act] = values
         return act
 
     def _like(self, x: Activation) -> Activation:
-        return self.given(x.images, x.channels, x.height, x.width)
+        return self.host_input(x.images, x.channels, x.height, x.width)
 
     def epilogue(self, y: Activation, second: bool = True) -> Epilogue:
+        """Draw clip, table and residual of a layer. second: allow a residual."""
         clip = (-128, 127)
         if self._flag():
             low, high = sorted(int(v) for v in self.rng.integers(-128, 128, 2))
@@ -348,6 +378,7 @@ class Builder:
     def conv(
         self, x: Activation, window: Window, channels: int, groups: int = 1, y: Activation | None = None
     ) -> Activation:
+        """Add a convolution of `x` to `channels` channels. y: the output, by default one with a storage of its own."""
         y = y or self._output(x, channels, window)
         shape = (channels, x.channels // groups, *window.kernel)
         weights = self.rng.integers(-128, 128, shape).astype(np.int8)
@@ -363,6 +394,7 @@ class Builder:
         )  # fmt: skip
 
     def pool(self, x: Activation, window: Window, largest: bool) -> Activation:
+        """Add a pooling: maxima if `largest`, else requantised sums."""
         y = self._output(x, x.channels, window)
         scale = None if largest else requantise(self.rng, x.channels, 74 * np.sqrt(np.prod(window.kernel)))
         pad_value = -128 if largest else int(self.rng.integers(-128, 128))
@@ -372,6 +404,7 @@ class Builder:
         )
 
     def map(self, x: Activation, operand: Activation | None = None) -> Activation:
+        """Add a layer of element-wise operations: clip, table, and the residual `operand` if one is passed."""
         y = self._output(x, x.channels, Window((1, 1)))
         epilogue = self.epilogue(y, second=False)
         if operand is not None:
@@ -379,7 +412,7 @@ class Builder:
         return self._add(Layer(self._name(), x, y, epilogue=epilogue))
 
     def product(self, x: Activation, w: Activation, channels: int) -> Activation:
-        """channels: of y, of which w has the pixels."""
+        """Add a product of two activations, whose result has `channels` channels. `w` has as many pixels."""
         y = Activation.alone(self.cfg, self._name(), 1, channels, 1, x.width)
         offsets = [self._number(-127, 128) if self._flag() else self.draw(st.sampled_from([0, 128])) for _ in range(2)]
         scale = requantise(self.rng, channels, 150 * 150 * np.sqrt(x.channels))
@@ -387,6 +420,7 @@ class Builder:
         return self._add(Layer(self._name(), x, y, product=product, requantise=scale, epilogue=epilogue))
 
     def softmax(self, x: Activation) -> Activation:
+        """Add a softmax over the channels of each pixel."""
         y = self._output(x, x.channels, Window((1, 1)))
         scale, steps = float(self.rng.uniform(0.01, 0.5)), float(self.rng.choice([1 / 255, 1 / 127, 0.02]))
         powers = numerics.softmax_powers(x.channels, scale, steps)
@@ -395,6 +429,7 @@ class Builder:
         return self._add(Layer(self._name(), x, y, softmax=softmax, epilogue=Epilogue(clip)))
 
     def norm(self, x: Activation) -> Activation:
+        """Add a normalisation over the channels of each pixel."""
         y, centre, epsilon = self._output(x, x.channels, Window((1, 1))), self._flag(), self._number(0, 1 << 40)
         scale = requantise(self.rng, x.channels, 1.5 * 2**NORM_FRACTION)
         offset = self._number(-128, 128)
@@ -402,6 +437,7 @@ class Builder:
         return self._add(Layer(self._name(), x, y, norm=norm, requantise=scale, epilogue=epilogue))
 
     def multiply(self, x: Activation, b: Activation) -> Activation:
+        """Add an element-wise product of two activations, with drawn offsets."""
         y = self._output(x, x.channels, Window((1, 1)))
         multiply = Multiplication(b, *(int(v) for v in self.rng.integers(-255, 256, 2)))
         scale = requantise(self.rng, x.channels, 150 * 150)
@@ -411,13 +447,16 @@ class Builder:
 
 @st.composite
 def builders(draw: st.DrawFn, names: list[str] | None = None, forward: bool = False) -> Builder:
-    """An empty network for one of CONFIGS. forward: the vector unit writes vin, too."""
+    """Draw an empty network for one of CONFIGS.
+
+    names: the Configs to choose from. forward: let the vector unit write `vin`, too.
+    """
     cfg = CONFIGS[draw(st.sampled_from(names or list(CONFIGS)))]
     cfg = replace(cfg, forward=True) if forward else cfg
     return Builder(Network(cfg), draw, np.random.default_rng(draw(st.integers(0, 1 << 32))))
 
 
 def sample_tilings(cfg: Config, p: Workload, count: int, rng: np.random.Generator) -> list[Tiling]:
-    """Draw `count` points of the space of `p` at random, with repetition."""
+    """Draw `count` points of the tiling space of `p`, with repetition."""
     points = list(candidates(cfg, p))
     return [points[i] for i in rng.integers(0, len(points), count)]

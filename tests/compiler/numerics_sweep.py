@@ -1,8 +1,8 @@
-"""Compares celosia.compiler.numerics with onnxruntime and counts the differences.
+"""Compare celosia.compiler.numerics with onnxruntime and count the differences.
 
 The tests run each comparison a few times; the figures of docs/numerics.md come from
 
-    python -m tests.compiler.numerics_sweep --count 2000
+python -m tests.compiler.numerics_sweep --count 2000
 """
 
 import argparse
@@ -28,19 +28,20 @@ KINDS = (np.int8, np.uint8)
 
 
 def add_up(parts: Iterator[Tally]) -> Tally:
+    """Return the sums of the tallies."""
     compared, different = zip(*parts)
     return sum(compared), sum(different)
 
 
 def random_scale(rng: np.random.Generator) -> np.float32:
-    """A scale: three of four arbitrary, the fourth a small fraction, which makes exact ties common."""
+    """Draw a scale: three of four arbitrary, the fourth a small fraction, which makes exact ties common."""
     if rng.integers(4):
         return np.float32(np.exp(rng.uniform(-6, 0)))
     return np.float32(rng.integers(1, 40) / 64)
 
 
 def operands(rng: np.random.Generator, kind: type) -> tuple[float, int, float, int, float, int]:
-    """Scale and zero point of two inputs and an output."""
+    """Draw scale and zero point of two inputs and an output."""
     info = np.iinfo(kind)
     sa, sb, sc = (random_scale(rng) for _ in range(3))
     za, zb, zc = (int(z) for z in rng.integers(info.min, info.max + 1, 3))
@@ -48,12 +49,14 @@ def operands(rng: np.random.Generator, kind: type) -> tuple[float, int, float, i
 
 
 def all_pairs(kind: type) -> tuple[Array, Array]:
+    """Return all pairs of values of an 8-bit type, as two matrices."""
     values = np.arange(np.iinfo(kind).min, np.iinfo(kind).max + 1).astype(kind)
     a, b = np.meshgrid(values, values, indexing="ij")
     return a, b
 
 
 def ort_binary(op: str, a: Array, b: Array, sa: float, za: int, sb: float, zb: int, sc: float, zc: int) -> Array:
+    """Return onnxruntime's output of a quantised operator with two operands."""
     kind = a.dtype.type
     return run_node(
         op, a, f32(sa), np.array(za, kind), b, f32(sb), np.array(zb, kind), f32(sc), np.array(zc, kind), out=kind
@@ -64,7 +67,7 @@ def ort_binary(op: str, a: Array, b: Array, sa: float, za: int, sb: float, zb: i
 
 
 def near_ties(rng: np.random.Generator, scale: np.float32, count: int) -> Array:
-    """Accumulators whose product with `scale` lies next to a half of an int8 step, and some that do not."""
+    """Draw int32 sums; the product of most with `scale` lies next to a half of an int8 step."""
     steps = rng.integers(-140, 140, count) + 0.5
     near = np.rint(steps / np.float64(scale)) + rng.integers(-1, 2, count)
     wild = rng.integers(-(2**31), 2**31, count)
@@ -72,14 +75,14 @@ def near_ties(rng: np.random.Generator, scale: np.float32, count: int) -> Array:
 
 
 def tie_scale(rng: np.random.Generator) -> np.float32:
-    """A scale s such that v * s is within a few units of the last place of k + 1/2 for some v."""
+    """Draw a scale s such that v * s is within a few units of the last place of k + 1/2 for some v."""
     v = int(rng.integers(1, 2 ** int(rng.integers(2, 31))))
     s = np.float32((int(rng.integers(0, 128)) + 0.5) / v)
     return np.float32(s + int(rng.integers(-2, 3)) * np.spacing(s))
 
 
 def requantise(count: int, seed: int = 0) -> Tally:
-    """The integer requantiser against the float32 formula, on `count` scales of 20,000 accumulators."""
+    """Compare the integer requantiser with the float32 formula, on `count` scales and 20,000 sums for each."""
     rng = np.random.default_rng(seed)
 
     def once() -> Tally:
@@ -89,16 +92,16 @@ def requantise(count: int, seed: int = 0) -> Tally:
         zero_point = int(rng.integers(-128, 128))
         lo, hi = sorted(rng.integers(-128, 128, 2).tolist()) if rng.integers(2) else (-128, 127)
         got = numerics.requantize(wrapped, bias, *numerics.fold_scale(s), zero_point, lo, hi)
-        wanted = numerics.requantize_f32(wrapped, bias, s, zero_point, lo, hi)
-        return got.size, int(np.sum(got != wanted))
+        expected = numerics.requantize_f32(wrapped, bias, s, zero_point, lo, hi)
+        return got.size, int(np.sum(got != expected))
 
     return add_up(once() for _ in range(count))
 
 
 def ort_requantise(count: int, seed: int = 0) -> Tally:
-    """The integer requantiser against QLinearConv, QGemm, QLinearMatMul with per-channel scales and any zero point.
+    """Compare the integer requantiser with QLinearConv, QGemm and QLinearMatMul, with per-channel scales.
 
-    The weights are chosen so that the accumulators reach far and, with `tie_scale`, lie next to ties.
+    The weights are chosen so that the sums are large and, with `tie_scale`, lie next to ties.
     """
     rng = np.random.default_rng(seed)
 
@@ -148,7 +151,7 @@ def ort_requantise(count: int, seed: int = 0) -> Tally:
 
 
 def qlinear_add(count: int, seed: int = 0) -> Tally:
-    """`qlinear_add` against QLinearAdd on all pairs, for `count` sets of scales of each type."""
+    """Compare `qlinear_add` with QLinearAdd on all pairs, for `count` sets of scales of each type."""
     rng = np.random.default_rng(seed)
 
     def once(kind: type) -> Tally:
@@ -174,7 +177,7 @@ SHAPES = {  # name: shape of a, shape of b, whether onnxruntime exchanges the op
 
 
 def broadcast(op: str, reference: Callable[..., Array], shape: str, count: int, seed: int = 0) -> Tally:
-    """`reference` against `op` for operands of SHAPES[shape]."""
+    """Compare `reference` with `op` for operands of SHAPES[shape]."""
     rng = np.random.default_rng(seed)
     shape_a, shape_b, exchanged = SHAPES[shape]
 
@@ -190,7 +193,7 @@ def broadcast(op: str, reference: Callable[..., Array], shape: str, count: int, 
 
 
 def realistic(rng: np.random.Generator, kind: type) -> tuple[float, int, float, int, float, int]:
-    """Scales of a residual add as calibration gives them: the output is about as wide as its inputs."""
+    """Draw scales of a residual add as calibration finds them: the output is about as wide as its inputs."""
     info = np.iinfo(kind)
     sc = np.float32(np.exp(rng.uniform(-5, 0)))
     sa, sb = (np.float32(sc * np.exp(rng.uniform(-2.5, 0.5))) for _ in range(2))
@@ -199,9 +202,10 @@ def realistic(rng: np.random.Generator, kind: type) -> tuple[float, int, float, 
 
 
 def fit_rescale_add(count: int, seed: int = 0) -> dict[str, float]:
-    """How often the residual add has exact integers, how long the search takes, and how many pairs differ."""
+    """Count the residual adds with exact integers and their differences from QLinearAdd; time the search for the
+    integers."""
     rng = np.random.default_rng(seed)
-    found, different, times = 0, 0, []
+    fits, different, times = 0, 0, []
     for i in range(count):
         kind = KINDS[i % 2]
         p = realistic(rng, kind)
@@ -210,14 +214,14 @@ def fit_rescale_add(count: int, seed: int = 0) -> dict[str, float]:
         times.append(1e3 * (time.perf_counter() - start))
         if fit is None:
             continue
-        found += 1
+        fits += 1
         a, b = all_pairs(kind)
         flip = np.iinfo(kind).min + 128
         got = numerics.rescale_add(a.astype(np.int32) - flip, b.astype(np.int32) - flip, fit).astype(np.int32) + flip
         different += int(np.sum(got != ort_binary("QLinearAdd", a, b, *p)))
     return {
         "sets": count,
-        "found": found,
+        "found": fits,
         "different": different,
         "mean ms": float(np.mean(times)),
         "max ms": max(times),
@@ -225,7 +229,7 @@ def fit_rescale_add(count: int, seed: int = 0) -> dict[str, float]:
 
 
 def qlinear_mul(count: int, seed: int = 0) -> Tally:
-    """`qlinear_mul` against QLinearMul on all pairs, for `count` sets of scales of each type."""
+    """Compare `qlinear_mul` with QLinearMul on all pairs, for `count` sets of scales of each type."""
     rng = np.random.default_rng(seed)
 
     def once(kind: type) -> Tally:
@@ -237,9 +241,9 @@ def qlinear_mul(count: int, seed: int = 0) -> Tally:
 
 
 def mul_scale(count: int, seed: int = 0) -> dict[str, float]:
-    """How often a product has exact integers, how long the search takes, and how many pairs differ from onnxruntime."""
+    """Count the products with exact integers and their differences from QLinearMul; time the search for integers."""
     rng = np.random.default_rng(seed)
-    found, different, times = 0, 0, []
+    fits, different, times = 0, 0, []
     for i in range(count):
         kind = KINDS[i % 2]
         flip = np.iinfo(kind).min + 128
@@ -251,14 +255,14 @@ def mul_scale(count: int, seed: int = 0) -> dict[str, float]:
         times.append(1e3 * (time.perf_counter() - start))
         if fit is None:
             continue
-        found += 1
+        fits += 1
         a, b = all_pairs(kind)
         acc = (a.astype(np.int32) - za) * (b.astype(np.int32) - zb)
         got = numerics.requantize(acc, fit.bias, fit.multiplier, fit.shift, fit.zero_point).astype(np.int32) + flip
         different += int(np.sum(got != ort_binary("QLinearMul", a, b, sa, za, sb, zb, sc, zc)))
     return {
         "sets": count,
-        "found": found,
+        "found": fits,
         "different": different,
         "mean ms": float(np.mean(times)),
         "max ms": max(times),
@@ -269,7 +273,10 @@ def mul_scale(count: int, seed: int = 0) -> dict[str, float]:
 
 
 def global_average(count: int, channels_last: int, seed: int = 0) -> Tally:
-    """Sum, then `requantize` with `global_average_scale`, against QLinearGlobalAveragePool; one channel near a tie."""
+    """Compare a sum, requantised with `global_average_scale`, with QLinearGlobalAveragePool.
+
+    One channel is near a tie.
+    """
     rng = np.random.default_rng(seed)
 
     def once(kind: type) -> Tally:
@@ -300,7 +307,7 @@ def global_average(count: int, channels_last: int, seed: int = 0) -> Tally:
 
 
 def float_mean(count: int, seed: int = 0) -> tuple[int, int, int]:
-    """Sum, then `requantize` with `mean_scale`, against DequantizeLinear, ReduceMean, QuantizeLinear.
+    """Compare a sum, requantised with `mean_scale`, with DequantizeLinear, ReduceMean, QuantizeLinear.
 
     Returns values compared, values that differ, greatest difference.
     """
@@ -328,9 +335,9 @@ def float_mean(count: int, seed: int = 0) -> tuple[int, int, int]:
 
 
 def average(count: int, same_scale: bool, seed: int = 0) -> tuple[int, int, int]:
-    """QLinearAveragePool, 1 to 4 squared, against `qlinear_average` and against the sum of the integers.
+    """Compare QLinearAveragePool, 1 to 4 squared, with `qlinear_average` and with the sum of the integers.
 
-    Returns values compared, values in which the float reference differs, values in which the integers do.
+    Returns values compared, values in which the float reference differs, values in which the integers differ.
     """
     rng = np.random.default_rng(seed)
     compared, different, different_integers = 0, 0, 0
@@ -383,7 +390,7 @@ def ort_dequantise(q: Array, scale: float, zero_point: int) -> Array:
 
 
 def quantise(count: int, seed: int = 0) -> Tally:
-    """`quantize_linear`, `dequantize_linear` against QuantizeLinear, DequantizeLinear; half the values are ties."""
+    """Compare `quantize_linear` and `dequantize_linear` with onnxruntime's operators; half the values are ties."""
     rng = np.random.default_rng(seed)
 
     def once(kind: type) -> Tally:
@@ -413,7 +420,7 @@ ATTRIBUTES: dict[str, dict[str, float]] = {
 
 
 def unary(op: str, count: int, seed: int = 0) -> Tally:
-    """`unary_table` of an ONNX operator against DequantizeLinear, op, QuantizeLinear: all 256 inputs."""
+    """Compare `unary_table` of an ONNX operator with DequantizeLinear, op, QuantizeLinear for all 256 inputs."""
     rng = np.random.default_rng(seed)
 
     def once(kind: type) -> Tally:
@@ -429,7 +436,7 @@ def unary(op: str, count: int, seed: int = 0) -> Tally:
 
 
 def qlinear_unary(op: str, count: int, seed: int = 0) -> Tally:
-    """`unary_table` against QLinearSigmoid, QLinearLeakyRelu or QLinearConcat: all 256 inputs."""
+    """Compare `unary_table` with QLinearSigmoid, QLinearLeakyRelu or QLinearConcat for all 256 inputs."""
     rng = np.random.default_rng(seed)
 
     def once(kind: type) -> Tally:
@@ -438,13 +445,13 @@ def qlinear_unary(op: str, count: int, seed: int = 0) -> Tally:
         sx, zx, sy, zy, _, _ = operands(rng, kind)
         if op == "QLinearSigmoid" and rng.integers(2):
             sy = np.float32(1 / 256)
-        given, wanted = (f32(sx), np.array(zx, kind)), (f32(sy), np.array(zy, kind))
+        of_input, of_output = (f32(sx), np.array(zx, kind)), (f32(sy), np.array(zy, kind))
         if op == "QLinearConcat":
-            y = run_node(op, *wanted, x, *given, out=kind, axis=0)
+            y = run_node(op, *of_output, x, *of_input, out=kind, axis=0)
         elif op == "QLinearLeakyRelu":
-            y = run_node(op, x, *given, *wanted, out=kind, alpha=0.1)
+            y = run_node(op, x, *of_input, *of_output, out=kind, alpha=0.1)
         else:
-            y = run_node(op, x, *given, *wanted, out=kind)
+            y = run_node(op, x, *of_input, *of_output, out=kind)
         name = {"QLinearConcat": "Identity", "QLinearLeakyRelu": "LeakyRelu", "QLinearSigmoid": "Sigmoid"}[op]
         function = function_of_operator(name, ATTRIBUTES.get(name, {}))
         table = numerics.unary_table(function, sx, zx, sy, zy, kind)
@@ -454,8 +461,10 @@ def qlinear_unary(op: str, count: int, seed: int = 0) -> Tally:
 
 
 def softmax(count: int, seed: int = 0, rows: int = 64) -> Tally:
-    """`qlinear_softmax` and the compiled operator against QLinearSoftmax: rows of 1 to 5,000, half of them of two
-    values, whose few maxima make ties; axes in the middle, and all axes from one on (before opset 13).
+    """Compare `qlinear_softmax` and the compiled operator with QLinearSoftmax.
+
+    Rows have 1 to 5,000 elements. Half of the rows have only two values, whose few maxima make ties. The axes lie in
+    the middle; before opset 13 they are all axes from one on.
     """
     rng = np.random.default_rng(seed)
 
@@ -476,9 +485,9 @@ def softmax(count: int, seed: int = 0, rows: int = 64) -> Tally:
         sx = rng.choice([rng.uniform(0.01, 200), np.exp(rng.uniform(-14, 11)), np.exp(rng.uniform(-80, 80))])
         sy = rng.choice([1 / 256, 1 / 255, 1 / (rng.integers(1, 300) + 0.001), np.exp(rng.uniform(-80, 20))])
         zero, zy = np.array(3, kind), np.array(rng.choice([info.min, rng.integers(info.min, info.max + 1)]), kind)
-        given = _along(x, shape)
-        y = run_node("QLinearSoftmax", given, f32(sx), zero, f32(sy), zy, out=kind, axis=1, opset=opset)
-        got = kernel(given, f32(sx), zero, f32(sy), zy)[0]
+        tensor = _along(x, shape)
+        y = run_node("QLinearSoftmax", tensor, f32(sx), zero, f32(sy), zy, out=kind, axis=1, opset=opset)
+        got = kernel(tensor, f32(sx), zero, f32(sy), zy)[0]
         reference = _along(numerics.qlinear_softmax(x, float(f32(sx)), float(f32(sy)), int(zy)), shape)
         return 2 * y.size, int(np.sum(reference != y) + np.sum(got != y))
 
@@ -486,7 +495,7 @@ def softmax(count: int, seed: int = 0, rows: int = 64) -> Tally:
 
 
 def softmax_in_integers(count: int, seed: int = 0, rows: int = 256) -> Tally:
-    """The hardware's `softmax_rows` against QLinearSoftmax: of two elements and more, whose powers are finite."""
+    """Compare the hardware's `softmax_rows` with QLinearSoftmax, for at least two elements and finite powers."""
     rng = np.random.default_rng(seed)
 
     def once(kind: type) -> Tally:
@@ -507,14 +516,14 @@ def softmax_in_integers(count: int, seed: int = 0, rows: int = 256) -> Tally:
             return once(kind)
         y = run_node("QLinearSoftmax", x, f32(sx), zero, f32(sy), zy, out=kind, axis=1, opset=13)
         stored, tables = (x.astype(np.int16) - half).astype(np.int8), np.split(powers.view(np.uint32), 2)
-        found = softmax_rows(stored, *tables, int(zy) - half, -128, 127)
-        return y.size, int(np.sum(found.astype(np.int16) + half != y))
+        output = softmax_rows(stored, *tables, int(zy) - half, -128, 127)
+        return y.size, int(np.sum(output.astype(np.int16) + half != y))
 
     return add_up(once(kind) for _ in range(count) for kind in KINDS)
 
 
 def _along(rows: Array, shape: tuple[int, ...]) -> Array:
-    """Rows of softmax as a tensor of `shape`: of its axes from 1 on, or of axis 1 alone where that is as long."""
+    """Return rows of softmax as a tensor of `shape`: along its axes from 1 on, or along axis 1 if that is as long."""
     if shape[1] != rows.shape[1]:
         return rows.reshape(shape)
     return np.ascontiguousarray(rows.reshape(shape[0], -1, rows.shape[1]).transpose(0, 2, 1))

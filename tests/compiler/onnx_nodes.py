@@ -1,6 +1,6 @@
-"""The backend tests of ONNX, each from the model through a Program to the Runtime, in a few processes.
+"""Run ONNX's backend tests through compiler, Program and Runtime, in a few processes.
 
-`python tests/compiler/onnx_nodes.py` prints what fails; `--update` writes the list of those that do not pass yet.
+`python tests/compiler/onnx_nodes.py` prints failures; `--update` writes the list of tests that do not pass yet.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from celosia.compiler.program import Program
 from celosia.driver.runtime import Runtime
 
 RANDOM = re.compile("test_bernoulli")
-"""Tests whose expected values nobody can know; they pass by chance."""
+"""Tests of random values: they have no expected values, and pass by chance."""
 FAILING = Path(__file__).with_name("onnx_nodes_failing.txt")
 
 
 @functools.cache
 def cases(kind: str) -> dict[str, Any]:
-    """The tests of one kind ("node", "simple", "real") by name. The generators of node tests warn of overflows."""
+    """Return the tests of one kind ("node", "simple", "real") by name. ONNX's warnings of overflows are suppressed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return {case.name: case for case in loader.load_model_tests(kind=kind)}
 
 
 def run(case: Any) -> str:
-    """Why `case` does not pass; "" where it does."""
+    """Run `case` and return why it fails, or "" if it passes."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -50,21 +50,22 @@ def run(case: Any) -> str:
 
 
 def _run(case: Any) -> None:
+    """Compile, save, load and run the model of `case`; raise an error if an output differs."""
     model = case.model if case.model is not None else onnx.load(model_path(case))
     with tempfile.TemporaryDirectory() as folder:  # through the file, as a user would
         celosia.compile(model).save(Path(folder) / "program")
         program = Program.load(Path(folder) / "program")
     for inputs, outputs in data(case, model):
-        given = dict(zip((tensor.name for tensor in program.inputs), map(_array, inputs)))
-        results = Runtime(program, "functional").run(given).outputs
-        got = [results[value.name] for value in model.graph.output]
-        assert len(got) == len(outputs)
-        for a, b in zip(got, outputs):
+        arrays = dict(zip((tensor.name for tensor in program.inputs), map(_array, inputs)))
+        results = Runtime(program, "functional").run(arrays).outputs
+        values = [results[value.name] for value in model.graph.output]
+        assert len(values) == len(outputs)
+        for a, b in zip(values, outputs):
             _compare(case, a, _array(b))
 
 
 def _compare(case: Any, got: Any, expected: Any) -> None:
-    """As ONNX's runner does, which cannot compare sequences of scalars."""
+    """Raise AssertionError if an output differs from ONNX's. ONNX's own comparison fails for sequences of scalars."""
     if not isinstance(expected, list):
         Runner.assert_similar_outputs([expected], [got], rtol=case.rtol, atol=case.atol, model_dir=case.model_dir)
         return
@@ -74,14 +75,14 @@ def _compare(case: Any, got: Any, expected: Any) -> None:
 
 
 def model_path(case: Any) -> Path:
-    """The model of a test with files; those of "real" come without weights, in the package."""
+    """Return the path of a test's model; models of "real" tests lie in the package, without weights."""
     if case.model_dir is not None:
         return Path(case.model_dir) / "model.onnx"
     return Path(loader.DATA_DIR) / "light" / Path(case.url).name
 
 
 def data(case: Any, model: onnx.ModelProto) -> Iterable[tuple[list[Any], list[Any]]]:
-    """(inputs, outputs) of each set of test data."""
+    """Yield (inputs, outputs) of each set of test data."""
     if case.data_sets is not None:
         yield from case.data_sets
         return
@@ -93,14 +94,14 @@ def data(case: Any, model: onnx.ModelProto) -> Iterable[tuple[list[Any], list[An
         return
     for folder in sorted(Path(case.model_dir).glob("test_data_set_*")):
         values = []
-        for what, infos in (("input", model.graph.input), ("output", model.graph.output)):
-            files = [folder / f"{what}_{i}.pb" for i in range(len(infos))]
+        for direction, infos in (("input", model.graph.input), ("output", model.graph.output)):
+            files = [folder / f"{direction}_{i}.pb" for i in range(len(infos))]
             values.append([_value(file, info.type) for file, info in zip(files, infos) if file.exists()])
         yield values[0], values[1]
 
 
 def _array(value: Any) -> Any:
-    """Tests of types that numpy does not know hold protos."""
+    """Return a value as an array. Tests of types that numpy does not know hold protos."""
     return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
 
 
@@ -119,14 +120,14 @@ def _run_named(kind: str, name: str) -> tuple[str, str]:
 
 
 def run_all(kind: str, names: Iterable[str], processes: int = 2) -> dict[str, str]:
-    """Why each of these tests of `kind` that does not pass fails."""
+    """Run tests of `kind`; return the reason of each failure by the test's name."""
     with multiprocessing.get_context("fork").Pool(processes) as pool:
         results = pool.starmap(_run_named, [(kind, name) for name in names], chunksize=8)
     return {name: why for name, why in results if why}
 
 
 def known_failing() -> dict[str, str]:
-    """Tests that do not pass yet, with the reason."""
+    """Return the tests that do not pass yet, with the reason."""
     lines = [line for line in FAILING.read_text().splitlines() if line and not line.startswith("#")]
     return dict(line.split(": ", 1) for line in lines)  # type: ignore[misc]
 

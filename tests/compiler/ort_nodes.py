@@ -1,4 +1,4 @@
-"""The oracle of the numerics tests: one-operator models executed by onnxruntime."""
+"""Execute models of one operator in onnxruntime: the reference of the numerics tests."""
 
 from functools import cache
 from typing import Any
@@ -14,7 +14,7 @@ Array = NDArray[Any]
 
 
 def run_node(op: str, *inputs: Array, out: DTypeLike, domain: str = "com.microsoft", **attributes: Any) -> Array:
-    """The output of one node; every input is an input of the model, so that one session serves many scales."""
+    """Return the output of one node. Every input is an input of the model, so that one session serves many scales."""
     key = (op, domain, tuple((a.dtype.str, a.ndim) for a in inputs), np.dtype(out).str, tuple(attributes.items()))
     result: Array = _session(*key).run(None, {f"i{k}": a for k, a in enumerate(inputs)})[0]
     return result

@@ -1,4 +1,4 @@
-"""The CPU's arena: no live tensor is overwritten, and results are as without it."""
+"""No live tensor in the CPU's arena is overwritten, and results are the same as without an arena."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ def compiled(source: str) -> Program:
 
 
 def overwritten(program: Program, arena: ArenaPlan) -> list[str]:
-    """Tensors that a step reads and whose bytes are not theirs any more: every byte knows who wrote it."""
+    """Return the tensors that a step reads after another step has overwritten their bytes.
+
+    The function notes for each byte of the arena which step wrote it last.
+    """
     owner = np.full(arena.size, -1)
-    content: dict[str, int] = {}  # tensor -> who wrote its bytes
+    content: dict[str, int] = {}  # tensor -> the step that wrote its bytes
     wrong = []
 
     def place(name: str) -> slice:
@@ -40,17 +43,17 @@ def overwritten(program: Program, arena: ArenaPlan) -> list[str]:
     for number, step in enumerate(program.steps):
         launch = isinstance(step, LaunchStep)
         read = [pack.value for pack in step.pack] if launch else step.inputs
-        made = [each.value for each in step.unpack] if launch else step.outputs
+        written = [unpack.value for unpack in step.unpack] if launch else step.outputs
         wrong += [name for name in read if name in content and np.any(owner[place(name)] != content[name])]
         if isinstance(step, CpuStep) and step.kernel is None:
-            content |= {made[0]: content[read[0]]} if read[0] in content else {}
+            content |= {written[0]: content[read[0]]} if read[0] in content else {}
             continue
-        over = dict(program.kernels[step.kernel].in_place) if isinstance(step, CpuStep) else {}
-        for index, name in enumerate(made):
+        in_place = dict(program.kernels[step.kernel].in_place) if isinstance(step, CpuStep) else {}
+        for index, name in enumerate(written):
             if name not in arena.offsets:
                 continue
-            allowed = read[over[index]] if index in over else None
-            for other in read:  # which the kernel reads while it writes
+            allowed = read[in_place[index]] if index in in_place else None
+            for other in read:  # the kernel reads this tensor while it writes
                 if other in content and other != allowed and not launch:
                     a, b = place(name), place(other)
                     wrong += [name] * (max(a.start, b.start) < min(a.stop, b.stop))
@@ -61,14 +64,14 @@ def overwritten(program: Program, arena: ArenaPlan) -> list[str]:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> str:
-    """Up to ten operators on matrices of 8 x 64 and their reshapes, with values that live long and die early."""
+    """Draw up to ten operators on matrices of 8 x 64 and their reshapes, with values of long and short lives."""
     shapes, lines = {"x": (8, 64)}, []
     for number in range(draw(st.integers(3, 10))):
         name, source = f"t{number}", draw(st.sampled_from(sorted(shapes)))
         dims = shapes[source]
         op = draw(st.sampled_from(["Relu", "Neg", "Softmax", "Add", "Add", "Transpose", "Reshape", "ReduceSum"]))
         if op == "Add":
-            other = draw(st.sampled_from(sorted(each for each in shapes if shapes[each] == dims)))
+            other = draw(st.sampled_from(sorted(shape for shape in shapes if shapes[shape] == dims)))
             lines.append(f"{name} = Add({source}, {other})")
         elif op == "Reshape":
             lines.append(f"{name} = Reshape({source}, {'flat' if len(dims) == 2 else 'matrix'})")
@@ -82,7 +85,7 @@ def graphs(draw: st.DrawFn) -> str:
             dims = dims[::-1]
         shapes[name] = dims
     results = sorted({name, *draw(st.lists(st.sampled_from(sorted(shapes)), max_size=2))} - {"x"})
-    outputs = ", ".join(f"float[{', '.join(map(str, shapes[each]))}] {each}" for each in results)
+    outputs = ", ".join(f"float[{', '.join(map(str, shapes[result]))}] {result}" for result in results)
     constants = "<int64[1] flat = {512}, int64[2] matrix = {8, 64}, int64[1] axis = {1}>"
     return f"g (float[8,64] x) => ({outputs}) {constants} {{ {'  '.join(lines)} }}"
 
@@ -93,10 +96,10 @@ def test_random_graphs(source: str) -> None:
     program = compiled(source)
     assert overwritten(program, program.arena) == []
     assert program.arena.size <= 1.10 * program.arena.lower_bound
-    found = Runtime(program).run({"x": X}).outputs
+    outputs = Runtime(program).run({"x": X}).outputs
     plain = Runtime(replace(program, arena=ArenaPlan())).run({"x": X}).outputs
     for name, array in plain.items():
-        np.testing.assert_array_equal(found[name], array)
+        np.testing.assert_array_equal(outputs[name], array)
 
 
 CHAIN = """
@@ -192,7 +195,7 @@ def test_what_is_computed_in_place(nodes: list[CpuNode], legal: bool) -> None:
 
 
 def test_elements_that_are_computed_twice_are_not_computed_in_place() -> None:
-    """37 elements in vectors of 16: the last vector overlaps the one before it."""
+    """A kernel of 37 elements in vectors of 16, whose last two vectors overlap, does not compute in place."""
     assert kernel([CpuNode("Relu", ("x",), ("y",))], (3, 37)).in_place == ()
 
 

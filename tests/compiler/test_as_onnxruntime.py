@@ -1,4 +1,4 @@
-"""Operators with random attributes as onnxruntime computes them: compiled with constants, and sized when they run."""
+"""Operators with random attributes give onnxruntime's results, with constant and with run-time inputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPECIAL = np.float32([np.nan, np.inf, -np.inf, 0, -0.0, 1, -1, 1e30])
 
 
 class Draw:
-    """Random numbers, sizes and tensors."""
+    """Draws random numbers, sizes and tensors."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -37,7 +37,7 @@ class Draw:
     def int(self, low: int, high: int) -> int:
         return int(self.rng.integers(low, high + 1))
 
-    def of(self, *choices: Any) -> Any:
+    def choose(self, *choices: Any) -> Any:
         return choices[self.int(0, len(choices) - 1)]
 
     def shape(self, low: int = 1, high: int = 4, empty: float = 0.0) -> tuple[int, ...]:
@@ -47,7 +47,7 @@ class Draw:
         return np.asarray(self.rng.standard_normal(shape) * 3).astype(kind)
 
     def special(self, *shape: int) -> Array:
-        """With a NaN, an infinity or a zero here and there."""
+        """Draw floats of which about 30% are special, such as NaN, infinity or zero."""
         return np.where(self.rng.random(shape) < 0.3, self.rng.choice(SPECIAL, shape), self.floats(*shape))
 
     def ints(self, *shape: int, kind: Any = np.int64, wide: bool = False) -> Array:
@@ -57,19 +57,19 @@ class Draw:
         )
 
     def counted(self, axis: int, rank: int) -> int:
-        """The axis, or the same counted from the end."""
-        return self.of(axis, axis - rank)
+        """Return the axis, or the same axis counted from the end."""
+        return self.choose(axis, axis - rank)
 
 
 def one_node(
     op: str, inputs: Inputs, attrs: dict[str, Any], fixed: Sequence[int], outputs: int, opset: int, domain: str
 ) -> onnx.ModelProto:
-    """fixed: numbers of the inputs that are constants."""
+    """Return a model of one node. fixed: numbers of the inputs that are constants."""
     names = [f"i{k}" if x is not None else "" for k, x in enumerate(inputs)]
-    given = [(name, x) for k, (name, x) in enumerate(zip(names, inputs)) if x is not None and k not in fixed]
+    fed = [(name, x) for k, (name, x) in enumerate(zip(names, inputs)) if x is not None and k not in fixed]
     graph = helper.make_graph(
         [helper.make_node(op, names, [f"o{k}" for k in range(outputs)], domain=domain, **attrs)], "g",
-        [helper.make_tensor_value_info(name, _type(x), x.shape) for name, x in given],
+        [helper.make_tensor_value_info(name, _type(x), x.shape) for name, x in fed],
         [onnx.ValueInfoProto(name=f"o{k}") for k in range(outputs)],
         [numpy_helper.from_array(x, f"i{k}") for k, x in enumerate(inputs) if k in fixed and x is not None],
     )  # fmt: skip
@@ -91,7 +91,10 @@ def check(
     op: str, inputs: Inputs, attrs: dict[str, Any] | None = None, *, fixed: Sequence[int] = (), outputs: int = 1,
     opset: int = 21, domain: str = "", rtol: float = 0.0, atol: float = 0.0,
 ) -> None:  # fmt: skip
-    """Compare both ways to run the node with onnxruntime: equal, or within `rtol` and `atol` where it is of floats."""
+    """Compare the compiled model and the host operator with onnxruntime.
+
+    Integers must be equal, floats within `rtol` and `atol`.
+    """
     model = one_node(op, inputs, attrs or {}, fixed, outputs, opset, domain)
     feed = {f"i{k}": x for k, x in enumerate(inputs) if x is not None and k not in fixed}
     expected = by_onnxruntime(model, feed)
@@ -103,13 +106,13 @@ def check(
             {f"i{k}": x for k, x in enumerate(inputs) if x is not None},
         )
     label = f"{op} {attrs} of {[x if x is None or x.size < 9 else (x.dtype, x.shape) for x in inputs]}"
-    for number, want in enumerate(expected):
-        for got in (results[f"o{number}"], np.asarray(sized[number])):
-            assert (got.dtype, got.shape) == (want.dtype, want.shape), label
-            if want.dtype.kind == "f":
-                np.testing.assert_allclose(got, want, rtol, atol, err_msg=label)
+    for number, wanted in enumerate(expected):
+        for actual in (results[f"o{number}"], np.asarray(sized[number])):
+            assert (actual.dtype, actual.shape) == (wanted.dtype, wanted.shape), label
+            if wanted.dtype.kind == "f":
+                np.testing.assert_allclose(actual, wanted, rtol, atol, err_msg=label)
             else:
-                np.testing.assert_array_equal(got, want, err_msg=label)
+                np.testing.assert_array_equal(actual, wanted, err_msg=label)
 
 
 # Reductions -------------------------------------------------------------------------------------------------------
@@ -129,11 +132,11 @@ def test_reductions(kind: str) -> None:
     d = Draw(REDUCTIONS.index(kind))
     for _ in range(25):
         shape = d.shape(1, 4)
-        x = d.floats(*shape, kind=d.of(*FLOATS)) if d.int(0, 1) else d.ints(*shape, kind=d.of(*INTEGERS))
+        x = d.floats(*shape, kind=d.choose(*FLOATS)) if d.int(0, 1) else d.ints(*shape, kind=d.choose(*INTEGERS))
         x = np.abs(x) + 1 if kind == "LogSum" and x.dtype.kind == "f" else x
         axes = [d.counted(int(axis), len(shape)) for axis in d.rng.permutation(len(shape))[: d.int(0, len(shape))]]
         attrs = {"keepdims": d.int(0, 1), "noop_with_empty_axes": d.int(0, 1)}
-        check(f"Reduce{kind}", [x, np.array(axes, np.int64)], attrs, fixed=d.of((), (1,)), rtol=1e-4, atol=1e-5)
+        check(f"Reduce{kind}", [x, np.array(axes, np.int64)], attrs, fixed=d.choose((), (1,)), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", REDUCTIONS)
@@ -155,23 +158,23 @@ def test_reductions_of_nothing(kind: str) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_slices(seed: int) -> None:
-    """Starts, ends and steps far outside, to the least and the largest number that there is."""
+    """Slices may have starts, ends and steps far outside of the tensor, up to the limits of int64."""
     d = Draw(seed)
     for _ in range(25):
         shape = d.shape(1, 3, empty=0.05)
-        kind = d.of(np.int32, np.int64)
+        kind = d.choose(np.int32, np.int64)
         far = (np.iinfo(kind).min, np.iinfo(kind).min + 1, np.iinfo(kind).max, np.iinfo(kind).max - 1)
         axes = d.rng.permutation(len(shape))[: d.int(1, len(shape))]
 
         def place(axis: int, shape: tuple[int, ...] = shape, far: tuple[int, ...] = far) -> int:
             n = shape[axis]
-            return int(d.of(*far, 0, 1, -1, -2, n - 1, n, n + 1, n + 100, -n, -n - 1, -n - 100))
+            return int(d.choose(*far, 0, 1, -1, -2, n - 1, n, n + 1, n + 100, -n, -n - 1, -n - 100))
 
         starts, ends = ([place(axis) for axis in axes] for _ in range(2))
-        steps = [d.of(1, 1, 2, -1, -1, -2, 3, -3, far[0], far[2]) for _ in axes]
+        steps = [d.choose(1, 1, 2, -1, -1, -2, 3, -3, far[0], far[2]) for _ in axes]
         given = [d.counted(int(axis), len(shape)) for axis in axes]
         lists = [np.array(each, kind) for each in (starts, ends, given, steps)]
-        check("Slice", [d.floats(*shape), *lists], fixed=d.of((), (1, 2, 3, 4)))
+        check("Slice", [d.floats(*shape), *lists], fixed=d.choose((), (1, 2, 3, 4)))
 
 
 def test_what_a_slice_takes_is_numpys_inside_of_the_axis() -> None:
@@ -185,7 +188,7 @@ def test_what_a_slice_takes_is_numpys_inside_of_the_axis() -> None:
 def test_sizes_broadcast_as_numpys_do() -> None:
     d = Draw(3)
     for _ in range(200):
-        shapes = [tuple(d.of(0, 1, 1, 2, 3) for _ in range(d.int(0, 4))) for _ in range(d.int(1, 3))]
+        shapes = [tuple(d.choose(0, 1, 1, 2, 3) for _ in range(d.int(0, 4))) for _ in range(d.int(1, 3))]
         try:
             expected = np.broadcast_shapes(*shapes)
         except ValueError:
@@ -196,7 +199,7 @@ def test_sizes_broadcast_as_numpys_do() -> None:
 
 
 def test_slices_on_the_accelerator() -> None:
-    """Rows and columns that a Slice takes from before the image, as a part of the same bytes."""
+    """A Slice whose rows and columns begin before the image gives a view of the same bytes."""
     text = """<ir_version: 9, opset_import: ["" : 17]> g (float[1, 4, 6, 6] x) => (float[1, 4, 5, 5] y)
         <float s = {0.1}, int8 z = {0}, int64[2] a = {-100, 1},
          int64[2] b = {5, 9223372036854775807}, int64[2] c = {2, 3}> {
@@ -222,7 +225,7 @@ def test_moves(op: str) -> None:
 
 
 def _trilu(d: Draw) -> tuple[list[Array], dict[str, Any]]:
-    k = d.of(d.int(-7, 7), 2**63 - 1, -(2**63))
+    k = d.choose(d.int(-7, 7), 2**63 - 1, -(2**63))
     return [d.floats(*d.shape(2, 3)), np.array(k, np.int64)], {"upper": d.int(0, 1)}
 
 
@@ -238,7 +241,7 @@ def _one_hot(d: Draw) -> tuple[list[Array], dict[str, Any]]:
 
 
 def _pad(d: Draw) -> tuple[list[Array], dict[str, Any]]:
-    x, mode = d.floats(*d.shape(1, 3)), d.of("constant", "edge", "reflect")
+    x, mode = d.floats(*d.shape(1, 3)), d.choose("constant", "edge", "reflect")
     if mode == "constant":  # which may cut more than there is
         before = [d.int(-6, 4) for _ in x.shape]
         pads = [*before, *(max(d.int(-6, 6), -b - n) for b, n in zip(before, x.shape))]
@@ -252,14 +255,14 @@ def _scatter_elements(d: Draw) -> tuple[list[Array], dict[str, Any]]:
     axis = d.int(0, x.ndim - 1)
     indices = np.stack([d.rng.permutation(x.shape[axis]) for _ in range(x.size // x.shape[axis])], -1)
     indices = np.moveaxis(indices.reshape(x.shape[axis], *np.delete(x.shape, axis)), 0, axis)
-    attrs = {"axis": axis, "reduction": d.of("none", "add", "mul", "max", "min")}
+    attrs = {"axis": axis, "reduction": d.choose("none", "add", "mul", "max", "min")}
     return [x, indices - x.shape[axis] * d.ints(*x.shape, kind=np.int64).clip(0, 1), d.floats(*x.shape)], attrs
 
 
 def _scatter_nd(d: Draw) -> tuple[list[Array], dict[str, Any]]:
     x, depth = d.floats(*d.shape(1, 3)), 1
     indices = d.rng.integers(-x.shape[0], x.shape[0], (d.int(1, 4), depth))
-    return [x, indices, d.floats(len(indices), *x.shape[1:])], {"reduction": d.of("add", "max", "min")}
+    return [x, indices, d.floats(len(indices), *x.shape[1:])], {"reduction": d.choose("add", "max", "min")}
 
 
 def _gather_nd(d: Draw) -> tuple[list[Array], dict[str, Any]]:
@@ -324,7 +327,7 @@ def test_numbers_as_strings(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", [1, 11, 10, 6, 7, 2, 3, 12, 13, 9])
 def test_strings_as_numbers(kind: int) -> None:
-    """What C reads at the beginning of a text; what it does not read is refused."""
+    """A Cast parses the number at the beginning of a string as C does, and refuses strings that C does not parse."""
     texts = ("1", "-3", "1.5", " 2", "2 ", "1e3", "+5", "300", "-1", "1_0", "1.0", "1,5", "1f", "0x10", "-0", "0.5")
     for text in (*texts, "INF", "-inf", "NaN", "infinity", "", "abc", "99999999999999999999", "1e400", "."):
         model = one_node("Cast", [strings(text)], {"to": kind}, (), 1, 21, "")
@@ -366,9 +369,9 @@ def test_what_a_loop_returns_without_steps(body: str, steps: int, go: bool) -> N
                 co = Identity(ci) so = Add(s, s) {made} }}> }}""")
     feed = {"x": np.ones((2, 3), np.float32), "n": np.array(steps), "c": np.array(go)}
     results = Runtime(celosia.compile(model, "tiny")).run(feed).outputs
-    for name, want in zip(("y", "z"), by_onnxruntime(model, feed)):
-        assert (results[name].dtype, results[name].shape) == (want.dtype, want.shape)
-        np.testing.assert_array_equal(results[name], want)
+    for name, expected in zip(("y", "z"), by_onnxruntime(model, feed)):
+        assert (results[name].dtype, results[name].shape) == (expected.dtype, expected.shape)
+        np.testing.assert_array_equal(results[name], expected)
 
 
 # Empty tensors, and those of many dimensions ----------------------------------------------------------------------
@@ -377,15 +380,15 @@ def test_what_a_loop_returns_without_steps(body: str, steps: int, go: bool) -> N
 @pytest.mark.parametrize("samples", ["0", "N"])
 @pytest.mark.parametrize("first", ["Relu(x)", "MaxPool<kernel_shape = [2, 2]>(x)", "Slice(x, none, none)"])
 def test_no_samples(samples: str, first: str) -> None:
-    """Also where the model may mix samples, and is compiled for those that come."""
+    """A run of no samples gives empty outputs, also if the model may mix samples."""
     model = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["" : 17]>
         g (float[{samples}, 3, 8, 8] x) => (y) <int64[1] none = {{0}}>
         {{ a = {first} c = Conv(a, w) p = GlobalAveragePool(c) y = Flatten(p) }}""")
     model.graph.initializer.append(numpy_helper.from_array(Draw(0).floats(4, 3, 3, 3), "w"))
     x = np.zeros((0, 3, 8, 8), np.float32)
     (expected,) = by_onnxruntime(model, {"x": x})
-    (got,) = Runtime(model, config="tiny").run({"x": x}).outputs.values()
-    assert got.shape == expected.shape == (0, 4)
+    (actual,) = Runtime(model, config="tiny").run({"x": x}).outputs.values()
+    assert actual.shape == expected.shape == (0, 4)
 
 
 @pytest.mark.parametrize("body", ["y = Relu(x)", "y = Add(x, x)", "y = Expand(x, s)", "y = Transpose(x)"])
@@ -416,10 +419,13 @@ def test_tensors_of_too_many_dimensions_are_refused(body: str) -> None:
 
 @pytest.mark.parametrize("seed", some(range(8), range(3)))
 def test_attention_of_groups(seed: int) -> None:
-    """First steps, of samples of any lengths; one more step, with or without room in the cache; several more."""
+    """GroupQueryAttention gives onnxruntime's results in first steps and in later ones.
+
+    First steps have samples of any lengths; later ones one or several tokens, with or without room in the cache.
+    """
     d = Draw(seed)
     for mode in ("first", "next", "cache", "more"):
-        heads, size, batch = d.int(1, 3), d.of(8, 16, 32), d.int(1, 3)
+        heads, size, batch = d.int(1, 3), d.choose(8, 16, 32), d.int(1, 3)
         attrs: dict[str, Any] = {"num_heads": heads * d.int(1, 3), "kv_num_heads": heads}
         steps, past = (d.int(1, 6), None) if mode == "first" else (1, d.int(3, 6))
         if mode == "more":
@@ -434,15 +440,15 @@ def test_attention_of_groups(seed: int) -> None:
             inputs[1:3] = [d.floats(batch, steps, width) / 3 for _ in range(2)]
         if past is not None:
             inputs[3:5] = [d.floats(batch, heads, past, size) / 3 for _ in range(2)]
-        inputs[5:7] = np.array(ends, np.int32), np.array(d.of(total, [total]), np.int32)
+        inputs[5:7] = np.array(ends, np.int32), np.array(d.choose(total, [total]), np.int32)
         if size >= 16 and d.int(0, 1):
             attrs |= {"do_rotary": 1, "rotary_interleaved": d.int(0, 1)}
-            half = d.of(8, size // 2)
+            half = d.choose(8, size // 2)
             inputs[7:9] = [d.floats(32, half) / 3 for _ in range(2)]
             if d.int(0, 1):
                 inputs[9] = d.rng.integers(0, 30, (batch, steps))
         if d.int(0, 1):
-            inputs[10] = d.floats(d.of(1, batch), d.of(1, attrs["num_heads"]), steps, total)
+            inputs[10] = d.floats(d.choose(1, batch), d.choose(1, attrs["num_heads"]), steps, total)
         match d.int(0, 3):
             case 0:
                 attrs["smooth_softmax"] = 1
@@ -452,9 +458,9 @@ def test_attention_of_groups(seed: int) -> None:
             attrs["local_window_size"] = d.int(1, 5)
         elif d.int(0, 3) == 0:
             attrs["causal"] = 0
-        attrs |= d.of({}, {"softcap": 0.5}, {"scale": 0.3})
+        attrs |= d.choose({}, {"softcap": 0.5}, {"scale": 0.3})
         check(
-            "GroupQueryAttention", inputs, attrs, outputs=3, fixed=d.of((), (6,)), domain="com.microsoft",
+            "GroupQueryAttention", inputs, attrs, outputs=3, fixed=d.choose((), (6,)), domain="com.microsoft",
             rtol=1e-4, atol=1e-5,
         )  # fmt: skip
 
@@ -480,11 +486,11 @@ def test_attention_of_groups_refuses(change: dict[str, int], why: str) -> None:
 def test_gather_of_blocks_of_bytes(bits: int) -> None:
     d = Draw(bits)
     for _ in range(12):
-        rows, width, size = d.int(1, 5), 16 * d.int(1, 5), d.of(16, 32, 64)
+        rows, width, size = d.int(1, 5), 16 * d.int(1, 5), d.choose(16, 32, 64)
         blocks = -(-width // size)
         zeros = d.rng.integers(0, 256, (rows, -(-blocks * bits // 8))).astype(np.uint8) if d.int(0, 1) else None
-        scales = d.floats(rows, blocks, kind=d.of(np.float16, np.float32))
-        indices = d.rng.integers(-rows, rows, d.shape(0, 2)).astype(d.of(*INTEGERS))
+        scales = d.floats(rows, blocks, kind=d.choose(np.float16, np.float32))
+        indices = d.rng.integers(-rows, rows, d.shape(0, 2)).astype(d.choose(*INTEGERS))
         data = d.rng.integers(0, 256, (rows, width * bits // 8)).astype(np.uint8)
         check(
             "GatherBlockQuantized", [data, indices, scales, zeros], {"bits": bits, "block_size": size},
@@ -494,7 +500,7 @@ def test_gather_of_blocks_of_bytes(bits: int) -> None:
 
 @pytest.mark.parametrize("kind, low", [(TensorProto.INT4, -8), (TensorProto.UINT4, 0)])
 def test_gather_of_blocks_of_four_bits(kind: int, low: int) -> None:
-    """Along and across the blocks. An index outside gives zeros."""
+    """GatherBlockQuantized gathers along and across the blocks; an index outside of the tensor gives zeros."""
     d = Draw(low + 8)
     for _ in range(12):
         shape, gathered, blocked = (d.int(2, 20), d.int(2, 70)), d.int(0, 1), d.int(0, 1)
@@ -520,7 +526,7 @@ def test_gather_of_blocks_of_four_bits(kind: int, low: int) -> None:
 
 
 def test_what_is_gathered_from_blocks_has_a_shape() -> None:
-    """So that what reads it becomes a kernel."""
+    """The shape of gathered blocks is known, so that an operator that reads them becomes a kernel."""
     d = Draw(0)
     text = """<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]> g (int64[1, 4] i) => (y)
         { e = com.microsoft.GatherBlockQuantized<block_size = 32>(w, i, s) r = Relu(e) y = MatMul(r, m) }"""
@@ -545,7 +551,7 @@ def test_averages_of_images_with_channels_last(shape: tuple[int, ...], last: int
 
 
 def test_convolutions_and_pooling_with_channels_last() -> None:
-    """Beside a Gather of what would be channels otherwise."""
+    """QLinearConv and QLinearAveragePool compute with channels in the last axis."""
     d = Draw(1)
     s, z = np.asarray(np.float32(0.1)), np.asarray(np.int8(3))
     x, w = d.ints(2, 6, 6, 4, kind=np.int8, wide=True), d.ints(8, 4, 3, 3, kind=np.int8)
@@ -566,16 +572,16 @@ def test_a_mean_is_a_layer_whether_it_keeps_its_dimensions(kept: int) -> None:
     program = celosia.compile(model, "tiny")
     assert [row["place"] for row in program.placements if row["op"] == "QLinearMean"] == ["accelerator"]
     x = Draw(0).floats(2, 16, 7, 7)
-    got, (expected,) = Runtime(program)(x), by_onnxruntime(model, {"x": x})
-    assert got.shape == expected.shape
-    assert np.abs(got - expected).max() <= 0.02 * 1.0001  # a step, where a tie is near
-    assert np.mean(got != expected) < 0.1
+    actual, (expected,) = Runtime(program)(x), by_onnxruntime(model, {"x": x})
+    assert actual.shape == expected.shape
+    assert np.abs(actual - expected).max() <= 0.02 * 1.0001  # a step, where a tie is near
+    assert np.mean(actual != expected) < 0.1
 
 
 @pytest.mark.parametrize("step", [-(2**63), -(2**63) + 1, 2**63 - 1, -(2**32)])
 @pytest.mark.parametrize("way", ["initializer", "Constant", "Identity"])
 def test_a_step_that_onnx_does_not_survive(step: int, way: str) -> None:
-    """Its inference follows lists of sizes, and counts in 32 bits: it would read beyond them, or never end."""
+    """Extreme steps of a Slice never reach onnx's shape inference, which would read out of bounds or never end."""
     inputs = [np.ones(1, np.float32), *(np.array([each]) for each in (0, -5, 0, step))]
     model = one_node("Slice", inputs, {}, (1, 2, 3, 4), 1, 21, "")
     if way != "initializer":

@@ -1,4 +1,4 @@
-"""Products of two activations: attention as onnxruntime computes it, on the accelerator."""
+"""Attention on the accelerator, with its products of two activations, gives onnxruntime's bytes."""
 
 from __future__ import annotations
 
@@ -46,20 +46,23 @@ def test_encoders_are_onnxruntimes(name: str, qdq: bool, tmp_path: Path) -> None
 
 @pytest.mark.rtl
 def test_attention_on_the_rtl(tmp_path: Path) -> None:
-    """The hardware pads entries of wgt, and loads them from what a layer has stored just before."""
+    """The RTL pads entries of wgt, and loads entries that the layer before has stored."""
     encoder = Encoder(10, 3, 4, 12)
     path = quantised(encoder.model(), encoder.shape, tmp_path, signed=False)
     program = celosia.compile(path, config="tiny")
     x = sample(encoder.shape, 3)
     (expected,) = opened(path, int8=True).run(None, {"x": x})
-    found = celosia.Runtime(program, "rtl").run({"x": x})
-    np.testing.assert_array_equal(found.outputs["y"], expected)
+    result = celosia.Runtime(program, "rtl").run({"x": x})
+    np.testing.assert_array_equal(result.outputs["y"], expected)
     timed = celosia.Runtime(program, "timed").run({"x": x}).report["cycles"]
-    assert timed == pytest.approx(found.report["cycles"], rel=0.05)
+    assert timed == pytest.approx(result.report["cycles"], rel=0.05)
 
 
 def test_all_products_are_the_accelerators(tmp_path: Path) -> None:
-    """Heads, and keys that are transposed, are views; V alone goes through the host, which computes the softmax."""
+    """The accelerator computes all products; heads and transposed keys are views.
+
+    Only V is copied through the host, which computes the softmax.
+    """
     encoder = Encoder(32, 4, 16, 64)
     program = celosia.compile(quantised(encoder.model(), encoder.shape, tmp_path, signed=True), config="pynq")
     places = Counter((row["op"], row["place"]) for row in program.placements)
@@ -75,7 +78,7 @@ def test_all_products_are_the_accelerators(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("tokens", "launches"), [(32, 3), (21, 4)])
 def test_what_celosia_quantises(tokens: int, launches: int, tmp_path: Path) -> None:
-    """Biases are in products of matrices, whose rows are those of tensors with a batch."""
+    """An encoder that `quantize` has quantised runs on the accelerator, with biases in its products."""
     encoder = Encoder(tokens, 2, 16, 48)
     onnx.save(encoder.model(), tmp_path / "float.onnx")
     samples = np.concatenate([sample(encoder.shape, seed) for seed in range(3)])
@@ -124,7 +127,7 @@ USES = {
 @pytest.mark.parametrize("name", USES)
 @pytest.mark.parametrize("config", ["tiny", "pynq"])
 def test_what_reads_products(name: str, config: str) -> None:
-    """Elementwise operators take products, and views of them, as they lie."""
+    """Elementwise operators read products, and views of them, without a copy."""
     columns, rest = USES[name]
     dims = {"heads side by side": "1, 5, 2, 6", "columns for rows": "1, 2, 5, 5"}.get(name, f"1, 2, 5, {columns}")
     dims = f"1, 5, {2 * columns}" if "flat" in rest else dims

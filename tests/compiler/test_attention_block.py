@@ -1,4 +1,4 @@
-"""Attention as a block: scores and probabilities are nowhere in DRAM."""
+"""Attention as a block keeps scores and probabilities on chip."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ PYNQ = replace(PRESETS["pynq"], softmax=4)
 
 
 def scales(rng: np.random.Generator, channels: int, reach: float) -> Requantise:
-    """The same for all channels."""
+    """Return the same scale for all channels."""
     multiplier, shift = fold_scale(np.float32([100 / reach]))
-    whole = np.full(channels, rng.integers(-50, 50), np.int32), multiplier.repeat(channels), shift.repeat(channels)
-    return Requantise(*whole, int(rng.integers(-30, 30)))
+    parameters = np.full(channels, rng.integers(-50, 50), np.int32), multiplier.repeat(channels), shift.repeat(channels)
+    return Requantise(*parameters, int(rng.integers(-30, 30)))
 
 
 def attention(b: Builder, heads: int, queries: int, keys: int, inner: int, columns: int, around: int = 0) -> Layer:
-    """Of so many heads; keys, inner and columns in channel groups. around: foreign groups about what is read."""
+    """Append attention as a block. keys, inner, columns: in channel groups. around: other groups around the inputs."""
     group, rng = b.cfg.group, b.rng
-    x = b.given(1, heads * inner * group, 1, queries, around, around)
-    w = b.given(1, heads * inner * group, 1, keys * group, around)
-    v = b.given(1, heads * keys * group, 1, columns * group, 0, around)
+    x = b.host_input(1, heads * inner * group, 1, queries, around, around)
+    w = b.host_input(1, heads * inner * group, 1, keys * group, around)
+    v = b.host_input(1, heads * keys * group, 1, columns * group, 0, around)
     scores, shares = (Activation.alone(b.cfg, name, 1, heads * keys * group, 1, queries) for name in ("s", "p"))
     y = Activation.alone(b.cfg, "y", 1, heads * columns * group, 1, queries)
     first = Layer(
@@ -65,14 +65,14 @@ sizes = st.tuples(st.integers(1, 3), st.integers(1, 13), st.integers(1, 4), st.i
 
 @given(builders(["softmax"], forward=True), sizes, st.integers(0, 1), st.integers(0, 1 << 16))
 def test_it_is_what_its_layers_mean(b: Builder, of: tuple[int, ...], around: int, number: int) -> None:
-    """In any tiles of heads and queries."""
+    """The block computes the meaning of its layers with any tiles of heads and queries."""
     block = attention(b, *of, around)
     planner = Planner(b.cfg)
     (computation,) = planner.computations(block)
     points = list(candidates(b.cfg, computation.workload))
     planner.policy = replace(planner.policy, given=FixedSchedule([points[number % len(points)]]))
     b.net.check(checking=True, planner=planner)
-    np.testing.assert_array_equal(reference(block, b.net.given), meaning(block, b.net.given))
+    np.testing.assert_array_equal(reference(block, b.net.host_inputs), meaning(block, b.net.host_inputs))
 
 
 # Wrong programs ---------------------------------------------------------------------------------------------------
@@ -177,11 +177,11 @@ def test_tiles_that_do_not_fit() -> None:
 
 
 def test_heads_that_are_scaled_differently(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """They stay layers of their own."""
+    """Heads with different scales stay separate layers."""
     encoder = Encoder(16, 2, 16, 0, alone=True)
     path = quantised(encoder.model(), encoder.shape, tmp_path, signed=True)
-    real, numbers = blocks._scaling, iter(range(99))
-    monkeypatch.setattr(blocks, "_scaling", lambda layer: (*real(layer), next(numbers)))
+    original, numbers = blocks._scaling, iter(range(99))
+    monkeypatch.setattr(blocks, "_scaling", lambda layer: (*original(layer), next(numbers)))
     program = celosia.compile(path, config=PYNQ, check=False)
     assert not any(layer.op == "Block" for layer in program.launches[0].layers)
 
@@ -191,7 +191,7 @@ def test_heads_that_are_scaled_differently(monkeypatch: pytest.MonkeyPatch, tmp_
 
 @pytest.mark.parametrize(("signed", "keep"), [(True, False), (False, False), (True, True)])
 def test_networks_are_onnxruntimes(signed: bool, keep: bool, tmp_path: Path) -> None:
-    """Scores move where operands have zero points, and where somebody asks for them."""
+    """Networks give onnxruntime's bytes, and move scores to DRAM only for zero points or if the user keeps them."""
     encoder = Encoder(32, 3, 32, 0, alone=True)
     path = quantised(encoder.model(), encoder.shape, tmp_path, signed)
     program = celosia.compile(path, config=PYNQ, keep="all" if keep else ())
@@ -218,7 +218,7 @@ def test_attention_on_the_rtl(tmp_path: Path) -> None:
     assert [layer.op for layer in program.launches[0].layers] == ["Block"]
     x = sample(encoder.shape, 3)
     (expected,) = opened(path, int8=True).run(None, {"x": x})
-    found = celosia.Runtime(program, "rtl").run({"x": x})
-    np.testing.assert_array_equal(found.outputs["y"], expected)
+    result = celosia.Runtime(program, "rtl").run({"x": x})
+    np.testing.assert_array_equal(result.outputs["y"], expected)
     timed = celosia.Runtime(program, "timed").run({"x": x}).report["cycles"]
-    assert timed == pytest.approx(found.report["cycles"], rel=0.01)
+    assert timed == pytest.approx(result.report["cycles"], rel=0.01)

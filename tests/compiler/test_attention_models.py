@@ -1,4 +1,4 @@
-"""Random attention and random decoders, on random Configs, give onnxruntime's bytes."""
+"""Random attention and random decoders on random Configs give onnxruntime's bytes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .attention_models import decoder_outcome, drawn, outcome
 
 
 def test_random_attention() -> None:
-    """As a block, and head by head."""
-    found = [outcome(seed) for seed in range(1000, 1006)]
-    assert not any(each.different for each in found)
-    assert {"Block", "Softmax", "ActivationProduct"} <= {op for each in found for op in each.ops}
+    """Random attention has onnxruntime's bytes as a block and head by head."""
+    outcomes = [outcome(seed) for seed in range(1000, 1006)]
+    assert not any(result.different for result in outcomes)
+    assert {"Block", "Softmax", "ActivationProduct"} <= {op for result in outcomes for op in result.ops}
 
 
 def test_the_comparison_sees_other_powers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,7 @@ def test_the_comparison_sees_other_powers(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_check_runs_here_whatever_it_is_for() -> None:
-    """Of softmaxes, too, by a kernel of this processor's."""
+    """The self-check of a Program for another processor runs on this one, also for softmax."""
     s, model, cfg = drawn(1000)
     shapes, target = {name: x.shape for name, x in s.feed.items()}, find_export_target("x86_64").target
     program = celosia.compile(model, cfg, target=target, shapes=shapes)
@@ -33,8 +33,8 @@ def test_the_check_runs_here_whatever_it_is_for() -> None:
 
 
 def test_a_random_decoder() -> None:
-    found = decoder_outcome(1)
-    assert not found.different and "Softmax" in found.ops
+    result = decoder_outcome(1)
+    assert not result.different and "Softmax" in result.ops
 
 
 @pytest.mark.thorough

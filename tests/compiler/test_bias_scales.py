@@ -1,4 +1,4 @@
-"""Scales of products that are not quite as a quantiser writes them, as onnxruntime takes them."""
+"""A bias whose scale is not exactly the product of the other scales is treated as in onnxruntime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ PRODUCTS = {
 
 
 def model(op: str, factor: float, steps: tuple[float, float], to_bytes: bool) -> onnx.ModelProto:
-    """A product of x by int8 weights, whose bias has `factor` times the scale of the products. steps: those scales."""
+    """Return a product of x by int8 weights, whose bias has `factor` times the scale of the products.
+
+    steps: the scales of x and of the weights.
+    """
     rng, (sx, sw) = np.random.default_rng(0), np.float32(steps)
     shape, weights = ([1, 8, 5, 5], (16, 8, 3, 3)) if op == "Conv" else ([4, 24], (24, 16))
     constants = {
@@ -44,21 +47,21 @@ def model(op: str, factor: float, steps: tuple[float, float], to_bytes: bool) ->
 @pytest.mark.parametrize("factor, steps", [(1.0005, (0.05, 0.01)), (0.991, (0.05, 0.01)), (2.5, (1e-3, 5e-4))])
 def test_a_bias_nearly_in_steps_of_the_products(op: str, factor: float, steps: tuple[float, float]) -> None:
     for to_bytes in (True, False) if op != "Conv" else (True,):
-        made = model(op, factor, steps, to_bytes)
+        proto = model(op, factor, steps, to_bytes)
         x = np.random.default_rng(1).normal(
-            0, 60 * steps[0], [d.dim_value for d in made.graph.input[0].type.tensor_type.shape.dim]
+            0, 60 * steps[0], [d.dim_value for d in proto.graph.input[0].type.tensor_type.shape.dim]
         )
         feed = {"x": x.astype(np.float32)}
-        (wanted,) = opened(made, int8=True).run(None, feed)
-        program = celosia.compile(made, "tiny")
-        (found,) = celosia.Runtime(program).run(feed).outputs.values()
-        np.testing.assert_array_equal(found, wanted)
+        (expected,) = opened(proto, int8=True).run(None, feed)
+        program = celosia.compile(proto, "tiny")
+        (output,) = celosia.Runtime(program).run(feed).outputs.values()
+        np.testing.assert_array_equal(output, expected)
         assert program.macs_accelerator == (program.macs_total if to_bytes else 0)
 
 
 @pytest.mark.parametrize("op", PRODUCTS)
 def test_float_weights_of_what_has_its_scale_at_run_time(op: str) -> None:
-    """They become bytes all the same; the bias stays what it is."""
+    """Float weights become bytes even if the scale of x is a run-time input; the float bias stays."""
     made, rng = model(op, 1.0, (0.05, 0.01), True), np.random.default_rng(0)
     graph = made.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
@@ -73,27 +76,30 @@ def test_float_weights_of_what_has_its_scale_at_run_time(op: str) -> None:
     graph.input.append(helper.make_tensor_value_info("sx", TensorProto.FLOAT, []))
     sizes = [dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim]
     feed = {"x": rng.normal(0, 2, sizes).astype(np.float32), "sx": np.array(0.05, np.float32)}
-    (wanted,) = opened(made, int8=True).run(None, feed)
-    (found,) = celosia.Runtime(celosia.compile(made, "tiny")).run(feed).outputs.values()
-    np.testing.assert_array_equal(found, wanted)
+    (expected,) = opened(made, int8=True).run(None, feed)
+    (output,) = celosia.Runtime(celosia.compile(made, "tiny")).run(feed).outputs.values()
+    np.testing.assert_array_equal(output, expected)
 
 
 @pytest.mark.parametrize("op", PRODUCTS)
 def test_a_float_bias_of_more_steps_than_int32_holds(op: str) -> None:
-    """As of a channel whose weights are next to nothing. onnxruntime has -2^31, and sums wrap; the check knows."""
-    made = model(op, 1.0, (0.05, 1e-9), to_bytes=True)
-    graph = made.graph
-    for tensor in [each for each in graph.initializer if each.name in ("b", "sy")]:
+    """A float bias that exceeds int32 becomes -2^31 and sums wrap, as in onnxruntime; the self-check knows.
+
+    Such a bias occurs in channels whose weights are almost zero.
+    """
+    proto = model(op, 1.0, (0.05, 1e-9), to_bytes=True)
+    graph = proto.graph
+    for tensor in [constant for constant in graph.initializer if constant.name in ("b", "sy")]:
         graph.initializer.remove(tensor)
     values = np.float32([-1, 1, 3e3, -3e3, 0.09, -0.09, 0.12, np.nan] * 2)
     graph.initializer.append(numpy_helper.from_array(values, "bias"))
     graph.initializer.append(numpy_helper.from_array(np.array(0.001, np.float32), "sy"))
     graph.node.remove(next(node for node in graph.node if "bias" in node.output))
-    graph.initializer.remove(next(each for each in graph.initializer if each.name == "sb"))
+    graph.initializer.remove(next(constant for constant in graph.initializer if constant.name == "sb"))
     dims = [dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim]
     x = np.random.default_rng(2).normal(0, 3, dims).astype(np.float32)
-    found = celosia.Runtime(celosia.compile(made, "tiny")).run({"x": x}).outputs["y"]
-    np.testing.assert_array_equal(found, opened(made, int8=True).run(None, {"x": x})[0])
+    output = celosia.Runtime(celosia.compile(proto, "tiny")).run({"x": x}).outputs["y"]
+    np.testing.assert_array_equal(output, opened(proto, int8=True).run(None, {"x": x})[0])
 
 
 BEHIND = {
@@ -111,7 +117,10 @@ BEHIND = {
 
 
 def with_bias(op: str, behind: str, bias: tuple[int, ...], zero: int = 0, rank: int = 2) -> onnx.ModelProto:
-    """A product of x by int8 weights, and what is behind it; its bias has three times the scale of the products."""
+    """Return a product of x by int8 weights and the operators after it.
+
+    The scale of its bias is three times that of the products.
+    """
     rng = np.random.default_rng(3)
     shape = (1, 8, 5, 5) if op == "Conv" else (4, 24) if rank == 2 else (2, 4, 24)
     constants = {
@@ -135,22 +144,25 @@ def with_bias(op: str, behind: str, bias: tuple[int, ...], zero: int = 0, rank: 
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def agrees(made: onnx.ModelProto, **other: np.ndarray) -> celosia.Program:
-    """`made` gives onnxruntime's values: its bytes where it is of bytes, floats but for their last bits."""
-    (x, *_), rng = made.graph.input, np.random.default_rng(1)
+def agrees(proto: onnx.ModelProto, **other: np.ndarray) -> celosia.Program:
+    """Compare the compiled model with onnxruntime and return the Program.
+
+    Bytes must be equal; floats may differ in their last bits.
+    """
+    (x, *_), rng = proto.graph.input, np.random.default_rng(1)
     feed = {"x": rng.integers(-128, 128, [d.dim_value for d in x.type.tensor_type.shape.dim]).astype(np.int8), **other}
-    (wanted,) = opened(made, int8=True).run(None, feed)
-    program = celosia.compile(made, "tiny")
-    (found,) = celosia.Runtime(program).run(feed).outputs.values()
-    exact = made.graph.node[-1].op_type == "DequantizeLinear"
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=0 if exact else 1e-5)
+    (expected,) = opened(proto, int8=True).run(None, feed)
+    program = celosia.compile(proto, "tiny")
+    (output,) = celosia.Runtime(program).run(feed).outputs.values()
+    exact = proto.graph.node[-1].op_type == "DequantizeLinear"
+    np.testing.assert_allclose(output, expected, rtol=0, atol=0 if exact else 1e-5)
     return program
 
 
 @pytest.mark.parametrize("behind", BEHIND)
 @pytest.mark.parametrize("op, rank", [("Gemm", 2), ("MatMul", 2), ("MatMul", 3), ("Conv", 2)])
 def test_a_bias_in_quite_other_steps(op: str, rank: int, behind: str) -> None:
-    """onnxruntime adds it to products of bytes as it is, and to floats as what it means."""
+    """onnxruntime adds a bias of another scale to products of bytes unscaled, and to floats as its real value."""
     agrees(with_bias(op, behind, (16,), rank=rank))
 
 
@@ -163,12 +175,12 @@ def test_a_bias_that_is_no_row(bias: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("op", PRODUCTS)
 def test_a_bias_that_comes_at_run_time(op: str) -> None:
-    """It was left out, and the check ended in a fault of Celosia."""
-    made = with_bias(op, "bytes", (16,))
-    given = {tensor.name: numpy_helper.to_array(tensor) for tensor in made.graph.initializer}
-    made.graph.initializer.remove(next(tensor for tensor in made.graph.initializer if tensor.name == "b"))
+    """A bias that is a run-time input is added. It was once left out."""
+    proto = with_bias(op, "bytes", (16,))
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+    proto.graph.initializer.remove(next(tensor for tensor in proto.graph.initializer if tensor.name == "b"))
     if op == "Conv":  # in steps of its products
-        tensor = next(tensor for tensor in made.graph.initializer if tensor.name == "sb")
-        tensor.CopyFrom(numpy_helper.from_array(np.asarray(given["sx"] * given["sw"]), "sb"))
-    made.graph.input.append(helper.make_tensor_value_info("b", TensorProto.INT32, [16]))
-    assert agrees(made, b=given["b"]).macs_accelerator == 0
+        tensor = next(tensor for tensor in proto.graph.initializer if tensor.name == "sb")
+        tensor.CopyFrom(numpy_helper.from_array(np.asarray(constants["sx"] * constants["sw"]), "sb"))
+    proto.graph.input.append(helper.make_tensor_value_info("b", TensorProto.INT32, [16]))
+    assert agrees(proto, b=constants["b"]).macs_accelerator == 0

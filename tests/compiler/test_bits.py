@@ -1,4 +1,4 @@
-"""Products of few bits by popcount: any shape, levels, padding and zero point, on every kind of processor."""
+"""Products of few bits by popcount are exact for any shape, levels, padding, zero point and processor."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LEVELS = [
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever can be computed by bits is."""
+    """Compute all products by bits that can be computed so."""
     monkeypatch.setattr(bit_serial, "is_faster", lambda *_: True)
 
 
@@ -57,13 +57,13 @@ def test_popcount(dtype: str) -> None:
     x[:3] = info.min, info.max, 0
     given = T.placeholder(x.shape, dtype, "x")
     function = T.lower(schedule([T.compute(x.shape, lambda i: T.call("popcount", given[i]), "y")]), [given])
-    for found in (T.interpret(function, x)[0], compile_function(function)(x)[0]):
-        np.testing.assert_array_equal(found, bits_set(x, info.bits))
+    for output in (T.interpret(function, x)[0], compile_function(function)(x)[0]):
+        np.testing.assert_array_equal(output, bits_set(x, info.bits))
 
 
 @pytest.mark.parametrize("features", ["", "avx2", "avx512bw avx2", "avx512bitalg avx512vnni avx512vl"])
 def test_four_counts_in_a_word(features: str) -> None:
-    """Of bytes at their limits, and random expressions over them; added up over lanes of every number."""
+    """`popcount4` counts the bits of each byte of a word, in vectors of any number of lanes."""
     if missing := set(features.split()) - this_processor().features:
         pytest.skip(f"this processor has no {', '.join(sorted(missing))}")
     rng = np.random.default_rng(1)
@@ -82,8 +82,11 @@ def test_four_counts_in_a_word(features: str) -> None:
         T.verify(function)
         assert str(T.parse(str(function))) == str(function)
         one, two = (bits_set(each.ravel(), 32).reshape(a.shape).sum(0) for each in (a & b, a ^ (b << np.uint32(3))))
-        for found in (T.interpret(function, a, b)[0], compile_function(function, frozenset(features.split()))(a, b)[0]):
-            np.testing.assert_array_equal(found, one + 2 * two)
+        for output in (
+            T.interpret(function, a, b)[0],
+            compile_function(function, frozenset(features.split()))(a, b)[0],
+        ):
+            np.testing.assert_array_equal(output, one + 2 * two)
 
 
 # Levels ---------------------------------------------------------------------------------------------------------
@@ -91,11 +94,11 @@ def test_four_counts_in_a_word(features: str) -> None:
 
 def test_levels_hold_their_values() -> None:
     for values in itertools.chain.from_iterable(itertools.combinations(range(-9, 9, 1), n) for n in (1, 2, 3, 4)):
-        found = BitLevels.of(values)
-        if found is None:
+        result = BitLevels.of(values)
+        if result is None:
             assert max(values) - min(values) > 3
             continue
-        assert set(values) <= set(found.values) and found.bits <= 2
+        assert set(values) <= set(result.values) and result.bits <= 2
     assert BitLevels.of(range(5)) is None and BitLevels.of([-3, -1, 1, 3]) == BitLevels(-3, 2, 2)
 
 
@@ -117,20 +120,20 @@ def test_products(seed: int, always: None) -> None:
     attrs = {bit_serial.LEVELS: {0: x, 1: w}}
     kernel = compile_op("MatMulInteger", attrs, [(a.shape, "int8"), b, ((), "int8"), ((n,), "int8")])
     assert "popcount4" in kernel.loops
-    wanted = (a.astype(np.int64) - za) @ (b.astype(np.int64) - zb)
-    np.testing.assert_array_equal(kernel(a, b, np.array(za), zb)[0], wanted)
+    expected = (a.astype(np.int64) - za) @ (b.astype(np.int64) - zb)
+    np.testing.assert_array_equal(kernel(a, b, np.array(za), zb)[0], expected)
 
 
 def on_arm(target: str, channels: int, outputs: int) -> list[tuple[Any, tuple[Array, ...]]]:
-    """(kernel, what it takes) of a convolution of 2 x 2 bits, by bytes and by bits."""
-    rng, found = np.random.default_rng(0), []
+    """Return a convolution of 2 x 2 bits by bytes and by bits, each as (kernel, inputs)."""
+    rng, kernels = np.random.default_rng(0), []
     x, w = drawn(rng, LEVELS[2], (1, channels, 7, 7), "uint8"), drawn(rng, LEVELS[3], (outputs, channels, 3, 3), "int8")
     zero = np.array(1, np.uint8)
     for attrs in ({}, {bit_serial.LEVELS: {0: LEVELS[2], 1: LEVELS[3]}}):
         with compiling_for(TARGETS[target]):
-            given = [(x.shape, "uint8"), w, zero]
-            found.append((compile_op("ConvInteger", {"pads": [1] * 4, **attrs}, given), (x, w, zero)))
-    return found
+            types = [(x.shape, "uint8"), w, zero]
+            kernels.append((compile_op("ConvInteger", {"pads": [1] * 4, **attrs}, types), (x, w, zero)))
+    return kernels
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -145,7 +148,10 @@ def test_the_same_sums_on_arm(target: str, always: None, tmp_path: Path) -> None
 @pytest.mark.thorough
 @pytest.mark.parametrize("target, most", [("armv7", 0.55), ("aarch64", 0.72)])
 def test_fewer_instructions_on_arm(target: str, most: float, always: None, tmp_path: Path) -> None:
-    """Those of the program around the kernel included; than bytes, which NEON multiplies in pairs."""
+    """Popcount takes fewer instructions than byte products, which NEON multiplies in pairs.
+
+    The counts include the program around the kernel.
+    """
     emulated.require(target)
     counts = []
     for kernel, inputs in on_arm(target, 64, 24):
@@ -158,9 +164,11 @@ def test_fewer_instructions_on_arm(target: str, most: float, always: None, tmp_p
 
 
 def activations(s: Sketch, x: str) -> tuple[str, type]:
-    """x in few bits, and their type in bytes: by a type of two, or by bytes and a Clip, as others export it. The twin
-    has the latter alone."""
-    kind, real = s.of("int2", "uint2"), s.of(True, False)
+    """Append a quantisation of x to few bits; return its name and the byte type.
+
+    It uses an ONNX type of two bits, or bytes and a Clip as some exporters write it. The twin has only the latter.
+    """
+    kind, real = s.choose("int2", "uint2"), s.choose(True, False)
     low, high = limits(kind)
     if not real:
         high = s.int(low + 1, high - 1) + 1
@@ -175,10 +183,10 @@ def activations(s: Sketch, x: str) -> tuple[str, type]:
 
 
 def model_of_few_bits(s: Sketch) -> onnx.ModelProto:
-    """A Conv, MatMul or Gemm of few bits between quantised tensors."""
-    op, n = s.of("Conv", "Conv", "MatMul", "Gemm"), s.int(1, 20)
+    """Return a Conv, MatMul or Gemm of few bits between quantised tensors."""
+    op, n = s.choose("Conv", "Conv", "MatMul", "Gemm"), s.int(1, 20)
     if op == "Conv":
-        group, each = s.of((1, s.int(1, 70)), (2, s.of(8, 16, 40)))
+        group, each = s.choose((1, s.int(1, 70)), (2, s.choose(8, 16, 40)))
         n *= group
         kernel = [s.int(1, 3) for _ in range(2)]
         x = s.input((s.int(1, 2), group * each, s.int(3, 8), s.int(3, 8)), False)
@@ -189,8 +197,8 @@ def model_of_few_bits(s: Sketch) -> onnx.ModelProto:
         x, axis, attrs = s.input((s.int(16, 20), s.int(1, 140)), False), 1, {}
         shape = (s.feed[x].shape[1], n)
     xf, wide = activations(s, x)
-    if s.of(0, 1):
-        w = weights(s, s.of("int2", "uint2"), shape, s.of(None, axis))[0]
+    if s.choose(0, 1):
+        w = weights(s, s.choose("int2", "uint2"), shape, s.choose(None, axis))[0]
     else:
         signs = s.constant(s.rng.choice(np.array([-1, 1], np.int8), shape))
         w = s.node("DequantizeLinear", signs, s.constant(F32(0.03)))
@@ -201,16 +209,16 @@ def model_of_few_bits(s: Sketch) -> onnx.ModelProto:
 
 
 def compared(seed: int) -> tuple[int, bool]:
-    """(elements that differ from onnxruntime's, whether the model runs by bits) of model number `seed`."""
-    own, twin = Sketch(seed), Sketch(seed, wide=True)
-    program = celosia.compile(model_of_few_bits(own), accelerator=False, check=False)
-    (found,) = Runtime(program).run(own.feed).outputs.values()
-    wanted = by_onnxruntime(model_of_few_bits(twin), twin.feed)
-    assert found.shape == wanted.shape
-    said = [row["reason"] for row in program.placements if "popcount" in row["reason"]]
+    """Run model number `seed`; return how many elements differ from onnxruntime's, and whether it runs by bits."""
+    sketch, twin = Sketch(seed), Sketch(seed, wide=True)
+    program = celosia.compile(model_of_few_bits(sketch), accelerator=False, check=False)
+    (output,) = Runtime(program).run(sketch.feed).outputs.values()
+    expected = by_onnxruntime(model_of_few_bits(twin), twin.feed)
+    assert output.shape == expected.shape
+    reasons = [row["reason"] for row in program.placements if "popcount" in row["reason"]]
     by_bits = any("popcount4" in kernel.loops for kernel in program.kernels)
-    assert len(said) == by_bits
-    return int((found != wanted).sum()), by_bits
+    assert len(reasons) == by_bits
+    return int((output != expected).sum()), by_bits
 
 
 @pytest.mark.parametrize("seed", some(range(200), range(7)))
@@ -225,7 +233,7 @@ def test_the_comparison_sees_a_wrong_padding(monkeypatch: pytest.MonkeyPatch, al
 
 
 def test_levels_are_found_behind_what_moves_them(always: None) -> None:
-    """And where they are not known, bytes are multiplied."""
+    """The compiler finds levels through operators that only move elements; without known levels it multiplies bytes."""
     rng, kind = np.random.default_rng(0), TensorProto.UINT8
 
     def model(*more: onnx.NodeProto, name: str) -> onnx.ModelProto:

@@ -1,4 +1,4 @@
-"""The verifier knows what blocks mean, whose layers hand on their results on chip; and it finds planted faults."""
+"""The verifier accepts correct blocks, which pass tensors on chip, and finds all planted faults."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_layer_whose_clip_leaves_one_value_may_be_written_as_padding_is(name: 
 
 
 def two_blocks(cfg: Config) -> tuple[BlockByHand, BlockByHand]:
-    """The second reads what the first has stored; they share constants and scratchpads."""
+    """Return two blocks with common constants and scratchpads; the second reads the output of the first."""
     first = BlockByHand(cfg)
     x = first.y
     y = replace(x, name="z", storage=Storage("z", x.storage_groups))
@@ -139,7 +139,7 @@ WIDE, DEEP, Y = (rf"in it layer {n} 'to {name}'\) " for n, name in enumerate(("w
 
 
 def fault(message: str, *rules: StrEnum) -> Callable[[Fault], Fault]:
-    """A fault and what the error must say."""
+    """Register a planted fault, with the rules that find it and a pattern of the error message."""
 
     def plant(function: Fault) -> Fault:
         FAULTS[function.__name__] = function, set(rules), message
@@ -149,12 +149,12 @@ def fault(message: str, *rules: StrEnum) -> Callable[[Fault], Fault]:
 
 
 def _constants(h: Hand, pad: str) -> int:
-    """Where the last constants of a scratchpad begin among the block's."""
+    """Return where the last constants of a scratchpad begin in the block's constants."""
     return h.roles[f"load {pad}"][-1].fields["dram_addr"] - h.base
 
 
 def _tap_entries(h: Hand) -> NDArray[np.uint8]:
-    """[slices][kernel rows][steps][slots][block_out], a view of the constants."""
+    """Return the depthwise weights as a view of the constants, [slices][kernel rows][steps][slots][block_out]."""
     first, entries = _constants(h, "tap"), h.roles["load tap"][0].fields["x_size"]
     steps = -(-3 // h.cfg.taps)
     data = h.constants[first : first + entries * scratchpads(h.cfg)["tap"].entry_bytes]
@@ -220,7 +220,7 @@ def no_taps(h: BlockByHand) -> None:
 
 @fault(DEEP + r"takes padding of 7 instead of .* of 'wide'", Meaning.TERMS)
 def missing_halo_row(h: BlockByHand) -> None:
-    """The row of `wide` below the tile is padding."""
+    """Replace the row of `wide` below the tile by padding."""
     h.roles["wide"][0].fields["extent_y"] -= 1
 
 
@@ -239,7 +239,7 @@ def padding_not_written(h: BlockByHand) -> None:
 
 @fault(DEEP + r"takes .* of 'wide' instead of padding of 7", Meaning.TERMS)
 def padding_not_written_again(h: BlockByHand) -> None:
-    """The last tile, which ends sooner, has rows of the one before in the place of its padding."""
+    """Omit the padding of the shorter last tile, which then finds rows of the tile before."""
     for i in h.roles["pad"][-h.slices :]:
         h.drop(i)
 
@@ -270,7 +270,7 @@ def intermediate_of_another_slice(h: BlockByHand) -> None:
 
 @fault(DEEP + r"takes (.* of 'wide'|padding of 7) instead of .* of 'wide'", Meaning.TERMS)
 def intermediate_of_the_tile_before(h: BlockByHand) -> None:
-    """A slice is not written, and the taps find what the tile before has left in its slot."""
+    """Omit the write of a slice: the taps read what the tile before has left in its slot."""
     for role in ("pad", "wide"):
         h.drop(h.roles[role][h.slices + 1])
 
@@ -282,7 +282,7 @@ def result_of_taps_of_the_tile_before(h: BlockByHand) -> None:
 
 @fault(Y + r"takes .* of 'wide' instead of .* of 'deep'", Meaning.TERMS)
 def wrong_slice_of_the_depthwise_convolution_left_out(h: BlockByHand) -> None:
-    """`wide` goes on to the last convolution as it is."""
+    """Pass `wide` to the last convolution without the depthwise one."""
     wide, taps = h.roles["wide"][0].fields, h.roles["taps"][0].fields
     taps |= wide | {name: taps[name] for name in taps if name.startswith("dst_")}
     taps |= dict(destination=Destination.INP, taps=0, a_source=ASource.ACC, lookup=0, extent_r=1, extent_s=1)
@@ -291,7 +291,7 @@ def wrong_slice_of_the_depthwise_convolution_left_out(h: BlockByHand) -> None:
 
 @fault(DEEP + r"multiplies .* of 'wide' by other weights", Meaning.TERMS)
 def rows_of_an_intermediate_swapped(h: BlockByHand) -> None:
-    """The first two rows of `wide` in each other's place."""
+    """Exchange the first two rows of `wide`."""
     i = h.roles["wide"][0]
     f = i.fields
     f["extent_y"] -= 2
@@ -418,7 +418,7 @@ def weights_of_the_sum_of_another_slice(h: BlockByHand) -> None:
 
 @fault("stores as .* of its output what is .* of layer 0 'to wide'", Meaning.PLACE)
 def intermediate_stored(h: BlockByHand) -> None:
-    """The first layer's result in the place of the last's."""
+    """Store the first layer's result in place of the last layer's."""
     out, wide = h.roles["out"][0], h.roles["wide"][h.slices - 1].fields
     row = dict(wide, destination=Destination.OUT, dst_base=out.fields["dst_base"], extent_y=1, extent_x=1)
     h.insert_after(h.roles["out"][0], Opcode.VECTOR, row)
@@ -426,7 +426,7 @@ def intermediate_stored(h: BlockByHand) -> None:
 
 @fault("stores outside the memory of its output", Meaning.PLACE)
 def intermediate_stored_elsewhere(h: BlockByHand) -> None:
-    """Where memory planning has kept room for it, though it lies nowhere in DRAM."""
+    """Store an intermediate tensor in memory reserved for it, though it has no place in DRAM."""
     end = h.base
     h.addresses[h.first.y.storage] = end
     h.base += 4096
@@ -447,7 +447,7 @@ def lost_store(h: BlockByHand) -> None:
 
 @fault("reads an entry of vin that an earlier step of it wrote", Rule.OWN_RESULT)
 def vin_from_vin(h: BlockByHand) -> None:
-    """One place after the other becomes what the one before was."""
+    """Copy entries of vin so that each step reads what the step before has written."""
     f = h.roles["pad"][0].fields
     at = f["dst_base"]
     h.insert_after(h.roles["pad"][0], Opcode.VECTOR, f | dict(a_source=ASource.VIN, a_base=at, a_x=1, dst_base=at + 1))
@@ -506,8 +506,10 @@ def test_planted_faults_are_found(name: str, planted: str) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_term_in_the_wrong_sum_of_two_with_equal_weights_is_found(name: str) -> None:
-    """All of the image is in each window of a depthwise convolution whose weights are equal; f(u) + f(v) is not
-    f(u + w) + f(v - w)."""
+    """The verifier finds a term in the wrong one of two sums with equal weights.
+
+    Each window of the depthwise convolution covers the whole image; f(u) + f(v) is not f(u + w) + f(v - w).
+    """
     hand = BlockByHand(CONFIGS[name], Shape(2, 2, equal=True))
     i = hand.roles["gemm wide"][0]
     i.fields["extent_k"] -= 1
@@ -527,7 +529,7 @@ def test_a_term_in_the_wrong_sum_of_two_with_equal_weights_is_found(name: str) -
 
 
 def without_token(h: BlockByHand, giver: StreamInstruction, taker: StreamInstruction) -> NDArray[np.uint8]:
-    """The code without the token that `giver` gives the unit of `taker`, and that which `taker` takes from there."""
+    """Return the code without the token that `giver` gives to the unit of `taker`."""
     h.codes()
     giver.fields["post"] &= ~(1 << UNIT_OF[taker.opcode])
     taker.fields["wait"] &= ~(1 << UNIT_OF[giver.opcode])

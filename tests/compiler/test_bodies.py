@@ -37,10 +37,10 @@ def compare(source: str, feeds: list[Feed], opset: int = 17, folder: Path | None
     with Runtime(program) as runtime:
         for feed in [*feeds, *feeds]:
             expected = session.run(None, feed)
-            found = list(runtime.run(feed).outputs.values())
-            for ours, theirs in zip(found, expected, strict=True):
-                assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
-                np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+            outputs = list(runtime.run(feed).outputs.values())
+            for ours, reference in zip(outputs, expected, strict=True):
+                assert (ours.dtype, ours.shape) == (reference.dtype, reference.shape)
+                np.testing.assert_allclose(ours, reference, rtol=1e-5, atol=1e-6)
     return program
 
 
@@ -78,9 +78,9 @@ def test_branches_are_kernels(tmp_path: Path) -> None:
     assert ["BlockedConv", "Relu", "Mul"] in [[node.op for node in step.nodes][:3] for step in inner]
     for c in (True, False):
         feed = {"c": np.array(c), "x": floats(1, 3, 8, 8)}
-        found = Runtime(program).run(feed)
-        np.testing.assert_allclose(found.outputs["y"], session.run(None, feed)[0], rtol=1e-5, atol=1e-5)
-    assert {"Conv", "Neg"} & {node["op"] for node in found.report["cpu_nodes"]}
+        result = Runtime(program).run(feed)
+        np.testing.assert_allclose(result.outputs["y"], session.run(None, feed)[0], rtol=1e-5, atol=1e-5)
+    assert {"Conv", "Neg"} & {node["op"] for node in result.report["cpu_nodes"]}
 
 
 def test_branches_of_different_shapes() -> None:

@@ -1,4 +1,4 @@
-"""Sums and products of bytes in front of a bound that changes bytes: onnxruntime computes floats there."""
+"""onnxruntime computes sums and products of bytes in floats if a Clip or Relu after them changes bytes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ POWERS = (2**-5, 71, 2**-5, 208, 2**-4, 171)
 
 
 def bounded(op: str, bound: str, meanings: Meanings, constant: bool) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """Two images of uint8, all pairs of them, and a bound of what `op` makes of both."""
+    """Return a model of `op` on two uint8 images with a bound of the result, and images with all pairs of bytes."""
     sa, za, sb, zb, sy, zy = meanings
     every = np.arange(256, dtype=np.uint8)
-    images = dict(zip("ab", (np.ascontiguousarray(each[None, None]) for each in np.meshgrid(every, every))))
+    images = dict(zip("ab", (np.ascontiguousarray(values[None, None]) for values in np.meshgrid(every, every))))
     graph = onnx.parser.parse_graph(f"""g (uint8[1, 1, 256, 256] a, uint8[1, 1, 256, 256] b) => (uint8 y) {{
         x = DequantizeLinear(a, sa, za)
         z = DequantizeLinear(b, sb, zb)
@@ -52,8 +52,8 @@ def bounded(op: str, bound: str, meanings: Meanings, constant: bool) -> tuple[on
 )
 def test_all_pairs(op: str, bound: str, meanings: Meanings, on_accelerator: bool, constant: bool) -> None:
     model, images = bounded(op, bound, meanings, constant)
-    (wanted,) = opened(model, int8=True).run(None, images)
+    (expected,) = opened(model, int8=True).run(None, images)
     for accelerator in (True, False):
         program = celosia.compile(model, "tiny", accelerator=accelerator)
-        np.testing.assert_array_equal(celosia.Runtime(program).run(images).outputs["y"], wanted)
+        np.testing.assert_array_equal(celosia.Runtime(program).run(images).outputs["y"], expected)
         assert constant or bool(program.launches) == (accelerator and on_accelerator)

@@ -1,4 +1,4 @@
-"""Blocks with branches, whose layers move behind convolutions: the order is one in which each reads what is there."""
+"""Blocks with branches, whose layers move behind convolutions, keep an order in which each layer's inputs exist."""
 
 from __future__ import annotations
 
@@ -25,21 +25,23 @@ CONFIGS = ["pynq", "wide", "ultra96", "tiny"]
 
 
 def assert_exact(model: onnx.ModelProto, config: str, seed: int = 0) -> None:
-    """The functional simulator gives onnxruntime's bytes; `compile` has verified what each instruction reads."""
+    """Assert that the functional simulator gives onnxruntime's bytes; `compile` verifies all reads of instructions."""
     session, rng = opened(model, int8=True), np.random.default_rng(seed)
-    given = {}
+    feed = {}
     for entry in session.get_inputs():
         dtype = np.int8 if entry.type == "tensor(int8)" else np.uint8
         bounds = np.iinfo(dtype)
-        given[entry.name] = rng.integers(bounds.min, bounds.max + 1, entry.shape).astype(dtype)
-    outputs = celosia.Runtime(celosia.compile(model, config, check=False)).run(given).outputs
-    for want, (name, got) in zip(session.run(None, given), outputs.items(), strict=True):
-        np.testing.assert_array_equal(got, want, f"{name} of blocks {seed} on {config}")
+        feed[entry.name] = rng.integers(bounds.min, bounds.max + 1, entry.shape).astype(dtype)
+    outputs = celosia.Runtime(celosia.compile(model, config, check=False)).run(feed).outputs
+    for expected, (name, actual) in zip(session.run(None, feed), outputs.items(), strict=True):
+        np.testing.assert_array_equal(actual, expected, f"{name} of blocks {seed} on {config}")
 
 
 def joined_in_the_middle() -> onnx.ModelProto:
-    """A C2f block in which the addition and the concatenation could each move in front of what the other one waits for:
-    its first part is an input of the network, and the others are halves of a convolution of 40 channels."""
+    """Return a C2f block in which the addition and the Concat could each move before an input of the other.
+
+    Its first part is an input of the network; the others are halves of a convolution of 40 channels.
+    """
     net = Blocks(0, shared=True, unsigned=False)
     net.inputs[:] = [replace(net.inputs[0], channels=16, rows=8, columns=8)]
     part = net.slice(net.conv(net.inputs[0], 40, 1), 20, 40)
@@ -64,7 +66,10 @@ def test_random_blocks(config: str, seed: int) -> None:
 
 
 class Layers:
-    """Random layers of one launch, of images of 8 x 8; layers of their own write parts of what others read whole."""
+    """Random layers of one launch on images of 8 x 8.
+
+    Some layers write parts of a storage that other layers read as a whole.
+    """
 
     def __init__(self, cfg: Config, seed: int) -> None:
         self.cfg, self.rng = cfg, np.random.default_rng(seed)
@@ -72,7 +77,7 @@ class Layers:
         self.acts = [self._new(2 * cfg.group)]
 
     def grow(self, count: int) -> list[Layer]:
-        """At least so many layers, in an order in which they can run."""
+        """Add layers until there are at least `count`, and return them in an order in which they can run."""
         while len(self.layers) < count:
             x, kind = self._any(), int(self.rng.integers(5))
             if kind == 0:
@@ -86,11 +91,11 @@ class Layers:
         return self.layers
 
     def _parts(self) -> None:
-        """Layers that write a group of channels each, perhaps of what others have written before them."""
+        """Add layers that write a group of channels each; some of them read groups that others have written."""
         group, count = self.cfg.group, int(self.rng.integers(2, 4))
-        whole = self._new(count * group)
+        storage = self._new(count * group)
         for number in range(count):
-            y = whole.region((1, group, 8, 8), number, whole.pixels)
+            y = storage.region((1, group, 8, 8), number, storage.pixels)
             x = self._any()
             if self.rng.integers(2) and x.channels == group:
                 self._add(x, self._any(group), y)
@@ -98,13 +103,13 @@ class Layers:
                 self._conv(x, y)
             if self.rng.integers(2):
                 self.acts.append(y)
-        self.acts.append(whole)
+        self.acts.append(storage)
 
     def _new(self, channels: int) -> Activation:
         return Activation.alone(self.cfg, f"t{len(self.layers)}", 1, channels, 8, 8)
 
     def _any(self, channels: int = 0) -> Activation:
-        """A late one rather than an early one."""
+        """Return an activation; later ones are more likely."""
         acts = [act for act in self.acts if channels in (0, act.channels)]
         return acts[-min(int(self.rng.geometric(0.4)), len(acts))]
 
@@ -129,7 +134,7 @@ class Layers:
 
 
 def too_early(cfg: Config, layers: list[Layer], numbers: list[int]) -> list[tuple[int, int]]:
-    """Layers that stand in front of one that writes what they read, and that one."""
+    """Return pairs (reader, writer) of layers in which the reader comes before the writer of its input."""
     place = {number: at for at, number in enumerate(numbers)}
     reads = [(reader, act) for reader, layer in enumerate(layers) for act in layer.inputs()]
     return [
@@ -139,20 +144,20 @@ def too_early(cfg: Config, layers: list[Layer], numbers: list[int]) -> list[tupl
 
 
 def each_host_alone(cfg: Config, planner: Planner, layers: list[Layer]) -> list[int]:
-    """The order in which no host knows what the others decide: the planted fault."""
+    """Return the order in which each host ignores the others' decisions: the planted fault."""
     links = list(order._find_movable(cfg, planner, layers))
     behind = {
-        host: order._fastest_guests(cfg, planner, layers, host, own)
-        for host, own in order._assign_hosts(cfg, planner, layers, links).items()
+        host: order._fastest_guests(cfg, planner, layers, host, guests)
+        for host, guests in order._assign_hosts(cfg, planner, layers, links).items()
     }
-    moved = {number for own in behind.values() for number in own}
+    moved = {number for guests in behind.values() for number in guests}
     rest = [number for number in range(len(layers)) if number not in moved]
     return [number for first in rest for number in (first, *behind.get(first, ()))]
 
 
 @pytest.mark.parametrize("seeds", some([range(30), range(30, 600)], [range(30)]))
 def test_no_layer_comes_before_what_it_reads(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the hosts decide: the cycles by which they do are drawn."""
+    """No layer moves before a writer of its input, whatever cycles the hosts' decisions rest on."""
     moved, alone = 0, 0
     for seed in seeds:
         cfg = PRESETS[CONFIGS[seed % len(CONFIGS)]]
@@ -169,7 +174,7 @@ def test_no_layer_comes_before_what_it_reads(seeds: range, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("seed", range(12))
 def test_groups_are_all_layers_in_their_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory, instructions and the tuner read the same groups: each layer is in one, hosts before guests."""
+    """Memory plan, instructions and tuner get the same groups: each layer is in one, hosts before guests."""
     cfg, cycles = PRESETS[CONFIGS[seed % len(CONFIGS)]], np.random.default_rng(seed)
     monkeypatch.setattr(order, "timed_cycles", lambda *_: cycles.uniform(1e8, 1e9))
     layers = Layers(cfg, seed).grow(24)

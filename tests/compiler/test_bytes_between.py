@@ -1,4 +1,4 @@
-"""rounding="bytes": float tensors between quantised tensors become bytes, whose intervals follow from the model."""
+"""Float tensors between quantised ones become bytes under rounding="bytes", in intervals derived from the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SY, ZY, SR = 0.04, 25, 0.03
 
 
 def model(behind: str, rng: np.random.Generator, channels: int = 8, outputs: str = "uint8 y") -> onnx.ModelProto:
-    """A convolution c = Conv(a, w) of bytes, and d = Conv(c8, v) of others, and what is behind; r is a residual."""
+    """Return a model with a convolution c = Conv(a, w) of bytes, d = Conv(c8, v), the residual r, and operators after
+    them."""
     arrays: Arrays = {
         "sx": np.float32(0.02), "zx": np.uint8(117), "sr": np.float32(SR), "zr": np.uint8(100), "sy": np.float32(SY),
         "zy": np.uint8(ZY), "st": np.float32(0.05), "zero": np.int8(0), "sw": np.float32(0.004),
@@ -61,12 +62,12 @@ def feeds(rng: np.random.Generator, channels: int = 8) -> dict[str, NDArray[Any]
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("config", ["tiny", "pynq"])
 def test_all_operators_are_on_the_accelerator(name: str, config: str) -> None:
-    """The result is within a few steps of onnxruntime's, and none of the roundings between is systematic."""
+    """All operators run on the accelerator; results are a few steps from onnxruntime's, without a systematic error."""
     rng = np.random.default_rng(len(name))
     channels = 16 if name == "joined" else 8
-    made = model(FORMS[name], rng, channels, "uint8[1, C, H, W] y")
-    session, steps = opened(made, int8=True), []
-    program = celosia.compile(made, config, rounding="bytes")
+    proto = model(FORMS[name], rng, channels, "uint8[1, C, H, W] y")
+    session, steps = opened(proto, int8=True), []
+    program = celosia.compile(proto, config, rounding="bytes")
     on_cpu = [row for row in program.placements if row["place"] == "cpu"]
     assert program.macs_accelerator == program.macs_total > 0 and not on_cpu, on_cpu
     assert program.rounding == "bytes"
@@ -75,20 +76,23 @@ def test_all_operators_are_on_the_accelerator(name: str, config: str) -> None:
     with celosia.Runtime(program) as runtime:
         for _ in range(3):
             feed = feeds(rng, channels)
-            (wanted,) = session.run(None, feed)
-            steps.append(runtime.run(feed).outputs["y"].astype(np.int64) - wanted)
+            (expected,) = session.run(None, feed)
+            steps.append(runtime.run(feed).outputs["y"].astype(np.int64) - expected)
     largest = 6 if name == "two readers" else 3  # four roundings lie between, two in others
     assert np.abs(steps).max() <= largest and np.abs(steps).mean() < 0.7 and abs(np.mean(steps)) < 0.15
 
 
 def ends(note: str) -> tuple[float, float]:
-    """The interval that a layer's remark states."""
+    """Return the interval that a layer's remark states."""
     low, high = note.removeprefix("its float result is rounded to bytes between ").split(" and ")
     return float(low), float(high)
 
 
 def test_intervals_saturate_only_what_saturates_behind() -> None:
-    """Bytes before a HardSwish reach from -3, below which it is 0, to the greatest result; below Relu, from 0."""
+    """An interval covers all values that the next operators distinguish.
+
+    Bytes before a HardSwish reach from -3, below which it is 0, to the greatest result; before a Relu they start at 0.
+    """
     rng = np.random.default_rng(0)
     program = celosia.compile(model(FORMS["HardSwish"], rng), "tiny", rounding="bytes")
     (note,) = [info.note for step in program.launches for info in step.layers]
@@ -107,10 +111,10 @@ def test_intervals_saturate_only_what_saturates_behind() -> None:
 def test_one_rounding_where_only_clamps_are_between() -> None:
     """A Relu moves behind the quantisation, so that no bytes are needed before it."""
     rng = np.random.default_rng(1)
-    made = model("h = Relu(c) " + QUANTISE.format("h"), rng)
-    program, feed = celosia.compile(made, "tiny", rounding="bytes"), feeds(rng)
-    found, wanted = celosia.Runtime(program).run(feed).outputs["y"], opened(made, int8=True).run(None, feed)[0]
-    apart = np.abs(found.astype(np.int64) - wanted)  # where the bias, rounded to an integer, moves a sum over a tie
+    proto = model("h = Relu(c) " + QUANTISE.format("h"), rng)
+    program, feed = celosia.compile(proto, "tiny", rounding="bytes"), feeds(rng)
+    output, expected = celosia.Runtime(program).run(feed).outputs["y"], opened(proto, int8=True).run(None, feed)[0]
+    apart = np.abs(output.astype(np.int64) - expected)  # where the bias, rounded to an integer, moves a sum over a tie
     assert apart.max() <= 1 and apart.mean() < 0.01
     assert not any("between" in info.note for step in program.launches for info in step.layers)
 
@@ -118,15 +122,15 @@ def test_one_rounding_where_only_clamps_are_between() -> None:
 @pytest.mark.parametrize("behind", ["y = HardSwish(c)", "y = Identity(c)", "h = Mul(c, c) s = Exp(c) y = Add(h, s)"])
 def test_results_without_an_interval_stay_float(behind: str) -> None:
     rng = np.random.default_rng(2)
-    made = model(behind, rng, outputs="float y")
-    program, feed = celosia.compile(made, "tiny", rounding="bytes"), feeds(rng)
+    proto = model(behind, rng, outputs="float y")
+    program, feed = celosia.compile(proto, "tiny", rounding="bytes"), feeds(rng)
     assert program.macs_accelerator == 0
-    wanted = opened(made, int8=True).run(None, feed)[0]
-    np.testing.assert_allclose(celosia.Runtime(program).run(feed).outputs["y"], wanted, rtol=1e-5, atol=1e-5)
+    expected = opened(proto, int8=True).run(None, feed)[0]
+    np.testing.assert_allclose(celosia.Runtime(program).run(feed).outputs["y"], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_compare_reports_the_distance(tmp_path: Any) -> None:
-    """Tensors that differ do not count as faults; their largest distance is in the rows."""
+    """`compare` reports the largest distance of tensors that differ, and does not count them as faults."""
     rng = np.random.default_rng(3)
     path = tmp_path / "model.onnx"
     onnx.save(model(FORMS["residual, HardSwish"], rng), path)

@@ -1,4 +1,4 @@
-"""Rows that are appended to a cache, and keys and values that heads share, as products of two activations read them."""
+"""Products of two activations read caches to which rows are appended, and keys and values that heads share."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ NETWORKS = {
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Stepping]:
-    """Each network as it is compiled: with caches of bytes."""
-    made = {}
+    """Return each network as the generator compiles it, with caches of bytes."""
+    results = {}
     for name, network in NETWORKS.items():
         proto = onnx.load(quantised(network, tmp_path_factory.mktemp("decoder"), past=20))
-        made[name] = rewrite_to_return_new_rows(proto, find_roles(proto))
-        assert set(made[name].dtypes.values()) == {"int8"}
-    return made
+        results[name] = rewrite_to_return_new_rows(proto, find_roles(proto))
+        assert set(results[name].dtypes.values()) == {"int8"}
+    return results
 
 
 def fed(network: DecoderNetwork, new: int, past: int) -> dict[str, NDArray[Any]]:
@@ -69,14 +69,17 @@ STEPS = [("pynq", 1, 15), ("pynq", 1, 16), ("pynq", 5, 12), ("tiny", 2, 1), ("ti
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize(("config", "new", "past"), some(STEPS, STEPS[1:4]))
 def test_all_outputs_are_onnxruntimes(name: str, config: str, new: int, past: int, steps: dict[str, Stepping]) -> None:
-    """The oracle runs the model that is compiled; test_generate.py compares that with the model as it was."""
+    """All outputs have onnxruntime's bytes.
+
+    The oracle runs the rewritten model; test_generate.py tests the rewriting.
+    """
     feed = fed(NETWORKS[name], new, past)
     oracle = opened(steps[name].proto, int8=True)
-    names = [each.name for each in oracle.get_outputs()]
+    names = [output.name for output in oracle.get_outputs()]
     expected = dict(zip(names, oracle.run(names, feed)))
     outputs = celosia.Runtime(compiled(steps[name], feed, config), "functional").run(feed).outputs
-    for each in names:
-        np.testing.assert_array_equal(outputs[each], expected[each])
+    for output in names:
+        np.testing.assert_array_equal(outputs[output], expected[output])
 
 
 SHARED = replace(NETWORKS["own heads"], heads=6, groups=2)
@@ -92,14 +95,16 @@ IN_BYTES = [
 def test_masks_and_softmax_of_bytes(
     network: DecoderNetwork, new: int, past: int, launches: int, turned: int, tmp_path: Path
 ) -> None:
-    """Attention with its cache is one launch, but where rotary positions have halves that are no whole groups; and
-    values are turned there, once for all heads that share them."""
+    """Attention with its cache is one launch, except for rotary positions whose halves do not fill channel groups.
+
+    Values are transposed once for all heads that share them.
+    """
     proto = onnx.load(quantised(network, tmp_path, past=20, attention=True))
     step = rewrite_to_return_new_rows(proto, find_roles(proto))
     feed = fed(network, new, past)
     feed["attention_mask"][0, past // 2 : past] = 0
     program = compiled(step, feed, replace(PRESETS["pynq"], softmax=4))
-    names = [each.name for each in program.outputs]
+    names = [output.name for output in program.outputs]
     for name, expected in zip(names, opened(step.proto, int8=True).run(names, feed)):
         np.testing.assert_array_equal(celosia.Runtime(program, "functional").run(feed).outputs[name], expected)
     layers = [layer.what for launch in program.launches for layer in launch.layers]
@@ -110,7 +115,8 @@ def test_masks_and_softmax_of_bytes(
 
 @pytest.mark.parametrize("network", [NETWORKS["own heads"], TURNED])
 def test_a_step_in_bytes_is_one_launch(network: DecoderNetwork, tmp_path: Path) -> None:
-    """From embeddings, which the host gives as rows, to logits; norms are the CPU's integers."""
+    """A step from embeddings, which the host gathers as rows, to logits is one launch; the CPU computes norms in
+    integers."""
     proto = onnx.load(quantised(network, tmp_path, past=20, attention=True, norms=True))
     step, feed = rewrite_to_return_new_rows(proto, find_roles(proto)), fed(network, 1, 15)
     shapes = {name: array.shape for name, array in feed.items()}
@@ -120,12 +126,12 @@ def test_a_step_in_bytes_is_one_launch(network: DecoderNetwork, tmp_path: Path) 
     assert sum(layer.op == "Norm" for layer in launch.layers) == 2 * network.layers + 1
     on_the_cpu = celosia.compile(step.proto, accelerator=False, check=False, **given)
     expected = celosia.Runtime(on_the_cpu, "functional").run(feed).outputs
-    for name, found in celosia.Runtime(program, "functional").run(feed).outputs.items():
-        np.testing.assert_array_equal(found, expected[name])
+    for name, output in celosia.Runtime(program, "functional").run(feed).outputs.items():
+        np.testing.assert_array_equal(output, expected[name])
 
 
-def other_steps(*given: Any, scale_b: int, **others: int) -> Any:
-    return partial(*given, scale_b=scale_b // 2, **others)
+def other_steps(*args: Any, scale_b: int, **others: int) -> Any:
+    return partial(*args, scale_b=scale_b // 2, **others)
 
 
 def first_half(node: ir.Node, sizes: list[range]) -> list[tuple[int, range]]:
@@ -157,7 +163,7 @@ def test_wrong_masks_and_halves_are_found(
 
 
 def test_nothing_is_copied_or_repeated(steps: dict[str, Stepping]) -> None:
-    """Keys are appended by a layer that loads the new row alone, and each head's product reads its group's keys."""
+    """One layer loads and appends only the new row of keys; each head's product reads the keys of its group."""
     own, shared = (compiled(steps[name], fed(NETWORKS[name], 1, 31)) for name in NETWORKS)
     layers = [layer for launch in own.launches for layer in launch.layers]
     assert [layer.bytes_loaded for layer in layers if layer.name.startswith("Concat")] == [2 * 16]
@@ -172,8 +178,8 @@ def test_nothing_is_copied_or_repeated(steps: dict[str, Stepping]) -> None:
     assert shared.macs_accelerator == shared.macs_total
 
 
-def shifted(*given: int) -> StridedView:
-    return replace(StridedView(*given), left=0)
+def shifted(*args: int) -> StridedView:
+    return replace(StridedView(*args), left=0)
 
 
 def of_the_next(right: Callable[..., Any]) -> Callable[..., Any]:
@@ -212,7 +218,7 @@ g (int8[1, 1, 16, 16] past, int8[1, 1, 16, 16] other, int8[1, 2, 4, 16] q) => (i
 
 
 def test_rows_of_a_cache_are_those_of_its_concatenation_along_rows_alone() -> None:
-    """Here the cache is one of two heads: the other one may change in any row."""
+    """A cache of two joined heads is not treated as rows to append, since the other head may change in any row."""
     model = onnx.parser.parse_model(JOINED)
     program = celosia.compile(model, "pynq", caches=["past"])
     assert program.launches and not any(pack.cache for launch in program.launches for pack in launch.pack)
@@ -237,12 +243,12 @@ def test_rows_are_appended_to_what_has_others_behind_them() -> None:
         for name, rows in (("x", 4), ("past", 7), ("older", 9))
     }
     (expected,) = opened(model).run(None, feed)
-    (found,) = celosia.Runtime(celosia.compile(model, "pynq"), "functional").run(feed).outputs.values()
-    np.testing.assert_array_equal(found, expected)
+    (output,) = celosia.Runtime(celosia.compile(model, "pynq"), "functional").run(feed).outputs.values()
+    np.testing.assert_array_equal(output, expected)
 
 
 def test_two_tensors_made_of_each_other_many_times() -> None:
-    """Whoever asks what reads a tensor in the end, and goes all ways there, never comes back."""
+    """The search for the final readers of a tensor does not follow all of exponentially many paths."""
     sums = "\n".join(
         f"{y}{n + 1} = com.microsoft.{op}(a{n}, s, z, b{n}, s, z, s, z)"
         for n in range(30) for y, op in (("a", "QLinearMul"), ("b", "QLinearAdd"))

@@ -1,4 +1,4 @@
-"""The compiler's work grows with layers, not with their square: calls of Python functions are counted, not seconds."""
+"""The compiler's work grows linearly with the number of layers, measured in calls of Python functions."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ def calls(layers: int, size: int) -> int:
     profile.enable()
     celosia.compile(model, "pynq")
     profile.disable()
-    found = Stats(profile).total_calls  # type: ignore[attr-defined]
-    assert isinstance(found, int)
-    return found
+    result = Stats(profile).total_calls  # type: ignore[attr-defined]
+    assert isinstance(result, int)
+    return result
 
 
-def growth(size: int, few: int, more: int, most: int) -> float:
-    """What so many layers more cost where there are many, over what they cost where there are few."""
-    calls(few, size)  # once: what is remembered for good
-    counts = [calls(layers, size) for layers in (few, more, most)]
+def growth(size: int, least: int, more: int, most: int) -> float:
+    """Return the cost of `most - more` layers divided by that of `more - few` layers."""
+    calls(least, size)  # fill the caches that stay for the whole process
+    counts = [calls(layers, size) for layers in (least, more, most)]
     return (counts[2] - counts[1]) / (counts[1] - counts[0])
 
 
 @pytest.mark.parametrize("size", [RESIDENT, STREAMED])
 def test_work_grows_with_layers(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of at least six pieces, none of which has so many of the multiplications that its tiles are chosen by timing."""
+    """The work is linear for at least six pieces, in none of which timing chooses the tiles."""
     monkeypatch.setattr(blocks, "CHAIN_WINDOW", PIECE)
     assert growth(size, 6 * PIECE, 8 * PIECE, 10 * PIECE) < 1.1
 
 
 def test_work_that_grows_with_their_square_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where all of a block is timed for each of its groups."""
+    """The test finds quadratic work if all of a block is timed for each of its groups."""
     monkeypatch.setattr(blocks, "CHAIN_WINDOW", 1000)
     monkeypatch.setattr(blocks, "NEIGHBOUR_GROUPS", 1000)
     assert growth(4, 4, 8, 12) > 1.1
 
 
 def timed_layers(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Layers, and those of blocks, that are lowered to be timed."""
+    """Return how many layers are lowered to be timed; those of a block count one by one."""
     count = 0
     build = order.build
 

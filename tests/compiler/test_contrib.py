@@ -1,4 +1,4 @@
-"""onnxruntime's own operators (com.microsoft), each against onnxruntime, compiled as a whole model."""
+"""onnxruntime's own operators (com.microsoft), each compiled as a whole model, give onnxruntime's results."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ RNG = np.random.default_rng(11)
 
 
 class Case(NamedTuple):
-    """One node. fixed: numbers of the inputs that are constants. exact: results must be equal; else within float32's
-    rounding of sums."""
+    """One node. fixed: numbers of the inputs that are constants. exact: results must be equal."""
 
     op: str
     inputs: list[Array | None]
@@ -148,21 +147,21 @@ CASES = [
 
 
 def model_of(case: Case) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    """The model of the node, and what it is fed with."""
+    """Return a model of the node and its inputs."""
     names = [f"i{k}" if array is not None else "" for k, array in enumerate(case.inputs)]
-    given = {n: a for k, (n, a) in enumerate(zip(names, case.inputs)) if a is not None and k not in case.fixed}
+    feed = {n: a for k, (n, a) in enumerate(zip(names, case.inputs)) if a is not None and k not in case.fixed}
     outs = [f"o{k}" for k in range(case.outputs)]
     node = helper.make_node(case.op, names, outs, domain=case.domain, **case.attrs)
     constants = [numpy_helper.from_array(np.asarray(case.inputs[k]), names[k]) for k in case.fixed]
     inputs = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in given.items()
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feed.items()
     ]
     values = [helper.make_tensor_value_info(out, TensorProto.UNDEFINED, None) for out in outs]
     for value in values:
         value.ClearField("type")
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     graph = helper.make_graph([node], "g", inputs, values, constants)
-    return helper.make_model(graph, opset_imports=opsets, ir_version=9), given
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9), feed
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.op}-{number}" for number, case in enumerate(CASES)])
@@ -174,8 +173,8 @@ def test_against_onnxruntime(case: Case) -> None:
         value.CopyFrom(
             helper.make_tensor_value_info(value.name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
         )
-    found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs
-    for array, expected in zip(found.values(), wanted, strict=True):
+    outputs = Runtime(celosia.compile(model, "tiny")).run(feed).outputs
+    for array, expected in zip(outputs.values(), wanted, strict=True):
         assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
         if case.exact:
             np.testing.assert_array_equal(array, expected)
@@ -227,7 +226,7 @@ def test_what_is_refused(case: Case, why: str) -> None:
 
 @pytest.mark.parametrize("kind, size", [(0, 16), (1, 64)])
 def test_what_onnxruntime_makes_of_products_in_floats_of_4_bits(kind: int, size: int) -> None:
-    """In float32, and in float16, which onnxruntime computes in float32."""
+    """MatMulBnb4 gives onnxruntime's results in float32, and in float16, which onnxruntime computes in float32."""
     quantizer = pytest.importorskip("onnxruntime.quantization.matmul_bnb4_quantizer").MatMulBnb4Quantizer
     for dtype in (np.float32, np.float16):
         weights = [numpy_helper.from_array(f(*shape).astype(dtype), n) for n, shape in (("a", (48, 9)), ("b", (9, 5)))]
@@ -244,13 +243,13 @@ def test_what_onnxruntime_makes_of_products_in_floats_of_4_bits(kind: int, size:
         assert [node.op_type for node in model.graph.node] == ["MatMulBnb4", "MatMulBnb4"]
         feed = {"x": f(3, 48).astype(dtype)}
         (expected,) = opened(model).run(None, feed)
-        found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"]
+        output = Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"]
         share = 2e-3 if dtype == np.float16 else 1e-5
-        np.testing.assert_allclose(found, expected, atol=share * np.abs(expected).max())
+        np.testing.assert_allclose(output, expected, atol=share * np.abs(expected).max())
 
 
 def test_onnx_and_onnxruntime_mean_different_operators_by_one_name() -> None:
-    """One graph with both, in a subgraph, too."""
+    """One graph, also a subgraph, may use two different operators of the same name."""
     text = """
     <ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]>
     g (float[1, 2, 3, 8] x, bool c) => (float[1, 2, 3, 8] y) {

@@ -1,4 +1,4 @@
-"""The CPU backend against onnxruntime, operator by operator; kernels and their cache."""
+"""Kernels of the CPU backend give onnxruntime's results, operator by operator; the cache of kernels works."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def onnxruntime_op(
     op: str, attrs: dict[str, Any], inputs: list[np.ndarray | None], outputs: int = 1, opset: int = 21,
     constants: tuple[int, ...] = (),
 ) -> list[np.ndarray]:  # fmt: skip
-    """The outputs of one node. `constants` are inputs given as initialisers."""
+    """Return the outputs of one node. `constants` are inputs passed as initialisers."""
     inputs = [None if v is None else np.asarray(v) for v in inputs]
     names = [f"i{k}" if v is not None else "" for k, v in enumerate(inputs)]
     domain = "com.microsoft" if op in MICROSOFT else ""
@@ -89,7 +89,7 @@ Case = tuple[str, dict[str, Any], list[Any], dict[str, Any]]
 
 
 def case(op: str, attrs: dict[str, Any], *inputs: Any, **how: Any) -> Any:
-    """how: consts (numbers of constant inputs), outputs, opset, tol."""
+    """Return a pytest parameter. how: consts (numbers of constant inputs), outputs, opset, tol."""
     label = "-".join([op, *(str(v) for v in attrs.values())])
     return pytest.param(op, attrs, list(inputs), how, id=label)
 
@@ -303,15 +303,15 @@ ALL = [*ELEMENTWISE, *REDUCTIONS, *WINDOWS, *PRODUCTS, *SHAPES, *QUANTISE, *RESI
 
 @pytest.mark.parametrize("op, attrs, inputs, how", ALL)
 def test_operator(op: str, attrs: dict[str, Any], inputs: list[Any], how: dict[str, Any]) -> None:
-    """Integers equal onnxruntime's, floats are close."""
+    """Integers are equal to onnxruntime's, and floats are close."""
     consts, outputs, opset = how.get("consts", ()), how.get("outputs", 1), how.get("opset", 21)
     types = [None if x is None else x if k in consts else (x.shape, x.dtype.name) for k, x in enumerate(inputs)]
     compiled = compile_op(op, attrs, types, outputs=outputs, opset=opset)
-    got = compiled(*(x for x in inputs if x is not None))
-    for g, want in zip(got, onnxruntime_op(op, attrs, inputs, outputs, opset, consts), strict=True):
-        assert (g.shape, g.dtype) == (want.shape, want.dtype)
+    actual = compiled(*(x for x in inputs if x is not None))
+    for g, expected in zip(actual, onnxruntime_op(op, attrs, inputs, outputs, opset, consts), strict=True):
+        assert (g.shape, g.dtype) == (expected.shape, expected.dtype)
         tolerance = how.get("tol", 1e-5) if g.dtype.kind == "f" else 0
-        np.testing.assert_allclose(g, want, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(g, expected, rtol=tolerance, atol=tolerance)
 
 
 def qdq(op: str, **attrs: Any) -> CpuFunction:
@@ -333,8 +333,8 @@ def test_a_chain_between_dequantise_and_quantise_is_one_loop() -> None:
     compiled, _, _ = qdq("HardSigmoid").compile()
     a = onnxruntime_op("DequantizeLinear", {}, list(arrays[:3]))[0]
     b = onnxruntime_op("HardSigmoid", {}, [a])[0]
-    want = onnxruntime_op("QuantizeLinear", {}, [b, arrays[3], arrays[4]])[0]
-    np.testing.assert_array_equal(compiled(*arrays)[0], want)
+    expected = onnxruntime_op("QuantizeLinear", {}, [b, arrays[3], arrays[4]])[0]
+    np.testing.assert_array_equal(compiled(*arrays)[0], expected)
 
 
 TURNED = [(16, 16), (17, 5), (4, 33), (40, 24, 3), (3, 21, 6, 18), (5, 1, 7), (2, 50, 19)]
@@ -342,7 +342,7 @@ TURNED = [(16, 16), (17, 5), (4, 33), (40, 24, 3), (3, 21, 6, 18), (5, 1, 7), (2
 
 @pytest.mark.parametrize(("shape", "dtype"), paired(TURNED, ["float32", "float64", "float16", "int8", "bool"], 2))
 def test_transpositions(shape: tuple[int, ...], dtype: str) -> None:
-    """Square tiles that overlap at the ends, at every size of element."""
+    """Transpositions use square tiles, which overlap at the ends, for every element size."""
     x = RNG.integers(0, 2 if dtype == "bool" else 100, shape).astype(dtype)
     perms = list(itertools.permutations(range(len(shape))))
     for perm in perms[1 :: -(-len(perms) // 5)]:
@@ -351,30 +351,30 @@ def test_transpositions(shape: tuple[int, ...], dtype: str) -> None:
 
 
 def test_transposed_operands_of_a_chain() -> None:
-    """One operand is read in lines, the other in columns, and what is computed is added to both."""
+    """A chain reads one operand along rows and another along columns."""
     a, b = T.placeholder((20, 36), "float32", "a"), T.placeholder((36, 20), "float32", "b")
     y = T.compute((36, 20), lambda i, j: a[j, i] * 2 + b[i, j] * a[j, i], "y")
     arrays = f(20, 36), f(36, 20)
-    (got,) = compile_function(T.lower(schedule([y]), [a, b]))(*arrays)
-    np.testing.assert_array_equal(got, arrays[0].T * 2 + arrays[1] * arrays[0].T)
+    (actual,) = compile_function(T.lower(schedule([y]), [a, b]))(*arrays)
+    np.testing.assert_array_equal(actual, arrays[0].T * 2 + arrays[1] * arrays[0].T)
 
 
 @pytest.mark.parametrize("op", ["Softmax", "Sigmoid", "LeakyRelu"])
 def test_llvm_agrees_with_the_interpreter(op: str) -> None:
     function, _ = qdq(op).lower()
     arrays = q(4, 60), s(0.05), z(3), s(0.01), z(-5)
-    (want,) = T.interpret(function, *(np.array(a) for a in arrays))
-    (got,) = llvm.compile_function(function)(*arrays)
-    assert np.abs(got.astype(int) - want).max() <= 1  # exp may differ by an ulp, which may move a tie
+    (expected,) = T.interpret(function, *(np.array(a) for a in arrays))
+    (actual,) = llvm.compile_function(function)(*arrays)
+    assert np.abs(actual.astype(int) - expected).max() <= 1  # exp may differ by an ulp, which may move a tie
 
 
 def test_outputs_may_be_inputs_and_have_several_readers() -> None:
     nodes = (CpuNode("Relu", ("x",), ("a",)), CpuNode("Add", ("a", "x"), ("b",)))
     function = CpuFunction(nodes, {"x": InputType((5,), "float32")}, ("b", "a", "x", "a"))
     x = f(5)
-    got = function.compile()[0](x)
-    for g, want in zip(got, (np.maximum(x, 0) + x, np.maximum(x, 0), x, np.maximum(x, 0)), strict=True):
-        np.testing.assert_array_equal(g, want)
+    actual = function.compile()[0](x)
+    for g, expected in zip(actual, (np.maximum(x, 0) + x, np.maximum(x, 0), x, np.maximum(x, 0)), strict=True):
+        np.testing.assert_array_equal(g, expected)
 
 
 def test_errors_name_operator_node_and_reason() -> None:
@@ -462,7 +462,7 @@ def test_what_fuses() -> None:
 
 
 def test_saved_traffic() -> None:
-    """h is written and read twice less, its view v is free, and y is written anyway."""
+    """Fusion saves a write and two reads of h; its view v costs nothing, and y is written in any case."""
     members = [
         CpuNode("Conv", ("x", "w"), ("h",)), CpuNode("Reshape", ("h", "s"), ("v",)), CpuNode("Relu", ("v",), ("r",)),
         CpuNode("Add", ("r", "v"), ("y",)),
@@ -481,8 +481,8 @@ def test_groups_are_chains_with_one_heavy_operator() -> None:
         node("MatMul", "c v", "d"), node("Sigmoid", "d", "e"), node("Mul", "d e", "f"), node("Exp", "f", "g"),
         node("Neg", "f", "h"), node("Add", "g h", "i"),
     ]  # fmt: skip
-    got = [[n.op for n in members] for members in fuse_nodes(nodes, ["i", "c"])]
-    assert got == [["DequantizeLinear", "Conv", "Relu"], ["MatMul", "Sigmoid", "Mul", "Exp", "Neg", "Add"]]
+    actual = [[n.op for n in members] for members in fuse_nodes(nodes, ["i", "c"])]
+    assert actual == [["DequantizeLinear", "Conv", "Relu"], ["MatMul", "Sigmoid", "Mul", "Exp", "Neg", "Add"]]
     done = {"x", "s", "z", "w", "v"}
     for members in fuse_nodes(nodes, ["i", "c"]):
         for member in members:

@@ -1,4 +1,4 @@
-"""Tilings go into a file and come back, change what they say, and are refused where they do not fit."""
+"""Tilings are written to a file and read back; changed ones take effect, and illegal ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes that become other bytes by QuantizeLinear behind DequantizeLinear: onnxruntime rounds once."""
+"""onnxruntime rounds once in a DequantizeLinear followed by a QuantizeLinear with other parameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BODIES = {
 
 
 def compared(body: str, s: float, t: float, z: Any, y: Any) -> None:
-    """A model of this body gives onnxruntime's bytes. s, t: scales. z, y: zero points."""
+    """Assert that a model of this body gives onnxruntime's bytes. s, t: scales. z, y: zero points."""
     rng = np.random.default_rng(0)
     constants = {"s": s, "t": t, "u": (s + t) / 3, "w": rng.normal(size=(5, 4, 2, 2))}
     graph = onnx.parser.parse_graph(f"g (float[1, 4, 9, 9] x) => (float o) {{ {BODIES[body]} }}")
@@ -38,10 +38,10 @@ def compared(body: str, s: float, t: float, z: Any, y: Any) -> None:
     graph.initializer.extend([numpy_helper.from_array(z, "z"), numpy_helper.from_array(y, "y")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     feed = {"x": rng.normal(0, 100 * max(s, t), (1, 4, 9, 9)).astype(np.float32)}
-    wanted = opened(model, int8=True).run(None, feed)
-    found = celosia.Runtime(celosia.compile(model, "tiny")).run(feed).outputs
-    for name, array in zip(outputs, wanted):
-        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-5)
+    expected = opened(model, int8=True).run(None, feed)
+    results = celosia.Runtime(celosia.compile(model, "tiny")).run(feed).outputs
+    for name, array in zip(outputs, expected):
+        np.testing.assert_allclose(results[name], array, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("body", BODIES)

@@ -1,4 +1,4 @@
-"""An input of an element type that its operator does not take is refused, as onnxruntime refuses it."""
+"""An input whose element type its operator does not support is refused, as in onnxruntime."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ FORMS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 def one(op: str, inputs: list[str]) -> onnx.ModelProto:
     domain, _, attributes = FORMS[op]
-    given = [helper.make_tensor_value_info("x", 3, [1, 8, 4, 4]), helper.make_tensor_value_info("r", 3, [1, 8])]
+    input_infos = [helper.make_tensor_value_info("x", 3, [1, 8, 4, 4]), helper.make_tensor_value_info("r", 3, [1, 8])]
     result = helper.make_tensor_value_info("y", 0, None)
     result.ClearField("type")
     constants = [numpy_helper.from_array(np.asarray(v), k) for k, v in (TYPES | WEIGHTS).items()]
     node = helper.make_node(op, inputs, ["y"], domain=domain, **attributes)
-    graph = helper.make_graph([node], "g", given, [result], constants)
+    graph = helper.make_graph([node], "g", input_infos, [result], constants)
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
@@ -68,11 +68,11 @@ def test_an_element_type_in_each_place(op: str) -> None:
     assert not refusal(one(op, inputs))
     for place, other in product(range(len(inputs)), TYPES):
         changed = one(op, [*inputs[:place], other, *inputs[place + 1 :]])
-        said = refusal(changed)
-        about_types = f"{op} (y) is of" in said and "\n" not in said
+        message = refusal(changed)
+        about_types = f"{op} (y) is of" in message and "\n" not in message
         assert about_types or taken(changed), (place, other)
         # Parts of QLinearConcat of the other sign onnxruntime reads as if they were of its own.
-        assert not about_types or not taken(changed) or op == "QLinearConcat", (place, other, said)
+        assert not about_types or not taken(changed) or op == "QLinearConcat", (place, other, message)
 
 
 def test_each_state_of_a_scan_has_a_type_of_its_own() -> None:

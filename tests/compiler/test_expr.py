@@ -1,4 +1,4 @@
-"""Tensor expressions, schedules, loops: their meaning is that of the interpreter."""
+"""Tensor expressions, schedules and loops have the meaning that the interpreter defines."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def matmul(m: int, n: int, k: int) -> tuple[T.Tensor, T.Tensor, T.Tensor]:
 
 
 def both(function: T.Function, *inputs: np.ndarray) -> list[np.ndarray]:
-    """The interpreter's outputs, after comparing LLVM's with them."""
+    """Return the interpreter's outputs, after a comparison with LLVM's."""
     expected = T.interpret(function, *inputs)
-    for got, want in zip(compile_function(function)(*inputs), expected, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    for actual, reference in zip(compile_function(function)(*inputs), expected, strict=True):
+        np.testing.assert_allclose(actual, reference, rtol=1e-5, atol=1e-5)
     return expected
 
 
@@ -174,8 +174,8 @@ def test_integer_arithmetic(dtype: str) -> None:
     function = T.lower(outputs, [a, b])
     with np.errstate(all="ignore"):
         expected = T.interpret(function, x, y)
-    for op, got, want in zip(ops, compile_function(function)(x, y), expected, strict=True):
-        np.testing.assert_array_equal(got, want, err_msg=op)
+    for op, actual, reference in zip(ops, compile_function(function)(x, y), expected, strict=True):
+        np.testing.assert_array_equal(actual, reference, err_msg=op)
 
 
 def test_statements() -> None:
@@ -280,8 +280,8 @@ def test_merged_loops_of_any_order_do_the_same(rows: list[tuple[int, str, int, s
         body = T.Update("sum", tensors[to], index, value) if added else T.Store(tensors[to], index, value)
         nests.append(T.For(i, 8, body))
     runs = [T.Function("f", (), tuple(tensors), loops.block(*each)) for each in (nests, merge(nests))]
-    for got, want in zip(*map(T.interpret, runs), strict=True):
-        np.testing.assert_array_equal(got, want)
+    for actual, expected in zip(*map(T.interpret, runs), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_what_is_computed_is_summed_in_the_same_loop() -> None:
@@ -311,8 +311,8 @@ def test_padding_joins_the_window_that_reads_it() -> None:
     function = T.fuse_loops(T.lower(o))
     assert "local p: float32[11]" in str(function)
     x = floats(5, 9)
-    want = sum(np.pad(x, ((0, 0), (1, 1)))[:, k : k + 9] for k in range(3))
-    np.testing.assert_allclose(both(function, x)[0], want, rtol=1e-5, atol=1e-6)
+    expected = sum(np.pad(x, ((0, 0), (1, 1)))[:, k : k + 9] for k in range(3))
+    np.testing.assert_allclose(both(function, x)[0], expected, rtol=1e-5, atol=1e-6)
 
 
 @settings(max_examples=tries(15), deadline=None)

@@ -1,4 +1,4 @@
-"""Models with constants in other files: mapped, checked, and no more of them in memory than is read."""
+"""Constants in external files are memory-mapped and checked; only the parts that are read take memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TYPES = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.int64): TensorProt
 def outside(
     name: str, dims: tuple[int, ...], location: str, dtype: Any = np.float32, **where: object
 ) -> onnx.TensorProto:  # fmt: skip
-    """A constant in a file."""
+    """Return a constant that lies in a file."""
     tensor = TensorProto(name=name, data_type=TYPES[np.dtype(dtype)], dims=dims, data_location=TensorProto.EXTERNAL)
     for key, value in {"location": location, **where}.items():
         tensor.external_data.append(onnx.StringStringEntryProto(key=key, value=str(value)))
@@ -47,7 +47,7 @@ def save(path: Path, text: str, *constants: onnx.TensorProto) -> Path:
 
 @pytest.fixture
 def mapping(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models of all sizes are mapped."""
+    """Memory-map the files of models of any size."""
     monkeypatch.setattr(external_data, "MIN_MAPPED_BYTES", 0)
 
 
@@ -56,7 +56,10 @@ def mapping(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_as_if_it_were_one_file(
     tmp_path: Path, open_size: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    """Small and large constants, at an odd place too, and the one that says a shape; compiled again for other sizes."""
+    """External constants work like inner ones: large, small, unaligned, or used as a shape.
+
+    The model is compiled again for other sizes.
+    """
     monkeypatch.setattr(external_data, "MIN_MAPPED_BYTES", limit)
     w, b, shape = RNG.standard_normal((300, 100), np.float32), RNG.standard_normal(100, np.float32), [-1, 50]
     data = {"w": w, "b": b, "s": np.array(shape, np.int64)}
@@ -188,7 +191,10 @@ print(peak())
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], Array]:
-    """A model beside a file of more than 2 GB that takes little of the disk, rows of its table, and its output."""
+    """Return a model with a sparse file of more than 2 GB, rows of its table to read, and its output.
+
+    Skip the test if the file system has no sparse files.
+    """
     folder = tmp_path_factory.mktemp("large")
     w, ids = RNG.standard_normal((WIDTH, 64), np.float32), [3, ROWS - 1, ROWS // 2]
     rows = RNG.standard_normal((3, WIDTH), np.float32)
@@ -216,17 +222,17 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int], Ar
 
 
 def peak(large: tuple[Path, list[int], Array], how: str) -> tuple[int, Array]:
-    """(bytes of memory that a process took which compiled and ran the model, what came out)"""
+    """Compile and run the model in a process; return its peak memory in bytes, and the output."""
     path, ids, _ = large
-    found = path.with_name(f"{how}.npy")
+    output_path = path.with_name(f"{how}.npy")
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(path), str(ids), how, str(found)],
+        [sys.executable, "-c", SCRIPT, str(path), str(ids), how, str(output_path)],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return int(done.stdout), np.load(found)
+    return int(done.stdout), np.load(output_path)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured by way of /proc")

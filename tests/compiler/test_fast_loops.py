@@ -1,5 +1,4 @@
-"""What makes products and softmax fast: tiles with few reads, blocks fetched in time, maxima of numbers, sums beside
-their terms."""
+"""Products and softmax are fast: tiles read little, blocks are prefetched, and sums are computed beside their terms."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ Array = NDArray[Any]
 
 
 def product(m: int, k: int, n: int) -> T.Function:
-    """Of an input and a constant, for a processor with small caches."""
+    """Return the loops of a product of an input and a constant, for a processor with small caches."""
     types = {"a": input_type(((m, k), "float32")), "b": input_type(np.ones((k, n), np.float32))}
     return CpuFunction((CpuNode("MatMul", ("a", "b"), ("y",), {}, ""),), types, ("y",)).lower()[0]
 
@@ -40,7 +39,7 @@ def variables(place: T.Expr) -> list[Var]:
 
 
 def lines_of(place: T.Expr, loops_: list[loops.For], block: loops.For, at: int) -> set[int]:
-    """Lines of the cache at which `place` is, in block `at`."""
+    """Return the cache lines that `place` accesses in block `at`."""
     grid = np.meshgrid(*(np.arange(1 if loop is block else loop.extent) for loop in loops_))
     env = {loop.var: at if loop is block else axis.ravel() for loop, axis in zip(loops_, grid)}
     env |= {var: 0 for var in variables(place) if var not in env}
@@ -76,8 +75,10 @@ def test_what_stays_in_the_cache_is_not_fetched_again() -> None:
 
 @pytest.mark.parametrize("n", [197, 176])
 def test_tiles_read_less_than_they_multiply(n: int) -> None:
-    """13 vectors that lie across lines of the cache, and 11 that do not: in a tile of one column, of which there are as
-    many as in none that is wider, each product has a read of its own."""
+    """Tiles are two columns wide, so that two products share each read.
+
+    n = 197 gives 13 vectors that cross cache lines, n = 176 gives 11 that do not.
+    """
     with compiling_for(replace(this_processor(), vector_bytes=64, registers=32)):
         function = product(196, 64, n)
     tile = [s.extent for s in statements(function.body) if isinstance(s, loops.For) and s.kind == "unrolled"]
@@ -87,9 +88,11 @@ def test_tiles_read_less_than_they_multiply(n: int) -> None:
 def test_large_constants_begin_with_a_line_of_the_cache() -> None:
     weights = np.frombuffer(bytes(4 + 4 * 64 * 192), np.float32)[1:].reshape(64, 192)
     ends = (("x", 64), ("y", 192))
-    given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, n]) for name, n in ends)
+    input_info, output_info = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, n]) for name, n in ends)
     constants = [numpy_helper.from_array(weights, "w")]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [given], [made], constants)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [input_info], [output_info], constants
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     program = celosia.compile(model, accelerator=False, check=False)
     assert [array.ctypes.data % 64 for array in program.constants.values()] == [0]
@@ -114,13 +117,13 @@ def test_a_maximum_of_numbers_changes_no_result(op: str, dtype: str, axis: int) 
         x[0, 3] = np.nan
     x = x if axis else x.T.copy()
     kind = helper.np_dtype_to_tensor_dtype(x.dtype)
-    given, made = (helper.make_tensor_value_info(name, kind, x.shape) for name in "xy")
-    graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], axis=axis)], "g", [given], [made])
+    input_info, output_info = (helper.make_tensor_value_info(name, kind, x.shape) for name in "xy")
+    graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], axis=axis)], "g", [input_info], [output_info])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     (expected,) = open_session(model).run(None, {"x": x})
-    (found,) = compile_op(op, {"axis": axis}, [(x.shape, dtype)])(x)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)  # NaN in the same places
-    assert np.isnan(found).any() and not np.isnan(found).all()
+    (output,) = compile_op(op, {"axis": axis}, [(x.shape, dtype)])(x)
+    np.testing.assert_allclose(output, expected, rtol=1e-6)  # NaN in the same places
+    assert np.isnan(output).any() and not np.isnan(output).all()
     function = softmax(x.shape, axis, op, dtype)
     assert nan_free_extremes(function.body) and "maximum" not in render(function).text
 
@@ -159,24 +162,26 @@ def test_a_loop_stays_outside_where_something_between_reads_it() -> None:
         body = loops.Alloc(t, loops.Block((first, second)), "workspace")
         before = T.Function("f", (x,), (s,), body)
         after = T.fuse_loops(before)
-        assert (len([each for each in statements(after.body) if isinstance(each, loops.For)]) == 2) == merged
+        assert (
+            len([statement for statement in statements(after.body) if isinstance(statement, loops.For)]) == 2
+        ) == merged
         given = np.arange(8, dtype=np.int32)
         assert T.interpret(after, given)[0] == T.interpret(before, given)[0] == (3 if merged else 14) + 56
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 def test_running_sums_are_added_in_order(dtype: str) -> None:
-    """Bit by bit as numpy's, which begins with the first element; exclusive ones begin with 0."""
+    """Running sums have numpy's bits and begin with the first element; exclusive ones begin with 0."""
     x = (np.random.default_rng(0).standard_normal((3, 21, 5)) * 9).astype(dtype)
     x[:, 0] = -0.0
     for axis, reverse, exclusive in ((1, 0, 0), (-1, 1, 0), (0, 0, 1), (1, 1, 1)):
         attributes = {"reverse": reverse, "exclusive": exclusive}
-        (found,) = compile_op("CumSum", attributes, [(x.shape, dtype), np.array(axis)])(x, np.array(axis))
+        (output,) = compile_op("CumSum", attributes, [(x.shape, dtype), np.array(axis)])(x, np.array(axis))
         given = np.flip(x, axis) if reverse else x
         expected = np.cumsum(given, axis, dtype=dtype)
         if exclusive:
             first = np.zeros_like(np.take(expected, [0], axis))
             expected = np.concatenate([first, np.take(expected, np.arange(x.shape[axis] - 1), axis)], axis)
         expected = np.flip(expected, axis) if reverse else expected
-        assert found.dtype == expected.dtype and np.array_equal(found, expected)
-        assert exclusive or found.tobytes() == expected.tobytes()
+        assert output.dtype == expected.dtype and np.array_equal(output, expected)
+        assert exclusive or output.tobytes() == expected.tobytes()

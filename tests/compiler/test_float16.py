@@ -1,4 +1,4 @@
-"""Operators of float16 against onnxruntime, which computes most of them in float32 between Casts."""
+"""Operators of float16 give the results of onnxruntime, which computes most of them in float32."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SHAPE = (1, 4, 8, 8)
 
 
 def close(model: ModelProto, feed: dict[str, np.ndarray], config: str, exact: bool = True) -> None:
-    """The model gives onnxruntime's integers, and its floats: all bits where `exact`, else to 2e-3 of the largest."""
+    """Compare outputs with onnxruntime's: integers are equal; floats are equal if `exact`, else within 0.2%."""
     wanted = opened(model, int8=True).run(None, feed)
-    found = Runtime(celosia.compile(model, config)).run(feed).outputs
-    for array, expected in zip(found.values(), wanted, strict=True):
+    outputs = Runtime(celosia.compile(model, config)).run(feed).outputs
+    for array, expected in zip(outputs.values(), wanted, strict=True):
         assert array.dtype == expected.dtype
         if exact or expected.dtype.kind != "f":
             np.testing.assert_array_equal(array, expected)
@@ -34,7 +34,7 @@ def close(model: ModelProto, feed: dict[str, np.ndarray], config: str, exact: bo
 @pytest.mark.parametrize("dtype", ["int32", "int16", "uint16", "int8"])
 @pytest.mark.parametrize("scales", [(), (8,)])
 def test_dequantize_linear_rounds_once(dtype: str, scales: tuple[int, ...]) -> None:
-    """Beyond 65,504, which float16 cannot hold, and where the integer has more digits than float16."""
+    """DequantizeLinear rounds once, also for results above 65,504 and integers with more digits than float16."""
     rng = np.random.default_rng(0)
     info = np.iinfo(dtype)
     ends = np.array(
@@ -52,9 +52,9 @@ def test_dequantize_linear_rounds_once(dtype: str, scales: tuple[int, ...]) -> N
 
 
 class Network:
-    """A random network of float16 and float32, with bytes and other types between, bodies and shared values.
+    """A random network of float16 and float32 operators, with other types, subgraphs and shared values.
 
-    exact: operators whose float32 result has one value only.
+    exact: only use operators whose float32 result is uniquely defined.
     """
 
     def __init__(self, seed: int, exact: bool) -> None:
@@ -201,7 +201,7 @@ def test_random_networks_of_all_operators(seed: int) -> None:
 
 
 def island(seed: int, act: str, relu: bool) -> ModelProto:
-    """Two quantised convolutions in float16, with int32 biases, as ModelOpt writes them."""
+    """Return two quantised convolutions in float16 with int32 biases, as ModelOpt writes them."""
     rng = np.random.default_rng(seed)
     known: dict[str, np.ndarray] = {"zx": np.array(3, act), "x_scale": np.array(0.02, np.float16)}
     nodes, x = [], "x"

@@ -1,4 +1,4 @@
-"""Float weights between quantised tensors are onnxruntime's bytes, with what becomes part of them."""
+"""Float weights between quantised tensors become onnxruntime's bytes, together with operators fused into them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BETWEEN = {
 
 
 def model(body: str, **constants: np.ndarray) -> onnx.ModelProto:
-    """Between bytes of x [1, 8, 5, 5] and y, `body`, which makes `last` of `real`."""
+    """Return a model with `body`, which computes `last` from `real`, between bytes of x [1, 8, 5, 5] and y."""
     graph = onnx.parser.parse_graph(f"""g (uint8[1, 8, 5, 5] x) => (uint8 y) {{
         real = DequantizeLinear(x, sx, zx)
         {body}
@@ -30,10 +30,10 @@ def model(body: str, **constants: np.ndarray) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def assert_onnxruntimes(made: onnx.ModelProto) -> None:
+def assert_onnxruntimes(proto: onnx.ModelProto) -> None:
     x = np.random.default_rng(2).integers(0, 256, (1, 8, 5, 5)).astype(np.uint8)
-    (wanted,) = opened(made, int8=True).run(None, {"x": x})
-    np.testing.assert_array_equal(celosia.Runtime(celosia.compile(made, "tiny")).run({"x": x}).outputs["y"], wanted)
+    (expected,) = opened(proto, int8=True).run(None, {"x": x})
+    np.testing.assert_array_equal(celosia.Runtime(celosia.compile(proto, "tiny")).run({"x": x}).outputs["y"], expected)
 
 
 @pytest.mark.parametrize("shape", [(5, 1, 1), (1, 5, 1, 1)])
@@ -53,7 +53,8 @@ def test_softmax_in_front_of_bounds_that_change_nothing() -> None:
 @pytest.mark.parametrize("bias_scale", [0.01, 1.0, 30.0])
 @pytest.mark.parametrize("op", ["Conv", "Gemm"])
 def test_float16_biases_become_integers(op: str, bias_scale: float, axis: str) -> None:
-    """Between quantised tensors; quotients beyond what float16 holds overflow, as onnxruntime's do."""
+    """Float16 biases between quantised tensors become integers; quotients that exceed float16 overflow as in
+    onnxruntime."""
     rng = np.random.default_rng(3)
     half = np.float16
     scales = rng.uniform(0.002, 0.004, 5).astype(half) if axis == "of each channel" else half(0.003)
@@ -71,5 +72,5 @@ def test_float16_biases_become_integers(op: str, bias_scale: float, axis: str) -
         "bias": (rng.normal(size=5) * bias_scale).astype(half),
     }  # fmt: skip
     graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items())
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
-    assert_onnxruntimes(made)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    assert_onnxruntimes(proto)

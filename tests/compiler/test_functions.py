@@ -1,4 +1,4 @@
-"""Functions of floats, and conversions, over the whole range of their arguments."""
+"""Functions of floats, and conversions, are accurate over the whole range of their arguments."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ SPECIAL = [
 
 
 def arguments() -> Array:
-    """Every 40,009th float32 (all magnitudes, infinities and NaNs among them), and many near 0."""
+    """Return every 40,009th float32, with all magnitudes, infinities and NaNs, and many values near 0."""
     bits = np.arange(0, 2**32, 40_009, dtype=np.uint64).astype(np.uint32).view(np.float32)
     near = [np.linspace(-reach, reach, 60_001) for reach in (0.01, 1, 20, 110)]
     return np.concatenate([np.array(SPECIAL, np.float32), bits, *(each.astype(np.float32) for each in near)])
 
 
-def errors(found: Array, exact: Array) -> float:
-    """The largest distance in units of the last place. Infinities and NaNs must be the same."""
-    want = exact.astype(found.dtype)
-    assert np.array_equal(np.isnan(found), np.isnan(want))
-    finite = np.isfinite(want)
-    np.testing.assert_array_equal(found[~finite], want[~finite])
-    info = ml_dtypes.finfo(found.dtype)
+def errors(actual: Array, exact: Array) -> float:
+    """Return the largest distance in units of the last place. Infinities and NaNs must be the same."""
+    expected = exact.astype(actual.dtype)
+    assert np.array_equal(np.isnan(actual), np.isnan(expected))
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(actual[~finite], expected[~finite])
+    info = ml_dtypes.finfo(actual.dtype)
     size = np.maximum(np.abs(exact[finite]), Wide(info.smallest_normal))
     ulp = Wide(info.eps) * np.exp2(np.floor(np.log2(size)))
-    return float((np.abs(found[finite].astype(Wide) - exact[finite]) / ulp).max())
+    return float((np.abs(actual[finite].astype(Wide) - exact[finite]) / ulp).max())
 
 
 def erf(x: Array) -> Array:
@@ -81,14 +81,14 @@ def test_float32_functions_have_onnxruntimes_bits(op: str, attributes: dict[str,
     x = arguments()
     x = x[: x.size // 4 * 4]  # onnxruntime takes four at a time, and by the C library what is left
     x[np.abs(x) >= NEAR.get(op, math.inf)] = 1
-    given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name in "xy")
-    graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], **attributes)], "g", [given], [made])
+    input_info, output_info = (helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name in "xy")
+    graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], **attributes)], "g", [input_info], [output_info])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
     (expected,) = opened(model).run(None, {"x": x})
-    (found,) = compile_op(op, attributes, [(x.shape, "float32")])(x)
-    assert np.array_equal(np.isnan(found), np.isnan(expected))
-    found[np.isnan(found)] = expected[np.isnan(found)]
-    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+    (output,) = compile_op(op, attributes, [(x.shape, "float32")])(x)
+    assert np.array_equal(np.isnan(output), np.isnan(expected))
+    output[np.isnan(output)] = expected[np.isnan(output)]
+    np.testing.assert_array_equal(output.view(np.uint32), expected.view(np.uint32))
 
 
 @pytest.mark.parametrize("op", FUNCTIONS)
@@ -121,22 +121,25 @@ def test_powers_are_within_2_ulp() -> None:
 
 
 def test_a_processor_whose_floats_are_calls_has_the_same_extremes() -> None:
-    """Of two floats and of a row, NaN where there is one: comparisons take the place of LLVM's functions."""
+    """Maxima and minima by comparisons give NaN if an operand is NaN, for two floats and for a row.
+
+    Processors without float instructions use comparisons in place of LLVM's functions.
+    """
     values = np.array([0.0, 1.5, -2.0, math.inf, -math.inf, math.nan], np.float32)
-    x, y = (np.ascontiguousarray(each) for each in np.meshgrid(values, values))
+    x, y = (np.ascontiguousarray(grid) for grid in np.meshgrid(values, values))
     a, b = (placeholder(x.shape, "float32", name) for name in "ab")
     k = T.reduce_axis(len(values), "k")
     for pair, row, reference in ((T.maximum, T.max, np.maximum), (T.minimum, T.min, np.minimum)):
         both = compute(x.shape, lambda i, j, f=pair: f(a[i, j], b[i, j]), "y")
         rows = compute((len(values),), lambda i, f=row: f(a[i, k], k), "y")
-        for tensor, given, want in ((both, (x, y), reference(x, y)), (rows, (x,), reference.reduce(x, axis=1))):
-            (found,) = compile_function(lower(schedule([tensor])), frozenset(("m",)))(*given)
-            np.testing.assert_array_equal(found, want)
+        for tensor, given, expected in ((both, (x, y), reference(x, y)), (rows, (x,), reference.reduce(x, axis=1))):
+            (output,) = compile_function(lower(schedule([tensor])), frozenset(("m",)))(*given)
+            np.testing.assert_array_equal(output, expected)
 
 
 @pytest.mark.parametrize("name", ["exp", "tanh", "log", "erf", "unfused_exp", "sin", "acos", "asin"])
 def test_a_processor_without_avx512_gives_the_same(name: str) -> None:
-    """Scaling by a power of two is then done by two products."""
+    """Two products replace the scaling by a power of two without AVX-512, with the same results."""
     x = arguments()
     a = placeholder(x.shape, "float32", "a")
     function = lower(schedule([compute(x.shape, lambda i: call(name, a[i]), "y")]))
@@ -155,7 +158,7 @@ def test_floats_become_integers_towards_zero_and_saturate(source: str, target: s
     with np.errstate(all="ignore"):
         x = np.concatenate([np.array([*edges, *SPECIAL]), np.linspace(-300, 300, 1001)]).astype(source)
     (y,) = compile_op("Cast", {"to": getattr(TensorProto, INTEGERS[target])}, [(x.shape, source)])(x)
-    want = [
+    expected = [
         0 if math.isnan(v) else info.max if v > info.max else info.min if v < info.min else int(v) for v in x.tolist()
     ]
-    assert y.tolist() == want
+    assert y.tolist() == expected

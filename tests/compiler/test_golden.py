@@ -1,12 +1,13 @@
-"""Golden hashes of what the compiler makes of small models: a refactoring leaves every one of them unchanged.
+"""Golden hashes of compiled small models: a refactoring changes none of them.
 
-golden.json has one line for each model and column. A column is a Config together with a processor that the CPU's part
-is compiled for; in the last ones the CPU does everything. Each line holds three digests: of the launches (instruction
-words, layers, and which tensors go where), of the constants of both parts, and of the loop nests of CPU kernels.
+golden.json has one line for each model and column. A column is a Config together with a processor for which the CPU's
+part is compiled; in the last columns the CPU does everything. Each line holds three digests: of the launches
+(instruction words, layers, packed and unpacked tensors), of the constants of both parts, and of the loop nests of CPU
+kernels.
 
-After a change that is meant to move them, write the file anew and say in the commit which lines changed and why:
+After a change that moves them on purpose, write the file anew and say in the commit which lines changed and why:
 
-    PYTHONPATH=src:tests python -m tests.compiler.test_golden
+PYTHONPATH=src:tests python -m tests.compiler.test_golden
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ AVX512 = Target(64, 32, AVX2.features | {"avx512f", "avx512bw", "avx512vl", "avx
 
 
 class Column(NamedTuple):
-    """What models are compiled for. cfg: None leaves every operator to the CPU."""
+    """A Config and a processor for which models are compiled. cfg: None leaves every operator to the CPU."""
 
     cfg: Config | None
     processor: Target
@@ -62,23 +63,23 @@ CASES = [(name, column) for name in MODELS for column in COLUMNS]
 
 
 def stub(loops: Function) -> CompiledKernel:
-    """The kernel of `loops`, without machine code where it is for another processor than this one."""
+    """Return the kernel of `loops` without machine code if it is for one of the columns' processors."""
     if target() in {column.processor for column in COLUMNS.values()}:
         signature = (tuple((t.dtype, t.shape) for t in tensors) for tensors in (loops.inputs, loops.outputs))
         return CompiledKernel(loops.name, *signature, 0, b"", "", loops.in_place, loops=str(loops))
-    return compile_function(loops)  # it computes constants, now
+    return compile_function(loops)  # this kernel computes constants during compilation
 
 
 @contextmanager
 def without_machine_code() -> Iterator[None]:
-    """Kernels end as loop nests inside: LLVM would take most of the time."""
+    """Let kernels end as loop nests: code generation by LLVM would take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "compile_function", stub)
         yield
 
 
 def compiled(name: str, column: str) -> Program:
-    """The Program of a model for a column."""
+    """Return the Program of a model for a column."""
     cfg, processor = COLUMNS[column]
     with without_machine_code():
         return celosia.compile(
@@ -88,7 +89,7 @@ def compiled(name: str, column: str) -> Program:
 
 
 def digest(values: Iterable[object]) -> str:
-    """The first 16 digits of the SHA-256 of texts and arrays."""
+    """Return the first 16 digits of the SHA-256 of texts and arrays."""
     sha = hashlib.sha256()
     for value in values:
         if isinstance(value, np.ndarray):
@@ -99,7 +100,7 @@ def digest(values: Iterable[object]) -> str:
 
 
 def launches(program: Program) -> Iterator[object]:
-    """Instruction words and what the host does around them."""
+    """Return the digest of instruction words and of the host's copies around each launch."""
     for step in program.steps:
         if isinstance(step, LaunchStep):
             start = step.address - program.image_address
@@ -115,7 +116,7 @@ def launches(program: Program) -> Iterator[object]:
 
 
 def constants(program: Program) -> Iterator[object]:
-    """Weights, parameters and tables of the accelerator, then the constants of the CPU's part by name."""
+    """Return the digest of the accelerator's weights, parameters and tables, and of the CPU's constants by name."""
     first = next((step.address for step in program.steps if isinstance(step, LaunchStep)), program.dram_size)
     yield program.image[: first - program.image_address]
     for name in sorted(program.constants):
@@ -124,7 +125,7 @@ def constants(program: Program) -> Iterator[object]:
 
 
 def loops(program: Program) -> Iterator[object]:
-    """The steps of the CPU in their order, and the loop nest of each kernel."""
+    """Return the digest of the CPU's steps in their order, with the loop nest of each kernel."""
     for step in program.steps:
         if not isinstance(step, LaunchStep):
             yield type(step).__name__, [node.op for node in step.nodes], step.inputs, step.outputs
@@ -134,18 +135,18 @@ def loops(program: Program) -> Iterator[object]:
 
 
 def hashes(program: Program) -> str:
-    """The digests of PARTS."""
+    """Return the digests of PARTS."""
     return " ".join(digest(part(program)) for part in (launches, constants, loops))
 
 
 def golden() -> dict[str, str]:
-    """Those that golden.json holds, by model and column."""
-    held: dict[str, str] = json.loads(PATH.read_text(encoding="utf-8"))
-    return held
+    """Return the digests in golden.json, by model and column."""
+    digests: dict[str, str] = json.loads(PATH.read_text(encoding="utf-8"))
+    return digests
 
 
 def key(name: str, column: str) -> str:
-    """What a line of golden.json is called."""
+    """Return the name of a line of golden.json."""
     return f"{name}: {column}"
 
 
@@ -173,19 +174,19 @@ def test_the_file_has_a_line_for_each_case() -> None:
 
 def test_a_planted_change_of_each_part_is_found() -> None:
     program = compiled("perceptron", "tiny")
-    wanted = hashes(program).split()
+    expected = hashes(program).split()
     (launch,) = program.launches
     for part, place in (("launches", launch.address - program.image_address), ("constants", 0)):
         image = program.image.copy()
         image[place] ^= 1
-        assert _moved(wanted, replace(program, image=image)) == [part]
+        assert _moved(expected, replace(program, image=image)) == [part]
     first, *others = program.kernels
     changed = replace(program, kernels=[replace(first, loops=first.loops + " "), *others])
-    assert _moved(wanted, changed) == ["loops"]
+    assert _moved(expected, changed) == ["loops"]
 
 
 def _moved(wanted: list[str], program: Program) -> list[str]:
-    """Names of the digests that differ from `wanted`."""
+    """Return the names of the digests that differ from `wanted`."""
     return [part for part, a, b in zip(PARTS, wanted, hashes(program).split(), strict=True) if a != b]
 
 

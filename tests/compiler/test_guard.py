@@ -1,4 +1,4 @@
-"""Loops of whoever: none leaves its tensors once `clamp_accesses`, and those of the compiler mean the same."""
+"""Untrusted loops never leave their tensors after `clamp_accesses`; the compiler's own loops keep their meaning."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEAD = "f(a: int64[4]) -> (b: int64[4]):\n"
 
 
 def kernel(text: str, like: str = "int64", size: int = 4, tables: tuple[np.ndarray, ...] = ()) -> CompiledKernel:
-    """What a file holds: loops, and no code."""
+    """Return a kernel as a file holds it: with loops and without code."""
     shape = ((like, (size,)),)
     return CompiledKernel("f", shape, shape, 0, b"", "", loops=text, tables=tables)
 
@@ -50,7 +50,7 @@ OUTSIDE = {
 @pytest.mark.parametrize("what", OUTSIDE)
 @pytest.mark.parametrize("value", [7, -(2**63), 2**62])
 def test_nothing_outside_is_touched(what: str, value: int) -> None:
-    """Refused, or computed as the interpreter computes what is left of them, which takes no index outside."""
+    """Loops that leave their tensors are refused, or run with their indices clamped."""
     text, x = HEAD + OUTSIDE[what], np.full(4, value)
     try:
         code = from_loops(kernel(text))
@@ -58,16 +58,16 @@ def test_nothing_outside_is_touched(what: str, value: int) -> None:
         assert error.rule == "an index stays inside its tensor"
         return
     function = clamp_accesses(T.parse(text))
-    loads = [e for s in statements(function.body) for each in exprs(s) for e in walk(each) if isinstance(e, Load)]
+    loads = [e for s in statements(function.body) for expr in exprs(s) for e in walk(expr) if isinstance(e, Load)]
     stores = [Load(s.tensor, s.index) for s in statements(function.body) if isinstance(s, Store | Update)]
     assert all(map(is_in_bounds, (*loads, *stores)))
     written = "b[i]" in text
-    for found, expected in zip(code(x), T.interpret(function, x), strict=True):
-        assert not written or np.array_equal(found, expected)
+    for output, expected in zip(code(x), T.interpret(function, x), strict=True):
+        assert not written or np.array_equal(output, expected)
 
 
 def test_as_they_are_written_they_end_the_process() -> None:
-    """Else the test above would show nothing."""
+    """The same loops crash the process without the guard: the test above would find a missing guard."""
     text = HEAD + OUTSIDE["read where data says"]
     script = (
         "import numpy as np; from celosia.compiler.cpu.llvm import from_loops; "
@@ -120,7 +120,7 @@ def test_other_tensors_than_the_file_says() -> None:
 
 
 def test_the_names_of_loops_are_no_names_of_code() -> None:
-    """A kernel called as a function of the C library does not take its place."""
+    """A kernel named like a function of the C library does not replace it."""
     text = HEAD.replace("f(", "sin(").replace("int64", "float64") + "  for i in 4:\n    b[i] = sin(a[i])"
     assert np.allclose(from_loops(kernel(text, "float64"))(np.arange(4.0))[0], np.sin(np.arange(4.0)))
 
@@ -141,26 +141,26 @@ CASES = {
 
 @pytest.mark.parametrize("op", CASES)
 def test_what_the_compiler_writes_means_the_same(op: str, monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    """Also where nothing is in the cache: parsed, guarded and compiled, each gives the same bytes."""
+    """A kernel of the compiler that is parsed, guarded and compiled again, without the cache, gives the same bytes."""
     rng = np.random.default_rng(0)
     special = {"indices": np.array([8, -9, 0]), "pads": np.array([1, 2, 0, 1])}
     attrs, shapes = CASES[op]
     inputs = [special[s] if isinstance(s, str) else rng.standard_normal(tuple(map(int, s))).astype("f") for s in shapes]
-    given = [
+    types = [
         value if op == "Pad" and number else (value.shape, value.dtype.name) for number, value in enumerate(inputs)
     ]
-    own = compile_op(op, attrs, given, outputs=1)
-    assert own.loops
+    original = compile_op(op, attrs, types, outputs=1)
+    assert original.loops
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
     monkeypatch.setattr("celosia.compiler.cpu.llvm.compile_loops._kernels", {})
-    made = from_loops(replace(own, code=b"", host=""))
-    assert made.code != b"" and made.name == "guarded"
-    for mine, again in zip(own(*inputs), made(*inputs), strict=True):
-        assert mine.tobytes() == again.tobytes()
+    guarded = from_loops(replace(original, code=b"", host=""))
+    assert guarded.code != b"" and guarded.name == "guarded"
+    for first, again in zip(original(*inputs), guarded(*inputs), strict=True):
+        assert first.tobytes() == again.tobytes()
 
 
 def changed(text: str, rng: random.Random) -> str:
-    """The text with a number, a name or a sign changed, or a line left out or doubled."""
+    """Return the text with a number, name or sign changed, or with a line removed or doubled."""
     head, *lines = text.splitlines()
     line = rng.randrange(len(lines))
     if rng.random() < 0.1:
@@ -186,7 +186,7 @@ def changed(text: str, rng: random.Random) -> str:
 
 @pytest.mark.parametrize("op", CASES)
 def test_loops_changed_at_random(op: str) -> None:
-    """Each is refused in a sentence, or runs and leaves what lies around its outputs alone."""
+    """Randomly changed loops are refused in a sentence, or run and leave memory around their outputs alone."""
     special = {"indices": np.array([8, -9, 0]), "pads": np.array([1, 2, 0, 1])}
     given = [special[s] if isinstance(s, str) else np.ones(tuple(map(int, s)), np.float32) for s in CASES[op][1]]
     types = [value if op == "Pad" and number else (value.shape, value.dtype.name) for number, value in enumerate(given)]

@@ -1,4 +1,4 @@
-"""Products by a constant matrix whose rows are images to the accelerator: what reads them knows."""
+"""Products by a constant matrix treat rows as images; operators that read their result know its layout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model(text: str, **constants: Any) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("config", [ROWS, PRESETS["tiny"]])
 def test_a_factor_for_each_channel_of_what_a_product_gives(config: Config) -> None:
-    """Its channels are not those of the rows."""
+    """A factor per channel applies to the tensor's channels, not to those of the rows."""
     rng = np.random.default_rng(0)
     x, gate = (rng.integers(-128, 128, dims).astype(np.int8) for dims in ((1, 20, 2, 8), (1, 20, 1, 1)))
     gated = model(
@@ -38,13 +38,13 @@ def test_a_factor_for_each_channel_of_what_a_product_gives(config: Config) -> No
     )  # fmt: skip
     program = celosia.compile(gated, config)
     assert program.launches
-    found = celosia.Runtime(program).run({"x": x, "gate": gate}).outputs["z"]
-    np.testing.assert_array_equal(found, opened(gated).run(None, {"x": x, "gate": gate})[0])
+    output = celosia.Runtime(program).run({"x": x, "gate": gate}).outputs["z"]
+    np.testing.assert_array_equal(output, opened(gated).run(None, {"x": x, "gate": gate})[0])
 
 
 @pytest.mark.parametrize("config", [ROWS, PRESETS["tiny"]])
 def test_a_matrix_that_does_not_fit_behind_a_window_that_is_left_out(config: Config) -> None:
-    """onnx infers a column more than onnxruntime's pooling and ours have."""
+    """The matrix must fit the size that onnxruntime's pooling gives; onnx infers one column more."""
     wrong = model(
         """g (int8[1, 8, 4, 4] x) => (int8[1, 8, 2, 5] z) {
              y = MaxPool<kernel_shape = [3, 1], strides = [2, 2], pads = [1, 0, 1, 0], ceil_mode = 1>(x)
@@ -58,7 +58,7 @@ def test_a_matrix_that_does_not_fit_behind_a_window_that_is_left_out(config: Con
 @pytest.mark.parametrize("axis", [1, 2, 3])
 @pytest.mark.parametrize("dims", [(1, 8, 3, 5), (1, 8, 4, 1), (1, 8, 1, 3)])
 def test_columns_of_what_lies_in_concatenations(axis: int, dims: tuple[int, ...]) -> None:
-    """A Transpose copies columns, told as pixels of one row; what they are of may be a part of a part."""
+    """A Transpose copies columns as pixels of one row, also from a part of a concatenation inside another."""
     turned = model(
         f"""g (int8{list(dims)} x) => (int8[N, C, W, H] t, int8[N, C, H, W] z) {{
              r = com.microsoft.QLinearSigmoid(x, s, zero, s, zero)
@@ -69,7 +69,7 @@ def test_columns_of_what_lies_in_concatenations(axis: int, dims: tuple[int, ...]
     )  # fmt: skip
     x = np.random.default_rng(1).integers(-128, 128, dims).astype(np.int8)
     program = celosia.compile(turned, "tiny")
-    found = celosia.Runtime(program).run({"x": x}).outputs
-    for name, wanted in zip(("t", "z"), opened(turned).run(None, {"x": x})):
-        np.testing.assert_array_equal(found[name], wanted)
+    outputs = celosia.Runtime(program).run({"x": x}).outputs
+    for name, expected in zip(("t", "z"), opened(turned).run(None, {"x": x})):
+        np.testing.assert_array_equal(outputs[name], expected)
     assert program.macs_total == 0 and program.launches

@@ -1,4 +1,4 @@
-"""Models that are more than loops: control flow, sequences, strings, shapes known at run time, and impossible ones."""
+"""Models with more than loops run: control flow, sequences, strings, shapes known at run time; impossible ones fail."""
 
 from __future__ import annotations
 

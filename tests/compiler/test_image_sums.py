@@ -1,4 +1,4 @@
-"""Means of images that are too large for scratchpad vin: GEMM adds up their pixels (`Layer.sums_on_gemm`)."""
+"""GEMM adds up the pixels of images that do not fit scratchpad vin, for their means (`Layer.sums_on_gemm`)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_hardware_adds_up_large_images(name: str) -> None:
 
 
 def test_a_large_image_at_full_rate() -> None:
-    """LOAD works all the time: 16 bytes of each pixel in two beats."""
+    """LOAD is busy all the time: it reads 16 bytes of each pixel in two beats."""
     program = celosia.compile(mean_model((1, 32, 112, 112)).model(), "pynq")
     (launch,) = program.launches
     start = launch.address - program.image_address
@@ -71,7 +71,7 @@ def test_a_large_image_at_full_rate() -> None:
 
 
 def test_images_that_cannot_be_cut_stay_on_the_cpu() -> None:
-    """Blocks of wide arrays hold two parts; an odd number of pixels has no two equal ones."""
+    """An image with an odd number of pixels stays on the CPU: blocks of wide arrays hold two parts of equal size."""
     program = check(mean_model((1, 16, 97, 97)), FunctionalDevice(PRESETS["wide"]))
     assert not program.launches
 

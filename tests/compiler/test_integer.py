@@ -1,4 +1,4 @@
-"""Products of bytes: any shape, type and zero point, against numpy's int64; on every kind of processor."""
+"""Products of bytes of any shape, type and zero point equal numpy's int64, on every kind of processor."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def test_matrix_products(
 
 @pytest.mark.parametrize("n", range(1, 24))
 def test_quantised_products_of_any_number_of_columns(n: int) -> None:
-    """LLVM ended the process where a vector was cut so that an instruction had one lane of it left."""
+    """Products of 1 to 23 columns compile. LLVM crashed when one lane of a vector was left for an instruction."""
     x, w = some(n, (10, 11), "uint8"), some(n + 1, (11, n), "int8")
     zx, zw, zy = np.uint8(3), np.int8(0), np.uint8(7)
-    sx, sw, sy = (np.float32(each) for each in (0.02, 0.01, 0.05))
+    sx, sw, sy = (np.float32(scale) for scale in (0.02, 0.01, 0.05))
     constants = {"sx": sx, "zx": zx, "w": w, "sw": sw, "zw": zw, "sy": sy, "zy": zy}
     graph = helper.make_graph(
         [helper.make_node("QLinearMatMul", ["x", *constants], ["y"])], "product",
@@ -69,13 +69,13 @@ def test_quantised_products_of_any_number_of_columns(n: int) -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     program = celosia.compile(model, "tiny", accelerator=False, check=False)
     with celosia.Runtime(program) as runtime:
-        found = runtime.run({"x": x}).outputs["y"]
+        output = runtime.run({"x": x}).outputs["y"]
     sums = (less_zero(x, np.asarray(zx)) @ less_zero(w, np.asarray(zw))).astype(np.float32)
-    np.testing.assert_array_equal(found, np.clip(np.rint(sums * (sx * sw / sy)) + 7, 0, 255).astype(np.uint8))
+    np.testing.assert_array_equal(output, np.clip(np.rint(sums * (sx * sw / sy)) + 7, 0, 255).astype(np.uint8))
 
 
 def program_of_a_row(width: int) -> celosia.Program:
-    """A depthwise convolution of a row by three, padded on both sides, with two outputs for each channel."""
+    """Compile a depthwise convolution of a row by three, padded on both sides, with two outputs for each channel."""
     constants = {
         "sx": np.float32(0.02), "zx": np.int8(0), "w": some(1, (8, 1, 1, 3), "int8"), "sw": np.float32(0.01),
         "zw": np.int8(0), "sy": np.float32(0.05), "zy": np.int8(0),
@@ -91,7 +91,7 @@ def program_of_a_row(width: int) -> celosia.Program:
 
 
 def test_rows_of_any_width_end_in_machine_code(tmp_path: Path) -> None:
-    """LLVM went on without end over a vector of 11 lanes whose last one filled an instruction's others."""
+    """Rows of 1 to 19 elements compile. LLVM never ended for a vector of 11 lanes."""
     code = f"from {__name__} import program_of_a_row\nfor width in range(1, 20): program_of_a_row(width)"
     environment = os.environ | {"CELOSIA_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", code], env=environment, timeout=120, check=True)
@@ -100,7 +100,7 @@ def test_rows_of_any_width_end_in_machine_code(tmp_path: Path) -> None:
 def convolved(
     x: NDArray[Any], w: NDArray[Any], strides: list[int], dilations: list[int], pads: list[int], group: int
 ) -> NDArray[Any]:
-    """The definition of a convolution over two dimensions."""
+    """Return a two-dimensional convolution, computed by its definition."""
     x = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])))
     m, cg, *kernel = w.shape
     out = [(n - (k - 1) * d - 1) // s + 1 for n, k, d, s in zip(x.shape[2:], kernel, dilations, strides)]
@@ -168,7 +168,7 @@ def test_matrix_products_of_nothing(m: int, k: int, n: int) -> None:
 @pytest.mark.parametrize("n", [1, 3, 4, 7, 8, 16, 20, 32, 50])
 @pytest.mark.parametrize("features", ["avx512vnni avx512vl", "avx512vnni", "avx512bw avx2", "avx2", ""])
 def test_every_lowering_of_dot4_is_exact(features: str, n: int) -> None:
-    """Bytes at their limits, where vpmaddubsw would saturate."""
+    """dot4 is exact for bytes at their limits, where vpmaddubsw would saturate."""
     if missing := set(features.split()) - this_processor().features:
         pytest.skip(f"this processor has no {', '.join(sorted(missing))}")
     x, w = T.placeholder((9, 4), "uint8", "x"), T.placeholder((9, 4, n), "int8", "w")
@@ -181,26 +181,26 @@ def test_every_lowering_of_dot4_is_exact(features: str, n: int) -> None:
     function = T.lower(schedule([y]), [x, w], "kernel")
     a = np.random.default_rng(n).choice(np.array([0, 1, 127, 128, 255], np.uint8), (9, 4))
     b = np.random.default_rng(n + 1).choice(np.array([-128, -127, -1, 0, 127], np.int8), (9, 4, n))
-    want = np.einsum("kj,kjc->c", a.astype(np.int32), b.astype(np.int32))
-    np.testing.assert_array_equal(T.interpret(function, a, b)[0], want)
-    np.testing.assert_array_equal(compile_function(function, frozenset(features.split()))(a, b)[0], want)
+    expected = np.einsum("kj,kjc->c", a.astype(np.int32), b.astype(np.int32))
+    np.testing.assert_array_equal(T.interpret(function, a, b)[0], expected)
+    np.testing.assert_array_equal(compile_function(function, frozenset(features.split()))(a, b)[0], expected)
 
 
 @pytest.mark.parametrize("name, least", [("pairs", -128), ("narrow_pairs", -127)])
 def test_pairs_are_exact_where_there_is_no_instruction(name: str, least: int) -> None:
-    """Those of NEON: tests/compiler/test_targets.py."""
+    """Products of pairs are exact without an instruction for them; test_targets.py tests those of NEON."""
     rng, k = np.random.default_rng(3), T.reduce_axis(7, "k")
-    tensors = [T.placeholder((7, 5), "uint16", each) for each in ("x0", "x1", "w0", "w1")]
-    y = T.compute((5,), lambda c: T.sum(T.call(name, *(each[k, c] for each in tensors)), k), "y")
+    tensors = [T.placeholder((7, 5), "uint16", operand) for operand in ("x0", "x1", "w0", "w1")]
+    y = T.compute((5,), lambda c: T.sum(T.call(name, *(tensor[k, c] for tensor in tensors)), k), "y")
     from celosia.compiler.cpu.schedule import schedule
 
     function = T.lower(schedule([y]), tensors, "kernel")
     x = rng.choice(np.array([-128, -127, -1, 0, 127], np.int8), (2, 7, 5, 2))
     w = rng.choice(np.array([least, -1, 0, 127], np.int8), (2, 7, 5, 2))
-    given = [each[half].view(np.uint16)[..., 0] for each in (x, w) for half in range(2)]
-    want = np.einsum("hkcj,hkcj->c", x.astype(np.int32), w.astype(np.int32))
-    np.testing.assert_array_equal(T.interpret(function, *given)[0], want)
-    np.testing.assert_array_equal(compile_function(function)(*given)[0], want)
+    halves = [array[half].view(np.uint16)[..., 0] for array in (x, w) for half in range(2)]
+    expected = np.einsum("hkcj,hkcj->c", x.astype(np.int32), w.astype(np.int32))
+    np.testing.assert_array_equal(T.interpret(function, *halves)[0], expected)
+    np.testing.assert_array_equal(compile_function(function)(*halves)[0], expected)
 
 
 AROUND_TILES = [(64, 16), (64, 80), (70, 48), (130, 16), (200, 96), (63, 32), (256, 33)]
@@ -208,29 +208,30 @@ AROUND_TILES = [(64, 16), (64, 80), (70, 48), (130, 16), (200, 96), (63, 32), (2
 
 @pytest.mark.parametrize(("m", "size"), paired([7, 8, 13, 16, 17, 40], AROUND_TILES, 2))
 def test_products_of_all_sizes_of_tiles(m: int, size: tuple[int, int]) -> None:
-    """Sizes around those of AMX's tiles: rows that fill none, steps that are left over, columns that share one."""
+    """Products around the sizes of AMX's tiles are exact: with partly filled tiles and with rests of rows and
+    columns."""
     k, n = size
     x, w = some(m, (m, k), "uint8"), some(k, (k, n), "int8")
     x[0], w[:, 0] = 255, -128
     zero = np.array(7, np.uint8)
     kernel = compile_op("MatMulInteger", {}, [(x.shape, "uint8"), (w.shape, "int8"), zero])
-    want = less_zero(x, zero) @ w.astype(np.int32)
+    expected = less_zero(x, zero) @ w.astype(np.int32)
     for threads in (1, 3):
-        np.testing.assert_array_equal(kernel(x, w, zero, threads=threads)[0], want)
+        np.testing.assert_array_equal(kernel(x, w, zero, threads=threads)[0], expected)
 
 
 def test_large_products_are_computed_in_tiles_where_there_are_some() -> None:
-    """And in vectors where this process may not use them: both are the same."""
+    """A processor with AMX computes large products in tiles, another one in vectors, with the same result."""
     x, w = some(1, (40, 256), "uint8"), some(2, (256, 64), "int8")
     types = [(v.shape, v.dtype.name) for v in (x, w)]
-    here = this_processor()
+    processor = this_processor()
     kernels = {}
-    for target in (here, replace(here, features=here.features - AMX_FEATURES)):
+    for target in (processor, replace(processor, features=processor.features - AMX_FEATURES)):
         with compiling_for(target):
             kernels[target.has_amx] = compile_op("MatMulInteger", {}, types)
     for kernel in kernels.values():
         np.testing.assert_array_equal(kernel(x, w)[0], x.astype(np.int32) @ w.astype(np.int32))
-    if here.has_amx:
+    if processor.has_amx:
         assert kernels[True].code != kernels[False].code
     else:
         assert list(kernels) == [False]
@@ -261,7 +262,7 @@ def test_constants_that_would_grow_are_not_computed_at_compile_time() -> None:
 
 @pytest.mark.parametrize("size", [5, 16, 40, 100])
 def test_padding_is_vectorised_with_masks(size: int) -> None:
-    """Lanes outside the input are not read."""
+    """Vectors at the padding are masked: lanes outside of the input are not read."""
     x = some(4, (3, size), "int8")
     pads = np.array([1, 2, 0, 3], np.int64)
     (y,) = compile_op("Pad", {}, [(x.shape, "int8"), pads, ((), "int8")])(x, pads, np.array(7, np.int8))
@@ -280,7 +281,7 @@ def test_equal_loops_share_a_kernel_and_other_tables_do_not() -> None:
 
 
 def test_a_gemm_of_another_type_than_its_result() -> None:
-    """int8 becomes uint8: onnxruntime leaves it in floats, as QGemm has one type for both. All sums are exact here."""
+    """A Gemm from int8 to uint8 stays in floats, as in onnxruntime: QGemm has one type for both."""
     rng = np.random.default_rng(0)
     arrays: dict[str, Any] = {
         "sx": np.float32(2**-4), "zx": np.int8(3), "w": rng.integers(-127, 128, (16, 8)).astype(np.int8),
@@ -293,7 +294,7 @@ def test_a_gemm_of_another_type_than_its_result() -> None:
         helper.make_node("Gemm", ["dx", "dw"], ["g"]),
         helper.make_node("QuantizeLinear", ["g", "sy", "zy"], ["y"]),
     ]
-    x, y = (helper.make_tensor_value_info(*each) for each in (("x", 1, [500, 16]), ("y", 2, [500, 8])))
+    x, y = (helper.make_tensor_value_info(*info) for info in (("x", 1, [500, 16]), ("y", 2, [500, 8])))
     constants = [numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()]
     graph = helper.make_graph(nodes, "g", [x], [y], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)

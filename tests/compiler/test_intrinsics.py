@@ -1,4 +1,4 @@
-"""Scheduled expressions on the accelerator: the functional device gives what the interpreter gives."""
+"""Scheduled expressions give the interpreter's results on the functional simulator."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def opcodes(kernel: AcceleratorKernel) -> list[Opcode | None]:
 
 
 def on_device(cfg: Config, function: T.Function, *inputs: np.ndarray) -> AcceleratorKernel:
-    """The kernel, after comparing the device with the interpreter, and those with LLVM and with the parsed text."""
+    """Return the kernel, after a comparison of device, LLVM, interpreter and the parsed text."""
     T.verify(function)
     again = T.parse(str(function), hw.declared(cfg))
     assert str(again) == str(function)
@@ -71,7 +71,7 @@ def test_tiled_matrix_products(cfg: Config, data: st.DataObject) -> None:
 
 
 def test_virtual_threads_load_while_others_compute() -> None:
-    """With two threads the loads of the second come before the gemm of the first, in a place of their own."""
+    """The loads of the second of two virtual threads come before the GEMM of the first, to other entries."""
     inputs, acc, y = matmul(TINY, 8, 16, 16)
     kernel = on_device(
         TINY, T.lower(scheduled(TINY, inputs, acc, y, 8, 1, 2, threads=2), inputs), *matmul_arrays(TINY, 8, 16, 16)
@@ -84,7 +84,10 @@ def test_virtual_threads_load_while_others_compute() -> None:
 
 
 def refused(y: T.Tensor, intrinsic: loops.Declared, scopes: dict[T.Tensor, str], split: int = 4) -> str:
-    """Why the innermost `split` elements of the last axis of `y` (and all reductions) are not `intrinsic`."""
+    """Return the reason why `intrinsic` does not match the innermost `split` elements of the last axis of `y`.
+
+    All reductions are inside.
+    """
     s = T.create_schedule(copy(y, "copy"))
     for tensor, scope in scopes.items():
         if tensor not in s.stages:
@@ -210,7 +213,7 @@ def test_convolutions(cfg: Config, data: st.DataObject) -> None:
 
 
 def test_a_whole_convolution_is_one_gemm() -> None:
-    """All six loops of the instruction are used, and the padding is part of the load."""
+    """A convolution is one GEMM that uses all six loops of the instruction; the LOAD pads."""
     inputs, plan = convolution(TINY, (2, 2), (5, 6), 3, 1, 1, [2, 5, 6, 2])
     arrays = *(int8(*t.shape) for t in inputs[:2]), parameters(TINY, 8)
     kernel = on_device(TINY, T.lower(plan, inputs), *arrays)
@@ -224,7 +227,7 @@ def test_a_whole_convolution_is_one_gemm() -> None:
 @pytest.mark.parametrize("cfg", [TINY, TALL, PAIR], ids=lambda cfg: cfg.name)
 @pytest.mark.parametrize("cut", [False, True])
 def test_pooling_is_a_vector_instruction(cfg: Config, cut: bool) -> None:
-    """The window is the reduction of the instruction; a reduction that is cut has no instruction."""
+    """A pooling window is the reduction of one VECTOR instruction; a split reduction matches no instruction."""
     p, b, g = hw.tile_shape(cfg, "vin")
     data = T.placeholder((2 * p, 6, 7, b, g), "int8", "data")
     r, s = T.reduce_axis(3, "r"), T.reduce_axis(3, "s")
@@ -255,7 +258,7 @@ def test_pooling_is_a_vector_instruction(cfg: Config, cut: bool) -> None:
     x = int8(*data.shape)
     kernel = on_device(cfg, T.lower(plan), x)
     assert opcodes(kernel).count(Opcode.VECTOR) == 2
-    want = np.full((*data.shape[:1], 8, 9, b, g), -128, np.int8)
-    want[:, 1:7, 1:8] = x
-    windows = np.lib.stride_tricks.sliding_window_view(want, (3, 3), (1, 2))[:, ::2, ::2].max((-2, -1))
+    expected = np.full((*data.shape[:1], 8, 9, b, g), -128, np.int8)
+    expected[:, 1:7, 1:8] = x
+    windows = np.lib.stride_tricks.sliding_window_view(expected, (3, 3), (1, 2))[:, ::2, ::2].max((-2, -1))
     np.testing.assert_array_equal(run(kernel, FunctionalDevice(cfg), x)[0][0], windows)

@@ -1,4 +1,4 @@
-"""The loop IR: every rule of the verifier has a function that breaks it; the parser says what it does not know."""
+"""A test breaks each rule of the loop verifier; the parser names the text that it does not know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tile language on the CPU: what LLVM makes of a kernel is what the interpreter, in numpy, says that it means."""
+"""LLVM compiles kernels of the tile language for the CPU with the meaning that the numpy interpreter defines."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ layernorm, matmul, attention = language.layernorm, language.matmul.kernel, langu
 def test_add(n: int) -> None:
     x, y, out = RNG.random(n, np.float32), RNG.random(n, np.float32), np.zeros(n, np.float32)
     grid = lambda meta: (cl.cdiv(n, meta["BLOCK"]),)  # noqa: E731
-    compiled, meant = both(lambda: add_kernel[grid](x, y, out, n, BLOCK=1024), out)
-    assert np.array_equal(compiled, x + y) and np.array_equal(meant, x + y)
+    compiled, interpreted_output = both(lambda: add_kernel[grid](x, y, out, n, BLOCK=1024), out)
+    assert np.array_equal(compiled, x + y) and np.array_equal(interpreted_output, x + y)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(57, 781), (8, 64), (3, 1)])
@@ -34,10 +34,10 @@ def test_softmax_of_every_so_many_rows(rows: int, columns: int) -> None:
     x, out = RNG.standard_normal((rows, columns)).astype(np.float32), np.zeros((rows, columns), np.float32)
     block = 1 << (columns - 1).bit_length()
     run = lambda: softmax_kernel[(8,)](out, x, columns, columns, rows, columns, BLOCK=block, num_stages=4)  # noqa: E731
-    compiled, meant = both(run, out)
+    compiled, interpreted_output = both(run, out)
     e = np.exp(x - x.max(1, keepdims=True))
-    for found in (compiled, meant):
-        np.testing.assert_allclose(found, e / e.sum(1, keepdims=True), rtol=2e-6)
+    for output in (compiled, interpreted_output):
+        np.testing.assert_allclose(output, e / e.sum(1, keepdims=True), rtol=2e-6)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(64, 128, 64), (50, 70, 45)])
@@ -53,11 +53,11 @@ def test_matmul_in_groups_of_programs(m: int, n: int, k: int, activation: str) -
             ACTIVATION=activation, num_warps=4,
         )  # fmt: skip
 
-    compiled, meant = both(run, c)
+    compiled, interpreted_output = both(run, c)
     exact = a.astype(np.float64) @ b
     exact = np.where(exact >= 0, exact, 0.01 * exact) if activation else exact
-    for found in (compiled, meant):
-        np.testing.assert_allclose(found.astype(np.float64), exact, rtol=2e-3, atol=2e-4)
+    for output in (compiled, interpreted_output):
+        np.testing.assert_allclose(output.astype(np.float64), exact, rtol=2e-3, atol=2e-4)
 
 
 def test_layernorm_and_a_float_that_changes() -> None:
@@ -65,10 +65,10 @@ def test_layernorm_and_a_float_that_changes() -> None:
     for eps in (1e-5, 0.5):
         out = np.zeros_like(x)
         run = lambda out=out, eps=eps: layernorm[(5,)](x, w, b, out, 300, eps, 512)  # noqa: E731
-        compiled, meant = both(run, out)
+        compiled, interpreted_output = both(run, out)
         d = x - x.mean(1, keepdims=True)
         np.testing.assert_allclose(compiled, d / np.sqrt((d * d).mean(1, keepdims=True) + eps) * w + b, atol=2e-5)
-        np.testing.assert_allclose(compiled, meant, atol=2e-5)
+        np.testing.assert_allclose(compiled, interpreted_output, atol=2e-5)
     assert len({key for key in layernorm.variants if b"1" not in key}) == 1
 
 
@@ -76,11 +76,13 @@ def test_layernorm_and_a_float_that_changes() -> None:
 def test_attention(length: int, columns: int) -> None:
     q, k, v = (RNG.standard_normal((length, 16)).astype(np.float32) for _ in range(3))
     out = np.zeros_like(q)
-    compiled, meant = both(lambda: attention[(cl.cdiv(length, 32),)](q, k, v, out, length, 0.25, 32, columns, 16), out)
+    compiled, interpreted_output = both(
+        lambda: attention[(cl.cdiv(length, 32),)](q, k, v, out, length, 0.25, 32, columns, 16), out
+    )
     s = q.astype(np.float64) @ k.T * 0.25
     p = np.exp(s - s.max(1, keepdims=True))
-    for found in (compiled, meant):
-        np.testing.assert_allclose(found, p / p.sum(1, keepdims=True) @ v, atol=1e-5)
+    for output in (compiled, interpreted_output):
+        np.testing.assert_allclose(output, p / p.sum(1, keepdims=True) @ v, atol=1e-5)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -105,10 +107,10 @@ def shifted(x, n, BLOCK: cl.constexpr):
 
 def test_a_store_changes_no_earlier_load_and_nothing_beyond_its_mask() -> None:
     x = np.arange(20, dtype=np.int32)
-    compiled, meant = both(lambda: shifted[(3,)](x, 17, 8), x)
+    compiled, interpreted_output = both(lambda: shifted[(3,)](x, 17, 8), x)
     expected = np.where(np.arange(20) % 2 == 0, np.arange(20) + 1, 0)
     expected[17:] = [17, 18, 19]
-    assert compiled.tolist() == meant.tolist() == expected.tolist()
+    assert compiled.tolist() == interpreted_output.tolist() == expected.tolist()
 
 
 def test_one_array_as_input_and_output() -> None:
@@ -130,8 +132,8 @@ def gathered(x, index, y, n, BLOCK: cl.constexpr):
 
 def test_offsets_from_memory() -> None:
     x, index, y = np.arange(50, dtype=np.int32) * 3, RNG.permutation(50)[:20].astype(np.int32), np.zeros(20, np.int32)
-    compiled, meant = both(lambda: gathered[(1,)](x, index, y, 20, 32), y)
-    assert np.array_equal(compiled, 3 * index) and np.array_equal(meant, 3 * index)
+    compiled, interpreted_output = both(lambda: gathered[(1,)](x, index, y, 20, 32), y)
+    assert np.array_equal(compiled, 3 * index) and np.array_equal(interpreted_output, 3 * index)
 
 
 @cl.jit(target="cpu")
@@ -152,7 +154,7 @@ def test_every_value_of_a_constexpr_is_a_kernel_of_its_own() -> None:
     ("how", "other"), [("cpu", 0), ("cpu", 5), ("interpreted", 0), ("interpreted", 5), ("accelerator", 0)]
 )  # the accelerator takes weights with the zero point 0, and says so
 def test_products_subtract_zero_points(how: str, other: int) -> None:
-    """Those of both sides, in each place where a block may be: transposed, beyond the end, carried by a loop."""
+    """Products subtract the zero points of both sides, for transposed blocks, beyond the end, and in a loop."""
 
     def product(x, w, par, y, BK: cl.constexpr):
         acc, a = cl.zeros((16, 16), cl.int32), cl.load(x, (0, 0), (16, BK), other=x.zero_point)
@@ -217,8 +219,8 @@ def with_its_transpose(x, y, LOOP: cl.constexpr):
 @pytest.mark.parametrize("loop", [0, 1, 3])
 def test_what_is_read_elsewhere_is_not_written_over(loop: int) -> None:
     x, y = RNG.standard_normal((8, 8)).astype(np.float32), np.zeros((8, 8), np.float32)
-    compiled, meant = both(lambda: with_its_transpose[(1,)](x, y, loop), y)
-    np.testing.assert_allclose(compiled, meant, rtol=1e-5)
+    compiled, interpreted_output = both(lambda: with_its_transpose[(1,)](x, y, loop), y)
+    np.testing.assert_allclose(compiled, interpreted_output, rtol=1e-5)
 
 
 # Loops ------------------------------------------------------------------------------------------------------------
@@ -254,21 +256,21 @@ def doubled(x, N: cl.constexpr):
 
 def test_a_chain_of_what_is_read_twice() -> None:
     x = np.arange(4, dtype=np.int32)
-    compiled, meant = both(lambda: doubled[(1,)](x, 40), x)
-    assert np.array_equal(compiled, meant)
+    compiled, interpreted_output = both(lambda: doubled[(1,)](x, 40), x)
+    assert np.array_equal(compiled, interpreted_output)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_what_loops_carry(count: int) -> None:
     y = np.zeros(4, np.int32)
-    compiled, meant = both(lambda: fibonacci[(1,)](y, count), y)
+    compiled, interpreted_output = both(lambda: fibonacci[(1,)](y, count), y)
     a, b = np.arange(4), np.ones(4, np.int64)
     for _ in range(count):
         a, b = b, a + b
-    assert compiled.tolist() == meant.tolist() == a.tolist()
+    assert compiled.tolist() == interpreted_output.tolist() == a.tolist()
     z = np.zeros((4, 3), np.int32)
-    compiled, meant = both(lambda: turned[(1,)](z, count), z)
-    assert compiled.tolist() == meant.tolist()
+    compiled, interpreted_output = both(lambda: turned[(1,)](z, count), z)
+    assert compiled.tolist() == interpreted_output.tolist()
 
 
 # Random kernels ---------------------------------------------------------------------------------------------------
@@ -289,7 +291,7 @@ UNARY = {
 
 
 def shares(a):
-    """What lies in memory and is summed where it is computed."""
+    """Use a value in two reductions and in their result."""
     root = cl.sqrt(cl.abs(a).to(cl.float32)).to(cl.int32)
     return root - cl.max(root, axis=1)[:, None] + (root * 3 + a) // (cl.sum(root, axis=1)[:, None] + 1)
 
@@ -324,8 +326,8 @@ def test_random_kernels_mean_the_same(
     x, y = rng.integers(-(2**31), 2**31, (m, n)).astype(np.int32), rng.integers(-128, 128, (m, n)).astype(np.int8)
     o = np.zeros((m, n), np.int32)
     grid = (cl.cdiv(m, bm), cl.cdiv(n, bn))
-    compiled, meant = both(lambda: random_kernel[grid](x, y, o, m, n, bm, bn, tuple(steps), loop), o)
-    assert np.array_equal(compiled, meant)
+    compiled, interpreted_output = both(lambda: random_kernel[grid](x, y, o, m, n, bm, bn, tuple(steps), loop), o)
+    assert np.array_equal(compiled, interpreted_output)
 
 
 @cl.jit(target="cpu")
@@ -345,8 +347,12 @@ def test_random_products_mean_the_same(m: int, n: int, k: int, bm: int, bn: int)
     rng = np.random.default_rng(m * n * k)
     a, b = rng.integers(-128, 128, (m, k)).astype(np.int8), rng.integers(-128, 128, (n, k)).astype(np.int8)
     c = np.zeros((m, n), np.int32)
-    compiled, meant = both(lambda: integer_product[(cl.cdiv(m, bm), cl.cdiv(n, bn))](a, b, c, k, bm, bn, 16), c)
-    assert np.array_equal(compiled, meant) and np.array_equal(compiled, a.astype(np.int32) @ b.T.astype(np.int32) - 3)
+    compiled, interpreted_output = both(
+        lambda: integer_product[(cl.cdiv(m, bm), cl.cdiv(n, bn))](a, b, c, k, bm, bn, 16), c
+    )
+    assert np.array_equal(compiled, interpreted_output) and np.array_equal(
+        compiled, a.astype(np.int32) @ b.T.astype(np.int32) - 3
+    )
 
 
 # Calls ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Kernels on the accelerator: what its devices compute is what the interpreter says, byte for byte."""
+"""Kernels on the accelerator give the interpreter's bytes on each device."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ def run_linear(config: str, m: int, n: int, k: int, bm: int, bn: int, device: An
     reports = []
 
     def run() -> None:
-        given, out = cl.quantised(x, 3), cl.quantised(y, -5)
-        reports.append(KERNELS["linear", config][grid](given, w, par, out, m, n, k, BM=bm, BN=bn, device=device).report)
+        quantised_x, out = cl.quantised(x, 3), cl.quantised(y, -5)
+        reports.append(
+            KERNELS["linear", config][grid](quantised_x, w, par, out, m, n, k, BM=bm, BN=bn, device=device).report
+        )
 
-    compiled, meant = both(run, y)
-    assert np.array_equal(compiled, meant)
+    compiled, interpreted_output = both(run, y)
+    assert np.array_equal(compiled, interpreted_output)
     assert len(np.unique(compiled)) > 10
     return reports[0]
 
@@ -81,11 +83,11 @@ def test_random_products_with_what_follows(
 
     def run() -> None:
         kernel = KERNELS["fused", config][(cl.cdiv(m, bm), cl.cdiv(n, bn))]
-        given, out = cl.quantised(x, zero), cl.quantised(y, zero)
-        kernel(given, w, par, table, r, out, m, n, k, bm, bn, clip, lookup, residual, step)
+        quantised_x, out = cl.quantised(x, zero), cl.quantised(y, zero)
+        kernel(quantised_x, w, par, table, r, out, m, n, k, bm, bn, clip, lookup, residual, step)
 
-    compiled, meant = both(run, y)
-    assert np.array_equal(compiled, meant)
+    compiled, interpreted_output = both(run, y)
+    assert np.array_equal(compiled, interpreted_output)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -99,8 +101,8 @@ def test_a_convolution(config: str, h: int, w: int, c: int, n: int) -> None:
         kernel = KERNELS["conv3x3", config][(cl.cdiv(h, 4), cl.cdiv(n, 16))]
         kernel(cl.quantised(x, 7), weights, par, cl.quantised(y, 1), h, w, c, n, 4, 16)
 
-    compiled, meant = both(run, y)
-    assert np.array_equal(compiled, meant)
+    compiled, interpreted_output = both(run, y)
+    assert np.array_equal(compiled, interpreted_output)
     padded = np.pad(x, ((1, 1), (1, 1), (0, 0)), constant_values=7).astype(np.int64)
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(0, 1))
     sums = np.einsum("hwcyx,nyxc->hwn", windows - 7, weights.astype(np.int64))
@@ -134,11 +136,11 @@ def test_random_windows(
 
     def run() -> None:
         kernel = KERNELS["window", config][(cl.cdiv(n, 16), cl.cdiv(y.shape[1], 2))]
-        given, out = cl.quantised(x, -9), cl.quantised(y, 1)
-        kernel(given, weights, par, out, (y.shape[2], c), taps, step, strides, pad, 2, 16, depth, out_last)
+        quantised_x, out = cl.quantised(x, -9), cl.quantised(y, 1)
+        kernel(quantised_x, weights, par, out, (y.shape[2], c), taps, step, strides, pad, 2, 16, depth, out_last)
 
-    compiled, meant = both(run, y)
-    assert np.array_equal(compiled, meant)
+    compiled, interpreted_output = both(run, y)
+    assert np.array_equal(compiled, interpreted_output)
 
 
 @settings(max_examples=tries(8))
@@ -158,8 +160,8 @@ def test_random_maxima(
         kernel = KERNELS["maxpool", config][(cl.cdiv(len(y), 2), cl.cdiv(c, block))]
         kernel(x, y, y.shape[1], taps, step, strides, pad, 2, block, traced)
 
-    compiled, meant = both(run, y)
-    assert np.array_equal(compiled, meant)
+    compiled, interpreted_output = both(run, y)
+    assert np.array_equal(compiled, interpreted_output)
     places = [(dy * step, dx * step) for dy in range(taps[0]) for dx in range(taps[1])]
     beyond = [(pad, size + 3 * step) for size in x.shape[:2]]
     padded = np.pad(x, (*beyond, (0, 0)), constant_values=-128)
@@ -171,8 +173,8 @@ def test_random_maxima(
 def test_a_table_and_a_residual_alone(config: str) -> None:
     rng = np.random.default_rng(0)
     x, table, r, y = bytes_of(rng, 20, 40), bytes_of(rng, 256), bytes_of(rng, 20, 40), np.zeros((20, 40), np.int8)
-    compiled, meant = both(lambda: KERNELS["table_and_residual", config][(3, 3)](x, table, r, y, 8, 16), y)
-    assert np.array_equal(compiled, meant)
+    compiled, interpreted_output = both(lambda: KERNELS["table_and_residual", config][(3, 3)](x, table, r, y, 8, 16), y)
+    assert np.array_equal(compiled, interpreted_output)
 
 
 def test_other_weights_are_seen() -> None:
@@ -181,8 +183,8 @@ def test_other_weights_are_seen() -> None:
     x, par, y = bytes_of(rng, 8, 16), parameters(rng, 16, 16), np.zeros((8, 16), np.int8)
     for w in (bytes_of(rng, 16, 16), bytes_of(rng, 16, 16)):
         for weights in (w, -w // 2):
-            compiled, meant = both(lambda: kernel[(1, 1)](x, weights, par, y, 8, 16, 16, 16, 16), y)  # noqa: B023
-            assert np.array_equal(compiled, meant)
+            compiled, interpreted_output = both(lambda: kernel[(1, 1)](x, weights, par, y, 8, 16, 16, 16, 16), y)  # noqa: B023
+            assert np.array_equal(compiled, interpreted_output)
     before = y.copy()
     w[...] = 0  # in place
     kernel[(1, 1)](x, w, par, y, 8, 16, 16, 16, 16)
@@ -197,17 +199,17 @@ def test_other_weights_are_seen() -> None:
 def test_products_of_two_activations(
     config: str, m: int, n: int, k: int, bm: int, zeros: tuple[int, int], turned: bool, residual: bool
 ) -> None:
-    """One program, whatever the second side holds."""
+    """A product of two activations is compiled once, and computes with any values of the second one."""
     rng = np.random.default_rng(m * n * k)
     kernel, par, r = KERNELS["product", config], parameters(rng, n, k), bytes_of(rng, m, n)
     y = np.zeros((m, n), np.int8)
     images = set()
     for _ in range(2):
         x, w = bytes_of(rng, m, k), bytes_of(rng, *((k, n) if turned else (n, k)))
-        given = cl.quantised(x, zeros[0]), cl.quantised(w, zeros[1]), par, r, cl.quantised(y, 4), k, bm, 16
-        run = lambda: kernel[(cl.cdiv(m, bm), cl.cdiv(n, 16))](*given, turned, residual)  # noqa: B023, E731
-        compiled, meant = both(run, y)
-        assert np.array_equal(compiled, meant)
+        arguments = cl.quantised(x, zeros[0]), cl.quantised(w, zeros[1]), par, r, cl.quantised(y, 4), k, bm, 16
+        run = lambda: kernel[(cl.cdiv(m, bm), cl.cdiv(n, 16))](*arguments, turned, residual)  # noqa: B023, E731
+        compiled, interpreted_output = both(run, y)
+        assert np.array_equal(compiled, interpreted_output)
         variant = next(v for v in reversed(kernel.variants.values()) if hasattr(v, "image"))
         assert variant.layers[0].product is not None
         images.add(variant.image.constants.tobytes())

@@ -1,4 +1,4 @@
-"""Softmax and attention as kernels: onnxruntime's bytes, on the accelerator as in the interpreter and on the CPU."""
+"""Softmax and attention as kernels give onnxruntime's bytes on the accelerator, in the interpreter and on the CPU."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def bytes_of(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.integers(-128, 128, shape).astype(np.int8)
 
 
-def theirs(nodes: list[Any], given: dict[str, np.ndarray], **constants: Any) -> np.ndarray:
-    """What onnxruntime makes of `given`, the tensor y."""
-    inputs = [helper.make_tensor_value_info(name, TensorProto.INT8, x.shape) for name, x in given.items()]
+def by_onnxruntime(nodes: list[Any], inputs_by_name: dict[str, np.ndarray], **constants: Any) -> np.ndarray:
+    """Return onnxruntime's tensor y for these inputs."""
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT8, x.shape) for name, x in inputs_by_name.items()]
     graph = helper.make_graph(
         nodes, "g", inputs, [helper.make_tensor_value_info("y", TensorProto.INT8, None)],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
     )  # fmt: skip
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    (y,) = opened(helper.make_model(graph, opset_imports=opsets, ir_version=10)).run(None, given)
+    (y,) = opened(helper.make_model(graph, opset_imports=opsets, ir_version=10)).run(None, inputs_by_name)
     return np.asarray(y)
 
 
@@ -61,11 +61,11 @@ def softmax_node(x: str, y: str) -> Any:
 
 
 def softmax_of(config: str, x: np.ndarray, zero: int, scale: float, steps: float, bm: int, block: int) -> np.ndarray:
-    """The kernel's bytes, which are those of the interpreter."""
+    """Return the kernel's bytes, after a comparison with the interpreter."""
     y, (rows, columns) = np.zeros_like(x), x.shape
-    given = x, cl.powers(columns, scale), steps, cl.quantised(y, zero), columns, bm, block
-    compiled, meant = both(lambda: on(config, softmax_bytes)[(cl.cdiv(rows, bm),)](*given), y)
-    assert np.array_equal(compiled, meant)
+    arguments = x, cl.powers(columns, scale), steps, cl.quantised(y, zero), columns, bm, block
+    compiled, interpreted_output = both(lambda: on(config, softmax_bytes)[(cl.cdiv(rows, bm),)](*arguments), y)
+    assert np.array_equal(compiled, interpreted_output)
     return compiled
 
 
@@ -80,10 +80,12 @@ def test_softmax_is_onnxruntimes(
     zero, steps = result
     x = bytes_of(np.random.default_rng(rows * columns), rows, columns)
     x[-1] = x[-1, 0]  # a row of equal elements
-    found = softmax_of(config, x, zero, scale, steps, bm, columns + more)
+    outcome = softmax_of(config, x, zero, scale, steps, bm, columns + more)
     sy = np.float32(1 / (steps + 0.25))  # of which QLinearSoftmax makes as many whole steps
-    wanted = theirs([softmax_node("x", "y")], {"x": x}, sx=np.float32(scale), none=np.int8(0), sy=sy, zy=np.int8(zero))
-    assert np.array_equal(found, wanted)
+    expected = by_onnxruntime(
+        [softmax_node("x", "y")], {"x": x}, sx=np.float32(scale), none=np.int8(0), sy=sy, zy=np.int8(zero)
+    )
+    assert np.array_equal(outcome, expected)
 
 
 @pytest.mark.parametrize("config", [*CONFIGS, "cpu"])
@@ -98,15 +100,15 @@ def test_softmax_of_matrices(config: str) -> None:
 
     powers = cl.powers(21, 0.05)
     kernel = cl.jit(rows, target="cpu") if config == "cpu" else cl.jit(rows, config=CONFIGS[config])
-    compiled, meant = both(lambda: kernel[(3, 3)](x, powers, 100.0, y, 21), y)
+    compiled, interpreted_output = both(lambda: kernel[(3, 3)](x, powers, 100.0, y, 21), y)
     with interpreted():
         on("cpu", softmax_bytes)[(30,)](x.reshape(30, 21), powers, 100.0, flat, 21, 1, 21)
-    assert np.array_equal(compiled, meant) and np.array_equal(compiled.reshape(30, 21), flat)
+    assert np.array_equal(compiled, interpreted_output) and np.array_equal(compiled.reshape(30, 21), flat)
     assert len(np.unique(compiled)) > 10
 
 
 def odd(x, powers, other, steps, y, N, WHICH: cl.constexpr, BM: cl.constexpr, BLOCK: cl.constexpr):
-    """A softmax that is none, or not the accelerator's."""
+    """Compute something that is similar to the accelerator's softmax."""
     row, inside = cl.program_id(0) * BM, cl.arange(0, BLOCK) < N
     padding = {"padding of 0": 0, "padding of 127": 127}.get(WHICH, -128)
     v = cl.load(x, (row, 0), (BM, BLOCK), other=padding).to(cl.int32)
@@ -224,23 +226,23 @@ ROUNDED = (
 
 @pytest.mark.parametrize("which", ["", *ODD])
 def test_another_softmax_is_never_taken_for_this_one(which: str) -> None:
-    """It is refused, with a reason, and means something else."""
+    """A kernel that is only similar to softmax is refused with a reason, and computes another result."""
     x = bytes_of(np.random.default_rng(3), 16, 12 if which != "turned round" else 16)
     y, (_, columns) = np.zeros_like(x), x.shape
     powers, other = cl.powers(columns, 0.04), cl.powers(columns, 0.05)
-    given = x, powers, other, 127.0, y, columns, which, 16, 16
+    arguments = x, powers, other, 127.0, y, columns, which, 16, 16
     with interpreted():
-        on("cpu", odd)[(1,)](*given[:6], "", 16, 16)
+        on("cpu", odd)[(1,)](*arguments[:6], "", 16, 16)
     right = y.copy()
     if not which:
-        on("4x4", odd)[(1,)](*given)
+        on("4x4", odd)[(1,)](*arguments)
         assert np.array_equal(y, right)
         return
     with pytest.raises(cl.LanguageError, match=r"attention\.py:[0-9]+: .*" + re.escape(ODD[which])):
-        on("4x4", odd)[(1,)](*given)
+        on("4x4", odd)[(1,)](*arguments)
     if which not in OUTSIDE:
         with interpreted():
-            on("cpu", odd)[(1,)](*given)
+            on("cpu", odd)[(1,)](*arguments)
         assert not np.array_equal(y, right) or which in ROUNDED
 
 
@@ -275,7 +277,8 @@ def heads(
     q, k, v, mask, of_scores, powers, steps, of_y, y, T, BM: cl.constexpr, BT: cl.constexpr, D: cl.constexpr,
     BESIDE: cl.constexpr, MASK: cl.constexpr, P: cl.constexpr, WHICH: cl.constexpr,
 ):  # fmt: skip
-    """Attention with zero points and masks, of [heads, tokens, D] or [tokens, heads * D]; perhaps a wrong one."""
+    """Compute attention with zero points and masks on [heads, tokens, D] or [tokens, heads * D]. WHICH: a planted
+    error."""
     head, row, inside = cl.program_id(0), cl.program_id(1) * BM, cl.arange(0, BT) < T
 
     def matrix(x, head, row, rows):
@@ -317,7 +320,7 @@ def attended(
     config: str, count: int, queries: int, keys: int, columns: int, bm: int, more: int = 0, beside: bool = False,
     mask: str = "", zeros: tuple[int, int, int, int] = (0, 0, 0, 0), which: str = "", device: Any = "functional",
 ) -> tuple[np.ndarray, np.ndarray, dict[str, Any], list[Any]]:  # fmt: skip
-    """(the kernel's bytes, onnxruntime's, the report, the layers). zeros: of q, k, v and the probabilities."""
+    """Return (the kernel's bytes, onnxruntime's, the report, the layers). zeros: of q, k, v and the probabilities."""
     rng = np.random.default_rng(count * queries + keys)
     q, k, v = (bytes_of(rng, count, rows, columns) for rows in (queries, keys, keys))
     bias = bytes_of(rng, 1 if mask == "row" else queries, keys)
@@ -328,17 +331,17 @@ def attended(
         return np.ascontiguousarray(x.swapaxes(0, 1)).reshape(x.shape[1], -1) if beside else x
 
     y = placed(np.zeros_like(q))
-    given = (*(cl.quantised(placed(x), zero) for x, zero in zip((q, k, v), zeros)), bias, cl.parameters([0], [s]),
+    arguments = (*(cl.quantised(placed(x), zero) for x, zero in zip((q, k, v), zeros)), bias, cl.parameters([0], [s]),
              powers, steps, cl.parameters([0], [y_scale]), cl.quantised(y, -3), keys, bm, keys + more, columns, beside,
              mask, zeros[3], which)  # fmt: skip
     grid, reports = (count, cl.cdiv(queries, bm)), []
     kernel = on(config, heads)
 
     def run() -> None:
-        reports.append(kernel[grid](*given, device=device).report)
+        reports.append(kernel[grid](*arguments, device=device).report)
 
-    compiled, meant = both(run, y)
-    assert np.array_equal(compiled, meant)
+    compiled, interpreted_output = both(run, y)
+    assert np.array_equal(compiled, interpreted_output)
     variant = list(kernel.variants.values())[-2]
     layers = getattr(variant, "layers", [])
     one, zero = np.float32(1), np.int8(0)
@@ -349,12 +352,12 @@ def attended(
         product("p", "sy", "zy", "v", "sv", "zv", "one", "z", "y"),
     ]  # fmt: skip
     sy = np.float32(1 / (steps + 0.25))
-    wanted = theirs(
+    expected = by_onnxruntime(
         nodes, {"q": q, "k": k, "v": v}, s=s, one=one, zero=zero, none=zero, sx=np.float32(0.06), sy=sy,
         zy=np.int8(zeros[3]), sv=np.float32(y_scale / sy), z=np.int8(-3),
         **{name: np.int8(z) for name, z in zip(("zq", "zk", "zv"), zeros)},
     )  # fmt: skip
-    return compiled, placed(wanted), reports[0], layers
+    return compiled, placed(expected), reports[0], layers
 
 
 @settings(max_examples=tries(10))
@@ -367,21 +370,21 @@ def test_attention_is_onnxruntimes(
     config: str, count: int, queries: int, keys: int, columns: int, bm: int, more: int, beside: bool,
     zeros: tuple[int, int, int, int],
 ) -> None:  # fmt: skip
-    found, wanted, _, _ = attended(config, count, queries, keys, columns, bm, more, beside, zeros=zeros)
-    assert np.array_equal(found, wanted)
+    result, expected, _, _ = attended(config, count, queries, keys, columns, bm, more, beside, zeros=zeros)
+    assert np.array_equal(result, expected)
 
 
 @pytest.mark.parametrize("config", ["4x4", "pynq"])
 @pytest.mark.parametrize("mask", ["row", "matrix"])
 def test_masks_are_added_to_scores(config: str, mask: str) -> None:
-    found, without, _, layers = attended(config, 2, 10, 13, 16, 4, 3, mask=mask)
-    assert not np.array_equal(found, without) and len(layers) == 6
+    result, without, _, layers = attended(config, 2, 10, 13, 16, 4, 3, mask=mask)
+    assert not np.array_equal(result, without) and len(layers) == 6
 
 
 def test_scores_are_nowhere_in_dram() -> None:
-    """Where heads are whole channel groups; others run one by one."""
-    found, wanted, report, layers = attended("pynq", 2, 20, 48, 32, 16, 16, device="timed")
-    assert np.array_equal(found, wanted)
+    """Scores stay on chip if heads fill whole channel groups; other heads run one by one."""
+    result, expected, report, layers = attended("pynq", 2, 20, 48, 32, 16, 16, device="timed")
+    assert np.array_equal(result, expected)
     (block,) = layers
     assert block.is_block and report["cycles"] > 0
     variant = list(on("pynq", heads).variants.values())[-2]
@@ -403,15 +406,15 @@ WRONG = {
 
 @pytest.mark.parametrize("which", WRONG)
 def test_another_attention_is_never_taken_for_this_one(which: str) -> None:
-    """It is refused, or is what it says: `attended` compares."""
+    """A kernel that is only similar to attention is refused, or computes its own meaning."""
     square = "turned" in which
     if WRONG[which]:
         with pytest.raises(cl.LanguageError, match=WRONG[which]):
             sizes = (8, 8, 8, 8, 0) if "way round" in which else (8, 12, 16, 4, 4)
             attended("4x4", 2, *sizes, which=which)
         return
-    found, wanted, _, _ = attended("4x4", 2, 8, 16 if square else 12, 16, 4, which=which)
-    assert not np.array_equal(found, wanted)
+    result, expected, _, _ = attended("4x4", 2, 8, 16 if square else 12, 16, 4, which=which)
+    assert not np.array_equal(result, expected)
 
 
 def test_blocks_that_do_not_fit() -> None:
@@ -429,7 +432,7 @@ def test_blocks_that_do_not_fit() -> None:
 @pytest.mark.parametrize("config", ["4x4", "pynq"])
 @pytest.mark.parametrize(("turned", "zeros", "mask"), [(False, (0, 0), False), (True, (3, -7), True)])
 def test_products_of_heads(config: str, turned: bool, zeros: tuple[int, int], mask: bool) -> None:
-    """Of matrices one by one, without a softmax; of any size."""
+    """A kernel multiplies matrices of any size head by head, without a softmax."""
 
     def scores(q, k, bias, par, y, BM: cl.constexpr, T: cl.constexpr, D: cl.constexpr):
         head, row = cl.program_id(1), cl.program_id(0) * BM
@@ -447,10 +450,10 @@ def test_products_of_heads(config: str, turned: bool, zeros: tuple[int, int], ma
     q, k, y = bytes_of(rng, 1, count, rows, d), bytes_of(rng, 1, count, t, d), np.zeros((1, count, rows, t), np.int8)
     k = np.ascontiguousarray(k.swapaxes(2, 3)) if turned else k
     par = cl.parameters(rng.integers(-500, 500, t), rng.random(t) / 200)
-    given = cl.quantised(q, zeros[0]), cl.quantised(k, zeros[1]), bytes_of(rng, rows, t), par, cl.quantised(y, 5)
+    arguments = cl.quantised(q, zeros[0]), cl.quantised(k, zeros[1]), bytes_of(rng, rows, t), par, cl.quantised(y, 5)
     kernel = cl.jit(scores, config=CONFIGS[config])
-    compiled, meant = both(lambda: kernel[(3, count)](*given, 4, t, d), y)
-    assert np.array_equal(compiled, meant) and len(np.unique(compiled)) > 10
+    compiled, interpreted_output = both(lambda: kernel[(3, count)](*arguments, 4, t, d), y)
+    assert np.array_equal(compiled, interpreted_output) and len(np.unique(compiled)) > 10
     layers = next(v.layers for v in kernel.variants.values() if hasattr(v, "layers"))
     assert [layer.kind for layer in layers] == ["ActivationProduct"] * count
 
@@ -473,11 +476,11 @@ def test_sides_that_do_not_fit(of: tuple[tuple[int, ...], ...], says: str) -> No
 def test_one_array_for_several() -> None:
     x, par = bytes_of(np.random.default_rng(0), 1, 8, 8), cl.parameters([0], [0.01])
     with pytest.raises(cl.LanguageError, match=r"q is read as several.*copies"):
-        given = x, x, x.copy(), par, cl.powers(8, 0.1), 127.0, par, np.zeros_like(x), 8, 8, 8, 8, 8
-        cl.jit(attention_bytes, config=CONFIGS["4x4"])[(1, 1)](*given)
+        arguments = x, x, x.copy(), par, cl.powers(8, 0.1), 127.0, par, np.zeros_like(x), 8, 8, 8, 8, 8
+        cl.jit(attention_bytes, config=CONFIGS["4x4"])[(1, 1)](*arguments)
     with pytest.raises(cl.LanguageError, match="q is read and written"):
-        given = x, x.copy(), x.copy(), par, cl.powers(8, 0.1), 127.0, par, x, 8, 8, 8, 8, 8
-        cl.jit(attention_bytes, config=CONFIGS["4x4"])[(1, 1)](*given)
+        arguments = x, x.copy(), x.copy(), par, cl.powers(8, 0.1), 127.0, par, x, 8, 8, 8, 8, 8
+        cl.jit(attention_bytes, config=CONFIGS["4x4"])[(1, 1)](*arguments)
     with pytest.raises(cl.LanguageError, match="others than x itself"):
         x, par = x[0], cl.parameters(np.zeros(8), np.full(8, 0.01))
         both_sides = cl.quantised(x, 3), cl.quantised(x, 3)
@@ -487,14 +490,14 @@ def test_one_array_for_several() -> None:
 @pytest.mark.rtl
 def test_attention_and_a_softmax_on_the_rtl() -> None:
     for queries, off in ((8, 0), (13, 0.03)):  # the last tile of 13 has a single row, after which heads change
-        found, wanted, report, layers = attended("4x4", 2, queries, 24, 16, 6, device="rtl")
-        assert np.array_equal(found, wanted) and layers[0].is_block
+        result, expected, report, layers = attended("4x4", 2, queries, 24, 16, 6, device="rtl")
+        assert np.array_equal(result, expected) and layers[0].is_block
         _, _, timed, _ = attended("4x4", 2, queries, 24, 16, 6, device="timed")
         assert timed["cycles"] == pytest.approx(report["cycles"], rel=off)
     x, y = bytes_of(np.random.default_rng(0), 7, 13), np.zeros((7, 13), np.int8)
-    given = x, cl.powers(13, 0.05), 255.0, cl.quantised(y, -128), 13, 4, 16
-    compiled, meant = both(lambda: on("4x4", softmax_bytes)[(2,)](*given, device="rtl"), y)
-    assert np.array_equal(compiled, meant)
+    arguments = x, cl.powers(13, 0.05), 255.0, cl.quantised(y, -128), 13, 4, 16
+    compiled, interpreted_output = both(lambda: on("4x4", softmax_bytes)[(2,)](*arguments, device="rtl"), y)
+    assert np.array_equal(compiled, interpreted_output)
 
 
 # In models ----------------------------------------------------------------------------------------------------------
@@ -521,10 +524,10 @@ def test_attention_as_an_operator(keys: int, place: str) -> None:
     program = celosia.compile(helper.make_model(graph, opset_imports=opsets), config=CONFIGS["4x4"])
     assert [row["place"] for row in program.placements if row["op"] == "Attention"] == [place]
     rng = np.random.default_rng(0)
-    given, y = {n: bytes_of(rng, 2, t, 8) for n, t in zip("qkv", (6, keys, keys))}, np.zeros((2, 6, 8), np.int8)
+    arguments, y = {n: bytes_of(rng, 2, t, 8) for n, t in zip("qkv", (6, keys, keys))}, np.zeros((2, 6, 8), np.int8)
     with interpreted():
-        attention_operator(*given.values(), *fixed, y)
-    assert np.array_equal(celosia.Runtime(program).run(given).outputs["y"], y) and len(np.unique(y)) > 10
+        attention_operator(*arguments.values(), *fixed, y)
+    assert np.array_equal(celosia.Runtime(program).run(arguments).outputs["y"], y) and len(np.unique(y)) > 10
 
 
 @cl.op("my.domain", "Softmax", shape=lambda x, powers: (x.shape, "int8"))
@@ -541,7 +544,7 @@ def product_operator(x: Any, w: Any, par: Any, y: Any) -> None:
 
 
 def test_a_softmax_between_products_as_operators() -> None:
-    """Of rows that are no whole channel groups; the last product is by what is no constant."""
+    """Kernels as operators of a model compute product, softmax and product of two activations, with ragged rows."""
     rng = np.random.default_rng(0)
     w, x, v = bytes_of(rng, 10, 6), bytes_of(rng, 9, 6), bytes_of(rng, 7, 10)
     a, b = (cl.parameters(rng.integers(-500, 500, n), rng.random(n) / 200) for n in (10, 7))
@@ -550,8 +553,8 @@ def test_a_softmax_between_products_as_operators() -> None:
         helper.make_node(op, inputs, [y], domain="my.domain")
         for op, inputs, y in (("Product", "xwa", "h"), ("Softmax", "hp", "s"), ("Product", "svb", "y"))
     ]
-    given = {"x": x, "v": v}
-    inputs = [helper.make_tensor_value_info(name, TensorProto.INT8, array.shape) for name, array in given.items()]
+    feed = {"x": x, "v": v}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT8, array.shape) for name, array in feed.items()]
     fixed = [numpy_helper.from_array(array, name) for array, name in zip((w, a, powers, b), "wapb")]
     outputs = [helper.make_tensor_value_info("y", TensorProto.INT8, [9, 7])]
     graph = helper.make_graph(nodes, "g", inputs, outputs, fixed)
@@ -563,4 +566,4 @@ def test_a_softmax_between_products_as_operators() -> None:
         product_operator(x, w, a, h)
         softmax_operator(h, powers, s)
         product_operator(s, v, b, y)
-    assert np.array_equal(celosia.Runtime(program).run(given).outputs["y"], y) and len(np.unique(y)) > 10
+    assert np.array_equal(celosia.Runtime(program).run(feed).outputs["y"], y) and len(np.unique(y)) > 10

@@ -1,4 +1,4 @@
-"""Wrong kernels: each an error of one sentence, with the file and the line of the kernel that is at fault."""
+"""Each wrong kernel gives an error of one sentence with the file and line of the fault."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ P = np.zeros(32, np.uint64)
 CASES: dict[str, tuple[Any, tuple[Any, ...], str, Any]] = {}
 
 
-def wrong(says: str, *args: Any, grid: Any = (1,), target: str = "cpu") -> Callable[[Any], Any]:
-    """The kernel below fails where its line ends with `# here`, and says so."""
+def wrong(message: str, *args: Any, grid: Any = (1,), target: str = "cpu") -> Callable[[Any], Any]:
+    """Register the kernel below, which must fail at the line that ends with `# here`, with the message `says`."""
 
     def add(function: Any) -> Any:
-        CASES[function.__name__] = (cl.jit(function, target=target, config="tiny"), args, says, grid)
+        CASES[function.__name__] = (cl.jit(function, target=target, config="tiny"), args, message, grid)
         return function
 
     return add

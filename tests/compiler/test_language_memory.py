@@ -1,4 +1,4 @@
-"""Memory: what is fetched for the next program, sums of ragged rows, and outputs that pass by the caches."""
+"""Kernels prefetch the next program's data, sum ragged rows, and stream large outputs past the caches."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def floats(*shape: int) -> Any:
 @pytest.mark.parametrize("n", [300, 1000, 1024])
 def test_of_several_passes_the_last(n: int) -> None:
     function = lowered(language.softmax, (8,), floats(8, n), floats(8, n), n, 1024)
-    found = next_iteration_prefetches(function.body)
-    assert set(found.values()) == {n}
+    result = next_iteration_prefetches(function.body)
+    assert set(result.values()) == {n}
     written = [e for s in statements(function.body) if isinstance(s, Store) for e in exprs(s)]
     read = {id(node) for e in written for node in walk(e) if isinstance(node, Load)}
-    assert found.keys() <= read  # and none of the pass that finds the maximum, an Update
+    assert result.keys() <= read  # and none of the pass that finds the maximum, an Update
     assert f"i64 {n}" in render(function).text and "llvm.prefetch" in render(function).text
 
 
 @pytest.mark.parametrize("n", [77, 300, 1000, 1024])
 def test_a_sum_that_masks_cut_is_one(n: int) -> None:
-    """Lanes come together once for the maximum and once for the sum, and a mask's -inf is in neither loop."""
+    """Masked rows have one vector reduction for the maximum and one for the sum, without the mask's -inf."""
     function = lowered(language.softmax, (8,), floats(8, n), floats(8, n), n, 1024)
     loops = [s for s in statements(function.body) if isinstance(s, For) and isinstance(s.body, Update)]
     assert [s.body.kind for s in loops if not s.body.tensor.shape and s.kind == "vectorized"] == ["max", "sum"]  # type: ignore[attr-defined]
@@ -57,7 +57,7 @@ def scaled(x, y, N, BLOCK: cl.constexpr):  # type: ignore[no-untyped-def]
 
 @cl.jit(target="cpu")
 def ranked(x, y, z, N, BLOCK: cl.constexpr):  # type: ignore[no-untyped-def]
-    """x is the same row for all programs; y is read and written."""
+    """Subtract row maxima. x is the same row for all programs; y is read and written."""
     row, columns = cl.program_id(0), cl.arange(0, BLOCK)
     v, w = cl.load(x + columns), cl.load(y + row * N + columns)
     cl.store(y + row * N + columns, w - cl.max(w, axis=0) + v - cl.max(v, axis=0))
@@ -104,7 +104,7 @@ def test_large_outputs_pass_by_the_caches_wherever_they_lie(monkeypatch: pytest.
 
 
 def test_other_outputs_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small ones, those that are read again, those of short rows, and those that lie in the place of an input."""
+    """Outputs do not bypass the caches if they are small, read again, of short rows, or in place of an input."""
     assert not streaming.streamed_outputs(added(1 << 16)) and "nontemporal" not in render(added(1 << 16)).text
     monkeypatch.setattr(streaming, "MIN_STREAMED_BYTES", 1 << 16)
     assert not streaming.streamed_outputs(

@@ -1,4 +1,4 @@
-"""Kernels of the tile language as operators of ONNX models."""
+"""ONNX models have kernels of the tile language as operators."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def meant(x: np.ndarray, arrays: dict[str, np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize("varying", ["", "w", "p"])
 def test_a_model_of_own_operators(varying: str) -> None:
-    """Weights that are no constants are activations; parameters are none."""
+    """Variable weights of an own operator are activations; variable parameters keep it on the CPU."""
     graph, arrays = model(varying)
     program = celosia.compile(graph, config="tiny")
     placed = {row["op"] + row["name"]: row for row in program.placements}
@@ -77,9 +77,9 @@ def test_a_model_of_own_operators(varying: str) -> None:
     assert varying != "p" or "par of its kernel varies" in program.placements[0]["reason"]
     assert "target 'cpu'" in program.placements[2]["reason"]
     x = np.random.default_rng(1).integers(-128, 128, (5, 24)).astype(np.int8)
-    given = {"x": x} | ({varying: arrays[varying]} if varying else {})
-    found = celosia.Runtime(program).run(given).outputs["y"]
-    assert np.array_equal(found, meant(x, arrays)) and len(np.unique(found)) > 10
+    feed = {"x": x} | ({varying: arrays[varying]} if varying else {})
+    output = celosia.Runtime(program).run(feed).outputs["y"]
+    assert np.array_equal(output, meant(x, arrays)) and len(np.unique(output)) > 10
 
 
 def test_an_unknown_operator_is_refused() -> None:

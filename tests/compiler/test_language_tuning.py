@@ -1,4 +1,4 @@
-"""cl.autotune: by the timing model, by a device, by the clock; and what is in the records is not measured again."""
+"""cl.autotune measures by the timing model, a device or the clock, and never measures what the records hold."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def grid(meta: dict[str, int]) -> tuple[int, int]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is measured, in order."""
-    found: list[str] = []
+    """Return a list to which the name of each measuring function is appended when it is called."""
+    names: list[str] = []
     for name in ("_predict_cycles", "_measure_cycles", "_measure_picoseconds"):
         before = getattr(tuning._Search, name)
 
         def noted(*args: Any, before: Any = before, name: str = name) -> Any:
-            found.append(name)
+            names.append(name)
             return before(*args)
 
         monkeypatch.setattr(tuning._Search, name, noted)
-    return found
+    return names
 
 
 class Turned(TimedDevice):
-    """A device on which what the timing model puts first is last."""
+    """A device that reverses the timing model's ranking."""
 
     runs = 0
 
@@ -67,9 +67,9 @@ class Turned(TimedDevice):
 
 
 def predicted() -> list[int]:
-    """Cycles of each size, as runs report them."""
+    """Return the cycles of each size, as reports of runs state them."""
     kernel, args = cl.jit(linear, config="tiny"), arguments()
-    return [kernel[grid](*args, **each.values, device="timed").report["cycles"] for each in SIZES]
+    return [kernel[grid](*args, **size.values, device="timed").report["cycles"] for size in SIZES]
 
 
 def test_the_timing_model_chooses_once(tmp_path: Path, asked: list[str]) -> None:
@@ -90,7 +90,7 @@ def test_a_device_has_the_last_word_over_the_best_few(tmp_path: Path, asked: lis
         kernel = cl.autotune(SIZES, ("M", "N", "K"), records=path)(cl.jit(linear, config="tiny"))
         launched = kernel[grid](*arguments(), device=device)
         worst = max(cycles[number] for number in first)
-        assert cycles[[each.values for each in SIZES].index(launched.report["config"])] == worst
+        assert cycles[[size.values for size in SIZES].index(launched.report["config"])] == worst
         assert device.runs == (1 if again else 1 + tuning.FINALISTS)
     assert asked.count("_measure_cycles") == tuning.FINALISTS and asked.count("_predict_cycles") == len(SIZES)
 
@@ -132,7 +132,7 @@ def test_what_cannot_run_is_known_too(tmp_path: Path, asked: list[str]) -> None:
 @pytest.mark.rtl
 def test_the_rtl_chooses(tmp_path: Path) -> None:
     kernel, args = cl.jit(linear, config="tiny"), arguments()
-    cycles = [kernel[grid](*args, **each.values, device="rtl").report["cycles"] for each in SIZES[: tuning.FINALISTS]]
+    cycles = [kernel[grid](*args, **size.values, device="rtl").report["cycles"] for size in SIZES[: tuning.FINALISTS]]
     tuned = cl.autotune(SIZES[: tuning.FINALISTS], records=tmp_path / "records.jsonl")(kernel)
     report = tuned[grid](*args, device="rtl").report
     assert report["cycles"] == min(cycles) and report["config"] == SIZES[cycles.index(min(cycles))].values

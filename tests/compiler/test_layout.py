@@ -1,4 +1,4 @@
-"""Convolutions in blocks of channels: the graph after the pass as text, results against onnxruntime."""
+"""Convolutions compute in blocks of channels: tests of the graph after the pass as text, and of the results."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ def test_a_block_is_filled_with_zeros_up_to_a_global_pool() -> None:
       y = GlobalMaxPool(v)
     }
     """.replace("WEIGHTS", ", ".join(["1"] * 24))
-    found = after(blocks_of_four, source)
-    assert "Conv" in found and "Block" not in found  # alone it is as fast as it is
+    result = after(blocks_of_four, source)
+    assert "Conv" in result and "Block" not in result  # alone it is as fast as it is
     source = source.replace("u = Conv(x", "p = Conv<pads = [1, 1, 1, 1]>(x, q)\n u = Conv(p").replace(
         "float[6] b", f"float[4,4,3,3] q = {{{', '.join(['1'] * 144)}}}, float[6] b"
     )
-    found = after(blocks_of_four, source)
-    assert "u.blockedconv float32[1,2,8,8,4] = celosia.BlockedConv(" in found and "%b.longer float32[8]" in found
-    assert "y.blockedglobalmaxpool float32[1,8,1,1] = " in found and "y float32[1,6,1,1] = Slice(" in found
+    result = after(blocks_of_four, source)
+    assert "u.blockedconv float32[1,2,8,8,4] = celosia.BlockedConv(" in result and "%b.longer float32[8]" in result
+    assert "y.blockedglobalmaxpool float32[1,8,1,1] = " in result and "y float32[1,6,1,1] = Slice(" in result
     shown = source.replace("(float[1,6,1,1] y)", "(float[1,6,1,1] y, float[1,6,8,8] v)")
-    found = after(blocks_of_four, shown)  # somebody else reads the channels too, and gets them without the zeros
-    assert "v.unblock float32[1,8,8,8] = " in found and "v float32[1,6,8,8] = Slice(" in found
+    result = after(blocks_of_four, shown)  # somebody else reads the channels too, and gets them without the zeros
+    assert "v.unblock float32[1,8,8,8] = " in result and "v float32[1,6,8,8] = Slice(" in result
 
 
 def test_what_does_not_fit_stays() -> None:
@@ -156,7 +156,7 @@ def test_results(case: str) -> None:
 
 
 def test_branches_that_meet() -> None:
-    """Sums, concatenations and scales by channel of blocked and plain values."""
+    """Sums, Concats and channel scales combine blocked and plain values."""
     names = ["a", "b", "s"]
     weights = [RNG.standard_normal((16, 16, k, k)).astype(np.float32) for k in (1, 3, 1)]
     nodes = [
@@ -176,7 +176,7 @@ def test_branches_that_meet() -> None:
 
 
 def check(nodes: list[Any], constants: list[Any], dims: tuple[int, ...], last: str) -> None:
-    """The model from `x` to `last` gives what it gives under onnxruntime."""
+    """Compare the model from `x` to `last` with onnxruntime, and expect blocked operators in it."""
     x = RNG.standard_normal(dims).astype(np.float32)
     graph = helper.make_graph(
         nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)],
@@ -222,15 +222,16 @@ g (float[2, 8, 6, 9] x) => (float[?, ?, ?, ?] y, float[?, ?, ?, ?] z) <float[8] 
 
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect"])
 def test_functions_and_movements_stay_in_blocks(mode: str) -> None:
-    """Erf, Tanh, Where, Slice, Pad and Concat along rows; a strided convolution of 11 channels gets whole vectors."""
+    """Erf, Tanh, Where, Slice, Pad and Concat along rows keep blocks; a strided convolution of 11 channels is
+    blocked, too."""
     rng = np.random.default_rng(0)
-    made = proto(MOVED.replace("MODE", mode), 17)
+    model = proto(MOVED.replace("MODE", mode), 17)
     for name, dims in (("w1", (8, 8, 3, 3)), ("w2", (8, 8, 3, 3)), ("w3", (11, 8, 2, 2))):
-        made.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(dims, np.float32), name))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(dims, np.float32), name))
     feed = {"x": rng.standard_normal((2, 8, 6, 9), np.float32)}
-    program = celosia.compile(made, accelerator=False)
-    found = Runtime(program).run(feed).outputs
-    for value, expected in zip(found.values(), opened(made).run(None, feed), strict=True):
+    program = celosia.compile(model, accelerator=False)
+    outputs = Runtime(program).run(feed).outputs
+    for value, expected in zip(outputs.values(), opened(model).run(None, feed), strict=True):
         assert value.shape == expected.shape
         np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-4)
     operators = [node.op for step in program.steps for node in step.nodes]

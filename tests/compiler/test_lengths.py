@@ -1,4 +1,4 @@
-"""Lengths of ranges between open sizes."""
+"""The compiler knows lengths of ranges between open sizes."""
 
 from __future__ import annotations
 

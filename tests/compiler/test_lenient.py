@@ -1,4 +1,4 @@
-"""What onnxruntime takes and the ONNX checker refuses is taken: the outputs are onnxruntime's."""
+"""Models that onnxruntime accepts and the ONNX checker refuses run, with onnxruntime's outputs."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ FUNCTION = """<ir_version: 9, opset_import: ["": 17, "own": 1]> g (float[2, 3] x
 
 
 def graph(text: str, **constants: Any) -> ModelProto:
-    """A model that imports opset 17 alone."""
-    made = onnx.parser.parse_graph(text)
-    made.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items())
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    """Return a model that imports only opset 17."""
+    proto = onnx.parser.parse_graph(text)
+    proto.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items())
+    return helper.make_model(proto, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
 def importing(model: ModelProto, domain: str, version: int = 1) -> ModelProto:
@@ -109,7 +109,7 @@ def unsorted() -> ModelProto:
 
 
 def unsorted_around_a_subgraph() -> ModelProto:
-    """A body reads what a later node makes."""
+    """A subgraph reads the output of a later node."""
     model = graph(INNER_GELU.replace("Abs(x)", "Abs(later)"), t=np.array(False))
     model.graph.node.append(helper.make_node("Neg", ["x"], ["later"]))
     return importing(model, "com.microsoft")
@@ -145,7 +145,7 @@ def function_that_alone_imports() -> ModelProto:
 
 
 def function_for_a_known_operator(domain: str, op: str) -> Callable[[], ModelProto]:
-    """onnxruntime runs its own operator."""
+    """A model defines a function with the name of one of onnxruntime's operators; onnxruntime runs its operator."""
 
     def make() -> ModelProto:
         model = importing(onnx.parser.parse_model(FUNCTION), "com.microsoft")
@@ -157,7 +157,7 @@ def function_for_a_known_operator(domain: str, op: str) -> Callable[[], ModelPro
 
 
 def aspect_ratio_of_axes_from_behind() -> ModelProto:
-    """onnxruntime resizes none of them, also where the model declares what ONNX has."""
+    """A Resize that keeps the aspect ratio has negative axes only; onnxruntime resizes none of them."""
     text = """g (float[2, 3] x) => (float[2, 6] y) {
         y = Resize <mode = "nearest", axes = [-1], keep_aspect_ratio_policy = "not_larger"> (x, , , sizes) }"""
     model = graph(text, sizes=np.array([6]))
@@ -166,7 +166,7 @@ def aspect_ratio_of_axes_from_behind() -> ModelProto:
 
 
 def aspect_ratio_of_some_axes_from_behind() -> ModelProto:
-    """onnxruntime does not see the last one, neither as something to resize nor as a ratio to keep."""
+    """A Resize has a negative axis among others; onnxruntime neither resizes it nor counts its ratio."""
     text = """g (float[2, 3] x) => (float[a, b] y) {
         y = Resize <mode = "nearest", axes = [-1, 0], keep_aspect_ratio_policy = "not_larger"> (x, , , sizes) }"""
     model = graph(text, sizes=np.array([4, 5]))
@@ -175,7 +175,7 @@ def aspect_ratio_of_some_axes_from_behind() -> ModelProto:
 
 
 def with_an_empty_region(model: ModelProto) -> ModelProto:
-    """As exporters write it that know Resize of version 11."""
+    """Give a Resize an empty region, as exporters for version 11 write it."""
     model.graph.node[0].input[1] = "region"
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(0, np.float32), "region"))
     return model
@@ -219,19 +219,21 @@ def test_what_onnxruntime_takes(case: str) -> None:
     before = model.SerializeToString()
     session = opened(before)
     feed = {"x": np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32)}
-    wanted = dict(zip([each.name for each in session.get_outputs()], session.run(None, feed)))
-    found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs
-    assert list(found) == list(wanted)
-    for name, array in wanted.items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
+    expected = dict(zip([output.name for output in session.get_outputs()], session.run(None, feed)))
+    outputs = Runtime(celosia.compile(model, "tiny")).run(feed).outputs
+    assert list(outputs) == list(expected)
+    for name, array in expected.items():
+        np.testing.assert_allclose(outputs[name], array, rtol=1e-5, atol=1e-6)
     assert model.SerializeToString() == before
 
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("opset", [7, 9, 13])
 def test_five_outputs_train_before_opset_14(opset: int, shared: bool) -> None:
-    """A BatchNormalization that lists what training computes normalises by its batch; also behind a convolution, into
-    whose weights it does not go then. shared: what training computes is an output of the model, too."""
+    """A BatchNormalization with training outputs normalises by its batch and is not folded into a convolution.
+
+    shared: the training outputs are outputs of the model, too.
+    """
     rng = np.random.default_rng(opset)
     constants = {
         "w": rng.normal(size=(3, 2, 3, 3)), "scale": rng.normal(size=3), "offset": rng.normal(size=3),
@@ -244,8 +246,8 @@ def test_five_outputs_train_before_opset_14(opset: int, shared: bool) -> None:
     model.opset_import[0].version = opset
     feed = {"x": rng.normal(size=(2, 2, 6, 6)).astype(np.float32)}
     wanted = opened(model.SerializeToString()).run(None, feed)
-    found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs
-    for array, expected in zip(found.values(), wanted, strict=True):
+    outputs = Runtime(celosia.compile(model, "tiny")).run(feed).outputs
+    for array, expected in zip(outputs.values(), wanted, strict=True):
         np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -253,8 +255,8 @@ def test_five_outputs_train_before_opset_14(opset: int, shared: bool) -> None:
 def test_one_element_is_a_scalar(shape: tuple[int, ...]) -> None:
     model = graph("g (float[2, 3] x, float k) => (float[2, 3] y) { y = Mul(x, k) }")
     feed = {"x": np.ones((2, 3), np.float32), "k": np.full(shape, 3, np.float32)}
-    wanted = opened(model.SerializeToString()).run(None, feed)
-    assert np.array_equal(Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"], wanted[0].reshape(2, 3))
+    expected = opened(model.SerializeToString()).run(None, feed)
+    assert np.array_equal(Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"], expected[0].reshape(2, 3))
 
 
 def open_input() -> ModelProto:
@@ -275,7 +277,7 @@ REFUSED: dict[str, tuple[Callable[[], ModelProto], str]] = {
 
 
 def convolution(*names: int | str) -> ModelProto:
-    """A convolution of images [1, 2, 6, 5], whose sizes but for the channels are declared as `names`."""
+    """Return a convolution of images [1, 2, 6, 5], whose sizes except the channels are declared as `names`."""
     model = graph("g (float[1, 2, 6, 5] x) => (float y) { c = Conv(x, w) y = Relu(c) }", w=np.ones((2, 2, 3, 3), "f4"))
     dims = model.graph.input[0].type.tensor_type.shape.dim
     for dim, name in zip((dims[0], *dims[2:]), names):
@@ -286,13 +288,13 @@ def convolution(*names: int | str) -> ModelProto:
 
 
 def declaring(model: ModelProto, name: str, *dims: int, kind: int = TensorProto.FLOAT) -> ModelProto:
-    """`model`, which says this of a tensor inside it."""
+    """Return `model` with a declared shape of an inner tensor."""
     model.graph.value_info.append(helper.make_tensor_value_info(name, kind, dims))
     return model
 
 
 def branches(condition: bool | None, declared: list[int]) -> ModelProto:
-    """An If whose branches declare another shape than they make. condition: None for an input."""
+    """Return an If whose branches declare another shape than they compute. condition: None for an input."""
     inner = []
     for name in ("then", "else"):
         out = helper.make_tensor_value_info(name, TensorProto.BOOL, declared)
@@ -308,7 +310,7 @@ def branches(condition: bool | None, declared: list[int]) -> ModelProto:
 
 
 def loop(state: list[int] | None, scanned: list[int] | None = None) -> ModelProto:
-    """A Loop whose body declares another shape of its state, and of what it returns at each step."""
+    """Return a Loop whose body declares wrong shapes of its state and of its scan output."""
     body = onnx.parser.parse_graph("b (int64 i, bool go, float s) => (bool on, float t, float u) "
                                    "{ on = Identity(go) t = Add(s, x) u = Neg(t) }")  # fmt: skip
     for value, dims in zip((body.input[2], body.output[1], body.output[2]), (state, state, scanned)):
@@ -353,12 +355,12 @@ def test_what_a_model_declares_wrongly(case: str, recwarn: pytest.WarningsRecord
     feed = {"x": np.random.default_rng(0).standard_normal((1, 2, 6, 5)).astype(np.float32), "b": np.array(True)}
     feed = {value.name: feed[value.name] for value in model.graph.input}
     wanted = opened(model).run(None, feed)
-    found = Runtime(model, config="tiny").run(feed).outputs
-    for expected, array in zip(wanted, found.values(), strict=True):
+    outputs = Runtime(model, config="tiny").run(feed).outputs
+    for expected, array in zip(wanted, outputs.values(), strict=True):
         assert array.shape == expected.shape and array.dtype == expected.dtype
         np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
-    told = [str(each.message) for each in recwarn if "the model declares wrong shapes" in str(each.message)]
-    assert bool(told) == warns
+    messages = [str(each.message) for each in recwarn if "the model declares wrong shapes" in str(each.message)]
+    assert bool(messages) == warns
 
 
 @pytest.mark.parametrize("case", REFUSED)

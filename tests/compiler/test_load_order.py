@@ -1,4 +1,4 @@
-"""The order of LOADs: text in, text out; and any stream computes the same afterwards (`executed`, of its own)."""
+"""LOADs are ordered as expected, and any stream computes the same after the pass (`executed` is independent)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIGS = {"4x4": CFG, "two ports": replace(CFG, ports=2), "batch": replace(CFG,
 
 
 def ordered(text: str, cfg: Config = CFG) -> list[str]:
-    """The instructions of `text` in their new order, each LOAD and STORE as its scratchpad, first entry and count."""
+    """Return the instructions of `text` in their new order: a LOAD or STORE as scratchpad, first entry and count."""
     stream, needs = order_loads(cfg, [parse(line) for line in text.strip().splitlines()], ARENA)
     insert_tokens(cfg, stream, ARENA, needs)
     verify(cfg, encode(cfg, stream), 2 * ARENA + 4096, (0, ARENA))
@@ -109,7 +109,7 @@ def test_no_load_passes_one_that_waits_for_all_computation() -> None:
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[StreamInstruction]:
-    """Instructions that load, compute and store; blocks of rows with padding among the LOADs."""
+    """Draw instructions that load, compute and store; some LOADs bring blocks of rows with padding."""
     number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
     stream = []
     for _ in range(number(3, 14)):
@@ -128,7 +128,7 @@ def streams(draw: st.DrawFn) -> list[StreamInstruction]:
 
 
 def _block(z: int, y: int, x: int, top: int, left: int) -> dict[str, int]:
-    """The fields of a LOAD of `z` planes of `y` rows of `x` elements, with padding."""
+    """Return the fields of a LOAD of `z` planes of `y` rows of `x` elements, with padding."""
     row, plane = x + left, (x + left) * (y + top + 1)
     return dict(x_size=x, y_size=y, z_size=z, dram_y=64, dram_z=256, sram_y=row, sram_z=plane, pad_top=top,
                 pad_bottom=1, pad_left=left)  # fmt: skip
@@ -148,7 +148,10 @@ def test_the_parts_of_a_load_write_what_it_writes(name: str, block: tuple[int, .
 
 
 def executed(cfg: Config, stream: list[StreamInstruction]) -> dict[Any, Any]:
-    """What scratchpads and DRAM hold after the instructions in program order, as terms; a LOAD copies byte by byte."""
+    """Execute instructions in program order on symbolic terms; return the contents of scratchpads and DRAM.
+
+    A LOAD copies byte by byte.
+    """
     memory: dict[Any, Any] = {}
     for instruction in stream:
         f, opcode = complete_fields(cfg, instruction.opcode, instruction.fields), instruction.opcode
@@ -172,11 +175,11 @@ def executed(cfg: Config, stream: list[StreamInstruction]) -> dict[Any, Any]:
             continue
         for x in range(f["extent_x"]):
             names = (("INP", "inp"), ("WGT", "wgt")) if opcode == Opcode.GEMM else (("VIN", "a"),)
-            to = ("ACC", "acc") if opcode == Opcode.GEMM else ("OUT", "dst")
+            target = ("ACC", "acc") if opcode == Opcode.GEMM else ("OUT", "dst")
             entries = [(pad, f[f"{name}_base"] + x * f[f"{name}_x"]) for pad, name in names]
             read = hash(tuple(memory.get((*entry, b), (*entry, b)) for entry in entries for b in range(32)))
             for b in range(32):
-                memory[to[0], f[f"{to[1]}_base"] + x * f[f"{to[1]}_x"], b] = (opcode.name, read, b)
+                memory[target[0], f[f"{target[1]}_base"] + x * f[f"{target[1]}_x"], b] = (opcode.name, read, b)
     return memory
 
 

@@ -1,6 +1,6 @@
-"""The loops of a layer mean the layer: run by the interpreter, before anything is an instruction.
+"""The loops of a layer, run by the interpreter before they become instructions, compute the layer's meaning.
 
-What lies in DRAM is laid out as the computation says (`DramPlace`), full of noise where no channel is.
+Data in DRAM has the layout that the computation states (`DramPlace`), with noise in unused channels.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SETTINGS = settings(max_examples=tries(8), deadline=None, suppress_health_check=
 
 
 def in_dram(cfg: Config, act: Activation, values: Int8 | None) -> NDArray[np.uint8]:
-    """The storage of `act`, with `values` in its place."""
+    """Return the storage of `act` as bytes, with `values` in its channel groups and noise around them."""
     rng = np.random.default_rng(0)
     storage = rng.integers(0, 256, act.size(cfg), np.uint8).reshape(act.batches(cfg), act.storage_groups, -1)
     if values is not None:
@@ -40,7 +40,7 @@ def in_dram(cfg: Config, act: Activation, values: Int8 | None) -> NDArray[np.uin
 
 
 def view(memory: NDArray[np.uint8], tensor: T.Tensor, place: DramPlace) -> NDArray[np.generic]:
-    """What lies at `place`; IndexError where the tensor leaves it."""
+    """Return the tensor at `place` in memory. Raises IndexError if the tensor exceeds the memory."""
     item = tensor.nbytes // max(tensor.size, 1)
     last = place.offset + sum((n - 1) * step for n, step in zip(tensor.shape, place.strides)) + item
     if last > memory.size:
@@ -52,7 +52,7 @@ def view(memory: NDArray[np.uint8], tensor: T.Tensor, place: DramPlace) -> NDArr
 def run(
     cfg: Config, layer: Layer, d: LayerComputation, function: T.Function, memory: dict[int, NDArray[np.uint8]]
 ) -> None:
-    """Run the loops of one computation on what lies in memory, by the id of its storage or blob."""
+    """Run the loops of one computation. memory: bytes by the id of a storage or blob."""
     T.verify(function)
     arrays = []
     for tensor, declared in zip(d.inputs, function.inputs, strict=True):
@@ -84,8 +84,8 @@ def check(cfg: Config, layer: Layer, given_: dict[Activation, Int8], data: st.Da
             assume(False)
     act = layer.y
     shape = (act.images, act.channels, act.height, act.width)
-    found = unpack_activation(cfg, memory[id(act.storage)], shape, act.storage_groups, act.group_offset)
-    np.testing.assert_array_equal(found, meaning(layer, dict(given_)))
+    result = unpack_activation(cfg, memory[id(act.storage)], shape, act.storage_groups, act.group_offset)
+    np.testing.assert_array_equal(result, meaning(layer, dict(given_)))
     groups = slice(act.group_offset, act.group_offset + act.groups(cfg))
     one, other = (m.reshape(act.batches(cfg), act.storage_groups, -1).copy() for m in (before, untouched))
     one[:, groups] = other[:, groups] = 0
@@ -96,7 +96,7 @@ def small(b: Builder, data: st.DataObject, groups: int = 1, size: int = 4, least
     number = st.integers
     images, channels = data.draw(number(1, 2)), groups * data.draw(number(least, least + 8))
     height, width = data.draw(number(1, size)), data.draw(number(1, size))
-    return b.given(images, channels, height, width, data.draw(number(0, 1)), data.draw(number(0, 1)))
+    return b.host_input(images, channels, height, width, data.draw(number(0, 1)), data.draw(number(0, 1)))
 
 
 def fits(window: Window, x: Activation) -> bool:
@@ -114,7 +114,7 @@ def test_convolution(order: str, b: Builder, window: Window, data: st.DataObject
     y = b.conv(x, window, groups * data.draw(st.integers(1, 9)), groups)
     size = y.images * y.height * y.width * (y.channels + 7) * (x.channels + 7) * window.kernel[0] * window.kernel[1]
     assume(size < LARGEST)
-    check(b.cfg, b.net.layers[0], b.net.given, data, order)
+    check(b.cfg, b.net.layers[0], b.net.host_inputs, data, order)
 
 
 @SETTINGS
@@ -123,7 +123,7 @@ def test_pooling(b: Builder, window: Window, largest: bool, data: st.DataObject)
     x = small(b, data)
     assume(fits(window, x))
     b.pool(x, window, largest)
-    check(b.cfg, b.net.layers[0], b.net.given, data, "rows")
+    check(b.cfg, b.net.layers[0], b.net.host_inputs, data, "rows")
 
 
 @SETTINGS
@@ -134,7 +134,7 @@ def test_elementwise(b: Builder, kind: str, data: st.DataObject) -> None:
     if kind in ("table", "matrix"):
         b.map(x)
     elif kind == "add":
-        b.map(x, b.given(*same))
+        b.map(x, b.host_input(*same))
     else:
-        b.multiply(x, b.given(*same[:2], *(same[2:] if kind == "multiply" else (1, 1))))
-    check(b.cfg, b.net.layers[0], b.net.given, data, "rows")
+        b.multiply(x, b.host_input(*same[:2], *(same[2:] if kind == "multiply" else (1, 1))))
+    check(b.cfg, b.net.layers[0], b.net.host_inputs, data, "rows")

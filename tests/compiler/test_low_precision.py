@@ -1,4 +1,4 @@
-"""Weights of 2 and 4 bits, by tensor, channel or block: random models beside onnxruntime, places, and bad input."""
+"""Weights of 2 and 4 bits, by tensor, channel or block: random models, placement, and bad input."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ CONFIGS = ("tiny", "pynq")
 @pytest.mark.parametrize(("kind", "config"), paired(KINDS, CONFIGS))
 def test_random_models(kind: str, config: str) -> None:
     for seed in range(SEEDS):
-        found = outcome(kind, seed + SEEDS * CONFIGS.index(config), config)
-        assert found.apart <= bound(kind) and (kind != "sums" or found.accelerated)
+        result = outcome(kind, seed + SEEDS * CONFIGS.index(config), config)
+        assert result.apart <= bound(kind) and (kind != "sums" or result.accelerated)
 
 
 def test_the_comparison_sees_a_wrong_zero_point(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ def test_the_comparison_sees_a_wrong_zero_point(monkeypatch: pytest.MonkeyPatch)
 def convolution(
     kind: str = "int4", dims: tuple[int, ...] = (6, 16, 3, 3), scale: tuple[int, ...] = (6,), **attrs: int
 ) -> onnx.ModelProto:
-    """x uint8 [1, 16, 5, 5] by weights of few bits, without zero points, and without names of nodes."""
+    """Return a convolution of x uint8 [1, 16, 5, 5] by weights of few bits, without zero points and node names."""
     s, low = Sketch(0), 0 if kind[0] == "u" else -2
     step = s.constant(np.float32(0.05)), s.constant(np.uint8(7))
     x = s.input((1, 16, 5, 5), open_batch=False)
@@ -85,7 +85,7 @@ def test_the_reason_for_weights_of_16_bits_is_true(block: int) -> None:
 
 
 def test_odd_counts_and_one_weight_that_two_read() -> None:
-    """Two of 4 bits lie in a byte; each reader has its own zero point."""
+    """An odd number of 4-bit weights works, also with two readers of different zero points."""
     s = Sketch(3)
     w = s.narrow(s.rng.integers(-8, 8, (5, 7)), "int4")
     step = s.constant(np.float32(0.05)), s.constant(np.int8(0))
@@ -93,42 +93,42 @@ def test_odd_counts_and_one_weight_that_two_read() -> None:
     xf = s.node("DequantizeLinear", s.node("QuantizeLinear", x, *step), *step)
     sums = [s.node("MatMul", xf, s.node("DequantizeLinear", w, scale, s.narrow(np.array(z), "int4"))) for z in (3, -2)]
     model = s.model(s.node("Concat", *sums, axis=1))
-    (found,) = Runtime(celosia.compile(model, "tiny")).run(s.feed).outputs.values()
-    wanted = oracle.run_session(oracle.open_session(model, int8=False), s.feed)[model.graph.output[0].name]
-    assert np.abs(found - wanted).max() <= CLOSE * np.sqrt((wanted**2).mean())
+    (output,) = Runtime(celosia.compile(model, "tiny")).run(s.feed).outputs.values()
+    expected = oracle.run_session(oracle.open_session(model, int8=False), s.feed)[model.graph.output[0].name]
+    assert np.abs(output - expected).max() <= CLOSE * np.sqrt((expected**2).mean())
 
 
 @pytest.mark.parametrize("kind", ["int4", "uint2"])
 def test_the_oracle_computes_weights_of_few_bits_in_integers(tmp_path: Path, kind: str) -> None:
-    """uint2 after bytes is nothing that onnxruntime 1.31 runs: it makes operators that it does not have."""
+    """The oracle runs weights of few bits in integers. onnxruntime 1.31 itself fails for uint2 after bytes."""
     model, saved = convolution(kind, axis=0), tmp_path / "saved.onnx"
     onnx.save(model, tmp_path / "model.onnx")
     for source in (model, tmp_path / "model.onnx"):
         session = oracle.open_session(source, save=saved)
         assert "QLinearConv" in [node.op_type for node in onnx.load(saved).graph.node]
         feed = {"x0": np.random.default_rng(1).normal(size=(1, 16, 5, 5)).astype(np.float32)}
-        (wanted,) = oracle.run_session(session, feed).values()
-        np.testing.assert_array_equal(Runtime(celosia.compile(model, "tiny"))(feed["x0"]), wanted)
+        (expected,) = oracle.run_session(session, feed).values()
+        np.testing.assert_array_equal(Runtime(celosia.compile(model, "tiny"))(feed["x0"]), expected)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_oracle_is_the_reference_of_the_random_models(seed: int) -> None:
-    """Which is written without the code that is tested."""
+    """The oracle agrees with the reference of the random models, which is written without it."""
     for kind, make in KINDS.items():
         drawn, twin = Sketch(seed), Sketch(seed, wide=kind in IN_BYTES)
-        (found,) = oracle.run_session(oracle.open_session(make(drawn)), drawn.feed).values()
-        assert apart(found, by_onnxruntime(make(twin), twin.feed)) <= bound(kind)
+        (output,) = oracle.run_session(oracle.open_session(make(drawn)), drawn.feed).values()
+        assert apart(output, by_onnxruntime(make(twin), twin.feed)) <= bound(kind)
 
 
 # Bad input ----------------------------------------------------------------------------------------------------------
 
 
 def n_bits(weights: int = 192, scales: int = 12, zeros: int = 0, kind: Any = np.uint8, **attrs: int) -> onnx.ModelProto:
-    s, given = Sketch(0), {"K": 64, "N": 6, "bits": 4, "block_size": 32} | attrs
+    s, arguments = Sketch(0), {"K": 64, "N": 6, "bits": 4, "block_size": 32} | attrs
     inputs = [s.input((3, 64), open_batch=False), s.constant(np.zeros(weights, kind)),
               s.constant(np.ones(scales, np.float32))]  # fmt: skip
     inputs += [s.constant(np.zeros(zeros, np.uint8))] if zeros else []
-    return s.model(s.node("MatMulNBits", *inputs, domain="com.microsoft", **given))
+    return s.model(s.node("MatMulNBits", *inputs, domain="com.microsoft", **arguments))
 
 
 def gathered(x: tuple[int, ...] = (3, 16), scales: tuple[int, ...] = (3, 1), zeros: int = 0, **attrs: int) -> Any:
@@ -140,7 +140,7 @@ def gathered(x: tuple[int, ...] = (3, 16), scales: tuple[int, ...] = (3, 1), zer
 
 
 def mixed() -> onnx.ModelProto:
-    """int4 with zero points of uint4."""
+    """Return a convolution by int4 weights with a uint4 zero point."""
     model = convolution(scale=())
     (reader,) = [node for node in model.graph.node if model.graph.initializer[2].name in node.input]
     model.graph.initializer.append(helper.make_tensor("z", TensorProto.UINT4, (), [1]))

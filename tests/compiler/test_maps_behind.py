@@ -1,4 +1,4 @@
-"""Maps that run behind a convolution in each of its tiles: what is added and looked up next never leaves the chip."""
+"""Element-wise layers run in the tiles of the convolution before them: intermediate values stay on chip."""
 
 from __future__ import annotations
 
@@ -29,17 +29,20 @@ FORWARD = ["tiny", "pynq", "small-buffers", "4x4-tight", "4x4-tokens2", "batch2"
 
 
 def block(b: Builder, kinds: list[str]) -> Layer:
-    """A convolution of random sizes that adds nothing, an image or a row, and maps of what each before makes: a table
-    of it, a sum, or a sum to what a table gives for the other operand. No more tables than there is room for."""
+    """Draw a block of a convolution and element-wise layers.
+
+    The convolution adds nothing, an image or a row. Each layer after it applies a table to the result before it, adds
+    to it, or adds it to a table's result of another operand. There are no more tables than the Config has.
+    """
     window = b.draw(st.sampled_from([Window((1, 1)), Window((3, 2), pads=(1, 0, 1, 1))]))
     height, width = b.draw(st.sampled_from([1, 3, 6])), b.draw(st.integers(1, 9))
-    x = b.given(b.draw(st.integers(1, 3)), b.draw(st.integers(1, 12)), height, width)
+    x = b.host_input(b.draw(st.integers(1, 3)), b.draw(st.integers(1, 12)), height, width)
     b.conv(x, window, b.draw(st.integers(1, 20)))
     conv = b.net.launches[-1].pop()
     assert conv.gemm is not None
     if conv.epilogue.residual is not None and b.draw(st.booleans()):
-        del b.net.given[conv.epilogue.residual.operand]
-        row = b.given(conv.y.images, conv.y.channels, 1, 1)
+        del b.net.host_inputs[conv.epilogue.residual.operand]
+        row = b.host_input(conv.y.images, conv.y.channels, 1, 1)
         conv = replace(conv, epilogue=replace(conv.epilogue, residual=residual(b.rng, row)))
     layers: list[Layer] = [conv]
     for number, kind in enumerate(kinds):
@@ -47,11 +50,11 @@ def block(b: Builder, kinds: list[str]) -> Layer:
         kind = kind if tables < b.cfg.lut_count else "sum"
         x, epilogue = before, Epilogue((-100, 90), table(b.rng))
         if kind != "table":
-            x = b.given(*before.dims)
+            x = b.host_input(*before.dims)
             epilogue = Epilogue(table=table(b.rng) if kind == "both" else None, residual=residual(b.rng, before))
         layers.append(Layer(f"m{number}", x, Activation.alone(b.cfg, f"y{number}", *before.dims), epilogue=epilogue))
-    b.net.launches[-1].append(found := Layer.block(tuple(layers)))
-    return found
+    b.net.launches[-1].append(fused := Layer.block(tuple(layers)))
+    return fused
 
 
 kinds = st.lists(st.sampled_from(["table", "sum", "both"]), min_size=1, max_size=3)
@@ -74,13 +77,13 @@ def test_in_any_tiles_and_order(b: Builder, of: list[str], number: int) -> None:
 
 @given(builders(["tiny"]), st.booleans())
 def test_a_sum_is_turned_so_that_what_is_handed_on_is_b(b: Builder, as_x: bool) -> None:
-    ours, other = b.given(2, 5, 3, 4), b.given(2, 5, 3, 4)
+    ours, other = b.host_input(2, 5, 3, 4), b.host_input(2, 5, 3, 4)
     x, operand = (ours, other) if as_x else (other, ours)
     epilogue = Epilogue(residual=residual(b.rng, operand))
     layer = Layer("sum", x, Activation.alone(b.cfg, "y", *x.dims), epilogue=epilogue)
-    found = rewrite_to_follow(layer, ours)
-    assert found is not None and found.epilogue.residual is not None and found.epilogue.residual.operand == ours
-    np.testing.assert_array_equal(meaning(found, b.net.given), meaning(layer, b.net.given))
+    result = rewrite_to_follow(layer, ours)
+    assert result is not None and result.epilogue.residual is not None and result.epilogue.residual.operand == ours
+    np.testing.assert_array_equal(meaning(result, b.net.host_inputs), meaning(layer, b.net.host_inputs))
 
 
 @pytest.mark.parametrize("epilogue", [{"table": np.zeros(256, np.int8)}, {"clip": (-128, 5)}])
@@ -113,7 +116,7 @@ def test_more_tables_than_there_is_room_for() -> None:
 
 def _program() -> Program:
     b = Builder(Network(PRESETS["tiny"]), None, np.random.default_rng(1))  # type: ignore[arg-type]
-    x, row, other = b.given(1, 8, 1, 9), b.given(1, 8, 1, 1), b.given(1, 8, 1, 9)
+    x, row, other = b.host_input(1, 8, 1, 9), b.host_input(1, 8, 1, 1), b.host_input(1, 8, 1, 9)
     made, summed, y = (Activation.alone(b.cfg, name, 1, 8, 1, 9) for name in ("made", "summed", "y"))
     weights = b.rng.integers(-128, 128, (8, 8, 1, 1)).astype(np.int8)
     scales = requantise(b.rng, 8, 74 * 74 * 3)
@@ -169,16 +172,16 @@ def test_wrong_programs_are_found(which: str) -> None:
 @pytest.mark.rtl
 @pytest.mark.parametrize("name", ["tiny", "pynq"])
 def test_an_encoder_on_the_rtl(name: str, tmp_path: Path) -> None:
-    """Biases, residuals and activations of a transformer's products are nowhere in DRAM."""
+    """On the RTL, the products of an encoder keep biases, residuals and activation functions on chip."""
     encoder = Encoder(16, 2, 16, 48)
     path = quantised(encoder.model(), encoder.shape, tmp_path, signed=True)
     program = celosia.compile(path, config=name)
     names = [info.name for launch in program.launches for info in launch.layers]
-    assert sum(" .. " in each for each in names) == 3, names
-    assert not any(each.startswith(("Add", "Relu")) for each in names)
+    assert sum(" .. " in name for name in names) == 3, names
+    assert not any(name.startswith(("Add", "Relu")) for name in names)
     x = sample(encoder.shape, 3)
     (expected,) = opened(path, int8=True).run(None, {"x": x})
-    found = celosia.Runtime(program, "rtl").run({"x": x})
-    np.testing.assert_array_equal(found.outputs["y"], expected)
+    result = celosia.Runtime(program, "rtl").run({"x": x})
+    np.testing.assert_array_equal(result.outputs["y"], expected)
     timed = celosia.Runtime(program, "timed").run({"x": x}).report["cycles"]
-    assert timed == pytest.approx(found.report["cycles"], rel=0.01)
+    assert timed == pytest.approx(result.report["cycles"], rel=0.01)

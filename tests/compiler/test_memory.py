@@ -1,4 +1,4 @@
-"""The memory plan: no two buffers that live together overlap."""
+"""The memory plan gives no two live buffers the same bytes."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ spans = st.tuples(st.integers(1, 5000), st.integers(0, 12), st.integers(0, 5))
 @given(st.lists(spans, max_size=20), st.sampled_from([1, 16, 64]))
 def test_live_buffers_do_not_overlap(drawn: list[tuple[int, int, int]], alignment: int) -> None:
     buffers = [Lifetime(f"b{i}", size, first, first + more) for i, (size, first, more) in enumerate(drawn)]
-    found = plan(buffers, alignment)
-    assert set(found.offsets) == {b.buffer for b in buffers}
-    assert all(offset % alignment == 0 for offset in found.offsets.values())
+    result = plan(buffers, alignment)
+    assert set(result.offsets) == {b.buffer for b in buffers}
+    assert all(offset % alignment == 0 for offset in result.offsets.values())
     steps = range(20)
-    assert found.lower_bound == max(sum(b.size for b in buffers if b.first <= t <= b.last) for t in steps)
-    assert found.lower_bound <= found.size <= sum(b.size + alignment for b in buffers)
+    assert result.lower_bound == max(sum(b.size for b in buffers if b.first <= t <= b.last) for t in steps)
+    assert result.lower_bound <= result.size <= sum(b.size + alignment for b in buffers)
     for t in steps:
         end = 0
-        for b in sorted((b for b in buffers if b.first <= t <= b.last), key=lambda b: found.offsets[b.buffer]):
-            assert found.offsets[b.buffer] >= end
-            end = found.offsets[b.buffer] + b.size
-        assert end <= found.size
+        for b in sorted((b for b in buffers if b.first <= t <= b.last), key=lambda b: result.offsets[b.buffer]):
+            assert result.offsets[b.buffer] >= end
+            end = result.offsets[b.buffer] + b.size
+        assert end <= result.size
 
 
 def test_memory_is_used_again() -> None:
     chain = [Lifetime(f"t{i}", 100 * 64, i, i + 1) for i in range(10)]
-    found = plan(chain)
-    assert found.size == found.lower_bound == 200 * 64
+    result = plan(chain)
+    assert result.size == result.lower_bound == 200 * 64
 
 
 def test_nothing_needs_nothing() -> None:
@@ -43,7 +43,7 @@ def test_nothing_needs_nothing() -> None:
 
 
 def random_graph(seed: int) -> list[Lifetime]:
-    """Tensors as a model's steps make them: mostly read by the next step, some much later."""
+    """Draw tensors with lives as in a model: the next step reads most of them, some are read much later."""
     rng = random.Random(seed)
     count = rng.randint(5, 80)
     sizes = [rng.choice([64 * rng.randint(1, 4000), 64 << rng.randint(0, 12)]) for _ in range(count)]
@@ -52,5 +52,5 @@ def random_graph(seed: int) -> list[Lifetime]:
 
 def test_arenas_are_close_to_the_lower_bound() -> None:
     plans = [plan(random_graph(seed)) for seed in range(100)]
-    ratios = [each.size / each.lower_bound for each in plans]
+    ratios = [plan.size / plan.lower_bound for plan in plans]
     assert max(ratios) <= 1.10 and sum(ratios) / len(ratios) <= 1.005

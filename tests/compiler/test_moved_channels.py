@@ -1,4 +1,4 @@
-"""Operators that move channels among layers of bytes: they stay on the accelerator, in one launch, with its bytes."""
+"""Operators that move channels between int8 layers stay on the accelerator, in one launch, with onnxruntime's bytes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Network:
 
 
 def assert_one_launch(network: Network, config: Any, on_cpu: Sequence[str] = ()) -> celosia.Program:
-    """Compile, compare bytes with onnxruntime, and expect one launch that holds all but the operators `on_cpu`."""
+    """Compile, compare bytes with onnxruntime, and expect one launch with all operators except `on_cpu`."""
     model = network.model()
     program = celosia.compile(model, config)
     feed = {"x": np.random.default_rng(1).integers(-128, 128, network.shape, np.int8)}
@@ -98,7 +98,7 @@ def assert_one_launch(network: Network, config: Any, on_cpu: Sequence[str] = ())
 @pytest.mark.parametrize("target", [name for name in TARGETS if name != "batch2"])
 @pytest.mark.parametrize("channels", [16, 12])
 def test_a_sequence_becomes_a_matrix_and_back(target: str, channels: int) -> None:
-    """Convolution, product of rows, convolution: Transposes between them are views."""
+    """Transposes between a convolution, a product of rows and a convolution are views."""
     network = Network(1, 8, 20)
     network.conv(8, channels, 3)
     network.transpose(0, 2, 1)
@@ -122,7 +122,7 @@ def test_a_matrix_becomes_a_sequence(target: str) -> None:
 @pytest.mark.parametrize("target", [name for name in TARGETS if name != "batch2"])
 @pytest.mark.parametrize("along", [2, 3])
 def test_rows_become_an_image_of_one_row_or_column(target: str, along: int) -> None:
-    """A convolution over the steps of a sequence, written with two spatial axes."""
+    """A convolution over the steps of a sequence may be written with two spatial axes."""
     network = Network(1, 20, 8)
     network.matmul(8, 12)
     network.reshape(1, 1, 20, 12)
@@ -139,7 +139,7 @@ def test_rows_become_an_image_of_one_row_or_column(target: str, along: int) -> N
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_parts_of_any_number_of_channels_are_joined(target: str) -> None:
-    """A depthwise convolution reads the parts, so that padding between them must go."""
+    """Parts of any number of channels are joined without padding between them; a depthwise convolution reads them."""
     network = Network(1, 8, 6, 5)
     first = network.conv(8, 7, 1, 1)
     second = network.conv(8, 5, 3, 3, of="x")
@@ -160,7 +160,7 @@ def test_the_result_of_a_concatenation_is_an_output(target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_parts_of_any_number_of_channels_are_split(target: str) -> None:
-    """The parts become operands of other operators, or are joined in another order."""
+    """Parts of any number of channels become operands of other operators, or are joined in another order."""
     network = Network(1, 8, 5, 4)
     network.conv(8, 29, 1, 1)
     first = network.add("Split", network.last, network.constant(np.array([11, 5, 13], np.int64)), outputs=3, axis=1)
@@ -190,7 +190,7 @@ def test_any_channels_are_sliced(target: str, start: int, end: int, step: int, c
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("groups", [2, 3])
 def test_channels_are_shuffled(target: str, groups: int) -> None:
-    """The shuffle of ShuffleNet: Reshape, Transpose, Reshape between convolutions of several groups."""
+    """ShuffleNet's Reshape, Transpose, Reshape between grouped convolutions stays on the accelerator."""
     network = Network(1, 12, 4, 4)
     network.conv(12, 24, 1, 1, groups=groups)
     network.reshape(1, groups, 24 // groups, 4, 4)
@@ -205,7 +205,7 @@ def test_channels_are_shuffled(target: str, groups: int) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("rank", [2, 3])
 def test_an_image_is_flattened_in_another_order(target: str, rank: int) -> None:
-    """Exporters of TensorFlow flatten rows, columns and channels in this order, before a product."""
+    """A product reads rows, columns and channels flattened in TensorFlow's order."""
     network = Network(1, 4, 5, 3)
     network.conv(4, 6, 3, 3)
     network.transpose(*((0, 2, 3, 1) if rank == 2 else (0, 3, 2, 1)))
@@ -216,7 +216,8 @@ def test_an_image_is_flattened_in_another_order(target: str, rank: int) -> None:
 
 @pytest.mark.parametrize("target", ["pynq", "4x8"])
 def test_units_of_a_shuffle_network(target: str) -> None:
-    """Units of ShuffleNet V2: split, one half through convolutions, join, shuffle; twice, with 10 channels a half."""
+    """Two units of ShuffleNet V2 run in one launch: split, convolve one half, join, shuffle; 10 channels in each
+    half."""
     network = Network(1, 8, 6, 6)
     network.conv(8, 20, 1, 1)
     for _ in range(2):
@@ -234,7 +235,7 @@ def test_units_of_a_shuffle_network(target: str) -> None:
 
 
 def test_indices_of_a_pooling_stay_those_of_its_operand() -> None:
-    """A MaxPool's indices count channels, too, so that a shuffle before it must not move behind it."""
+    """A shuffle before a MaxPool with indices does not move behind it, since indices count channels."""
     network = Network(1, 8, 6, 6)
     network.conv(8, 8, 1, 1)
     network.reshape(1, 2, 4, 6, 6)

@@ -1,4 +1,4 @@
-"""Every rewrite of a graph is a named pass: nothing changes it before, between or behind the passes."""
+"""Each rewrite of a graph is a named pass: nothing changes the graph before, between or after the passes."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ LAST = list(for_hardware(TINY))[-1].name
 
 
 def rewritten_outside(source: Any, **options: Any) -> list[str]:
-    """Compile, and return between which two stages something other than a pass has changed the graph."""
-    seen: list[tuple[str, ir.Model, str]] = []
+    """Compile, and return the pairs of stages between which the graph changed outside of a pass."""
+    stages: list[tuple[str, ir.Model, str]] = []
 
     def watch(name: str, model: ir.Model) -> None:
-        seen.append((name, model, text(model.graph)))
+        stages.append((name, model, text(model.graph)))
 
     compile(source, "tiny", watch=watch, records=None, **options)
-    names = [name for name, _, _ in seen]
-    found = []
+    names = [name for name, _, _ in stages]
+    changes = []
     last_of_import, imported = names.index("import") - 1, names.index("import")
-    if seen[last_of_import][2] != seen[imported][2]:
-        found.append(f"{names[last_of_import]} to import")
-    name, model, before = seen[-1]
+    if stages[last_of_import][2] != stages[imported][2]:
+        changes.append(f"{names[last_of_import]} to import")
+    name, model, before = stages[-1]
     if text(model.graph) != before:
-        found.append(f"behind {name}")
-    return found
+        changes.append(f"behind {name}")
+    return changes
 
 
 def small_model() -> onnx.ModelProto:
-    """A float product, and an operator whose shape depends on data."""
+    """Return a model with a float product and an operator whose shape depends on data."""
     weights = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["p"], "product"),
@@ -84,7 +84,7 @@ def test_a_rewrite_behind_the_passes_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert rewritten_outside(small_model(), check=False) == [f"behind {LAST}"]
 
 
-@pytest.mark.parametrize("name", [each.name for each in IMPORT_PASSES if each.name not in NEEDED])
+@pytest.mark.parametrize("name", [graph_pass.name for graph_pass in IMPORT_PASSES if graph_pass.name not in NEEDED])
 def test_passes_of_the_import_can_be_left_out(name: str) -> None:
     seen: list[str] = []
     compile(small_model(), "tiny", without=name, watch=lambda name, _: seen.append(name))

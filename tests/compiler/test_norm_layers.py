@@ -1,4 +1,4 @@
-"""Normalised rows on the accelerator, where a Config has norm: what they are, with what finds a wrong program."""
+"""The accelerator normalises rows if the Config has norm; tests compare the results and plant errors."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_an_encoder_is_one_launch(signed: bool, tmp_path: Path) -> None:
 
 
 def test_softmaxes_of_each_layer_have_products_beside_them(tmp_path: Path) -> None:
-    """Of each attention in a launch of several: what makes V comes behind one of them."""
+    """The product that makes V follows a softmax in both attentions of a launch, to overlap with it."""
     encoder = Encoder(16, 4, 16, 16, layers=2)
     path = quantised(encoder.model(), encoder.shape, tmp_path, True)
     program = celosia.compile(path, config=PYNQ, rounding="correct", check=False, without="blocks")
     (launch,) = program.launches
     kinds = [layer.what.split(" ")[0] for layer in launch.layers if layer.what.startswith(("softmax", "conv"))]
     assert kinds[:10] == kinds[10:]
-    assert kinds[:3] == ["conv", "conv", "softmax"]  # those of Q and K
+    assert kinds[:3] == ["conv", "conv", "softmax"]  # the two convolutions are the projections to Q and K
 
 
 @pytest.mark.rtl
@@ -80,41 +80,41 @@ def test_an_encoder_on_the_rtl(tmp_path: Path) -> None:
     path = quantised(encoder.model(), encoder.shape, tmp_path, signed=True)
     program = celosia.compile(path, config=cfg, rounding="correct")
     x = {"x": sample(encoder.shape, 3)}
-    found, expected, timed = (celosia.Runtime(program, device).run(x) for device in ("rtl", "functional", "timed"))
-    np.testing.assert_array_equal(found.outputs["y"], expected.outputs["y"])
+    result, expected, timed = (celosia.Runtime(program, device).run(x) for device in ("rtl", "functional", "timed"))
+    np.testing.assert_array_equal(result.outputs["y"], expected.outputs["y"])
     assert len(program.launches) == 1
-    assert timed.report["cycles"] == pytest.approx(found.report["cycles"], rel=0.02)
+    assert timed.report["cycles"] == pytest.approx(result.report["cycles"], rel=0.02)
 
 
 def norm_layer(cfg: Config, channels: int, rows: int, centre: bool = True) -> Layer:
     x, y = (Activation.alone(cfg, name, 1, channels, 1, rows) for name in "xy")
     random = np.random.default_rng(channels)
-    found = numerics.norm_constants(
+    result = numerics.norm_constants(
         np.exp(random.normal(size=channels) / 3).astype(np.float32), random.normal(size=channels).astype(np.float32),
         0.1, 0.03, 1e-5,
     )  # fmt: skip
-    requantise = Requantise(found.bias, *numerics.fold_scale(found.scale), -3)
-    norm = Norm(0 if centre else 5, centre, found.epsilon)
+    requantise = Requantise(result.bias, *numerics.fold_scale(result.scale), -3)
+    norm = Norm(0 if centre else 5, centre, result.epsilon)
     return Layer("rows", x, y, norm=norm, requantise=requantise, epilogue=Epilogue((-100, 127)))
 
 
 @pytest.mark.parametrize("channels", [2, 4, 7, 30])
 @pytest.mark.parametrize("cfg", [TINY, CONFIGS["norm-4x8"]], ids=["4x4", "4x8"])
 def test_what_the_intrinsics_declare(cfg: Config, channels: int) -> None:
-    """The loops of a layer, in which intrinsics stand for what they declare, make what the layer means."""
+    """The loops of a layer, with the declared meaning of each intrinsic, compute the layer's meaning."""
     layer = norm_layer(cfg, channels, 3, centre=channels != 7)
     (part,) = Planner(cfg).layer(layer)
     (computation,), function = lower_layer(cfg, layer), part.loops.function
     x = np.random.default_rng(channels).integers(-128, 128, (1, channels, 1, 3)).astype(np.int8)
     groups = -(-channels // cfg.group)
-    whole = np.zeros((1, function.inputs[0].shape[1] * cfg.group, 1, 3), np.int8)
-    whole[:, :channels] = x
-    tiles = whole.reshape(1, -1, cfg.group, 1, 3).transpose(0, 1, 3, 4, 2)[..., None, :]
+    padded = np.zeros((1, function.inputs[0].shape[1] * cfg.group, 1, 3), np.int8)
+    padded[:, :channels] = x
+    tiles = padded.reshape(1, -1, cfg.group, 1, 3).transpose(0, 1, 3, 4, 2)[..., None, :]
     assert layer.requantise is not None
     par = pack.arrange_parameters(cfg, layer.requantise).view(np.uint64)
     (y,) = interpret(function, tiles, par, scalars=dict(computation.scalars))
-    found = y[..., 0, :].transpose(0, 1, 4, 2, 3).reshape(1, groups * cfg.group, 1, 3)
-    np.testing.assert_array_equal(found[:, :channels], reference_output(layer, {layer.x: x}))
+    result = y[..., 0, :].transpose(0, 1, 4, 2, 3).reshape(1, groups * cfg.group, 1, 3)
+    np.testing.assert_array_equal(result[:, :channels], reference_output(layer, {layer.x: x}))
 
 
 def test_names_of_intrinsics() -> None:
@@ -126,8 +126,8 @@ def test_names_of_intrinsics() -> None:
 
 @given(builders(["norm", "norm-4x8"]), st.integers(2, 24), st.integers(1, 12), st.integers(1, 2))
 def test_layers_are_what_they_mean(b: Builder, channels: int, rows: int, images: int) -> None:
-    """Alone and behind a convolution, of images as of matrices, rows around other storages."""
-    x = b.given(images, channels, b.draw(st.sampled_from([1, 2])), rows, b.draw(st.integers(0, 2)))
+    """Layers alone and after a convolution, of images and of matrices, compute their meaning."""
+    x = b.host_input(images, channels, b.draw(st.sampled_from([1, 2])), rows, b.draw(st.integers(0, 2)))
     b.norm(b.conv(x, Window((1, 1)), channels) if b.draw(st.booleans()) else x)
     b.net.check()
 
@@ -162,7 +162,7 @@ def wrong(p: Program, which: str) -> None:
 )
 def test_wrong_programs_are_found(which: str) -> None:
     b = Builder(Network(CONFIGS["norm"]), None, np.random.default_rng(1))  # type: ignore[arg-type]
-    x = b.given(1, 10, 1, 6)
+    x = b.host_input(1, 10, 1, 6)
     b.net.launches[-1].append(replace(norm_layer(b.cfg, 10, 6), x=x))
     p = Program(b.net, b.net.build())
     p.verify()
@@ -172,15 +172,15 @@ def test_wrong_programs_are_found(which: str) -> None:
 
 
 def test_a_wrong_norm_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check compares with the CPU's operator, whatever the layer says."""
-    real = numerics.fold_scale
-    monkeypatch.setattr(numerics, "fold_scale", lambda scale: real(scale * np.float32(1.05)))
+    """The self-check finds a wrong layer: it compares with the CPU's operator."""
+    original = numerics.fold_scale
+    monkeypatch.setattr(numerics, "fold_scale", lambda scale: original(scale * np.float32(1.05)))
     with pytest.raises(SelfCheckError, match=r"'norm'.*other than its operators"):
         celosia.compile(norm_model("LayerNormalization", (1, 9, 40)), config=PYNQ, rounding="correct")
 
 
 def test_an_epsilon_that_no_instruction_holds() -> None:
-    """On the CPU it is computed all the same."""
+    """A norm whose epsilon does not fit its field runs on the CPU."""
     model, x = norm_model("LayerNormalization", (9, 40), epsilon=300.0), drawn((9, 40), "int8")
     program = celosia.compile(model, config=PYNQ, rounding="correct")
     (row,) = program.placements

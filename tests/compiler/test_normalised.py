@@ -1,4 +1,4 @@
-"""Normalised rows, softmax and functions have onnxruntime's bits: its polynomials, and sums in an order of its own."""
+"""Norms, softmax and functions have onnxruntime's bits: the same polynomials and the same order of sums."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ FUNCTIONS += [("Gelu", (500, 40), 1, 20), *((op, (500, 40), 0, 1) for op in ("Fa
 @x86
 @pytest.mark.parametrize(("op", "shape", "axis", "opset"), [*POWERS, *FUNCTIONS])
 def test_functions_have_onnxruntimes_bits(op: str, shape: tuple[int, ...], axis: int, opset: int) -> None:
-    """Rows of little and of much spread, so that some powers have no float."""
+    """Functions of rows with small and large spread have onnxruntime's bits; some powers underflow."""
     domain = "com.microsoft" if opset == 1 else ""
     attributes = {"Softmax": {"axis": axis}, "Gelu": {"approximate": "tanh" if axis else "none"}}.get(op, {})
     node = helper.make_node(op, ["x"], ["y"], domain=domain, **({} if domain else attributes))
@@ -69,5 +69,5 @@ def test_functions_have_onnxruntimes_bits(op: str, shape: tuple[int, ...], axis:
     spread = np.exp(random.uniform(-2, 4.5, (shape[0], *[1] * (len(shape) - 1))))
     feed = {"x": (random.normal(size=shape) * spread).astype(np.float32)}
     (expected,) = opened(proto).run(None, feed)
-    found = celosia.Runtime(celosia.compile(proto)).run(feed).outputs["y"]
-    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+    output = celosia.Runtime(celosia.compile(proto)).run(feed).outputs["y"]
+    np.testing.assert_array_equal(output.view(np.uint32), expected.view(np.uint32))

@@ -1,4 +1,4 @@
-"""celosia.compiler.numerics against onnxruntime: every comparison must have no difference at all."""
+"""celosia.compiler.numerics has no difference from onnxruntime in any comparison."""
 
 import dataclasses
 import subprocess
@@ -58,8 +58,8 @@ def test_any_scale_folds(acc: int, bias: int, scale: float, zero_point: int, lo:
     multiplier, shift = numerics.fold_scale(scale)
     assert int(multiplier) == 0 or 2**23 <= int(multiplier) < 2**24
     assert int(shift) < 64
-    got = numerics.requantize(acc, bias, multiplier, shift, zero_point, lo, hi)
-    assert int(got) == int(numerics.requantize_f32(acc, bias, scale, zero_point, lo, hi))
+    actual = numerics.requantize(acc, bias, multiplier, shift, zero_point, lo, hi)
+    assert int(actual) == int(numerics.requantize_f32(acc, bias, scale, zero_point, lo, hi))
 
 
 @given(st.floats(2.0**-40, 2.0**24, exclude_max=True, width=32))
@@ -113,8 +113,8 @@ def test_rescale_add_is_exact() -> None:
 
 @pytest.mark.parametrize("place", ["a", "b"])
 def test_a_constant_operand_leaves_more_integers(place: str) -> None:
-    """Scales of a bias for which there are none on all pairs; onnxruntime's kernel says what is right on the others."""
-    rng, found = np.random.default_rng(3), 0
+    """Exact integers of a residual add may exist for some constants although there are none for all pairs of bytes."""
+    rng, fits = np.random.default_rng(3), 0
     scales = (0.025849981233477592, 0.0029243521858006716)
     (sa, sb), sc = scales if place == "b" else scales[::-1], 0.02646743319928646
     assert numerics.fit_rescale_add(sa, 0, sb, 0, sc, 0, np.int8) is None
@@ -124,12 +124,12 @@ def test_a_constant_operand_leaves_more_integers(place: str) -> None:
         p = numerics.fit_rescale_add(sa, 0, sb, 0, sc, 0, np.int8, **{place: constant})  # type: ignore[arg-type]
         if p is None:
             continue
-        found += 1
+        fits += 1
         a, b = np.meshgrid(constant if place == "a" else every, constant if place == "b" else every)
         np.testing.assert_array_equal(
             numerics.rescale_add(a, b, p), sweep.ort_binary("QLinearAdd", a, b, sa, 0, sb, 0, sc, 0)
         )
-    assert found
+    assert fits
 
 
 @given(
@@ -198,7 +198,7 @@ def test_mul_scale_is_exact() -> None:
 
 
 def test_an_odd_zero_point_moves_into_the_bias() -> None:
-    """Scale 1/256: every 256th product is a tie, which QLinearMul sends to the even sum with the zero point."""
+    """Ties round with the zero point included. At scale 1/256 every 256th product is a tie."""
     even = numerics.fit_rescale_mul(1 / 16, 0, 1 / 16, 0, 1, 4, np.int8)
     odd = numerics.fit_rescale_mul(1 / 16, 0, 1 / 16, 0, 1, 5, np.int8)
     assert even is not None and (even.bias, even.zero_point) == (0, 4)
@@ -245,7 +245,7 @@ def test_tables_of_qlinear_operators(op: str) -> None:
 
 @pytest.mark.parametrize("op", sweep.FLOAT_FUNCTIONS)
 def test_tables_of_float_operators(op: str) -> None:
-    """Kernels have onnxruntime's bits, but for Atan, which the C library computes."""
+    """Tables of float operators have onnxruntime's bits, except Atan, which the C library computes."""
     compared, different = sweep.unary(op, 50)
     assert different <= (compared // 10_000 if op == "Atan" else 0)
 
@@ -256,7 +256,7 @@ def test_a_table_of_any_function() -> None:
 
 
 def test_softmax_is_exact() -> None:
-    """The reference and the compiled operator: any length, scale, zero point, axis and opset."""
+    """Reference and compiled softmax are exact for any length, scale, zero point, axis and opset."""
     assert sweep.softmax(20)[1] == 0
 
 
@@ -271,7 +271,7 @@ def test_softmax_in_integers_is_exact() -> None:
 
 
 def test_shares_rounded_but_once_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quotient rounded as it is, without its float32."""
+    """The comparison finds a softmax whose quotients are not rounded to float32 first."""
 
     def once(a: Pairs, b: Pairs) -> NDArray[np.int64]:
         (m, e), (m_total, e_total) = a, b
@@ -297,18 +297,18 @@ def quantisation(sx: float, zx: int, sy: float, zy: int) -> tuple[np.ndarray, ..
 
 
 def padded_averages(sx: float, zx: int, sy: float, zy: int, include: int) -> tuple[np.ndarray, np.ndarray]:
-    """[65536, 3] of onnxruntime and by the sum of integers: windows of two in padded rows of two."""
+    """Return averages [65536, 3] by onnxruntime and by sums of integers: windows of two in padded rows of two."""
     x = PAIRS.astype(np.int8)
-    found = sweep.run_node(
+    reference = sweep.run_node(
         "QLinearAveragePool", x, *quantisation(sx, zx, sy, zy), out=np.int8,
         kernel_shape=(1, 2), pads=(0, 1, 0, 1), strides=(1, 1), count_include_pad=include,
     ).reshape(-1, 3)  # fmt: skip
     a, b = (PAIRS[0, :, 0, k].astype(np.int64) for k in (0, 1))
-    made = []
-    for total, here in ((a, 1), (a + b, 2), (b, 1)):
-        multiplier, shift = numerics.fold_scale(numerics.global_average_scale(sx, sy, 2 if include else here))
-        made.append(numerics.requantize(total, -zx * here, multiplier, shift, zy))
-    return found, np.stack(made, -1)
+    averages = []
+    for total, count in ((a, 1), (a + b, 2), (b, 1)):
+        multiplier, shift = numerics.fold_scale(numerics.global_average_scale(sx, sy, 2 if include else count))
+        averages.append(numerics.requantize(total, -zx * count, multiplier, shift, zy))
+    return reference, np.stack(averages, -1)
 
 
 def is_proved(sx: float, zx: int, sy: float, include: int) -> bool:
@@ -317,22 +317,22 @@ def is_proved(sx: float, zx: int, sy: float, include: int) -> bool:
 
 @pytest.mark.parametrize("include", [0, 1])
 def test_sums_of_integers_are_not_always_the_mean(include: int) -> None:
-    """The counterexample: all windows of two bytes, the same scale on both sides. Never more than one step apart."""
-    found, made = padded_averages(0.1, 3, 0.1, -5, include)
-    gap = np.abs(found.astype(int) - made)
+    """Windows of two bytes show that a sum of integers may differ from the mean, by at most one step."""
+    result, made = padded_averages(0.1, 3, 0.1, -5, include)
+    gap = np.abs(result.astype(int) - made)
     assert gap.max() == 1 and np.count_nonzero(gap) > 1000
     assert not is_proved(0.1, 3, 0.1, include)
 
 
 def test_averages_that_are_proved_are_onnxruntime_s() -> None:
-    """All pairs of bytes, scales and zero points at random, padding counted or not; without the bound it would fail."""
+    """Proved averages have onnxruntime's bytes for all pairs of bytes, with and without padding in the count."""
     rng = np.random.default_rng(0)
     proved = 0
     for number in range(60):
         sx, (zx, zy), include = sweep.random_scale(rng), rng.integers(-128, 128, 2).tolist(), number % 2
         sy = float(np.float32(sx * (rng.uniform(0.2, 3) if number % 3 else rng.choice([0.25, 0.5, 0.75, 1, 1.5]))))
-        found, made = padded_averages(sx, zx, sy, zy, include)
-        gap = np.abs(found.astype(int) - made).max()
+        reference, averages = padded_averages(sx, zx, sy, zy, include)
+        gap = np.abs(reference.astype(int) - averages).max()
         assert gap <= 1
         if is_proved(sx, zx, sy, include):
             proved += 1
@@ -342,7 +342,7 @@ def test_averages_that_are_proved_are_onnxruntime_s() -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(1, 3), (2, 2), (3, 3), (2, 5)])
 def test_proved_averages_of_larger_windows(height: int, width: int) -> None:
-    """Windows whose sums lie next to ties, which are the ones that could differ."""
+    """Proved averages of larger windows are exact for sums next to ties, the only ones that could differ."""
     rng, count = np.random.default_rng(height * width), height * width
     checked = 0
     for _ in range(40):
@@ -353,13 +353,13 @@ def test_proved_averages_of_larger_windows(height: int, width: int) -> None:
         x = rng.integers(-128, 128, (1, 20_000, height, width)).astype(np.int8)
         means = (x.sum((2, 3), dtype=np.int64) - zx * count) * (sx / sy / count)
         x = x[:, np.argsort(np.abs(means - np.floor(means) - 0.5))[0, :4000]]  # the nearest to ties
-        found = sweep.run_node(
+        result = sweep.run_node(
             "QLinearAveragePool", x, *quantisation(sx, zx, sy, zy), out=np.int8,
             kernel_shape=(height, width), strides=(1, 1),
         ).reshape(-1)  # fmt: skip
         multiplier, shift = numerics.fold_scale(numerics.global_average_scale(sx, sy, count))
         made = numerics.requantize(x.sum((0, 2, 3), dtype=np.int64), -zx * count, multiplier, shift, zy)
-        np.testing.assert_array_equal(found, made)
+        np.testing.assert_array_equal(result, made)
         checked += 1
     assert checked >= 10
 
@@ -369,8 +369,8 @@ def test_means_of_more_than_can_be_tried_are_not_proved() -> None:
 
 
 def test_the_bound_of_averages_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proof without room for roundings takes the counterexample's neighbours for exact."""
-    monkeypatch.setattr("celosia.compiler.numerics.requantiser.average_error", lambda *given: -1.0)
+    """A proof without room for roundings accepts an average that differs."""
+    monkeypatch.setattr("celosia.compiler.numerics.requantiser.average_error", lambda *args: -1.0)
     assert is_proved(0.1, 3, 0.1, 1)
-    found, made = padded_averages(0.1, 3, 0.1, -5, 1)
-    assert np.any(found != made)
+    reference, averages = padded_averages(0.1, 3, 0.1, -5, 1)
+    assert np.any(reference != averages)

@@ -1,7 +1,7 @@
-"""Operators that have several implementations: the kernel, the host's and the self-check's give one answer.
+"""Operators with several implementations (kernel, host, self-check) give one answer.
 
-Each runs on the inputs of ONNX's node tests and on extreme values, and is compared with onnxruntime where that runs the
-operator, else with the first of them.
+Each runs on the inputs of ONNX's node tests and on extreme values. The reference is onnxruntime if it runs the
+operator, else the first implementation.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class NodeCase:
 
     @property
     def data(self) -> list[int]:
-        """Inputs whose values may be anything."""
+        """Return the numbers of the inputs whose values are arbitrary."""
         fixed = {*op_spec(self.op.op).shape_inputs, *INDICES.get(self.op.op, ())}
         return [
             k for k, x in enumerate(self.inputs)
@@ -74,8 +74,8 @@ class NodeCase:
 
 @functools.cache
 def node_cases() -> dict[str, list[NodeCase]]:
-    """Of each operator that has more than one implementation, those with arrays for all inputs."""
-    found: dict[str, list[NodeCase]] = defaultdict(list)
+    """Return the node tests with arrays for all inputs, for each operator with several implementations."""
+    by_operator: dict[str, list[NodeCase]] = defaultdict(list)
     for name, case in cases("node").items():
         model = case.model
         if model is None or len(model.graph.node) != 1 or name.endswith("_expanded"):
@@ -83,16 +83,16 @@ def node_cases() -> dict[str, list[NodeCase]]:
         node = model.graph.node[0]
         if node.op_type not in several() or node.op_type in RANDOM:
             continue
-        op = parse(node, {each.domain: each.version for each in model.opset_import})
-        given = dict(zip((value.name for value in model.graph.input), case.data_sets[0][0]))
-        inputs = tuple(given[name] if name else None for name in node.input)
+        op = parse(node, {opset.domain: opset.version for opset in model.opset_import})
+        arrays = dict(zip((value.name for value in model.graph.input), case.data_sets[0][0]))
+        inputs = tuple(arrays[name] if name else None for name in node.input)
         if all(x is None or isinstance(x, np.ndarray) for x in inputs):
-            found[op.op].append(NodeCase(name, model, op, inputs))
-    return {op: found[op] for op in sorted(found)}
+            by_operator[op.op].append(NodeCase(name, model, op, inputs))
+    return {op: by_operator[op] for op in sorted(by_operator)}
 
 
 def several() -> frozenset[str]:
-    """Names of operators that may have several implementations."""
+    """Return the names of operators that may have several implementations."""
     return frozenset({*OPS, *QUICK} & {*(name for _, name in HOST), *SIZED, *QUICK})
 
 
@@ -103,49 +103,49 @@ SIZED = frozenset(
 
 
 def kernel(op: HostOp, args: Sequence[Array | None], data: Sequence[int]) -> list[Array]:
-    """By compiler/ops, whose sizes and places are constants."""
+    """Return the outputs of the kernel of compiler/ops, for which sizes and indices are constants."""
     inputs = [
         None if x is None else InputType(x.shape, x.dtype.name, None if k in data else x) for k, x in enumerate(args)
     ]
-    made = compile_op(op.op, op.attrs, inputs, outputs=op.wanted, opset=op.opset)
-    return made(*(x for x in args if x is not None))
+    compiled = compile_op(op.op, op.attrs, inputs, outputs=op.wanted, opset=op.opset)
+    return compiled(*(x for x in args if x is not None))
 
 
 def answers(op: HostOp, args: Sequence[Array | None], data: Sequence[int]) -> dict[str, list[Array]]:
-    """What each implementation gives, those that refuse left out."""
-    made: dict[str, Callable[[], Value]] = {}
+    """Return the outputs of each implementation that does not refuse the operator."""
+    implementations: dict[str, Callable[[], Value]] = {}
     if op.domain in DOMAINS and op.op in OPS and all(x is None or x.dtype.name in TYPES for x in args):
-        made["kernel"] = lambda: kernel(op, args, data)
+        implementations["kernel"] = lambda: kernel(op, args, data)
     if (sized := sized_function(op)) is not None:
-        made["host, of any size"] = lambda: sized(op, *args)
+        implementations["host, of any size"] = lambda: sized(op, *args)
     if (host := HOST.get((op.domain, op.op))) is not None:
-        made["host"] = lambda: host(op, *args)
+        implementations["host"] = lambda: host(op, *args)
     if op.op in QUICK and op.wanted == 1 and all(x is None or x.dtype == np.float32 for x in args):
-        made["self-check"] = lambda: QUICK[op.op](op, *args)
-    found: dict[str, list[Array]] = {}
-    for name, compute in made.items():
+        implementations["self-check"] = lambda: QUICK[op.op](op, *args)
+    outputs: dict[str, list[Array]] = {}
+    for name, compute in implementations.items():
         try:
             with np.errstate(all="ignore"):
                 result = compute()
         except (Unsupported, HostError):
             continue
         if result is not NotImplemented:
-            found[name] = list(result) if isinstance(result, list | tuple) else [np.asarray(result)]
-    return found
+            outputs[name] = list(result) if isinstance(result, list | tuple) else [np.asarray(result)]
+    return outputs
 
 
 def oracle(model: onnx.ModelProto, op: HostOp, args: Sequence[Array | None]) -> list[Array] | None:
-    """onnxruntime's outputs; None where it refuses. What is left out of the outputs is empty."""
-    given = {name: x for name, x in zip(op.inputs, args) if name}
+    """Return onnxruntime's outputs, empty arrays for omitted ones, or None if it refuses the model."""
+    feed = {name: x for name, x in zip(op.inputs, args) if name}
     try:
-        results = iter(opened(model).run(None, given))
+        results = iter(opened(model).run(None, feed))
     except Exception:  # of many classes
         return None
     return [next(results) if name else np.zeros(0) for name in op.outputs]
 
 
 def extremes(shape: Sequence[int], dtype: str, seed: int, sums: bool) -> Array:
-    """An array of what is hard to compute with."""
+    """Draw an array of values at which computations go wrong most easily."""
     rng, kind = np.random.default_rng(seed), np.dtype(dtype)
     if kind.kind == "b":
         return rng.random(shape) < 0.5
@@ -156,12 +156,12 @@ def extremes(shape: Sequence[int], dtype: str, seed: int, sums: bool) -> Array:
         with np.errstate(over="ignore"):
             return rng.choice(np.array(values).astype(kind), shape)
     limits = np.iinfo(kind)
-    few = [limits.max, limits.min, limits.max - 1, limits.min + 1, 0, 1, 2, 3, -1 if limits.min else 7]
-    return rng.choice(np.array(few, kind), shape)
+    values_near_limits = [limits.max, limits.min, limits.max - 1, limits.min + 1, 0, 1, 2, 3, -1 if limits.min else 7]
+    return rng.choice(np.array(values_near_limits, kind), shape)
 
 
 def differs(a: Array, b: Array) -> str:
-    """How two arrays differ; "" where they do not."""
+    """Return how two arrays differ, or ""."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return f"{a.dtype}{a.shape}, not {b.dtype}{b.shape}"
     if a.dtype.name not in TOLERANCE:
@@ -174,19 +174,19 @@ def differs(a: Array, b: Array) -> str:
 
 
 def check(case: NodeCase, args: Sequence[Array | None], model: onnx.ModelProto) -> Iterator[str]:
-    """Where the implementations do not agree, and which."""
+    """Yield a description of each difference between implementations."""
     op = case.op
-    found = answers(op, args, case.data)
+    outputs = answers(op, args, case.data)
     is_finite = all(x is None or x.dtype.name not in TOLERANCE or np.isfinite(x).all() for x in args)
     is_open = op.op in ELSEWHERE or (op.op in NO_NAN_RULE and not is_finite)
     expected = None if is_open or op.attr("layout") else oracle(model, op, args)
     if expected is not None:
-        found = {"onnxruntime": expected, **found}
-    if not found:
+        outputs = {"onnxruntime": expected, **outputs}
+    if not outputs:
         return
-    (base, wanted), *others = found.items()
-    for name, given in others:
-        for number, (a, b) in enumerate(zip(given, wanted)):
+    (base, wanted), *others = outputs.items()
+    for name, actual in others:
+        for number, (a, b) in enumerate(zip(actual, wanted)):
             if op.outputs[number] and (why := differs(np.asarray(a), np.asarray(b))):
                 yield f"{case.name}: output {number} of {name} is {why} of {base}"
 
@@ -196,7 +196,7 @@ OPERATORS = [*node_cases()]
 
 @pytest.mark.parametrize("op", OPERATORS)
 def test_the_node_tests(op: str) -> None:
-    """Of the first case of an operator; of all in the thorough test."""
+    """All implementations agree on the first node test of an operator; the thorough test runs all node tests."""
     assert not [why for case in node_cases()[op][:1] for why in check(case, case.inputs, case.model)]
 
 
@@ -207,7 +207,7 @@ def test_all_node_tests(op: str) -> None:
 
 
 def extreme(case: NodeCase, dtype: str | None, seed: int) -> tuple[list[Array | None], onnx.ModelProto]:
-    """Inputs of extreme values, and the model for them. dtype: that of all data, by default as it is."""
+    """Return extreme inputs and the model for them. dtype: the type of all data; None: as in the node test."""
     args: list[Array | None] = list(case.inputs)
     model = onnx.ModelProto.FromString(case.model.SerializeToString())
     for k in case.data:
@@ -231,7 +231,7 @@ def extreme(case: NodeCase, dtype: str | None, seed: int) -> tuple[list[Array | 
 
 @pytest.mark.parametrize("op", OPERATORS)
 def test_extreme_values(op: str) -> None:
-    """Of the types that the node tests have."""
+    """All implementations agree on extreme values of the node tests' types."""
     case = node_cases()[op][0]
     assert not [why for seed in range(2) for why in check(case, *extreme(case, None, seed))]
 
@@ -243,7 +243,7 @@ def test_extreme_values_of_all_node_tests(op: str) -> None:
 
 
 def typed(op: str) -> NodeCase | None:
-    """The first case of an operator whose data has one type."""
+    """Return the first case of an operator whose data has one type, or None."""
     for case in node_cases()[op]:
         if case.data and len({case.inputs[k].dtype for k in case.data}) == 1:  # type: ignore[union-attr]
             return case
@@ -255,7 +255,7 @@ TYPED = [op for op in OPERATORS if op not in {*ELSEWHERE, "LSTM", "GRU", "RNN"} 
 
 @pytest.mark.parametrize("op, dtype", paired(TYPED, DTYPES))
 def test_extreme_values_of_every_type(op: str, dtype: str) -> None:
-    """Those of which onnxruntime has the operator."""
+    """All implementations agree on extreme values of each type that onnxruntime supports."""
     case = typed(op)
     assert case is not None
     args, model = extreme(case, dtype, 5)
@@ -271,9 +271,9 @@ def test_extreme_values_of_every_type(op: str, dtype: str) -> None:
     "window", [{}, {"pads": 1}, {"dilations": 2, "pads": 1}, {"strides": 2, "ceil_mode": 1}], ids=str
 )
 def test_maxima_of_minus_infinity(rank: int, window: dict[str, int]) -> None:
-    """MaxPool of -inf alone, also where a window lies beyond the input, is as onnxruntime's of float64.
+    """MaxPool of -inf alone, also beyond the input, gives the result of onnxruntime's float64.
 
-    Its float32 gives -inf or the smallest finite number, by rank and padding.
+    Its float32 gives -inf or the smallest finite number, depending on rank and padding.
     """
     for size, kernel in ((1, 2), (5, 2), (7, 3)):
         reach = (kernel - 1) * window.get("dilations", 1) + 1
@@ -292,9 +292,9 @@ def test_maxima_of_minus_infinity(rank: int, window: dict[str, int]) -> None:
         (expected,) = opened(model).run(None, {"x": x})
         least = np.finfo(np.float32).min
         wanted = np.where(np.isinf(expected), -np.inf, least).astype(np.float32)
-        found = answers(parse(node, {"": 17}), [x.astype(np.float32)], [0])
-        assert found.keys() == {"kernel", "host", "self-check"}
-        for name, (y, *_) in found.items():
+        result = answers(parse(node, {"": 17}), [x.astype(np.float32)], [0])
+        assert result.keys() == {"kernel", "host", "self-check"}
+        for name, (y, *_) in result.items():
             np.testing.assert_array_equal(y, wanted, f"{name}, size {size}")
 
 
@@ -302,7 +302,7 @@ def test_maxima_of_minus_infinity(rank: int, window: dict[str, int]) -> None:
 
 
 def node_of(op: str, inputs: Sequence[Array], attributes: dict[str, Any], shape: Sequence[int]) -> tuple[Any, Any]:
-    """(the operator in a graph whose first input alone varies, its model for onnxruntime)."""
+    """Return the operator with one variable input, and its model for onnxruntime."""
     domain = "" if op in ("QLinearConv", "QLinearMatMul", "MaxPool") else "com.microsoft"
     names = [f"i{k}" for k in range(len(inputs))]
     kinds = [helper.np_dtype_to_tensor_dtype(x.dtype) for x in inputs]
@@ -318,15 +318,15 @@ def node_of(op: str, inputs: Sequence[Array], attributes: dict[str, Any], shape:
 
 
 def scale(rng: np.random.Generator) -> Array:
-    """Of any size that a model may have, small and large ones among them."""
+    """Draw a scale from 1e-4 to 10."""
     return np.array(10.0 ** rng.uniform(-4, 1), np.float32)
 
 
 def integer_case(op: str, dtype: str, rng: np.random.Generator, bits: int) -> tuple[list[Array], dict[str, Any]]:
-    """(inputs, attributes) of a random operator whose data, weights and zero points include the ends of their range.
+    """Draw (inputs, attributes) of an operator; data, weights and zero points include the ends of their range.
 
-    bits: of weights. onnxruntime adds pairs of products in 16 bits where the processor has no better instruction, so
-    that its sums are exact for weights of seven bits.
+    bits: of weights. Without a better instruction, onnxruntime adds pairs of products in 16 bits: its sums are exact
+    only for weights of seven bits.
     """
     most = (1 << (bits - 1)) - 1
     limits = np.iinfo(dtype)
@@ -375,7 +375,7 @@ INTEGER_OPERATORS = (
 @pytest.mark.parametrize("op, seed", some([(op, seed) for op in INTEGER_OPERATORS for seed in range(20)],
                                           [(op, seed) for op in INTEGER_OPERATORS for seed in range(2)]))  # fmt: skip
 def test_integer_operators(op: str, dtype: str, seed: int) -> None:
-    """The kernel, the operators of the self-check, and onnxruntime, byte by byte."""
+    """Kernel, self-check and onnxruntime give the same bytes."""
     bits = 8 if seed % 2 else 7
     inputs, attributes = integer_case(op, dtype, np.random.default_rng(seed), bits)
     varying = [(inputs[0].shape, dtype), *inputs[1:]]

@@ -1,4 +1,4 @@
-"""Each operator is one row: there is one for every operator, and no second table beside it."""
+"""Each operator has one specification, and no second table lists operators."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ TABLES = {
 
 
 def listed(node: ast.AST) -> list[str]:
-    """Constant texts of a list; of a dict, its keys, where what they stand for is constant, too, and no code."""
+    """Return the constant strings of a list, or the keys of a dict whose values are constant and hold no code."""
     if isinstance(node, ast.Dict):
         code = (ast.Name, ast.Attribute, ast.Lambda, ast.Call)
         if any(isinstance(inner, code) for value in node.values for inner in ast.walk(value)):
@@ -68,30 +68,30 @@ def listed(node: ast.AST) -> list[str]:
         parts = [*node.elts]
     else:
         return []
-    return [each.value for each in parts if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    return [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
 
 
 def tables(text: str, operators: frozenset[str]) -> Iterator[int]:
-    """Lines of a module in which a literal lists FEWEST operators or more."""
+    """Yield the lines of a module in which a literal lists FEWEST operators or more."""
     for node in ast.walk(ast.parse(text)):
         if len(operators.intersection(listed(node))) >= FEWEST:
             yield node.lineno  # type: ignore[attr-defined]
 
 
 def test_no_second_table_lists_operators() -> None:
-    found = {
+    result = {
         str(path.relative_to(ROOT)): lines
         for folder in FOLDERS
         for path in sorted((ROOT / folder).rglob("*.py"))
         if (lines := list(tables(path.read_text(encoding="utf-8"), all_operators())))
     }
-    assert set(found) == set(TABLES), found
+    assert set(result) == set(TABLES), result
     several = {
         "compiler/graph/onnxruntime_rules/float16.py": 2,
         "compiler/graph/importing/shape_inference.py": 2,
         "compiler/selfcheck/imported_model.py": 2,
     }
-    assert all(len(lines) == several.get(path, 1) for path, lines in found.items()), found
+    assert all(len(lines) == several.get(path, 1) for path, lines in result.items()), result
 
 
 @pytest.mark.parametrize(
@@ -145,12 +145,12 @@ Signature = list[tuple[str, int]]
 
 
 def signature(schema: Any) -> Signature:
-    """The inputs of a schema of ONNX or onnxruntime."""
+    """Return the inputs of a schema of ONNX or onnxruntime."""
     return [(formal.name.lower(), int(getattr(formal.option, "value", formal.option))) for formal in schema.inputs]
 
 
 def declared(name: str) -> Signature:
-    """The inputs that an operator declares; a group that repeats is one variadic input, by its first name."""
+    """Return the inputs that an operator declares; a repeated group is one variadic input with its first name."""
     spec = op_spec(name)
     once = len(spec.operands) - spec.repeated
     inputs = [(operand.name, OPTIONAL if operand.optional else 0) for operand in spec.operands[:once]]
@@ -159,8 +159,10 @@ def declared(name: str) -> Signature:
 
 @cache
 def schemas() -> dict[tuple[str, str], Any]:
-    """The newest schema of each operator by domain and name. onnxruntime's, from which it prints the page
-    docs/ContribOperators.md, are those of com.microsoft."""
+    """Return the newest schema of each operator by domain and name.
+
+    onnxruntime prints the page docs/ContribOperators.md from its schemas of com.microsoft.
+    """
     newest = {(schema.domain, schema.name): schema for schema in onnx.defs.get_all_schemas()}
     for schema in get_all_operator_schema():
         if schema.domain == "com.microsoft" or schema.name == "SimplifiedLayerNormalization":
@@ -188,11 +190,13 @@ def test_ours_are_in_our_domain() -> None:
     assert {name for name in OPS if op_spec(name).domain == "celosia"} == OURS
 
 
-@pytest.mark.parametrize("name", sorted(name for name in OPS if any(each.type for each in op_spec(name).operands)))
+@pytest.mark.parametrize(
+    "name", sorted(name for name in OPS if any(operand.type for operand in op_spec(name).operands))
+)
 def test_types_are_those_of_the_documentation(name: str) -> None:
-    """Operands of one letter are of one type parameter, scales and biases of what the letter says."""
+    """Operands with the same type letter have one type parameter; scales and biases have the letter's type."""
     schema = schemas()["com.microsoft", name]
-    allowed = {each.type_param_str: set(each.allowed_type_strs) for each in schema.type_constraints}
+    allowed = {constraint.type_param_str: set(constraint.allowed_type_strs) for constraint in schema.type_constraints}
     of_letter: dict[str, set[str]] = {}
     for formal, own in zip(schema.inputs, op_spec(name).operands):
         if formal.name == "inputs":
@@ -232,7 +236,7 @@ def test_quantised_forms_are_those_of_float_operators() -> None:
         assert quantised_form(operator) == name and (spec.scale, spec.zero_point) == result
         own = [(n, each) for n, each in enumerate(spec.operands) if not each.quantises]
         assert [f"{each.name}{n}" for n, each in own] == places.split(), name
-        of_float = [each.role for each in op_spec(operator).operands if each.role is not Role.SHAPE]
+        of_float = [operand.role for operand in op_spec(operator).operands if operand.role is not Role.SHAPE]
         assert [each.role for _, each in own] == of_float[: len(own)], name
         for n, each in own:
             if each.role is not Role.BIAS and each.name != "condition":
@@ -277,7 +281,7 @@ def test_a_second_definition_is_refused() -> None:
 
         @op("Conv", kind=Kind.COMPLEX, operands="x w:weights b:bias?")
         def second(node: Node) -> Any:
-            """Another Conv."""
+            """Define Conv a second time."""
 
     assert OPS["Conv"] is before
 
@@ -298,7 +302,7 @@ TERMS = ("compiler/superoptimise/", "compiler/program/", "compiler/tune/")
 
 
 def numbered(text: str) -> Iterator[int]:
-    """Lines of a module that take an operand by a number from 2 on."""
+    """Yield the lines of a module that access an operand by a number of 2 or more."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Subscript):
             owner, places = node.value, [node.slice]
@@ -309,19 +313,19 @@ def numbered(text: str) -> Iterator[int]:
         else:
             continue
         name = owner.attr if isinstance(owner, ast.Attribute) else owner.id if isinstance(owner, ast.Name) else ""
-        values = [each.value for each in places if isinstance(each, ast.Constant)]
+        values = [place.value for place in places if isinstance(place, ast.Constant)]
         if name in NUMBERED and any(isinstance(value, int) and value >= 2 for value in values):
             yield node.lineno
 
 
 def test_no_operand_is_known_by_a_number() -> None:
-    found = {
+    result = {
         str(path.relative_to(ROOT)): lines
         for path in sorted((ROOT / "compiler").rglob("*.py"))
         if not str(path.relative_to(ROOT)).startswith(TERMS)
         and (lines := list(numbered(path.read_text(encoding="utf-8"))))
     }
-    assert not found
+    assert not result
 
 
 @pytest.mark.parametrize(
@@ -352,16 +356,16 @@ NAMED_FORMS: dict[str, set[str]] = {
 
 
 def names(text: str) -> set[str]:
-    """Names of operators that a module has as constants."""
+    """Return the operator names that a module holds as constants."""
     constants = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
     return {value for value in constants if isinstance(value, str)} & all_operators()
 
 
 def named_forms(texts: Mapping[str, str]) -> dict[str, set[str]]:
-    """The quantised forms that modules name which may not, by path."""
+    """Return the quantised forms that modules name against the rule, by path."""
     others = {path: names(text) & set(QUANTISED) for path, text in texts.items()
               if not path.startswith(tuple(FORMS_ALLOWED))}  # fmt: skip
-    return {path: found for path, found in others.items() if found}
+    return {path: output for path, output in others.items() if output}
 
 
 def texts() -> dict[str, str]:

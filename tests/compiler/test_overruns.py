@@ -1,4 +1,4 @@
-"""Kernels write their outputs and nothing behind them, where LLVM makes vectors of loops, too."""
+"""Kernels write only their outputs, also when LLVM vectorises loops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ g (uint8[2, 3, 9, {n}] a, uint8[1, 1, 1, {n}] b) => (uint8[2, 3, 9, {n}] y)
 
 @pytest.mark.parametrize("n", [5, 9, 13, 17])
 def test_a_softmax_of_sums_writes_its_own_bytes(n: int) -> None:
-    """Of rows of nine, LLVM stored the last byte as one lane of a vector, and four bytes instead of one."""
+    """A kernel on rows of nine writes nine bytes. LLVM once stored the last byte as four."""
     program = celosia.compile(onnx.parser.parse_model(MODEL.format(n=n)), check=False)
     (kernel,) = program.kernels
     random = np.random.default_rng(n)

@@ -1,4 +1,4 @@
-"""Weights that find their values in codebooks lie packed in DRAM, and nothing else changes."""
+"""Weights whose values fit codebooks lie packed in DRAM; nothing else changes."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ SHAPES += [
 
 
 def grouped(cfg: Config, groups: NDArray[np.int8]) -> Bytes:
-    """Entries of wgt with these groups [packs, groups, weights]."""
+    """Return entries of wgt with these groups [packs, groups, weights]."""
     p = packing(cfg)
     return np.ascontiguousarray(groups.reshape(-1, p.blocks, p.entries, p.run).swapaxes(1, 2)).view(np.uint8).ravel()
 
 
-def expanded(cfg: Config, found: pack.StoredWeights) -> Bytes:
-    """What LOAD makes of packed weights."""
-    book = found.data[: found.book_bytes].view(np.int8).reshape(-1, nibble_weights(cfg))
-    return expand_packs(cfg, found.data[found.first :], book).view(np.uint8).ravel()
+def expanded(cfg: Config, stored: pack.StoredWeights) -> Bytes:
+    """Return the weights that LOAD expands from packed ones."""
+    book = stored.data[: stored.book_bytes].view(np.int8).reshape(-1, nibble_weights(cfg))
+    return expand_packs(cfg, stored.data[stored.first :], book).view(np.uint8).ravel()
 
 
 def drawn(cfg: Config, books: NDArray[np.int8], packs: int, rng: np.random.Generator) -> Bytes:
-    """Entries of wgt whose groups each have values of one of these codebooks."""
+    """Draw entries of wgt; all values of a group come from one of these codebooks."""
     p = packing(cfg)
     own = books[rng.integers(0, len(books), (packs, p.blocks))]
     picked = rng.integers(0, books.shape[1], (packs, p.blocks, p.entries * p.run))
@@ -56,22 +56,25 @@ def drawn(cfg: Config, books: NDArray[np.int8], packs: int, rng: np.random.Gener
 
 @pytest.mark.parametrize("cfg", SHAPES, ids=lambda c: f"{c.block_in}x{c.block_out}-{c.bus_bytes}-{c.weight_bits}")
 def test_what_is_packed_expands_to_the_same(cfg: Config) -> None:
-    """Factors times numbers of few bits; any values, as many as a codebook has; several codebooks of values apart."""
+    """Packed weights expand to the same bytes, for one or several codebooks.
+
+    Values are factors times numbers of few bits, or arbitrary ones.
+    """
     p, rng = packing(cfg), np.random.default_rng(cfg.block_in)
     apart = rng.permutation(256)[: 240 >> 4 - p.bits << 4 - p.bits].astype(np.uint8).view(np.int8)
     apart = apart.reshape(-1, 1 << p.bits)[:CODEBOOKS]
     for books in (codebooks_of_multiples(p.bits).view(np.int8), apart[:1], apart):
         entries = drawn(cfg, books, 7, rng)
-        found = pack.pack_weights(cfg, entries)
-        assert found is not None and len(found.data) == found.first + 7 * p.pack_bytes
-        assert 0 < found.book_bytes <= len(books) * CODEBOOK_ENTRIES * nibble_weights(cfg) and found.packed
-        np.testing.assert_array_equal(expanded(cfg, found), entries)
+        result = pack.pack_weights(cfg, entries)
+        assert result is not None and len(result.data) == result.first + 7 * p.pack_bytes
+        assert 0 < result.book_bytes <= len(books) * CODEBOOK_ENTRIES * nibble_weights(cfg) and result.packed
+        np.testing.assert_array_equal(expanded(cfg, result), entries)
     assert p.entry_bytes == (1 + (1 << p.stretch)) << p.shift and p.pack_bytes % cfg.bus_bytes == 0
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
 def test_too_many_values(bits: int) -> None:
-    """A group with one value more than a codebook, and a layer with one codebook more than there are."""
+    """Weights are not packed if a group has too many values or a layer too many codebooks."""
     cfg = replace(PRESETS["pynq"], weight_bits=bits)
     p, rng = packing(cfg), np.random.default_rng(bits)
     entries = grouped(
@@ -83,9 +86,9 @@ def test_too_many_values(bits: int) -> None:
     pairs = rng.permutation(256).astype(np.uint8).view(np.int8).reshape(-1, 1 << bits)
     groups = np.repeat(pairs[:, None], CODEBOOK_BLOCK >> bits, axis=1).reshape(len(pairs), CODEBOOK_BLOCK)
     enough = np.resize(groups[:CODEBOOKS], (1, p.blocks, CODEBOOK_BLOCK))
-    found = pack.pack_weights(cfg, grouped(cfg, enough))
-    assert found is not None
-    np.testing.assert_array_equal(expanded(cfg, found), grouped(cfg, enough))
+    result = pack.pack_weights(cfg, grouped(cfg, enough))
+    assert result is not None
+    np.testing.assert_array_equal(expanded(cfg, result), grouped(cfg, enough))
     if len(pairs) > CODEBOOKS:
         assert (
             pack.pack_weights(cfg, grouped(cfg, np.resize(groups[: CODEBOOKS + 1], (2, p.blocks, CODEBOOK_BLOCK))))
@@ -94,7 +97,7 @@ def test_too_many_values(bits: int) -> None:
 
 
 def test_codebooks_are_loaded_where_others_are_needed() -> None:
-    """In front of weights, once; what two layers have in common is left."""
+    """Codebooks are loaded once before their weights; a codebook that two layers share stays."""
     cfg = CONFIGS["packed-4x8"]
     rng = np.random.default_rng(0)
     one = rng.integers(0, 256, 3 * CODEBOOK_ENTRIES).astype(np.uint8)
@@ -121,8 +124,11 @@ def test_codebooks_are_loaded_where_others_are_needed() -> None:
 
 @given(builders(PACKED), st.integers(1, 80), st.integers(1, 24), st.booleans())
 def test_layers_are_what_they_mean(b: Builder, inputs: int, outputs: int, matrix: bool) -> None:
-    """Convolutions and products, some packed and some not: for their weights, or for packs that they would cut."""
-    x = b.given(b.draw(st.integers(1, 3)), inputs, *((1, 1) if matrix else (5, 4)))
+    """Convolutions and products with packed and unpacked weights compute their meaning.
+
+    Weights stay unpacked if they have too many values or if tiles would cut packs.
+    """
+    x = b.host_input(b.draw(st.integers(1, 3)), inputs, *((1, 1) if matrix else (5, 4)))
     y = b.conv(x, Window((1, 1)) if matrix else b.draw(st.sampled_from([Window((1, 1)), Window((3, 3))])), outputs)
     b.conv(y, Window((1, 1)), 8)
     try:
@@ -138,7 +144,7 @@ def test_layers_are_what_they_mean(b: Builder, inputs: int, outputs: int, matrix
 def product(config: str) -> Network:
     b = Builder(Network(CONFIGS[config]), None, np.random.default_rng(4))  # type: ignore[arg-type]
     b._number, b._flag, b._name = lambda low, high: high, lambda: False, lambda: "product"  # type: ignore[method-assign]
-    b.conv(b.given(1, 64, 2, 2), Window((1, 1)), 16)
+    b.conv(b.host_input(1, 64, 2, 2), Window((1, 1)), 16)
     return b.net
 
 
@@ -146,7 +152,7 @@ Planted = Callable[[Program], None]
 
 
 def _bytes(p: Program) -> tuple[NDArray[np.uint8], int]:
-    """Constants, and where in them the first pack that a LOAD brings begins."""
+    """Return the constants, and the offset of the first pack that a LOAD reads."""
     load = p.loads(Buffer.WGT)[0]
     return p.constants, load.fields["dram_addr"] - p.image.constants_address
 

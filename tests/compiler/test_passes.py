@@ -1,4 +1,4 @@
-"""The pipeline of passes: order, watching, and what is verified between two passes."""
+"""The pass pipeline keeps its order, reports each pass, and verifies the graph between two passes."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ def test_passes_run_in_order_and_are_watched() -> None:
     pipeline = Pipeline(GraphPass("first", "nothing", nothing), GraphPass("second", "no Relu", drop_relu))
     infos = pipeline.run(model(CHAIN), lambda name, graph: seen.append((name, graph.graph.num_nodes())))
     assert seen == [("import", 3), ("first", 3), ("second", 2)]
-    assert [(each.name, each.before, each.after) for each in infos] == [("first", 3, 3), ("second", 3, 2)]
+    assert [(info.name, info.before, info.after) for info in infos] == [("first", 3, 3), ("second", 3, 2)]
 
 
 def test_names_of_passes_are_unique_and_documented() -> None:
     with pytest.raises(ValueError, match="same name"):
         Pipeline(GraphPass("a", "", nothing), GraphPass("a", "", nothing))
-    assert all(each.doc and "\n" not in each.doc for each in PASSES)
+    assert all(graph_pass.doc and "\n" not in graph_pass.doc for graph_pass in PASSES)
 
 
 def _swap(graph: ir.Graph) -> None:

@@ -1,4 +1,4 @@
-"""Pipelined loops of a user's own operators: the same bytes, loads ahead of what computes, nothing loaded twice."""
+"""Pipelined loops of own operators give the same bytes, load ahead of compute, and load nothing twice."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def product(
     cfg: Config, inputs: list[T.Tensor], acc: T.Tensor, y: T.Tensor, tiles: tuple[int, int, int],
     rows_outside: bool = True, kept: str = "", split: bool = False, pipelined: bool = True,
 ) -> T.Schedule:  # fmt: skip
-    """Tiles of (rows, output blocks, input blocks). kept: of x, w and p those whose copies stay.
+    """Return a schedule of a product in tiles of (rows, output blocks, input blocks).
 
-    split: sums of all output blocks of some rows stay in acc, and are made in pieces.
+    kept: letters of x, w and p whose copies stay on chip. split: sums of all output blocks of some rows stay in acc
+    while several GEMMs add to them.
     """
     x, w, par = inputs
     (tm, tn, tk), bi, bo = tiles, cfg.block_in, cfg.block_out
@@ -94,7 +95,7 @@ def test_pipelined_products_compute_the_same(cfg: Config, data: st.DataObject) -
 
 
 def rendered(kept: str = "", pipelined: bool = True, rows_outside: bool = False) -> list[Opcode | None]:
-    """Opcodes of a product of 3 x 4 tiles, the loop over rows inside."""
+    """Return the opcodes of a product of 3 x 4 tiles whose inner loop is over rows."""
     inputs, acc, y = matmul(TINY, 12, 16, 8)
     s = product(TINY, inputs, acc, y, (4, 1, 2), rows_outside, kept, pipelined=pipelined)
     return opcodes(on_device(TINY, T.lower(s, inputs), *matmul_arrays(TINY, 12, 16, 8)))
@@ -135,7 +136,7 @@ Triple = tuple[T.Tensor, T.Tensor, T.Tensor]
 
 
 def clipped(x: T.Tensor, name: str, low: int = -100) -> Triple:
-    """(copy of x in vin, the same clipped in out, and in DRAM): [rows, 1, 1, 4]."""
+    """Return (copy of x in vin, the clipped values in out, the result in DRAM): each [rows, 1, 1, 4]."""
     near = T.compute(x.shape, lambda *i: x[i], f"{name}.near")
     top = T.wrap(100, "int32")
     out = T.compute(x.shape, lambda *i: T.clip(near[i].astype("int32"), low, top).astype("int8"), f"{name}.out")
@@ -162,7 +163,7 @@ def arrange(cfg: Config, s: T.Schedule, tensors: Triple, rows: int, pipelined: b
 @SETTINGS
 @given(st.lists(st.tuples(st.integers(1, 12), st.booleans(), st.booleans()), min_size=2, max_size=4))
 def test_loops_that_follow_each_other(stages: list[tuple[int, bool, bool]]) -> None:
-    """Each reads in DRAM what the one before has stored; what it has not stored yet is not loaded."""
+    """Each loop reads the DRAM results of the loop before it, and loads none before it is stored."""
     x = T.placeholder((12, 1, 1, 4), "int8", "x")
     last, all_ = x, []
     for number, _ in enumerate(stages):
@@ -175,7 +176,7 @@ def test_loops_that_follow_each_other(stages: list[tuple[int, bool, bool]]) -> N
 
 
 def test_what_other_instructions_overwrite_is_not_found_again() -> None:
-    """The instructions between the loops take entries from the first on."""
+    """Entries that instructions between two loops overwrite are loaded again."""
     x, z = (T.placeholder((4, 1, 1, 4), "int8", name) for name in "xz")
     a, b, c = clipped(x, "a"), clipped(z, "b"), clipped(x, "c", -50)
     s = T.create_schedule([a[-1], b[-1], c[-1]])
@@ -183,8 +184,8 @@ def test_what_other_instructions_overwrite_is_not_found_again() -> None:
         arrange(TINY, s, tensors, 4, pipelined, pipelined)
     function = T.verify(T.lower(s, [x, z]))
     arrays = int8(4, 1, 1, 4), int8(4, 1, 1, 4)
-    found, _ = run(render(TINY, function), FunctionalDevice(TINY, checking=True), *arrays)
-    for one, other in zip(found, T.interpret(function, *arrays), strict=True):
+    result, _ = run(render(TINY, function), FunctionalDevice(TINY, checking=True), *arrays)
+    for one, other in zip(result, T.interpret(function, *arrays), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -236,11 +237,11 @@ def test_a_pipelined_loop_holds_instructions_alone() -> None:
 
 
 def test_tensors_of_one_tile_never_lie_over_each_other() -> None:
-    """The first loop leaves the ring in its middle; then there is room for both tensors, but not for each in a row."""
+    """Two tensors of one tile get separate entries, also if the ring has no room for both in a row."""
     cfg = Config(name="few", block_in=4, block_out=4, vin_depth=16)
 
     def function(rows: int, part: int, before: int) -> T.Function:
-        """A tile of all rows, `part` of them and the others one after the other."""
+        """Return loops with a tile of all rows, then `part` of them and the others, one after the other."""
         v, x = (T.placeholder((n, 1, 1, 4), "int8", name) for n, name in ((before, "v"), (rows, "x")))
         first, (near, out, y) = clipped(v, "first"), clipped(x, "y")
         s = T.create_schedule([first[-1], y])
@@ -253,9 +254,9 @@ def test_tensors_of_one_tile_never_lie_over_each_other() -> None:
 
     for rows, part in ((16, 9), (12, 8), (7, 4)):
         both, arrays = function(rows, part, 8), (int8(8, 1, 1, 4), int8(rows, 1, 1, 4))
-        found, _ = run(render(cfg, both), FunctionalDevice(cfg, checking=True), *arrays)
-        for one, want in zip(found, T.interpret(both, *arrays), strict=True):
-            np.testing.assert_array_equal(one, want)
+        result, _ = run(render(cfg, both), FunctionalDevice(cfg, checking=True), *arrays)
+        for one, expected in zip(result, T.interpret(both, *arrays), strict=True):
+            np.testing.assert_array_equal(one, expected)
     with pytest.raises(RenderError, match=r"y\.near.*7 entries of vin"):
         render(cfg, function(16, 9, 6))
     with pytest.raises(RenderError, match=r"loop i0\.o.*17 of 16 vin entries"):
@@ -268,7 +269,7 @@ def test_tensors_of_one_tile_never_lie_over_each_other() -> None:
 @settings(max_examples=tries(100), deadline=None)
 @given(st.data())
 def test_what_a_tile_holds_is_given_to_no_other(data: st.DataObject) -> None:
-    """Tiles take or find one range each, compute in any order that a stream allows, and the ring is never too small."""
+    """No two tiles hold the same entries of a ring, in any legal order of computation."""
     stream = Stream(TINY)
     depth = data.draw(st.integers(1, 24))
     ring = Ring(depth, stream.make_room)
@@ -280,11 +281,11 @@ def test_what_a_tile_holds_is_given_to_no_other(data: st.DataObject) -> None:
             first = None if key is None else stream.find(ring, (key, size))
             if first is None:
                 first = stream.take(ring, size, None if key is None else (key, size))
-            mine = first, first + size, key
-            held.append(mine)
+            entry_range = first, first + size, key
+            held.append(entry_range)
 
             def compute() -> None:
-                held.remove(mine)
+                held.remove(entry_range)
 
             return [*before, compute]
 
@@ -311,7 +312,8 @@ def test_what_a_tile_holds_is_given_to_no_other(data: st.DataObject) -> None:
 
 
 def test_phases_of_tiles_overlap() -> None:
-    """A tile's next phase comes after the first of the tile behind it; what reads several of them comes after all."""
+    """The second phase of a tile follows the first phase of the next tile; a reader of several tiles follows all of
+    them."""
     stream, done = Stream(TINY), list[str]()
 
     def tile(*names: str | None) -> Load:

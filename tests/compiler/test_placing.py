@@ -1,4 +1,4 @@
-"""Where operators run: as the caller says, and by what the CPU and the accelerator would cost."""
+"""Operators run where the caller asks, else where CPU or accelerator would be cheaper."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ NAMES = "small", "large"
 
 
 def model(side: int = 24) -> onnx.ModelProto:
-    """`x` int8 [1, 2, 4, 4] through a convolution of 2 channels, and `y` [1, 16, side, side] through one of 16."""
+    """Return a model of two convolutions: `x` int8 [1, 2, 4, 4] by 2 channels, `y` [1, 16, side, side] by 16."""
     rng = np.random.default_rng(1)
-    nodes, constants, ends, made = [], [], [], []
+    nodes, constants, ends, outputs = [], [], [], []
     for name, channels, size in zip(NAMES, (2, 16), (4, side)):
         shape = [1, channels, size, size]
         weights = rng.integers(-100, 101, (channels, channels, 3, 3), np.int8)
-        for what, value in (("step", np.float32(0.02)), ("zero", np.int8(0)), ("weights", weights)):
-            constants.append(numpy_helper.from_array(np.asarray(value), f"{name}_{what}"))
-        meaning = [f"{name}_step", f"{name}_zero"]
-        operands = [f"{name}_in", *meaning, f"{name}_weights", *meaning, *meaning]
+        for role, value in (("step", np.float32(0.02)), ("zero", np.int8(0)), ("weights", weights)):
+            constants.append(numpy_helper.from_array(np.asarray(value), f"{name}_{role}"))
+        scale_and_zero = [f"{name}_step", f"{name}_zero"]
+        operands = [f"{name}_in", *scale_and_zero, f"{name}_weights", *scale_and_zero, *scale_and_zero]
         nodes.append(helper.make_node("QLinearConv", operands, [f"{name}_out"], name=name, pads=[1] * 4))
         ends.append(helper.make_tensor_value_info(f"{name}_in", TensorProto.INT8, shape))
-        made.append(helper.make_tensor_value_info(f"{name}_out", TensorProto.INT8, shape))
-    graph = helper.make_graph(nodes, "two", ends, made, constants)
+        outputs.append(helper.make_tensor_value_info(f"{name}_out", TensorProto.INT8, shape))
+    graph = helper.make_graph(nodes, "two", ends, outputs, constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
 def on_cpu(program: Program) -> dict[str, str]:
-    """Names of operators on the CPU, with the reason."""
+    """Return the names of operators on the CPU, with the reasons."""
     return {node.name: node.reason for step in program.steps for node in getattr(step, "nodes", ()) if node.name}
 
 
 def run(program: Program) -> list[bytes]:
     rng = np.random.default_rng(2)
-    inputs = {each.name: rng.integers(-128, 128, each.shape, np.int8) for each in program.inputs}
-    return [each.tobytes() for each in celosia.Runtime(program).run(inputs).outputs.values()]
+    inputs = {tensor.name: rng.integers(-128, 128, tensor.shape, np.int8) for tensor in program.inputs}
+    return [output.tobytes() for output in celosia.Runtime(program).run(inputs).outputs.values()]
 
 
 def test_an_operator_is_placed_by_its_name() -> None:
@@ -81,7 +81,7 @@ def test_what_cannot_be_placed_is_said() -> None:
 
 
 def chain(side: int) -> onnx.ModelProto:
-    """The convolution `large` alone, of images of `side`."""
+    """Return a model with only the convolution `large`, of images of `side`."""
     both = model(side)
     for part in (both.graph.node, both.graph.input, both.graph.output):
         del part[0]

@@ -1,6 +1,6 @@
-"""The verifier passes what the compiler makes, and finds every fault planted in what instructions read, do and store.
+"""The verifier accepts correct programs and finds each fault planted in reads, computations and stores.
 
-Faults are planted before tokens are inserted, so that nothing is wrong with the order of what remains.
+Faults are planted before tokens are inserted, so that the order of the remaining instructions stays correct.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Program:
             self.launches.append([_instruction(cfg, word, layer) for word, layer in rows])
 
     def codes(self) -> list[NDArray[np.uint8]]:
-        """The instructions of each launch, encoded with fresh tokens."""
+        """Return the instructions of each launch, encoded with fresh tokens."""
         for stream in self.launches:
             for i in stream:
                 i.fields |= {"wait": 0, "post": 0}
@@ -95,7 +95,7 @@ class Program:
         return self.image.addresses[self.storage(name)]
 
     def find(self, opcode: Opcode, layer: int = 0, launch: int = 0, **fields: int) -> list[StreamInstruction]:
-        """Instructions of `layer` with `fields`."""
+        """Return the instructions of `layer` with `fields`."""
         return [
             i for i in self.launches[launch]
             if (i.opcode, i.layer) == (opcode, layer) and all(i.fields[name] == fields[name] for name in fields)
@@ -134,15 +134,15 @@ def _instruction(cfg: Config, word: int, layer: int) -> StreamInstruction:
 
 
 class Maker:
-    """Layers by hand; each method adds one and returns its output."""
+    """Adds layers with chosen sizes; each method returns the output of its layer."""
 
     def __init__(self, cfg: Config, images: int) -> None:
         self.net, self.rng, self.images = Network(cfg), np.random.default_rng(1), images
 
-    def given(self, channels: int, height: int, width: int) -> Activation:
-        act = Activation.alone(self.net.cfg, f"in{len(self.net.given)}", self.images, channels, height, width)
+    def host_input(self, channels: int, height: int, width: int) -> Activation:
+        act = Activation.alone(self.net.cfg, f"in{len(self.net.host_inputs)}", self.images, channels, height, width)
         values = self.rng.integers(-128, 128, (self.images, channels, height, width)).astype(np.int8)
-        self.net.given[act] = values
+        self.net.host_inputs[act] = values
         return act
 
     def output(self, channels: int, height: int, width: int) -> Activation:
@@ -169,7 +169,7 @@ CONV, STRIDED, ADDED, LEFT, RIGHT, WHOLE, MAXIMUM, AVERAGE, FACTOR, TABLE, DEPTH
 
 
 def program(cfg: Config) -> Program:
-    """One launch with every kind of layer, on two images (or batches of them)."""
+    """Return one launch with every kind of layer, on two images (or batches of them)."""
     return Program(*_built(cfg))
 
 
@@ -177,7 +177,7 @@ def program(cfg: Config) -> Program:
 def _built(cfg: Config) -> tuple[Network, Image]:
     m = Maker(cfg, 2 * cfg.batch)
     channels = 3 * max(cfg.block_in, cfg.block_out)
-    x = m.given(channels, 6, 5)
+    x = m.host_input(channels, 6, 5)
     a = m.conv(x, m.output(channels, 6, 5), SAME, epilogue=Epilogue((-90, 100), table(m.rng)))
     m.conv(a, m.output(channels, 2, 2), Window((3, 3), (2, 2)))
     c = m.output(channels, 6, 5)
@@ -212,7 +212,7 @@ FAULTS: dict[str, tuple[Fault, set[Meaning], str]] = {}
 
 
 def fault(message: str, *rules: Meaning) -> Callable[[Fault], Fault]:
-    """A fault and what the error must say."""
+    """Register a planted fault, with the rules that find it and a pattern of the error message."""
 
     def plant(function: Fault) -> Fault:
         FAULTS[function.__name__] = function, set(rules), message
@@ -271,7 +271,7 @@ def one_term_twice(p: Program) -> None:
 
 @fault("as B instead of", Meaning.OPERAND)
 def wrong_residual(p: Program) -> None:
-    """Another activation of the same shape."""
+    """Add another activation of the same shape."""
     a, x = (p.address(name) for name in ("t0", "in0"))
     for i in p.loads(Buffer.VIN, ADDED):
         i.fields["dram_addr"] += a - x
@@ -357,7 +357,7 @@ def store_to_the_other_image(p: Program) -> None:
 
 
 def _other_image(p: Program, storage: str, address: int) -> int:
-    """`address` in the other of the two images (or batches of them) in `storage`."""
+    """Return `address` moved to the other of the two images (or batches of them) in `storage`."""
     acts = {layer.y.storage.name: layer.y for layer in p.net.layers}
     size = acts[storage].size(p.net.cfg) // 2
     return address + size if address < p.address(storage) + size else address - size
@@ -468,7 +468,7 @@ def test_planted_faults_are_found(planted: str, name: str) -> None:
 def two_equal_convolutions(cfg: Config, names: tuple[str, str]) -> Network:
     m = Maker(cfg, 1)
     channels = max(cfg.block_in, cfg.block_out)
-    x = m.given(channels, 4, 4)
+    x = m.host_input(channels, 4, 4)
     y = m.conv(x, m.output(channels, 4, 4), SAME, name=names[0])
     m.conv(y, m.output(channels, 4, 4), SAME, name=names[1])
     return m.net
@@ -476,7 +476,7 @@ def two_equal_convolutions(cfg: Config, names: tuple[str, str]) -> Network:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stale_entry_of_a_ring_is_found(name: str) -> None:
-    """The second of two equal layers takes what the first has loaded for what it has itself."""
+    """The verifier finds a layer that reads the inputs of an equal layer before it instead of its own."""
     net = two_equal_convolutions(CONFIGS[name], ("first", "second"))
     stale = Program(net, net.build(cold=False))  # in equal tiles
     for i in stale.loads(Buffer.INP, 1):
@@ -489,7 +489,7 @@ def test_a_stale_entry_of_a_ring_is_found(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_load_before_the_store_that_it_needs_is_found(name: str) -> None:
-    """The last store of a layer after the last load of the next: that reads the version before."""
+    """The verifier finds a LOAD that reads DRAM before the layer before it has stored there."""
     net = two_equal_convolutions(CONFIGS[name], ("first", "second"))
     early = Program(net, net.build())
     store, load = early.find(Opcode.STORE, 0)[-1], early.loads(Buffer.INP, 1)[-1]
@@ -508,7 +508,7 @@ def test_two_unnamed_layers_are_compiled_rightly_or_refused() -> None:
 
 
 def splitting(order: str) -> Callable[..., Tiling]:
-    """A tiling whose reduction is cut into as many pieces as possible."""
+    """Return a function that chooses the tiling of this order with the most pieces of the reduction."""
 
     def choose(cfg: Config, workload: Workload, *_: object) -> Tiling:
         return min((t for t in candidates(cfg, workload) if t.order == order), key=lambda t: t.k)
@@ -521,7 +521,7 @@ def test_a_lost_piece_of_a_split_reduction_is_found(name: str, monkeypatch: pyte
     monkeypatch.setattr(plan, "choose", splitting("split"))
     cfg = CONFIGS[name]
     m = Maker(cfg, 1)
-    x = m.given(4 * cfg.block_in, 3, 3)
+    x = m.host_input(4 * cfg.block_in, 3, 3)
     m.conv(x, m.output(cfg.block_out, 3, 3), SAME)
     split = Program(m.net, m.net.build())
     split.verify()
@@ -538,7 +538,7 @@ def test_a_lost_piece_of_a_split_reduction_is_found(name: str, monkeypatch: pyte
 
 
 def test_activations_in_the_same_memory_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory planning that puts everything at 0."""
+    """The verifier finds a memory plan that puts all activations at address 0."""
 
     def plan(lifetimes: list[Lifetime], alignment: int = 64) -> ArenaPlan:
         return ArenaPlan({lifetime.buffer: 0 for lifetime in lifetimes}, max(lifetime.size for lifetime in lifetimes))
@@ -550,9 +550,9 @@ def test_activations_in_the_same_memory_are_found(monkeypatch: pytest.MonkeyPatc
 
 
 def two_launches(cfg: Config) -> Program:
-    """A launch of two layers, and one whose layer reads the output of the first."""
+    """Return a launch of two layers, and one with a layer that reads the output of the first."""
     m = Maker(cfg, 1)
-    x = m.given(cfg.group, 3, 3)
+    x = m.host_input(cfg.group, 3, 3)
     y = m.conv(x, m.output(cfg.group, 3, 3), SAME)
     m.conv(x, m.output(cfg.group, 3, 3), SAME)
     m.net.launches.append([])
@@ -601,11 +601,11 @@ def bounded(examples: int) -> settings:
 
 @st.composite
 def programs(draw: st.DrawFn) -> Program:
-    """A layer or two of random shapes."""
+    """Draw a program of a layer or two of random shapes."""
     b: Builder = draw(builders(NAMES))
     number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
     images, height, width = number(1, 3), number(2, 6), number(2, 6)
-    x = b.given(images, number(1, 20), height, width, number(0, 1), number(0, 1))
+    x = b.host_input(images, number(1, 20), height, width, number(0, 1), number(0, 1))
     kind = number(0, 6 if b.cfg.softmax or b.cfg.norm else 5 if can_multiply_activations(b.cfg) else 4)
     kind = 4 if kind == 5 and not can_multiply_activations(b.cfg) else kind
     if kind == 0:
@@ -618,19 +618,19 @@ def programs(draw: st.DrawFn) -> Program:
     elif kind == 2:
         b.pool(x, Window((2, 2), pads=(1, 0, 0, 1)), bool(number(0, 1)))
     elif kind == 3:
-        b.multiply(x, b.given(images, x.channels, *((1, 1) if number(0, 1) else (height, width))))
+        b.multiply(x, b.host_input(images, x.channels, *((1, 1) if number(0, 1) else (height, width))))
     elif kind == 6:
         rows = b.conv(x, Window((1, 1)), number(1, 20)) if number(0, 1) else x
         b.softmax(rows) if b.cfg.softmax else b.norm(rows)
     elif kind == 5:
-        del b.net.given[x]  # another takes its place
+        del b.net.host_inputs[x]  # another takes its place
         inner, columns = b.cfg.group * number(1, 3), number(1, 20)
-        rows = b.given(1, inner, 1, number(1, 20), number(0, 1), number(0, 1))
-        keys = b.given(1, inner, 1, pack.blocks(columns, b.cfg.block_out) * b.cfg.block_out, number(0, 1))
+        rows = b.host_input(1, inner, 1, number(1, 20), number(0, 1), number(0, 1))
+        keys = b.host_input(1, inner, 1, pack.blocks(columns, b.cfg.block_out) * b.cfg.block_out, number(0, 1))
         b.product(rows, b.conv(keys, Window((1, 1)), inner) if number(0, 1) else keys, columns)
     else:
         y = b.conv(x, SAME, number(1, 20))
-        b.map(y, b.given(images, y.channels, height, width) if number(0, 1) else None)
+        b.map(y, b.host_input(images, y.channels, height, width) if number(0, 1) else None)
     try:
         return Program(b.net, b.net.build())
     except LayerErrors:
@@ -667,26 +667,26 @@ def test_a_changed_field_is_found_or_changes_nothing(p: Program, data: st.DataOb
         p.verify()
     except VerifyError:
         return
-    for found, wanted in zip(_outputs(p), expected, strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    for output, wanted in zip(_outputs(p), expected, strict=True):
+        np.testing.assert_array_equal(output, wanted)
 
 
 def _outputs(p: Program) -> list[NDArray[np.uint8]]:
-    """What the functional simulator stores, in a DRAM full of noise."""
+    """Run a program on the functional simulator and return its outputs. DRAM is first filled with noise."""
     cfg, image = p.net.cfg, p.image
     device = FunctionalDevice(cfg)
     device.allocate(image.size)
     device.write(0, np.random.default_rng(0).integers(0, 256, image.constants_address, np.uint8))
     device.write(image.constants_address, p.constants)
-    for act, values in p.net.given.items():
+    for act, values in p.net.host_inputs.items():
         p.net._fill(device, image, act, values)
     for launch, code in zip(image.launches, p.codes(), strict=True):
         device.write(launch.address, code.reshape(-1))
         device.run(launch.address, launch.count)
     results = []
     for act in p.net.outputs():
-        whole = device.read(image.addresses[act.storage], act.size(cfg)).reshape(
+        storage = device.read(image.addresses[act.storage], act.size(cfg)).reshape(
             act.batches(cfg), act.storage_groups, -1
         )
-        results.append(whole[:, act.group_offset : act.group_offset + act.groups(cfg)])
+        results.append(storage[:, act.group_offset : act.group_offset + act.groups(cfg)])
     return results

@@ -1,4 +1,4 @@
-"""Random schedules compute what numpy computes; what stays inside a vectorized loop is computed lane by lane."""
+"""Random schedules compute numpy's results; stages inside a vectorised loop are computed lane by lane."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RNG = np.random.default_rng(0)
 
 
 def compute(seed: int, count: int) -> None:
-    """`count` schedules that are not refused."""
+    """Run schedules until `count` of them are not refused."""
     done = 0
     for number in itertools.islice(cases.numbers(seed), 3 * count):
         done += cases.run(number)
@@ -55,17 +55,17 @@ KINDS: dict[str, Callable[..., np.ndarray]] = {
 
 
 def both(schedule: T.Schedule, *arrays: np.ndarray) -> np.ndarray:
-    """The output, which LLVM and the interpreter compute alike."""
+    """Return the output, after a comparison of LLVM with the interpreter."""
     function = T.verify(T.lower(schedule))
-    (expected,), (found,) = T.interpret(function, *arrays), compile_function(function)(*arrays)
-    np.testing.assert_array_equal(found, expected)
-    return found
+    (expected,), (result,) = T.interpret(function, *arrays), compile_function(function)(*arrays)
+    np.testing.assert_array_equal(result, expected)
+    return result
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ("float32", "int32", "int8", "float64"))
 def test_a_reduction_inside_a_vectorized_loop_is_each_lane_s_own(kind: str, dtype: str) -> None:
-    """Each of the lanes has an accumulator: the loop over data is vectorized, the reduction inside it is not."""
+    """A reduction inside a vectorised loop has an accumulator for each lane."""
     _, y = product(kind, dtype)
     s = T.create_schedule(y)
     s[y].vectorize(y.axes[1])
@@ -99,7 +99,7 @@ y(a: float32[3, 5], b: float32[5, 6]) -> (y: float32[3, 6]):
 @pytest.mark.parametrize("tail", ("shift", "guard", "peel"))
 @pytest.mark.parametrize("reduced", (False, True))
 def test_the_last_tile_of_a_vectorized_loop_may_be_smaller(tail: str, reduced: bool) -> None:
-    """A guard is a branch that differs between lanes."""
+    """A guard inside a vectorised loop differs between lanes."""
     x = T.placeholder((5, 10), "int32", "x")
     k = T.reduce_axis(5, "k")
     y = T.compute((10,), lambda i: T.sum(x[k, i], k) if reduced else x[1, i] * 2, "y")
@@ -111,7 +111,7 @@ def test_the_last_tile_of_a_vectorized_loop_may_be_smaller(tail: str, reduced: b
 
 
 def test_lanes_that_read_apart_under_a_condition() -> None:
-    """What lies outside of the tensor is not read, although no vector can be read with a mask there."""
+    """Masked lanes read nothing outside of the tensor, even without a masked vector load."""
     x = T.placeholder((6, 4), "float32", "x")
     y = T.compute((4, 8), lambda i, j: T.select((j >= 1) & (j < 7), x[j - 1, i], 0.5), "y")
     s = T.create_schedule(y)
@@ -178,7 +178,7 @@ def test_an_empty_loop_can_be_split() -> None:
     "change", [lambda stage: stage.split(stage.order[0], 2), lambda stage: stage.fuse(*stage.order)]
 )
 def test_a_tensorized_loop_that_is_split_or_fused_is_refused(change: Callable[[T.Stage], object]) -> None:
-    """Also where the stage is computed at a loop of another, which asks for whole tiles."""
+    """A split or fused tensorised loop is refused, also in a stage at the loop of a reader with larger tiles."""
     x, a = te.placeholder((4, 4), "float32", "x"), te.placeholder((4, 4), "float32", "a")
     y = te.compute((4, 4), lambda i, j: x[i, j], "y")
     z = te.compute((4, 4), lambda i, j: y[i, j] + 1, "z")
@@ -203,7 +203,7 @@ def test_no_steps_in_lanes(extents: tuple[int, ...]) -> None:
 
 
 def test_an_intrinsic_does_not_take_no_steps() -> None:
-    """A loop without steps would drop the intrinsic, and with it the start value of the reduction."""
+    """An intrinsic with a loop of no steps is refused: the reduction would lose its start value."""
     a, b = te.placeholder((4, 0), "float32", "a"), te.placeholder((0, 4), "float32", "b")
     r = te.reduce_axis((0, 0), "r")
     y = te.compute((4, 4), lambda i, j: te.sum(a[i, r] * b[r, j], r), "y")
@@ -215,7 +215,7 @@ def test_an_intrinsic_does_not_take_no_steps() -> None:
 
 
 def test_no_element_of_a_tensor_is_outside_of_another() -> None:
-    """te, which knows sizes late, finds indices that leave a tensor: of no element there are none."""
+    """Tensors without elements have no index outside of another tensor."""
     x = te.placeholder((2, 8), "float32", "x")
     y = te.compute((0, 8), lambda i, j: x[i + 2, j], "y")
     te.build(te.create_schedule(y), [x, y])(np.ones((2, 8), np.float32), np.empty((0, 8), np.float32))
@@ -224,7 +224,8 @@ def test_no_element_of_a_tensor_is_outside_of_another() -> None:
 @pytest.mark.parametrize("source", ["int8", "int16", "int32"])
 @pytest.mark.parametrize("size", [2, 4, 8, 16])
 def test_negative_numbers_as_long_unsigned_ones_become_floats(source: str, size: int) -> None:
-    """LLVM 22 narrows what the conversion reads, and takes it for unsigned."""
+    """Negative numbers cast to uint64 convert to floats correctly. LLVM 22 narrows the operand and takes it as
+    unsigned."""
     x = T.placeholder((size,), source, "x")
     y = T.compute((size,), lambda i: x[i].astype("uint64").astype("float32"), "y")
     values = np.arange(-size // 2, size - size // 2).astype(source)

@@ -1,4 +1,4 @@
-"""Why an operator stays on the CPU says what to do; and multiplications count wherever they run."""
+"""The reason of an operator on the CPU says what to change, and multiplications count wherever they run."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def test_a_reason_says_what_to_do(case: str) -> None:
 
 
 def test_a_scale_for_each_channel_needs_opset_13() -> None:
-    """Opset 12 has no axis: `Conv` cannot know that the scales are those of its output channels."""
+    """Before opset 13 scales have no axis, so that `Conv` cannot know that they belong to its output channels."""
     body = f"{PAIR} wd = DequantizeLinear(w8, many, zeros) c = Conv(d, wd) e = QuantizeLinear(c, s, z) " \
         "y = DequantizeLinear(e, s, z)"  # fmt: skip
-    made = model(body, opset=12)
-    made.graph.initializer.append(numpy_helper.from_array(np.full(4, 0.1, np.float32), "many"))
-    made.graph.initializer.append(numpy_helper.from_array(np.zeros(4, np.int8), "zeros"))
-    (row,) = [row for row in celosia.compile(made, "tiny").placements if row["op"] == "Conv"]
+    proto = model(body, opset=12)
+    proto.graph.initializer.append(numpy_helper.from_array(np.full(4, 0.1, np.float32), "many"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.zeros(4, np.int8), "zeros"))
+    (row,) = [row for row in celosia.compile(proto, "tiny").placements if row["op"] == "Conv"]
     assert "which opsets before 13 do not know; export the model with opset 13 or later" in row["reason"]
 
 
@@ -91,7 +91,7 @@ SAYS_ITSELF = ("with_change(", "why_on_cpu(", "_broadcast_reason(", "str(error)"
 
 
 def texts(node: ast.expr, constants: dict[str, Any]) -> list[str]:
-    """What an expression can say, with `...` for what is filled in."""
+    """Return the texts that an expression can produce, with `...` in place of inserted values."""
     match node:
         case ast.IfExp():
             return [*texts(node.body, constants), *texts(node.orelse, constants)]
@@ -107,18 +107,18 @@ def texts(node: ast.expr, constants: dict[str, Any]) -> list[str]:
 
 
 def without_a_change(module: ModuleType) -> list[str]:
-    """Reasons that a module raises, without anything behind a semicolon."""
-    found = []
+    """Return the reasons in a module that have no advice after a semicolon."""
+    reasons = []
     for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "NotOffloadable":
-            said = texts(node.args[0], vars(module))
-            found += [text for text in said if "; " not in text and not text.startswith(SAYS_ITSELF)]
-    return [text for text in found if text not in ("view", "...")]
+            messages = texts(node.args[0], vars(module))
+            reasons += [text for text in messages if "; " not in text and not text.startswith(SAYS_ITSELF)]
+    return [text for text in reasons if text not in ("view", "...")]
 
 
 def test_every_reason_says_what_changes_it() -> None:
-    """Or that nothing does (NO_WAY)."""
-    names = [f"{select.__name__}.{each.name}" for each in pkgutil.iter_modules(select.__path__)]
+    """Each reason says which change moves the operator to the accelerator, or that none does (NO_WAY)."""
+    names = [f"{select.__name__}.{module.name}" for module in pkgutil.iter_modules(select.__path__)]
     modules = [select, accelerator, custom_operators, *map(importlib.import_module, names)]
     assert len(modules) > 10
     for module in modules:
@@ -136,10 +136,10 @@ ALIKE = "float[1, 4, 4, 4]"
 
 
 def of_row(body: str, op: str, shape: str = "float[1, 4, 1, 1]") -> list[str]:
-    """Places and reasons of the operators `op` of a model."""
-    made = model(body)
-    made.graph.output[0].CopyFrom(onnx.parser.parse_graph(f"g (float[1] x) => ({shape} y) {{ y = Abs(x) }}").output[0])
-    rows = celosia.compile(made, "tiny").placements
+    """Return places and reasons of the operators `op` of a model."""
+    proto = model(body)
+    proto.graph.output[0].CopyFrom(onnx.parser.parse_graph(f"g (float[1] x) => ({shape} y) {{ y = Abs(x) }}").output[0])
+    rows = celosia.compile(proto, "tiny").placements
     return [f"{row['place']}: {row['reason']}" for row in rows if row["op"] == op]
 
 
@@ -175,13 +175,13 @@ def test_nobody_is_told_to_quantise_a_function_of_two_tensors(operators: str) ->
         f"{PAIR} turned = Transpose<perm = [0, 1, 3, 2]>(q) other = DequantizeLinear(turned, s, z) {operators} "
         "e = QuantizeLinear(c, s, z) y = DequantizeLinear(e, s, z)"
     )
-    made = model(body)
+    proto = model(body)
     columns = numpy_helper.from_array(np.array([0.5, 0.2, -0.1, 0.3], np.float32), "columns")
-    made.graph.initializer.append(columns)
-    made.graph.output[0].CopyFrom(onnx.parser.parse_graph(f"g (float[1] x) => ({ALIKE} y) {{ y = Abs(x) }}").output[0])
+    proto.graph.initializer.append(columns)
+    proto.graph.output[0].CopyFrom(onnx.parser.parse_graph(f"g (float[1] x) => ({ALIKE} y) {{ y = Abs(x) }}").output[0])
     name = operators.rpartition("c = ")[2].partition("(")[0]
     around = (name, "QuantizeLinear", "DequantizeLinear")
-    rows = [row for row in celosia.compile(made, "tiny").placements if row["place"] == "cpu" and row["op"] in around]
+    rows = [row for row in celosia.compile(proto, "tiny").placements if row["place"] == "cpu" and row["op"] in around]
     assert not any("quantise" in row["reason"] for row in rows), rows
     (reason,) = [row["reason"] for row in rows if row["op"] == name]
     assert reason.startswith(f"the accelerator computes {name} only of one tensor and constants of one element")
@@ -198,7 +198,7 @@ def test_nobody_is_told_to_quantise_a_function_of_two_tensors(operators: str) ->
 def test_transposed_convolutions_count(
     channels: int, out: int, kernel: int, stride: int, size: int, groups: int
 ) -> None:
-    """Every product of an element of the input with a kernel's, counted one by one; no padding cuts any off."""
+    """A transposed convolution counts each product of an input element and a kernel element, without padding."""
     c, side = channels * groups, (size - 1) * stride + kernel
     graph = helper.make_graph(
         [helper.make_node("ConvTranspose", ["x", "w"], ["y"], strides=[stride, stride], group=groups)], "g",
@@ -206,12 +206,12 @@ def test_transposed_convolutions_count(
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, out * groups, side, side])],
         [numpy_helper.from_array(np.ones((c, out, kernel, kernel), np.float32), "w")],
     )  # fmt: skip
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     count = sum(
         1 for _ in range(2) for _ in range(c) for _ in range(size * size) for _ in range(out) for _ in range(kernel**2)
     )
-    assert total_macs(load(made).graph) == count
-    program = celosia.compile(made, "tiny")
+    assert total_macs(load(proto).graph) == count
+    program = celosia.compile(proto, "tiny")
     assert program.macs_total == count and program.macs_accelerator == 0
 
 
@@ -226,16 +226,16 @@ def test_recurrences_count(op: str, gates: int, direction: str, count: int) -> N
         [helper.make_tensor_value_info("h", TensorProto.FLOAT, [count, batch, hidden])],
         [numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in shapes.items()],
     )  # fmt: skip
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    assert total_macs(load(made).graph) == count * length * batch * gates * hidden * (size + hidden)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert total_macs(load(proto).graph) == count * length * batch * gates * hidden * (size + hidden)
 
 
 def test_a_transposed_left_operand_counts_its_depth() -> None:
     graph = onnx.parser.parse_graph(
         "g (float[5, 3] a, float[5, 7] b) => (float[3, 7] y) { y = Gemm<transA = 1>(a, b) }"
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    assert total_macs(load(made).graph) == 3 * 5 * 7
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert total_macs(load(proto).graph) == 3 * 5 * 7
 
 
 HEADS, WIDTH, STEPS, BEFORE = 2, 16, 5, 3
@@ -279,7 +279,7 @@ PRODUCTS: dict[str, tuple[onnx.NodeProto, dict[str, tuple[int, ...]], int]] = {
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_of_other_operators_count(name: str) -> None:
-    """Also where ONNX does not know the shapes, behind an operator of onnxruntime."""
+    """Products in other operators count, also after an operator of onnxruntime, whose shape ONNX does not know."""
     node, shapes, count = PRODUCTS[name]
     known = {
         "i32": np.int32([STEPS - 1] * 2),

@@ -1,4 +1,4 @@
-"""Recurrent layers of random sizes and attributes, against onnxruntime, as kernels and in the host runtime."""
+"""Recurrent layers with random sizes and attributes give onnxruntime's results, as kernels and in the host runtime."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PARAMETERS = {
 
 
 class Layer:
-    """A node with its inputs, all drawn at random; those left out are None."""
+    """A recurrent node with random inputs and attributes. Omitted inputs are None."""
 
     def __init__(self, op: str, seed: int) -> None:
         self.op, self.rng = op, np.random.default_rng([seed, len(op), ord(op[0])])
@@ -74,7 +74,7 @@ class Layer:
         return self.floats(*shape) if self.coin() else None
 
     def functions(self) -> None:
-        """Activation functions with parameters of their own, other ones for each direction."""
+        """Draw activation functions and their parameters for each direction."""
         count = FUNCTIONS[self.op]
         names = [
             str(self.rng.choice(GATE_NAMES if n % count == 0 and count > 1 else NAMES))
@@ -91,7 +91,7 @@ class Layer:
         return 3 if self.op == "LSTM" else 2
 
     def model(self, fed: int = 1) -> onnx.ModelProto:
-        """The first `fed` inputs are given at each run, the others are constants."""
+        """Return a model whose first `fed` inputs are inputs of each run; the others are constants."""
         names = [f"i{n}" if array is not None else "" for n, array in enumerate(self.inputs)]
         given = [(name, array) for name, array in zip(names, self.inputs) if array is not None]
         made = [f"o{n}" for n in range(self.outputs)]
@@ -108,11 +108,11 @@ class Layer:
 
     def expected(self) -> list[Array]:
         session = opened(self.model())
-        found: list[Array] = session.run(None, {"i0": self.inputs[0]})
-        return found
+        result: list[Array] = session.run(None, {"i0": self.inputs[0]})
+        return result
 
     def by_batch(self) -> Layer:
-        """The same with sequences along the first axis (`layout`)."""
+        """Return the same layer with sequences along the first axis (`layout`)."""
         turned = type(self).__new__(type(self))
         turned.__dict__ |= self.__dict__ | {"attrs": {**self.attrs, "layout": 1}}
         turned.inputs = [
@@ -124,9 +124,9 @@ class Layer:
 
 def close(found: list[Array], expected: list[Array]) -> None:
     assert len(found) == len(expected)
-    for mine, theirs in zip(found, expected):
-        assert mine.shape == theirs.shape and mine.dtype == theirs.dtype
-        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=2e-5)
+    for actual, reference in zip(found, expected):
+        assert actual.shape == reference.shape and actual.dtype == reference.dtype
+        np.testing.assert_allclose(actual, reference, rtol=1e-5, atol=2e-5)
 
 
 def in_numpy(layer: Layer) -> list[Array]:
@@ -148,15 +148,15 @@ def test_against_onnxruntime(op: str, seed: int) -> None:
 @pytest.mark.parametrize("op", GATES)
 @pytest.mark.parametrize("seed", range(100, 105))
 def test_sequences_along_the_first_axis(op: str, seed: int) -> None:
-    """onnxruntime has no `layout`, so that its arrays are turned."""
+    """Layers with `layout` equal onnxruntime's layers without it, transposed; onnxruntime does not support `layout`."""
     layer = Layer(op, seed)
     every, *last = layer.expected()
     expected = [every.transpose(2, 0, 1, 3), *(state.swapaxes(0, 1) for state in last)]
-    turned = layer.by_batch()
-    program = celosia.compile(turned.model(), accelerator=False)
+    batch_first = layer.by_batch()
+    program = celosia.compile(batch_first.model(), accelerator=False)
     assert any(isinstance(step, CpuStep) and step.kernel is not None for step in program.steps)
-    close(list(Runtime(program).run({"i0": turned.inputs[0]}).outputs.values()), expected)
-    close(in_numpy(turned), expected)
+    close(list(Runtime(program).run({"i0": batch_first.inputs[0]}).outputs.values()), expected)
+    close(in_numpy(batch_first), expected)
 
 
 @pytest.mark.parametrize("op", GATES)
@@ -176,9 +176,9 @@ def test_half_precision_is_computed_in_single(op: str) -> None:
     kernel = compile_op(op, layer.attrs, layer.inputs, outputs=layer.outputs)
     wide = Layer(op, 7)
     wide.inputs = [a.astype(np.float32) if a is not None and a.dtype == np.float16 else a for a in layer.inputs]
-    for mine, theirs in zip(kernel(*given), wide.expected()):
-        assert mine.dtype == np.float16
-        np.testing.assert_array_equal(mine, theirs.astype(np.float16))
+    for actual, reference in zip(kernel(*given), wide.expected()):
+        assert actual.dtype == np.float16
+        np.testing.assert_array_equal(actual, reference.astype(np.float16))
 
 
 def test_threads_change_nothing() -> None:
@@ -191,7 +191,7 @@ def test_threads_change_nothing() -> None:
 
 
 def test_what_follows_joins_the_kernel() -> None:
-    """Exporters turn and reshape what comes out, for one direction and for two."""
+    """Transposes and Reshapes after a layer, for one direction and for two, become part of its kernel."""
     rng = np.random.default_rng(3)
     x, w, r = (rng.standard_normal(s).astype(np.float32) for s in ((5, 2, 6), (2, 32, 6), (2, 32, 8)))
     text = """g (float[5, 2, 6] x) => (float[5, 2, 16] y) {
@@ -231,8 +231,11 @@ def test_impossible_attributes(op: str, change: dict[str, Any], why: str) -> Non
 
 
 class DynamicLayer(Layer):
-    """A DynamicQuantizeLSTM as onnxruntime's quantiser writes it: weights turned, as bytes, by direction or column.
-    Those of int8 have 7 bits: with 8 onnxruntime saturates sums on processors without VNNI."""
+    """A DynamicQuantizeLSTM as onnxruntime's quantiser writes it: transposed byte weights, scaled by direction or
+    column.
+
+    int8 weights have 7 bits: with 8 bits onnxruntime's sums saturate on processors without VNNI.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__("LSTM", seed)
@@ -242,13 +245,13 @@ class DynamicLayer(Layer):
         for number in (1, 2):
             weights, by_column = self.inputs[number], self.coin()
             assert weights is not None
-            turned = weights.swapaxes(1, 2)
+            transposed = weights.swapaxes(1, 2)
             axes = 1 if by_column else (1, 2)
-            scales = (np.abs(turned).max(axes, keepdims=True) / (63 if signed else 127)).astype(np.float32)
+            scales = (np.abs(transposed).max(axes, keepdims=True) / (63 if signed else 127)).astype(np.float32)
             zero = 0 if signed else int(self.rng.integers(100, 156))
             kind = np.int8 if signed else np.uint8
             limits = np.iinfo(kind)
-            self.inputs[number] = np.clip(np.round(turned / scales) + zero, limits.min, limits.max).astype(kind)
+            self.inputs[number] = np.clip(np.round(transposed / scales) + zero, limits.min, limits.max).astype(kind)
             scales = scales.reshape(scales.shape[0], -1) if by_column else scales.reshape(-1)
             self.inputs += [scales, np.full(scales.shape, zero, kind)]
 
@@ -261,7 +264,11 @@ class DynamicLayer(Layer):
 
 @pytest.mark.parametrize("seed", some(range(60), (0, 2, 4, 11)))
 def test_dynamically_quantised_weights_against_onnxruntime(seed: int) -> None:
-    """All directions, lengths, states, peepholes, activations; int8 and uint8, by direction and by column."""
+    """DynamicQuantizeLSTM gives onnxruntime's results.
+
+    Directions, lengths, states, peepholes and activation functions are random; weights are int8 or uint8, with scales
+    by direction or by column.
+    """
     layer = DynamicLayer(seed)
     program = celosia.compile(layer.model(), accelerator=False)
     assert not any(isinstance(step, HostStep) for step in program.steps)
@@ -291,7 +298,7 @@ def test_dynamically_quantised_sequences_along_the_first_axis() -> None:
     ),
 )
 def test_what_onnxruntime_makes_of_a_recurrent_network(weights: str, per_channel: bool, tmp_path: Path) -> None:
-    """An LSTM of two directions and a product behind it, by quantize_dynamic."""
+    """A bidirectional LSTM and a product, quantised by quantize_dynamic, give onnxruntime's results."""
     quantization = pytest.importorskip("onnxruntime.quantization")
     rng = np.random.default_rng(8)
     arrays = {
@@ -316,15 +323,16 @@ def test_what_onnxruntime_makes_of_a_recurrent_network(weights: str, per_channel
     )
     assert "DynamicQuantizeLSTM" in {node.op_type for node in onnx.load(after).graph.node}
     x = rng.standard_normal((6, 3, 10)).astype(np.float32)
-    found = Runtime(celosia.compile(after, "tiny")).run({"x": x}).outputs
-    close(list(found.values()), opened(after).run(None, {"x": x}))
+    outputs = Runtime(celosia.compile(after, "tiny")).run({"x": x}).outputs
+    close(list(outputs.values()), opened(after).run(None, {"x": x}))
 
 
 # Scans
 
 
 def test_a_scan_of_two_states() -> None:
-    """Fibonacci's numbers, and their sums with an input that is turned once, outside of the steps."""
+    """A Scan computes Fibonacci's numbers, and their sums with an input that is transposed once, outside of the
+    steps."""
     x = T.placeholder((6, 3), "int64", "x")
     turned = T.compute((3, 6), lambda i, j: x[j, i] * 10, "turned")
     start = [T.compute((3,), lambda i, n=n: n, f"start{n}", "int64") for n in (0, 1)]
@@ -336,12 +344,12 @@ def test_a_scan_of_two_states() -> None:
     states = T.scan(6, start, step, "states")
     function = T.verify(T.lower(states))
     values = np.arange(18).reshape(6, 3) % 5
-    (found,) = T.interpret(function, values)
+    (output,) = T.interpret(function, values)
     a, b = np.zeros(3, np.int64), np.ones(3, np.int64)
     for t in range(6):
-        assert np.array_equal(found[0, t], a) and np.array_equal(found[1, t], b)
+        assert np.array_equal(output[0, t], a) and np.array_equal(output[1, t], b)
         a, b = b, a + b + 10 * values[t]
-    assert np.array_equal(found[:, 6], [a, b])
+    assert np.array_equal(output[:, 6], [a, b])
     before, steps = str(function).split("ordered t in 6:")
     assert "turned[" in before and "* 10" in before and "* 10" not in steps
     assert str(T.parse(str(function))) == str(function)

@@ -1,4 +1,4 @@
-"""Loops that a process has made are there for all that it compiles, and are those that it would make anew."""
+"""A process reuses its lowered loops in later compilations, and they equal newly lowered ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Known = OrderedDict[Hashable, ScheduledLoops]
 
 
 class Plain(layers.Builder):
-    """Layers with neither tables nor residuals."""
+    """Builds layers without tables and residuals."""
 
     def _number(self, low: int, high: int) -> int:
         return high
@@ -51,7 +51,7 @@ class Plain(layers.Builder):
 
 
 class Careless(Known):
-    """Does not look at part `left_out` of its keys."""
+    """A cache that ignores part `left_out` of its keys: a planted fault."""
 
     left_out = 0
 
@@ -67,18 +67,21 @@ class Careless(Known):
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> Known:
-    """What this process remembers: nothing yet."""
-    found: Known = OrderedDict()
-    monkeypatch.setattr(plan, "_loops_cache", found)
-    return found
+    """Replace this process's cache of loops by an empty one."""
+    empty: Known = OrderedDict()
+    monkeypatch.setattr(plan, "_loops_cache", empty)
+    return empty
 
 
 def asked() -> Iterator[tuple[Planner, LayerComputation, Tiling]]:
-    """Layers on ALIKE, those of a kind with as many pixels, each under its first decisions."""
+    """Yield layers on the Configs of ALIKE, each with its first tilings.
+
+    There are layers of the same kind with the same number of pixels.
+    """
     for cfg in ALIKE:
         b = Plain(Network(cfg), lambda strategy: 0, np.random.default_rng(0))
         for size, window in ((9, Window((1, 1))), (9, PADDED), (11, Window((3, 3)))):
-            x = b.given(1, 24, size, size)
+            x = b.host_input(1, 24, size, size)
             b.conv(x, window, 24)
         for layer in b.net.layers:
             for d in lower_layer(cfg, layer):
@@ -86,12 +89,12 @@ def asked() -> Iterator[tuple[Planner, LayerComputation, Tiling]]:
 
 
 def text(loops: ScheduledLoops) -> str:
-    """The loops, the instructions that they are, and of what."""
+    """Return the loops, their instructions and their Config as text."""
     return f"{loops}\n{loops.plan.nodes}\n{loops.plan.cfg}"
 
 
 def mixed() -> int:
-    """How many loops are not those that are made anew."""
+    """Return how many cached loops differ from newly lowered ones."""
     return sum(text(p.loops(d, c)) != text(plan._lower_loops(p.cfg, d, c)) for p, d, c in asked())
 
 
@@ -111,19 +114,19 @@ def test_a_key_without_one_of_its_parts_is_noticed(left_out: int, monkeypatch: p
 def test_what_was_asked_for_last_is_kept(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "REMEMBERED", 2)
     (planner, a, first), (_, b, second), (_, c, third) = islice(asked(), 3)
-    found = planner.loops(a, first)
+    result = planner.loops(a, first)
     other = planner.loops(b, second)
-    assert planner.loops(a, first) is found
+    assert planner.loops(a, first) is result
     planner.loops(c, third)
     assert len(known) == 2
-    assert planner.loops(a, first) is found and planner.loops(b, second) is not other
+    assert planner.loops(a, first) is result and planner.loops(b, second) is not other
 
 
 # Programs --------------------------------------------------------------------------------------------------------
 
 
 def compiled(model: onnx.ModelProto, cfg: Config, path: Path) -> bytes:
-    """The Program's file."""
+    """Return the bytes of the Program's file."""
     celosia.compile(model, cfg, check=False).save(path)
     return path.read_bytes()
 
@@ -133,9 +136,9 @@ def compiled(model: onnx.ModelProto, cfg: Config, path: Path) -> bytes:
 def test_programs_do_not_depend_on_what_was_compiled_before(b: Builder, known: Known, tmp_path: Path) -> None:
     model, path = b.model(), tmp_path / "program"
     together = [compiled(model, cfg, path) for cfg in [*ALIKE, *ALIKE]]
-    for cfg, *found in zip(ALIKE, together, together[len(ALIKE) :]):
+    for cfg, *output in zip(ALIKE, together, together[len(ALIKE) :]):
         known.clear()
-        assert [compiled(model, cfg, path)] * 2 == found
+        assert [compiled(model, cfg, path)] * 2 == output
 
 
 def test_the_program_is_that_of_another_process(known: Known, tmp_path: Path) -> None:
@@ -143,8 +146,8 @@ def test_the_program_is_that_of_another_process(known: Known, tmp_path: Path) ->
     twins(b)
     onnx.save(b.model(), tmp_path / "model.onnx")
     for cfg in ("pynq", "tiny", "tiny"):
-        found = compiled(b.model(), Config.load(cfg), tmp_path / "here")
+        result = compiled(b.model(), Config.load(cfg), tmp_path / "here")
     assert known
     script = "import celosia, sys; celosia.compile(sys.argv[1], 'tiny', check=False).save(sys.argv[2])"
     subprocess.run([sys.executable, "-c", script, tmp_path / "model.onnx", tmp_path / "there"], check=True)
-    assert (tmp_path / "there").read_bytes() == found
+    assert (tmp_path / "there").read_bytes() == result

@@ -1,4 +1,4 @@
-"""Predicted cycles are kept in the cache for later compilations, under all that they depend on."""
+"""Predicted cycles are cached on disk under everything that they depend on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL = chain(2, 12)
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty cache folder."""
+    """Return an empty cache folder."""
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv(module.VARIABLE, "1")
     return tmp_path / "cache" / module.KIND
@@ -47,7 +47,7 @@ def test_a_second_compilation_predicts_nothing_and_gives_the_same_program(
 ) -> None:
     first = compiled(tmp_path / "program", records=records)
     for user in (order, network):
-        monkeypatch.setattr(user, "predict", lambda *given: pytest.fail("cycles are predicted"))
+        monkeypatch.setattr(user, "predict", lambda *args: pytest.fail("cycles are predicted"))
     assert compiled(tmp_path / "program", records=records) == first
 
 
@@ -58,7 +58,7 @@ def test_nothing_is_kept_if_the_user_does_not_want_it(cache: Path, monkeypatch: 
 
 
 def test_a_file_of_tilings_neither_uses_nor_changes_predictions(cache: Path) -> None:
-    """They hold for the compiler's own tilings."""
+    """A file of tilings neither reads nor writes predictions, which hold for the compiler's own tilings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(module.VARIABLE, "0")
         decisions = collect_tilings(celosia.compile(SMALL, "pynq", check=False))
@@ -72,7 +72,7 @@ def test_a_file_of_tilings_neither_uses_nor_changes_predictions(cache: Path) -> 
 
 
 def saved(cycles: float, *key: object) -> RememberedCycles:
-    """Return predictions with one more, saved."""
+    """Save one more prediction and return all predictions."""
     remembered = RememberedCycles(CFG)
     remembered.recall(lambda: cycles, *key)
     remembered.save()
@@ -80,7 +80,7 @@ def saved(cycles: float, *key: object) -> RememberedCycles:
 
 
 def recalled(*key: object) -> float:
-    """Return what a new compilation reads under a key; -1 where there is nothing."""
+    """Return the prediction that a new compilation reads under a key, or -1."""
     return RememberedCycles(CFG).recall(lambda: -1.0, *key)
 
 
@@ -119,7 +119,7 @@ def test_damaged_lines_and_files_of_others_count_as_missing() -> None:
 
 @pytest.mark.parametrize("number", ["nan", "-1.0", "12"])
 def test_a_number_that_is_none_or_was_cut_off_counts_as_missing(number: str) -> None:
-    """The last number has no end of line: a process has ended while it wrote."""
+    """Invalid and truncated numbers count as missing. A last line without an end was cut off when a process died."""
     path = saved(125, "a").path
     key = path.read_text().split(" ")[0]
     path.write_text(f"{key} {number}" + "\n" * (number != "12"))
@@ -145,7 +145,7 @@ def test_a_file_that_is_too_large_is_begun_anew(monkeypatch: pytest.MonkeyPatch)
 
 @dataclass
 class Places:
-    """The part of a LayerComputation that a pattern looks at."""
+    """The attributes of a LayerComputation that a pattern reads."""
 
     places: dict[int, DramPlace]
 
@@ -170,7 +170,7 @@ def test_a_pattern_holds_codebooks() -> None:
 
 
 def wrong_estimates(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Return how many estimates of a compilation are not those that are computed anew."""
+    """Return how many estimates of a compilation differ from newly computed ones."""
     wrong = count = 0
     estimate = blocks._ChainPartitioner._estimate
 
@@ -183,7 +183,7 @@ def wrong_estimates(monkeypatch: pytest.MonkeyPatch) -> int:
 
     monkeypatch.setattr(blocks._ChainPartitioner, "_estimate", compared)
     for user in (blocks, order):
-        monkeypatch.setattr(user, "time_layers", lambda *given: 1.0)  # the timing model takes most of the time
+        monkeypatch.setattr(user, "time_layers", lambda *args: 1.0)  # the timing model takes most of the time
     for model in (celosia.models.demo_model_path(), chain(4, 8)):
         celosia.compile(model, "pynq", check=False, records="none")
     assert count > 10
@@ -196,7 +196,7 @@ def test_estimates_of_one_geometry_are_equal(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("part", range(3))
 def test_a_geometry_that_leaves_out_a_part_is_noticed(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cuts, the first layer, or all layers but the first."""
+    """The comparison finds a key without cuts, without the first layer, or without the other layers."""
     geometry = blocks.geometry
 
     def careless(planner: Planner, layer: Layer) -> Hashable:

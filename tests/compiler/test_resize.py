@@ -1,4 +1,4 @@
-"""Resize and Upsample with random attributes, sizes and scales, against onnxruntime."""
+"""Resize and Upsample with random attributes, sizes and scales give onnxruntime's results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
 class Random:
-    """One use of Resize that onnxruntime runs."""
+    """A random Resize that onnxruntime runs."""
 
     def __init__(self, rng: np.random.Generator, mode: str, dtype: str):
         self.rng, self.mode, self.dtype = rng, mode, dtype
@@ -49,7 +49,7 @@ class Random:
         self.constants = tuple(k for k, v in enumerate(self.inputs) if k and v is not None)
 
     def layout(self, last: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """A shape, and the axes that change."""
+        """Draw a shape, and the axes that are resized."""
         ranks = {"nearest": (1, 2, 3, 4, 4, 5, 6), "linear": (2, 3, 4, 4, 5), "cubic": (2, 4, 4)}[self.mode]
         rank = int(self.rng.choice(ranks))
         if rank == 4 and self.mode != "nearest":
@@ -107,19 +107,20 @@ class Random:
         self.inputs += [roi, none, np.array(sizes if axes is None else [sizes[a] for a in axes], np.int64)]
 
     def wrong(self) -> str:
-        """How the result differs from onnxruntime's; "" where it does not, "refused" where that does not run it."""
+        """Return how the result differs from onnxruntime's; "" if it does not, "refused" if onnxruntime refuses the
+        model."""
         try:
-            want = onnxruntime_op(self.op, self.attrs, self.inputs, 1, self.opset, self.constants)[0]
+            expected = onnxruntime_op(self.op, self.attrs, self.inputs, 1, self.opset, self.constants)[0]
         except Exception as error:
             return f"refused: {error}"
         types = [None if v is None else v if k else (v.shape, v.dtype.name) for k, v in enumerate(self.inputs)]
         kernel = compile_op(self.op, self.attrs, types, opset=self.opset)
-        got = kernel(*(v for v in self.inputs if v is not None))[0]
-        if (got.shape, got.dtype) != (want.shape, want.dtype):
-            return f"{got.shape} {got.dtype}, not {want.shape} {want.dtype}"
+        actual = kernel(*(v for v in self.inputs if v is not None))[0]
+        if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
+            return f"{actual.shape} {actual.dtype}, not {expected.shape} {expected.dtype}"
         exact = self.dtype != "float32" or self.mode == "nearest"
-        same = got == want if exact else np.isclose(got, want, rtol=1e-5, atol=1e-5)
-        return "" if same.all() else f"{(~same).sum()} of {same.size}: {got[~same][:4]}, not {want[~same][:4]}"
+        same = actual == expected if exact else np.isclose(actual, expected, rtol=1e-5, atol=1e-5)
+        return "" if same.all() else f"{(~same).sum()} of {same.size}: {actual[~same][:4]}, not {expected[~same][:4]}"
 
     def __str__(self) -> str:
         rest = [None if v is None else v.tolist() for v in self.inputs[1:]]
@@ -127,7 +128,7 @@ class Random:
 
 
 def sweep(mode: str, dtype: str, count: int, seed: int = 0) -> tuple[int, list[str]]:
-    """How many were compared, and those that differ."""
+    """Return how many cases were compared, and a description of each difference."""
     rng, compared, wrong = np.random.default_rng(seed), 0, []
     for _ in range(count):
         case = Random(rng, mode, dtype)
@@ -148,24 +149,24 @@ def test_random_uses(mode: str, dtype: str) -> None:
 
 
 def test_what_lies_nearly_half_way() -> None:
-    """The coordinate of element 16, 16 / f32(32 / 15), is the float32 below 7.5."""
+    """Coordinates close to a tie round as in float32: element 16 has 16 / f32(32 / 15), the float32 below 7.5."""
     x, sizes = np.arange(15, dtype=np.int8), np.array([32])
     for nearest, element in (("round_prefer_ceil", 8), ("round_prefer_floor", 7)):
         attrs = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": nearest}
-        wanted = onnxruntime_op("Resize", attrs, [x, None, None, sizes], 1, 13, (3,))[0]
-        assert wanted[16] == element
+        expected = onnxruntime_op("Resize", attrs, [x, None, None, sizes], 1, 13, (3,))[0]
+        assert expected[16] == element
         kernel = compile_op("Resize", attrs, [((15,), "int8"), None, None, sizes], opset=13)
-        np.testing.assert_array_equal(kernel(x, sizes)[0], wanted)
+        np.testing.assert_array_equal(kernel(x, sizes)[0], expected)
 
 
 def test_coordinates_are_float32() -> None:
-    """A third is a little more than that in float32, and (o + 0.5) / scale still the float32 that stands for 1.5."""
+    """Coordinates are computed in float32: with a scale of f32(1/3), (o + 0.5) / scale is exactly 1.5 for o = 0."""
     x, scales = np.arange(9, dtype=np.int8), np.float32([1 / 3])
     attrs = {"coordinate_transformation_mode": "half_pixel", "nearest_mode": "floor"}
-    wanted = onnxruntime_op("Resize", attrs, [x, None, scales], 1, 13, (2,))[0]
-    assert wanted.tolist() == [1, 4, 7]
+    expected = onnxruntime_op("Resize", attrs, [x, None, scales], 1, 13, (2,))[0]
+    assert expected.tolist() == [1, 4, 7]
     kernel = compile_op("Resize", attrs, [((9,), "int8"), None, scales], opset=13)
-    np.testing.assert_array_equal(kernel(x, scales)[0], wanted)
+    np.testing.assert_array_equal(kernel(x, scales)[0], expected)
 
 
 @pytest.mark.parametrize("where, nearest, scale", [
@@ -173,7 +174,7 @@ def test_coordinates_are_float32() -> None:
     ("asymmetric", "round_prefer_ceil", 1.5),
 ])  # fmt: skip
 def test_on_the_accelerator(where: str, nearest: str, scale: float) -> None:
-    """Between two convolutions, at sizes that the scales do not divide."""
+    """A Resize between two convolutions is correct at sizes that the scales do not divide."""
     rng = np.random.default_rng(0)
     constants = {
         "s": np.float32(0.1), "z": np.int8(0), "w": rng.integers(-5, 6, (16, 16, 1, 1)).astype(np.int8),

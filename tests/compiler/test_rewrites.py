@@ -1,4 +1,4 @@
-"""The passes that simplify the graph, as text before and after; and that no rewriting changes a result."""
+"""Simplification passes give the expected graphs as text, and no rewrite changes a result."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_identities(name: str) -> None:
 
 
 def special(kind: str) -> np.ndarray:
-    """Six elements at the borders of a type."""
+    """Return six elements at the limits of a type."""
     dtype = np.dtype(KINDS[kind])
     if dtype.kind == "f":
         return np.array([[np.nan, -0.0, 0.0], [np.inf, -np.inf, 7.5]], dtype)
@@ -87,12 +87,13 @@ def special(kind: str) -> np.ndarray:
 def test_identities_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, operators, _ = CASES[name]
     model, feed = proto(source(kind, operators)), {"x": special(kind)}
-    found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"]
+    output = Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"]
     monkeypatch.setattr(
-        "celosia.compiler.graph.pipeline.PASSES", Pipeline(*(each for each in PASSES if each.name != "identities"))
+        "celosia.compiler.graph.pipeline.PASSES",
+        Pipeline(*(graph_pass for graph_pass in PASSES if graph_pass.name != "identities")),
     )
     plain = Runtime(celosia.compile(model, "tiny")).run(feed).outputs["y"]
-    assert (found.dtype, found.shape, found.tobytes()) == (plain.dtype, plain.shape, plain.tobytes())
+    assert (output.dtype, output.shape, output.tobytes()) == (plain.dtype, plain.shape, plain.tobytes())
 
 
 def test_every_rule_has_a_case() -> None:
@@ -172,13 +173,14 @@ def test_batch_normalisation(name: str, monkeypatch: pytest.MonkeyPatch) -> None
             seen.extend(node.op_type for node in graph.graph)  # type: ignore[attr-defined]
 
     x = np.random.default_rng(0).standard_normal((1, 2, size, size)).astype(np.float32)
-    found = Runtime(celosia.compile(model, "tiny", watch=watch)).run({"x": x}).outputs["y"]
+    output = Runtime(celosia.compile(model, "tiny", watch=watch)).run({"x": x}).outputs["y"]
     assert seen == left
     monkeypatch.setattr(
-        "celosia.compiler.graph.pipeline.PASSES", Pipeline(*(each for each in PASSES if each.name != "batch-norm"))
+        "celosia.compiler.graph.pipeline.PASSES",
+        Pipeline(*(graph_pass for graph_pass in PASSES if graph_pass.name != "batch-norm")),
     )
     plain = Runtime(celosia.compile(model, "tiny")).run({"x": x}).outputs["y"]
-    np.testing.assert_allclose(found, plain, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(output, plain, rtol=1e-5, atol=1e-6)
 
 
 def test_batch_normalisation_as_text() -> None:
@@ -195,17 +197,20 @@ def test_what_overflows_stays() -> None:
 
 
 def test_models_without_shapes_keep_their_operators() -> None:
-    """A rule that needs shapes leaves alone what has none."""
+    """A rule that needs shapes does not apply to a graph without shapes."""
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 21]> g (float[4] x, int64[1] n) => (float[?] y) '
         "{ h = Reshape(x, n)  k = Expand(h, n)  y = Neg(k) }"
     )
-    found = Runtime(celosia.compile(model, "tiny")).run({"x": np.ones(4, np.float32), "n": np.array([4])}).outputs["y"]
-    assert found.tolist() == [-1] * 4
+    output = Runtime(celosia.compile(model, "tiny")).run({"x": np.ones(4, np.float32), "n": np.array([4])}).outputs["y"]
+    assert output.tolist() == [-1] * 4
 
 
 def test_what_several_views_read_stays_bytes() -> None:
-    """Quantisers that write a matrix for each product put a pair behind each view of a norm's bytes: all cancel."""
+    """Redundant quantisation pairs after several views of one tensor all cancel.
+
+    Some quantisers write a view and a pair for each product.
+    """
     text = """<ir_version: 8, opset_import: ["" : 17]> g (int8[1, 8, 16] x8) => (int8[8, 16] y8)
     <float s = {0.05}, int8 z = {1}, float ws = {0.01}, int8 wz = {0}, int64[2] rows = {-1, 16}>
     {

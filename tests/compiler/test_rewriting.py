@@ -1,6 +1,6 @@
-"""The check of all rewriting: models pass, a wrong rewriting in any pass is found at compile time and its pass named.
+"""The check of rewrites accepts correct models; it finds a wrong rewrite in any pass and names the pass.
 
-The faults change the meaning of a graph, and leave one that every other check accepts: types, shapes and order hold.
+Planted faults change the meaning of a graph; types, shapes and order stay valid, so that no other check finds them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Fault = Callable[[ir.Graph], bool]
 
 
 def quantised() -> onnx.ModelProto:
-    """Layers of the accelerator: convolutions, a residual addition, a table, pooling, a concatenation, a product."""
+    """Return a model for the accelerator: convolutions, a residual, a table, pooling, a Concat and a product."""
     b = Builder("qdq", seed=3)
     x = b.conv(b.input([1, 8, 9, 8]), 16, (3, 3), pads=(1, 1, 1, 1))
     y = b.unary(b.binary("Add", b.conv(x, 16, (1, 1)), x), "Sigmoid")
@@ -44,7 +44,7 @@ def quantised() -> onnx.ModelProto:
 
 
 def floats() -> onnx.ModelProto:
-    """Operators of the CPU that every pass has something to do with."""
+    """Return a model for the CPU that each pass changes."""
     rng = np.random.default_rng(0)
     arrays: dict[str, Any] = {
         "w": rng.standard_normal((16, 3, 3, 3)), "b": rng.standard_normal(16), "scale": rng.uniform(0.5, 2, 16),
@@ -83,7 +83,7 @@ MODELS = {"quantised": quantised, "floats": floats}
 
 
 def leaves_out(graph: ir.Graph) -> bool:
-    """An operator that changes its input and not its shape."""
+    """Remove an operator whose output has the shape of its input but other values."""
     for node in graph:
         if (
             is_op(node, "Relu", "Sigmoid", "Table", "QLinearSigmoid", "MaxPool", "Sub")
@@ -97,7 +97,7 @@ def leaves_out(graph: ir.Graph) -> bool:
 
 
 def changes_places(graph: ir.Graph) -> bool:
-    """The operands of a difference, a quotient or a concatenation."""
+    """Exchange the operands of a difference, a quotient or a Concat."""
     for node in graph:
         first = 2 if is_op(node, "QLinearConcat") else 0
         if is_op(node, "Sub", "Div", "Concat", "QLinearConcat") and len(node.inputs) > first + 1:
@@ -111,7 +111,7 @@ def changes_places(graph: ir.Graph) -> bool:
 
 
 def spoils_weights(graph: ir.Graph) -> bool:
-    """One output channel, or one element of a table."""
+    """Change one output channel of weights."""
     for node in graph:
         number = {"Conv": 1, "BlockedConv": 1, "QLinearConv": 3, "MatMul": 1, "QGemm": 3, "QLinearMatMul": 3}.get(
             node.op_type
@@ -130,7 +130,7 @@ def spoils_weights(graph: ir.Graph) -> bool:
 
 
 def moves_windows(graph: ir.Graph) -> bool:
-    """By one row: padding from below is padding above."""
+    """Move windows by one row: move a row of padding from below to above."""
     for node in graph:
         pads = node.attributes.get("pads")
         if pads is not None and list(pads.as_ints()) == [1, 1, 1, 1]:
@@ -140,7 +140,7 @@ def moves_windows(graph: ir.Graph) -> bool:
 
 
 def takes_another(graph: ir.Graph) -> bool:
-    """A tensor of the same type and shape."""
+    """Replace an input by another tensor of the same type and shape."""
     values = [out for node in graph for out in node.outputs if constant(out) is None]
     for node in reversed(list(graph)):
         for number, value in enumerate(node.inputs):
@@ -161,7 +161,7 @@ FAULTS: dict[str, list[Fault]] = {
 
 @pytest.fixture
 def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Fault], list[bool]]:
-    """Makes one pass of the compiler wrong; the list says whether the fault was planted."""
+    """Return a function that plants a fault in a pass; its list tells whether the fault was planted."""
 
     def plant(name: str, fault: Fault) -> list[bool]:
         done: list[bool] = []
@@ -171,10 +171,10 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Fault], list[bool
             done.append(fault(model.graph))  # again where the pass is looked for
 
         changed = [
-            replace(each, run=lambda model, run=each.run: wrong(run, model), inside=False)
-            if each.name == name
-            else each
-            for each in PASSES
+            replace(graph_pass, run=lambda model, run=graph_pass.run: wrong(run, model), inside=False)
+            if graph_pass.name == name
+            else graph_pass
+            for graph_pass in PASSES
         ]
         monkeypatch.setattr("celosia.compiler.graph.pipeline.PASSES", Pipeline(*changed))
         return done
@@ -185,7 +185,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Fault], list[bool
 # Tests -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "model"), paired([each.name for each in PASSES], MODELS))
+@pytest.mark.parametrize(("name", "model"), paired([graph_pass.name for graph_pass in PASSES], MODELS))
 def test_wrong_rewritings_are_found_and_their_pass_is_named(
     name: str, model: str, planted: Callable[[str, Fault], list[bool]]
 ) -> None:
@@ -207,12 +207,12 @@ def test_wrong_rewritings_are_found_and_their_pass_is_named(
 def test_every_tensor_that_the_model_names_is_compared(
     model: str, accelerator: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[ComparedTensors] = []
+    results: list[ComparedTensors] = []
     monkeypatch.setattr(
-        "celosia.compiler.compile.check_rewriting", lambda *given: found.append(check_rewriting(*given))
+        "celosia.compiler.compile.check_rewriting", lambda *args: results.append(check_rewriting(*args))
     )
     celosia.compile(MODELS[model](), "tiny", accelerator=accelerator)
-    (compared,) = found
+    (compared,) = results
     assert compared.tensors and not compared.left_out
 
 
@@ -230,8 +230,8 @@ def test_the_error_says_where_and_what(planted: Callable[[str, Fault], list[bool
     planted("common", changes_places)
     with pytest.raises(RewriteError) as caught:
         celosia.compile(floats(), "tiny")
-    said = r"tensor 'ratio' differs from the model's own operators after the pass 'common': \d+ of 512 values, "
-    assert re.fullmatch(said + r"the first at \[0, 0, 0, 0\]: expected \S+, found \S+", str(caught.value))
+    message = r"tensor 'ratio' differs from the model's own operators after the pass 'common': \d+ of 512 values, "
+    assert re.fullmatch(message + r"the first at \[0, 0, 0, 0\]: expected \S+, found \S+", str(caught.value))
 
 
 def test_check_false_leaves_it_out(planted: Callable[[str, Fault], list[bool]]) -> None:
@@ -240,7 +240,7 @@ def test_check_false_leaves_it_out(planted: Callable[[str, Fault], list[bool]]) 
 
 
 def test_a_function_of_a_tensor_and_of_what_is_made_of_it_is_one_of_the_tensor() -> None:
-    """Where both are kept, they are no two random tensors."""
+    """Tensors that depend on each other are not replaced by independent random tensors, even if both are kept."""
     b = Builder("qdq", np.uint8, seed=1)
     x = b.input([1, 4, 5, 5])
     b.output(b.unary(b.binary("Mul", x, b.unary(x, "Relu")), "Relu"), real=True)
@@ -249,7 +249,7 @@ def test_a_function_of_a_tensor_and_of_what_is_made_of_it_is_one_of_the_tensor()
 
 
 def test_what_is_no_number_becomes_any_byte() -> None:
-    """The square root of a random input, quantised."""
+    """A quantised NaN may be any byte, here from the square root of a random input."""
     text = """<ir_version: 9, opset_import: ["": 17]> g (float[20] x, float w) => (int8[20] y, int8 v)
         <float s = {0.05}, int8 z = {3}> {
             a = Sqrt(x) b = Neg(a) y = QuantizeLinear(b, s, z) c = Sigmoid(w) v = QuantizeLinear(c, s, z) }"""
@@ -265,7 +265,7 @@ def test_what_is_made_twice_may_be_made_once() -> None:
 
 
 def test_a_softmax_of_bytes_may_wrap() -> None:
-    """Of one element it is 1, which is 256 steps, as in onnxruntime."""
+    """A softmax of one element is 1, which is 256 steps and wraps to 0, as in onnxruntime."""
     text = """<ir_version: 9, opset_import: ["": 17]> g (float[3, 1] x) => (float[3, 1] y)
         <float s = {0.05}, uint8 z = {3}, float t = {0.00390625}, uint8 u = {0}> {
             a = QuantizeLinear(x, s, z) b = DequantizeLinear(a, s, z) c = Softmax(b) d = QuantizeLinear(c, t, u)
@@ -275,7 +275,7 @@ def test_a_softmax_of_bytes_may_wrap() -> None:
 
 @pytest.mark.parametrize("name", ONNX_TYPES.values())
 def test_elements_of_every_type_are_compared(name: str) -> None:
-    """1 is 1, and lies between 0 and 1, but not at 0."""
+    """Elements of each type are compared with bounds: 1 lies between 0 and 1, but not between 0 and 0."""
     kind = numpy_dtype(name)
     nothing = 0.25 if name == "float8_e8m0fnu" else 0  # which has none
     one, other, zero = (np.array([value, 1, 1], dtype=kind) for value in (1, 1, nothing))
@@ -286,7 +286,10 @@ def test_elements_of_every_type_are_compared(name: str) -> None:
 
 
 def test_what_no_int32_holds_is_what_the_processor_makes_of_it() -> None:
-    """255 steps of 1 over a scale of 4e-8, and a power of float32's largest times 298; as in onnxruntime."""
+    """Values that exceed int32 convert as the processor converts them, as in onnxruntime.
+
+    Here they are 255 divided by a scale of 4e-8, and a power of float32's largest number times 298.
+    """
     text = """<ir_version: 9, opset_import: ["": 17]> g (uint8[2, 11, 1] x, int8[1, 2] v)
         => (uint8[2, 11, 1] y, int8[1, 2] w) <float s = {1}, uint8 z = {0}, uint8 c = {255}, float t = {0.00000004},
          float a = {0.0098}, int8 b = {-38}, float u = {0.00334734}, int8 m = {-128}> {
@@ -305,7 +308,7 @@ def test_a_step_of_16_bits_may_round_either_way(kind: str) -> None:
 
 
 def test_a_quantised_mean_that_counts_what_lies_beyond_its_padding() -> None:
-    """As onnxruntime's, unlike AveragePool."""
+    """A quantised average counts windows beyond its padding as onnxruntime does, unlike AveragePool."""
     text = """<ir_version: 9, opset_import: ["": 14]> g (uint8[1, 14, 14, 2] x) => (uint8[1, 14, 5, 2] y)
         <float s = {0.00784314}, uint8 z = {128}> {
             d = DequantizeLinear(x, s, z)
@@ -315,7 +318,7 @@ def test_a_quantised_mean_that_counts_what_lies_beyond_its_padding() -> None:
 
 
 def test_what_follows_from_no_number_is_not_compared() -> None:
-    """Both ends of what a quantised NaN may be are the same once their mean is taken away."""
+    """Values computed from a quantised NaN are not compared, even if both of their bounds are equal."""
     text = """<ir_version: 9, opset_import: ["": 14, "com.microsoft": 1]> g (float[3, 20] x, uint8[3, 1] v)
         => (float[3, 20] y) <float s = {0.0125}, uint8 z = {128}, float t = {0.022}, float r = {0.0144},
         uint8[20] w = {0, 27, 41, 100, 161, 134, 108, 203, 153, 72, 204, 106, 222, 161, 142, 137, 166, 98, 58, 199}> {
@@ -332,7 +335,7 @@ def test_rounding_decides_whether_there_is_a_root() -> None:
 
 
 def test_many_steps_of_16_bits_may_be_anything() -> None:
-    """A hard swish behind seven of them, whose ends times their ends are no ends."""
+    """After seven 16-bit quantisations the check knows no bounds of a hard swish, and accepts the model."""
     scales = [0.0000214, 0.0000214, 0.0000998, 0.000224, 0.000224, 0.000224, 0.000224]
     steps = "".join(
         f"q{i} = QuantizeLinear({f'd{i - 1}' if i else 'c'}, s{i}, z) d{i} = DequantizeLinear(q{i}, s{i}, z) "
@@ -361,7 +364,7 @@ def deep(layers: int) -> onnx.ModelProto:
 
 
 def test_the_reference_holds_few_tensors_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And computes each of them once, also one that is read again at the end."""
+    """The reference computes each tensor once and holds few at a time, also if one is read again at the end."""
     held: list[int] = []
     compute = Original._compute_operator
 
@@ -383,7 +386,7 @@ def test_the_reference_holds_few_tensors_at_a_time(monkeypatch: pytest.MonkeyPat
 
 
 def recomputed(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Return how many values the comparison of `floats` computes more than once, after it has dropped all of them."""
+    """Return how many values the comparison of `floats` computes twice or more, after it has dropped all of them."""
     counts: Counter[int] = Counter()
     comparisons: list[Comparison] = []
     compute, difference = Original.compute, Comparison.difference

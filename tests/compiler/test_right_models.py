@@ -1,5 +1,7 @@
-"""The check of compiled models takes those that are right: random windows between bytes, and functions of floats whose
-results are all small, or all large. The oracle is onnxruntime."""
+"""The check of compiled models accepts correct ones; onnxruntime is the oracle.
+
+Models have random windows between bytes, or functions of floats whose results are all small or all large.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ node = helper.make_node
 def model(
     nodes: list[onnx.NodeProto], size: tuple[int, ...], constants: dict[str, Any], opset: int = 21
 ) -> onnx.ModelProto:
-    """From `x` of this size to `y`, both float."""
+    """Return a model from float `x` of this size to float `y`."""
     element = TensorProto.FLOAT
     graph = helper.make_graph(
         nodes, "graph", [helper.make_tensor_value_info("x", element, size)],
@@ -61,7 +63,7 @@ AUTO = ("SAME_UPPER", "SAME_LOWER", "VALID")
 
 
 def window_model(rng: np.random.Generator, op: str, auto: str) -> tuple[onnx.ModelProto, Feed]:
-    """`op` on bytes: kernels of 1 to 4, strides of 1 to 6."""
+    """Return a model of `op` on bytes, and inputs: kernels of 1 to 4, strides of 1 to 6."""
     size, kernel = (tuple(int(n) for n in rng.integers(low, high, 2)) for low, high in ((4, 11), (1, 5)))
     channels, kind = int(rng.choice([1, 3, 8])), rng.choice([np.int8, np.uint8])
     attrs: dict[str, Any] = {"strides": [int(n) for n in rng.integers(1, 7, 2)], "auto_pad": auto}
@@ -98,16 +100,16 @@ def test_random_windows_pass_the_check_and_are_onnxruntimes(op: str, seed: int) 
             expected = by_onnxruntime(proto, feed)
         except Exception:  # onnxruntime refuses windows larger than the image, and has several classes for it
             continue
-        found = run(proto, feed, "pynq" if number % 2 else "tiny")
-        assert found.shape == expected.shape
-        steps = np.rint(np.abs(found - expected) / np.float32(0.05))
+        result = run(proto, feed, "pynq" if number % 2 else "tiny")
+        assert result.shape == expected.shape
+        steps = np.rint(np.abs(result - expected) / np.float32(0.05))
         assert np.max(steps, initial=0) <= STEPS.get(op, 0), (number, proto.graph.node)
         compared += 1
     assert compared > 1
 
 
 def test_windows_that_begin_inside_the_image_are_framed_as_they_are_read() -> None:
-    """Kernel 2, stride 4 and SAME_UPPER on 8 elements: the first window begins at element 1."""
+    """The first window may begin inside the image: at element 1 for kernel 2, stride 4, SAME_UPPER and 8 elements."""
     window = windows("MaxPool", {"kernel_shape": [2], "strides": [4], "auto_pad": "SAME_UPPER"}, [8])
     assert window.before == (-1,)
     assert window.pad(np.arange(8), -1, 0).tolist() == [1, 2, 3, 4, 5, 6, 7]
@@ -132,7 +134,7 @@ LATER: dict[str, list[onnx.NodeProto]] = {
 
 
 def function_model(op: str, shift: float, scale: float, later: str, seed: int) -> tuple[onnx.ModelProto, Feed]:
-    """`op` of a convolution whose results lie around `shift`, and what follows it."""
+    """Return `op` of a convolution whose results lie around `shift`, and the operators after it."""
     rng = np.random.default_rng(seed)
     w = (rng.normal(size=(8, 4, 3, 3)) * scale / 6).astype(np.float32)
     constants = {"w": w, "b": np.full(8, shift, np.float32), "one": np.float32(1)}
@@ -154,13 +156,13 @@ REFUSED = [("Sigmoid", -10.0, 0.1, "alone"), ("Sigmoid", -10.0, 0.1, "Log"), ("S
 @pytest.mark.parametrize(("op", "shift", "scale", "later"), some([*function_cases(), *REFUSED], [*ALWAYS, *REFUSED]))
 def test_results_that_are_all_small_or_large_pass_the_check(op: str, shift: float, scale: float, later: str) -> None:
     proto, feed = function_model(op, shift, scale, later, seed=1)
-    expected, found = by_onnxruntime(proto, feed), run(proto, feed)
-    assert found.shape == expected.shape and found.dtype == expected.dtype
+    expected, result = by_onnxruntime(proto, feed), run(proto, feed)
+    assert result.shape == expected.shape and result.dtype == expected.dtype
 
 
 @pytest.mark.parametrize("op", ["Sigmoid", "Swish", "QuickGelu"])
 def test_rounding_decides_whether_a_logarithm_is_infinite_or_none(op: str) -> None:
-    """Around -17 a sigmoid is 0 or 2^-25, as the last bit of the convolution before it says."""
+    """The check accepts a Log that rounding makes infinite: a sigmoid of about -17 is 0 or 2^-25."""
     rng = np.random.default_rng(250)
     constants = {"w": rng.normal(0, 0.5, (8, 4, 3, 3)).astype(np.float32), "b": np.full(8, -16, np.float32)}
     domain = "com.microsoft" if op == "QuickGelu" else ""
@@ -187,15 +189,15 @@ def test_sigmoid_is_onnxruntimes_in_kernels_and_on_the_host() -> None:
 
 @pytest.mark.parametrize(("op", "shift"), paired(["Sigmoid", "Swish", "Gelu", "Elu"], [-10.0, 0.0]))
 def test_a_function_of_something_else_is_found(op: str, shift: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a pass halves what the function takes, be its results small or not."""
+    """The check finds a pass that halves the operand of a function, for small and for large results."""
 
     def halves(graph: ir.Model) -> None:
-        for each in graph.graph:
-            if each.op_type == "Mul" and each.name == "scaled":
+        for factor in graph.graph:
+            if factor.op_type == "Mul" and factor.name == "scaled":
                 value = ir.Value(name="half", shape=ir.Shape(()), type=ir.TensorType(ir.DataType.FLOAT))
                 value.const_value = ir.tensor(np.float32(0.5), name="half")
                 graph.graph.register_initializer(value)
-                each.replace_input_with(1, value)
+                factor.replace_input_with(1, value)
 
     nodes = [
         node("Add", ["x", "b"], ["a"]), node("Mul", ["a", "s"], ["m"], name="scaled"), node(op, ["m"], ["u"]),
@@ -258,7 +260,7 @@ def test_inputs_that_become_few_bits_pass_the_check(name: str, by: str) -> None:
 
 
 def quantised_model(opset: int, to: str, attrs: dict[str, int], scale: str = "FLOAT") -> tuple[onnx.ModelProto, Feed]:
-    """QuantizeLinear to a type that an attribute alone says, and back."""
+    """Return a QuantizeLinear to a type that only an attribute defines, and back."""
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 8])
     q = helper.make_tensor_value_info("q", TensorProto.DataType.Value(to), [3, 8])
     y = helper.make_tensor_value_info("y", attrs.get("output_dtype", TensorProto.DataType.Value(scale)), [3, 8])
@@ -289,8 +291,8 @@ def test_the_attribute_output_dtype_says_the_type(to: str, scale: str) -> None:
             expected = by_onnxruntime(proto, feed)
         except Exception:  # onnxruntime has no kernel for this type
             continue
-        found = run(proto, feed)
-        assert found.dtype == expected.dtype and found.tobytes() == expected.tobytes(), (opset, attrs)
+        result = run(proto, feed)
+        assert result.dtype == expected.dtype and result.tobytes() == expected.tobytes(), (opset, attrs)
         compared += 1
     assert compared
 
@@ -301,21 +303,21 @@ PARTS = "Add(a, b)", "Sigmoid(a)", "ConvTranspose(a, w, bias)", "AveragePool<ker
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("part", PARTS)
 def test_what_is_quantised_behind_a_concat_stays_floats(part: str, seed: int) -> None:
-    """One part is quantised, another one is not: onnxruntime has no integer operator for what makes it."""
+    """A Concat of a quantised and a float part stays in floats: onnxruntime has no integer operator for the latter."""
     rng = np.random.default_rng(seed)
-    made = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 17]>
+    proto = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 17]>
         g (float[1, 4, 8, 8] x) => (float[1, 8, 8, 8] y)
         <float s = {{{rng.uniform(0.01, 0.03)}}}, float t = {{{rng.uniform(0.01, 0.03)}}}, int8 z = {{0}}> {{
             p = QuantizeLinear(x, s, z) a = DequantizeLinear(p, s, z) u = Neg(x)
             q = QuantizeLinear(u, t, z) b = DequantizeLinear(q, t, z) w = DequantizeLinear(weights, t, z)
             c = {part} d = Concat<axis = 1>(c, b) e = QuantizeLinear(d, t, z) y = DequantizeLinear(e, t, z) }}""")
-    made.graph.initializer.extend([
+    proto.graph.initializer.extend([
         numpy_helper.from_array(rng.integers(-128, 128, (4, 4, 1, 1), np.int8), "weights"),
         numpy_helper.from_array(rng.normal(size=4).astype(np.float32), "bias"),
     ])  # fmt: skip
     feed = {"x": rng.normal(size=(1, 4, 8, 8)).astype(np.float32)}
-    (wanted,) = opened(made.SerializeToString()).run(None, feed)
-    np.testing.assert_array_equal(celosia.Runtime(celosia.compile(made, "tiny")).run(feed).outputs["y"], wanted)
+    (expected,) = opened(proto.SerializeToString()).run(None, feed)
+    np.testing.assert_array_equal(celosia.Runtime(celosia.compile(proto, "tiny")).run(feed).outputs["y"], expected)
 
 
 MOVES = (
@@ -334,10 +336,12 @@ MOVES = (
 def test_what_is_quantised_behind_an_operator_that_moves_elements_stays_floats(
     maker: str, move: str, seed: int
 ) -> None:
-    """onnxruntime moves QuantizeLinear in front of some of them alone. Integers and floats round some results next to
-    the middle of two steps differently."""
+    """onnxruntime moves QuantizeLinear before only some operators that move elements; the others stay in floats.
+
+    Integers and floats round some results near a tie differently.
+    """
     rng = np.random.default_rng(seed)
-    made = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 17]>
+    proto = onnx.parser.parse_model(f"""<ir_version: 9, opset_import: ["": 17]>
         g (float[1, 4, 8, 8] x) => (y)
         <float s = {{{rng.uniform(0.01, 0.03)}}}, float t = {{{rng.uniform(0.01, 0.03)}}}, int8 z = {{0}},
          int64[8] pads = {{0, 0, 1, 1, 0, 0, 1, 1}}, int64[3] rows = {{2, 0, 3}}, float[4] factors = {{1, 1, 2, 2}},
@@ -347,10 +351,10 @@ def test_what_is_quantised_behind_an_operator_that_moves_elements_stays_floats(
             c = {maker} r = Transpose<perm = [0, 1, 3, 2]>(c) d = {move}
             e = QuantizeLinear(d, t, z) y = DequantizeLinear(e, t, z) }}""")
     size = 3 if maker.startswith("Conv<") else 1
-    made.graph.initializer.extend([
+    proto.graph.initializer.extend([
         numpy_helper.from_array(rng.integers(-128, 128, (4, 4, size, size), np.int8), "weights"),
         numpy_helper.from_array(rng.normal(size=4).astype(np.float32), "bias"),
     ])  # fmt: skip
     feed = {"x": rng.normal(size=(1, 4, 8, 8)).astype(np.float32)}
-    (wanted,) = opened(made.SerializeToString()).run(None, feed)
-    np.testing.assert_array_equal(celosia.Runtime(celosia.compile(made, "tiny")).run(feed).outputs["y"], wanted)
+    (expected,) = opened(proto.SerializeToString()).run(None, feed)
+    np.testing.assert_array_equal(celosia.Runtime(celosia.compile(proto, "tiny")).run(feed).outputs["y"], expected)

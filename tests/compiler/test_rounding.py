@@ -1,4 +1,4 @@
-"""rounding="correct": normalisations in integers, against the real numbers, onnxruntime, and sim/functional/norm.py."""
+"""Normalisations in integers under rounding="correct" round the real results, as sim/functional/norm.py does."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def norm_model(
     op: str, shape: tuple[int, ...], dtype: str = "int8", zero: int = 0, gamma: Any = None, beta: Any = None,
     epsilon: float = 1e-5, axis: int = -1, sx: float = SX, sy: float = SY,
 ) -> onnx.ModelProto:  # fmt: skip
-    """x of bytes, dequantised, normalised and quantised again: y. gamma and beta: random where they are left out."""
+    """Return a model that dequantises x, normalises it and quantises y. gamma, beta: None means random values."""
     random, kind = np.random.default_rng(shape[-1]), getattr(TensorProto, dtype.upper())
     rows = {"gamma": np.exp(0.3 * random.normal(size=shape[-1])), "beta": 0.4 * random.normal(size=shape[-1])}
-    rows |= {name: given for name, given in (("gamma", gamma), ("beta", beta)) if given is not None}
+    rows |= {name: row for name, row in (("gamma", gamma), ("beta", beta)) if row is not None}
     numbers = {"sx": np.float32(sx), "sy": np.float32(sy), "z": np.array(zero, dtype)}
     numbers |= {
         name: np.clip(row, *((0.2, 9) if gamma is None and name == "gamma" else (-99, 99)))
         for name, row in rows.items()
     }
     constants = [
-        numpy_helper.from_array(np.asarray(each, each.dtype if name in "sxsyz" else np.float32), name)
-        for name, each in numbers.items()
+        numpy_helper.from_array(np.asarray(array, array.dtype if name in "sxsyz" else np.float32), name)
+        for name, array in numbers.items()
     ]
     operands = ["a", "gamma", "beta"] if op == "LayerNormalization" else ["a", "gamma"]
     nodes = [
@@ -64,17 +64,17 @@ def norm_model(
 
 
 def real(model: onnx.ModelProto, x: NDArray[Any], epsilon: float = 1e-5) -> NDArray[np.float64]:
-    """The steps of the real result, before they are rounded and get their zero point."""
-    given = {each.name: numpy_helper.to_array(each).astype(np.float64) for each in model.graph.initializer}
-    u = (x - given["z"]) * given["sx"]
+    """Return the real result in quantisation steps, before rounding and without the zero point."""
+    constants = {tensor.name: numpy_helper.to_array(tensor).astype(np.float64) for tensor in model.graph.initializer}
+    u = (x - constants["z"]) * constants["sx"]
     centred = u - u.mean(-1, keepdims=True) if model.graph.node[1].op_type == "LayerNormalization" else u
     z = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + np.float32(epsilon))
-    offset = given["beta"] if len(model.graph.node[1].input) == 3 else 0
-    return np.asarray((z * given["gamma"] + offset) / given["sy"])
+    offset = constants["beta"] if len(model.graph.node[1].input) == 3 else 0
+    return np.asarray((z * constants["gamma"] + offset) / constants["sy"])
 
 
 def drawn(shape: tuple[int, ...], dtype: str, seed: int = 0) -> NDArray[Any]:
-    """Bytes as activations are, and rows that are constant, of one that stands out, or of extremes."""
+    """Draw bytes like activations; some rows are constant, have one outlier, or hold only extremes."""
     random, info = np.random.default_rng(seed), np.iinfo(dtype)
     middle = (info.max + info.min + 1) // 2
     x = np.clip(np.rint(random.normal(size=shape) * 40) + middle, info.min, info.max).reshape(-1, shape[-1])
@@ -95,29 +95,29 @@ NORMS = [
 
 @pytest.mark.parametrize(("op", "shape", "dtype", "zero"), NORMS)
 def test_results_are_the_real_ones_rounded(op: str, shape: tuple[int, ...], dtype: str, zero: int) -> None:
-    """But where these lie as near to a tie as is proved; and the kernel's are those of sim/functional/norm.py."""
+    """Results are the rounded real ones, except near ties, and equal those of sim/functional/norm.py."""
     model, x = norm_model(op, shape, dtype, zero), drawn(shape, dtype)
     program = celosia.compile(model, rounding="correct")
     assert [row["op"] for row in program.placements] == ["QLinearNorm"]
     y = celosia.Runtime(program).run({"x": x}).outputs["y"].astype(np.int64)
-    given = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
-    beta = given["beta"] if op == "LayerNormalization" else np.zeros_like(given["beta"])
-    found = numerics.norm_constants(given["gamma"], beta, SX, SY, 1e-5)
-    assert found.error_bound <= 2.0**-14
+    feed = {constant.name: numpy_helper.to_array(constant) for constant in model.graph.initializer}
+    beta = feed["beta"] if op == "LayerNormalization" else np.zeros_like(feed["beta"])
+    result = numerics.norm_constants(feed["gamma"], beta, SX, SY, 1e-5)
+    assert result.error_bound <= 2.0**-14
     steps, info = real(model, x), np.iinfo(dtype)
-    for off, side in ((-found.error_bound, np.maximum), (found.error_bound, np.minimum)):
+    for off, side in ((-result.error_bound, np.maximum), (result.error_bound, np.minimum)):
         bound = np.clip(np.rint(steps + off) + zero, info.min, info.max)
         np.testing.assert_array_equal(side(y, bound), y, err_msg=f"beyond {off}")
     flip = 128 * (dtype == "uint8")
     stored = (x.astype(np.int64) - flip).astype(np.int8).reshape(-1, shape[-1])
-    v = normalise_rows(stored, shape[-1], flip - zero, op == "LayerNormalization", found.epsilon)
-    own = numerics.requantize(v, found.bias, *numerics.fold_scale(found.scale), zero - flip)
+    v = normalise_rows(stored, shape[-1], flip - zero, op == "LayerNormalization", result.epsilon)
+    own = numerics.requantize(v, result.bias, *numerics.fold_scale(result.scale), zero - flip)
     np.testing.assert_array_equal(y, own.astype(np.int64).reshape(shape) + flip)
 
 
 @pytest.mark.parametrize("name", ["", "norm"])
 def test_names_of_norms_do_not_matter(name: str) -> None:
-    """Two of the same input, with other scales and offsets, without names or with the same one: each has its own."""
+    """Two norms of one input keep their own scales and offsets, whether their nodes have no name or the same one."""
     x, ends = drawn((9, 32), "int8"), np.linspace(0.5, 2, 32)
     single = [norm_model("LayerNormalization", x.shape, gamma=gamma, beta=gamma - 1) for gamma in (ends, ends[::-1])]
     both = onnx.compose.merge_models(
@@ -133,42 +133,42 @@ def test_names_of_norms_do_not_matter(name: str) -> None:
         program = celosia.compile(both, config=cfg, rounding="correct")
         assert [row["op"] for row in program.placements] == ["QLinearNorm"] * 2
         assert sum(len(launch.layers) for launch in program.launches) == (2 if cfg.norm else 0)
-        found = celosia.Runtime(program, "functional").run({"px": x, "qx": x}).outputs
-        np.testing.assert_array_equal([found["py"], found["qy"]], expected)
+        outputs = celosia.Runtime(program, "functional").run({"px": x, "qx": x}).outputs
+        np.testing.assert_array_equal([outputs["py"], outputs["qy"]], expected)
 
 
 def test_results_beside_onnxruntimes() -> None:
-    """At most one step, in 1e-5 of the values."""
+    """Results differ from onnxruntime's by at most one step, in at most 1e-5 of the values."""
     for op in ("LayerNormalization", "SimplifiedLayerNormalization"):
         model = norm_model(op, (3000, 384))
         x = drawn((3000, 384), "int8", 1)
         (expected,) = opened(model, int8=True).run(None, {"x": x})
-        found = celosia.Runtime(celosia.compile(model, rounding="correct", check=False)).run({"x": x}).outputs["y"]
-        apart = np.abs(found.astype(np.int64) - expected)
+        output = celosia.Runtime(celosia.compile(model, rounding="correct", check=False)).run({"x": x}).outputs["y"]
+        apart = np.abs(output.astype(np.int64) - expected)
         assert apart.max() <= 1 and apart.sum() <= 1e-5 * x.size
 
 
 def test_the_functions_of_integers() -> None:
-    """Of the kernel, in scalars and vectors, as numpy has them."""
+    """The kernel's integer functions equal numpy's, as scalars and in vectors."""
     random = np.random.default_rng(0)
     x = random.integers(1 << 30, 1 << 32, 1003)
-    squares = random.integers(1 << 15, 1 << 16, 500) ** 2  # whose roots are whole, or nearly
+    squares = random.integers(1 << 15, 1 << 16, 500) ** 2  # their roots are integers, or nearly
     x[:1000] = np.clip(np.concatenate([squares, squares - 1]), 1 << 30, None)
     x[-3:] = 0, 1 << 30, (1 << 32) - 1
     far = np.concatenate([1 << np.arange(63), (1 << np.arange(63)) - 1, [-1, 0]])
     for name, values, own in (
         ("inverse_root", x, inverse_root),
-        ("leading_zeros", far, lambda v: [64 - int(each).bit_length() if each >= 0 else 0 for each in v]),
+        ("leading_zeros", far, lambda v: [64 - int(element).bit_length() if element >= 0 else 0 for element in v]),
     ):
-        given = T.placeholder(values.shape, "int64", "x")
-        y = T.compute(values.shape, lambda i, name=name, given=given: T.call(name, given[i]), "y")
+        operand = T.placeholder(values.shape, "int64", "x")
+        y = T.compute(values.shape, lambda i, name=name, operand=operand: T.call(name, operand[i]), "y")
         for wide in (False, True):
             schedule = create_schedule(y)
             if wide:
                 schedule[y].vectorize(schedule[y].split(schedule[y].order[0], 8, "peel")[1])
-            function = T.lower(schedule, [given])
-            for found in (T.interpret(function, values)[0], compile_function(function)(values)[0]):
-                np.testing.assert_array_equal(found, own(values))
+            function = T.lower(schedule, [operand])
+            for output in (T.interpret(function, values)[0], compile_function(function)(values)[0]):
+                np.testing.assert_array_equal(output, own(values))
 
 
 # What stays ---------------------------------------------------------------------------------------------------------
@@ -200,9 +200,9 @@ def test_what_stays_says_why(name: str) -> None:
     change, reason = REASONS[name]
     model = norm_model("LayerNormalization", **({"shape": SOME} | change))
     if name == "two axes":
-        for each in model.graph.initializer:
-            if each.name in ("gamma", "beta"):
-                each.CopyFrom(numpy_helper.from_array(np.ones(SOME, np.float32), each.name))
+        for constant in model.graph.initializer:
+            if constant.name in ("gamma", "beta"):
+                constant.CopyFrom(numpy_helper.from_array(np.ones(SOME, np.float32), constant.name))
     program = celosia.compile(model, rounding="correct")
     (row,) = (row for row in program.placements if row["op"] == "LayerNormalization")
     assert row["place"] == "cpu"
@@ -226,16 +226,16 @@ def test_onnxruntimes_bytes_are_the_default() -> None:
 
 
 def rewritten(path: Path, change: Any) -> Path:
-    """A copy of a Program whose manifest is changed, with its checksum."""
-    to = path.with_suffix(".changed")
-    with zipfile.ZipFile(path) as old, zipfile.ZipFile(to, "w") as new:
+    """Return a copy of a Program with a changed manifest and a valid checksum."""
+    target = path.with_suffix(".changed")
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(target, "w") as new:
         manifest = json.loads(old.read("manifest.json"))
         change(manifest)
         text = json.dumps(manifest).encode()
         for name in old.namelist():
             data = {"manifest.json": text, "manifest.sha256": hashlib.sha256(text).hexdigest().encode()}
             new.writestr(name, data.get(name) or old.read(name))
-    return to
+    return target
 
 
 def test_a_program_says_how_it_rounds(tmp_path: Path) -> None:
@@ -246,18 +246,18 @@ def test_a_program_says_how_it_rounds(tmp_path: Path) -> None:
     assert Program.load(rewritten(path, lambda manifest: manifest.pop("rounding"))).rounding == "onnxruntime"
     with pytest.raises(ProgramError, match="it rounds in a way that"):
         Program.load(rewritten(path, lambda manifest: manifest.update(rounding="up")))
-    found = [celosia.Runtime(each).run({"x": drawn(SOME, "int8")}) for each in (program, Program.load(path))]
-    np.testing.assert_array_equal(*(each.outputs["y"] for each in found))
-    assert found[1].report["rounding"] == "correct"
+    results = [celosia.Runtime(each).run({"x": drawn(SOME, "int8")}) for each in (program, Program.load(path))]
+    np.testing.assert_array_equal(*(each.outputs["y"] for each in results))
+    assert results[1].report["rounding"] == "correct"
 
 
 def test_compare_counts_what_is_rounded_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One step beside onnxruntime's is none that differs; two are."""
+    """`compare` does not count differences of one step from onnxruntime's rounding; it counts those of two."""
     path = tmp_path / "norm.onnx"
     onnx.save(norm_model("LayerNormalization", SOME), path)
     x = {"x": drawn(SOME, "int8")}
-    found = compare(path, x, rounding="correct")
-    assert found["rounding"] == "correct" and found["rounded"] == {"values": 192, "apart": 0, "sums": 0, "behind": 0}
+    report = compare(path, x, rounding="correct")
+    assert report["rounding"] == "correct" and report["rounded"] == {"values": 192, "apart": 0, "sums": 0, "behind": 0}
     own = numerics.norm_constants
     for steps, different in ((0.6, 0), (2.2, 1)):
 
@@ -265,13 +265,13 @@ def test_compare_counts_what_is_rounded_otherwise(tmp_path: Path, monkeypatch: p
             return own(gamma, beta + np.float32(steps * sy), sx, sy, epsilon)
 
         monkeypatch.setattr(numerics, "norm_constants", moved)
-        found = compare(path, x, rounding="correct", check=False)
-        assert found["different"] == different and (found["first"] is None) == (not different)
-        assert found["rounded"]["apart"] > 40
+        report = compare(path, x, rounding="correct", check=False)
+        assert report["different"] == different and (report["first"] is None) == (not different)
+        assert report["rounded"]["apart"] > 40
 
 
 def test_wrong_integers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph as it was imported says what a norm means."""
+    """The self-check finds wrong integers of a norm, since it knows the norm from the imported graph."""
     own = numerics.norm_constants
     monkeypatch.setattr(
         numerics, "norm_constants", lambda gamma, beta, sx, sy, eps: own(gamma, beta, sx, sy * 1.02, eps)
@@ -290,10 +290,13 @@ g ({dtype}[1, 16, 4, 64] a, {dtype}[1, 16, 4, 64] b) => ({dtype}[1, 16, 4, 64] y
 
 @pytest.mark.parametrize(("dtype", "zero"), [("int8", 3), ("uint8", 131)])
 def test_sums_without_exact_integers_are_rounded_correctly(dtype: str, zero: int) -> None:
-    """On the accelerator as on the CPU; onnxruntime's floats give other bytes for a few pairs alone."""
+    """Residual adds without exact integers round correctly on the accelerator and on the CPU.
+
+    onnxruntime's floats give other bytes for only a few pairs.
+    """
     random = np.random.default_rng(4)
     while True:
-        scales = tuple(float(each) for each in random.uniform(0.01, 0.1, 3).astype(np.float32))
+        scales = tuple(float(scale) for scale in random.uniform(0.01, 0.1, 3).astype(np.float32))
         sa, sb, sy = scales
         if numerics.fit_rescale_add(sa, zero, sb, zero, sy, zero, dtype) is None:
             break
@@ -303,12 +306,12 @@ def test_sums_without_exact_integers_are_rounded_correctly(dtype: str, zero: int
     feed = dict(zip("ab", pairs))
     program = celosia.compile(model, rounding="correct")
     assert program.placements[0]["place"] == "accelerator"
-    found = celosia.Runtime(program).run(feed).outputs["y"].astype(np.int64)
-    a, b = (each.astype(np.float64) - zero for each in pairs)
+    output = celosia.Runtime(program).run(feed).outputs["y"].astype(np.int64)
+    a, b = (operand.astype(np.float64) - zero for operand in pairs)
     exact, info = (a * sa + b * sb) / sy, np.iinfo(dtype)
     far = np.abs(exact - np.floor(exact) - 0.5) > 2.0**-14
-    np.testing.assert_array_equal(found[far], np.clip(np.rint(exact) + zero, info.min, info.max)[far])
+    np.testing.assert_array_equal(output[far], np.clip(np.rint(exact) + zero, info.min, info.max)[far])
     other = celosia.compile(model, accelerator=False, rounding="correct")
-    np.testing.assert_array_equal(celosia.Runtime(other).run(feed).outputs["y"], found)
+    np.testing.assert_array_equal(celosia.Runtime(other).run(feed).outputs["y"], output)
     plain = celosia.compile(model)
     assert plain.placements[0]["place"] == "cpu" and "no integers give onnxruntime's" in plain.placements[0]["reason"]

@@ -1,4 +1,4 @@
-"""Whether samples are independent: each rule, random graphs against onnxruntime, and what must be refused."""
+"""The compiler proves that samples are independent: tests of each rule, random graphs, and graphs to refuse."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array = NDArray[Any]
 
 
 def reason(proto: onnx.ModelProto, samples: int = 1) -> str:
-    """Of a model whose inputs have a first axis `n`."""
+    """Return why samples mix in a model whose inputs have a first axis `n`, or ""."""
     proto, name = open_model(proto)
     inputs = [value.name for value in proto.graph.input if value.type.tensor_type.shape.dim[0].dim_param == "n"]
     return why_samples_mix(import_model(with_shapes(proto, {}, {"n": samples}), name), inputs)
@@ -102,7 +102,7 @@ def test_what_mixes_samples_is_found(what: str, samples: int) -> None:
 
 
 class Graphs:
-    """Random operators on x [n, 4, 6], most of which leave samples alone."""
+    """Builds random operators on x [n, 4, 6], most of which keep samples independent."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self.draw = draw
@@ -205,7 +205,7 @@ def outputs(proto: onnx.ModelProto, x: Array) -> Array:
 
 
 def test_what_is_proved_holds() -> None:
-    """Samples of a graph that passes the proof are the same alone as among others, in onnxruntime."""
+    """Samples of a proved graph give the same results alone and together, in onnxruntime."""
     seen: Counter[bool] = Counter()
 
     @settings(max_examples=tries(100), deadline=None)

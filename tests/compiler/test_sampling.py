@@ -1,4 +1,4 @@
-"""GridSample and RoiAlign with random attributes and places, many of them ties, against onnxruntime."""
+"""GridSample and RoiAlign with random attributes and places, many of them ties, give onnxruntime's results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celosia.driver.runtime import Runtime
 
 
 def differs(op: str, attrs: dict[str, Any], inputs: list[np.ndarray], opset: int) -> str:
-    """What is wrong with our result; "" where nothing is."""
+    """Return how the result differs from onnxruntime's, or ""."""
     names = [f"i{k}" for k in range(len(inputs))]
     graph = helper.make_graph(
         [helper.make_node(op, names, ["y"], **attrs)], "g",
@@ -31,7 +31,7 @@ def differs(op: str, attrs: dict[str, Any], inputs: list[np.ndarray], opset: int
 
 
 def places(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Between -2.5 and 2.5, half of them in eighths."""
+    """Draw numbers between -2.5 and 2.5, half of them multiples of 1/8."""
     some = rng.uniform(-2.5, 2.5, shape) if rng.integers(2) else rng.integers(-20, 21, shape) / 8
     return some.astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""Element types, arrays and host operators in files."""
+"""Element types, arrays and host operators are saved to files and loaded again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapes of scales and zero points, and element types beside one another, as onnxruntime takes them."""
+"""Scales and zero points of any shape, and mixed element types, work as in onnxruntime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIGS = ("tiny", "pynq", "wide")
 
 
 def alone(op: str, x: tuple[int, ...], scale: tuple[int, ...], version: int = 21, **attrs: int) -> ModelProto:
-    """A model of one QuantizeLinear or DequantizeLinear without a zero point."""
+    """Return a model of one QuantizeLinear or DequantizeLinear without a zero point."""
     kinds = [TensorProto.FLOAT, TensorProto.UINT8]
     source, target = kinds if op == "QuantizeLinear" else kinds[::-1]
     graph = helper.make_graph(
@@ -65,8 +65,11 @@ def test_compiling_takes_the_scales_that_onnxruntime_takes(op: str) -> None:
 
 
 def mixed(op: str, x: str, w: str, y: str, seed: int) -> tuple[ModelProto, dict[str, np.ndarray]]:
-    """An operator on bytes of type `x` and weights of type `w`, whose result is quantised to type `y`, or not where
-    that is "". Scales are powers of two where `seed` is even, so that floats are exact and ties common."""
+    """Return an operator on bytes of type `x` and weights of type `w`, and its input.
+
+    y: the type of the quantised result; "" leaves it in floats. With an even `seed`, scales are powers of two, so that
+    floats are exact and ties common.
+    """
     rng = np.random.default_rng(seed)
     steps = 2.0 ** -rng.integers(2, 6, 3) if seed % 2 == 0 else rng.uniform(0.02, 0.1, 3)
     zeros = {"uint8": 120, "int8": -5, "": 0}
@@ -103,7 +106,8 @@ MIXED = [(op, x, w, y) for op in ("Conv", "MatMul", "Gemm") for x in BYTES for w
     ("op", "x", "w", "y"), some(MIXED, [case for case in MIXED if case[1:] == ("uint8", "int8", "int8")])
 )
 def test_bytes_of_several_types(op: str, x: str, w: str, y: str) -> None:
-    """onnxruntime multiplies floats where these types differ in other ways than its integer operators take."""
+    """Operators with mixed byte types give onnxruntime's results; it multiplies floats for some combinations of
+    types."""
     for seed in range(3):
         model, feed = mixed(op, x, w, y, seed)
         wanted = opened(model, int8=True).run(None, feed)[0]

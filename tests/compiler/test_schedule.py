@@ -1,4 +1,4 @@
-"""Schedules: whatever is arranged, the results stay; what cannot be arranged says why.
+"""No schedule changes results, and an impossible one is refused with a reason.
 
 Each lowered function is verified, printed and parsed again, and run by the interpreter and by LLVM.
 """
@@ -27,7 +27,7 @@ def integers(*shape: int) -> np.ndarray:
 
 
 def checked(function: T.Function) -> T.Function:
-    """`function`, verified; its text read back gives the same text and a function that is verified, too."""
+    """Verify `function`, parse its text and compare the texts; return the function."""
     T.verify(function)
     again = T.parse(str(function))
     assert str(again) == str(function)
@@ -36,7 +36,7 @@ def checked(function: T.Function) -> T.Function:
 
 
 def results(function: T.Function, *inputs: np.ndarray) -> list[np.ndarray]:
-    """The interpreter's outputs; with and without virtual threads, parsed again, and by LLVM they are the same."""
+    """Return the interpreter's outputs, after a comparison with virtual threads, with the parsed text and with LLVM."""
     checked(function)
     expected = T.interpret(function, *inputs)
     spread = checked(interleave(function))
@@ -48,7 +48,7 @@ def results(function: T.Function, *inputs: np.ndarray) -> list[np.ndarray]:
 
 
 def chain(m: int, n: int, k: int, number: Callable[[int, int], int] = lambda low, high: low) -> Tensors:
-    """(inputs, tensors computed from them): shifted reads, padding, a reduction, and what follows it.
+    """Return (inputs, tensors computed from them): shifted reads, padding, a reduction, and functions of it.
 
     number(low, high) chooses operations and how far reads are shifted.
     """
@@ -128,7 +128,7 @@ REFUSALS = ("but also read outside it", "where nothing reads it", "was split or 
 
 
 def legal(s: T.Schedule) -> bool:
-    """Whether the schedule can be followed; refused with one of the known reasons where not."""
+    """Return whether the schedule can be lowered; a refusal must have one of the known reasons."""
     try:
         T.lower(s)
         return True

@@ -1,4 +1,4 @@
-"""The self-check of `compile`: models pass, and every planted fault is found and its layer named."""
+"""The self-check of `compile` accepts correct Programs, and finds each planted fault and names its layer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Fields = dict[str, int]
 
 @dataclass
 class Compiled:
-    """What `compile` hands to the self-check."""
+    """The arguments that `compile` passes to the self-check."""
 
     program: Program
     rest: tuple[Any, ...]
@@ -70,7 +70,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Builder, Config], Com
 
 
 def network(form: str = "qdq", dtype: Any = np.int8) -> Builder:
-    """Convolutions with padding, a residual addition, a table, pooling, a concatenation, a mean and a product."""
+    """Return a model with padded convolutions, a residual, a table, pooling, a Concat, a mean and a product."""
     b = Builder(form, dtype, seed=3)
     x = b.conv(b.input([2, 6, 9, 8]), 12, (3, 3), pads=(1, 1, 1, 1))
     y = b.binary("Add", b.conv(x, 12, (3, 3), pads=(1, 0, 1, 2)), x)
@@ -153,18 +153,18 @@ def test_without_launches_the_kernels_are_checked(compiled: Callable[..., Compil
 # Faults in what was compiled -------------------------------------------------------------------------------------
 
 
-def words(found: Compiled) -> Iterator[tuple[int, int, Opcode, Fields]]:
-    """(number, layer, opcode, fields) of the instructions of the first launch."""
-    launch = found.program.launches[0]
-    for number, word in enumerate(found.program.instructions(launch)):
+def words(compiled: Compiled) -> Iterator[tuple[int, int, Opcode, Fields]]:
+    """Yield (number, layer, opcode, fields) of the instructions of the first launch."""
+    launch = compiled.program.launches[0]
+    for number, word in enumerate(compiled.program.instructions(launch)):
         opcode = opcode_of(word)
         assert opcode is not None
-        yield number, int(launch.layer_of[number]), opcode, formats(found.program.config)[opcode].decode(word)
+        yield number, int(launch.layer_of[number]), opcode, formats(compiled.program.config)[opcode].decode(word)
 
 
 def plant(found: Compiled, wanted: Callable[[Opcode, Fields], object], change: Callable[[Fields], Fields]) -> str:
-    """Change the first instruction of the kind; the name of its layer."""
-    number, layer, opcode, fields = next(each for each in words(found) if wanted(*each[2:]))
+    """Change the first instruction for which `wanted` is true; return the name of its layer."""
+    number, layer, opcode, fields = next(word for word in words(found) if wanted(*word[2:]))
     program, cfg = found.program, found.program.config
     word = formats(cfg)[opcode].encode(**(fields | change(fields)))
     size = instruction_bytes(cfg)
@@ -173,15 +173,15 @@ def plant(found: Compiled, wanted: Callable[[Opcode, Fields], object], change: C
     return found.name(layer)
 
 
-def spoil(found: Compiled, buffer: Buffer, change: Callable[[NDArray[np.uint8]], object]) -> str:
-    """Change the constants that the first LOAD into `buffer` reads; the name of its layer."""
-    cfg, program = found.program.config, found.program
+def spoil(compiled: Compiled, buffer: Buffer, change: Callable[[NDArray[np.uint8]], object]) -> str:
+    """Change the constants that the first LOAD into `buffer` reads; return the name of its layer."""
+    cfg, program = compiled.program.config, compiled.program
     sizes = {Buffer.WGT: scratchpads(cfg)["wgt"].entry_bytes, Buffer.PAR: 8 * cfg.block_out, Buffer.LUT: 256}
-    loads = ((layer, f) for _, layer, opcode, f in words(found) if opcode == Opcode.LOAD and f["buffer"] == buffer)
+    loads = ((layer, f) for _, layer, opcode, f in words(compiled) if opcode == Opcode.LOAD and f["buffer"] == buffer)
     layer, f = next(loads)
     start = f["dram_addr"] - program.image_address
     change(program.image[start : start + sizes[buffer]])
-    return found.name(layer)
+    return compiled.name(layer)
 
 
 def swap_rows(data: NDArray[np.uint8]) -> None:
@@ -191,7 +191,7 @@ def swap_rows(data: NDArray[np.uint8]) -> None:
 
 
 def shift_entries(data: NDArray[np.uint8]) -> None:
-    """A table that begins one entry too late: single entries need not be reached by a small layer's results."""
+    """Shift a whole table by one entry, since a small layer may not reach a single changed entry."""
     data[:] = np.roll(data, 1)
 
 
@@ -211,7 +211,7 @@ def vectors(field: str) -> Callable[[Opcode, Fields], object]:
 
 
 def pads_a_pooling(opcode: Opcode, f: Fields) -> object:
-    """A LOAD that pads, or a VECTOR that fills the padding of what a block keeps on chip."""
+    """Return whether a LOAD pads, or a VECTOR fills padding in a block."""
     if opcode == Opcode.VECTOR:
         return f["destination"] == Destination.VIN and f["clip_lo"] == f["clip_hi"]
     return loads(Buffer.VIN, "pad_top")(opcode, f)
@@ -322,7 +322,7 @@ def test_a_wrong_place_of_an_output(compiled: Callable[..., Compiled]) -> None:
 
 
 def as_block(found: Compiled, cfg: Config) -> Compiled:
-    """The layers of the only launch as one block, whose instructions are written by hand."""
+    """Return the layers of the only launch as a block with hand-written instructions."""
     program, ((plan,), selection, addresses) = found.program, found.rest
     choices, (launch,) = plan.choices, program.launches
     block = Layer.block(tuple(layer for choice in choices for layer in layers_of(choice.layer)))
@@ -446,7 +446,7 @@ def test_largest() -> None:
 
 @pytest.mark.parametrize("preset", ["pynq", "ultra96", "zcu104"])
 def test_products(preset: str) -> None:
-    """GEMM by its kernel is GEMM as the reference has it, over and over on the same scratchpads."""
+    """The compiled GEMM equals the reference for many instructions on the same scratchpads."""
     cfg, rng = PRESETS[preset], np.random.default_rng(0)
     state, expected = State(cfg), State(cfg)
     state.randomise(rng)

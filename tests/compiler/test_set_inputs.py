@@ -1,4 +1,4 @@
-"""Inputs that become constants: Ifs fold, shapes become static, and values that do not fit are refused."""
+"""Inputs that become constants fold Ifs and make shapes static; values that do not fit are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What neighbours share: pieces of memory that hold elements by turns, lines of windows, memory of stages."""
+"""Neighbouring elements share vector reads, window lines and the memory of stages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def kinds(function: T.Function, kind: str) -> list[int]:
 
 
 def workspace(function: T.Function) -> dict[str, int]:
-    """The elements of temporaries, by their names."""
+    """Return the number of elements of each temporary, by name."""
     return {s.tensor.name: s.tensor.size for s in statements(function.body) if isinstance(s, loops.Alloc)}
 
 
@@ -64,21 +64,22 @@ def test_transpositions_of_narrow_axes(data: st.DataObject, dtype: str, long: in
 
 @pytest.mark.parametrize("channels", [2, 3, 5, 8])
 def test_few_channels_are_read_and_written_in_one_piece(channels: int) -> None:
-    """Not lane by lane, which LLVM makes gathers of, nor in tiles that few channels do not fill."""
+    """A Transpose of few channels reads and writes whole vectors, without gathers and partly filled tiles."""
     with compiling_for(WIDE):
         lanes = 16
-        apart = render(loops_of("Transpose", {"perm": [1, 0]}, (100, channels))).text
-        together = render(loops_of("Transpose", {"perm": [1, 0]}, (channels, 100))).text
+        separating = render(loops_of("Transpose", {"perm": [1, 0]}, (100, channels))).text
+        joining = render(loops_of("Transpose", {"perm": [1, 0]}, (channels, 100))).text
     assert (
-        apart.count(f"load <{lanes * channels} x float>") == 1 and apart.count(f"store <{lanes} x float>") == channels
+        separating.count(f"load <{lanes * channels} x float>") == 1
+        and separating.count(f"store <{lanes} x float>") == channels
     )
-    assert together.count(f"load <{lanes} x float>") == channels
-    assert together.count(f"store <{lanes * channels} x float>") == 1
-    assert not any(f"{move} float" in text for move in ("load", "store") for text in (apart, together))
+    assert joining.count(f"load <{lanes} x float>") == channels
+    assert joining.count(f"store <{lanes * channels} x float>") == 1
+    assert not any(f"{move} float" in text for move in ("load", "store") for text in (separating, joining))
 
 
 def test_pieces_beside_other_operands() -> None:
-    """A bias of each channel, and an operand in the other order."""
+    """Reads of whole vectors combine with a bias for each channel and an operand in the other order."""
     x, bias, other = (T.placeholder(s, "float32", n) for n, s in (("x", (37, 3)), ("b", (3,)), ("o", (3, 37))))
     first = T.compute((3, 37), lambda c, p: x[p, c] * 2 + bias[c] * other[c, p], "y")
     second = T.compute((37, 3), lambda p, c: other[c, p] - x[p, c] * bias[c], "y")
@@ -110,17 +111,20 @@ def test_maxima_of_windows(data: st.DataObject, dtype: type, axes: int) -> None:
 
 
 def pooled(x: Array, attributes: dict[str, Any]) -> list[Array]:
-    """By onnxruntime."""
+    """Return onnxruntime's MaxPool of x."""
     kind = helper.np_dtype_to_tensor_dtype(x.dtype)
-    given_, made = (helper.make_tensor_value_info(n, kind, s) for n, s in (("x", x.shape), ("y", [None] * x.ndim)))
-    graph = helper.make_graph([helper.make_node("MaxPool", ["x"], ["y"], **attributes)], "g", [given_], [made])
+    input_info, output_info = (
+        helper.make_tensor_value_info(n, kind, s) for n, s in (("x", x.shape), ("y", [None] * x.ndim))
+    )
+    graph = helper.make_graph(
+        [helper.make_node("MaxPool", ["x"], ["y"], **attributes)], "g", [input_info], [output_info]
+    )
     session = opened(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 12)], ir_version=8))
     return list(session.run(None, {"x": x}))
 
 
 def test_lines_of_windows_take_the_memory_of_one_image() -> None:
-    """Though loops over channels and lines are one behind them, and neighbours of the line are read under a
-    condition."""
+    """Lines of windows take the memory of one image, with loops over channels and lines and conditional reads."""
     attributes = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
     taken = workspace(loops_of("MaxPool", attributes, (1, 32, 40, 40)))
     assert taken["lines"] == 20 * 40
@@ -128,7 +132,7 @@ def test_lines_of_windows_take_the_memory_of_one_image() -> None:
 
 @pytest.mark.parametrize(("kernel", "size"), [(3, 56), (5, 28)])
 def test_steps_that_slide_over_lines_are_written_out(kernel: int, size: int) -> None:
-    """So that each line is read once, and not for each row of weights."""
+    """Loops that slide over lines are unrolled, so that each line is read once and not for each row of weights."""
     with compiling_for(WIDE):
         shapes = (1, 32, size, size), (32, 1, kernel, kernel)
         function = loops_of("Conv", {"pads": [kernel // 2] * 4, "group": 32}, *shapes)
@@ -141,7 +145,7 @@ def test_steps_that_slide_over_lines_are_written_out(kernel: int, size: int) -> 
 
 @pytest.mark.parametrize("held", [True, False])
 def test_loops_of_a_multiple_merge_where_conditions_keep_reads_inside(held: bool) -> None:
-    """What is read before a row: under a condition on the place in it nothing, under another the row before."""
+    """Two loops merge only if a condition keeps the second from reading the row before."""
     x = T.placeholder((8, 8), "float32", "x")
     t, y = T.Tensor("t", (64,), "float32"), T.Tensor("y", (64,), "float32")
     i, j, f, k = (T.Axis(name, extent=extent) for name, extent in (("i", 8), ("j", 8), ("f", 16), ("k", 4)))
@@ -151,14 +155,14 @@ def test_loops_of_a_multiple_merge_where_conditions_keep_reads_inside(held: bool
     before = T.Function("g", (x,), (y,), loops.Alloc(t, loops.Block((first, second)), "workspace"))
     after = T.fuse_loops(before)
     assert (workspace(after)["t"] == 4) == held
-    given_ = np.random.default_rng(0).integers(0, 99, (8, 8)).astype(np.float32)
-    line = np.concatenate([[7], 2 * given_.ravel()[:-1]]).reshape(16, 4)
+    values = np.random.default_rng(0).integers(0, 99, (8, 8)).astype(np.float32)
+    line = np.concatenate([[7], 2 * values.ravel()[:-1]]).reshape(16, 4)
     line[(slice(None), 0) if held else 0] = 7
-    np.testing.assert_array_equal(T.interpret(after, given_)[0], line.ravel())
+    np.testing.assert_array_equal(T.interpret(after, values)[0], line.ravel())
 
 
 def scaled(columns: int) -> T.Function:
-    """exp(x) over its sum, in rows."""
+    """Return exp(x) divided by its sum, for each row."""
     x = T.placeholder((6, columns), "float32", "x")
     k = T.reduce_axis(columns, "k")
     e = T.compute((6, columns), lambda i, j: T.call("exp", x[i, j]), "e")
@@ -169,7 +173,7 @@ def scaled(columns: int) -> T.Function:
 
 @pytest.mark.parametrize(("columns", "moved"), [(2048, True), (2056, False)])
 def test_temporaries_lie_in_the_output(columns: int, moved: bool) -> None:
-    """But not where vectors at the end of a row overlap: their elements would be scaled twice."""
+    """Temporaries lie in the output, unless overlapping vectors at the end of a row would scale elements twice."""
     with compiling_for(WIDE):
         function = scaled(columns)
         after = place_in_outputs(function)

@@ -1,4 +1,4 @@
-"""Operators on sizes known at run time only: numpy against onnxruntime, and against the kernels of fixed sizes."""
+"""Operators with sizes known at run time give onnxruntime's results, and those of kernels with fixed sizes."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_what_cannot_be_names_the_operator(op: str, args: list[Array], attrs: di
 
 
 def test_types_and_versions_of_which_numpy_does_not_know() -> None:
-    """They are left to kernels."""
+    """Types and versions that numpy does not support are left to kernels."""
     old = parse(helper.make_node("Softmax", ["x"], ["y"]), {"": 11})
     assert sized_function(old) is None
     half = parse(helper.make_node("Exp", ["x"], ["y"]), {"": OPSET})

@@ -1,4 +1,4 @@
-"""Squeeze-and-excitation in blocks, which begin with a multiplication or hold layers of one pixel, gives its bytes."""
+"""Squeeze-and-excitation blocks, which begin with a multiplication or have layers of one pixel, are exact."""
 
 from __future__ import annotations
 

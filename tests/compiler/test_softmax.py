@@ -1,4 +1,4 @@
-"""Softmax of rows on the accelerator: as onnxruntime computes it, with what finds a wrong program."""
+"""Softmax of rows on the accelerator gives onnxruntime's bytes; tests plant wrong programs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ENCODERS = {
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoders_are_onnxruntimes(name: str, tmp_path: Path) -> None:
-    """Attention is one launch."""
+    """Encoders give onnxruntime's bytes, with attention in one launch."""
     encoder, config, signed, launches = ENCODERS[name]
     path = quantised(encoder.model(), encoder.shape, tmp_path, signed, qdq=name != "one head")
     program = celosia.compile(path, config=config)
@@ -82,7 +82,7 @@ def softmax_layer(cfg: Config, channels: int, rows: int, sx: float = 0.1, zero_p
 @pytest.mark.parametrize("channels", [2, 4, 7, 8, 30])
 @pytest.mark.parametrize("cfg", [TINY, CONFIGS["softmax-4x8"]], ids=["4x4", "4x8"])
 def test_what_the_intrinsics_declare(cfg: Config, channels: int) -> None:
-    """The loops of a layer, in which intrinsics stand for what they declare, make what the layer means."""
+    """The loops of a layer, with the declared meaning of each intrinsic, compute the layer's meaning."""
     layer = softmax_layer(cfg, channels, 3)
     (part,) = Planner(cfg).layer(layer)
     function = part.loops.function
@@ -113,8 +113,8 @@ def test_names_of_intrinsics() -> None:
 
 @given(builders(["softmax", "softmax-4x8"]), st.integers(2, 24), st.integers(1, 12), st.integers(1, 2))
 def test_layers_are_what_they_mean(b: Builder, channels: int, rows: int, images: int) -> None:
-    """Alone and behind a convolution, of images as of matrices, rows around other storages."""
-    x = b.given(images, channels, b.draw(st.sampled_from([1, 2])), rows, b.draw(st.integers(0, 2)))
+    """Layers alone and after a convolution, of images and of matrices, compute their meaning."""
+    x = b.host_input(images, channels, b.draw(st.sampled_from([1, 2])), rows, b.draw(st.integers(0, 2)))
     b.softmax(b.conv(x, Window((1, 1)), channels) if b.draw(st.booleans()) else x)
     b.net.check()
 
@@ -146,7 +146,7 @@ def wrong(p: Program, which: str) -> None:
 )
 def test_wrong_programs_are_found(which: str) -> None:
     b = Builder(*_network())
-    x = b.given(1, 10, 1, 6)
+    x = b.host_input(1, 10, 1, 6)
     b.net.launches[-1].append(replace(softmax_layer(b.cfg, 10, 6), x=x))
     p = Program(b.net, b.net.build())
     p.verify()
@@ -162,7 +162,7 @@ def _network():  # type: ignore[no-untyped-def]
 
 
 def test_a_wrong_softmax_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check compares with the CPU's operator, whatever the layer says."""
+    """The self-check finds a wrong layer: it compares with the CPU's operator."""
     encoder = Encoder(16, 1, 16, 16)
     path = quantised(encoder.model(), encoder.shape, tmp_path, signed=False)
     real = numerics.softmax_powers
@@ -199,7 +199,7 @@ def test_what_turns_values_is_no_product_of_the_model(tmp_path: Path) -> None:
 
 
 def test_the_last_softmax_is_for_products_of_values(tmp_path: Path) -> None:
-    """V's products would hide the last one in part; P · V of the heads before it does so whole."""
+    """The last softmax overlaps with products P · V, which hide all of it; V's products would hide only a part."""
     encoder = Encoder(197, 3, 64, 16)
     path = quantised(encoder.model(), encoder.shape, tmp_path, signed=True)
     program = celosia.compile(path, config=PYNQ, check=False)

@@ -1,4 +1,4 @@
-"""The space of decisions: all of it compiles, nothing beside it does, and its estimate is one function."""
+"""Each point of the tiling space compiles, no point outside does, and one function estimates its cost."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ CFG = st.sampled_from(list(CONFIGS.values()))
 
 
 def test_the_reason_names_what_is_too_small() -> None:
-    """Three output blocks read the same input, and par holds four."""
+    """The reason names the scratchpad that is too small. Three output blocks read the same input, and par holds
+    four."""
     shared = Workload(Window((1, 1)), 1, 1, 2, out_blocks=5, in_blocks=1, residual=False, step=1, share=3)
     with pytest.raises(TilingError, match=r"and par_depth 4$"):
         choose(replace(CONFIGS["batch2"], par_depth=4), shared)
@@ -85,7 +86,7 @@ def test_candidates_are_the_space(cfg: Config, p: Workload, data: st.DataObject)
 
 
 def beside(p: Workload, d: Tiling) -> Iterator[Tiling]:
-    """Points next to `d`."""
+    """Yield the points next to `d`."""
     for name in ("n", "y", "x", "k"):
         for step in (-1, 1):
             yield replace(d, **{name: getattr(d, name) + step})
@@ -123,7 +124,7 @@ def test_points_just_outside_say_why(cfg: Config, p: Workload, data: st.DataObje
 @bounded(30)
 @given(builders(), windows(3), st.sampled_from(["conv", "depthwise", "pool", "add", "multiply"]), st.data())
 def test_every_point_compiles_and_none_beside(b: Builder, window: Window, kind: str, data: st.DataObject) -> None:
-    """Points that why_not lets pass compile, whether candidates names them or not."""
+    """All points that why_not accepts compile, also those that `candidates` does not list."""
     x = small(b, data, size=9)
     same = (x.images, x.channels, x.height, x.width)
     assume(fits(window, x))
@@ -133,9 +134,9 @@ def test_every_point_compiles_and_none_beside(b: Builder, window: Window, kind: 
     elif kind == "pool":
         b.pool(x, window, data.draw(st.booleans()))
     elif kind == "add":
-        b.map(x, b.given(*same))
+        b.map(x, b.host_input(*same))
     else:
-        b.multiply(x, b.given(*same))
+        b.multiply(x, b.host_input(*same))
     layer, planner = b.net.layers[0], Planner(b.cfg)
     try:
         computations: list[LayerComputation] = lower_layer(b.cfg, layer)

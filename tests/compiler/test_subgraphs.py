@@ -1,4 +1,4 @@
-"""Passes in the bodies of If and Loop: the same results as onnxruntime, with fewer or other operators inside."""
+"""Passes change the bodies of If and Loop, and results stay onnxruntime's."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[str, list[dict[str, NDArray[Any]]]]] = {
 
 
 def inside(source: str) -> list[str]:
-    """Operators in the bodies, after all passes."""
+    """Return the operators in the bodies after all passes."""
     model = load(proto(source, 17))
     PASSES.run(model)
     return [node.op_type for graph in model.graph.subgraphs() for node in graph]
@@ -88,7 +88,7 @@ def test_a_body_is_folded_and_tidied() -> None:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("hostile", [False, True])
 def test_against_onnxruntime(name: str, hostile: bool) -> None:
-    """hostile: names inside are those outside of the body."""
+    """Models with subgraphs give onnxruntime's results. hostile: nodes inside of bodies have equal names."""
     source, feeds = CASES[name]
     model = proto(source, 17)
     session = opened(model, int8=True)
@@ -105,7 +105,7 @@ def test_against_onnxruntime(name: str, hostile: bool) -> None:
 
 
 def test_a_value_from_outside_keeps_its_name() -> None:
-    """A branch that returns bytes from outside with their own scale: they are the same bytes under their own name."""
+    """A branch that returns outer bytes with their own scale returns them under their own name."""
     source = """
     g (bool[1] c, float[4] x) => (int8[4] x8, int8[4] y) <float s = {0.1}, int8 z = {3}> {
       x8 = QuantizeLinear(x, s, z)

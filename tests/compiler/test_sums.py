@@ -1,4 +1,4 @@
-"""Sums that leave the accelerator as they are, byte by byte: layers, their proof, and MatMulNBits made of them."""
+"""The accelerator returns sums as bytes: tests of layers, their verification, and MatMulNBits made of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ TINY = replace(PRESETS["tiny"], sums=True)
 
 
 def sums(config: str, images: int, groups: int, size: int, blocks: int, count: int, pixels: int = 1) -> Network:
-    """A product by blocks: `groups` of `size` channels, `blocks` output blocks each, `count` bytes of each sum."""
+    """Return a product by blocks: `groups` of `size` channels, `blocks` output blocks each, `count` bytes of each
+    sum."""
     rng, cfg = np.random.default_rng(images), replace(CONFIGS[config], sums=True)
     x = Activation.alone(cfg, "x", images, groups * size, 1, pixels)
     channels = groups * blocks * cfg.block_out
@@ -87,17 +88,17 @@ def test_wrong_bytes_are_found(fault: Callable[[Program], None]) -> None:
 
 
 def product(rows: int = 1, inner: int = 64, columns: int = 32, **attrs: Any) -> tuple[onnx.ModelProto, dict[str, Any]]:
-    """Weights of 4 bits in blocks of 32, and what to feed it."""
+    """Return a MatMulNBits of 4 bits in blocks of 32, and its input."""
     s, count = Sketch(7), -(-inner // 32)
     x = s.input((rows, inner), False)
     inputs = [x, s.constant(packed(s.rng.integers(0, 16, (columns, count, 32)), 4)),
               s.constant(s.rng.uniform(0.01, 0.1, (columns, count)).astype(np.float32))]  # fmt: skip
-    given = {"K": inner, "N": columns, "bits": 4, "block_size": 32, "accuracy_level": 4} | attrs
-    return s.model(s.node("MatMulNBits", *inputs, domain="com.microsoft", **given)), s.feed
+    attributes = {"K": inner, "N": columns, "bits": 4, "block_size": 32, "accuracy_level": 4} | attrs
+    return s.model(s.node("MatMulNBits", *inputs, domain="com.microsoft", **attributes)), s.feed
 
 
 def test_the_report_says_how_near_they_are() -> None:
-    """And who does what; without the hardware, or for products of floats, nothing changes."""
+    """The report states the accuracy and the place of each part; without the hardware nothing changes."""
     model, feed = product(3, 70, 21)
     program = celosia.compile(model, TINY)
     rows = {row["op"]: row for row in program.placements}
@@ -113,7 +114,7 @@ def test_the_report_says_how_near_they_are() -> None:
 
 
 def test_an_accelerator_may_be_left_out() -> None:
-    """The same sums on the CPU."""
+    """The CPU computes the same sums if the caller asks for no accelerator."""
     model, feed = product(2, 96, 40)
     (on_cpu,) = Runtime(celosia.compile(model, TINY, place={"*": "cpu"})).run(feed).outputs.values()
     (found,) = Runtime(celosia.compile(model, TINY)).run(feed).outputs.values()
@@ -121,7 +122,7 @@ def test_an_accelerator_may_be_left_out() -> None:
 
 
 def test_the_check_finds_wrong_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted fault: the high bits first."""
+    """The self-check finds weights whose high bits were unpacked first."""
     unpacked = block_sums._unpack_bits
     monkeypatch.setattr(block_sums, "_unpack_bits", lambda *of: unpacked(*of)[..., ::-1])
     with pytest.raises(SelfCheckError, match="model's own operators"):

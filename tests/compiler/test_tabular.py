@@ -1,4 +1,4 @@
-"""Operators of ai.onnx.ml on rows of features, beside onnxruntime: random attributes and rows."""
+"""Operators of ai.onnx.ml on rows of features give onnxruntime's results for random attributes and rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def weights(*shape: int) -> list[float]:
 
 
 def random_trees(count: int, depth: int, kind: str, outputs: list[int]) -> dict[str, Any]:
-    """Complete binary trees of random splits, whose leaves have a weight for each of `outputs`."""
+    """Draw complete binary trees of random splits, whose leaves have a weight for each of `outputs`."""
     modes = ["BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT"]
     names = ("treeids", "nodeids", "featureids", "modes", "values", "truenodeids", "falsenodeids",
              "missing_value_tracks_true")  # fmt: skip
@@ -101,7 +101,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def model_of(op: str, attributes: dict[str, Any], dtype: int, rows: Array) -> onnx.ModelProto:
-    """A model of one operator, whose output types are those that onnxruntime says."""
+    """Return a model of one operator, with the output types that onnxruntime defines."""
     outputs = ["label", "scores"] if "Classifier" in op else ["y"]
     node = helper.make_node(op, ["x"], outputs, domain="ai.onnx.ml", **attributes)
     kinds = [TensorProto.STRING if "classlabels_strings" in attributes else TensorProto.INT64, TensorProto.FLOAT]

@@ -1,4 +1,4 @@
-"""Tiles that do not divide: "peel" and "guard" mean what the plain loops mean, wherever the tiles lie."""
+"""Tiles that do not divide a loop ("peel" and "guard") compute what the plain loops compute."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def bounded(examples: int) -> settings:
 @bounded(50)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 7), st.data())
 def test_ragged_tiles_compute_the_same(m: int, n: int, k: int, data: st.DataObject) -> None:
-    """Of data and reductions, nested, in any order, with what others compute inside, in place in a scratchpad too."""
+    """Ragged tiles of data and reduction loops give the same results, nested and in any order.
+
+    Other stages may be computed inside of them, in temporaries or in place in a scratchpad.
+    """
     inputs, tensors = chain(m, n, k, lambda low, high: data.draw(st.integers(low, high)))
     arrays = [integers(*t.shape) for t in inputs]
     expected = T.interpret(T.lower(tensors[-1], inputs), *arrays)
@@ -110,7 +113,7 @@ def _writes(stmt: T.Stmt) -> int:
 @pytest.mark.parametrize("tail", ["peel", "guard"])
 @pytest.mark.parametrize("scope", ["workspace", "acc"])
 def test_sums_begin_once_and_end_once(tail: str, scope: str) -> None:
-    """A peeled loop of a sum, or inside it, would begin and end the sum twice."""
+    """A peeled loop of a sum, or inside it, is refused: it would begin and end the sum twice."""
     a = T.placeholder((5, 7), "int32", "a")
     k = T.reduce_axis(7, "k")
     c = T.compute((5,), lambda i: T.sum(a[i, k], k), "c")
@@ -146,7 +149,7 @@ def test_tails_that_cannot_be_say_why() -> None:
 
 
 def product(rows: int, blocks: int) -> tuple[list[T.Tensor], T.Tensor, T.Tensor]:
-    """(inputs, acc, y): y = acc * 2, acc a product of `blocks` blocks of four."""
+    """Return (inputs, acc, y): y = acc * 2, acc a product of `blocks` blocks of four."""
     x = T.placeholder((rows, blocks, 4), "int8", "x")
     w = T.placeholder((blocks, 4, 4), "int8", "w")
     k, c = T.reduce_axis(blocks, "k"), T.reduce_axis(4, "c")
@@ -162,7 +165,7 @@ def product(rows: int, blocks: int) -> tuple[list[T.Tensor], T.Tensor, T.Tensor]
 @bounded(25)
 @given(st.integers(1, 6), st.integers(1, 6), st.data())
 def test_ragged_tiles_of_instructions(rows: int, blocks: int, data: st.DataObject) -> None:
-    """Peeled tiles of a sum go on where the whole ones end; the second part never overwrites."""
+    """Peeled tiles continue the sum of the whole tiles; the second part never overwrites it."""
     inputs, acc, y = product(rows, blocks)
     near, far = (t for t in T.create_schedule(y).stages if t.name in ("near", "far"))
     s = T.create_schedule(y)
@@ -193,7 +196,7 @@ def test_ragged_tiles_of_instructions(rows: int, blocks: int, data: st.DataObjec
 
 
 def _outer_first(loops: list[Axis], data: st.DataObject) -> list[Axis]:
-    """The loops in an order in which tiles come before what is in them."""
+    """Draw an order of the loops in which tiles come before the loops inside them."""
     order = list(data.draw(st.permutations(loops)))
     return sorted(order, key=lambda axis: (axis.name.count(".i"), order.index(axis)))
 

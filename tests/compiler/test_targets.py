@@ -1,7 +1,7 @@
-"""Kernels for the boards' processors, linked by ziglang, run under qemu: the same bytes as here.
+"""Kernels for the boards' processors, linked by ziglang and run under qemu, give the same bytes as here.
 
-What may differ is said in FLOATS: the order of sums, which follows the width of vectors, and on armv7 also the rounding
-of products that are added, and numbers below 2^-126, which its vectors take as 0.
+FLOATS lists the allowed differences: the order of sums, which depends on the width of vectors; on armv7 also the
+rounding of fused products, and numbers below 2^-126, which its vectors flush to 0.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ BYTES = np.array([0, 1, 127, 128, 255], np.uint8), np.array([-128, -127, -1, 0, 
 
 @pytest.mark.parametrize("target, more", [("armv7", ""), ("aarch64", ""), ("aarch64", "dotprod"), ("aarch64", "i8mm")])
 def test_every_lowering_of_dot4_is_exact(target: str, more: str, tmp_path: Path) -> None:
-    """Bytes at their limits, in rows of every width; see tests/compiler/test_integer.py for the other processors."""
+    """dot4 is exact for bytes at their limits, in rows of any width; test_integer.py tests other processors."""
     emulated.require(target)
     processor = replace(TARGETS[target], features=TARGETS[target].features | set(more.split()))
     pairs = [(RNG.choice(BYTES[0], (5, 21)), RNG.choice(BYTES[1], (21, n))) for n in (1, 3, 4, 16, 37)]
@@ -161,7 +161,7 @@ CONVOLUTIONS = [
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("types", ["int8 int8", "uint8 uint8"])
 def test_convolutions_of_bytes_at_their_limits(target: str, types: str, tmp_path: Path) -> None:
-    """Weights that are known not to be -128, that are, and that are not known."""
+    """Convolutions are exact for weights known not to be -128, known to be -128, and unknown."""
     emulated.require(target)
     (x_type, w_type), bytes_ = types.split(), {"uint8": BYTES[0], "int8": BYTES[1]}
     kernels, calls, wanted = [], [], []
@@ -184,7 +184,10 @@ def test_convolutions_of_bytes_at_their_limits(target: str, types: str, tmp_path
 
 @pytest.mark.parametrize("target, most", [("armv7", 0.75), ("aarch64", 0.45)])
 def test_instructions_of_integer_products(target: str, most: float, tmp_path: Path) -> None:
-    """Instructions for a product of two bytes, from the difference of two sizes; byte by byte it were 1.22 and 0.57."""
+    """A product of two bytes takes fewer instructions than byte by byte, where it takes 1.22 and 0.57.
+
+    The number is the difference of two sizes, divided by the additional products.
+    """
     emulated.require(target)
     rows, inner, columns = 16, 64, 64
     a, b = u8(2 * rows, inner), i8(inner, columns)
@@ -201,7 +204,10 @@ def test_instructions_of_integer_products(target: str, most: float, tmp_path: Pa
 
 @pytest.mark.parametrize("target, most", [("armv7", 0.9), ("aarch64", 0.48)])
 def test_instructions_of_integer_convolutions(target: str, most: float, tmp_path: Path) -> None:
-    """For a product of two bytes, from the difference of two sizes; four bytes at a time it were 1.06 and 0.56."""
+    """A product in a convolution takes fewer instructions than with four bytes at a time, where it takes 1.06 and 0.56.
+
+    The number is the difference of two sizes, divided by the additional products.
+    """
     emulated.require(target)
     x, weights = i8(1, 64, 5, 12), [RNG.integers(-127, 128, (m, 64, 3, 3)).astype(np.int8) for m in (24, 48)]
     with compiling_for(TARGETS[target]):

@@ -1,6 +1,6 @@
-"""Compiled layers compute what plain numpy does, whatever their shapes, places and the accelerator's sizes.
+"""Compiled layers of any shape and place compute numpy's results on accelerators of any size.
 
-Every example is also verified (see `Network.check`), and runs in a DRAM full of noise.
+Each example is also verified (see `Network.check`), and runs in a DRAM full of noise.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _fits(window: Window, height: int, width: int) -> bool:
 
 
 def _check(net: Network) -> None:
-    """As `Network.check`; a layer may be refused only where these small scratchpads are the reason."""
+    """Call `Network.check`; a layer may be refused only because the scratchpads are too small."""
     try:
         net.check()
     except LayerErrors as error:
@@ -62,7 +62,7 @@ REFUSALS = (
 def test_convolution(b: Builder, window: Window, data: st.DataObject) -> None:
     number = _numbers(data)
     groups = data.draw(st.sampled_from([1, 1, 2, 3]))
-    x = b.given(number(1, 3), groups * number(1, 24), number(1, 17), number(1, 17), number(0, 2), number(0, 2))
+    x = b.host_input(number(1, 3), groups * number(1, 24), number(1, 17), number(1, 17), number(0, 2), number(0, 2))
     assume(_fits(window, x.height, x.width))
     b.conv(x, window, groups * number(1, 24), groups)
     _check(b.net)
@@ -73,7 +73,7 @@ def test_convolution(b: Builder, window: Window, data: st.DataObject) -> None:
 def test_depthwise_convolution(b: Builder, window: Window, data: st.DataObject) -> None:
     number = _numbers(data)
     channels = number(1, 40)
-    x = b.given(number(1, 3), channels, number(1, 17), number(1, 17), number(0, 2), number(0, 2))
+    x = b.host_input(number(1, 3), channels, number(1, 17), number(1, 17), number(0, 2), number(0, 2))
     assume(_fits(window, x.height, x.width))
     b.conv(x, window, channels * number(1, 2), channels)
     _check(b.net)
@@ -83,7 +83,7 @@ def test_depthwise_convolution(b: Builder, window: Window, data: st.DataObject) 
 @given(builders(), st.data())
 def test_matrix_of_many_rows(b: Builder, data: st.DataObject) -> None:
     number = _numbers(data)
-    x = b.given(number(1, 120), number(1, 80), 1, 1, number(0, 2), number(0, 2))
+    x = b.host_input(number(1, 120), number(1, 80), 1, 1, number(0, 2), number(0, 2))
     y = b.conv(x, Window((1, 1)), number(1, 100))
     if number(0, 1):
         b.map(y)
@@ -94,7 +94,7 @@ def test_matrix_of_many_rows(b: Builder, data: st.DataObject) -> None:
 @given(builders(), windows(), st.booleans(), st.data())
 def test_pooling(b: Builder, window: Window, largest: bool, data: st.DataObject) -> None:
     number = _numbers(data)
-    x = b.given(number(1, 3), number(1, 40), number(1, 17), number(1, 17), number(0, 2), number(0, 2))
+    x = b.host_input(number(1, 3), number(1, 40), number(1, 17), number(1, 17), number(0, 2), number(0, 2))
     assume(_fits(window, x.height, x.width))
     b.pool(x, window, largest)
     _check(b.net)
@@ -106,8 +106,8 @@ def test_map(b: Builder, data: st.DataObject) -> None:
     number = _numbers(data)
     images, height, width = (number(1, 40), 1, 1) if number(0, 3) == 0 else (number(1, 4), number(1, 17), number(1, 17))
     shape = (images, number(1, 40), height, width)
-    x = b.given(*shape, number(0, 2), number(0, 2))
-    b.map(x, b.given(*shape, number(0, 2), number(0, 2)) if number(0, 1) else None)
+    x = b.host_input(*shape, number(0, 2), number(0, 2))
+    b.map(x, b.host_input(*shape, number(0, 2), number(0, 2)) if number(0, 1) else None)
     _check(b.net)
 
 
@@ -116,9 +116,9 @@ def test_map(b: Builder, data: st.DataObject) -> None:
 def test_multiply(b: Builder, data: st.DataObject) -> None:
     number = _numbers(data)
     images, channels, height, width = number(1, 5), number(1, 40), number(1, 17), number(1, 17)
-    x = b.given(images, channels, height, width, number(0, 2), number(0, 2))
+    x = b.host_input(images, channels, height, width, number(0, 2), number(0, 2))
     pixel = (1, 1) if number(0, 1) else (height, width)
-    b.multiply(x, b.given(images, channels, *pixel, number(0, 2), number(0, 2)))
+    b.multiply(x, b.host_input(images, channels, *pixel, number(0, 2), number(0, 2)))
     _check(b.net)
 
 
@@ -129,12 +129,12 @@ SQUARE = ["tiny", "pynq", "small-buffers", "4x4-tight", "4x4-tokens2"]
 @bounded(30)
 @given(builders(SQUARE), st.data())
 def test_product_of_two_activations(b: Builder, data: st.DataObject) -> None:
-    """Either may be what a layer has made, or a part of a storage."""
+    """Either operand of a product may be a layer's output, or a part of a storage."""
     number, group, block = _numbers(data), b.cfg.group, b.cfg.block_out
     inner, rows, channels = group * number(1, 6), number(1, 40), number(1, 40)
 
     def operand(columns: int) -> Activation:
-        x = b.given(1, inner, 1, columns, number(0, 2), number(0, 2))
+        x = b.host_input(1, inner, 1, columns, number(0, 2), number(0, 2))
         return b.conv(x, Window((1, 1)), inner) if number(0, 1) else x
 
     b.product(operand(rows), operand(-(-channels // block) * block), channels)
@@ -143,9 +143,9 @@ def test_product_of_two_activations(b: Builder, data: st.DataObject) -> None:
 
 def test_a_product_needs_a_square_array() -> None:
     b = Builder(Network(CONFIGS["4x8"]), st.DrawFn, np.random.default_rng(0))  # type: ignore[arg-type]
-    x, y = b.given(1, 8, 1, 8), Activation.alone(b.cfg, "y", 1, 8, 1, 8)
+    x, y = b.host_input(1, 8, 1, 8), Activation.alone(b.cfg, "y", 1, 8, 1, 8)
     scale = requantise(b.rng, 8, 1000)
-    product = ActivationGemm(b.given(1, 8, 1, 8), 0, 0)
+    product = ActivationGemm(b.host_input(1, 8, 1, 8), 0, 0)
     b.net.launches[0].append(Layer("", x, y, product=product, requantise=scale))
     with pytest.raises(LayerErrors, match="batch = 1 and block_in = block_out"):
         b.net.build()
@@ -154,9 +154,9 @@ def test_a_product_needs_a_square_array() -> None:
 @bounded(60)
 @given(builders(), st.data())
 def test_network_in_several_launches(b: Builder, data: st.DataObject) -> None:
-    """Later layers take any earlier activation, memory is used again, launches follow each other."""
+    """Layers read any earlier activation, memory is reused, and launches follow each other."""
     number = _numbers(data)
-    known = [b.given(number(1, 2), number(1, 20), number(4, 12), number(4, 12))]
+    known = [b.host_input(number(1, 2), number(1, 20), number(4, 12), number(4, 12))]
     for _ in range(number(2, 7)):
         x = data.draw(st.sampled_from(known))
         twins = [
@@ -182,9 +182,9 @@ def test_network_in_several_launches(b: Builder, data: st.DataObject) -> None:
 @bounded(40)
 @given(builders(), st.data())
 def test_concatenation_is_free(b: Builder, data: st.DataObject) -> None:
-    """Layers write parts of one storage; the next one reads them as one activation."""
+    """Layers write parts of one storage, which the next layer reads as one activation."""
     number, cfg = _numbers(data), b.cfg
-    x = b.given(number(1, 3), number(1, 20), number(2, 9), number(2, 9))
+    x = b.host_input(number(1, 3), number(1, 20), number(2, 9), number(2, 9))
     channels = [cfg.group * number(1, 5) for _ in range(number(1, 3))] + [number(1, 20)]
     total = sum(channels)
     whole, offset = Activation.alone(cfg, "whole", x.images, total, x.height, x.width), 0
@@ -204,14 +204,14 @@ def test_concatenation_is_free(b: Builder, data: st.DataObject) -> None:
 @bounded(60)
 @given(builders(), windows(), st.sampled_from(["weights", "input", "split", "pieces"]), st.data())
 def test_every_tiling_computes_the_same(b: Builder, window: Window, order: str, data: st.DataObject) -> None:
-    """Not the best tiling but any that the scratchpads allow, of each order."""
+    """Any tiling that fits the scratchpads, of each loop order, computes the same result."""
     number = _numbers(data)
     groups = 1 if order != "weights" else number(1, 2)
-    x = b.given(number(1, 2), groups * number(1, 40), number(1, 12), number(1, 12))
+    x = b.host_input(number(1, 2), groups * number(1, 40), number(1, 12), number(1, 12))
     assume(_fits(window, x.height, x.width))
     b.conv(x, window, groups * number(1, 40), groups)
 
-    def anyone(cfg: Config, workload: Workload, *_: bool) -> Tiling:
+    def choose_any(cfg: Config, workload: Workload, *_: bool) -> Tiling:
         points = [point for point in candidates(cfg, workload) if point.order == order]
         assume(points)
         point = data.draw(st.sampled_from(points))
@@ -219,7 +219,7 @@ def test_every_tiling_computes_the_same(b: Builder, window: Window, order: str, 
         return point
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "choose", anyone)
+        patch.setattr(plan, "choose", choose_any)
         _check(b.net)
 
 
@@ -242,7 +242,7 @@ def test_coalesced_dimensions_visit_the_same_pieces(given_dims: list[tuple[int, 
 
 
 def _visited(dims: list[Dim]) -> list[tuple[int, int]]:
-    """(byte in DRAM, piece in the scratchpad) of each step, sorted."""
+    """Return (byte in DRAM, piece in the scratchpad) of each step, sorted."""
     places = [(0, 0)]
     for dim in dims:
         places = [(dram + i * dim.dram, sram + i * dim.sram) for dram, sram in places for i in range(dim.count)]
@@ -267,7 +267,7 @@ def test_a_block_of_four_dimensions_is_refused() -> None:
 
 @pytest.mark.parametrize("opcode", [Opcode.LOAD, Opcode.STORE])
 def test_a_part_of_a_block_that_is_no_transfer_refuses_the_tile(opcode: Opcode) -> None:
-    """Three iterations of four exist, in a block whose dimensions do not merge: known only where the tile lies."""
+    """A tile is refused if it covers three of four iterations in a block whose dimensions do not merge."""
     dims = (Dim(2, 900, 27), Dim(4, 200, 9), Dim(2, 40, 3), Dim(2, 8, 1))
     near, far = Tensor("near", (99,), "int8"), Tensor("far", (9000,), "int8")
     bound = Limit(1, LinearForm(3), 1, lower=False)

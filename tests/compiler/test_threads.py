@@ -1,4 +1,4 @@
-"""Kernels on several threads: the same bytes for any number, whoever else runs."""
+"""Kernels give the same bytes on any number of threads, whatever else runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def f(*shape: int) -> Any:
 
 @pytest.fixture
 def every_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever can be shared is."""
+    """Share all loops between threads that can be shared."""
     monkeypatch.setattr(parallel, "MIN_PARALLEL_WORK", 0)
     yield
 
@@ -113,7 +113,7 @@ def test_a_loop_that_a_schedule_marks_is_shared() -> None:
 
 
 def test_phases_wait_for_each_other(every_loop: None) -> None:
-    """Rows are summed by some thread_team, and then read by all."""
+    """All threads wait until the rows are summed, and then read the sums of others."""
     a = T.placeholder((64, 48), "float32", "a")
     k = T.reduce_axis(48, "k")
     sums = T.compute((64,), lambda i: T.sum(a[i, k], k), "sums")
@@ -153,7 +153,7 @@ def test_runtimes_in_several_threads(every_loop: None) -> None:
 
 
 def test_runtimes_of_different_threads_in_turn(every_loop: None) -> None:
-    """Workers that wait for the next list, sleep, or are started in between."""
+    """Results are right while workers wait for the next list, sleep, or are started."""
     kernel = compile_op("MatMul", {}, [((45, 30), "float32"), ((30, 70), "float32")])
     a, b = f(45, 30), f(30, 70)
     want = kernel(a, b)[0]
@@ -164,14 +164,17 @@ def test_runtimes_of_different_threads_in_turn(every_loop: None) -> None:
 
 
 def test_all_threads_pass_a_barrier_together() -> None:
-    """Each notes, between barriers, what the others have written; one that does not wait is found."""
+    """No thread passes a barrier before the others; the test finds calls without a barrier.
+
+    Between barriers each thread records the counters of all threads.
+    """
     own = team()
     count, rounds = 3, 200
-    seen = np.zeros((count, rounds, count), np.int64)
+    observed = np.zeros((count, rounds, count), np.int64)
     turn = np.zeros(count, np.int64)
 
-    def note(given: int | None, part: int, parts: int) -> None:
-        seen[part, turn[part]] = turn
+    def note(argument: int | None, part: int, parts: int) -> None:
+        observed[part, turn[part]] = turn
         turn[part] += 1
 
     noting = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(note)
@@ -179,10 +182,10 @@ def test_all_threads_pass_a_barrier_together() -> None:
     wait = own.wait, own.barrier
 
     def go(records: list[tuple[int, int]]) -> NDArray[Any]:
-        turn[:] = seen[:] = 0
+        turn[:] = observed[:] = 0
         made = encode_calls(records)
         assert own.run((ctypes.c_void_p * count)(*[ctypes.addressof(made)] * count))
-        return np.ptp(seen[:, :-1], axis=2)
+        return np.ptp(observed[:, :-1], axis=2)
 
     assert go([(address, 0), wait] * rounds).max() <= 1 and (turn == rounds).all()
     apart = max(go([(address, 0)] * (rounds - 1) + [(address, 0), wait]).max() for _ in range(20))
@@ -274,7 +277,7 @@ assert use()
     ids=["fork", "multiprocessing", "at work"],
 )
 def test_a_runtime_goes_on_in_a_forked_process(code: str) -> None:
-    """Its lists were made for the team of the parent, whose workers are not there."""
+    """A forked process starts its own workers; those of its parent do not exist there."""
     process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", FORKS + code], start_new_session=True)
     try:
         assert process.wait(60) == 0
@@ -284,7 +287,7 @@ def test_a_runtime_goes_on_in_a_forked_process(code: str) -> None:
 
 
 def test_an_interrupt_stops_no_worker_in_the_middle() -> None:
-    """Signals come all the time while two threads work; each list is done, and the next one is."""
+    """Signals during the work of two threads interrupt no list."""
     code = (
         USES_THREADS
         + """

@@ -1,4 +1,4 @@
-"""Register tiles, functions computed in them, and loops cut where conditions change: the same results always."""
+"""Register tiles, functions inside them, and loops split at conditions do not change results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FEW = settings(max_examples=tries(25), deadline=None, suppress_health_check=list
 
 
 def whole(*shape: int) -> np.ndarray:
-    """Integers as floats, whose sums are exact in any order."""
+    """Draw integers as floats: their sums are exact in any order."""
     return RNG.integers(-4, 5, shape).astype(np.float32)
 
 
@@ -58,7 +58,7 @@ def test_matrix_products_under_any_vectors(m: int, n: int, k: int, machine: Targ
 @FEW
 @given(st.data())
 def test_cut_loops_compute_the_same(data: st.DataObject) -> None:
-    """A window over a padded row, of which no test of positions is left outside the edges."""
+    """A window over a padded row tests positions only at the edges."""
     size, kernel = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
     before, after = data.draw(st.integers(0, 4)), data.draw(st.integers(0, 4))
     stride, lanes = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))

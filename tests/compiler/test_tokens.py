@@ -1,4 +1,4 @@
-"""Tokens: text in, text out. A line is an instruction; what insert_tokens adds to it follows the arrow."""
+"""Tests of token insertion as text. Each line is an instruction; its tokens follow the arrow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ ARENA = 4096
 
 
 def parse(line: str) -> StreamInstruction:
-    """
+    """Return the instruction of a line.
+
     load  BUFFER FIRST COUNT [BYTE]        from byte (default: a constant)
     gemm  INP WGT ACC COUNT [accumulate]   inputs and accumulators from INP and ACC on
     vector acc|vin A OUT COUNT [vin B]
@@ -47,7 +48,7 @@ def parse(line: str) -> StreamInstruction:
 
 
 def with_tokens(text: str, cfg: Config = CFG) -> str:
-    """The lines of `text`, each with its waits and posts; what comes out has been verified."""
+    """Return the lines of `text`, each with its waits and posts, after verification."""
     lines = [" ".join(line.split("->")[0].split()) for line in text.strip().splitlines()]
     stream = [parse(line) for line in lines]
     insert_tokens(cfg, stream, ARENA)
@@ -64,7 +65,7 @@ def _tokens(instruction: StreamInstruction) -> str:
 
 
 def same(text: str, cfg: Config = CFG) -> None:
-    """Without what follows its arrows, `text` becomes `text` again."""
+    """Assert that `text` without its arrows gets the tokens in `text`."""
     expected = "\n".join(" ".join(line.split()) for line in text.strip().splitlines())
     assert with_tokens(text, cfg) == expected
 
@@ -80,7 +81,7 @@ def test_a_result_waits_for_its_operands() -> None:
 
 
 def test_what_is_known_through_another_unit_needs_no_token() -> None:
-    """The last vector reads what the first load wrote, and hears of it from the gemm."""
+    """The last vector needs no token from the load, whose end it knows through the gemm."""
     same("""
         load vin 0 4               ->
         load inp 0 4               ->
@@ -136,7 +137,8 @@ def test_a_layer_reads_what_the_one_before_stored() -> None:
 
 
 def test_a_store_waits_until_its_bytes_have_been_read() -> None:
-    """The vector waited for the first load, which so is known to have ended; the second one is not."""
+    """A store waits until a load has read the bytes that it overwrites. The vector has waited only for the first
+    load."""
     same("""
         load vin 0 4 0        -> post VECTOR
         load vin 4 4 16       -> post STORE
@@ -167,7 +169,7 @@ def test_accumulation_stays_within_its_unit() -> None:
 
 
 def test_what_runs_alone_waits_for_all_that_computes() -> None:
-    """Though it touches nothing of theirs: the loads of a tile that is not to hide behind the one before it."""
+    """The loads of a tile that must not overlap wait for all compute, though they touch none of its data."""
     text = """
         load inp 0 4
         load wgt 0 1
@@ -178,7 +180,7 @@ def test_what_runs_alone_waits_for_all_that_computes() -> None:
     stream = [parse(line) for line in text.strip().splitlines()]
     stream[-1].waits_for_compute = True
     insert_tokens(CFG, stream, ARENA)
-    assert _tokens(stream[-1]) == "wait VECTOR"  # which has waited for gemm
+    assert _tokens(stream[-1]) == "wait VECTOR"  # the vector has waited for the gemm
     assert with_tokens(text).splitlines()[-1].endswith("->")
     verify(CFG, encode(CFG, stream), 2 * ARENA, (0, ARENA))
 
@@ -201,10 +203,10 @@ AHEAD = """
 
 
 def test_no_more_tokens_than_a_semaphore_holds() -> None:
-    """Four tokens from LOAD to VECTOR would be under way, three fit: the third one comes from the last load, too.
+    """A semaphore holds three tokens, so that the last load gives the third one, too.
 
-    With a fourth one this load could not start before a vector, which the fetch does not reach: the queue of GEMM is
-    full of what waits for the load.
+    With a fourth token this load could not start before a vector. The fetch does not reach that vector, since the queue
+    of GEMM is full of instructions that wait for the load.
     """
     small = Config(block_in=4, block_out=4, token_bits=2, queue_depth=2, **_SMALL)
     lines = [line.strip() for line in AHEAD.strip().splitlines()]
@@ -223,7 +225,7 @@ def test_no_more_tokens_than_a_semaphore_holds() -> None:
 
 
 def test_entries_of_one_size_lie_at_its_multiples() -> None:
-    """Whatever lay there before: so as many of them fit as can."""
+    """Entries of one size lie at multiples of the size, so that as many as possible fit."""
     ring = Ring(16)
     assert [ring.take(size) for size in (2, 5, 5, 5, 6, 6)] == [0, 5, 10, 0, 6, 0]
     assert [ring.take(size) for size in (9, 7, 7)] == [6, 0, 7]

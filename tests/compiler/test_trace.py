@@ -1,4 +1,4 @@
-"""A schedule as data: as Python, as JSON, applied again; what cannot be applied says so in a sentence."""
+"""A trace is a schedule as data: it is printed as Python and JSON, applied again, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def bounded(examples: int) -> settings:
 
 
 def again(cfg: Config, s: T.Schedule, fresh: Any) -> None:
-    """The trace of `s` makes the same loops of `fresh()`, a new schedule: as Python, as itself, and through JSON."""
-    wanted, known = loops(s), hw.declared(cfg)
+    """Assert that the trace of `s` builds the same loops on a new schedule: directly, as Python and through JSON."""
+    expected, known = loops(s), hw.declared(cfg)
     stored = Trace.from_json(json.loads(json.dumps(s.trace.to_json())))
     assert str(stored) == str(s.trace)
     assert stored.to_json() == json.loads(json.dumps(s.trace.to_json()))
     for trace in (s.trace, stored):
         other = fresh()
         trace.replay(other, known)
-        assert loops(other) == wanted
+        assert loops(other) == expected
         assert str(other.trace) == str(s.trace)
     other = fresh()
     exec(str(s.trace), {"s": _ByName(other, known)})
-    assert loops(other) == wanted
+    assert loops(other) == expected
 
 
 class _ByName:
@@ -79,9 +79,9 @@ def test_traces_of_layers(b: Builder, window: Window, kind: str, data: st.DataOb
     elif kind == "pool":
         b.pool(x, window, data.draw(st.booleans()))
     elif kind == "add":
-        b.map(x, b.given(*same))
+        b.map(x, b.host_input(*same))
     else:
-        b.multiply(x, b.given(*same))
+        b.multiply(x, b.host_input(*same))
     layer = b.net.layers[0]
     try:
         computations = lower_layer(b.cfg, layer)
@@ -163,7 +163,7 @@ def test_traces_of_users(cfg: Config) -> None:
 
 
 def layer() -> tuple[Config, LayerComputation, Trace]:
-    """A convolution and a trace that fits it."""
+    """Return a convolution and a trace that fits it."""
     from celosia.compiler.layer import Activation, Gemm, Layer, Requantise
 
     x = Activation.alone(TINY, "x", 1, 8, 4, 4)
@@ -269,7 +269,7 @@ JSON = st.recursive(
 @bounded(300)
 @given(st.data())
 def test_garbage_in_a_trace_is_refused_or_does_what_it_says(data: st.DataObject) -> None:
-    """Steps are changed, left out and put in other places. Nothing but ReplayError, nor loops that are broken."""
+    """Changed, removed and moved steps of a trace give a ReplayError or valid loops."""
     cfg, d, trace = layer()
     rows = trace.to_json()
     for _ in range(data.draw(st.integers(1, 3))):

@@ -1,4 +1,4 @@
-"""Transposed convolutions as convolutions by phase: onnxruntime's results, floats and quantised, whatever the names."""
+"""Transposed convolutions, computed as convolutions by phase, give onnxruntime's results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array = NDArray[Any]
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]:
-    """(attributes, shape of x, shape of w), of outputs that exist."""
+    """Draw (attributes, shape of x, shape of w) with non-empty outputs."""
     rank, group = draw(st.integers(1, 2)), draw(st.sampled_from((1, 1, 2)))
     axes = range(rank)
     strides = [draw(st.integers(1, 3)) for _ in axes] if draw(st.booleans()) else [draw(st.integers(1, 5))] * rank
@@ -95,7 +95,7 @@ def test_what_stays(attributes: str) -> None:
 
 
 def quantised(rng: np.random.Generator, by_channel: bool, name: str) -> onnx.ModelProto:
-    """x, w and y as bytes, the bias as int32."""
+    """Return x, w and y as bytes, and the bias as int32."""
     scale = rng.uniform(0.005, 0.02, 5 if by_channel else ()).astype(np.float32)
     constants = {
         "s": np.float32(0.05), "z": np.int8(3), "sw": scale, "zw": np.zeros(scale.shape, np.int8),
@@ -123,7 +123,7 @@ def quantised(rng: np.random.Generator, by_channel: bool, name: str) -> onnx.Mod
 @pytest.mark.parametrize("name", ["", "same"])
 @pytest.mark.parametrize("by_channel", [False, True])
 def test_quantised_ones(by_channel: bool, name: str) -> None:
-    """onnxruntime computes them in floats: at most a step beside it, where its sum rounds the other way."""
+    """Quantised transposed convolutions differ from onnxruntime's floats by at most one step, next to ties."""
     x = np.random.default_rng(9).standard_normal((1, 6, 4, 3)).astype(np.float32) * 3
     nameless = quantised(np.random.default_rng(by_channel), by_channel, "")
     [expected] = opened(nameless).run(None, {"x": x})

@@ -1,4 +1,4 @@
-"""Spaces, their bounds, searches, trials and records: each against something too simple to be wrong."""
+"""Search spaces, bounds, searches, trials and records are compared with simple models of each."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def bounded(examples: int) -> settings:
 
 @st.composite
 def networks(draw: st.DrawFn, size: int = 9) -> Network:
-    """A network of one layer of any kind, on any of CONFIGS."""
+    """Draw a network of one layer of any kind, on any of CONFIGS."""
     b, window, kind = draw(builders()), draw(windows(3)), draw(st.sampled_from(KINDS))
     x = small(b, draw(st.data()), size=size)
     assume(fits(window, x))
@@ -60,13 +60,13 @@ def networks(draw: st.DrawFn, size: int = 9) -> Network:
     elif kind == "pool":
         b.pool(x, window, draw(st.booleans()))
     else:
-        other = b.given(x.images, x.channels, x.height, x.width)
+        other = b.host_input(x.images, x.channels, x.height, x.width)
         _ = b.map(x, other) if kind == "add" else b.multiply(x, other)
     return b.net
 
 
 def usual(cfg: Config, layer: Layer) -> Point:
-    """What the compiler takes."""
+    """Return the point that the compiler chooses."""
     try:
         return tuple(d for part in Planner(cfg).layer(layer) for d in part.tiling.groups)
     except TilingError:
@@ -78,7 +78,7 @@ def conv(cfg: Config, channels: int = 20, size: int = 8, outputs: int = 24, kern
     b = Builder(Network(cfg), None, np.random.default_rng(0))  # type: ignore[arg-type]
     b.epilogue = lambda y, second=True: Epilogue()  # type: ignore[method-assign]
     b._name = lambda: "conv"  # type: ignore[method-assign]
-    x = b.given(1, channels, size, size)
+    x = b.host_input(1, channels, size, size)
     b.conv(x, Window((kernel,) * 2, pads=(kernel // 2,) * 4), outputs)
     return b.net.layers[0]
 
@@ -90,7 +90,7 @@ def conv(cfg: Config, channels: int = 20, size: int = 8, outputs: int = 24, kern
 @given(networks())
 def test_meaning_is_that_of_plain_loops(net: Network) -> None:
     (layer,) = net.layers
-    np.testing.assert_array_equal(reference_output(layer, net.given), plain_meaning(layer, net.given))
+    np.testing.assert_array_equal(reference_output(layer, net.host_inputs), plain_meaning(layer, net.host_inputs))
 
 
 # Spaces -----------------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_no_schedule_takes_less_than_its_bound(net: Network, data: st.DataObject
 
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_no_layer_of_channels_that_are_alike_takes_less_than_its_bound(outputs: int) -> None:
-    """Its weights in the same order again are the same, and would stay on chip for the second time."""
+    """The bound holds for equal channels, whose repeated weights could stay on chip."""
     cfg = CONFIGS["pynq"]
     layer = conv(cfg, 1, 3, outputs)
     assert layer.gemm is not None and layer.requantise is not None
@@ -149,7 +149,7 @@ def test_no_layer_of_channels_that_are_alike_takes_less_than_its_bound(outputs: 
 
 
 def test_bounds_are_near_what_schedules_take() -> None:
-    """A bound that is too high by a tenth is found by what the test above does."""
+    """Bounds are within 10% of the best schedule, so that the test above finds a bound that is 10% too high."""
     cfg = CONFIGS["tiny"]
     layer = conv(cfg, 32, 12, 32)
     space, case = layer_space(cfg, layer, usual(cfg, layer)), LayerCase(cfg, layer)
@@ -163,8 +163,10 @@ def test_bounds_are_near_what_schedules_take() -> None:
 def bowl(
     sizes: tuple[int, int, int] = (9, 9, 3), predicted: float = 0.0
 ) -> tuple[Space[tuple[int, int, str]], np.ndarray]:
-    """A space with one valley for each of three texts, and the cost of each point; predicted: how wrong predictions
-    are, as a share."""
+    """Return a space with one valley for each of three texts, and the cost of each point.
+
+    predicted: the standard deviation of the logarithm of the predictions' error.
+    """
     points = [(a, b, "xyz"[c]) for a, b, c in itertools.product(*map(range, sizes)) if a + b != 5]
     costs = np.array([100.0 + (a - 6) ** 2 + 3 * (b - 2) ** 2 + 10 * "zxy".index(c) for a, b, c in points])
     noise = np.exp(np.random.default_rng(0).normal(0, predicted, len(points)))
@@ -174,7 +176,7 @@ def bowl(
 
 
 def run(search: Search, costs: np.ndarray, trials: int, failing: frozenset[int] = frozenset()) -> list[int]:
-    """The points that were tried, in order."""
+    """Run a search and return the points that were tried, in order."""
     tried: list[int] = []
     while len(tried) < trials and (asked := search.ask(min(5, trials - len(tried)))):
         tried += asked
@@ -218,7 +220,7 @@ def test_what_looks_beside_finds_the_valley_sooner_than_any_order(name: str) -> 
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_a_search_tries_nothing_that_is_not_legal(name: str) -> None:
-    """And all that is, though a constraint refuses most; the certificate is one for what is legal."""
+    """A search tries only legal points and all of them; its certificate holds for legal points."""
     space, costs = bowl((6, 6, 2), predicted=0.1)
     legal = [n for n in range(len(space)) if n % 3 == 1]
     asked: list[tuple[int, int, str]] = []

@@ -1,4 +1,4 @@
-"""A fleet answers each trial once, whatever becomes of the processes that measure."""
+"""A fleet answers each trial exactly once, even if measuring processes fail."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ def station(folder: Path, does: str = "pass", name: str = "process 0") -> Worker
 
 
 def jobs(count: int) -> list[LayerJob]:
-    """Trials that these workers know by their limits."""
+    """Return trials that the planted workers recognise by their limits."""
     return [LayerJob(PRESETS["tiny"], b"", (), CostSource(), number) for number in range(count)]
 
 
 def answers(fleet: Fleet, count: int) -> dict[int, TrialResult]:
-    """What each trial was answered; none twice."""
-    found: list[tuple[int, TrialResult]] = []
-    fleet.run(jobs(count), lambda number, result: found.append((number, result)))
-    assert len(found) == len({number for number, _ in found}) == count
-    return dict(found)
+    """Run trials and return the answer of each. Fails if a trial is answered twice."""
+    results: list[tuple[int, TrialResult]] = []
+    fleet.run(jobs(count), lambda number, result: results.append((number, result)))
+    assert len(results) == len({number for number, _ in results}) == count
+    return dict(results)
 
 
 def test_every_trial_is_answered_once(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def _runs(process: int) -> bool:
 
 
 class Broken:
-    """A device whose every run fails."""
+    """A device on which each run fails."""
 
     def __init__(self, name: str) -> None:
         self.name, self.asked = name, 0
@@ -157,12 +157,12 @@ def executed(executor: Executor, folder: Path, does: str = "pass", name: str = "
 
 
 def test_an_executor_is_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Dask's is: a process beside its worker measures, and is ended there where it is late."""
+    """An executor such as Dask's is a device: a separate process measures, and is killed if it is late."""
     with ThreadPoolExecutor(1) as executor:
         with Fleet([executed(executor, tmp_path, HANGS)], deadline=3) as fleet:
-            found = answers(fleet, 4)
-        assert found[2].status == Status.HUNG and found[2].detail == "no answer within 3 s"
-        assert [found[n].cycles for n in (0, 1, 3)] == [1000, 1001, 1003]
+            results = answers(fleet, 4)
+        assert results[2].status == Status.HUNG and results[2].detail == "no answer within 3 s"
+        assert [results[n].cycles for n in (0, 1, 3)] == [1000, 1001, 1003]
         (job,) = jobs(1)
         assert ExecutorWorker("as it is", executor).measure(job, 60).status == Status.CRASHED  # b"" is no layer
         stuck = threading.Event()
@@ -170,7 +170,7 @@ def test_an_executor_is_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(device_pool, "EXTRA_SECONDS", 0.1)
         assert executed(executor, tmp_path).measure(job, 0.05).status == Status.HUNG
         stuck.set()
-    gone = executed(executor, tmp_path)  # which takes nothing any more
+    gone = executed(executor, tmp_path)  # this executor has been shut down
     assert gone.measure(job, 60).status == Status.CRASHED
 
 
@@ -186,7 +186,7 @@ def test_a_place_that_is_gone_is_noticed(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 class Noting:
-    """Notes the Configs of what it measures."""
+    """A device that records the Configs of its trials."""
 
     def __init__(self, name: str) -> None:
         self.name, self.configs = name, list[str]()
@@ -201,7 +201,7 @@ class Noting:
 
 
 def test_devices_keep_to_their_config() -> None:
-    """A simulator is loaded anew for another one: two devices and two Configs make that once for each."""
+    """Devices seldom change their Config, since a simulator must be loaded for each change."""
     mixed = [LayerJob(PRESETS[("tiny", "pynq")[n % 2]], b"", (), CostSource(), n) for n in range(40)]
     devices = [Noting("a"), Noting("b")]
     with Fleet(devices) as fleet:
@@ -209,19 +209,19 @@ def test_devices_keep_to_their_config() -> None:
             fleet.run(mixed, lambda number, result: None)
     for device in devices:
         changes = sum(a != b for a, b in itertools.pairwise(device.configs))
-        assert len(device.configs) > 4 and changes <= 3  # at the end of each round it helps the other one
+        assert len(device.configs) > 4 and changes <= 3  # at the end of each round a device helps the other one
 
 
 def test_a_lost_connection_is_no_answer(tmp_path: Path) -> None:
-    """It is tried again; a trial that another version is asked for is not run at all."""
+    """A trial whose connection is lost is repeated; a trial for another version is not run."""
     (job,) = jobs(1)
     results = iter([TrialResult(Status.LOST, detail="the cable"), TrialResult(Status.OK, 7)])
     device = Broken("board:pynq")
     device.measure = lambda job, deadline: next(results)  # type: ignore[method-assign]
-    found: list[TrialResult] = []
+    results_by_fleet: list[TrialResult] = []
     with Fleet([device]) as fleet:
-        fleet.run([job], lambda number, result: found.append(result))
-    assert found == [TrialResult(Status.OK, 7)] and fleet.left_out == {}
+        fleet.run([job], lambda number, result: results_by_fleet.append(result))
+    assert results_by_fleet == [TrialResult(Status.OK, 7)] and fleet.left_out == {}
     other = measure(replace(job, version=99))
     assert other.status == Status.FAILED and "99 was asked for; install the same Celosia" in other.detail
     nowhere = measure(replace(job, judge=CostSource("ssh://root@pynq")))
@@ -229,7 +229,7 @@ def test_a_lost_connection_is_no_answer(tmp_path: Path) -> None:
 
 
 def test_what_keeps_answers_may_fail(tmp_path: Path) -> None:
-    """As where the disk is full: the error comes out, and soon."""
+    """An error in the function that stores answers, such as a full disk, ends the run soon."""
 
     def full(number: int, result: TrialResult) -> None:
         raise OSError("no space")

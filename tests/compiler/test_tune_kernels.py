@@ -1,4 +1,4 @@
-"""Tuning of CPU kernels: what rules make means the same, what is wrong is never taken, nothing is measured twice."""
+"""Tuning of CPU kernels keeps results, never accepts a wrong kernel, and measures nothing twice."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Array = np.ndarray[Any, Any]
 
 
 def product(m: int = 9, n: int = 21, k: int = 10, dtype: str = "float32") -> KernelWorkload:
-    """x w, and what a layer does with it."""
+    """Return a product x w with the operations that a layer does after it."""
     x, w = T.placeholder((m, k), dtype, "x"), T.placeholder((k, n), dtype, "w")
     r = T.reduce_axis(k, "r")
     wide = "int32" if dtype == "int8" else dtype
@@ -63,7 +63,7 @@ def product(m: int = 9, n: int = 21, k: int = 10, dtype: str = "float32") -> Ker
 
 
 def window(size: int = 11, channels: int = 18) -> KernelWorkload:
-    """The largest of 3 x 3 by channel, with borders."""
+    """Return the maximum of windows of 3 x 3 for each channel, with borders."""
     x = T.placeholder((size, size, channels), "float32", "x")
     padded = T.compute(
         (size + 2, size + 2, channels),
@@ -86,7 +86,7 @@ def softmax(rows: int = 7, columns: int = 37) -> KernelWorkload:
 
 
 def in_order(rows: int = 6, columns: int = 40) -> KernelWorkload:
-    """Sums whose order counts, in numbers for which it shows."""
+    """Return ordered sums of numbers for which the order of additions matters."""
     x = T.placeholder((rows, columns), "float32", "x")
     k = T.reduce_axis(columns, "k")
     return KernelWorkload.of([T.compute((rows,), lambda i: T.ordered_sum(x[i, k] * 1e4, k), "y")], [x])
@@ -98,7 +98,7 @@ def turned(rows: int = 20, columns: int = 33) -> KernelWorkload:
 
 
 def equally_named() -> KernelWorkload:
-    """Two tensors of one name, neither of which can be inlined."""
+    """Return tensors of the same name, of which none can be inlined."""
     x = T.placeholder((8, 12), "float32", "x")
     k, m = T.reduce_axis(12, "k"), T.reduce_axis(8, "m")
     rows = T.compute((8,), lambda i: T.sum(x[i, k], k), "sum")
@@ -112,7 +112,7 @@ WORKLOADS: dict[str, Callable[[], KernelWorkload]] = {
 }  # fmt: skip
 
 
-def given(workload: KernelWorkload) -> list[Array]:
+def random_inputs(workload: KernelWorkload) -> list[Array]:
     rng = np.random.default_rng(0)
     return [
         rng.integers(-128, 128, t.shape).astype(np.int8) if t.dtype == "int8"
@@ -122,7 +122,7 @@ def given(workload: KernelWorkload) -> list[Array]:
 
 
 def meaning(workload: KernelWorkload, arrays: Sequence[Array]) -> list[Array]:
-    """By the interpreter, of loops under no schedule."""
+    """Return the interpreter's outputs of unscheduled loops."""
     return list(T.interpret(T.lower(workload.outputs, workload.inputs, "plain"), *arrays))
 
 
@@ -141,9 +141,9 @@ def test_a_plan_is_its_schedule(name: str) -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_what_rules_lead_to_means_the_same(name: str) -> None:
-    """Walks of some steps; each plan is compiled and compared with the interpreter's numbers."""
+    """Plans that several rules reach compute the interpreter's results."""
     workload = WORKLOADS[name]()
-    arrays = given(workload)
+    arrays = random_inputs(workload)
     expected = meaning(workload, arrays)
     rng = np.random.default_rng(len(name))
     compared = 0
@@ -168,7 +168,7 @@ def test_what_rules_lead_to_means_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_every_rule_finds_something_that_can_be_compiled(rule: Any) -> None:
-    """From schedules that other rules have made, where it needs what the compiler's own has not."""
+    """Each rule yields a plan that compiles, from the compiler's own plan or from its neighbours."""
     for name in WORKLOADS:
         workload = WORKLOADS[name]()
         begin = own(workload)
@@ -184,7 +184,7 @@ def test_every_rule_finds_something_that_can_be_compiled(rule: Any) -> None:
 
 
 def test_sums_keep_their_order() -> None:
-    """No neighbour adds up in another order, where the order counts."""
+    """No neighbouring plan adds in another order if the order matters."""
     workload = in_order()
     plan = own(workload)
     for other in neighbours(plan, workload.apply(plan.trace)):
@@ -207,7 +207,7 @@ def test_two_plans_that_make_the_same_loops_are_equal() -> None:
 
 
 def test_counts_know_tiles_of_registers() -> None:
-    """A tile of 4 rows reads a vector of the right side once for them all."""
+    """The estimate knows that a tile of 4 rows reads a vector of the right operand only once."""
     workload = product(32, 64, 32)
     plain = T.Schedule(workload.outputs)
     acc = next(t.name for t in plain.stages if t.name == "acc")
@@ -282,18 +282,18 @@ def test_a_trace_that_cannot_be_followed_is_refused() -> None:
 
 @pytest.mark.parametrize("fault", ["other numbers", "nothing written", "crash", "hang", "error"])
 def test_faults_of_the_compiler_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault planted in what the trial compiles: never a time."""
+    """A fault planted in the kernel of a trial never gives a time."""
     workload = product()
-    right = trials.compile_function
+    original = trials.compile_function
 
     def planted(function: Any, **options: Any) -> CompiledKernel:
-        kernel = right(function, **options)
-        if not options:  # the compiler's own, and what it is compared with
+        kernel = original(function, **options)
+        if not options:  # the compiler's own kernel, and the reference
             return kernel
         if fault == "other numbers":
             other = product()
             x = T.compute((9, 21), lambda i, j: T.Const(1.0, "float32"), "y")
-            return right(T.lower(x, other.inputs, "kernel"))
+            return original(T.lower(x, other.inputs, "kernel"))
         if fault == "error":
             raise TypeError("no such operation")
         if fault == "hang":
@@ -318,7 +318,7 @@ def test_faults_of_the_compiler_are_found(fault: str, monkeypatch: pytest.Monkey
 
 
 class Pretended:
-    """A device whose times follow from the schedule alone, as of a processor that likes small tiles."""
+    """A device whose times depend only on the schedule: small tiles are fast."""
 
     name = "pretended"
 
@@ -386,7 +386,7 @@ def test_names_that_there_are_not() -> None:
 
 
 def test_climb_reaches_what_is_best() -> None:
-    """Plans of a growing space whose cost is known: tiles of 5 rows, and nothing else split."""
+    """The search finds the best plan of a space with known costs: tiles of 5 rows, and nothing else split."""
     with compiling_for(replace(this_processor(), vector_bytes=64, registers=32)):
         space = Plans(product(40, 40, 40), initial_plans(product(40, 40, 40)))
     space.add_remaining_plans()
@@ -437,7 +437,7 @@ def test_records_of_another_processor_are_left_alone(tmp_path: Path) -> None:
 
 
 def gelu_model() -> onnx.ModelProto:
-    """A product and what follows it; nodes without names."""
+    """Return a model of a product and the operators after it; its nodes have no names."""
     shape = onnx.TensorProto.FLOAT
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["t"]),
@@ -506,13 +506,13 @@ def test_tuning_a_model_for_real(tmp_path: Path) -> None:
 def test_tuning_ones_own_expression() -> None:
     workload = product(48, 48, 48)
     kernel, trace = tune_kernel(workload.outputs, workload.inputs, trials=6)
-    arrays = given(workload)
+    arrays = random_inputs(workload)
     np.testing.assert_allclose(kernel(*arrays)[0], meaning(workload, arrays)[0], rtol=1e-4, atol=1e-4)
     assert trace.steps
 
 
 def test_constants_of_a_large_model_come_from_beyond_the_cache() -> None:
-    """A model whose weights do not fit is measured so, and its records are not those of a small one."""
+    """A model whose weights exceed the caches is measured so, with other records than a small one."""
     small = product(4, 64, 64)
     _, w = small.inputs
     weights = KernelWorkload.of(small.outputs, small.inputs, [w])
@@ -538,7 +538,7 @@ def test_a_kernel_without_inputs_is_timed() -> None:
 
 
 def test_what_cannot_be_compared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain loops that do not compile end the trial, not who measures."""
+    """If the plain loops do not compile, the trial ends, but not the measuring process."""
 
     def fails(*args: Any, **options: Any) -> CompiledKernel:
         raise ValueError("planted")

@@ -1,4 +1,4 @@
-"""The records that come with Celosia: whole, small, exact for the presets, and nothing in them that decides nothing."""
+"""The records that Celosia ships are complete, small, exact for the presets, and have no unused line."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ def is_chain(key: Key) -> bool:
 
 @cache
 def compiled(preset: str, records: str) -> celosia.Program:
-    """The demo model."""
+    """Compile the demo model."""
     return celosia.compile(celosia.models.demo_model_path(), preset, check=False, records=records)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_lines_are_exact_for_their_preset(path: Path) -> None:
-    """After a change of measure.VERSION or of a preset: `python -m benchmarks.shipped --trials 0` measures them again,
-    and without `--trials 0` it searches anew."""
+    """Each record has the cycles of its preset.
+
+    After a change of measure.VERSION or of a preset, `python -m benchmarks.shipped --trials 0` measures them again, and
+    without `--trials 0` it searches anew.
+    """
     records, cfg = Records.load(path), PRESETS[path.stem]
     assert records.trials and records.damaged == records.conflicts == 0 and path.stat().st_size < 1 << 17
     assert shipped(cfg).trials == records.trials
@@ -59,7 +62,7 @@ def test_every_line_is_a_winner_of_a_network(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_demo_model_takes_the_cycles_of_its_record(path: Path) -> None:
-    """With its decisions and without, and so do the chains of its layers: nothing of that is measured by `compile`."""
+    """The demo model and its chains of layers take the recorded cycles, and `compile` measures none of them."""
     records = Records.load(path)
     tuned, plain = (compiled(path.stem, known) for known in ("shipped", "none"))
     cycles = [estimate(program, TIMED.memory)["cycles"] for program in (tuned, plain)]
@@ -74,7 +77,7 @@ def test_chains_take_the_cycles_of_their_records() -> None:
 
 
 def test_a_search_of_blocks_times_nothing_that_records_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And finds the same blocks."""
+    """The search of blocks times no recorded chain, and finds the same blocks."""
     demo = celosia.models.demo_model_path()
     plain = compiled("pynq", "none")
     monkeypatch.setattr(chain_times, "build", lambda *given, **how: pytest.fail("a chain is timed"))

@@ -1,4 +1,4 @@
-"""Kernels on every element type."""
+"""Kernels support each element type."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 
 
 def numbers(dtype: str, *shape: int) -> Array:
-    """Over the whole range of integers; some elements of floats are small, some large."""
+    """Draw integers of their whole range; floats are partly small and partly large."""
     if dtype == "bool":
         return RNG.integers(0, 2, shape).astype(bool)
     if dtype in INTEGERS:
@@ -40,7 +40,7 @@ ARITHMETIC = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Max": np.m
 @pytest.mark.parametrize("dtype", [*INTEGERS, "float16", "float32", "float64"])
 @pytest.mark.parametrize("op", ARITHMETIC)
 def test_arithmetic(op: str, dtype: str) -> None:
-    """Integers wrap; floats are rounded once. 37 elements leave a rest after any vectors."""
+    """Integers wrap and floats are rounded once. 37 elements leave a rest for any vector width."""
     a, b = numbers(dtype, 3, 37), numbers(dtype, 37)
     with np.errstate(all="ignore"):
         np.testing.assert_array_equal(compute(op, a, b)[0], ARITHMETIC[op](a, b))
@@ -191,7 +191,7 @@ def test_products_of_nothing(a: tuple[int, ...], b: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("op", ["QLinearConv", "QLinearMatMul"])
 def test_an_integer_product_has_the_type_of_its_zero_point(op: str) -> None:
-    """uint8 of zero point z is int8 of zero point z - 128, and 128 more."""
+    """A product with uint8 and zero point z equals one with int8 and z - 128."""
     shapes = ((1, 3, 6, 6), (5, 3, 3, 3)) if op == "QLinearConv" else ((8, 9), (9, 7))
     x, w = (numbers("int8", *shape) for shape in shapes)
     before = x, np.float32(0.02), np.int8(3), w, np.float32(0.03), np.int8(0), np.float32(0.5)

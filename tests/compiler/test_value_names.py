@@ -1,4 +1,4 @@
-"""What values are called, in subgraphs too, changes no output."""
+"""Names of values, in subgraphs too, change no output."""
 
 from __future__ import annotations
 
@@ -63,22 +63,22 @@ def test_subgraphs_and_unread_outputs(case: str) -> None:
 
 @pytest.mark.parametrize("name", ["e", "gradient.2.0", "gradient.2.1"])
 def test_gradients(name: str) -> None:
-    """d(x * x)/dx + exp(x), whose tensor is called what those of the gradient might be."""
-    made = model("g (float[2] x) => (float[2] y) { z = Mul(x, x)  CLASH = Exp(x)  y = Add(d, CLASH) }")
-    made.opset_import.append(helper.make_opsetid("ai.onnx.preview.training", 1))
+    """d(x * x)/dx + exp(x) is right if a tensor has a name that the gradient's tensors might get."""
+    proto = model("g (float[2] x) => (float[2] y) { z = Mul(x, x)  CLASH = Exp(x)  y = Add(d, CLASH) }")
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.preview.training", 1))
     gradient = helper.make_node("Gradient", ["x"], ["d"], domain="ai.onnx.preview.training", xs=["x"], y="z")
-    made.graph.node.insert(2, gradient)
-    for node in made.graph.node:
+    proto.graph.node.insert(2, gradient)
+    for node in proto.graph.node:
         node.input[:], node.output[:] = (
             [name if each == "CLASH" else each for each in names] for names in (node.input, node.output)
         )
     x = np.array([0.5, -2], np.float32)
-    found = Runtime(celosia.compile(made, "tiny")).run({"x": x}).outputs["y"]
+    found = Runtime(celosia.compile(proto, "tiny")).run({"x": x}).outputs["y"]
     np.testing.assert_allclose(found, 2 * x + np.exp(x), rtol=1e-6)
 
 
 def test_new_names_are_not_those_of_later_values() -> None:
-    """A constant with the name of an output becomes y_1, unless a later constant is called that."""
+    """A constant with the name of an output becomes y_1, unless a later constant has this name."""
     graph = ir.from_proto(model("g (float[2] x) => (float[2] y) { a = Add(x, w)  b = Mul(a, y_1)  y = Neg(b) }")).graph
     array = ir.tensor(np.ones(2, np.float32))
     constants = [ir.Value(name=name, const_value=array) for name in ("y", "y_1")]
@@ -117,7 +117,7 @@ def renamed(proto: onnx.ModelProto, names: dict[str, str]) -> onnx.ModelProto:
 
 
 def test_names_that_passes_would_give_their_own_tensors() -> None:
-    """A tensor of the model may be called as a pass calls a new one, whichever of the model's tensors it is."""
+    """Any tensor of the model may have the name that a pass gives to a new tensor."""
     graph = onnx.parser.parse_graph(QUANTISED)
     graph.initializer.extend(numpy_helper.from_array(np.asarray(v), k) for k, v in QUANTISED_CONSTANTS.items())
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)

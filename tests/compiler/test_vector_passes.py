@@ -1,7 +1,7 @@
-"""The declared behaviour of each intrinsic equals that of its instruction in sim/functional/reference.py.
+"""The declared behaviour of each intrinsic equals its instruction in sim/functional/reference.py.
 
-Both sides get entries of scratchpads: the interpreter runs the behaviour, `reference` the instruction that the lowering
-rule makes of the parameters.
+Both sides get scratchpad entries. The interpreter runs the behaviour, `reference` the instruction that the lowering
+rule derives from the parameters.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def declared(cfg: Config, name: str) -> TensorIntrinsic:
 
 
 def behave(behaviour: Tensor, tiles: dict[str, Array], values: dict[str, float]) -> Array:
-    """What a behaviour makes of these tiles, interpreted."""
+    """Interpret a behaviour on these tiles and return the result."""
     inputs = [t for t in T.create_schedule(behaviour).tensors if t.body is None]
     variables = _parameters(behaviour)
     function = lower(behaviour, inputs, "behaviour", variables)
@@ -51,15 +51,15 @@ def _parameters(behaviour: Tensor) -> list[Var]:
     return list(dict.fromkeys(found))
 
 
-def fields(cfg: Config, opcode: Opcode, **given: int) -> dict[str, int]:
-    """All fields of an instruction: as it would be decoded."""
+def fields(cfg: Config, opcode: Opcode, **chosen: int) -> dict[str, int]:
+    """Return all fields of an instruction, as a decoder returns them."""
     form = formats(cfg)[opcode]
     extents = {field.name: 1 for field in form.fields if field.name.startswith("extent_")}
-    return form.decode(form.encode(**{**extents, **given}))
+    return form.decode(form.encode(**{**extents, **chosen}))
 
 
 def parameters(rng: np.random.Generator, cfg: Config, reach: int) -> NDArray[np.uint64]:
-    """An entry of par for sums of about `reach`."""
+    """Draw an entry of par for sums of about `reach`."""
     bias = rng.integers(-reach, reach + 1, cfg.block_out)
     multiplier = rng.integers(1 << 23, 1 << 24, cfg.block_out).astype(np.uint64)
     power = int(np.ceil(np.log2(reach)))
@@ -89,7 +89,7 @@ def parameters_of(p: hw.VectorOp, rng: np.random.Generator) -> dict[str, float]:
 
 
 def windowed(cfg: Config, p: hw.VectorOp, size: int) -> Tensor:
-    """The behaviour of a pass with its window: [size] entries of A."""
+    """Return the behaviour of a pass with its window, on [size] entries of A."""
     intrinsic = declared(cfg, p.name)
     if not p.reduce:
         return intrinsic.behaviour
@@ -146,7 +146,7 @@ def _reads(p: hw.VectorOp, field: str) -> bool:
 
 
 def _narrow(values: dict[str, float]) -> bool:
-    """Whether clips alone may make all lanes equal."""
+    """Return whether clips alone may make all lanes equal."""
     pairs = (("lo", "hi"), ("clip_lo", "clip_hi"), ("add_lo", "add_hi"))
     return any(low in values and values[high] - values[low] < 255 for low, high in pairs)
 
@@ -190,7 +190,7 @@ LOADS = [f"{kind}_{scope}" for kind in ("load", "padded_load") for scope in hw.B
 @CONFIGS
 @pytest.mark.parametrize("name", LOADS)
 def test_loads(cfg: Config, name: str) -> None:
-    """An element that is there, and one that is padding."""
+    """A LOAD gives an element of DRAM, or padding."""
     rng = np.random.default_rng(0)
     if name.endswith("_tap"):
         cfg = replace(cfg, taps=3)

@@ -1,4 +1,4 @@
-"""The verifier passes what the compiler makes and finds every planted fault, by the rule that it breaks."""
+"""The verifier accepts the compiler's streams, and finds each planted fault by the rule that it breaks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def check(cfg: Config, stream: Stream) -> Report:
 
 
 def broken(cfg: Config, stream: Stream) -> Rule | None:
-    """The rule that `stream` breaks."""
+    """Return the rule that `stream` breaks, or None."""
     try:
         check(cfg, stream)
     except VerifyError as error:
@@ -74,7 +74,7 @@ def _extents(loops: tuple[str, ...]) -> dict[str, int]:
 
 
 def prologue(cfg: Config) -> Stream:
-    """Fill every scratchpad."""
+    """Return instructions that fill all scratchpads."""
     sizes = {
         Buffer.INP: cfg.inp_depth * cfg.inp_pieces, Buffer.WGT: cfg.wgt_depth,
         Buffer.ACC: cfg.acc_depth * cfg.out_pieces, Buffer.VIN: cfg.vin_depth * cfg.out_pieces,
@@ -92,11 +92,11 @@ def prologue(cfg: Config) -> Stream:
 
 
 def soup(cfg: Config, seed: int, count: int) -> Stream:
-    """`count` small random instructions after the prologue, with tokens."""
+    """Draw `count` small instructions after the prologue, with tokens."""
     rng = random.Random(seed)
 
     def lines(operand: str, loops: str, depth: int) -> dict[str, int]:
-        """A dense block or one with gaps of the last two `loops`, as extents in {1..4}."""
+        """Draw a dense block, or one with gaps, for the last two of `loops`, with extents from 1 to 4."""
         reach = depth
         while reach >= depth:
             y, x = rng.randint(1, 3), rng.randint(1, 4)
@@ -140,7 +140,7 @@ def soup(cfg: Config, seed: int, count: int) -> Stream:
         return vector(f | dict(requantise=rng.randint(0, 1)))
 
     def vector(f: dict[str, int]) -> StreamInstruction:
-        """Whatever it writes of vin is in one half of it, and what it reads in the other."""
+        """Draw a VECTOR that writes one half of vin and reads the other half."""
         half = rng.randint(0, 1)
         depths = {Destination.OUT: cfg.out_depth}
         if cfg.forward:
@@ -176,7 +176,7 @@ def _masks(instruction: StreamInstruction, kind: str) -> Iterator[Unit]:
 
 
 def pairs(stream: Stream) -> Iterator[tuple[int, int, Unit, Unit]]:
-    """(giver, taker, unit that gives, unit that takes) of each token."""
+    """Yield (giver, taker, unit that gives, unit that takes) of each token."""
     for source in Unit:
         for target in Unit:
             posts = [n for n, i in enumerate(stream) if UNIT_OF[i.opcode] == source and target in _masks(i, "post")]
@@ -196,7 +196,7 @@ def test_streams_with_inserted_tokens_pass(name: str, seed: int) -> None:
 
 
 def _runs(cfg: Config, stream: Stream) -> bool:
-    """True where the functional simulator, which checks accesses in another way, finds nothing wrong."""
+    """Return whether the functional simulator, which checks accesses differently, finds no fault."""
     device = FunctionalDevice(cfg, checking=True)
     code = encode(cfg, stream)
     device.allocate(DRAM + code.size)
@@ -222,7 +222,7 @@ def test_a_token_of_a_block_may_be_dropped_only_where_nothing_needs_it(name: str
 
 
 def needed_tokens(cfg: Config, stream: Stream) -> int:
-    """How many tokens of `stream` are missed; the simulator must agree."""
+    """Count the tokens whose removal the verifier reports; the simulator must agree."""
     needed = 0
     for post, wait, source, target in pairs(stream):
         faulty = _copy(stream)
@@ -251,7 +251,10 @@ def test_any_single_bit_dropped_or_added_is_found(name: str, seed: int, kind: st
 
 @pytest.mark.parametrize("name, seed", some(SEEDS, [(name, 0) for name in LARGER]))
 def test_what_passes_runs_in_any_order_as_in_the_programs(name: str, seed: int) -> None:
-    """Random changes of a stream: posts moved, instructions swapped, addresses shifted, tokens dropped."""
+    """A randomly changed stream that passes gives the same DRAM in any possible order of execution.
+
+    Changes move posts, swap instructions, shift addresses and drop tokens.
+    """
     cfg, rng = CONFIGS[name], random.Random(seed)
     original = soup(cfg, seed, 30)
     passed = 0
@@ -290,7 +293,7 @@ def _disturb(cfg: Config, stream: Stream, rng: random.Random) -> None:
 
 
 def _some_order(cfg: Config, stream: Stream, rng: random.Random) -> list[int]:
-    """A random order in which the machine might execute `stream`."""
+    """Draw an order in which the hardware may execute `stream`."""
     tokens = {(a, b): 0 for a in Unit for b in Unit}
     queues: dict[Unit, list[int]] = {unit: [] for unit in Unit}
     fetched, order = 0, list[int]()
@@ -317,7 +320,7 @@ def _some_order(cfg: Config, stream: Stream, rng: random.Random) -> list[int]:
 
 
 def _execute(cfg: Config, stream: Stream, order: list[int] | range) -> NDArray[np.uint8]:
-    """DRAM after the instructions in this order, whatever their tokens."""
+    """Execute the instructions in this order, ignoring tokens, and return the DRAM."""
     device = FunctionalDevice(cfg)
     device.allocate(DRAM)
     device.write(0, np.random.default_rng(0).integers(0, 256, DRAM, np.uint8))
@@ -335,7 +338,7 @@ LOAD, GEMM, VECTOR, STORE = (1 << unit for unit in Unit)
 
 
 def sound() -> Stream:
-    """Load inputs and weights, multiply, requantise, store."""
+    """Return a correct stream: load inputs and weights, multiply, requantise, store."""
     return [
         StreamInstruction(
             Opcode.LOAD, dict(buffer=Buffer.INP, x_size=4, y_size=2, z_size=1, sram_x=1, sram_y=4, dram_y=16)
@@ -513,7 +516,7 @@ def test_a_bit_beyond_the_fields_is_found(name: str) -> None:
 
 
 def test_semaphores_too_small_for_a_stream_are_found() -> None:
-    """LOAD runs ahead of GEMM by as many tokens as a semaphore holds; three need a queue of three to go on."""
+    """The verifier finds a deadlock: three tokens of LOAD for GEMM need a queue of three."""
 
     def ahead(cfg: Config, count: int) -> Rule | None:
         loads = [

@@ -1,4 +1,4 @@
-"""Products of floats by weights of 2, 4 and 8 bits, against onnxruntime: MatMulNBits, and QDQ models."""
+"""Products of floats by weights of 2, 4 and 8 bits (MatMulNBits and QDQ models) give onnxruntime's results."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def onnxruntime(model: ModelProto, feed: dict[str, np.ndarray], level: str = "4"
 
 
 def apart(a: np.ndarray, b: np.ndarray) -> float:
-    """The largest difference, as a part of the root mean square of b."""
+    """Return the largest difference, as a part of the root mean square of b."""
     return float(np.abs(a.astype(np.float64) - b).max() / np.sqrt((b.astype(np.float64) ** 2).mean()))
 
 
 def packed(values: np.ndarray, bits: int) -> np.ndarray:
-    """Numbers of `bits` bits along the last axis, the low bits first."""
+    """Pack integers of `bits` bits along the last axis into bytes, the low bits first."""
     count = 8 // bits
     padded = np.pad(values, [*[(0, 0)] * (values.ndim - 1), (0, -values.shape[-1] % count)])
     parts = padded.reshape(*padded.shape[:-1], -1, count)
@@ -46,7 +46,7 @@ def packed(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def n_bits(bits: int, size: int, zeros: bool, level: int, dtype: str, constants: tuple[int, ...]) -> Any:
-    """A model of one MatMulNBits, and what to feed it."""
+    """Return a model of one MatMulNBits, and its inputs."""
     k, n = int(RNG.choice([size // 2 + 1, 2 * size, 2 * size + 5])), int(RNG.choice([1, 8, 33]))
     blocks, shape = -(-k // size), [(5, k), (1, k), (2, 3, k)][int(RNG.integers(3))]
     arrays = {
@@ -103,7 +103,7 @@ def test_weights_that_are_no_constants_are_multiplied_as_floats() -> None:
 
 @dataclass(frozen=True)
 class Product:
-    """A Gemm or MatMul by dequantised weights [128, 64], and what comes after it as (operator, inputs, output)."""
+    """A Gemm or MatMul by dequantised weights [128, 64], with later operators as (operator, inputs, output)."""
 
     type: str = "int4"
     size: int = 32
@@ -119,16 +119,19 @@ class Product:
 
 
 def model_of(p: Product) -> ModelProto:
-    """`row` [64], `rows` [1, 64], `step`, `sixty` and `zero` are constants that `then` may use."""
+    """Return the model of a Product.
+
+    `row` [64], `rows` [1, 64], `step`, `low`, `flat` and `zero` are constants that `then` may read.
+    """
     bits, signed = int(p.type[-1]), p.type[0] == "i"
     low, high = (-(1 << bits - 1), 1 << bits - 1) if signed else (0, 1 << bits)
     dims = list(p.scale) if p.scale is not None else [128, 64]
     if p.scale is None:
         dims[p.axis] = -(-dims[p.axis] // p.size)
-    whole = {"w": RNG.integers(low, high, (128, 64)), "z": RNG.integers(low, high, dims)}
+    integers = {"w": RNG.integers(low, high, (128, 64)), "z": RNG.integers(low, high, dims)}
     floats = {"s": RNG.uniform(0.01, 0.1, dims), "row": RNG.standard_normal(64), "rows": RNG.standard_normal((1, 64)),
               "step": np.array(0.5), "low": np.array(0.0)}  # fmt: skip
-    known = [helper.make_tensor(n, TYPES[p.type], a.shape, a.flatten().tolist()) for n, a in whole.items()]
+    known = [helper.make_tensor(n, TYPES[p.type], a.shape, a.flatten().tolist()) for n, a in integers.items()]
     known += [numpy_helper.from_array(a.astype(np.float32), name) for name, a in floats.items()]
     known += [numpy_helper.from_array(np.uint8(120), "zero"), numpy_helper.from_array(np.array([-1]), "flat")]
     attrs = {"axis": p.axis, **({"block_size": p.size} if p.size else {})}
@@ -185,19 +188,22 @@ FLOATS = [
 
 @pytest.mark.parametrize("product", [*BYTES, *FLOATS], ids=str)
 def test_what_onnxruntime_makes_of_dequantised_weights(product: Product) -> None:
-    """Where it multiplies bytes so do we, and floats where it does not."""
+    """Products of bytes and products of floats are chosen as in onnxruntime."""
     model = model_of(product)
     feed = {value.name: RNG.standard_normal(product.x).astype(np.float32) for value in model.graph.input}
     found = Runtime(celosia.compile(model, "tiny")).run(feed).outputs
     for array, wanted in zip(found.values(), onnxruntime(model, feed), strict=True):
         assert apart(array, wanted) < CLOSE
-    if product in BYTES:  # or the comparison could not tell
+    if product in BYTES:  # otherwise the comparison could not tell bytes from floats
         assert max(map(apart, onnxruntime(model, feed), onnxruntime(model, feed, level="1"))) > FAR
 
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_a_result_that_is_quantised(moved: bool) -> None:
-    """A step of the result apart at most, next to ties: floats that were rounded by blocks would be so more often."""
+    """A quantised result differs from onnxruntime's in less than 1% of the elements.
+
+    Floats that are rounded by blocks would differ more often.
+    """
     then = (("Reshape", "y flat", "v"), ("QuantizeLinear", "v step zero", "q"), Q[1]) if moved else Q
     model = model_of(Product("int8", 0, 1, (64,), then=then, outputs="o"))
     feed = {"x": RNG.standard_normal((4, 128)).astype(np.float32)}
@@ -216,8 +222,11 @@ ROWS, DEPTH, COLUMNS = 4, 64, 32
 
 
 class Network:
-    """A random network of products by dequantised constants, of which operators share some, in every form in which
-    exporters write them. All products read inputs, so that a product of floats in place of one of bytes is seen."""
+    """A random network of products by dequantised constants in all forms that exporters write.
+
+    Operators share some constants. All products read inputs, so that a product of floats in place of one of bytes is
+    found.
+    """
 
     def __init__(self, seed: int, half: bool = False) -> None:
         self.rng = np.random.default_rng(seed)
@@ -242,7 +251,7 @@ class Network:
         return bool(self.rng.random() < part)
 
     def constant(self, array: np.ndarray, again: float = 0.4) -> str:
-        """The name of a new constant, or of one of the same type and shape."""
+        """Return the name of a new constant, or of an existing one of the same type and shape."""
         alike = [n for n, t in self.known.items() if tuple(t.dims) == array.shape
                  and t.data_type == helper.np_dtype_to_tensor_dtype(array.dtype)]  # fmt: skip
         if alike and self.chance(again):
@@ -257,7 +266,7 @@ class Network:
         return name
 
     def weights(self, turned: bool) -> str:
-        """Floats [DEPTH, COLUMNS], or transposed, of bytes or of four bits that are constants or made of some."""
+        """Append weights [DEPTH, COLUMNS], or transposed, dequantised from bytes or four bits."""
         shape = (COLUMNS, DEPTH) if turned else (DEPTH, COLUMNS)
         axis = 0 if turned else 1
         granularity = self.pick("one", "column", "column", "block")
@@ -334,8 +343,7 @@ class Network:
         self.results.append(made)
 
     def model(self, condition: bool | None = None) -> ModelProto:
-        """condition: all is in a branch of an If, which it takes where it is true; a constant or, where False, an
-        input."""
+        """Return the model. condition: put all in a branch of an If, whose condition is a constant; False: an input."""
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.kind))
         used = {name for node in self.nodes for name in node.input}
         known = [tensor for name, tensor in self.known.items() if name in used]
@@ -373,10 +381,12 @@ NETWORKS = [(seed, form) for seed in range(200) for form in FORMS]
 
 
 def accepted(seed: int, form: str) -> tuple[onnx.ModelProto, dict[str, Any], list[Any]]:
-    """A random network, its inputs and onnxruntime's outputs: of the first of some seeds that onnxruntime runs. It
-    refuses sizes that do not fit."""
-    for each in range(seed, seed + 10_000, 1000):
-        network = Network(each, half=form == "half")
+    """Return a random network, its inputs and onnxruntime's outputs, for the first seed that onnxruntime accepts.
+
+    onnxruntime refuses networks whose sizes do not fit.
+    """
+    for candidate in range(seed, seed + 10_000, 1000):
+        network = Network(candidate, half=form == "half")
         model = network.model({"branch": False, "constant": True}.get(form))
         feed = network.feed(model)
         with suppress(Exception):
@@ -386,8 +396,10 @@ def accepted(seed: int, form: str) -> tuple[onnx.ModelProto, dict[str, Any], lis
 
 @pytest.mark.parametrize(("seed", "form"), some(NETWORKS, [(seed, FORMS[seed % 4]) for seed in range(1, 13)]))
 def test_random_networks_decide_as_onnxruntime(seed: int, form: str) -> None:
-    """A product of floats in the place of one of bytes, or the reverse, is beyond FAR; sums of terms that cancel are
-    further apart than CLOSE."""
+    """Random networks compute products of bytes or of floats as onnxruntime does.
+
+    The wrong choice gives a difference above FAR. Sums of terms that cancel may differ by more than CLOSE.
+    """
     model, feed, wanted = accepted(seed, form)
     found = Runtime(celosia.compile(model, CONFIGS[seed % 3])).run(feed).outputs
     for array, expected in zip(found.values(), wanted, strict=True):

@@ -1,4 +1,4 @@
-"""Windows mean what onnxruntime makes of their attributes, everywhere; and no wrong shape gets through."""
+"""Window attributes have onnxruntime's meaning everywhere, and no wrong shape is accepted."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_random_windows_are_onnxruntimes_when_compiled() -> None:
 
 @pytest.mark.parametrize("op", sorted({*sweep.OPERATORS} - {"MaxUnpool"}))  # whose input says where
 def test_the_sweep_sees_pads_that_are_off(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By one, before all windows."""
+    """The sweep finds windows whose padding before them is one too large."""
 
-    def moved(of: Callable[..., Any]) -> Callable[..., Any]:
-        def found(*given: Any) -> Any:
-            own = of(*given)
-            return replace(own, before=tuple(b + 1 for b in own.before))
+    def moved(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrong(*args: Any) -> Any:
+            geometry = original(*args)
+            return replace(geometry, before=tuple(b + 1 for b in geometry.before))
 
-        return found
+        return wrong
 
     cases = list(sweep.cases(20, 1, [op]))
     monkeypatch.setattr(sweep, "windows", moved(meaning.windows))
@@ -105,7 +105,10 @@ def test_that(name: str, way: sweep.Way) -> None:
 
 
 def test_what_follows_from_an_overruled_shape() -> None:
-    """onnx infers 3x3 for the pool, and 12 channels of one pixel for all that is made of it."""
+    """Operators after a pool use onnxruntime's shape, though onnx infers another one.
+
+    onnx infers 3x3 for the pool, and 12 channels of one pixel for the operators after it.
+    """
     model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,3,4,4] x) => (float[?,?] y) <int64[2] dims = {1, -1}> {
@@ -122,7 +125,7 @@ def test_what_follows_from_an_overruled_shape() -> None:
 
 
 def first(op: str, without: Collection[str] = ()) -> sweep.Case:
-    """A random case that onnxruntime runs, without these attributes."""
+    """Return a random case without these attributes for which all agree."""
     fits = (case for case in sweep.cases(500, 7, [op]) if not set(without) & set(case.attrs))
     return next(case for case in fits if sweep.compare(case, sweep.by_windows) == "equal")
 
@@ -158,11 +161,11 @@ def test_a_wrong_shape_at_import(op: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("op", sorted({*PLANTED} - {"NhwcMaxPool", "Col2Im"}))  # onnx knows nothing of them
 def test_a_wrong_meaning(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """onnx's inference is a witness where it is known to agree."""
+    """A wrong window size is found by onnx's inference, which agrees for these attributes."""
     case = first(op, without=("ceil_mode", "auto_pad"))
 
-    def one_more(of: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given: replace(own := of(*given), out=tuple(n + 1 for n in own.out))
+    def one_more(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: replace(right := original(*args), out=tuple(n + 1 for n in right.out))
 
     for module in (shape_inference, products, shapes, vision):
         for name in {"windows", "transposed_windows"} & set(vars(module)):

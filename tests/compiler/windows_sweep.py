@@ -39,12 +39,13 @@ TRANSPOSED = ("ConvTranspose", "MaxUnpool")
 POOLS = ("MaxPool", "AveragePool", "QLinearAveragePool", "LpPool", "NhwcMaxPool")
 OPERATORS = (*CONVOLUTIONS, *TRANSPOSED, *POOLS, "Col2Im")
 OURS = ("a window of", "an output of")
-"""Of sentences with which we alone refuse: windows larger than what they stand on, outputs without elements."""
+"""Beginnings of sentences with which only Celosia refuses: windows larger than their input, outputs without elements.
+"""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One operator with its input `x` and constants; `kernel` where these say it."""
+    """One operator with its input `x` and constants. kernel: the kernel's size if the constants define it."""
 
     op: str
     attrs: dict[str, Any]
@@ -59,15 +60,16 @@ class Case:
         return f"{self.op} (opset {self.opset}, {self.x.dtype}) of {self.size}, kernel {self.kernel}: {self.attrs}"
 
     def model(self) -> onnx.ModelProto:
+        """Return a model of this operator."""
         names = [f"c{number}" for number in range(len(self.constants))]
-        made = [f"y{number}" for number in range(self.outputs)]
+        outputs = [f"y{number}" for number in range(self.outputs)]
         domain = "com.microsoft" if self.op in ("QLinearAveragePool", "NhwcMaxPool") else ""
-        node = helper.make_node(self.op, ["x", *names], made, domain=domain, **self.attrs)
+        node = helper.make_node(self.op, ["x", *names], outputs, domain=domain, **self.attrs)
         kind = helper.np_dtype_to_tensor_dtype(self.x.dtype)
         kinds = [TensorProto.INT32 if self.op == "ConvInteger" else kind, TensorProto.INT64]
         graph = helper.make_graph(
             [node], self.op, [helper.make_tensor_value_info("x", kind, self.x.shape)],
-            [helper.make_tensor_value_info(name, which, None) for name, which in zip(made, kinds)],
+            [helper.make_tensor_value_info(name, element_type, None) for name, element_type in zip(outputs, kinds)],
             [numpy_helper.from_array(array, name) for array, name in zip(self.constants, names)],
         )  # fmt: skip
         opsets = [helper.make_opsetid("", self.opset), helper.make_opsetid("com.microsoft", 1)]
@@ -78,7 +80,7 @@ class Case:
 
 
 def random_case(rng: np.random.Generator, op: str) -> Case:
-    """Attributes of which onnxruntime takes most."""
+    """Draw attributes, most of which onnxruntime accepts."""
     n = int(rng.integers(1, 4 if op != "Col2Im" else 3))
     size, kernel = _ints(rng, 1, 8, n), _ints(rng, 1, 5, n)
     opset = int(rng.choice({"AveragePool": [11, 18, 19, 22], "LpPool": [18, 22], "MaxPool": [12, 22]}.get(op, [21])))
@@ -90,7 +92,7 @@ def random_case(rng: np.random.Generator, op: str) -> Case:
         attrs["auto_pad"] = auto
     if auto in ("", "NOTSET") and rng.random() < 0.7:
         attrs["pads"] = [int(rng.integers(0, k)) for k in (*kernel, *kernel)]
-    dilates = n > 1 or op != "Col2Im"  # onnxruntime lets those of one dimension run into the next channel
+    dilates = n > 1 or op != "Col2Im"  # onnxruntime lets dilated windows of one dimension run into the next channel
     dilates &= op not in ("QLinearAveragePool", "MaxUnpool") and not (op == "AveragePool" and opset < 19)
     if dilates and rng.random() < 0.4 and not (auto.startswith("SAME") and op in CONVOLUTIONS):
         attrs["dilations"] = list(_ints(rng, 1, 4, n))
@@ -178,55 +180,59 @@ _MADE: dict[str, Callable[..., Case]] = {
 
 
 def by_onnxruntime(case: Case) -> list[Array] | None:
-    """None where it refuses."""
+    """Return onnxruntime's outputs, or None if it refuses the model."""
     try:
         session = opened(case.model(), optimised=False)
         return list(session.run(None, {"x": case.x}))
-    except Exception:  # it raises several unrelated classes
+    except Exception:  # onnxruntime raises several unrelated classes
         return None
 
 
 def by_windows(case: Case) -> list[Array]:
-    """With sums and maxima over the elements that `windows` gives. Raises WindowError."""
+    """Return the outputs as sums and maxima over the elements that `windows` returns. Raises WindowError."""
     if case.op in TRANSPOSED:
-        to = transposed_windows(case.attrs, case.size, case.kernel)
-        return [_spread_out(case, to)] if case.op == "ConvTranspose" else [_unpooled(case, to)]
-    found = windows(case.op, case.attrs, case.size, case.kernel)
+        transposed = transposed_windows(case.attrs, case.size, case.kernel)
+        return [_spread_out(case, transposed)] if case.op == "ConvTranspose" else [_unpooled(case, transposed)]
+    geometry = windows(case.op, case.attrs, case.size, case.kernel)
     if case.op == "Col2Im":
-        return [_from_columns(case, found)]
+        return [_from_columns(case, geometry)]
     if case.op in CONVOLUTIONS:
-        return [_convolved(case, found)]
+        return [_convolved(case, geometry)]
     x = np.moveaxis(case.x, -1, 1) if case.op == "NhwcMaxPool" else case.x
-    y = _pooled(case, found, x)
+    y = _pooled(case, geometry, x)
     return [np.moveaxis(y[0], 1, -1), *y[1:]] if case.op == "NhwcMaxPool" else y
 
 
 def by_compiler(case: Case, accelerator: bool = True) -> list[Array]:
-    """Raises ModelError where the compiler refuses, HostError where the host runtime does."""
+    """Return the outputs of the compiled model.
+
+    Raises ModelError if the compiler refuses the model, and HostError if the host runtime does.
+    """
     program = compile_model(case.model(), "tiny", accelerator=accelerator)
     return list(Runtime(program).run({"x": case.x}).outputs.values())
 
 
 def by_cpu(case: Case) -> list[Array]:
+    """Return the outputs of the compiled model without the accelerator."""
     return by_compiler(case, accelerator=False)
 
 
-def _places(found: Windows, at: Sequence[int]) -> list[list[int]]:
-    """Along each axis, which elements of the input the window at `at` has."""
-    return [[t for t in found.taps(axis, o) if 0 <= t < found.size[axis]] for axis, o in enumerate(at)]
+def _places(geometry: Windows, at: Sequence[int]) -> list[list[int]]:
+    """Return, for each axis, the elements of the input that the window at `at` covers."""
+    return [[t for t in geometry.taps(axis, o) if 0 <= t < geometry.size[axis]] for axis, o in enumerate(at)]
 
 
-def _pooled(case: Case, found: Windows, x: Array) -> list[Array]:
+def _pooled(case: Case, geometry: Windows, x: Array) -> list[Array]:
     n, lead = len(case.size), x.shape[:2]
-    y, indices = np.zeros((*lead, *found.out)), np.zeros((*lead, *found.out), np.int64)
+    y, indices = np.zeros((*lead, *geometry.out)), np.zeros((*lead, *geometry.out), np.int64)
     empty = float(np.finfo(np.float32).min) if x.dtype == np.float32 else np.iinfo(x.dtype).min
     numbers = np.arange(x[0, 0].size)
     by_columns = case.attrs.get("storage_order", 0)
     numbers = numbers.reshape(case.size[::-1]).T if by_columns else numbers.reshape(case.size)
-    for at in np.ndindex(*found.out):
-        places = _places(found, at)
+    for at in np.ndindex(*geometry.out):
+        places = _places(geometry, at)
         window = x[(slice(None), slice(None), *np.ix_(*places))].reshape(*lead, -1).astype(np.float64)
-        counted = np.prod([found.divisors(axis)[o] for axis, o in enumerate(at)])
+        counted = np.prod([geometry.divisors(axis)[o] for axis, o in enumerate(at)])
         here = (..., *at)
         if case.op == "LpPool":
             y[here] = (np.abs(window) ** case.attrs["p"]).sum(-1) ** (1 / case.attrs["p"])
@@ -235,11 +241,11 @@ def _pooled(case: Case, found: Windows, x: Array) -> list[Array]:
         elif case.op == "QLinearAveragePool":
             _, zero_x, scale, zero_y = (array.astype(np.float32) for array in case.constants)
             total = (window - zero_x).sum(-1).astype(np.float32)
-            near = np.rint(total / max(counted, 1) / scale + zero_y)
-            if found.is_global:
-                near = np.rint(total * (1 / (scale * np.float32(counted)))) + zero_y
+            rounded = np.rint(total / max(counted, 1) / scale + zero_y)
+            if geometry.is_global:
+                rounded = np.rint(total * (1 / (scale * np.float32(counted)))) + zero_y
             info = np.iinfo(x.dtype)
-            y[here] = np.clip(near, info.min, info.max)
+            y[here] = np.clip(rounded, info.min, info.max)
         else:
             y[here] = window.max(-1, initial=empty)
             chosen = numbers[np.ix_(*places)].reshape(-1)
@@ -248,13 +254,13 @@ def _pooled(case: Case, found: Windows, x: Array) -> list[Array]:
     return [y.astype(x.dtype), indices][: case.outputs]
 
 
-def _convolved(case: Case, found: Windows) -> Array:
+def _convolved(case: Case, geometry: Windows) -> Array:
     x, w = case.x.astype(np.float64), case.constants[2 if case.op == "QLinearConv" else 0].astype(np.float64)
     if case.op == "QLinearConv":
         x -= float(case.constants[1])
-    y = np.zeros((len(x), len(w), *found.out))
-    for at, tap in ((at, tap) for at in np.ndindex(*found.out) for tap in np.ndindex(*w.shape[2:])):
-        place = [found.taps(axis, o)[k] for axis, (o, k) in enumerate(zip(at, tap))]
+    y = np.zeros((len(x), len(w), *geometry.out))
+    for at, tap in ((at, tap) for at in np.ndindex(*geometry.out) for tap in np.ndindex(*w.shape[2:])):
+        place = [geometry.taps(axis, o)[k] for axis, (o, k) in enumerate(zip(at, tap))]
         if all(0 <= p < size for p, size in zip(place, case.size)):
             y[(..., *at)] += x[(..., *place)] @ w[(..., *tap)].T
     if case.op != "QLinearConv":
@@ -278,11 +284,11 @@ def _unpooled(case: Case, to: TransposedWindows) -> Array:
     return y
 
 
-def _from_columns(case: Case, found: Windows) -> Array:
-    x = case.x.reshape(len(case.x), 3, *found.kernel, *found.out)
+def _from_columns(case: Case, geometry: Windows) -> Array:
+    x = case.x.reshape(len(case.x), 3, *geometry.kernel, *geometry.out)
     y = np.zeros((len(x), 3, *case.size), np.float32)
-    for at, tap in ((at, tap) for at in np.ndindex(*found.out) for tap in np.ndindex(*found.kernel)):
-        place = [found.taps(axis, o)[k] for axis, (o, k) in enumerate(zip(at, tap))]
+    for at, tap in ((at, tap) for at in np.ndindex(*geometry.out) for tap in np.ndindex(*geometry.kernel)):
+        place = [geometry.taps(axis, o)[k] for axis, (o, k) in enumerate(zip(at, tap))]
         if all(0 <= p < size for p, size in zip(place, case.size)):
             y[(..., *place)] += x[(..., *tap, *at)]
     return y
@@ -294,16 +300,16 @@ Way = Callable[[Case], list[Array]]
 
 
 def compare(case: Case, way: Way) -> str:
-    """ "equal", "both refuse", "it refuses" (onnxruntime alone), "we refuse ...", or "different ..."."""
+    """Return "equal", "both refuse", "it refuses" (only onnxruntime), "we refuse ...", or "different ..."."""
     expected = by_onnxruntime(case)
     try:
-        found = way(case)
+        outputs = way(case)
     except (WindowError, ModelError, HostError) as error:
         return "both refuse" if expected is None else f"we refuse: {error}"
     if expected is None:
         return "it refuses"
     step = 1 if way is by_compiler and case.op == "QLinearAveragePool" else 0  # ties: docs/numerics.md
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(outputs, expected, strict=True):
         if a.shape != b.shape or a.dtype != b.dtype:
             return f"different: {a.dtype}{a.shape} for {b.dtype}{b.shape}"
         if not (np.allclose(a, b, rtol=1e-5, atol=1e-4) if a.dtype == np.float32 else _near(a, b, step)):
@@ -316,18 +322,22 @@ def _near(a: Array, b: Array, step: int) -> bool:
 
 
 def cases(count: int, seed: int, operators: Sequence[str] = OPERATORS) -> Iterator[Case]:
+    """Yield `count` random cases."""
     rng = np.random.default_rng(seed)
     return (random_case(rng, operators[number % len(operators)]) for number in range(count))
 
 
 def sweep(all_: Iterator[Case], way: Way = by_windows) -> tuple[Counter[str], list[str]]:
-    """(How often each verdict, what is wrong: differences, and what we alone refuse without a reason that is known)."""
+    """Compare all cases. Returns how often each verdict occurred, and the failures.
+
+    Failures are differences, and cases that only Celosia refuses without a known reason.
+    """
     counts, wrong = Counter[str](), []
     for case in all_:
         verdict = compare(case, way)
         kind, _, why = verdict.partition(": ")
         counts[f"{case.op}: {kind}"] += 1
-        if kind == "different" or (kind == "we refuse" and not any(each in why for each in OURS)):
+        if kind == "different" or (kind == "we refuse" and not any(reason in why for reason in OURS)):
             wrong.append(f"{case}: {verdict}")
     return counts, wrong
 

@@ -1,4 +1,4 @@
-"""The accelerator's registers in a few lines of Python, and memory: a board that several hosts want."""
+"""Imitate the accelerator's registers and a memory, for tests of a board that several hosts share."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ NAMES = {register.offset: name for name, register in REGISTERS.items()}
 
 
 class Accelerator:
-    """Registers as BoardDevice wants them. A run takes `length` of `now`, which is the number of accesses if nothing
-    else is given; it counts as many cycles as the place of its instructions, so that whose run it was can be told."""
+    """Registers as BoardDevice accesses them.
+
+    A run lasts `length` units of `now`, which by default counts accesses. Its cycle counter returns the address of its
+    instructions, so that a test can tell whose run it was.
+    """
 
     def __init__(self, config: Config, length: float = 5, now: Callable[[], float] | None = None) -> None:
         self.values = dict.fromkeys(REGISTERS, 0)
@@ -41,6 +44,7 @@ class Accelerator:
         self.starts, self.aborts = 0, 0
 
     def _advance(self) -> None:
+        """Count an access; end the run if its time or its lease is over."""
         self.accesses += 1
         if self.started is None:
             return
@@ -79,7 +83,7 @@ class Accelerator:
 
 
 class Buffer:
-    """Of a memory without a cache."""
+    """A buffer of a memory without a cache."""
 
     def __init__(self, size: int, address: int, freed: list[int]) -> None:
         self.data: NDArray[np.uint8] = np.zeros(size, np.uint8)
@@ -94,7 +98,7 @@ class Buffer:
 
 
 class Memory:
-    """One buffer, at `address`."""
+    """A memory with one buffer, at `address`."""
 
     def __init__(self, address: int) -> None:
         self.address = address

@@ -1,4 +1,4 @@
-"""Opens pages in headless Chromium, through its debugging protocol: what the console says, scripts, pictures."""
+"""Open pages in headless Chromium through its debugging protocol: console messages, scripts, screenshots."""
 
 from __future__ import annotations
 
@@ -17,46 +17,49 @@ from urllib.request import urlopen
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SECONDS = 120.0
-"""For anything at all: machines that test are slow."""
+"""Limit for each operation; test machines are slow."""
 
 
 class Browser:
-    """One tab. `said`: what the console said at the levels warning and error, uncaught exceptions, and what the page
-    asked of the network."""
+    """One tab of the browser.
+
+    messages: console messages of the levels warning and error, uncaught exceptions, and requests to the network.
+    """
 
     def __init__(self, socket: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._socket, self._loop, self._number = socket, loop, 0
-        self.said: list[str] = []
+        self.messages: list[str] = []
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **options: Any) -> Any:
-        """A command of the protocol, and its answer."""
+        """Send a command of the protocol and return its answer."""
         return self._loop.run_until_complete(asyncio.wait_for(self._call(method, options), SECONDS))
 
     async def _call(self, method: str, options: dict[str, Any]) -> Any:
         self._number += 1
         await self._socket.write_message(json.dumps({"id": self._number, "method": method, "params": options}))
         while True:
-            told = json.loads(await self._socket.read_message())
-            if told.get("id") == self._number:
-                if "error" in told:
-                    raise RuntimeError(f"{method}: {told['error']}")
-                return told["result"]
-            self._note(told.get("method"), told.get("params", {}))
+            message = json.loads(await self._socket.read_message())
+            if message.get("id") == self._number:
+                if "error" in message:
+                    raise RuntimeError(f"{method}: {message['error']}")
+                return message["result"]
+            self._note(message.get("method"), message.get("params", {}))
 
-    def _note(self, method: str | None, told: dict[str, Any]) -> None:
+    def _note(self, method: str | None, event: dict[str, Any]) -> None:
+        """Append an event to `messages` if it is a problem."""
         if method == "Runtime.exceptionThrown":
-            self.said.append(json.dumps(told["exceptionDetails"].get("exception", told["exceptionDetails"])))
-        elif method == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning", "assert"):
-            self.said.append(" ".join(str(each.get("value", each.get("description"))) for each in told["args"]))
-        elif method == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
-            self.said.append(told["entry"]["text"])
-        elif method == "Network.requestWillBeSent" and not told["request"]["url"].startswith(("file:", "data:")):
-            self.said.append(f"asks for {told['request']['url']}")
+            self.messages.append(json.dumps(event["exceptionDetails"].get("exception", event["exceptionDetails"])))
+        elif method == "Runtime.consoleAPICalled" and event["type"] in ("error", "warning", "assert"):
+            self.messages.append(" ".join(str(arg.get("value", arg.get("description"))) for arg in event["args"]))
+        elif method == "Log.entryAdded" and event["entry"]["level"] in ("error", "warning"):
+            self.messages.append(event["entry"]["text"])
+        elif method == "Network.requestWillBeSent" and not event["request"]["url"].startswith(("file:", "data:")):
+            self.messages.append(f"asks for {event['request']['url']}")
 
     def run(self, script: str) -> Any:
-        """The value of a script in the page."""
+        """Run a script in the page and return its value."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(f"{script}: {answer['exceptionDetails']}")
@@ -65,7 +68,7 @@ class Browser:
     def open(self, path: Path, width: int = 1280, height: int = 800, dark: bool = False) -> float:
         """Open a page, wait until its figures are drawn, and return the seconds of the page's own clock until then."""
         phone = width < 600
-        self.said.clear()
+        self.messages.clear()
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         self.call("Emulation.setTouchEmulationEnabled", enabled=phone)
         self.call(
@@ -75,13 +78,13 @@ class Browser:
         self.call("Page.navigate", url=path.resolve().as_uri())
         until = time.monotonic() + SECONDS
         while self.run("document.body?.dataset.ready ?? ''") not in ("yes", "failed"):
-            assert time.monotonic() < until, f"{path} is not drawn; the console says {self.said}"
+            assert time.monotonic() < until, f"{path} is not drawn; the console says {self.messages}"
             time.sleep(0.05)
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
         return float(self.run("Number(document.body.dataset.milliseconds)")) / 1000
 
     def picture(self, path: Path, whole: bool = False, clip: dict[str, float] | None = None) -> Path:
-        """Write what is seen as PNG: the window, the whole page, or a part of the page."""
+        """Write a screenshot as PNG: the window, the whole page, or a part of the page."""
         options: dict[str, Any] = {"captureBeyondViewport": whole or clip is not None}
         if clip is not None:
             options["clip"] = {**clip, "scale": 1}
@@ -89,13 +92,13 @@ class Browser:
         return path
 
     def move(self, x: float, y: float) -> None:
-        """Moves the pointer there, in CSS pixels."""
+        """Move the pointer to this place, in CSS pixels."""
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """A browser of its own, with a fresh profile. RuntimeError where it does not start."""
+    """Start a browser with a fresh profile. Raises RuntimeError if it does not start."""
     assert CHROMIUM is not None
     loop = asyncio.new_event_loop()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
@@ -108,7 +111,7 @@ def browser() -> Iterator[Browser]:
         try:
             port = _port(Path(profile) / "DevToolsActivePort", process)
             with urlopen(f"http://127.0.0.1:{port}/json/list", timeout=SECONDS) as answer:
-                tab = next(each for each in json.load(answer) if each["type"] == "page")
+                tab = next(target for target in json.load(answer) if target["type"] == "page")
             socket = loop.run_until_complete(_connected(tab["webSocketDebuggerUrl"]))
             yield Browser(socket, loop)
             loop.run_until_complete(_closed(socket))
@@ -129,6 +132,7 @@ async def _closed(socket: Any) -> None:
 
 
 def _port(path: Path, process: subprocess.Popen[bytes]) -> int:
+    """Return the debugging port when Chromium has written it. Raises RuntimeError if Chromium ends before."""
     until = time.monotonic() + SECONDS
     while time.monotonic() < until and process.poll() is None:
         if path.exists() and path.read_text().count("\n"):

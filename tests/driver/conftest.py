@@ -1,4 +1,4 @@
-"""Small models as files for the tests of the driver; lets them `import driver_models` and `import small_models`."""
+"""Write small models to files, and let the tests `import driver_models` and `import small_models`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from driver_models import dynamic, floats, quantised
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with quantised.onnx, floats.onnx, dynamic.onnx, x.npy (for the first), a.npy and b.npy (the second)."""
+    """Return a folder with models and their inputs.
+
+    It holds quantised.onnx, floats.onnx, dynamic.onnx, x.npy (for the first), a.npy and b.npy (for the second).
+    """
     folder = tmp_path_factory.mktemp("models")
     rng = np.random.default_rng(0)
     onnx.save(quantised(), folder / "quantised.onnx")
@@ -34,8 +37,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_registry() -> Iterator[None]:
-    """torch.onnx makes its registry of operators anew for each export, which takes longer than a small model does, and
-    torch.export asks for all operators of each of its namespaces.
+    """Cache the operators of torch.onnx and torch.export for all tests.
+
+    Both build their registry again for each export, which takes longer than the export of a small model.
     """
     if "torch" not in sys.modules:
         yield
@@ -45,13 +49,13 @@ def one_registry() -> Iterator[None]:
         from torch.onnx._internal.exporter._registration import ONNXRegistry
 
         make, materialise = cache(ONNXRegistry.from_torchlib), cache(utils._materialize_cpp_cia_ops)
-    except (ImportError, AttributeError):  # it is private, and may go
+    except (ImportError, AttributeError):  # these private names may disappear
         yield
         return
 
     def copied(*args: Any, **named: Any) -> Any:
         registry = copy.copy(make(*args, **named))
-        registry.functions = {target: list(found) for target, found in registry.functions.items()}
+        registry.functions = {target: list(functions) for target, functions in registry.functions.items()}
         return registry
 
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""The models of the driver's tests."""
+"""Build the models of the driver's tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from small_models import Builder
 
 
 def quantised(dtype: type = np.int8, opset: int = 17, form: str = "qdq") -> onnx.ModelProto:
-    """Two convolutions and a matrix product: float `input_1` [1, 3, 8, 8] to float [1, 10]."""
+    """Return two convolutions and a matrix product: float `input_1` [1, 3, 8, 8] to float [1, 10]."""
     b = Builder(form, dtype, seed=3, opset=opset)
     x = b.input([1, 3, 8, 8])
     x = b.conv(x, 8, (3, 3), pads=(1, 1, 1, 1))
@@ -19,7 +19,7 @@ def quantised(dtype: type = np.int8, opset: int = 17, form: str = "qdq") -> onnx
 
 
 def shifted() -> onnx.ModelProto:
-    """Products of two inputs [2, 8, 8], and a constant that is added to each: the accelerator takes it as a tensor."""
+    """Return a product of two inputs [2, 8, 8] plus a constant, which the accelerator treats as a tensor."""
     b = Builder("qdq", np.int8, seed=1)
     x, y = b.input([2, 8, 8]), b.input([2, 8, 8])
     product = b.quantise(b.node("MatMul", [b.real(x), b.real(y)]), (2, 8, 8), 0.1)
@@ -29,7 +29,7 @@ def shifted() -> onnx.ModelProto:
 
 
 def floats(dims: tuple[int | str, ...] = (2, 3)) -> onnx.ModelProto:
-    """A model without integers: `a` and `b` to `a/sum`."""
+    """Return a model without integers: `a` and `b` to `a/sum`."""
     nodes = [
         helper.make_node("Add", ["a", "b"], ["s"], name="add"),
         helper.make_node("Mul", ["s", "three"], ["a/sum"], name="mul"),
@@ -43,7 +43,8 @@ def floats(dims: tuple[int | str, ...] = (2, 3)) -> onnx.ModelProto:
 
 
 def dynamic() -> onnx.ModelProto:
-    """A convolution of `image` [1, 3, height, width] and `scale` [1, 2, height, width] times its result."""
+    """Return a convolution of `image` [1, 3, height, width] times `scale` [1, 2, height, width]; height and width are
+    open."""
     nodes = [
         helper.make_node("Conv", ["image", "w"], ["c"], name="conv", pads=[1] * 4),
         helper.make_node("Mul", ["c", "scale"], ["y"], name="mul"),

@@ -1,13 +1,13 @@
-"""Models with open sizes, made here: known operators, random weights, products and convolutions in int8.
+"""Build models with open sizes from known operators and random weights; products and convolutions are in int8.
 
-    python tests/driver/dynamic_models.py FOLDER [NAME ...]     # write NAME.onnx, or all, for `celosia run`
+python tests/driver/dynamic_models.py FOLDER [NAME ...]     # write NAME.onnx, or all, for `celosia run`
 
 classifier  image [n, 3, 16, 16]: any number of samples
 encoder     mel [1, 40, length]: two convolutions and two transformer blocks, as Whisper's encoder
 detector    image [1, 3, height, width]: boxes and scores by convolutions, then NonMaxSuppression
 decoder     tokens [1, steps] and caches of keys and values [1, 4, past, 16]: two transformer blocks, as in GPT-2
 
-`feed(NAME, number)` makes inputs, of five shapes each.
+`feed(NAME, sizes)` returns random inputs; SHAPES has five sizes for each model.
 """
 
 from __future__ import annotations
@@ -25,53 +25,53 @@ from onnx import TensorProto, helper, numpy_helper
 Array = NDArray[Any]
 OPSET, IR_VERSION = 18, 10
 STEP = 1 / 32
-"""What one step of an int8 activation is worth: they are of the order of 1."""
+"""Quantisation step of int8 activations, which are of the order of 1."""
 
 
 class DynamicNet:
-    """A graph in the making; methods take and return names of float tensors. quantised: False leaves all in float."""
+    """A model in the making; methods take and return names of float tensors. quantised: False leaves all in float."""
 
     def __init__(self, name: str, seed: int, quantised: bool) -> None:
         self.name, self.rng, self.quantised = name, np.random.default_rng(seed), quantised
         self.nodes: list[onnx.NodeProto] = []
         self.constants: list[onnx.TensorProto] = []
         self.int8: set[str] = set()
-        """Values that int8 tensors stand for."""
+        """Names of tensors that come from a DequantizeLinear."""
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
 
     def input(self, name: str, shape: list[int | str], kind: int = TensorProto.FLOAT) -> str:
-        """Adds an input; names in `shape` are open sizes."""
+        """Add an input; names in `shape` are open sizes."""
         self.inputs.append(helper.make_tensor_value_info(name, kind, shape))
         return name
 
     def output(self, value: str, name: str, shape: list[int | str], kind: int = TensorProto.FLOAT) -> None:
-        """Makes tensor `value` the output `name`."""
+        """Make tensor `value` the output `name`."""
         self.nodes.append(helper.make_node("Identity", [value], [name]))
         self.outputs.append(helper.make_tensor_value_info(name, kind, shape))
 
     def constant(self, array: Any, dtype: Any = np.float32) -> str:
-        """Adds a constant of `dtype`. Returns its name."""
+        """Add a constant of `dtype` and return its name."""
         name = f"c{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(np.asarray(array, dtype), name))
         return name
 
     def ints(self, *values: int) -> str:
-        """Adds a constant of int64, [values]."""
+        """Add a constant of int64, [values], and return its name."""
         return self.constant(values, np.int64)
 
     def normal(self, *shape: int, deviation: float = 1.0) -> str:
-        """Adds normally distributed weights of this shape. Returns their name."""
+        """Add normally distributed weights of this shape and return their name."""
         return self.constant(self.rng.normal(0, deviation, shape))
 
     def node(self, op: str, *inputs: str, outputs: int = 1, domain: str = "", **attrs: Any) -> Any:
-        """Adds an operator. Returns the name of its output, or a list of names where it has several."""
+        """Append an operator. Returns the name of its output, or a list of names if it has several."""
         names = [f"v{len(self.nodes)}_{k}" for k in range(outputs)]
         self.nodes.append(helper.make_node(op, inputs, names, domain=domain, **attrs))
         return names[0] if outputs == 1 else names
 
     def model(self) -> onnx.ModelProto:
-        """The model of all nodes, checked."""
+        """Return the checked model."""
         graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, self.constants)
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
@@ -81,66 +81,66 @@ class DynamicNet:
     # Layers ----------------------------------------------------------------------------------------------------
 
     def rounded(self, x: str, zero: int = 0) -> str:
-        """`x` in int8 and back; itself where it comes from there."""
+        """Quantise `x` to int8 and back. A tensor that comes from a DequantizeLinear is returned unchanged."""
         if x in self.int8 or not self.quantised:
             return x
-        meaning = [self.constant(STEP), self.constant(zero, np.int8)]
-        y = str(self.node("DequantizeLinear", self.node("QuantizeLinear", x, *meaning), *meaning))
+        scale_and_zero = [self.constant(STEP), self.constant(zero, np.int8)]
+        y = str(self.node("DequantizeLinear", self.node("QuantizeLinear", x, *scale_and_zero), *scale_and_zero))
         self.int8.add(y)
         return y
 
     def weights(self, *shape: int, terms: int) -> str:
-        """int8 weights whose sums of so many products with activations of the order of 1 are of that order, too."""
+        """Add int8 weights. Sums of `terms` products with activations of the order of 1 are of that order, too."""
         values, scale = self.rng.integers(-127, 128, shape), 1 / (73 * np.sqrt(terms))
         if not self.quantised:
             return self.constant(values * scale)
-        meaning = [self.constant(scale), self.constant(0, np.int8)]
-        return str(self.node("DequantizeLinear", self.constant(values, np.int8), *meaning))
+        scale_and_zero = [self.constant(scale), self.constant(0, np.int8)]
+        return str(self.node("DequantizeLinear", self.constant(values, np.int8), *scale_and_zero))
 
     def linear(self, x: str, inputs: int, outputs: int) -> str:
-        """[..., inputs] to [..., outputs], in int8."""
+        """Append a matrix product in int8, [..., inputs] to [..., outputs]."""
         w = self.weights(inputs, outputs, terms=inputs)
         return self.rounded(self.node("MatMul", self.rounded(x), w))
 
     def conv(self, x: str, inputs: int, outputs: int, stride: int = 1, rank: int = 2, relu: bool = True) -> str:
-        """A convolution of 3 (x 3) in int8, then ReLU."""
+        """Append a convolution of 3 (x 3) in int8, then ReLU if `relu`."""
         w = self.weights(outputs, inputs, *[3] * rank, terms=inputs * 3**rank)
         y = self.node("Conv", self.rounded(x), w, pads=[1] * 2 * rank, strides=[stride] * rank)
         return self.rounded(self.node("Relu", y), -128) if relu else self.rounded(y)
 
     def norm(self, x: str, size: int) -> str:
-        """LayerNormalization along the last axis of `x` [..., size]."""
+        """Append a LayerNormalization along the last axis of `x` [..., size]."""
         return str(self.node("LayerNormalization", x, self.normal(size), self.normal(size, deviation=0.1), axis=-1))
 
     def gelu(self, x: str) -> str:
-        """As exporters write it."""
+        """Append GELU as the operators that exporters write for it."""
         half = self.node("Mul", x, self.constant(0.5))
         erf = self.node("Erf", self.node("Mul", x, self.constant(np.sqrt(0.5))))
         return str(self.node("Mul", half, self.node("Add", erf, self.constant(1.0))))
 
     def heads(self, x: str, heads: int, size: int) -> str:
-        """[1, length, heads * size] to [1, heads, length, size]."""
+        """Split [1, length, heads * size] to [1, heads, length, size]."""
         cut = self.node("Reshape", x, self.ints(0, 0, heads, size))
         return str(self.node("Transpose", cut, perm=[0, 2, 1, 3]))
 
-    def attend(self, q: str, k: str, v: str, size: int, seen: str = "") -> str:
-        """Softmax(q · kᵀ / √size) · v of the steps that are `seen`, and heads side by side again."""
+    def attend(self, q: str, k: str, v: str, size: int, mask: str = "") -> str:
+        """Append softmax(q · kᵀ / √size) · v and merge the heads. mask: a bool tensor, False for hidden steps."""
         scores = self.node("MatMul", q, self.node("Transpose", k, perm=[0, 1, 3, 2]))
         scores = self.node("Mul", scores, self.constant(size**-0.5))
         weights = self.node(
-            "Softmax", self.node("Where", seen, scores, self.constant(-1e9)) if seen else scores, axis=-1
+            "Softmax", self.node("Where", mask, scores, self.constant(-1e9)) if mask else scores, axis=-1
         )
         mixed = self.node("Transpose", self.node("MatMul", weights, v), perm=[0, 2, 1, 3])
         return str(self.node("Reshape", mixed, self.ints(0, 0, -1)))
 
     def mlp(self, x: str, size: int) -> str:
-        """`x` [..., size] plus two products with GELU between them, as transformers have it."""
+        """Append `x` [..., size] plus two products with GELU between them, as in a transformer."""
         inner = self.linear(self.norm(x, size), size, 2 * size)
         return str(self.node("Add", x, self.linear(self.gelu(inner), 2 * size, size)))
 
 
 def classifier(quantised: bool = True) -> onnx.ModelProto:
-    """image [n, 3, 16, 16] to chances [n, 10]."""
+    """Return a model from image [n, 3, 16, 16] to chances [n, 10]."""
     net = DynamicNet("classifier", 1, quantised)
     x = net.conv(net.conv(net.input("image", ["n", 3, 16, 16]), 3, 16), 16, 32, stride=2)
     x = net.rounded(net.node("GlobalAveragePool", x))
@@ -151,7 +151,7 @@ def classifier(quantised: bool = True) -> onnx.ModelProto:
 
 
 def encoder(quantised: bool = True) -> onnx.ModelProto:
-    """mel [1, 40, length] to states [1, length/2, 64]; positions are for 100 of them."""
+    """Return a model from mel [1, 40, length] to states [1, length/2, 64]; it has positions for 100 states."""
     net, size, heads = DynamicNet("encoder", 2, quantised), 64, 4
     x = net.gelu(net.conv(net.input("mel", [1, 40, "length"]), 40, size, rank=1, relu=False))
     x = net.gelu(net.conv(x, size, size, stride=2, rank=1, relu=False))
@@ -168,7 +168,10 @@ def encoder(quantised: bool = True) -> onnx.ModelProto:
 
 
 def detector(quantised: bool = True) -> onnx.ModelProto:
-    """image [1, 3, height, width] to boxes [found, 4], scores [found] and classes [found], of three classes."""
+    """Return a model from image [1, 3, height, width] to boxes [found, 4], scores [found] and classes [found].
+
+    There are three classes.
+    """
     net, classes = DynamicNet("detector", 3, quantised), 3
     x = net.conv(net.input("image", [1, 3, "height", "width"]), 3, 16, stride=2)
     x = net.conv(x, 16, 32, stride=2)
@@ -193,23 +196,26 @@ def detector(quantised: bool = True) -> onnx.ModelProto:
         net.node("Gather", chosen, net.constant(column, np.int64), axis=1) for column in (1, 2)
     )  # fmt: skip
     pairs = net.node("Slice", chosen, net.ints(1), net.ints(3), net.ints(1))
-    found = net.node("GatherND", net.node("Squeeze", scores, net.ints(0)), pairs)
+    chosen_scores = net.node("GatherND", net.node("Squeeze", scores, net.ints(0)), pairs)
     size = net.node("Cast", net.node("Concat", as_list(net, rows), as_list(net, columns), axis=0), to=TensorProto.FLOAT)
     scaled = net.node("Div", net.node("Gather", boxes, place), net.node("Concat", size, size, axis=0))
     net.output(net.node("Clip", scaled, net.constant(0.0), net.constant(1.0)), "boxes", ["found", 4])
-    net.output(found, "scores", ["found"])
+    net.output(chosen_scores, "scores", ["found"])
     net.output(kind, "classes", ["found"], TensorProto.INT64)
     return net.model()
 
 
 def as_list(net: DynamicNet, scalar: str) -> str:
-    """A scalar as [1], for Concat."""
+    """Append an Unsqueeze of a scalar to [1], for Concat."""
     return str(net.node("Unsqueeze", scalar, net.ints(0)))
 
 
 def decoder(quantised: bool = True) -> onnx.ModelProto:
-    """tokens [1, steps] and, for two blocks, keys and values [1, 4, past, 16] to logits [1, steps, 100] and caches of
-    past + steps. The first run has a cache of nothing, the others one token."""
+    """Return a decoder with a cache, of two blocks.
+
+    It maps tokens [1, steps] and, for each block, keys and values [1, 4, past, 16] to logits [1, steps, 100] and caches
+    of past + steps. The first run has an empty cache, the others one token.
+    """
     net, size, heads, layers = DynamicNet("decoder", 4, quantised), 64, 4, 2
     tokens = net.input("tokens", [1, "steps"], TensorProto.INT64)
     caches = [net.input(f"{what}{layer}", [1, heads, "past", size // heads]) for layer in range(layers)
@@ -218,7 +224,7 @@ def decoder(quantised: bool = True) -> onnx.ModelProto:
     past = net.node("Gather", net.node("Shape", caches[0]), two)
     total = net.node("Add", past, net.node("Gather", net.node("Shape", tokens), one))
     positions = net.node("Range", past, total, one)
-    seen = net.node(
+    mask = net.node(
         "GreaterOrEqual", net.node("Unsqueeze", positions, net.ints(1)), net.node("Range", zero, total, one)
     )
     x = net.node("Gather", net.normal(100, size), tokens)
@@ -229,7 +235,7 @@ def decoder(quantised: bool = True) -> onnx.ModelProto:
         k, v = (net.node("Concat", old, new, axis=2) for old, new in zip(caches[2 * layer : 2 * layer + 2], (k, v)))
         for name, value in (("keys", k), ("values", v)):
             net.output(value, f"new_{name}{layer}", [1, heads, "total", size // heads])
-        x = net.node("Add", x, net.linear(net.attend(q, k, v, size // heads, seen), size, size))
+        x = net.node("Add", x, net.linear(net.attend(q, k, v, size // heads, mask), size, size))
         x = net.mlp(x, size)
     net.output(net.linear(net.norm(x, size), size, 100), "logits", [1, "steps", 100])
     return net.model()
@@ -244,11 +250,11 @@ SHAPES: dict[str, list[tuple[int, ...]]] = {
     "detector": [(32, 32), (32, 48), (40, 40), (64, 32), (64, 64)],
     "decoder": [(5, 0), (1, 5), (1, 6), (1, 100), (3, 7)],
 }
-"""Of each model, five values of its open sizes: n; length; height and width; steps and past."""
+"""Five values of the open sizes of each model: n; length; height and width; steps and past."""
 
 
 def feed(name: str, sizes: tuple[int, ...], seed: int = 0) -> dict[str, Array]:
-    """Random inputs of a model with these open sizes."""
+    """Return random inputs of a model with these open sizes."""
     rng = np.random.default_rng(seed)
     if name == "decoder":
         steps, past = sizes
@@ -260,7 +266,7 @@ def feed(name: str, sizes: tuple[int, ...], seed: int = 0) -> dict[str, Array]:
 
 
 def main() -> None:
-    """Writes models to the folder that the first argument names."""
+    """Write models to the folder that the first argument names."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     for name in sys.argv[2:] or MODELS:

@@ -1,4 +1,4 @@
-"""What tests of exported C share: models with CPU steps, the runtime as a library, registers that misbehave."""
+"""Helpers for tests of exported C: models with CPU steps, the runtime as a library, registers with planted faults."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ IDENTITY, SOURCES = 0x12345678, 0x9ABCDEF0
 
 
 def mixed() -> onnx.ModelProto:
-    """Two launches with float operators between them, a second input that only these read, and four outputs: of the
-    accelerator, of the CPU in integers and floats, and one that is an input."""
+    """Return a model with two launches and float operators between them, which read a second input.
+
+    It has four outputs: one of the accelerator, two of the CPU in integers and floats, and one that is an input.
+    """
     b = Builder("qdq", np.uint8, seed=5)
     x = b.conv(b.input([1, 3, 8, 8]), 12, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
     b.inputs.append(helper.make_tensor_value_info("2nd: gain", TensorProto.FLOAT, [12, 1, 1]))
@@ -40,12 +42,12 @@ def mixed() -> onnx.ModelProto:
 
 
 def exported(model: onnx.ModelProto | Path, target: str, name: str, config: str = "tiny") -> Exported:
-    """`model` as C."""
+    """Export `model` as C."""
     return export(model, target, Options(config=config, check=False), name)
 
 
 class CDevice(ctypes.Structure):
-    """`celosia_device`."""
+    """The C structure `celosia_device`."""
 
     READ = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_void_p, ctypes.c_uint32)
     WRITE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint32)
@@ -62,7 +64,7 @@ class CDevice(ctypes.Structure):
 
 
 class CState(ctypes.Structure):
-    """`celosia_state`."""
+    """The C structure `celosia_state`."""
 
     _fields_ = (
         ("device", ctypes.c_void_p), ("memory_size", ctypes.c_uint32), ("number", ctypes.c_uint32),
@@ -71,7 +73,7 @@ class CState(ctypes.Structure):
 
 
 class CImage(ctypes.Structure):
-    """`celosia_image`."""
+    """The C structure `celosia_image`."""
 
     _fields_ = (
         ("identity", ctypes.c_uint32), ("sources", ctypes.c_uint32), ("memory_size", ctypes.c_uint32),
@@ -80,7 +82,7 @@ class CImage(ctypes.Structure):
 
 
 class CForm(ctypes.Structure):
-    """`celosia_form`."""
+    """The C structure `celosia_form`."""
 
     _fields_ = (
         *((name, ctypes.c_uint32) for name in (
@@ -92,12 +94,12 @@ class CForm(ctypes.Structure):
 
     @classmethod
     def of(cls, form: AffineForm) -> CForm:
-        """The same form."""
+        """Return the C structure of `form`."""
         return cls(*(getattr(form, name) for name in form.__dataclass_fields__))
 
 
 def runtime(folder: Path) -> ctypes.CDLL:
-    """celosia.c as a library of this machine's."""
+    """Compile celosia.c to a library of this machine and load it."""
     for file in ("celosia.h", "celosia.c"):
         (folder / file).write_bytes((RUNTIME / file).read_bytes())
     (folder / hardware.HEADER).write_text(hardware.header_text())
@@ -108,9 +110,10 @@ def runtime(folder: Path) -> ctypes.CDLL:
 
 
 class Misbehaving:
-    """Registers of an accelerator of which tests say how it ends a run. log: what was written, in order.
+    """Registers of an accelerator whose runs end as a test chooses.
 
-    after: looks at the status until a run is done. ends: what the status then is. on_start: called at each start.
+    after: reads of the status register until a run is done. ends: the status at its end. log: all writes, in order.
+    on_start: called at each start.
     """
 
     def __init__(self, after: int = 2, ends: int = STATUS_DONE) -> None:
@@ -123,20 +126,20 @@ class Misbehaving:
         self.flushed: list[int] = []
         self.in_use = 0
 
-    def device(self, memory: Any, **more: Any) -> CDevice:
-        """What C is given. `memory`: an array; more: fields in place of these."""
+    def device(self, memory: Any, **fields: Any) -> CDevice:
+        """Return the device for C. memory: an array. fields: values that replace those of the structure."""
         self.memory = memory
-        made = CDevice(
+        device = CDevice(
             None, CDevice.READ(self._read), CDevice.WRITE(self._write), memory.ctypes.data, 4096, memory.nbytes,
             CDevice.MOVE(lambda _, start, size: self.flushed.append(size)), CDevice.MOVE(), CDevice.WAIT(self._wait), 0,
             CDevice.NOW(lambda _: self.microseconds), 0, CDevice.LOCK(lambda _: self.in_use), CDevice.UNLOCK(),
         )  # fmt: skip
-        for name, value in more.items():
-            setattr(made, name, value)
-        return made
+        for name, value in fields.items():
+            setattr(device, name, value)
+        return device
 
     def _read(self, _: object, offset: int) -> int:
-        name = next(each.name for each in REGISTERS.values() if each.offset == offset)
+        name = next(register.name for register in REGISTERS.values() if register.offset == offset)
         if name == "status" and self.values["status"] & STATUS_BUSY:
             self.left -= 1
             if self.left == 0:
@@ -144,7 +147,7 @@ class Misbehaving:
         return int(self.values[name])
 
     def _write(self, _: object, offset: int, value: int) -> None:
-        name = next(each.name for each in REGISTERS.values() if each.offset == offset)
+        name = next(register.name for register in REGISTERS.values() if register.offset == offset)
         self.log.append((name, value))
         if name != "control":
             self.values[name] = value

@@ -1,5 +1,7 @@
-"""A board for the tests of deployment: an ssh server in this process, whose Python has a package `pynq` that is the
-Verilated accelerator. What runs there is what would run on a board."""
+"""A board for tests of deployment: an ssh server in this process.
+
+Its Python has a package `pynq` that is the Verilated accelerator. All commands run there as on a board.
+"""
 
 from __future__ import annotations
 
@@ -78,14 +80,17 @@ PYTHONPATH={site} exec {python} -S "$@"
 
 
 class FakeBoard:
-    """`home` is the board's. `wrap`: changes the command lines that it executes."""
+    """An ssh server that acts as a board.
+
+    home: the board's home folder. wrap: a function that changes each command line before it is executed.
+    """
 
     def __init__(self, folder: Path, library: Path | None) -> None:
         import numpy
 
         self.home, bin_, site = folder / "home", folder / "bin", folder / "site"
-        for each in (self.home, bin_, site):
-            each.mkdir()
+        for directory in (self.home, bin_, site):
+            directory.mkdir()
         (site / "numpy").symlink_to(Path(numpy.__file__).parent)
         for libraries in Path(numpy.__file__).parent.parent.glob("numpy.libs"):
             (site / "numpy.libs").symlink_to(libraries)
@@ -97,23 +102,24 @@ class FakeBoard:
         self.environment = {
             "HOME": str(self.home), "PATH": "/usr/bin:/bin", "CELOSIA_RTL": str(library or ""), "ENV": "",
         }  # fmt: skip
-        # As a PYNQ image sets up its Python: in a file that only bash can read.
+        # A PYNQ image sets up its Python in a file that only bash can read.
         (self.home / "activate").write_text(f"PATH={shlex.quote(str(bin_))}:/usr/bin:/bin\n")
         (self.home / ".profile").write_text("PATH=/usr/bin:/bin; source ~/activate; echo Welcome to the board\n")
         self.commands: list[str] = []
         self.wrap: Callable[[str], str] = lambda command: command
         self.cut_after: int | None = None
-        """Bytes from the client after which the connection is lost."""
+        """The number of bytes from the client after which the connection is lost."""
         self.limits: Callable[[], None] | None = None
         self.threads = ThreadPoolExecutor(32)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.port = 0
         self.connection: Any = None
-        """The last client's."""
+        """The connection of the last client."""
 
     # The server ------------------------------------------------------------------------------------------------
 
     async def handle(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
+        """Execute the command of a client."""
         command = process.command or ""
         self.commands.append(command)
         self.connection = process.channel.get_connection()
@@ -132,6 +138,7 @@ class FakeBoard:
         process.exit(code)
 
     async def _feed(self, process: asyncssh.SSHServerProcess[bytes], child: subprocess.Popen[bytes]) -> None:
+        """Copy the client's input to the child process."""
         assert child.stdin is not None
         with contextlib.suppress(OSError, asyncssh.Error):
             while data := await process.stdin.read(1 << 14):
@@ -140,12 +147,14 @@ class FakeBoard:
             child.stdin.close()
 
     async def _pass_on(self, pipe: Any, out: asyncssh.SSHWriter[bytes]) -> None:
+        """Copy a pipe of the child process to the client."""
         with contextlib.suppress(OSError, asyncssh.Error):
             while data := await asyncio.get_running_loop().run_in_executor(self.threads, pipe.read1, 1 << 14):
                 out.write(data)
                 await out.drain()
 
     async def _cut(self, process: asyncssh.SSHServerProcess[bytes], child: subprocess.Popen[bytes]) -> None:
+        """Abort the connection after `cut_after` bytes."""
         assert self.cut_after is not None and child.stdin is not None
         left = self.cut_after
         while left > 0:
@@ -159,7 +168,7 @@ class FakeBoard:
 
 @contextlib.contextmanager
 def serving(board: FakeBoard, folder: Path, monkeypatch: Any) -> Iterator[FakeBoard]:
-    """The board as host `board` of an ssh client whose settings are in `folder`."""
+    """Run the board as host `board` of an ssh client whose settings are in `folder`."""
     key, host_key = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(2))
     key.write_private_key(str(folder / "key"))
     os.chmod(folder / "key", 0o600)

@@ -1,6 +1,6 @@
-"""Mutated models through compile, Program and Runtime in a process of its own: no crash, no hang, no other error.
+"""Run mutated models through compiler, Program and Runtime in a separate process: no crash, no hang, no unknown error.
 
-`python tests/driver/fuzz_models.py --minutes 30 --out findings` goes on after a finding and writes each kind once.
+`python tests/driver/fuzz_models.py --minutes 30 --out findings` continues after a finding and writes each kind once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ sys.path += [str(Path(__file__).parent), str(Path(__file__).parent.parent / "cos
 from mutations import BYTES, MUTATIONS, graphs, mutated, seeds
 
 WALL_SECONDS = 120.0
-"""For one model on a busy machine; the limit on its processor time is in fuzz_worker.py."""
+"""Limit for one model on a busy machine; the limit of its processor time is in fuzz_worker.py."""
 RANDOM = ("Random", "Bernoulli", "Multinomial", "Dropout")
 FLAGS = (
     "keepdims", "ceil_mode", "training_mode", "largest", "sorted", "interleaved", "select_last_index", "allowzero",
@@ -40,12 +40,12 @@ KINDS = [*MUTATIONS, BYTES]
 
 
 class Worker:
-    """A process that answers; it is started again after it has died."""
+    """A process that runs models; after its death, the next model starts it again."""
 
     def __init__(self, *arguments: str) -> None:
         self.arguments = arguments
         self.process: subprocess.Popen[bytes] | None = None
-        self.cache = tempfile.TemporaryDirectory()  # for thousands of kernels that nobody needs again
+        self.cache = tempfile.TemporaryDirectory()  # holds thousands of kernels that no later test uses
 
     def __enter__(self) -> Worker:
         return self
@@ -64,6 +64,7 @@ class Worker:
         )  # fmt: skip
 
     def _end(self) -> int:
+        """End the process and return its exit code."""
         if self.process is None:
             return 0
         self.process.kill()
@@ -76,7 +77,7 @@ class Worker:
         return code
 
     def run(self, content: bytes, inputs: dict[str, Any]) -> dict[str, Any]:
-        """What fuzz_worker.py answers; status "crash" or "hang" where it does not."""
+        """Return the answer of fuzz_worker.py; its status is "crash" or "hang" if the process does not answer."""
         self.process = self.process or self._start()
         assert self.process.stdin is not None and self.process.stdout is not None
         self._errors.seek(0, os.SEEK_END)
@@ -96,12 +97,12 @@ class Worker:
 
 
 def finding(answer: dict[str, Any]) -> str:
-    """What is wrong with an answer, one text for each cause; "" where nothing is."""
+    """Return the fault in an answer as a text that is the same for each cause; "" if there is no fault."""
     trace = str(answer.get("trace", ""))
     if answer["status"] in ("ran", "refused"):
         return ""
     if answer["status"] == "slow" and re.search(r"in (loop|_scan)\n", trace):
-        return ""  # as long as its model says, and Ctrl-C ends it
+        return ""  # the model asks for so many iterations, and Ctrl-C ends them
     frames = re.findall(r'File "[^"]*/((?:compiler|driver|sim|hw)/[^"]*)", line (\d+)', trace)
     place = f"{frames[-1][0]}:{frames[-1][1]}" if frames else ""
     why = re.sub(r"\d+|'[^']*'|\"[^\"]*\"", "#", str(answer["why"]).split("\n")[0])[:60]
@@ -109,25 +110,25 @@ def finding(answer: dict[str, Any]) -> str:
 
 
 def difference(content: bytes, answer: dict[str, Any], oracle: Worker) -> str:
-    """Where onnxruntime runs the model, too: which output differs and how; "" where none does."""
+    """Return which output differs from onnxruntime's and how; "" if none differs or onnxruntime refuses the model."""
     model = onnx.ModelProto.FromString(content)
     if any(node.op_type.startswith(RANDOM) for node in model.graph.node) or not _is_tame(answer["inputs"], model):
         return ""
-    for node in model.graph.node:  # which may have one name for ONNX, and not for onnxruntime
+    for node in model.graph.node:  # ONNX allows equal names, onnxruntime does not
         node.name = ""
     expected = oracle.run(model.SerializeToString(), answer["inputs"])
     if expected["status"] != "ran":
         return ""
     ops = ",".join(sorted({node.op_type for node in model.graph.node}))
-    for name, want in expected["outputs"].items():
-        why = _different(answer["outputs"][name], want)
+    for name, expected_output in expected["outputs"].items():
+        why = _different(answer["outputs"][name], expected_output)
         if why:
             return f"differs {ops}: {name} {why}"
     return ""
 
 
 def _is_tame(inputs: dict[str, Any], model: onnx.ModelProto) -> bool:
-    """Whether all floats are finite and small, and all flags 0 or 1: beyond, results are nobody's to define."""
+    """Return whether all floats are finite and small, and all flags 0 or 1. ONNX does not define other results."""
     floats = [np.asarray(value, np.float64) for value in inputs.values()
               if isinstance(value, np.ndarray) and value.dtype.kind == "f"]  # fmt: skip
     floats += [numpy_helper.to_array(t).astype(np.float64) for g in graphs(model.graph) for t in g.initializer
@@ -136,37 +137,38 @@ def _is_tame(inputs: dict[str, Any], model: onnx.ModelProto) -> bool:
     return all(np.all(np.abs(a) < 1e6) for a in floats) and all(flag in (0, 1) for flag in flags)
 
 
-def _different(got: Any, want: Any) -> str:
-    if isinstance(want, list):
-        if not isinstance(got, list) or len(got) != len(want):
+def _different(actual: Any, expected: Any) -> str:
+    """Return how two outputs differ, or ""."""
+    if isinstance(expected, list):
+        if not isinstance(actual, list) or len(actual) != len(expected):
             return "number of a sequence"
-        return next(filter(None, (_different(a, b) for a, b in zip(got, want))), "")
-    if want is None or got is None:
-        return "" if want is got else "none"
-    want, got = np.asarray(want), np.asarray(got)
-    if got.shape != want.shape:
-        return f"shape {list(got.shape)}, not {list(want.shape)}"
-    if want.dtype.kind in "OSU":
-        return "" if [str(v) for v in got.flat] == [str(v) for v in want.flat] else "texts"
-    if got.dtype != want.dtype:
-        return f"type {got.dtype}, not {want.dtype}"
-    if want.dtype.kind in "fcV":
-        a, b = got.astype(np.float64), want.astype(np.float64)
+        return next(filter(None, (_different(a, b) for a, b in zip(actual, expected))), "")
+    if expected is None or actual is None:
+        return "" if expected is actual else "none"
+    expected, actual = np.asarray(expected), np.asarray(actual)
+    if actual.shape != expected.shape:
+        return f"shape {list(actual.shape)}, not {list(expected.shape)}"
+    if expected.dtype.kind in "OSU":
+        return "" if [str(v) for v in actual.flat] == [str(v) for v in expected.flat] else "texts"
+    if actual.dtype != expected.dtype:
+        return f"type {actual.dtype}, not {expected.dtype}"
+    if expected.dtype.kind in "fcV":
+        a, b = actual.astype(np.float64), expected.astype(np.float64)
         same = np.isclose(a, b, rtol=1e-3, atol=1e-3 * max(1.0, np.max(np.abs(b[np.isfinite(b)]), initial=0)),
                           equal_nan=True)  # fmt: skip
     else:
-        same = got == want
+        same = actual == expected
     if np.all(same):
         return ""
     place = int(np.argmin(np.reshape(same, -1)))
-    return f"{got.reshape(-1)[place]}, not {want.reshape(-1)[place]} at {place}"
+    return f"{actual.reshape(-1)[place]}, not {expected.reshape(-1)[place]} at {place}"
 
 
 def draw(rng: random.Random) -> tuple[str, list[str], int]:
-    """A seed's name, mutations, and a number for them."""
+    """Draw the name of a seed, mutations, and a number for their random choices."""
     names = sorted(seeds())
-    few = [name for name in names if not name.startswith("test_")]
-    name = rng.choice(few) if rng.random() < 0.1 else rng.choice(names)
+    own_models = [name for name in names if not name.startswith("test_")]
+    name = rng.choice(own_models) if rng.random() < 0.1 else rng.choice(names)
     return name, rng.choices(KINDS, k=rng.randint(1, 3)), rng.getrandbits(32)
 
 
@@ -188,19 +190,19 @@ def main() -> None:
             content, inputs = mutated(*case)
             answer = worker.run(content, inputs)
             counts[answer["status"]] += 1
-            found = finding(answer)
-            if not found and answer["status"] == "ran":
-                found = difference(content, answer, oracle)
+            fault = finding(answer)
+            if not fault and answer["status"] == "ran":
+                fault = difference(content, answer, oracle)
                 counts["compared"] += 1
-            if found:
-                known[found] += 1
-                if known[found] == 1:
+            if fault:
+                known[fault] += 1
+                if known[fault] == 1:
                     number = len(known)
                     (args.out / f"{number:03}.onnx").write_bytes(content)
                     (args.out / f"{number:03}.pickle").write_bytes(pickle.dumps(inputs))
-                    text = f"{found}\n{case}\n{answer.get('why')}\n{answer.get('trace', '')}"
+                    text = f"{fault}\n{case}\n{answer.get('why')}\n{answer.get('trace', '')}"
                     (args.out / f"{number:03}.txt").write_text(text)
-                    print(f"{number:03} {found}", flush=True)
+                    print(f"{number:03} {fault}", flush=True)
             if sum(counts.values()) % 500 == 0:
                 print(f"{time.monotonic() - started:.0f} s: {dict(counts)}, {len(known)} kinds", flush=True)
     print(f"{time.monotonic() - started:.0f} s: {dict(counts)}")

@@ -1,8 +1,8 @@
-"""A process that compiles and runs one model after the other, under limits; see fuzz_models.py.
+"""Compile and run one model after the other under limits; see fuzz_models.py.
 
-Reads pickled (content, inputs) from standard input and writes a pickled dict for each: `status` is "ran" (with
-`outputs` and the `inputs` it took), "refused" (with the sentence), "slow" or "fault" (with the traceback).
-With "onnxruntime" as argument it runs each model there.
+Reads pickled (content, inputs) from standard input and writes a pickled dict for each. Its `status` is "ran" (with
+`outputs` and the `inputs` that the model took), "refused" (with the sentence), "slow" or "fault" (with the traceback).
+With "onnxruntime" as argument, onnxruntime runs the models.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import numpy as np
 
 MEMORY = 4 << 30
 CPU_SECONDS = 10.0
-"""After which Python is interrupted, as by Ctrl-C; what cannot be interrupted is killed after as much again."""
+"""Processor time after which Python is interrupted, as by Ctrl-C. After twice this time the process is killed."""
 
 
 class TimeUp(BaseException):
-    """Like KeyboardInterrupt."""
+    """Raised when a model uses too much processor time. Like KeyboardInterrupt, no `except Exception` catches it."""
 
 
 def _time_up(*_: object) -> None:
@@ -40,25 +40,26 @@ def _limit_time() -> None:
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
 
 
-def _inputs(wanted: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """`given` where it fits, else small random arrays."""
+def _inputs(infos: Any, passed: dict[str, Any]) -> dict[str, Any]:
+    """Return arrays for all inputs: the passed ones if they fit, else small random ones."""
     rng = np.random.default_rng(0)
-    made = {}
-    for info in wanted:
+    arrays = {}
+    for info in infos:
         dims = tuple(2 if n < 0 else n for n in info.shape)
-        value = given.get(info.name)
+        value = passed.get(info.name)
         if info.kind != "tensor":
-            made[info.name] = value if value is not None or info.kind == "optional" else [np.zeros(dims, info.dtype)]
+            arrays[info.name] = value if value is not None or info.kind == "optional" else [np.zeros(dims, info.dtype)]
         elif isinstance(value, np.ndarray) and value.dtype.name == info.dtype and value.shape == dims:
-            made[info.name] = value
+            arrays[info.name] = value
         elif info.dtype == "object":
-            made[info.name] = np.full(dims, "text", object)
+            arrays[info.name] = np.full(dims, "text", object)
         else:
-            made[info.name] = rng.integers(0, 3, dims).astype(info.dtype)
-    return made
+            arrays[info.name] = rng.integers(0, 3, dims).astype(info.dtype)
+    return arrays
 
 
 def celosia_run(content: bytes, inputs: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Compile and run a model with Celosia."""
     import celosia
     from celosia.compiler.graph.errors import ModelError
     from celosia.compiler.program import InputError
@@ -70,20 +71,21 @@ def celosia_run(content: bytes, inputs: dict[str, Any], folder: Path) -> dict[st
         celosia.compile(path, "tiny").save(folder / "program")
         program = celosia.Program.load(folder / "program")
         try:
-            taken = _inputs(program.inputs, inputs)
+            used = _inputs(program.inputs, inputs)
         except ValueError:  # larger than any memory
             return {"status": "refused", "why": "inputs"}
-        outputs = celosia.Runtime(program).run(taken).outputs
+        outputs = celosia.Runtime(program).run(used).outputs
     except (ModelError, HostError, InputError) as error:
         if not str(error) or "\n" in str(error) or len(str(error)) > 2000:
             return {"status": "fault", "why": f"not one short sentence: {error}", "trace": traceback.format_exc()}
         return {"status": "refused", "why": str(error)}
     except MemoryError:
         return {"status": "refused", "why": "memory"}
-    return {"status": "ran", "outputs": outputs, "inputs": taken}
+    return {"status": "ran", "outputs": outputs, "inputs": used}
 
 
 def onnxruntime_run(content: bytes, inputs: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Run a model with onnxruntime."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -99,7 +101,7 @@ def onnxruntime_run(content: bytes, inputs: dict[str, Any], folder: Path) -> dic
 
 
 def planted_run(content: bytes, inputs: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What the test of the test wants to be found."""
+    """Crash, loop or raise an error, for the test of the fuzzer."""
     match content:
         case b"crash":
             os.kill(os.getpid(), signal.SIGSEGV)
@@ -116,7 +118,7 @@ RUNS = {"onnxruntime": onnxruntime_run, "planted": planted_run}
 def main() -> None:
     run = RUNS.get(sys.argv[-1], celosia_run)
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what native code prints
+    os.dup2(2, 1)  # native code prints to standard output
     if run is celosia_run:
         import celosia.compiler.compile
         import celosia.driver.runtime

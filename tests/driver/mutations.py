@@ -1,6 +1,6 @@
-"""Small valid models, and what may be wrong with a model: each mutation changes one thing at random.
+"""Small valid models, and mutations of them: each changes one thing at random.
 
-`mutated(seed, kinds, rng)` is the bytes of a model; `inputs_of` are arrays that the model it came from takes.
+`mutated(name, kinds, seed)` returns the bytes of a mutated model and inputs for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from small_models import HOSTILE
 
 Array = NDArray[Any]
 MAX_BYTES = 20_000
-"""Larger seeds are left out: they take long and hold nothing new."""
+"""Size limit of seeds: larger ones take long and test nothing new."""
 INTS = (0, 1, -1, 2, 3, 7, 255, -128, 2**31 - 1, 2**31, -(2**31), 2**40, 2**62, 2**63 - 1, -(2**63))
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, float("nan"), float("inf"), float("-inf"), 1e-45, 1e38, -3.4e38)
 TEXTS = ("", "a\0b", "ä", "NOTSET", "SAME_UPPER", "VALID", "reflect", "linear", "cubic", "nosuch", "x" * 5000)
@@ -37,11 +37,11 @@ Seed = tuple[onnx.ModelProto, dict[str, Any]]
 
 @functools.cache
 def seeds() -> dict[str, Seed]:
-    """Models and inputs by name: quantised networks, control flow, and the node tests of ONNX."""
+    """Return models and inputs by name: quantised networks, control flow, and the node tests of ONNX."""
     rng = np.random.default_rng(0)
     image = {"input_1": rng.normal(size=(1, 3, 8, 8)).astype(np.float32)}
     pair = {name: rng.normal(size=(2, 3)).astype(np.float32) for name in "ab"}
-    found: dict[str, Seed] = {
+    models: dict[str, Seed] = {
         "qdq": (quantised(), image),
         "qdq_uint8": (quantised(np.uint8), image),
         "qoperator": (quantised(form="qoperator"), image),
@@ -51,15 +51,15 @@ def seeds() -> dict[str, Seed]:
         if case.model is None or not case.data_sets or case.model.ByteSize() > MAX_BYTES:
             continue
         names = [value.name for value in case.model.graph.input]
-        found[name] = (case.model, dict(zip(names, case.data_sets[0][0])))
-    return found
+        models[name] = (case.model, dict(zip(names, case.data_sets[0][0])))
+    return models
 
 
 # Pieces of a model ----------------------------------------------------------------------------------------------
 
 
 def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """The graph and those inside its nodes."""
+    """Yield the graph and those inside its nodes."""
     yield graph
     for node in graph.node:
         for attr in node.attribute:
@@ -86,10 +86,10 @@ def _node_with_attributes(model: onnx.ModelProto, rng: random.Random) -> onnx.No
 
 
 def _tensor(model: onnx.ModelProto, rng: random.Random) -> TensorProto:
-    found = [tensor for graph in graphs(model.graph) for tensor in graph.initializer]
-    found += [attr.t for graph in graphs(model.graph) for node in graph.node for attr in node.attribute
+    tensors = [tensor for graph in graphs(model.graph) for tensor in graph.initializer]
+    tensors += [attr.t for graph in graphs(model.graph) for node in graph.node for attr in node.attribute
               if attr.HasField("t")]  # fmt: skip
-    return rng.choice(found)
+    return rng.choice(tensors)
 
 
 def _names(graph: onnx.GraphProto) -> list[str]:
@@ -105,15 +105,17 @@ def _value(model: onnx.ModelProto, rng: random.Random) -> onnx.ValueInfoProto:
 
 
 def swap_nodes(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
+    """Exchange two nodes."""
     nodes = _graph(model, rng).node
     a, b = rng.sample(range(len(nodes)), 2)
-    held = onnx.NodeProto()
-    held.CopyFrom(nodes[a])
+    first = onnx.NodeProto()
+    first.CopyFrom(nodes[a])
     nodes[a].CopyFrom(nodes[b])
-    nodes[b].CopyFrom(held)
+    nodes[b].CopyFrom(first)
 
 
 def repeat_node(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
+    """Append a copy of a node, most often with other outputs."""
     graph = _graph(model, rng)
     node = graph.node.add()
     node.CopyFrom(rng.choice(graph.node[:-1]))
@@ -123,17 +125,20 @@ def repeat_node(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Rand
 
 
 def delete_node(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
+    """Remove a node."""
     nodes = _graph(model, rng).node
     del nodes[rng.randrange(len(nodes))]
 
 
 def change_operator(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
+    """Change the operator of a node, perhaps to an unknown one."""
     node = _node(model, rng)
     known = sorted({(n.op_type, n.domain) for m, _ in seeds().values() for n in m.graph.node})
     node.op_type, node.domain = rng.choice([*known, ("NoSuch", ""), (node.op_type, "nowhere"), ("", ""), ("Loop", "")])
 
 
 def rewire(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
+    """Replace an input or output of a node by another tensor."""
     graph = _graph(model, rng)
     node = rng.choice(graph.node)
     names = node.input if node.input and rng.random() < 0.8 else node.output
@@ -141,6 +146,7 @@ def rewire(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -
 
 
 def cut_inputs(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
+    """Remove or append an input of a node."""
     names = _node(model, rng).input
     if rng.random() < 0.5:
         del names[rng.randrange(len(names))]
@@ -149,6 +155,7 @@ def cut_inputs(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Rando
 
 
 def cut_outputs(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
+    """Remove or append an output of a node."""
     names = _node(model, rng).output
     if rng.random() < 0.5:
         del names[rng.randrange(len(names))]
@@ -157,11 +164,13 @@ def cut_outputs(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Rand
 
 
 def drop_attribute(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
+    """Remove an attribute."""
     attrs = _node_with_attributes(model, rng).attribute
     del attrs[rng.randrange(len(attrs))]
 
 
 def change_attribute(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
+    """Change the value of an attribute."""
     attr = _attribute(model, rng)
     ints, reals = INTS if rng.random() < 0.5 else (0, 1, 2, 3, -1), FLOATS
     match attr.type:
@@ -182,12 +191,13 @@ def change_attribute(model: onnx.ModelProto, inputs: dict[str, Any], rng: random
 
 
 def _change_list(values: Any, choices: Any, rng: random.Random) -> None:
-    what = rng.randrange(4)
-    if what == 0 and values:
+    """Change, append or remove an element, or replace all elements."""
+    kind = rng.randrange(4)
+    if kind == 0 and values:
         values[rng.randrange(len(values))] = rng.choice(choices)
-    elif what == 1:
+    elif kind == 1:
         values.append(rng.choice(choices))
-    elif what == 2 and values:
+    elif kind == 2 and values:
         del values[rng.randrange(len(values))]
     else:
         new = [rng.choice(choices) for _ in range(rng.choice([0, 1, len(values), 1000]))]
@@ -196,6 +206,7 @@ def _change_list(values: Any, choices: Any, rng: random.Random) -> None:
 
 
 def add_attribute(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
+    """Append an attribute with a random name and value."""
     node = _node(model, rng)
     names = [
         "axis",
@@ -220,23 +231,26 @@ def add_attribute(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Ra
 
 
 def change_type(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
+    """Change the element type of a tensor."""
     _value(model, rng).type.tensor_type.elem_type = rng.choice(DTYPES)
 
 
 def change_dims(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
+    """Remove, append or change a size of a tensor."""
     shape = _value(model, rng).type.tensor_type.shape
-    what = rng.randrange(5)
-    if what == 0 and shape.dim:
+    kind = rng.randrange(5)
+    if kind == 0 and shape.dim:
         del shape.dim[rng.randrange(len(shape.dim))]
-    elif what == 1:
+    elif kind == 1:
         shape.dim.add().dim_value = rng.choice(INTS)
-    elif what == 2 and shape.dim:
+    elif kind == 2 and shape.dim:
         rng.choice(shape.dim).dim_param = "n"
     elif shape.dim:
-        rng.choice(shape.dim).dim_value = rng.choice(INTS) if what == 3 else rng.choice((0, 1, 2, 3, 5))
+        rng.choice(shape.dim).dim_value = rng.choice(INTS) if kind == 3 else rng.choice((0, 1, 2, 3, 5))
 
 
 def change_tensor(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
+    """Change type, sizes, bytes or values of a constant."""
     tensor = _tensor(model, rng)
     match rng.randrange(6):
         case 0:
@@ -255,12 +269,13 @@ def change_tensor(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Ra
 
 
 def change_input(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
-    """Another value in an array that the model gets; the model stays."""
+    """Change a value in an array that the model takes; the model stays."""
     name = rng.choice(sorted(inputs))
     inputs[name] = _changed(inputs[name], rng)
 
 
 def _changed(value: Any, rng: random.Random) -> Any:
+    """Return an array with another element, other elements, or another shape."""
     if not isinstance(value, np.ndarray):
         return value
     array = np.array(value)
@@ -283,18 +298,18 @@ def _changed(value: Any, rng: random.Random) -> Any:
 
 
 def fix_input(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
-    """An input becomes a constant, so that operators on it are folded."""
+    """Turn an input into a constant, so that operators on it are folded."""
     known = [name for name, value in inputs.items() if isinstance(value, np.ndarray) and value.dtype.kind != "O"]
     name = rng.choice(known)
     model.graph.initializer.append(numpy_helper.from_array(np.asarray(inputs[name]), name))
     if rng.random() < 0.7:
-        kept = [value for value in model.graph.input if value.name != name]
+        others = [value for value in model.graph.input if value.name != name]
         del model.graph.input[:]
-        model.graph.input.extend(kept)
+        model.graph.input.extend(others)
 
 
 def change_border(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
-    """Inputs and outputs of a graph: one less, one twice, another name."""
+    """Remove, repeat or rename an input or output of a graph."""
     graph = _graph(model, rng)
     values = rng.choice([graph.input, graph.output])
     match rng.randrange(4):
@@ -311,6 +326,7 @@ def change_border(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Ra
 
 
 def change_version(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
+    """Change the IR version or an opset."""
     match rng.randrange(4):
         case 0:
             model.ir_version = rng.choice([0, 1, 3, 4, 8, 10, 13, 99, -1])
@@ -321,7 +337,7 @@ def change_version(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.R
 
 
 def wrap_in_loop(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
-    """The graph becomes the body of an If, whose condition is an input."""
+    """Make the graph the body of an If, whose condition is an input."""
     branch = onnx.GraphProto()
     branch.CopyFrom(model.graph)
     del branch.input[:]
@@ -334,7 +350,7 @@ def wrap_in_loop(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Ran
 
 
 def name_nodes(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
-    """No names, one for all, or those of tensors with what the compiler might put behind them."""
+    """Give nodes no names, equal names, or names of tensors with suffixes that the compiler might use."""
     kind = rng.choice(["none", "same", "hostile"])
     for graph in graphs(model.graph):
         names = [name for name in _names(graph) if name]
@@ -343,19 +359,19 @@ def name_nodes(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Rando
 
 
 def rename_value(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
-    """A tensor inside is called, wherever it is read, what the compiler might call another."""
+    """Rename an inner tensor, wherever it is read, to a name that the compiler might use for another one."""
     border = {value.name for value in (*model.graph.input, *model.graph.output)}
     names = sorted({name for graph in graphs(model.graph) for name in _names(graph)} - {"", "nowhere"})
     old, new = rng.choice([name for name in names if name not in border]), rng.choice(names) + rng.choice(HOSTILE)
     for graph in graphs(model.graph):
         for names_of in (*(node.input for node in graph.node), *(node.output for node in graph.node)):
             names_of[:] = [new if name == old else name for name in names_of]
-        for each in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
-            each.name = new if each.name == old else each.name
+        for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+            value.name = new if value.name == old else value.name
 
 
 def share_constants(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
-    """Equal constants become one."""
+    """Replace equal constants by one."""
     first: dict[bytes, str] = {}
     other: dict[str, str] = {}
     for tensor in model.graph.initializer:
@@ -369,7 +385,10 @@ def share_constants(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.
 
 
 def be_careless(model: onnx.ModelProto, inputs: dict[str, Any], rng: random.Random) -> None:
-    """What onnxruntime forgives: outputs without types, imports left out, nodes in any order, constants given twice."""
+    """Apply a mutation that onnxruntime tolerates.
+
+    Outputs lack types, imports are missing, nodes are in any order, or constants occur twice.
+    """
     graph = model.graph
     kind = rng.choice(["type", "shape", "imports", "order", "constants", "ir_version"])
     if kind == "type":
@@ -398,19 +417,19 @@ MUTATIONS: dict[str, Mutation] = {
     )
 }  # fmt: skip
 BYTES = "bytes"
-"""The mutation that changes bytes of the file, whatever they mean."""
+"""The mutation that changes arbitrary bytes of the file."""
 
 
 def mutated(name: str, kinds: list[str], seed: int) -> tuple[bytes, dict[str, Any]]:
-    """The seed `name` after mutations of these kinds, as a file's content, and inputs for it.
+    """Return the seed `name` after mutations of these kinds, as a file's content, and inputs for it.
 
-    A mutation that does not apply, such as one of an attribute where there is none, changes nothing.
+    A mutation that does not apply, such as one of an attribute if there is none, changes nothing.
     """
     rng = random.Random(seed)
-    original, given = seeds()[name]
+    original, original_inputs = seeds()[name]
     model = onnx.ModelProto()
     model.CopyFrom(original)
-    inputs = dict(given)
+    inputs = dict(original_inputs)
     for kind in kinds:
         if kind == BYTES:
             continue

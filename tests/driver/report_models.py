@@ -1,4 +1,4 @@
-"""Programs for the tests of pages."""
+"""Programs for the tests of report pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celosia.hw.spec.config import Config
 
 
 def compiled(cfg: Config, names: str = "own") -> Program:
-    """A residual around a depthwise convolution, a pooling, a product, and a Softmax, which stays on the CPU."""
+    """Compile a residual around a depthwise convolution, a pooling, a product, and a Softmax, which runs on the CPU."""
     b = Builder("qdq", np.int8, seed=2)
     b.node_names = names
     x = b.conv(b.input([1, 3, 12, 12]), 16, (3, 3), pads=(1, 1, 1, 1))
@@ -32,7 +32,7 @@ HOSTILE = (
 
 
 def hostile(program: Program) -> Program:
-    """The Program with such names of layers, operators, inputs, outputs, and of itself."""
+    """Return the Program with hostile names of layers, operators, inputs, outputs, and of itself."""
     number = iter(range(1 << 20))
 
     def name() -> str:
@@ -40,10 +40,10 @@ def hostile(program: Program) -> Program:
 
     def renamed(step: Any) -> Any:
         if isinstance(step, LaunchStep):
-            layers = tuple(dataclasses.replace(each, name=name(), what=name()) for each in step.layers)
+            layers = tuple(dataclasses.replace(layer, name=name(), what=name()) for layer in step.layers)
             return dataclasses.replace(step, layers=layers)
-        own = tuple(dataclasses.replace(each, name=name(), op=name(), reason=name()) for each in step.nodes)
-        return dataclasses.replace(step, nodes=own)
+        nodes = tuple(dataclasses.replace(node, name=name(), op=name(), reason=name()) for node in step.nodes)
+        return dataclasses.replace(step, nodes=nodes)
 
-    tensors = {"outputs": tuple(dataclasses.replace(each, name=name()) for each in program.outputs)}
+    tensors = {"outputs": tuple(dataclasses.replace(output, name=name()) for output in program.outputs)}
     return dataclasses.replace(program, name=HOSTILE[0], steps=[renamed(step) for step in program.steps], **tensors)

@@ -1,4 +1,4 @@
-"""Broken models: a ModelError that names the part, never another exception."""
+"""Broken models give a ModelError that names the broken part, never another exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver of boards with PYNQ: what it asks of the package, and what it says where something is missing."""
+"""Tests of the driver for boards with PYNQ: how it uses the package, and its messages if something is missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TINY = PRESETS["tiny"]
 
 
 class FakeBuffer(np.ndarray):  # type: ignore[type-arg]
-    """As much of PYNQ's buffers as the driver uses."""
+    """The part of PYNQ's buffers that the driver uses."""
 
     calls: list[tuple[str, int, int]]
     physical_address: int
@@ -32,11 +32,11 @@ class FakeBuffer(np.ndarray):  # type: ignore[type-arg]
     def __array_finalize__(self, obj: Any) -> None:
         if isinstance(obj, FakeBuffer) and hasattr(obj, "calls"):
             self.calls, self.start = obj.calls, obj.start
-            here, there = (each.__array_interface__["data"][0] for each in (self, obj))
-            self.physical_address = obj.physical_address + here - there
+            own, base = (array.__array_interface__["data"][0] for array in (self, obj))
+            self.physical_address = obj.physical_address + own - base
 
-    def _call(self, what: str) -> None:
-        self.calls.append((what, self.physical_address - self.start, self.nbytes))
+    def _call(self, operation: str) -> None:
+        self.calls.append((operation, self.physical_address - self.start, self.nbytes))
 
     def flush(self) -> None:
         self._call("flush")
@@ -50,7 +50,7 @@ class FakeBuffer(np.ndarray):  # type: ignore[type-arg]
 
 @pytest.fixture
 def pynq(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
-    """A board with a `tiny` accelerator, whose registers are a dictionary."""
+    """Return a package `pynq` for a board with a `tiny` accelerator, whose registers are a dictionary."""
     answers = {"magic": MAGIC, "identity": TINY.identity, "sources": sources_identity()}
     values = {REGISTERS[name].offset: value for name, value in answers.items()}
     calls: list[tuple[str, int, int]] = []
@@ -125,7 +125,7 @@ def test_another_bitstream(pynq: SimpleNamespace) -> None:
 
 
 def test_the_interrupt_is_waited_for(pynq: SimpleNamespace) -> None:
-    """As PYNQ gives it: a coroutine of an asyncio loop, which may come at once, late or never."""
+    """The driver waits for PYNQ's interrupt, an asyncio coroutine, which may come at once, late or never."""
     waits: list[float] = []
     status, control = REGISTERS["status"].offset, REGISTERS["control"].offset
 
@@ -136,7 +136,7 @@ def test_the_interrupt_is_waited_for(pynq: SimpleNamespace) -> None:
         async def wait(self) -> None:
             waits.append(time.monotonic())
             if len(waits) == 1:
-                return  # of an earlier run: nothing is done yet
+                return  # the interrupt of an earlier run: this one is not done yet
             await asyncio.sleep(0.01 if len(waits) == 2 else 60)
             pynq.values[status] = STATUS_DONE
 
@@ -171,7 +171,7 @@ def test_without_an_interrupt_it_polls(pynq: SimpleNamespace, missing: Exception
 
 @pytest.mark.parametrize("sources", [0, sources_identity() ^ 1])
 def test_an_old_bitstream(pynq: SimpleNamespace, sources: int) -> None:
-    """Of this Config, but of other sources; bitstreams that are older than the register read 0."""
+    """A bitstream of this Config but of other sources is refused; older bitstreams without the register read 0."""
     pynq.values[REGISTERS["sources"].offset] = sources
     words = f"was made of other hardware sources .{sources:08x}. than .*celosia bitstream.*celosia flash"
     with pytest.raises(DeviceError, match=words):

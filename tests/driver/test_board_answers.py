@@ -1,4 +1,4 @@
-"""What a board says, changed by whoever: it is taken, or refused with exit code 3, in bounded memory and time."""
+"""A board's answer, however damaged, is accepted or refused with exit code 3, in bounded memory and time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Asked = Callable[[Connection], object]
 
 
 class Said:
-    """The pipes of a command that has said `answer`, and has ended."""
+    """The pipes of a command that has printed `answer` and ended."""
 
     seconds = 1.0
 
@@ -61,7 +61,7 @@ class Said:
 
 
 class Board(Connection):
-    """Says `answers`, one to each command."""
+    """A connection that gives one of `answers` to each command."""
 
     def __init__(self, *answers: bytes) -> None:
         super().__init__("board", ["board"], ())
@@ -72,7 +72,7 @@ class Board(Connection):
 
 
 class Local(Connection):
-    """Commands run in a shell here; `line` in place of each."""
+    """A connection that runs `line` in a local shell in place of each command."""
 
     def __init__(self, line: str) -> None:
         super().__init__("board", ["board"], ())
@@ -102,7 +102,7 @@ def line(head: Any) -> bytes:
 
 
 def sound(program: Program) -> dict[str, tuple[Asked, dict[str, Any], bytes]]:
-    """What is asked of a board, by name, with the line of a sound answer and the bytes behind it."""
+    """Return, by name, each request to a board with the line of a correct answer and the bytes after it."""
     result = celosia.Runtime(program, "timed").run(X)
     result.report["memory_model"] = "board"
     head, arrays = serve.pack_result(result).split(b"\n", 1)
@@ -120,10 +120,10 @@ def sound(program: Program) -> dict[str, tuple[Asked, dict[str, Any], bytes]]:
         connection.answers[:] = [MARK + line(STATUS), connection.answers[0]]
         return RemoteDevice(Remote(connection), PRESETS["tiny"])
 
-    def call(what: Callable[[RemoteDevice], object]) -> Callable[[Any], object]:
+    def call(operation: Callable[[RemoteDevice], object]) -> Callable[[Any], object]:
         def asked(connection: Board) -> object:
             connection.answers[0] = MARK + line({"memory_model": "board"}) + connection.answers[0].removeprefix(MARK)
-            return what(opened(connection))
+            return operation(opened(connection))
 
         return asked
 
@@ -142,10 +142,10 @@ MANIFEST = Manifest("pynq-z2", "part", {}, "", "", 100, 0x43C00000, "", "", "", 
 
 
 def is_refused(asked: Asked, answer: bytes, words: str = "") -> None:
-    with pytest.raises((SshError, DeviceError)) as found:
+    with pytest.raises((SshError, DeviceError)) as result:
         asked(Board(answer))
-    code, said = exit_code_and_message(found.value)
-    assert code == RUN_FAILED and len(said) < 1500 and said.isprintable() and words in said, said
+    code, message = exit_code_and_message(result.value)
+    assert code == RUN_FAILED and len(message) < 1500 and message.isprintable() and words in message, message
 
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -175,7 +175,7 @@ def test_answers_that_are_none(program: Program) -> None:
 
 @pytest.mark.parametrize("seed", some(range(40), range(1)))
 def test_answers_changed_at_random(seed: int, program: Program) -> None:
-    """Values of the line, and bytes of all."""
+    """Random changes of values in the line and of any bytes give a result or a short printable message."""
     rng = random.Random(seed)
     for asked, head, behind in sound(program).values():
         for _ in range(40):
@@ -188,12 +188,16 @@ def test_answers_changed_at_random(seed: int, program: Program) -> None:
             try:
                 asked(Board(bytes(answer[: rng.choice((len(answer), rng.randrange(len(answer)) + 1))])))
             except Exception as error:
-                code, said = exit_code_and_message(error)
-                assert code in (1, RUN_FAILED) and said.isprintable() and len(said) < 1500, (seed, error, bytes(answer))
+                code, message = exit_code_and_message(error)
+                assert code in (1, RUN_FAILED) and message.isprintable() and len(message) < 1500, (
+                    seed,
+                    error,
+                    bytes(answer),
+                )
 
 
 def test_a_board_that_talks_without_end() -> None:
-    """In the banner of its shell, in one line, to standard error; memory stays bounded."""
+    """Memory stays bounded if a board prints without end: in its banner, in one line, or to standard error."""
     for text in ("yes celosia", "printf '\\n<celosia>\\n'; yes celosia | tr -d '\\n'", "yes >&2"):
         started = time.monotonic()
         with pytest.raises(SshError, match=r"prints more than|has a line|nothing for"):
@@ -202,12 +206,12 @@ def test_a_board_that_talks_without_end() -> None:
 
 
 def test_a_silent_board_is_given_up() -> None:
-    """One that says nothing, or nothing more, or reads nothing."""
+    """A board that prints nothing, stops printing or reads nothing is given up."""
     file = deploy.File("name", bytes(1 << 20))
     for text in ("sleep 100", "printf '\\n<celosia>\\n'; sleep 100", "printf '\\n<celosia>\\n{'; sleep 100"):
-        with pytest.raises(SshError, match=r"board.*0\.5 s; check its power") as found:
+        with pytest.raises(SshError, match=r"board.*0\.5 s; check its power") as result:
             Remote(Local(text)).status()
-        assert exit_code_and_message(found.value)[0] == RUN_FAILED
+        assert exit_code_and_message(result.value)[0] == RUN_FAILED
     board = deploy.RemoteBoard("armv7l", (3, 10, 0), "1", None, "", 1 << 30, ("name",))
     with pytest.raises(SshError, match=r"board.*0\.5 s"):
         Remote(Local("sleep 100")).install(board, file)
@@ -216,7 +220,7 @@ def test_a_silent_board_is_given_up() -> None:
 
 
 def test_a_board_at_work_is_waited_for() -> None:
-    """Signs of life, before and behind the mark, are no answers."""
+    """Empty lines before and after the mark are signs of life, not answers."""
     status = line(STATUS).decode().strip()
     beats = "for n in 1 2 3 4 5 6; do sleep 0.2; echo; done"
     text = f"{beats}; printf '\\n<celosia>\\n'; {beats}; echo '{status}'; cat >/dev/null"
@@ -224,7 +228,7 @@ def test_a_board_at_work_is_waited_for() -> None:
 
 
 def test_a_runner_says_that_it_works() -> None:
-    """An empty line every two seconds."""
+    """The runner prints an empty line every two seconds."""
     program = "from celosia.driver.remote.bootstrap import Beating; import sys, time\n"
     program += "out = Beating(sys.stdout.buffer); time.sleep(5); out.write(b'end\\n')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True)
@@ -232,7 +236,7 @@ def test_a_runner_says_that_it_works() -> None:
 
 
 def test_counters_that_cannot_be() -> None:
-    """Also those of the accelerator that this machine has."""
+    """Impossible counters are refused, also those of a local accelerator."""
     values = dict.fromkeys(COUNTERS, 1)
     Counters(5, values, [Event("load", 0, 0, 5)]).check(1)
     Counters().check()

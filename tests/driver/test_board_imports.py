@@ -1,4 +1,4 @@
-"""A board has Python and numpy, nothing else: what runs there must import and run with everything else absent."""
+"""Code that runs on a board imports and runs with Python and numpy only."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ WHOLE = ("compiler/program", "driver/board", "driver/remote", "driver/run")
 
 
 def test_the_runner_is_folders_and_all_of_it_imports_on_a_board(tmp_path: Path) -> None:
-    found = board_modules()
+    result = board_modules()
     assert set(WHOLE) < set(FOLDERS)
-    assert {path for folder in WHOLE for path in (PACKAGE / folder).rglob("*.py")} < set(found.values())
-    assert {"celosia.hw.spec.isa", "celosia.sim.timing"} < set(found) and "celosia.hw.verilog" not in found
+    assert {path for folder in WHOLE for path in (PACKAGE / folder).rglob("*.py")} < set(result.values())
+    assert {"celosia.hw.spec.isa", "celosia.sim.timing"} < set(result) and "celosia.hw.verilog" not in result
     (tmp_path / "runner.pyz").write_bytes(pack_runner().data)
     code = "import importlib; sys.path.insert(0, sys.argv[1]); [importlib.import_module(each) for each in sys.argv[2:]]"
-    done = on_a_board(f"{code}; print(importlib.import_module('celosia').__file__)", tmp_path / "runner.pyz", *found)
+    done = on_a_board(f"{code}; print(importlib.import_module('celosia').__file__)", tmp_path / "runner.pyz", *result)
     assert done.returncode == 0 and "runner.pyz" in done.stdout, done.stderr
 
 
 def test_what_needs_more_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it is another module that needs it."""
+    """Modules that need other packages, directly or through other modules, are not sent to the board."""
     texts = {
         "__init__": "", "plain": "", "tools": "", "compiler/__init__": "", "driver/__init__": "", "hw/__init__": "",
         "sim/__init__": "",
@@ -94,21 +94,21 @@ def test_an_import_of_something_else_is_noticed() -> None:
 
 
 def through_the_board(model: onnx.ModelProto, inputs: dict[str, np.ndarray], folder: Path) -> dict[str, np.ndarray]:
-    """Outputs of `model` where nothing but numpy and the runner is there; they equal those of this process."""
+    """Run `model` with only numpy and the runner; return its outputs, after a comparison with this process."""
     program = celosia.compile(model, "tiny")
     program.save(folder / "program")
     (folder / "runner.pyz").write_bytes(pack_runner().data)
     np.savez(folder / "inputs.npz", **inputs)
     done = on_a_board(RUN, folder)
     assert done.returncode == 0, done.stderr
-    found = dict(np.load(folder / "outputs.npz"))
+    outputs = dict(np.load(folder / "outputs.npz"))
     for name, array in celosia.Runtime(program).run(inputs).outputs.items():
-        assert found[name].dtype == array.dtype and found[name].tobytes() == array.tobytes(), name
-    return found
+        assert outputs[name].dtype == array.dtype and outputs[name].tobytes() == array.tobytes(), name
+    return outputs
 
 
 def test_control_flow_and_shapes_run_with_numpy_alone(tmp_path: Path) -> None:
-    """If with subgraphs that hold constants, and shapes known at run time only."""
+    """An If with constants in its subgraphs, and shapes known at run time, run with numpy only."""
 
     def branch(which: str, extra: float) -> onnx.GraphProto:
         constant = onnx.numpy_helper.from_array(np.float32([extra]), f"k_{which}")
@@ -132,5 +132,5 @@ def test_control_flow_and_shapes_run_with_numpy_alone(tmp_path: Path) -> None:
     ]
     graph = helper.make_graph(nodes, "graph", inputs, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    found = through_the_board(model, {"x": np.float32([3, 0, 4]), "c": np.array(False)}, tmp_path)
-    assert found["y"].tolist() == [3, 0, 4, 2] and found["s"].tolist() == [1, 2] and found["n"].tolist() == [[0, 2]]
+    result = through_the_board(model, {"x": np.float32([3, 0, 4]), "c": np.array(False)}, tmp_path)
+    assert result["y"].tolist() == [3, 0, 4, 2] and result["s"].tolist() == [1, 2] and result["n"].tolist() == [[0, 2]]

@@ -1,4 +1,4 @@
-"""The command: what it writes, and one sentence and an exit code for everything that can be wrong."""
+"""The command prints what is documented; each wrong use gives one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ COMMANDS = (
 
 @pytest.fixture
 def celosia(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
-    """celosia("run {m}/a.onnx", ...): exit code, standard output, standard error. It runs in an empty folder."""
+    """Return a function that runs a command line in an empty folder; `@` in the line is the folder of models.
+
+    It returns exit code, standard output and standard error.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").symlink_to(models)
 
@@ -101,19 +104,19 @@ def test_a_name_that_is_nearly_right(celosia: Callable[..., tuple[int, str, str]
 
 
 def test_a_digest_is_of_a_program(celosia: Callable[..., tuple[int, str, str]]) -> None:
-    """Of a model, it would be passed over in silence, and the user thinks that the file was checked."""
+    """--digest is refused for a model; otherwise users would believe that the file was checked."""
     code, _, err = celosia("run @quantised.onnx --random --digest 0000")
     assert code == 1 and "quantised.onnx is an ONNX model, and --digest is for a Program" in err
     assert celosia("run @quantised.onnx --random --trust -q")[0] == 0
 
 
 def test_help_shows_all_of_its_text() -> None:
-    """What is in square brackets would be taken for markup."""
+    """No help text has square brackets, which would be interpreted as markup."""
     waiting = [typer.main.get_command(cli.app)]
     while waiting:
-        each = waiting.pop()
-        waiting += getattr(each, "commands", {}).values()
-        for text in (each.help, *(getattr(parameter, "help", None) for parameter in each.params)):
+        command = waiting.pop()
+        waiting += getattr(command, "commands", {}).values()
+        for text in (command.help, *(getattr(parameter, "help", None) for parameter in command.params)):
             assert "[" not in (text or ""), text
 
 
@@ -171,7 +174,7 @@ def test_blocks_are_shown_with_what_they_save(celosia: Callable[..., tuple[int, 
     assert code == 0, err
     row = re.search(r"\n\S+ \.\. \S+ +4\.8 kB +([\d,]+) +([\d,]+) +([\d,]+)", out)
     assert row is not None, out
-    apart, together, run = (int(each.replace(",", "")) for each in row.groups())
+    apart, together, run = (int(group.replace(",", "")) for group in row.groups())
     assert apart > together == pytest.approx(run, abs=5)  # the block is all that runs
     assert re.search(r"\nBlocks, .*\nblock +kept on chip +cycles apart +as a block +in this run *\n", out)
 
@@ -328,7 +331,10 @@ MISSING: dict[str, tuple[Callable[[pytest.MonkeyPatch, Path], None], list[str], 
 def test_missing_tools_are_found_before_anything_is_compiled(
     celosia: Callable[..., tuple[int, str, str]], tool: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each with what to do, and no file is written. The same lines do begin to compile where nothing is missing."""
+    """A missing tool is reported before compilation, with advice and without an output file.
+
+    The same command lines start to compile if all tools are there.
+    """
     missing, lines, expected, sentence = MISSING[tool]
 
     class Compiling(Exception):
@@ -343,15 +349,15 @@ def test_missing_tools_are_found_before_anything_is_compiled(
     ):
         monkeypatch.setattr(f"celosia.{place}", never)
     if tool not in ("pynq", "ssh"):
-        monkeypatch.setattr(evaluating, "open_dataset", lambda *given: SimpleNamespace(samples=None))
+        monkeypatch.setattr(evaluating, "open_dataset", lambda *args: SimpleNamespace(samples=None))
         for line in lines:
             assert "Compiling" in celosia(line)[2]
     (tmp_path / "empty").mkdir()
     missing(monkeypatch, tmp_path / "empty")
     for line in lines:
         code, _, err = celosia(line)
-        said = " ".join(err.split())
-        assert (code, sentence in said, "Traceback" in said) == (expected, True, False), err
+        message = " ".join(err.split())
+        assert (code, sentence in message, "Traceback" in message) == (expected, True, False), err
     assert written(tmp_path) == ["empty"]
 
 
@@ -393,14 +399,16 @@ def test_inputs_may_be_archives_and_made_up(celosia: Callable[..., tuple[int, st
 
 
 def batched(name: str, *sizes: int | str) -> None:
-    """Write a model of `x` and `more`, [N, 2] both, or of these sizes: their difference."""
-    values = [helper.make_tensor_value_info(each, TensorProto.FLOAT, sizes or ["N", 2]) for each in ("x", "more", "y")]
+    """Write a model of the difference of `x` and `more`, both [N, 2] or of these sizes."""
+    values = [
+        helper.make_tensor_value_info(label, TensorProto.FLOAT, sizes or ["N", 2]) for label in ("x", "more", "y")
+    ]
     graph = helper.make_graph([helper.make_node("Sub", ["x", "more"], ["y"])], "batched", values[:2], values[2:])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), name)
 
 
 def test_open_sizes_of_made_up_inputs(celosia: Callable[..., tuple[int, str, str]]) -> None:
-    """--shape says them, arrays under the same name do, and a batch is 1 else."""
+    """Open sizes come from --shape, else from arrays with the same size name; a batch is 1 by default."""
     batched("m.onnx")
     np.save("x.npy", np.zeros((3, 2), np.float32))
     for command, shape in (("", (1, 2)), ("-i x=x.npy", (3, 2)), ("--shape x=4,2", (4, 2)), ("-s x=-1,2", (1, 2))):
@@ -437,7 +445,7 @@ def test_a_wrong_declaration_is_a_warning(celosia: Callable[..., tuple[int, str,
 def test_a_check_that_fails_itself(
     celosia: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has an exit code of its own, and the Program is written."""
+    """A self-check that crashes gives its own exit code, and the Program is still written."""
 
     def broken(*given: object) -> None:
         raise ValueError("index can't contain negative values")
@@ -674,8 +682,8 @@ def test_a_sentence_and_an_exit_code(
     _prepare(models, tmp_path)
     before = written(tmp_path)
     line, code, words = WRONG[what]
-    found, out, err = celosia(line)
-    assert found == code, err
+    result, out, err = celosia(line)
+    assert result == code, err
     flat = " ".join(re.sub("[│╭╮╰╯─]", " ", err).split())
     assert re.search(words, flat), flat
     assert "Traceback" not in out + err
@@ -694,11 +702,11 @@ def program(models: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _good(program: Path) -> None:
-    """`program` exists before any test."""
+    """Create `program` before any test."""
 
 
 def _prepare(models: Path, folder: Path) -> None:
-    """Files that are wrong, each in its own way; `good` is not."""
+    """Write files with one fault each, and the correct `good`."""
     good = (models / "program").read_bytes()
     model = (models / "floats.onnx").read_bytes()
     (folder / "good").write_bytes(good)
@@ -793,7 +801,7 @@ def test_a_fault_is_told_from_wrong_input(
 
 
 def test_the_installed_command(program: Path) -> None:
-    """As a process of its own: exit code, no traceback, and a pipe that closes early is not an error."""
+    """The installed command returns exit codes without tracebacks; a closed pipe is not an error."""
     command = [sys.executable, "-m", "celosia.driver.cli"]
     done = subprocess.run([*command, "compile", "missing.onnx", "-o", "p"], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("celosia: error: there is no model")

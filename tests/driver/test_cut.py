@@ -1,4 +1,4 @@
-"""A model over several accelerators: where it is cut, and that its parts give the bytes of the whole."""
+"""A model is cut for several accelerators, and its parts give the bytes of the whole."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from celosia.sim.functional.fsim import FunctionalDevice
 
 
 def chained(node_names: str = "own", form: str = "qdq") -> onnx.ModelProto:
-    """Four convolutions, a sum around the second one, an operator of the CPU behind the third."""
+    """Return four convolutions, a residual around the second one, and a CPU operator after the third."""
     b = Builder(form, np.int8, seed=3)
     b.node_names = node_names
     first = b.conv(b.input([1, 4, 8, 8]), 8, (3, 3), pads=(1, 1, 1, 1))
@@ -42,11 +42,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def cycles(program: Program) -> int:
-    return sum(each.cycles or 0 for each in predict_counters(program))
+    return sum(counter.cycles or 0 for counter in predict_counters(program))
 
 
 def bytes_of(results: object) -> list[bytes]:
-    return [each.tobytes() for result in results for each in result.outputs.values()]  # type: ignore[attr-defined]
+    return [output.tobytes() for result in results for output in result.outputs.values()]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("parts", [2, 3])
@@ -68,7 +68,7 @@ def test_nodes_need_no_names(whole: str, tmp_path: Path, node_names: str) -> Non
 
 
 def test_operators_that_onnx_does_not_know(tmp_path: Path) -> None:
-    """What is behind a QLinearAdd has a shape."""
+    """The output of a QLinearAdd has a known shape."""
     onnx.save(chained(form="qoperator"), tmp_path / "m.onnx")
     programs = [celosia.compile(each, "tiny", check=False) for each in cut(tmp_path / "m.onnx", 4, "tiny")]
     x = np.random.default_rng(0).normal(size=(1, 1, 4, 8, 8)).astype(np.float32)
@@ -77,7 +77,7 @@ def test_operators_that_onnx_does_not_know(tmp_path: Path) -> None:
 
 
 def test_a_branch_reads_what_is_around_it(tmp_path: Path) -> None:
-    """No cut between a tensor and an If that reads it from inside: a part takes one tensor."""
+    """No cut separates a tensor from an If whose branch reads it: a part takes one tensor."""
     b = Builder("qdq", np.int8, seed=3)
     b.opset = 16
     first = b.conv(b.input([1, 4, 8, 8]), 4, (1, 1))
@@ -92,7 +92,7 @@ def test_a_branch_reads_what_is_around_it(tmp_path: Path) -> None:
     b.output(b.conv(replace(first, name=chosen), 4, (1, 1)), real=True)
     onnx.save(b.model(), tmp_path / "m.onnx")
     parts = cut(tmp_path / "m.onnx", 5, "tiny")  # at quantised borders, and on both sides of what If reads
-    assert [each.graph.output[0].name for each in parts][1:3] == [first.name, chosen]
+    assert [part.graph.output[0].name for part in parts][1:3] == [first.name, chosen]
     with pytest.raises(ModelError, match="in 5 parts at most"):
         cut(tmp_path / "m.onnx", 6, "tiny")
 
@@ -112,14 +112,14 @@ def test_a_sample_that_fails_in_a_part_is_told_once(whole: str) -> None:
     x = np.zeros((6, 1, 4, 8, 8), np.float32)
     device = Third(programs[0].config)
     results = Relay(programs, [device, FunctionalDevice(device.config)]).run_each([*x[:4], x[4, 0], x[5]], in_flight=1)
-    told = []
+    messages = []
     for _ in range(6):
         try:
             next(results)
-            told.append("")
+            messages.append("")
         except (DeviceError, InputError) as error:
-            told.append(str(error)[:19])
-    assert told == ["", "", "sample 2: no answer", "", "sample 4: input 'in", ""] and list(results) == []
+            messages.append(str(error)[:19])
+    assert messages == ["", "", "sample 2: no answer", "", "sample 4: input 'in", ""] and list(results) == []
     with pytest.raises(ValueError, match=r"2 Programs.*1 device"):
         Relay(programs, [device])
 
@@ -142,9 +142,11 @@ def command(*args: object, code: int = 0) -> str:
 
 
 def test_the_command(whole: str, tmp_path: Path) -> None:
-    said = command(whole, "-o", tmp_path / "parts")
+    message = command(whole, "-o", tmp_path / "parts")
     first, second = sorted((tmp_path / "parts").iterdir())
-    assert (first.name, second.name) == ("m.1.onnx", "m.2.onnx") and f"{second}: " in said and " cycles, to " in said
+    assert (
+        (first.name, second.name) == ("m.1.onnx", "m.2.onnx") and f"{second}: " in message and " cycles, to " in message
+    )
     assert [onnx.load(each) for each in (first, second)] == cut(whole, 2, "tiny")
     assert "parts at most" in command(whole, "-o", tmp_path / "many", "--parts", 50, code=1)
     assert "there is no folder" in command(whole, "-o", tmp_path / "no" / "where", code=1)

@@ -1,4 +1,4 @@
-"""Programs on a board over ssh: the system's client, a server in this process, and the Verilated RTL behind `pynq`."""
+"""Programs are deployed over ssh with the system's client to a server in this process, which has the Verilated RTL."""
 
 from __future__ import annotations
 
@@ -60,20 +60,20 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What deploys knows the processor, and makes the machine code itself."""
+    """Register this machine as a target for which the deploying side makes machine code."""
     monkeypatch.setitem(TARGETS, "here", HERE)
 
 
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBoard]:
-    """A board without pynq."""
+    """Serve a board without pynq."""
     with serving(FakeBoard(tmp_path, None), tmp_path, monkeypatch) as board:
         yield board
 
 
 @pytest.fixture
 def rtl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBoard]:
-    """A board whose FPGA is the Verilated accelerator `tiny`."""
+    """Serve a board whose FPGA is the Verilated accelerator `tiny`."""
     from celosia.sim.rtl.build import build_library
 
     with serving(FakeBoard(tmp_path, build_library(PRESETS["tiny"])), tmp_path, monkeypatch) as board:
@@ -81,7 +81,7 @@ def rtl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBoard]:
 
 
 def command(*args: object, code: int = 0) -> str:
-    """Output and errors of `celosia ARGS`, which ends with `code`."""
+    """Run `celosia ARGS`, expect exit code `code`, and return output and errors."""
     done = CliRunner().invoke(app, [*map(str, args)])
     assert done.exit_code == code, f"{done.exit_code}: {done.output}"
     return " ".join(done.output.split())
@@ -98,19 +98,23 @@ def files_of(board: FakeBoard) -> list[str]:
 
 @pytest.mark.rtl
 def test_deployed_and_run_on_a_board(rtl: FakeBoard, program: Path, models: Path, tmp_path: Path) -> None:
-    said = command("deploy", program, "--host", "board", "-q")
-    said = command("deploy", program, "--host", "board")
-    assert f"board: {MACHINE}, Python 3." in said and "pynq 0 (simulated)" in said and said.endswith(" 0 bytes sent")
+    message = command("deploy", program, "--host", "board", "-q")
+    message = command("deploy", program, "--host", "board")
+    assert (
+        f"board: {MACHINE}, Python 3." in message
+        and "pynq 0 (simulated)" in message
+        and message.endswith(" 0 bytes sent")
+    )
     names = files_of(rtl)
     assert [name.split("-")[0] for name in names] == ["program", "runner"]
     args = ["run", program, "-i", models / "x.npy", "--address", "0x43C00000"]
-    said = command(*args, "--device", "ssh://board", "-o", tmp_path / "y.npz", "--report", tmp_path / "report.json")
-    assert "on board" in said and "cycles" in said
+    message = command(*args, "--device", "ssh://board", "-o", tmp_path / "y.npz", "--report", tmp_path / "report.json")
+    assert "on board" in message and "cycles" in message
     assert files_of(rtl) == names
     x = {"input_1": np.load(models / "x.npy")}
     expected = celosia.Runtime(celosia.compile(quantised(), "tiny"), "rtl").run(x)
-    with np.load(tmp_path / "y.npz") as found:
-        assert {name: found[name].tobytes() for name in found} == {
+    with np.load(tmp_path / "y.npz") as result:
+        assert {name: result[name].tobytes() for name in result} == {
             name: array.tobytes() for name, array in expected.outputs.items()
         }
     report = json.loads((tmp_path / "report.json").read_text())
@@ -133,14 +137,14 @@ def test_errors_of_the_board_come_back(
     assert "must be float32[1, 3, 8, 8]" in command(*args, "-i", tmp_path / "wrong.npy", code=1)
     monkeypatch.setitem(TARGETS, "here", HERE)
     celosia.compile(quantised(), "pynq", target="here").save(tmp_path / "other")
-    said = command("run", tmp_path / "other", *args[2:], "-i", models / "x.npy", code=3)
-    assert "the accelerator on the board has Config" in said
+    message = command("run", tmp_path / "other", *args[2:], "-i", models / "x.npy", code=3)
+    assert "the accelerator on the board has Config" in message
     if MACHINE not in ("armv7l", "aarch64"):
         assert "is no Zynq" in command(*args[:4], "-i", models / "x.npy", code=3)
 
 
 def test_numpy_on_the_board(empty: FakeBoard, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an FPGA and without pynq; the model is compiled for the board's processor."""
+    """A board without FPGA and pynq runs a Program on the functional simulator, compiled for its processor."""
     pytest.importorskip("ziglang")
     monkeypatch.setitem(TARGETS, "here", HERE)
     inputs = ["-i", f"a={models / 'a.npy'}", "-i", f"b={models / 'b.npy'}"]
@@ -148,24 +152,26 @@ def test_numpy_on_the_board(empty: FakeBoard, models: Path, tmp_path: Path, monk
         "run", models / "floats.onnx", *inputs, "--device", "ssh://board/functional", "-o", tmp_path / "y.npz", "-q"
     )
     expected = celosia.Runtime(celosia.compile(floats())).run({n: np.load(models / f"{n}.npy") for n in "ab"}).outputs
-    with np.load(tmp_path / "y.npz") as found:
+    with np.load(tmp_path / "y.npz") as result:
         for name, array in expected.items():
-            np.testing.assert_allclose(found[name], array, rtol=1e-6)
-    said = command("run", models / "floats.onnx", *inputs, "--device", "ssh://board", code=3)
-    assert "board cannot run it: it has no pynq (ModuleNotFoundError: No module named 'pynq'); use a PYNQ image" in said
+            np.testing.assert_allclose(result[name], array, rtol=1e-6)
+    message = command("run", models / "floats.onnx", *inputs, "--device", "ssh://board", code=3)
+    assert (
+        "board cannot run it: it has no pynq (ModuleNotFoundError: No module named 'pynq'); use a PYNQ image" in message
+    )
     assert "it has no pynq" in command("deploy", models / "floats.onnx", "--host", "board", code=3)
 
 
 def test_boards_share_a_stream(empty: FakeBoard, models: Path, tmp_path: Path) -> None:
-    """With the CPU's steps here; and devices of this machine, by the command."""
+    """Two boards and devices of this machine share a stream of samples; CPU steps run here."""
     x = np.random.default_rng(0).normal(size=(4, 3, 8, 8)).astype(np.float32)
     program = celosia.compile(models / "quantised.onnx", "tiny")
     expected = celosia.Runtime(program).run_batch({"input_1": x})
     with celosia.Runtime(program, "ssh://board/functional,ssh://board/functional") as runtime:
-        found = [result.outputs for result in runtime.run_each(x[:, None], in_flight=1)]
+        outputs = [result.outputs for result in runtime.run_each(x[:, None], in_flight=1)]
     for name, array in expected.items():
-        assert np.concatenate([each[name] for each in found]).tobytes() == array.tobytes()
-    assert len([each for each in empty.commands if "runner" in each]) == 2
+        assert np.concatenate([each[name] for each in outputs]).tobytes() == array.tobytes()
+    assert len([command for command in empty.commands if "runner" in command]) == 2
     np.savez(tmp_path / "x.npz", input_1=x)
     arguments = "eval", models / "quantised.onnx", "--config", "tiny", "--data", tmp_path / "x.npz"
     command(*arguments, "--device", "functional, timed", "--report", tmp_path / "r.json", "--no-check", "-q")
@@ -175,24 +181,24 @@ def test_boards_share_a_stream(empty: FakeBoard, models: Path, tmp_path: Path) -
 
 
 def test_a_stream_runs_on_the_board(empty: FakeBoard, program: Path) -> None:
-    """All of it there: a wrong sample is told as of itself, and the others run."""
+    """A stream runs on the board; a wrong sample is reported by its number, and the others run."""
     x = np.random.default_rng(0).normal(size=(5, 1, 3, 8, 8)).astype(np.float32)
-    samples = [{"input_1": each} for each in x]
+    samples = [{"input_1": array} for array in x]
     samples[2] = {"input_1": x[2, ..., 1:]}
     loaded = Program.load(program, trust=True)
     with connect("board") as connection:
         results = deploy.run_each(deploy.Remote(connection), loaded, samples, "functional")
-        found = [next(results).outputs for _ in range(2)]
+        all_outputs = [next(results).outputs for _ in range(2)]
         with pytest.raises(InputError, match=r"^sample 2: input 'input_1'"):
             next(results)
-        found += [each.outputs for each in results]
+        all_outputs += [result.outputs for result in results]
         with pytest.raises(RuntimeError, match="'fpga'"):
             next(deploy.run_each(deploy.Remote(connection), loaded, samples, "fpga"))
         left = deploy.run_each(deploy.Remote(connection), loaded, samples, "functional")
         next(left)
         left.close()
     expected = celosia.Runtime(loaded)
-    for array, outputs in zip(np.delete(x, 2, 0), found, strict=True):
+    for array, outputs in zip(np.delete(x, 2, 0), all_outputs, strict=True):
         for name, wanted in expected.run({"input_1": array}).outputs.items():
             assert outputs[name].tobytes() == wanted.tobytes()
 
@@ -203,8 +209,8 @@ def test_a_stream_runs_on_the_board(empty: FakeBoard, program: Path) -> None:
 def test_no_board(empty: FakeBoard, program: Path, tmp_path: Path) -> None:
     config = tmp_path / "config"
     good = config.read_text()
-    said = command("deploy", program, "--host", "board.invalid", code=3)
-    assert "board.invalid cannot be reached; check its name" in said
+    message = command("deploy", program, "--host", "board.invalid", code=3)
+    assert "board.invalid cannot be reached; check its name" in message
     config.write_text(good.replace(f"Port {empty.port}", "Port 1"))
     assert "board cannot be reached" in command("deploy", program, "--host", "board", code=3)
     config.write_text(good.replace(f"IdentityFile {tmp_path}/key", "IdentityFile /dev/null"))
@@ -216,7 +222,7 @@ def test_no_board(empty: FakeBoard, program: Path, tmp_path: Path) -> None:
 
 
 def test_a_silent_machine(tmp_path: Path) -> None:
-    """It takes the connection and says nothing."""
+    """A machine that accepts the connection and never answers is given up."""
     import socket
 
     with socket.socket() as server:
@@ -240,7 +246,7 @@ def test_what_names_no_machine(text: str) -> None:
 
 
 def test_names_are_no_commands(empty: FakeBoard, program: Path) -> None:
-    """Folders with characters that shells know; they arrive as they are."""
+    """Folder names with characters that shells interpret arrive unchanged."""
     for folder in ("~/$(touch injected) b", "~/;touch injected;'\"", f"{empty.home}/`touch injected`"):
         with connect("board") as connection:
             remote = deploy.Remote(connection, folder)
@@ -299,9 +305,9 @@ def test_damage_on_the_way_is_noticed(empty: FakeBoard) -> None:
 def test_boards_that_lack_something(empty: FakeBoard, program: Path) -> None:
     loaded = celosia.Program.load(program)
     board = deploy.RemoteBoard("armv7l", (3, 8, 2), None, None, "absent", 10**9, ())
-    with pytest.raises(SshError, match=r"3\.8\.2; 3\.10 .*numpy.*pynq") as found:
+    with pytest.raises(SshError, match=r"3\.8\.2; 3\.10 .*numpy.*pynq") as result:
         deploy.require_board(board, loaded, "board", "it")
-    assert f"its processor is armv7l, and the Program's kernels are for {MACHINE}" in str(found.value)
+    assert f"its processor is armv7l, and the Program's kernels are for {MACHINE}" in str(result.value)
     with pytest.raises(SshError, match=r"mips.*armv7l, aarch64"):
         deploy.target_of(deploy.RemoteBoard("mips", (3, 10), "1", "1", "", 1, ()))
     empty.python.unlink()
@@ -311,7 +317,7 @@ def test_boards_that_lack_something(empty: FakeBoard, program: Path) -> None:
 
 
 def test_sudo(empty: FakeBoard, tmp_path: Path) -> None:
-    """sudo is asked not to ask; what it refuses is said."""
+    """sudo is asked not to prompt, and its refusal is reported."""
     with connect("board") as connection:
         remote = deploy.Remote(connection, sudo=True)
         empty.wrap = lambda text: text.replace("sudo -n ", "")
@@ -328,14 +334,14 @@ def test_sudo(empty: FakeBoard, tmp_path: Path) -> None:
      ("SEGV", r"board gave no answer \(exit code 139\): .*Segmentation fault")],
 )  # fmt: skip
 def test_a_program_that_is_killed_there(empty: FakeBoard, signal: str, words: str) -> None:
-    """Reading registers that are not there gives SIGBUS."""
+    """A read of missing registers kills the process by SIGBUS, which is reported."""
     empty.python.write_text(f"#!/bin/sh\nkill -{signal} $$\n")
     with connect("board") as connection, pytest.raises(SshError, match=words):
         deploy.Remote(connection).status()
 
 
 def _interrupt_when_waiting(board: FakeBoard, before: int) -> None:
-    """Ctrl-C, half a second after `board` has more processes than `before`: on a loaded machine that takes long."""
+    """Send Ctrl-C half a second after `board` has more processes than `before`. On a loaded machine that takes long."""
     while len(board.processes) == before:
         time.sleep(0.05)
     time.sleep(0.5)
@@ -343,7 +349,7 @@ def _interrupt_when_waiting(board: FakeBoard, before: int) -> None:
 
 
 def test_interrupted_it_stops_there(empty: FakeBoard, program: Path) -> None:
-    """When nobody waits for the result any more, the process on the board ends."""
+    """The process on the board ends when nobody waits for its result."""
     with connect("board") as connection:
         remote = deploy.Remote(connection)
         empty.wrap = lambda text: f"{empty.python} -c 'import sys; sys.stdin.read()'"
@@ -367,7 +373,7 @@ def _library(data: bytes) -> bytes:
 
 
 def test_a_board_runs_the_program_that_was_sent_and_no_other(empty: FakeBoard, program: Path) -> None:
-    """Whatever has been written over the file since then; and code that nobody vouches for never arrives there."""
+    """The board runs the Program that was sent, even if the file has changed since; untrusted code is never sent."""
     forged = celosia.Program.load(program)
     own, forged.library = forged.library, b"\x7fELF of somebody else"
     files = pack_runner(), deploy.pack_program(forged)
@@ -382,7 +388,7 @@ def test_a_board_runs_the_program_that_was_sent_and_no_other(empty: FakeBoard, p
 
 
 def test_the_runner_is_complete_and_always_the_same(program: Path, tmp_path: Path) -> None:
-    """It answers from the zip alone, with numpy alone."""
+    """The runner works from its zip with only numpy, and its bytes are reproducible."""
     assert pack_runner() == pack_runner()
     (tmp_path / "runner.pyz").write_bytes(pack_runner().data)
     site = FakeBoard(tmp_path, None)
@@ -440,7 +446,7 @@ def allocate(shape, dtype, cacheable):
 
 
 def test_a_run_that_nobody_waits_for_is_stopped(program: Path, tmp_path: Path) -> None:
-    """Before its memory is given back: the accelerator would go on writing to it."""
+    """An abandoned run stops before its memory is freed, since the accelerator would still write there."""
     (tmp_path / "runner.pyz").write_bytes(pack_runner().data)
     site, log = FakeBoard(tmp_path, None), tmp_path / "log"
     (tmp_path / "site" / "pynq.py").write_text(f"LOG = {str(log)!r}\n{LOCKS}{SLOW}")
@@ -462,9 +468,9 @@ def test_a_run_that_nobody_waits_for_is_stopped(program: Path, tmp_path: Path) -
 def test_requests_and_answers() -> None:
     arrays: dict[str, Any] = {"a": np.arange(6).reshape(2, 3), "s": [np.float32([1]), np.float32([])], "o": None}
     data = pack({"what": 1}, arrays)
-    head, found = unpack(io.BytesIO(data))
-    assert head == {"what": 1} and found["o"] is None
-    assert np.array_equal(found["a"], arrays["a"]) and [each.size for each in found["s"]] == [1, 0]
+    head, result = unpack(io.BytesIO(data))
+    assert head == {"what": 1} and result["o"] is None
+    assert np.array_equal(result["a"], arrays["a"]) and [each.size for each in result["s"]] == [1, 0]
     for end in range(len(data)):
         with pytest.raises((EOFError, ValueError)):
             unpack(io.BytesIO(data[:end]))
@@ -474,10 +480,10 @@ def test_requests_and_answers() -> None:
 
 
 def test_the_runner_keeps_to_an_old_python(tmp_path: Path) -> None:
-    """To the board's 3.10: ruff knows its syntax, vermin its library. What says that it is too old runs on 3.6."""
+    """The runner needs only Python 3.10, checked by ruff and vermin; its version check runs on 3.6."""
 
     def complaints(*names: str, version: str = "3.10") -> str:
-        said = ""
+        message = ""
         oldest = f"py{version.replace('.', '')}".replace("py36", "py37")  # of ruff
         for tool in (
             ["ruff", "check", "--isolated", "--no-cache", "--target-version", oldest, "--select", "E9"],
@@ -492,11 +498,11 @@ def test_the_runner_keeps_to_an_old_python(tmp_path: Path) -> None:
         ):
             program = Path(sys.executable).with_name(tool[0])
             done = subprocess.run([program, *tool[1:], *names], capture_output=True, text=True)
-            said += done.stdout + done.stderr if done.returncode else ""
-        return said
+            message += done.stdout + done.stderr if done.returncode else ""
+        return message
 
     assert not complaints(*map(str, board_modules().values()))
     assert not complaints(bootstrap.__file__, version="3.6")
     (tmp_path / "new.py").write_text("from enum import StrEnum\nx = {}[*()]\n")
-    said = complaints(str(tmp_path / "new.py"))
-    assert "StrEnum" in said and "index" in said
+    message = complaints(str(tmp_path / "new.py"))
+    assert "StrEnum" in message and "index" in message

@@ -1,4 +1,4 @@
-"""Accuracy and speed on data sets: what is counted, by hand; what data sets are; how batches and devices share work."""
+"""Accuracy and speed on data sets: counts, formats of data sets, and work shared by batches and devices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COUNT = 37
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images [1, 3, 8, 8] to 10 classes."""
+    """Return a model from images [1, 3, 8, 8] to 10 classes."""
     b = Builder("qdq", np.int8, seed=8)
     x = b.conv(b.input([1, 3, 8, 8]), 8, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
     b.output(b.matmul(b.flatten(b.global_average(x)), 10), real=True)
@@ -53,7 +53,7 @@ def samples() -> dict[str, Array]:
 
 
 def by_hand(path: Path, samples: dict[str, Array], config: str | Config = "tiny") -> Array:
-    """Scores of a plain loop."""
+    """Return the scores of a plain loop over samples."""
     runtime = Runtime(celosia.compile(path, config))
     rows = [runtime.run({"input_1": image[None]}).outputs for image in samples["input_1"]]
     return np.concatenate([next(iter(row.values())) for row in rows])
@@ -68,15 +68,15 @@ def test_what_it_counts_is_what_a_loop_counts(
     order = np.argsort(-scores, axis=1, kind="stable")
     labels = order[np.arange(COUNT), np.arange(COUNT) % 7]  # each sample's best class, second best, and so on
     ties = [len(np.unique(row)) < 10 for row in scores]
-    told: list[tuple[int, int]] = []
+    messages: list[tuple[int, int]] = []
     report = evaluate(
-        classifier, samples, labels, config=config, device=device, count=lambda *done: told.append(done), workers=1
+        classifier, samples, labels, config=config, device=device, count=lambda *done: messages.append(done), workers=1
     )
     assert report["samples"] == COUNT and report["batch"] == (16 if device == "functional" else 1)
     assert report["top1"] == np.mean([order[k, 0] == label for k, label in enumerate(labels)])
     assert report["top5"] == np.mean([label in order[k, :5] for k, label in enumerate(labels)])
     assert 0 < report["top1"] < report["top5"] < 1 or any(ties)
-    assert told[-1] == (COUNT, COUNT) and [done for done, _ in told] == sorted(done for done, _ in told)
+    assert messages[-1] == (COUNT, COUNT) and [done for done, _ in messages] == sorted(done for done, _ in messages)
     assert (report["cycles"] is None) == (device == "functional")
     json.dumps(report)
 
@@ -101,7 +101,7 @@ def test_samples_stay_in_order_on_several_devices(
 def test_rtl_simulators_run_beside_each_other(
     classifier: Path, samples: dict[str, Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two are at work at the same time: each of the first two runs waits for the other."""
+    """Two RTL simulators run at the same time: each of the first two runs waits for the other."""
     together, run, seen = threading.Barrier(2, timeout=60), RtlDevice.run, itertools.count()
 
     def waiting(self: RtlDevice, *args: Any, **options: Any) -> Any:
@@ -122,7 +122,7 @@ def test_rtl_simulators_run_beside_each_other(
 def test_as_many_simulators_as_processors_find_what_one_finds(
     classifier: Path, samples: dict[str, Array], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every byte (onnxruntime's), every class and the cycles, by one simulator, two and three, in any order."""
+    """One, two and three simulators give the same bytes (onnxruntime's), classes and cycles."""
     pytest.importorskip("onnxruntime")
     few = {name: array[:11] for name, array in samples.items()}
     labels = by_hand(classifier, few).argmax(1)
@@ -137,9 +137,9 @@ def test_as_many_simulators_as_processors_find_what_one_finds(
         report = evaluate(classifier, few, labels, config="tiny", device="rtl", against=True, quiet=True)
         assert (report["workers"], len(opened)) == (count, count)
         assert report["against"]["bytes"] == 11 * 40
-        for told in (report, report["against"]):
-            for name in [name for name in told if "second" in name or name == "workers"]:
-                del told[name]
+        for message in (report, report["against"]):
+            for name in [name for name in message if "second" in name or name == "workers"]:
+                del message[name]
         reports.append(report)
     assert reports[0] == reports[1] == reports[2]
     assert reports[0]["against"]["bytes_different"] == 0 and reports[0]["cycles"] > 0
@@ -160,9 +160,14 @@ def test_agreement_with_onnxruntime(
 ) -> None:
     pytest.importorskip("onnxruntime")
     labels = by_hand(classifier, samples).argmax(1)
-    found = evaluate(classifier, samples, labels, config="tiny", against=True)["against"]
-    assert (found["differ"], found["bytes_different"], found["top1"], found["top1_agreement"]) == (0, 0, 1.0, 1.0)
-    assert found["bytes"] == COUNT * 40 and found["images_per_second"] > 0
+    outcome = evaluate(classifier, samples, labels, config="tiny", against=True)["against"]
+    assert (outcome["differ"], outcome["bytes_different"], outcome["top1"], outcome["top1_agreement"]) == (
+        0,
+        0,
+        1.0,
+        1.0,
+    )
+    assert outcome["bytes"] == COUNT * 40 and outcome["images_per_second"] > 0
     run = ProgramRuntime.run
 
     def broken(self: Runtime, *args: Any, **options: Any) -> Any:
@@ -178,16 +183,16 @@ def test_agreement_with_onnxruntime(
 
 
 def _mixing(folder: Path) -> Path:
-    """A model whose images see each other once they share a batch: it subtracts the mean over the batch axis."""
+    """Return a model that subtracts the mean over the batch, so that images of a batch affect each other."""
     model = quantised()
-    graph, given = model.graph, model.graph.input[0].name
-    mean = helper.make_node("ReduceMean", [given], ["mean"], axes=[0], keepdims=1)
-    graph.node.insert(0, helper.make_node("Sub", [given, "mean_scaled"], ["centred"]))
+    graph, arguments = model.graph, model.graph.input[0].name
+    mean = helper.make_node("ReduceMean", [arguments], ["mean"], axes=[0], keepdims=1)
+    graph.node.insert(0, helper.make_node("Sub", [arguments, "mean_scaled"], ["centred"]))
     graph.node.insert(0, helper.make_node("Mul", ["mean", "half"], ["mean_scaled"]))
     graph.node.insert(0, mean)
     graph.initializer.append(numpy_helper.from_array(np.float32(0.5), "half"))
     for node in graph.node[3:]:
-        node.input[:] = ["centred" if name == given else name for name in node.input]
+        node.input[:] = ["centred" if name == arguments else name for name in node.input]
     onnx.save(model, folder / "mixing.onnx")
     return folder / "mixing.onnx"
 
@@ -228,8 +233,8 @@ def test_a_label_that_is_no_class(classifier: Path, samples: dict[str, Array]) -
 
 @pytest.mark.parametrize(("device", "batches"), [("functional", 2), ("timed", 0)])
 def test_samples_that_fail_are_left_out(device: str, batches: int, tmp_path: Path) -> None:
-    """One of them is no place among the classes, and one cannot be read; the others of their batch count."""
-    x, y = (helper.make_tensor_value_info(*each) for each in (("x", TensorProto.INT64, [1, 1]), ("y", 1, [1, 20])))
+    """A sample that fails or cannot be read is left out and reported; the others of its batch count."""
+    x, y = (helper.make_tensor_value_info(*info) for info in (("x", TensorProto.INT64, [1, 1]), ("y", 1, [1, 20])))
     none, one = (numpy_helper.from_array(np.full((1, size), size == 1, np.float32), f"{size}") for size in (20, 1))
     nodes = [
         helper.make_node("Cast", ["x"], ["float"], to=TensorProto.FLOAT),
@@ -243,13 +248,13 @@ def test_samples_that_fail_are_left_out(device: str, batches: int, tmp_path: Pat
     for number in range(20):
         np.save(folder / f"{number:02}.npy", np.array([[77 if number == 17 else number]]))
     (folder / "18.npy").write_text("no array")
-    labels, told = np.array([1, *range(1, 20)]), list[tuple[int, int]]()  # of which the first one is wrong
-    found = evaluate(
-        tmp_path / "one_hot.onnx", folder, labels, device=device, config="tiny", count=lambda *n: told.append(n)
+    labels, progress = np.array([1, *range(1, 20)]), list[tuple[int, int]]()  # the first label is wrong
+    report = evaluate(
+        tmp_path / "one_hot.onnx", folder, labels, device=device, config="tiny", count=lambda *n: progress.append(n)
     )
-    assert (found["samples"], found["batch"], found["top1"], len(told)) == (18, 1, 17 / 18, 20 + batches)
-    assert told[-1] == (20, 20)
-    first, second = found["failed"]
+    assert (report["samples"], report["batch"], report["top1"], len(progress)) == (18, 1, 17 / 18, 20 + batches)
+    assert progress[-1] == (20, 20)
+    first, second = report["failed"]
     assert first.startswith("sample 17: ") and "outside of an axis of 20" in first
     assert second.startswith("sample 18: ") and "18.npy" in second
     for number in range(20):
@@ -270,16 +275,16 @@ def files(folder: Path, names: list[str]) -> Iterator[Path]:
 
 def test_classes_are_folders(tmp_path: Path) -> None:
     assert len(list(files(tmp_path, ["cat/b.npy", "cat/a.npy", "dog/c.npy"]))) == 3
-    found = open_dataset(tmp_path, X)
-    assert [int(sample["x"][0, 0]) for sample in found.samples] == [1, 0, 2]
-    assert found.labels is not None and found.labels.tolist() == [0, 0, 1]
+    result = open_dataset(tmp_path, X)
+    assert [int(sample["x"][0, 0]) for sample in result.samples] == [1, 0, 2]
+    assert result.labels is not None and result.labels.tolist() == [0, 0, 1]
 
 
 def test_folders_may_be_numbers(tmp_path: Path) -> None:
     assert len(list(files(tmp_path, ["10/b.npy", "9/a.npy"]))) == 2
-    found = open_dataset(tmp_path, X)
-    assert found.labels is not None and found.labels.tolist() == [9, 10]
-    assert [int(sample["x"][0, 0]) for sample in found.samples] == [1, 0]
+    result = open_dataset(tmp_path, X)
+    assert result.labels is not None and result.labels.tolist() == [9, 10]
+    assert [int(sample["x"][0, 0]) for sample in result.samples] == [1, 0]
 
 
 def test_labels_in_a_text(tmp_path: Path) -> None:
@@ -287,15 +292,15 @@ def test_labels_in_a_text(tmp_path: Path) -> None:
     (tmp_path / "in order.txt").write_text("7\n\n3\n")
     (tmp_path / "named.csv").write_text("b.npy,7\na.npy, 3\n")
     for name, labels in (("in order.txt", [7, 3]), ("named.csv", [3, 7])):
-        found = open_dataset(tmp_path / "data", X, tmp_path / name)
-        assert found.labels is not None and found.labels.tolist() == labels
+        result = open_dataset(tmp_path / "data", X, tmp_path / name)
+        assert result.labels is not None and result.labels.tolist() == labels
 
 
 def test_labels_in_an_archive_and_fewer_samples(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.arange(30, dtype=np.float32).reshape(10, 3), labels=np.arange(10))
-    found = open_dataset(tmp_path / "d.npz", X, limit=4)
-    assert found.labels is not None and found.labels.tolist() == [0, 3, 6, 9]
-    assert [int(sample["x"][0, 0]) for sample in found.samples] == [0, 9, 18, 27]
+    result = open_dataset(tmp_path / "d.npz", X, limit=4)
+    assert result.labels is not None and result.labels.tolist() == [0, 3, 6, 9]
+    assert [int(sample["x"][0, 0]) for sample in result.samples] == [0, 9, 18, 27]
     assert open_dataset({"x": np.zeros((2, 3), np.float32)}, X).labels is None
 
 

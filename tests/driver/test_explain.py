@@ -1,4 +1,4 @@
-"""Reports by layer: cycles that add up, shares within 100%, what bounds a layer, the estimate, and the timeline."""
+"""Reports by layer: cycles add up, shares stay within 100%; tests of bounds, estimates and the timeline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONFIGS = [PRESETS["tiny"], PRESETS["pynq"], SMALL, replace(PRESETS["tiny"], por
 
 
 def network(names: str = "own") -> onnx.ModelProto:
-    """A block with a depthwise convolution and a residual, pooling, and a product."""
+    """Return a model of a block with a depthwise convolution and a residual, pooling, and a product."""
     b = Builder("qdq", np.int8, seed=2)
     b.node_names = names
     x = b.conv(b.input([1, 3, 16, 16]), 16, (3, 3), pads=(1, 1, 1, 1))
@@ -110,14 +110,14 @@ def test_what_bounds_a_layer_follows_the_hardware() -> None:
 
 @st.composite
 def intervals(draw: st.DrawFn) -> tuple[list[tuple[int, int, int]], list[int]]:
-    """(since, until, amount) of intervals that follow each other, and the edges of layers."""
-    now, made = 0, []
+    """Draw (since, until, amount) of consecutive intervals, and the edges of layers."""
+    now, drawn = 0, []
     for _ in range(draw(st.integers(0, 6))):
         since = now + draw(st.integers(0, 5))
         now = since + draw(st.integers(0, 9))
-        made.append((since, now, draw(st.integers(0, now - since))))
+        drawn.append((since, now, draw(st.integers(0, now - since))))
     inner = draw(st.lists(st.integers(0, now + 3), max_size=4))
-    return made, sorted([0, *inner, max([now, *inner]) + 1])
+    return drawn, sorted([0, *inner, max([now, *inner]) + 1])
 
 
 @settings(max_examples=tries(150), deadline=None)
@@ -135,11 +135,14 @@ def test_amounts_are_spread_as_cycle_by_cycle(drawn: tuple[list[tuple[int, int, 
 
 def test_layers_say_what_they_are() -> None:
     program = celosia.compile(network(), Config(block_in=4, block_out=4))
-    told = [layer.what for launch in program.launches for layer in launch.layers]
-    assert told[0] == "conv 3x3, 3→16, folded by the host"
-    assert "depthwise conv 3x3, 32" in told and "conv 1x1, 32→16 + add" in told
-    assert "conv 3x3 stride 2, 16→24" in told
-    assert any(text.startswith("sum pool 8x8, 24 channels") for text in told) and told[-1] == "product 24→10"
+    descriptions = [layer.what for launch in program.launches for layer in launch.layers]
+    assert descriptions[0] == "conv 3x3, 3→16, folded by the host"
+    assert "depthwise conv 3x3, 32" in descriptions and "conv 1x1, 32→16 + add" in descriptions
+    assert "conv 3x3 stride 2, 16→24" in descriptions
+    assert (
+        any(text.startswith("sum pool 8x8, 24 channels") for text in descriptions)
+        and descriptions[-1] == "product 24→10"
+    )
 
 
 def test_tables_without_a_clock_name_no_cycles(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,8 +150,8 @@ def test_tables_without_a_clock_name_no_cycles(capsys: pytest.CaptureFixture[str
     report = celosia.Runtime(celosia.compile(model, "tiny")).run(image(model)).report
     assert show.advice_on_layers(report) is None
     console().print(show.layers(report))
-    said = capsys.readouterr().out
-    assert "bound by" not in said and "conv 3x3" in said
+    message = capsys.readouterr().out
+    assert "bound by" not in message and "conv 3x3" in message
 
 
 def test_steps_of_the_cpu_are_in_the_timeline() -> None:
@@ -171,8 +174,8 @@ def test_steps_of_the_cpu_are_in_the_timeline() -> None:
 
 
 def test_advice_for_layers_that_wait_is_to_tune() -> None:
-    """More samples at once give no unit more to do between two waits."""
+    """The advice for waiting layers is to tune: more samples at once give no unit more work between two waits."""
     cfg = PRESETS["tiny"]
     time = SimpleNamespace(busy=np.array([3.0, 9.0, 4.0, 1.0]))
-    said = explain._layer_advice(cfg, SimpleNamespace(macs=1, what=""), time, "latency")  # type: ignore[arg-type]
-    assert said is not None and "gemm works most: `celosia tune`" in said and "batch" not in said
+    message = explain._layer_advice(cfg, SimpleNamespace(macs=1, what=""), time, "latency")  # type: ignore[arg-type]
+    assert message is not None and "gemm works most: `celosia tune`" in message and "batch" not in message

@@ -1,4 +1,4 @@
-"""`celosia explore`: cycles as a run has them, fronts against all Configs, nothing measured twice, errors in words."""
+"""`celosia explore` finds the front of all Configs with exact cycles, measures nothing twice and explains errors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def model(models: Path) -> Path:
 
 
 def pooled() -> onnx.ModelProto:
-    """A block whose last layer does not read all that is before it, a depthwise convolution, and a residual."""
+    """Return a block with a pooling at its end, a depthwise convolution and a residual."""
     b = Builder("qdq", np.int8, seed=5)
     x = b.conv(b.input([1, 3, 15, 15]), 8, (3, 3), pads=(1, 1, 1, 1), activation="Relu")
     y = b.conv(b.max_pool(x, (2, 2), (3, 3), (0, 0, 0, 0)), 8, (3, 3), pads=(1, 1, 1, 1), group=8, activation="Relu")
@@ -98,7 +98,7 @@ def test_cycles_are_those_of_a_run_and_never_below_the_bound(tmp_path: Path) -> 
 
 
 def test_what_shares_products_takes_as_many_cycles(model: Path) -> None:
-    """`packed` and `pump` alone are left out of what is asked for."""
+    """`packed` and `pump` do not change cycles, so that they are not part of what is measured."""
     one = ExploredModel.of(model)
     cfg = PRESETS["tiny"]
     assert measure_cycles(one, cfg, MEMORY) == measure_cycles(one, replace(cfg, packed=False), MEMORY)
@@ -143,21 +143,21 @@ def test_energy_is_watts_for_the_time_of_an_image(model: Path) -> None:
 
 
 def test_a_bound_has_no_more_energy_than_what_is_measured(model: Path, tmp_path: Path) -> None:
-    """What the ladder takes for the least of a point."""
+    """The energy of a point's lower bound is at most the measured energy."""
     one = ExploredModel.of(model)
     for cfg in (PRESETS["tiny"], replace(PRESETS["tiny"], bus_bytes=4)):
-        at_least, found = estimate_cycles(one, cfg, MEMORY), measure_cycles(one, cfg, MEMORY)
-        used, idle = Resources.of(cfg, BOARD.device), dict.fromkeys(found.busy, 0)
+        at_least, measured = estimate_cycles(one, cfg, MEMORY), measure_cycles(one, cfg, MEMORY)
+        used, idle = Resources.of(cfg, BOARD.device), dict.fromkeys(measured.busy, 0)
         bound = replace(at_least, cycles=max(1, at_least.bound), busy=idle)
-        assert energy_mj(cfg, bound, used, BOARD, 100) <= energy_mj(cfg, found, used, BOARD, 100)
+        assert energy_mj(cfg, bound, used, BOARD, 100) <= energy_mj(cfg, measured, used, BOARD, 100)
 
 
 # The front --------------------------------------------------------------------------------------------------------
 
 
 def brute(path: Path, left: float = 0.05) -> set[str]:
-    """Digests of the front of SPACE, each Config compiled and timed on its own, all pairs compared."""
-    device, found = BOARD.device, {}
+    """Return the digests of the front of SPACE, found by compiling each Config and comparing all pairs."""
+    device, objectives = BOARD.device, {}
     for cfg in ConfigSpace.of(BOARD, SPACE):
         used = Resources.of(cfg, device)
         shares = used.shares(device)
@@ -165,10 +165,10 @@ def brute(path: Path, left: float = 0.05) -> set[str]:
             continue
         program = celosia.compile(path, cfg, check=False, records="none")
         cycles = celosia.driver.run.explain.estimate(program, MEMORY)["cycles"]
-        found[cfg.digest] = cycles, sum(shares.values())
-    values = {tuple(map(float, each)) for each in found.values()}
+        objectives[cfg.digest] = cycles, sum(shares.values())
+    values = {tuple(map(float, costs)) for costs in objectives.values()}
     front = {v for v in values if not any(w != v and w[0] <= v[0] and w[1] <= v[1] for w in values)}
-    return {tuple(map(float, each)) for digest, each in found.items() if tuple(map(float, each)) in front}  # type: ignore[return-value]
+    return {tuple(map(float, costs)) for digest, costs in objectives.items() if tuple(map(float, costs)) in front}  # type: ignore[return-value]
 
 
 def found_values(exploration: Any) -> set[tuple[float, float]]:
@@ -194,7 +194,7 @@ def test_the_front_of_a_space_that_ends_is_the_true_one(
 def test_a_bound_that_is_too_high_loses_points(
     model: Path, expected: set[tuple[float, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fault that the test above must find."""
+    """A bound that is too high loses points: a planted fault that the test above must find."""
     right = model_cost.network_bound
     monkeypatch.setattr(model_cost, "network_bound", lambda *given: 3 * right(*given))
     assert found_values(explore(model, space=SPACE)) != expected
@@ -218,7 +218,7 @@ def test_less_room_leaves_out_what_is_too_large(model: Path) -> None:
 
 
 def test_failures_say_what_kind_they_are(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A depth for which no tile fits; a Config that leaves operators to the CPU; a measurer that dies."""
+    """Failures name their kind: no tile fits, operators stay on the CPU, or the measuring process dies."""
     shallow = {name: values[-1:] for name, values in SPACE.items()} | {"wgt_depth": (8,)}
     found = explore(model, space=shallow)
     (point,) = [point for point in found.points if point.how != "the board's preset"]
@@ -301,7 +301,7 @@ def test_a_folder_is_of_one_exploration(model: Path, tmp_path: Path) -> None:
 
 
 def test_energy_of_an_earlier_version_is_mixed_with_none(model: Path, tmp_path: Path) -> None:
-    """Until format 1 it was a proxy: no exploration goes on with it, and its page calls it that."""
+    """An exploration of format 1, whose energy was a proxy, is not continued, and its page says so."""
     pytest.importorskip("bokeh")
     names = ["cycles", "energy"]
     explore(model, space=SPACE, points=2, objective=names, folder=tmp_path)
@@ -332,7 +332,10 @@ def test_no_more_configs_are_measured_than_were_asked_for(most: int, model: Path
 def test_what_has_not_begun_within_the_budget_is_not_measured(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each Config takes ten seconds: the preset, one more, and one that is under way when the time is over."""
+    """No measurement starts after the budget.
+
+    Each Config takes ten seconds: the preset, one more, and one that is under way at the end.
+    """
     passed = 0.0
 
     def slow(*given: Any) -> Any:
@@ -360,7 +363,7 @@ def test_what_measured_nothing_gives_no_advice(model: Path, tmp_path: Path) -> N
 
 
 def test_ctrl_c_leaves_the_front_so_far(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes in the middle of a round: after the preset and two others."""
+    """Ctrl-C in the middle of a round leaves the front of the Configs measured so far."""
     left = 3
 
     def until_then(*given: Any) -> Any:
@@ -384,7 +387,7 @@ def test_ctrl_c_leaves_the_front_so_far(model: Path, tmp_path: Path, monkeypatch
 
 
 def space_file(folder: Path) -> Path:
-    """SPACE as the command takes it."""
+    """Return a file with SPACE in the command's format."""
     (folder / "space.toml").write_text(
         "\n".join(f"{name} = {json.dumps(list(values))}" for name, values in SPACE.items())
     )
@@ -413,26 +416,26 @@ def test_ctrl_c_on_the_command(model: Path, tmp_path: Path) -> None:
 
 
 def test_the_preset_has_its_cycles_with_the_records_that_come_with_celosia(tmp_path: Path) -> None:
-    """What `celosia inspect` says of it, beside what it is compared by."""
+    """The preset's cycles with shipped records equal those of `celosia inspect`, next to those without records."""
     demo = celosia.models.demo_model_path()
     code, out, err = call("explore", demo, "--points", 1, "--jobs", 1, "-o", tmp_path)
-    told = " ".join(out.split())
+    output = " ".join(out.split())
     assert code == 0, err
-    assert "pynq is the board's preset, to compare with" in told
+    assert "pynq is the board's preset, to compare with" in output
     row = json.loads((tmp_path / "front.json").read_text())["preset"]
     (name,) = row["models"]
     for records, cycles in (("shipped", row["records"][name]), ("none", row["models"][name]["cycles"])):
         program = celosia.compile(demo, "pynq", check=False, records=records)
         assert cycles == celosia.driver.run.explain.estimate(program, MEMORY)["cycles"]
     assert row["records"][name] < row["models"][name]["cycles"]
-    assert f"{row['records'][name]:,}, not {row['models'][name]['cycles']:,}" in told
+    assert f"{row['records'][name]:,}, not {row['models'][name]['cycles']:,}" in output
 
 
 # Confirmed --------------------------------------------------------------------------------------------------------
 
 
 def test_the_front_is_counted_again_until_all_of_it_is(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Yosys finds more than the model said of the first, too much of the second."""
+    """Yosys counts Configs until it has counted all of the front; a Config that exceeds the FPGA leaves the front."""
     counted: dict[str, Usage] = {}
 
     def usage(cfg: Config, device: Any, say: Callable[[str], None]) -> Usage:
@@ -445,20 +448,22 @@ def test_the_front_is_counted_again_until_all_of_it_is(model: Path, monkeypatch:
     monkeypatch.setattr(synthesis, "cached_usage", lambda cfg, device: counted.get(cfg.digest))
     monkeypatch.setattr(confirm.timing, "estimate", lambda cfg, say: type("Timing", (), {"mhz": 125.0}))
     monkeypatch.setattr(confirm, "measure_rtl_cycles", lambda one, cfg, memory: 12345)
-    found = explore(model, space=SPACE, confirmed=["yosys", "rtl"])
-    for row in found.report["front"]:
+    exploration = explore(model, space=SPACE, confirmed=["yosys", "rtl"])
+    for row in exploration.report["front"]:
         assert row["area"]["counted"] and row["clock_mhz"] == 125.0 and row["clock"].startswith("estimated")
         assert row["rung"] == "rtl" and row["models"]["quantised"]["rtl"] == 12345
     refused = [digest for digest, used in counted.items() if used.lut == 60_000]
-    assert refused and refused[0] not in {row["digest"] for row in found.report["front"]}
+    assert refused and refused[0] not in {row["digest"] for row in exploration.report["front"]}
 
 
 @pytest.mark.parametrize("more", [1.0, 1.5])
 def test_what_yosys_counts_goes_into_the_model_of_the_others(
     more: float, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Yosys finds half as many LUTs again as the model says: what it says of Configs that nobody counts rises, in a run
-    that goes on too. Where it was right nothing changes."""
+    """Counts by Yosys correct the area model of Configs that are not counted, also in a continued run.
+
+    If Yosys counts 1.5 times the LUTs of the model, estimates rise; if the model is right, nothing changes.
+    """
     counted: dict[str, Usage] = {}
 
     def usage(cfg: Config, device: Any, say: Callable[[str], None]) -> Usage:
@@ -471,12 +476,12 @@ def test_what_yosys_counts_goes_into_the_model_of_the_others(
     monkeypatch.setattr(confirm.timing, "estimate", lambda cfg, say: type("Timing", (), {"mhz": 125.0}))
     explore(model, space=SPACE, points=12, folder=tmp_path)
     for confirmed in (["yosys"], []):
-        found = explore(model, space=SPACE, points=12, folder=tmp_path, confirmed=confirmed)
-        rest = [point for point in found.points if not point.area["counted"]]
+        exploration = explore(model, space=SPACE, points=12, folder=tmp_path, confirmed=confirmed)
+        rest = [point for point in exploration.points if not point.area["counted"]]
         ratios = [point.area["lut"] / area.shipped_model().estimate(point.cfg).lut for point in rest]
         assert rest and counted and all(ratio == pytest.approx(1, abs=1e-3) for ratio in ratios) == (more == 1)
         assert more == 1 or np.mean(ratios) > 1.1
-    assert {row["digest"] for row in found.report["front"]} <= counted.keys()
+    assert {row["digest"] for row in exploration.report["front"]} <= counted.keys()
 
 
 # The command ------------------------------------------------------------------------------------------------------
@@ -586,7 +591,8 @@ def test_the_page_has_the_front_and_hostile_names_do_nothing(model: Path, tmp_pa
 
 
 def test_tooltips_of_configs_have_a_width(model: Path, tmp_path: Path) -> None:
-    """They say all that a Config is, which is wider than any screen; test_report_in_browser.py looks at them."""
+    """Tooltips of Configs, which are wider than a screen, have a maximal width; test_report_in_browser.py measures
+    them."""
     pytest.importorskip("bokeh")
     explore(model, space=SPACE, points=3, folder=tmp_path)
     text = (tmp_path / "report.html").read_text(encoding="utf-8")

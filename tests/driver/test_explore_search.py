@@ -1,4 +1,4 @@
-"""The space of Configs, the searches over it, and fronts, against what can be counted out by hand."""
+"""The space of Configs, its searches and fronts are compared with results of exhaustive counting."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ VALUES = {
 
 
 def possible(values: dict[str, tuple[int | bool, ...]]) -> set[Config]:
-    """All Configs of these values that can be built, without tap_depth where there are no taps."""
-    found = set()
-    for each in itertools.product(*values.values()):
-        given = dict(zip(values, each))
-        if not given["taps"]:
-            given["tap_depth"] = 64
+    """Return all valid Configs of these values; tap_depth does not vary without taps."""
+    configs = set()
+    for combination in itertools.product(*values.values()):
+        fields = dict(zip(values, combination))
+        if not fields["taps"]:
+            fields["tap_depth"] = 64
         try:
-            found.add(replace(BOARD.config, **given, name="custom"))
+            configs.add(replace(BOARD.config, **fields, name="custom"))
         except ConfigError:
             continue
-    return found
+    return configs
 
 
 # The space --------------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def test_a_space_that_is_not_there_and_a_board_that_is_none(tmp_path: Path) -> N
 
 
 def judged(cfg: Config) -> ConfigOutcome:
-    """Objectives that pull in two directions, and a Config that cannot be taken now and then."""
+    """Return two conflicting objectives; one Config of seven is invalid."""
     cycles = 1e6 / (cfg.block_in * cfg.block_out) ** 0.9 + 1e4 / cfg.bus_bytes - 50 * cfg.taps - 20 * cfg.forward
     area = cfg.block_in * cfg.block_out + 30 * cfg.taps + cfg.tap_depth / 64 + 10 * cfg.forward + cfg.bus_bytes
     good = int(cfg.digest[:2], 16) % 7 != 0
@@ -149,7 +149,7 @@ WIDE = {
 
 
 def limited(cfg: Config) -> ConfigOutcome:
-    """Products or loads take the time, and deeper scratchpads save loads; area counts what is there."""
+    """Return objectives of a Config that products or loads limit; deeper scratchpads save loads."""
     gemm = 4e6 / (cfg.block_in * cfg.block_out)
     load = 1e5 / cfg.bus_bytes * (1 + (4096 / cfg.inp_depth) ** 0.7 + (2048 / cfg.wgt_depth) ** 0.7)
     area = cfg.macs_per_cycle + 10 * cfg.bus_bytes + cfg.inp_depth * cfg.block_in / 500 + cfg.wgt_depth / 5
@@ -157,10 +157,10 @@ def limited(cfg: Config) -> ConfigOutcome:
 
 
 def test_searches_are_better_than_chance() -> None:
-    """What each has found of the hypervolume after 96 of 2,800 Configs, over ten seeds."""
+    """Searches reach more of the hypervolume than random draws, after 96 of 2,800 Configs, over ten seeds."""
     space = ConfigSpace(WIDE, BOARD.config)
-    every = np.array([each.objectives for each in map(limited, space)])
-    worst, found = reference_point(every), {}
+    every = np.array([outcome.objectives for outcome in map(limited, space)])
+    worst, mean_shares = reference_point(every), {}
     for kind in SEARCHES:
         shares = []
         for seed in range(10):
@@ -168,10 +168,10 @@ def test_searches_are_better_than_chance() -> None:
             search: ConfigSearch = SEARCHES[kind](space, rng, draw_spread_configs(space, rng, 12))
             for _ in range(24):
                 search.tell([limited(cfg) for cfg, _ in search.ask(4)])
-            values = np.array([each.objectives for each in search.finished])
+            values = np.array([outcome.objectives for outcome in search.finished])
             shares.append(hypervolume(values, worst) / hypervolume(every, worst))
-        found[kind] = float(np.mean(shares))
-    assert found["bottleneck"] > found["nsga2"] > found["random"] + 0.02, found
+        mean_shares[kind] = float(np.mean(shares))
+    assert mean_shares["bottleneck"] > mean_shares["nsga2"] > mean_shares["random"] + 0.02, mean_shares
 
 
 def test_configs_to_begin_with_are_far_apart_and_fit() -> None:

@@ -1,4 +1,7 @@
-"""Models as C: the same bytes as `celosia run` on every processor, errors as codes, and what the C may not do."""
+"""Models exported as C give the bytes of `celosia run` on each processor, and errors as codes.
+
+The C allocates no memory and needs no unexpected symbols.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ RUNTIME_LINES, RUNTIME_BYTES = 1000, 32 << 10
 
 
 def require(target: str) -> None:
-    """Skip the test where this machine cannot run C for `target`."""
+    """Skip the test if this machine cannot run C for `target`."""
     lack = emulate.missing_tools(find_export_target(target))
     if lack is not None:
         pytest.skip(lack)
@@ -60,7 +63,7 @@ def inputs_of(made: Exported, rng: np.random.Generator) -> list[Any]:
                for each in EXPORT_TARGETS],
 )  # fmt: skip
 def test_two_models_in_one_program_return_the_bytes_of_celosia_run(target: str, tmp_path: Path) -> None:
-    """Their states are apart: they take turns, and each gives what it gives alone."""
+    """Two models in one program have separate states: run in turn, each gives its own bytes."""
     require(target)
     sources = {"first": mixed(), "second": shifted()}
     made = [exported(source, target, name) for name, source in sources.items()]
@@ -86,18 +89,20 @@ def test_two_models_in_one_program_return_the_bytes_of_celosia_run(target: str, 
 
 @dataclass(frozen=True)
 class Built:
-    """A model as a program on a bridge, inputs, and what `celosia run` returns of them."""
+    """An exported model as a program on a bridge, its inputs, and the outputs of `celosia run`."""
 
-    made: Exported
+    exported: Exported
     command: list[str]
     inputs: list[Any]
     wanted: dict[str, Any]
 
     def differs(self, bridge: Bridge) -> bool:
-        """Whether a run returns an error, or other bytes."""
-        found = empty_outputs(self.wanted)
-        code = bridge.run(self.inputs, found)
-        return bool(code) or [each.tobytes() for each in found] != [each.tobytes() for each in self.wanted.values()]
+        """Return whether a run returns an error or other bytes."""
+        outputs = empty_outputs(self.wanted)
+        code = bridge.run(self.inputs, outputs)
+        return bool(code) or [array.tobytes() for array in outputs] != [
+            array.tobytes() for array in self.wanted.values()
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -111,13 +116,13 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.mark.rtl
 def test_on_the_rtl(net: Built) -> None:
-    """The same program on registers and memory of the Verilated accelerator: interrupt, lease, counters."""
+    """The program runs on registers and memory of the Verilated accelerator, with interrupt, lease and counters."""
     bridge = Bridge(net.command, RtlRegisters(PRESETS["tiny"]))
     assert bridge.code == 0 and not net.differs(bridge) and bridge.close() == 0
 
 
 def test_faults_are_seen(net: Built, tmp_path: Path) -> None:
-    """Planted: memory that is not flushed, or not invalidated, and a form with another padding."""
+    """The comparison finds planted faults: memory not flushed or not invalidated, and a wrong padding."""
     for spoilt in ("", "write", "read"):
         registers = FunctionalRegisters(PRESETS["tiny"])
         if spoilt:
@@ -125,10 +130,12 @@ def test_faults_are_seen(net: Built, tmp_path: Path) -> None:
         bridge = Bridge(net.command, registers)
         assert net.differs(bridge) == bool(spoilt), spoilt
         bridge.kill()
-    text = net.made.files["net.c"]
+    text = net.exported.files["net.c"]
     spoilt_text = re.sub(rb"(pack_0_0 = .*?\{\d+, \d+\}, \{\d+, \d+\}, \{)(\d+)", rb"\g<1>1\g<2>", text)
     assert spoilt_text != text
-    command = emulate.build_bridge_program([replace(net.made, files=net.made.files | {"net.c": spoilt_text})], tmp_path)
+    command = emulate.build_bridge_program(
+        [replace(net.exported, files=net.exported.files | {"net.c": spoilt_text})], tmp_path
+    )
     bridge = Bridge(command, FunctionalRegisters(PRESETS["tiny"]))
     assert net.differs(bridge)
     bridge.kill()
@@ -144,7 +151,7 @@ def lib(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def windows(rng: np.random.Generator) -> tuple[FormInfo, tuple[int, ...]]:
-    """A random form of windows, and the tensor's shape."""
+    """Draw a form of windows, and the tensor's shape."""
     fold = str(rng.choice(["x", "xy"]))
     shape = (int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.integers(4, 8)), int(rng.integers(4, 8)))
     shape = shape if rng.random() < 0.7 else (*shape[:2], shape[3])
@@ -158,7 +165,7 @@ def windows(rng: np.random.Generator) -> tuple[FormInfo, tuple[int, ...]]:
 
 
 def matrices(rng: np.random.Generator) -> tuple[FormInfo, tuple[int, ...]]:
-    """A random form of matrices, which may be larger than the tensor's, and the tensor's shape."""
+    """Draw a form of matrices, which may be larger than the tensor's, and the tensor's shape."""
     fold = str(rng.choice([*MATRICES]))
     shape = tuple(map(int, rng.integers(1, 6, 3)))
     count, columns, rows = matrix_counts(fold, shape)
@@ -211,7 +218,7 @@ def test_tensors_are_stored_as_by_python(lib: ctypes.CDLL, make: Any) -> None:
 
 
 class Launches:
-    """celosia_open and celosia_launch on registers."""
+    """Calls celosia_open and celosia_launch on registers."""
 
     def __init__(self, lib: ctypes.CDLL, registers: Misbehaving, **fields: Any) -> None:
         self.lib, self.registers = lib, registers
@@ -316,8 +323,8 @@ def test_the_wrong_memory(lib: ctypes.CDLL) -> None:
 
 
 def test_sizes_are_compared_and_nothing_is_allocated(net: Built, tmp_path: Path) -> None:
-    """The library of a Makefile: no malloc, small; and entries that refuse what is not theirs."""
-    for made in (net.made, exported(floats(), "x86_64", "sum")):
+    """The library of the Makefile is small and calls no malloc; its functions refuse foreign states and wrong sizes."""
+    for made in (net.exported, exported(floats(), "x86_64", "sum")):
         write_project(made, tmp_path)
     (tmp_path / "wrong.c").write_text(WRONG)
     (tmp_path / "Makefile").write_text((tmp_path / "Makefile").read_text().replace("-Wextra", "-Wextra -Werror"))
@@ -349,8 +356,8 @@ def test_sizes_are_compared_and_nothing_is_allocated(net: Built, tmp_path: Path)
 
 
 def test_outputs_that_no_step_makes(tmp_path: Path) -> None:
-    """A constant of the model's, one that is folded, read by a step or not, an input, and one without elements."""
-    held = np.arange(6, dtype=np.float32).reshape(2, 3)
+    """Outputs may be constants, folded constants, an input, or a tensor without elements."""
+    constant = np.arange(6, dtype=np.float32).reshape(2, 3)
     nodes = [
         helper.make_node("Add", ["held", "held"], ["folded"]),
         helper.make_node("Mul", ["a", "folded"], ["made"]),
@@ -360,7 +367,7 @@ def test_outputs_that_no_step_makes(tmp_path: Path) -> None:
     names = "held", "folded", "made", "given", "none"
     shapes = {name: [2, 3] for name in ("a", *names)} | {"none": [0, 3]}
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
-    constants = [numpy_helper.from_array(held, "held"), numpy_helper.from_array(np.zeros(1, np.int64), "zero")]
+    constants = [numpy_helper.from_array(constant, "held"), numpy_helper.from_array(np.zeros(1, np.int64), "zero")]
     graph = helper.make_graph(nodes, "g", values[:1], values[1:], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     require("x86_64")
@@ -370,7 +377,7 @@ def test_outputs_that_no_step_makes(tmp_path: Path) -> None:
     for command in (["make", "CC=cc"], ["./consts", "a", *names]):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-    wanted = {"held": held, "folded": held * 2, "made": held * 14, "given": a, "none": a[:0]}
+    wanted = {"held": constant, "folded": constant * 2, "made": constant * 14, "given": a, "none": a[:0]}
     for name, array in wanted.items():
         assert (tmp_path / name).read_bytes() == array.tobytes(), name
 
@@ -396,11 +403,11 @@ NAMES = (
 
 
 def test_names_that_c_has_for_something_else(tmp_path: Path) -> None:
-    """They are written so that all builds, headers in C++, too; a tensor may be called what it likes."""
+    """Names that are reserved in C or C++ are changed so that all files compile; tensors may have any name."""
     model = floats()
     renamed = {"a": "bytes", "b": "class", "a/sum": "inputs"}
-    for each in (*model.graph.input, *model.graph.output):
-        each.name = renamed[each.name]
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = renamed[value.name]
     for node in model.graph.node:
         for names in (node.input, node.output):
             names[:] = [renamed.get(name, name) for name in names]
@@ -455,7 +462,7 @@ int main(void) {
 
 
 def test_undefined_symbols_of_each_kind_of_object() -> None:
-    """A planted function is found in ELF of 32 and 64 bits, and in WebAssembly."""
+    """A planted function is found among the undefined symbols of ELF with 32 and 64 bits, and of WebAssembly."""
     for target in ("riscv32-none", "x86_64", "wasm32"):
         with pytest.raises(NotExportable) if target != "x86_64" else nothing():
             made = exported(one_operator("Sinh"), target, "model")
@@ -471,7 +478,7 @@ def nothing() -> Iterator[None]:
 
 
 def one_operator(op: str, dims: tuple[int | str, ...] = (2, 3), kind: int = TensorProto.FLOAT) -> onnx.ModelProto:
-    """A model of one operator, `the node`, from `a` to `y`."""
+    """Return a model of one operator, `the node`, from `a` to `y`."""
     values = [
         helper.make_tensor_value_info("a", TensorProto.FLOAT, dims),
         helper.make_tensor_value_info("y", kind, None),
@@ -519,7 +526,7 @@ def test_the_command(models: Path, tmp_path: Path) -> None:
 
 
 def test_cmake_builds_with_ziglang(tmp_path: Path) -> None:
-    """For a processor whose options of gcc `zig cc` refuses."""
+    """CMake builds with ziglang for a processor whose gcc options `zig cc` refuses."""
     require("armv7-linux")
     if shutil.which("cmake") is None:
         pytest.skip("could not find 'cmake'")
@@ -534,7 +541,7 @@ def test_cmake_builds_with_ziglang(tmp_path: Path) -> None:
 
 
 def test_files_of_others_stay_and_are_not_built(tmp_path: Path) -> None:
-    """None is written over, at first or later, nor taken for a model; a second export of one's own is none of these."""
+    """Export never overwrites files of others and never builds them; exporting a model again is allowed."""
     made = exported(floats(), "x86_64", "sum")
     for number, other in enumerate(("Makefile", "CMakeLists.txt", "celosia.c", "sum.h", "sum_kernels/mine.o")):
         path = tmp_path / str(number) / other

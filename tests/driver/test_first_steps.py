@@ -1,4 +1,4 @@
-"""What a newcomer tries: names that the package lists, near misses, and what the command says of them."""
+"""Names that the package lists work; near misses give helpful messages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_an_argument_that_there_is_not(function: str, wrong: str, meant: str | N
 
 
 def test_an_argument_that_is_passed_on() -> None:
-    """To the device, which does not take it."""
+    """An unknown argument that evaluate() passes on to the device gives an error with a suggestion."""
     images, labels, _ = celosia.models.demo_images()
     with pytest.raises(TypeError, match=r"evaluate\(\).*'sample'.*'samples'"):
         celosia.evaluate(DEMO, {"image": images}, labels, sample=1, config="tiny", device="timed")
@@ -98,7 +98,7 @@ def test_operators_of_ones_own_are_imported(tmp_path: Path) -> None:
 
 
 def test_an_operator_that_a_file_brings_runs(tmp_path: Path) -> None:
-    """In a process of its own, which knows it from the file alone."""
+    """An operator from a file runs in another process, which knows it only from the Program."""
     node = helper.make_node("Twice", ["x"], ["y"], domain="own.domain")
     values = [helper.make_tensor_value_info(name, TensorProto.INT8, [16, 16]) for name in "xy"]
     graph = helper.make_graph([node], "g", values[:1], values[1:])
@@ -141,7 +141,7 @@ def test_output_that_nobody_reads_ends_quietly(line: list[str]) -> None:
 
 
 def test_a_tuning_ends_with_its_budget(models: Path, tmp_path: Path) -> None:
-    """No trial is begun after it; those that every search begins with are."""
+    """No trial starts after the budget, except those with which every search starts."""
     model = models / "quantised.onnx"
     least = celosia.tune(model, "tiny", trials=100, budget=1e-3, check=False).report["trials"]
     assert least < celosia.tune(model, "tiny", trials=100, check=False).report["trials"] == 100
@@ -153,7 +153,7 @@ def test_a_tuning_ends_with_its_budget(models: Path, tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_never_the_best(models: Path) -> None:
-    """Neither too many DSP blocks nor a bus that the board lacks."""
+    """A Config with too many DSP blocks, or with a bus that the board lacks, is never the best."""
     rows = sweep(models / "quantised.onnx", {"block_in": [16, 64], "bus_bytes": [8, 16]})
     fits = {tuple(row["set"].values()): row["misfit"] is None for row in rows}
     assert fits == {(16, 8): True, (16, 16): False, (64, 8): False, (64, 16): False}
@@ -198,7 +198,7 @@ NAMES = re.compile(
 
 
 def otherwise_spelt(text: str) -> list[str]:
-    """Words of prose that are spelt as in American English; names, code and addresses are not asked."""
+    """Return the words of prose in American spelling. Names, code and addresses are ignored."""
     return OTHERS.findall(NAMES.sub("", CODE.sub("", text)))
 
 
@@ -218,15 +218,15 @@ def test_one_spelling_in_pages_and_help() -> None:
 
 
 def test_one_spelling_in_messages() -> None:
-    """Sentences in the sources that are no docstrings, which name fields: texts with at least four words."""
+    """Texts of at least four words in the sources, except docstrings, have British spelling."""
     for folder in ("bitstreams", "compiler", "driver", "hw", "sim"):
         for path in (ROOT / folder).rglob("*.py"):
             text = path.read_text(encoding="utf-8")
             if not OTHERS.search(text):
                 continue
             tree = ast.parse(text)
-            own = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
             for node in ast.walk(tree):
-                is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in own
+                is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
                 if is_text and len(node.value.split()) > 3:
                     assert otherwise_spelt(node.value) == [], (path.name, node.lineno)

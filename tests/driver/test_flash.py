@@ -1,4 +1,4 @@
-"""`celosia flash`: what is refused before anything is touched, and loading, here and over ssh."""
+"""`celosia flash` refuses wrong bitstreams before it changes anything, and loads right ones, here and over ssh."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TINY = PRESETS["tiny"]
 
 
 def bit_bytes(part: str, data: bytes = b"\xff" * 100) -> bytes:
-    """A .bit file as Vivado writes it."""
+    """Return a .bit file as Vivado writes it."""
     fields = (
         b"system_wrapper;UserID=0XFFFFFFFF;Version=2024.1\0",
         part.encode() + b"\0",
@@ -121,7 +121,7 @@ def test_manifests_that_are_none(tmp_path: Path, text: str) -> None:
 
 
 class Clocks:
-    """PYNQ's: the nearest that an integer part of the PLL gives."""
+    """PYNQ's clocks: the nearest frequency that an integer divider of the PLL gives."""
 
     def __init__(self, pll: float) -> None:
         self.pll, self.divisor = pll, 1
@@ -139,7 +139,7 @@ class Clocks:
     ("pll", "mhz", "found"), [(1000, 100, 100), (1499.985, 150, 149.9985), (1600, 210, 200), (1000, 300, 250)]
 )
 def test_clock(pll: float, mhz: int, found: float) -> None:
-    """Never faster than the timing that Vivado has met, whatever the boot image's PLL is."""
+    """The clock is never faster than Vivado's timing allows, whatever the PLL of the boot image is."""
     assert flash._set_clock(Clocks(pll), mhz) == pytest.approx(found)
     with pytest.raises(RuntimeError, match="10 MHz"):
         flash._set_clock(Clocks(1000), 10)
@@ -203,7 +203,7 @@ def test_on_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Accelerator, list[str], SimpleNamespace]:
-    """(an accelerator in the middle of a long run, what has been asked of PYNQ, PYNQ)."""
+    """Return an accelerator in the middle of a long run, a log of calls to PYNQ, and the package `pynq`."""
     accelerator, asked = Accelerator(TINY, length=10**9), []
     device = BoardDevice(TINY, accelerator, Memory(0x1000))
     device.allocate(4096)
@@ -239,7 +239,7 @@ def test_a_run_is_ended_before_the_fpga_is_configured(tmp_path: Path, running: R
 
 
 def test_an_accelerator_that_does_not_become_idle(tmp_path: Path, running: RuntimeBase) -> None:
-    """As its memory does not answer: it keeps what it has."""
+    """If the loaded accelerator waits for memory for ever, the FPGA keeps its design."""
     accelerator, asked, _ = running
     manifest = Manifest.load(bitstream(tmp_path).with_suffix(".json"))
     accelerator.stuck = True
@@ -251,7 +251,7 @@ def test_an_accelerator_that_does_not_become_idle(tmp_path: Path, running: Runti
 
 @pytest.mark.parametrize("loaded", ["nothing", "unknown", "another design", "no accelerator"])
 def test_registers_that_are_not_there_are_not_read(tmp_path: Path, running: RuntimeBase, loaded: str) -> None:
-    """Which would stop the processor."""
+    """Registers that the loaded design lacks are not read, which would stop the processor."""
     accelerator, asked, package = running
     manifest = Manifest.load(bitstream(tmp_path).with_suffix(".json"))
     if loaded == "nothing":
@@ -283,7 +283,7 @@ def test_nothing_is_loaded_while_another_process_runs(
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="could not find 'ssh', OpenSSH's client, which reaches boards")
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 def test_over_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The FPGA there is the Verilated RTL of `tiny`, whatever is loaded: another Config's bitstream is found out."""
+    """Flashing works over ssh, and finds another Config's bitstream: the FPGA there always has the RTL of `tiny`."""
     from celosia.sim.rtl.build import build_library
 
     path = bitstream(tmp_path)

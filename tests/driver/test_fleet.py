@@ -1,4 +1,4 @@
-"""Who measures for a tuning: a board over ssh, behind which is the Verilated RTL, and workers of Dask."""
+"""Tuning measures on a board over ssh, which is the Verilated RTL, and on workers of Dask."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 
 @pytest.fixture(scope="module")
 def jobs() -> list[LayerJob]:
-    """Six trials of two layers on `tiny`."""
+    """Return six trials of two layers on `tiny`."""
     found: list[LayerJob] = []
     cfg = PRESETS["tiny"]
     for layer in (Shape(12, 5, 8, 3).layer(cfg), Shape(8, 6, 8, 1).layer(cfg)):
@@ -60,7 +60,7 @@ def judged(jobs: list[LayerJob], judge: CostSource) -> list[LayerJob]:
 
 
 def answers(devices: Fleet, jobs: list[LayerJob], kept: Any = lambda number, result: None) -> list[TrialResult]:
-    """What each was answered; none twice."""
+    """Run trials and return the result of each. Fails if a trial is answered twice."""
     found: dict[int, TrialResult] = {}
 
     def keep(number: int, result: TrialResult) -> None:
@@ -77,7 +77,7 @@ def answers(devices: Fleet, jobs: list[LayerJob], kept: Any = lambda number, res
 
 @pytest.fixture
 def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBoard]:
-    """Its FPGA is the Verilated accelerator `tiny`."""
+    """Serve a board whose FPGA is the Verilated accelerator `tiny`."""
     from celosia.sim.rtl.build import build_library
 
     with serving(FakeBoard(tmp_path, build_library(PRESETS["tiny"])), tmp_path, monkeypatch) as found:
@@ -87,7 +87,7 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBoard
 @needs_ssh
 @pytest.mark.rtl
 def test_a_board_measures_what_the_rtl_does(board: FakeBoard, jobs: list[LayerJob]) -> None:
-    """In one session, whose end leaves nothing behind."""
+    """A board measures the RTL's cycles, in one session that leaves nothing behind."""
     with open_fleet(BOARD, base=BASE) as devices:
         found = answers(devices, judged(jobs, BOARD))
     for job, result in zip(jobs, found):
@@ -129,7 +129,7 @@ def test_a_board_that_is_gone_is_left_out_and_named(board: FakeBoard, jobs: list
 @needs_ssh
 @pytest.mark.rtl
 def test_a_board_that_hangs_is_given_up(board: FakeBoard, jobs: list[LayerJob]) -> None:
-    """The process here, and the ssh that it has started, end by the deadline."""
+    """The local process and its ssh end by the deadline if the board hangs."""
     board.wrap = lambda command: "sleep 600"
     with open_fleet(BOARD, deadline=4, base=BASE) as devices:
         (result,) = answers(devices, judged(jobs[:1], BOARD))
@@ -181,7 +181,7 @@ def test_what_is_no_pool(text: str) -> None:
 
 
 def test_a_pool_on_a_public_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused before anything is sent there; so is one whose scheduler or worker is reached at another one."""
+    """A pool on a public address is refused before anything is sent, also if only its scheduler or a worker has one."""
     pytest.importorskip("distributed")
     asked: list[str] = []
 
@@ -256,7 +256,7 @@ while True:
 
 
 class Cluster:
-    """A scheduler in this process, and workers that are processes."""
+    """A scheduler in this process, with workers in processes of their own."""
 
     def __init__(self, folder: Path) -> None:
         distributed = pytest.importorskip("distributed", reason="no 'distributed', of the extra fleet")
@@ -267,12 +267,12 @@ class Cluster:
     def worker(self, name: str, resources: str = "") -> None:
         line = [sys.executable, "-m", "distributed.cli.dask_worker", self.cluster.scheduler_address, "--no-nanny",
                 "--nthreads", "1", "--no-dashboard", "--name", name, "--local-directory", str(self.folder)]  # fmt: skip
-        given = ["--resources", resources] if resources else []
+        options = ["--resources", resources] if resources else []
         log = (self.folder / f"{name}.log").open("wb")
         paths = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
         with log:
             self.workers[name] = subprocess.Popen(
-                [*line, *given], stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": paths}
+                [*line, *options], stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": paths}
             )
         end = time.monotonic() + 60
         while len(self.cluster.scheduler.workers) < len(self.workers):
@@ -281,10 +281,10 @@ class Cluster:
             ).read_text()
             time.sleep(0.05)
 
-    def fleet(self, judge: CostSource, does: str = "pass", deadline: float = 60) -> Fleet:
-        """As `open_fleet`, whose workers run a station that does so at its third job."""
+    def fleet(self, judge: CostSource, action: str = "pass", deadline: float = 60) -> Fleet:
+        """Open a fleet whose workers run a station that executes `does` at its third job."""
         script = self.folder / "station.py"
-        script.write_text(STATION.format(folder=str(self.folder), does=does))
+        script.write_text(STATION.format(folder=str(self.folder), does=action))
         return fleet._open_dask_fleet(judge, self.pool, (str(script),), deadline)
 
 
@@ -333,7 +333,7 @@ def test_resources_say_which_worker(cluster: Cluster) -> None:
 
 
 def test_a_worker_that_is_killed_loses_no_trial(cluster: Cluster) -> None:
-    """In the middle of one: another worker tries that again."""
+    """Another worker repeats the trial of a worker that is killed."""
     cluster.worker("one")
     cluster.worker("two")
     with cluster.fleet(CostSource(), "os.kill(os.getppid(), signal.SIGKILL); time.sleep(600)") as devices:

@@ -1,4 +1,4 @@
-"""Weights of four bits: every group factors, the error is the least, and models of them are exact int8 models."""
+"""Four-bit weights have a factor for each group and minimal error; their models are exact int8 models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ USAGE = 2
 
 
 def factor_of(group: Iterable[int]) -> int | None:
-    """The first factor by which all are whole numbers of four bits; None where there is none."""
+    """Return the first factor by which all numbers are multiples within four bits, or None."""
     numbers = [int(number) for number in group]
     fit = (k for k in range(1, 17) if all(n % k == 0 and -8 <= n // k <= 7 for n in numbers))
     return next(fit, None)
@@ -84,31 +84,31 @@ def test_weights_that_are_such_stay_what_they_are() -> None:
 
 
 def test_groups_are_nearer_than_a_scale_for_each_channel() -> None:
-    """And than 18.4 dB, which clipping alone reaches."""
+    """Factors for groups give a smaller error than scales for channels, and than the 18.4 dB of clipping."""
     w = np.random.default_rng(0).normal(size=(64, 256)).astype(np.float32) * np.repeat(
         [0.5, 1, 2, 1] * 2, CODEBOOK_BLOCK
     )
-    found = quantise_weights(w, 0)
+    quantised = quantise_weights(w, 0)
     step = np.abs(w).max(1, keepdims=True) / 7
 
-    def sqnr(near: NDArray[Any]) -> float:
-        return float(10 * np.log10((w**2).sum() / ((near - w) ** 2).sum()))
+    def sqnr(approximation: NDArray[Any]) -> float:
+        return float(10 * np.log10((w**2).sum() / ((approximation - w) ** 2).sum()))
 
-    assert sqnr(found.w8 * found.scale[:, None]) > max(18.4, sqnr(np.rint(w / step) * step) + 2)
+    assert sqnr(quantised.w8 * quantised.scale[:, None]) > max(18.4, sqnr(np.rint(w / step) * step) + 2)
 
 
 # Compensation ---------------------------------------------------------------------------------------------------------
 
 
 def mixed(rng: np.random.Generator, count: int, inputs: int) -> NDArray[np.float64]:
-    """Samples of inputs that go together, most of them positive, as behind a Relu."""
-    made: NDArray[np.float64] = np.abs(rng.normal(size=(count, 6)) @ rng.normal(size=(6, inputs)))
-    return made + 0.3 * rng.normal(size=(count, inputs))
+    """Draw samples of correlated inputs, most of them positive, as after a Relu."""
+    samples: NDArray[np.float64] = np.abs(rng.normal(size=(count, 6)) @ rng.normal(size=(6, inputs)))
+    return samples + 0.3 * rng.normal(size=(count, inputs))
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_errors_of_weights_make_up_for_each_other(axis: int) -> None:
-    """On samples that were not seen, too; and every group still has a factor."""
+    """Errors of weights cancel also on other samples, and every group still has a factor."""
     rng = np.random.default_rng(7)
     w = rng.normal(size=(24, 70)).astype(np.float32)
     x = mixed(rng, 900, 70)
@@ -140,7 +140,7 @@ def test_inputs_that_are_always_nothing_do_no_harm() -> None:
 def test_moments_are_those_of_what_a_convolution_sums(
     kernel: list[int], stride: int, dilation: int, before: int, after: int, seed: int
 ) -> None:
-    """Mean squares of outputs, by moments and by onnxruntime."""
+    """Mean squares of outputs computed from moments equal onnxruntime's."""
     rng, axes = np.random.default_rng(seed), len(kernel)
     w, size = rng.normal(size=(4, 3, *kernel)).astype(np.float32), [6] * axes
     attrs = {"pads": [before] * axes + [after] * axes, "strides": [stride] * axes, "dilations": [dilation] * axes}
@@ -164,7 +164,7 @@ def test_moments_are_those_of_what_a_product_sums() -> None:
 
 
 def single(op: str, w: NDArray[np.float32], dims: list[int | str], **attrs: Any) -> onnx.ModelProto:
-    """A model of one operator of x and w."""
+    """Return a model of one operator of x and w."""
     graph = helper.make_graph(
         [helper.make_node(op, ["x", "w"], ["y"], **attrs)], "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, dims)], [onnx.ValueInfoProto(name="y")],
@@ -194,23 +194,23 @@ def test_a_model_of_four_bits_is_an_exact_model_of_int8(tmp_path: Path, activati
 
 
 def test_biases_follow_their_weights(tmp_path: Path) -> None:
-    """In steps of products: what they stand for is what it was."""
+    """Biases are in steps of the products and keep their real values."""
     onnx.save(network(), tmp_path / "float.onnx")
     quantize(tmp_path / "float.onnx", {"image": images(8)}, tmp_path / "w4.onnx", weights=4, config="tiny")
     graph = onnx.load(tmp_path / "w4.onnx").graph
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     real = {tensor.name: numpy_helper.to_array(tensor) for tensor in network().graph.initializer}
     makers = {node.output[0]: node for node in graph.node}
-    found = 0
+    count = 0
     for node in graph.node:
         if node.op_type not in ("Conv", "Gemm") or len(node.input) < 3:
             continue
         x, w, bias = (makers[name] for name in node.input)
-        integers, (step, scale) = constants[bias.input[0]], (constants[each.input[1]] for each in (bias, w))
+        integers, (step, scale) = constants[bias.input[0]], (constants[maker.input[1]] for maker in (bias, w))
         np.testing.assert_array_equal(step, constants[x.input[1]] * scale)
         assert np.all(np.abs(integers * step - real[bias.input[0].removesuffix("_quantized")]) <= step)
-        found += 1
-    assert found == 2
+        count += 1
+    assert count == 2
 
 
 def test_products_without_names_and_with_weights_of_either_order(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_the_comparison_sees_a_bias_in_old_steps(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("bits", some([4, 2, 1], [4, 1]))
 def test_the_hardware_packs_what_quantize_makes(tmp_path: Path, bits: int) -> None:
-    """Nothing but these weights joins the two: on a Config that expands weights each product's are packed."""
+    """A Config that expands weights packs the weights of each product that `quantize` has written."""
     encoder = Encoder(16, 2, 16, 64)
     path, made = tmp_path / "encoder.onnx", tmp_path / "few.onnx"
     onnx.save(encoder.model(), path)

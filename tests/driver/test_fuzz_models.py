@@ -1,5 +1,7 @@
-"""Mutated models for a bounded time; `fuzz_models.py` goes on for as long as it is told. What it found is in
-test_bad_models.py."""
+"""Run mutated models for a bounded time; `fuzz_models.py` runs them for any time.
+
+test_bad_models.py holds its findings as fixed cases.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def workers() -> Iterator[tuple[Worker, Worker]]:
 
 @pytest.mark.thorough
 def test_no_mutated_model_surprises(workers: tuple[Worker, Worker]) -> None:
-    """It runs, or is refused in one sentence: no crash, no hang, no other error."""
+    """A mutated model runs or is refused in one sentence: no crash, no hang, no other error."""
     end = time.monotonic() + 60
     few = [name for name in seeds() if not name.startswith("test_")]
     found: list[dict[str, Any]] = []
@@ -47,7 +49,7 @@ def test_no_mutated_model_surprises(workers: tuple[Worker, Worker]) -> None:
 
 
 def test_what_runs_agrees_with_onnxruntime(workers: tuple[Worker, Worker]) -> None:
-    """The node tests of ONNX with other inputs and attributes, where both run them."""
+    """ONNX's node tests with other inputs and attributes agree with onnxruntime if both run them."""
     worker, oracle = workers
     compared = 0
     for number, name in enumerate(sorted(seeds())[::90]):
@@ -67,7 +69,7 @@ def _answer(content: bytes, inputs: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("fault", "status"), [("crash", "crash"), ("loop", "slow"), ("error", "fault")])
 def test_faults_are_seen(fault: str, status: str) -> None:
-    """Planted: a segmentation fault, a loop without end, an error of no known class."""
+    """The fuzzer finds planted faults: a segmentation fault, an endless loop, an error of an unknown class."""
     answer = _answer(fault.encode(), {})
     assert answer["status"] == status and finding(answer)
 

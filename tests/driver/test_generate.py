@@ -1,4 +1,4 @@
-"""Decoders token by token: the tokens of onnxruntime, whose cache grows, from a cache of fixed length."""
+"""A decoder with a cache of fixed length gives the tokens of onnxruntime with a growing cache."""
 
 from __future__ import annotations
 
@@ -54,23 +54,23 @@ def short(files: dict[str, Path]) -> Iterator[Decoder]:
 
 
 class Oracle:
-    """onnxruntime with a cache that grows."""
+    """onnxruntime with a growing cache."""
 
     def __init__(self, path: Path, roles: Roles) -> None:
-        self.session, self.roles, self.seen = opened(path, int8=True), roles, 0
-        self.caches = {each.past: np.zeros((1, each.heads, 0, each.size), np.float32) for each in roles.caches}
+        self.session, self.roles, self.length_so_far = opened(path, int8=True), roles, 0
+        self.caches = {cache.past: np.zeros((1, cache.heads, 0, cache.size), np.float32) for cache in roles.caches}
 
     def feed(self, tokens: list[int]) -> Array:
-        """Logits of the last token."""
-        total = self.seen + len(tokens)
-        given = {
+        """Run tokens and return the logits of the last one."""
+        total = self.length_so_far + len(tokens)
+        inputs = {
             self.roles.tokens: np.array([tokens]), self.roles.mask: np.ones((1, total), np.int64),
-            self.roles.positions: np.arange(self.seen, total)[None],
+            self.roles.positions: np.arange(self.length_so_far, total)[None],
         }  # fmt: skip
-        names = [each.name for each in self.session.get_outputs()]
-        found = dict(zip(names, self.session.run(names, given | self.caches)))
-        self.seen, self.caches = total, {each.past: found[each.present] for each in self.roles.caches}
-        logits: Array = found[self.roles.logits][0, -1]
+        names = [output.name for output in self.session.get_outputs()]
+        outputs = dict(zip(names, self.session.run(names, inputs | self.caches)))
+        self.length_so_far, self.caches = total, {cache.past: outputs[cache.present] for cache in self.roles.caches}
+        logits: Array = outputs[self.roles.logits][0, -1]
         return logits
 
 
@@ -85,8 +85,10 @@ CASES = [
 def test_tokens_are_onnxruntimes(
     name: str, config: str | Config, length: int, chunk: int, prompt: int, files: dict[str, Path]
 ) -> None:
-    """A cache padded to a fixed length, a prompt in pieces, bytes in the place of floats: equal logits. With attention
-    in bytes the host has turned 32 of the values, row by row, and the accelerator turns the others."""
+    """Logits equal onnxruntime's with a padded cache, a prompt in pieces and bytes in place of floats.
+
+    With attention in bytes, the host transposes 32 of the values row by row, and the accelerator the others.
+    """
     known = (LLAMA if name == "llama" else GPT).vocabulary
     tokens = np.random.default_rng(prompt).integers(0, known, prompt).tolist()
     with Decoder(files[name], config=config, length=length, chunk=chunk) as decoder:
@@ -104,7 +106,7 @@ def test_tokens_are_onnxruntimes(
 
 
 def test_floats(files: dict[str, Path]) -> None:
-    """A cache of which more than bytes is read stays one of floats."""
+    """A cache that is read by more than products of bytes stays in floats."""
     with Decoder(files["gpt, floats"], length=24) as decoder:
         session, oracle = decoder.session(), Oracle(files["gpt, floats"], decoder.roles)
         tokens = list(range(18))
@@ -114,7 +116,7 @@ def test_floats(files: dict[str, Path]) -> None:
 
 
 def test_bytes_stay_on_the_accelerator(files: dict[str, Path]) -> None:
-    """Three launches a layer, and one for the logits; keys are appended where the products read them."""
+    """Each layer takes three launches, and the logits one; keys are appended where the products read them."""
     with Decoder(files["gpt"], length=32) as decoder:
         program = decoder.program()
         assert {each.dtype for each in program.inputs if "past" in each.name} == {"int8"}
@@ -156,7 +158,7 @@ def test_what_lies_in_unused_rows_does_not_matter(short: Decoder) -> None:
 
 
 def test_a_mask_that_lets_unused_rows_through_is_seen(short: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault for the tests above."""
+    """The tests above find a planted fault: a mask that lets unused rows of the cache through."""
     right, expected = decoding.mask_of_seen_tokens, short.session().feed([4, 5, 6])
     monkeypatch.setattr(decoding, "mask_of_seen_tokens", lambda *sizes: right(*sizes) | True)
     assert not np.array_equal(short.session().feed([4, 5, 6]), expected)
@@ -308,7 +310,7 @@ def test_text_and_tokens() -> None:
 
 @pytest.fixture
 def speaking(files: dict[str, Path], tmp_path: Path) -> Iterator[Path]:
-    """A model with a vocabulary, in which one token would clear a terminal."""
+    """Return a model with a vocabulary in which one token would clear a terminal."""
     model = onnx.load(files["gpt"])
     texts = [chr(97 + token) for token in range(GPT.vocabulary - 2)]
     model.metadata_props.add(key="vocabulary", value=json.dumps([*texts, "\n", "\x1b[2J"]))
@@ -380,6 +382,6 @@ def test_a_model_without_words(files: dict[str, Path]) -> None:
 
 
 def test_the_networks_of_the_benchmark() -> None:
-    """10.6 million parameters, and about as many."""
+    """The benchmark's networks have 10.6 million parameters each, or about as many."""
     for network in DECODERS.values():
         assert 9e6 < sum(np.prod(tensor.dims) for tensor in network.model().graph.initializer) < 12e6

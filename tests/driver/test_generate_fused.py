@@ -1,4 +1,4 @@
-"""Decoders whose attention has its cache inside one operator, as onnxruntime-genai writes them."""
+"""Decoders may have attention and its cache in one operator, as onnxruntime-genai writes them."""
 
 from __future__ import annotations
 
@@ -49,25 +49,25 @@ def having(**attributes: Any) -> Change:
 
 
 def packed(graph: onnx.GraphProto) -> None:
-    """Queries, keys and values of one product."""
+    """Compute queries, keys and values by one product."""
     weights = {tensor.name: tensor for tensor in graph.initializer}
     for node in fused(graph):
-        products = [each for each in graph.node if each.output[0] in node.input[:3]]
-        whole = np.hstack([numpy_helper.to_array(weights[each.input[1]]) for each in products])
-        graph.initializer.append(numpy_helper.from_array(whole, f"{node.name}_whole"))
-        bias = np.random.default_rng(4).normal(size=whole.shape[1]).astype(np.float32)
+        products = [product for product in graph.node if product.output[0] in node.input[:3]]
+        joined_weights = np.hstack([numpy_helper.to_array(weights[product.input[1]]) for product in products])
+        graph.initializer.append(numpy_helper.from_array(joined_weights, f"{node.name}_whole"))
+        bias = np.random.default_rng(4).normal(size=joined_weights.shape[1]).astype(np.float32)
         graph.initializer.append(numpy_helper.from_array(bias, f"{node.name}_bias"))
         products[0].input[1], y = f"{node.name}_whole", products[0].output[0]
         products[0].output[0] = f"{y}_product"
         biased = helper.make_node("Add", [f"{y}_product", f"{node.name}_bias"], [y])
         graph.node.insert(list(graph.node).index(products[0]) + 1, biased)
-        for each in products[1:]:
-            graph.node.remove(each)
+        for product in products[1:]:
+            graph.node.remove(product)
         node.input[1:3] = ["", ""]
 
 
 def skipping(graph: onnx.GraphProto) -> None:
-    """The residual stream's sums are part of the normalisations behind them."""
+    """Fuse the sums of the residual stream with the normalisations after them."""
     makers = {name: node for node in graph.node for name in node.output}
     for norm in [node for node in graph.node if node.op_type == "SimplifiedLayerNormalization"]:
         added = makers[norm.input[0]]
@@ -82,16 +82,16 @@ def skipping(graph: onnx.GraphProto) -> None:
 
 
 def half_turned(graph: onnx.GraphProto) -> None:
-    """Half of each head's elements are not turned."""
+    """Rotate only half of each head's elements."""
     for name in fused(graph)[0].input[7:9]:
-        (tensor,) = (each for each in graph.initializer if each.name == name)
+        (tensor,) = (constant for constant in graph.initializer if constant.name == name)
         tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor)[:, ::2].copy(), name))
 
 
 def biased(graph: onnx.GraphProto) -> None:
-    """Something is added to scores, of heads and columns, as with ALiBi."""
+    """Add a bias of heads and columns to the scores, as ALiBi does."""
     slopes = numpy_helper.from_array(np.float32([0.1, 0.2, 0.3, 0.4]).reshape(1, 4, 1, 1), "slopes")
-    seen = [
+    bias_nodes = [
         helper.make_node("Cast", ["attention_mask"], ["seen"], to=TensorProto.FLOAT),
         helper.make_node("CumSum", ["seen", "one"], ["columns"]),
         helper.make_node("Unsqueeze", ["columns", "axes"], ["wide"]),
@@ -106,21 +106,21 @@ def biased(graph: onnx.GraphProto) -> None:
     constants = {"one": np.int64(1), "axes": np.int64([1, 2]), "place": np.int64([1]), "ones": np.int64([1, 1]),
                  "ones_behind": np.int64([1])}  # fmt: skip
     graph.initializer.extend([slopes, *(numpy_helper.from_array(np.array(v), k) for k, v in constants.items())])
-    for node in reversed([*steps, *seen]):
+    for node in reversed([*steps, *bias_nodes]):
         graph.node.insert(0, node)
     for node in fused(graph):
         node.input.extend(["", "bias"])
 
 
 def placed(graph: onnx.GraphProto) -> None:
-    """Places of tokens are an input."""
+    """Make the positions of tokens an input."""
     graph.input.append(helper.make_tensor_value_info("position_ids", TensorProto.INT64, [1, "steps"]))
     for node in fused(graph):
         node.input.append("position_ids")
 
 
 def turned_before(graph: onnx.GraphProto) -> None:
-    """Queries and keys are turned by operators of their own."""
+    """Rotate queries and keys by separate operators."""
     for node in fused(graph):
         for number in (0, 1):
             x, y = node.input[number], f"{node.name}_turned_{number}"
@@ -132,7 +132,7 @@ def turned_before(graph: onnx.GraphProto) -> None:
 
 
 def in_heads(graph: onnx.GraphProto) -> None:
-    """MultiHeadAttention, which has a bias and a mask of keys, and shows no token what comes behind it."""
+    """Replace the operator by a causal MultiHeadAttention with a bias and a mask of keys."""
     heads = helper.get_node_attr_value(fused(graph)[0], "num_heads")
     bias = np.random.default_rng(3).normal(size=3 * heads * GPT.inner).astype(np.float32)
     graph.initializer.append(numpy_helper.from_array(bias, "bias"))
@@ -150,7 +150,7 @@ def unbiased(graph: onnx.GraphProto) -> None:
 
 
 def last_alone(graph: onnx.GraphProto) -> None:
-    """Logits of the last token alone."""
+    """Return the logits of the last token only."""
     (head,) = (node for node in graph.node if node.output[0] == graph.node[-1].input[0])
     for name, value in (("from", -1), ("to", np.iinfo(np.int64).max), ("along", 1)):
         graph.initializer.append(numpy_helper.from_array(np.array([value]), name))
@@ -168,7 +168,7 @@ def changed(network: Network, *changes: Change) -> onnx.ModelProto:
 
 
 class Growing:
-    """onnxruntime, which runs the model as it is, with a cache that grows."""
+    """onnxruntime, which runs the unchanged model with a growing cache."""
 
     def __init__(self, model: onnx.ModelProto | Path, network: Network) -> None:
         self.session, self.seen = opened(model, int8=True), 0
@@ -176,7 +176,7 @@ class Growing:
         self.caches = {name: array[:, :, :0] for name, array in network.feed(1, 1, 0).items() if "past" in name}
 
     def feed(self, tokens: list[int]) -> Array:
-        """Logits of the last token."""
+        """Run tokens and return the logits of the last one."""
         total = self.seen + len(tokens)
         given = {"input_ids": np.array([tokens]), "attention_mask": np.ones((1, total), np.int64),
                  "position_ids": np.arange(self.seen, total)[None]}  # fmt: skip
@@ -202,14 +202,14 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_logits_are_onnxruntimes(name: str) -> None:
-    """Within the rounding of floats: of a prompt in pieces, and of tokens behind it, from a cache of fixed length."""
+    """Logits equal onnxruntime's up to roundings, for a prompt in pieces and tokens after it."""
     network, changes = CHANGES[name]
     model = changed(network, *changes)
     oracle, tokens = Growing(model, network), np.random.default_rng(1).integers(0, 25, 9).tolist()
     with Decoder(model, config="tiny", length=16, chunk=4, check=False) as decoder:
         session = decoder.session()
-        for given in (tokens, [3], [7], [1, 2]):
-            np.testing.assert_allclose(session.feed(given), oracle.feed(given), rtol=1e-4, atol=2e-5)
+        for chunk in (tokens, [3], [7], [1, 2]):
+            np.testing.assert_allclose(session.feed(chunk), oracle.feed(chunk), rtol=1e-4, atol=2e-5)
 
 
 IN_BYTES = replace(LLAMA, inner=32, wide=48, layers=1)
@@ -223,7 +223,7 @@ CASES = [
 def test_quantised_they_are_plain(
     operators: str, network: Network, changes: tuple[Change, ...], launches: int, tmp_path: Path
 ) -> None:  # fmt: skip
-    """Products of attention are quantised, too, caches are bytes, and logits onnxruntime's."""
+    """Quantised decoders compute attention by products of bytes with caches of bytes, and give onnxruntime's logits."""
     onnx.save(changed(network, *changes), tmp_path / "float.onnx")
     tokens, path = np.random.default_rng(0).integers(0, 25, (4, 8)), tmp_path / "int8.onnx"
     report = celosia.quantize(tmp_path / "float.onnx", {"input_ids": tokens}, path, operators=operators, config="tiny")
@@ -238,7 +238,7 @@ def test_quantised_they_are_plain(
 
 
 def test_quantised_around_attention(tmp_path: Path) -> None:
-    """By onnxruntime's tools, which leave attention in floats: logits are its own, to the last bit."""
+    """A decoder quantised by onnxruntime's tools, with float attention, gives onnxruntime's logits bit by bit."""
     path = quantised(IN_BYTES, tmp_path, past=10)
     with Decoder(path, "functional", config="pynq", length=12, chunk=4, check=False) as decoder:
         session, oracle = decoder.session(), Growing(path, IN_BYTES)
@@ -247,7 +247,7 @@ def test_quantised_around_attention(tmp_path: Path) -> None:
 
 
 def test_compiled_for_given_sizes() -> None:
-    """`celosia.compile` has the operator itself, on the CPU."""
+    """`celosia.compile` runs the fused operator on the CPU."""
     model = changed(ONE, packed, skipping)
     feed = ONE.feed(2, 3, seed=0)
     program = celosia.compile(model, "tiny", shapes={name: array.shape for name, array in feed.items()})
@@ -269,7 +269,7 @@ def with_input(number: int, name: str) -> Change:
 
 
 def counting_from_one(graph: onnx.GraphProto) -> None:
-    """The number of tokens that are seen in the place of the last one's."""
+    """Plant a fault: pass the number of tokens in place of the position of the last one."""
     (last,) = (node for node in graph.node if node.op_type == "Sub")
     last.op_type = "Identity"
     del last.input[1]
@@ -286,7 +286,7 @@ def computed(graph: onnx.GraphProto) -> None:
 
 
 def cut(graph: onnx.GraphProto) -> None:
-    """The cache's rows, but for the first."""
+    """Copy the cache before it is read."""
     name = "past_key_values.0.key"
     graph.node.insert(0, helper.make_node("Identity", [name], ["later"]))
     fused(graph)[0].input[3] = "later"

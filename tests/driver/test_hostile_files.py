@@ -1,4 +1,4 @@
-"""Files that Celosia has written itself, changed by whoever: each command ends with a sentence, or goes on."""
+"""Damaged or forged files of Celosia let each command end with a sentence, or continue."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WORST = {"deep": DEEP, "10^400": NUMBER, "half a character": HALF}
 
 
 def call(*line: object) -> tuple[int, str]:
-    """Exit code, and what was printed."""
+    """Run a command line; return exit code and output."""
     result = CliRunner().invoke(app, [str(word) for word in line])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -122,7 +122,7 @@ def test_decisions_reports_and_fronts(what: str, tmp_path: Path, model: Path) ->
 
 @pytest.mark.parametrize("what", WORST)
 def test_records(what: str, tmp_path: Path) -> None:
-    """A line that is none is left out, as a damaged one is."""
+    """An invalid line of a records file is left out and counted as damaged."""
     row = {"workload": "w", "config": "c", "schedule": [{"n": 1}], "measurer": "m", "status": "ok", "cycles": 5,
            "detail": "", "seconds": 1.0}  # fmt: skip
     good, path = encode_line(row), tmp_path / "records.jsonl"
@@ -146,8 +146,10 @@ def program(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def forged(program: Path, to: Path, change: Callable[[dict[str, Any], dict[str, bytes]], Any], last: str = "") -> Path:
-    """The Program with its manifest and parts changed, and checksums that are right. last: put in place of "HERE"."""
+def forged(
+    program: Path, target: Path, change: Callable[[dict[str, Any], dict[str, bytes]], Any], last: str = ""
+) -> Path:
+    """Write the Program with a changed manifest and parts, and valid checksums. last: replaces "HERE"."""
     with zipfile.ZipFile(program) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     manifest = json.loads(parts.pop("manifest.json"))
@@ -155,20 +157,20 @@ def forged(program: Path, to: Path, change: Callable[[dict[str, Any], dict[str, 
     change(manifest, parts)
     manifest["sha256"] = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
     text = json.dumps(manifest).replace('"HERE"', last).encode()
-    with zipfile.ZipFile(to, "w") as archive:
+    with zipfile.ZipFile(target, "w") as archive:
         archive.writestr("manifest.json", text)
         archive.writestr("manifest.sha256", hashlib.sha256(text).hexdigest())
         for name, data in parts.items():
             archive.writestr(name, data)
-    return to
+    return target
 
 
 SHOWN = (("inspect",), ("inspect", "--layers"), ("inspect", "--disassemble"), ("report", "-o"), ("run", "--random"))
 
 
 def shown(path: Path, tmp_path: Path) -> list[tuple[int, str]]:
-    """What each command that takes a Program says of it."""
-    lines = [(what[0], path, *what[1:], *((tmp_path / "page.html",) if "-o" in what else ())) for what in SHOWN]
+    """Run each command that takes a Program; return exit codes and outputs."""
+    lines = [(words[0], path, *words[1:], *((tmp_path / "page.html",) if "-o" in words else ())) for words in SHOWN]
     return [call(*line) for line in lines]
 
 
@@ -188,7 +190,7 @@ def test_placements_without_a_place(program: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", some(range(8), range(3)))
 def test_bits_set_in_an_image(seed: int, program: Path, tmp_path: Path) -> None:
-    """Instructions that are none: each command says so, or shows what can be shown."""
+    """Illegal instructions in an image let each command print an error or the rest."""
     rng = random.Random(seed)
 
     def change(manifest: dict[str, Any], parts: dict[str, bytes]) -> None:
@@ -206,7 +208,7 @@ def test_bits_set_in_an_image(seed: int, program: Path, tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded_in_total(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Claims of which each alone would fit."""
+    """Several sizes, each of which would fit, are refused if they do not fit together."""
     most = 1 << 22
     monkeypatch.setattr("celosia.compiler.program.host.op.memory_bytes", lambda: most)
     assert call("run", program, "--random", "-q")[0] == 0
@@ -247,7 +249,7 @@ print(peak() - before)
 
 
 def _small_files(folder: Path, program: Path) -> Iterator[tuple[str, Path]]:
-    """Programs of less than 1 MB that unpack to much more, with the words that refuse them."""
+    """Yield (words of the refusal, path) of Programs below 1 MB that unpack to much more."""
 
     def packed(words: str, text: bytes, method: int = zipfile.ZIP_DEFLATED) -> tuple[str, Path]:
         path = folder / words.replace(" ", "_")
@@ -313,7 +315,7 @@ def test_reports_changed_at_random(program: Path, tmp_path: Path) -> None:
 
 
 def test_an_exploration_changed_at_random(model: Path, tmp_path: Path) -> None:
-    """Its folder is gone on with, its page is drawn."""
+    """A randomly changed exploration folder can be continued and drawn, or is refused."""
     pytest.importorskip("moocore")
     fields = {"block_in": [4, 8], "block_out": [4], "bus_bytes": [4], "inp_depth": [512], "wgt_depth": [64, 256]}
     (tmp_path / "space.toml").write_text("".join(f"{name} = {values}\n" for name, values in fields.items()))
@@ -350,7 +352,7 @@ EVIL = "\x1b]0;owned\x07\x9b31m\u202e[bold]red[/bold][link=http://x]\n\r\u2028en
 
 
 def evil_model() -> onnx.ModelProto:
-    """Every name that a model may choose holds what terminals and Rich obey."""
+    """Return a model in which all names hold control sequences of terminals and markup of Rich."""
     model = quantised()
     names: dict[str, str] = {"": ""}
 
@@ -361,8 +363,8 @@ def evil_model() -> onnx.ModelProto:
         node.name = evil(node.name or node.output[0])
         for tensors in (node.input, node.output):
             tensors[:] = [evil(name) for name in tensors]
-    for each in (*model.graph.initializer, *model.graph.input, *model.graph.output, *model.graph.value_info):
-        each.name = evil(each.name)
+    for value in (*model.graph.initializer, *model.graph.input, *model.graph.output, *model.graph.value_info):
+        value.name = evil(value.name)
     model.graph.name, model.producer_name, model.doc_string = EVIL, EVIL, EVIL
     return model
 
@@ -374,14 +376,14 @@ def is_harmless(text: str, what: object = "") -> None:
 
 
 def test_errors_of_the_api_are_bounded_and_escaped(tmp_path: Path) -> None:
-    """Every error that the command explains in a sentence, and some on their way."""
+    """All errors that the command prints as a sentence are short and printable."""
     hostile = "\x1b]0;owned\x07\u202e\r\n" * 1000
     kinds = [kind for classes in _error_classes_by_exit_code().values() for kind in classes]
     for kind in kinds:
         if issubclass(kind, Sentence | Sentences):
-            said = str(kind(hostile))
-            assert len(said) < 1100 and all(char.isprintable() or char == "\n" for char in said), kind
-            assert issubclass(kind, Sentences) or said.isprintable(), kind
+            message = str(kind(hostile))
+            assert len(message) < 1100 and all(char.isprintable() or char == "\n" for char in message), kind
+            assert issubclass(kind, Sentences) or message.isprintable(), kind
     assert [kind for kind in kinds if not issubclass(kind, Sentence | Sentences | ImportError)] == []
     model = quantised()
     model.graph.node[0].op_type = hostile
@@ -389,13 +391,13 @@ def test_errors_of_the_api_are_bounded_and_escaped(tmp_path: Path) -> None:
         celosia.compile(model, "tiny")
     with pytest.raises(InputError) as missing:
         celosia.Runtime(celosia.compile(quantised(), "tiny")).run({hostile: np.zeros(1)})
-    for found in (unknown, missing):
-        assert str(found.value).isprintable() and len(str(found.value)) < 1100
-        assert "owned" in str(found.value)
+    for caught in (unknown, missing):
+        assert str(caught.value).isprintable() and len(str(caught.value)) < 1100
+        assert "owned" in str(caught.value)
 
 
 def test_no_name_reaches_a_terminal_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor the name of a file, a Config, or what an error quotes."""
+    """No name of a model, file or Config reaches a terminal unescaped, nor does quoted text in an error."""
     image = pytest.importorskip("PIL.Image")
     folder = tmp_path / EVIL.replace("/", "|")
     pictures = folder / f"{folder.name}s"

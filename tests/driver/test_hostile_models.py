@@ -1,4 +1,4 @@
-"""Models and inputs made to do harm: one sentence that names the operator, before memory or time is taken."""
+"""Malicious models and inputs give one sentence that names the operator, before they take memory or time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SQUARE = np.ones((1, 1, 2, 2), np.float32)
 
 
 def model(text: str, opset: int = 21, **constants: Any) -> onnx.ModelProto:
-    """The model of a graph as text."""
+    """Return the model of a graph in text form."""
     graph = onnx.parser.parse_graph(text)
     graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items())
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
@@ -71,7 +71,7 @@ def test_giants_are_not_folded(op: str) -> None:
 
 
 def test_shapes_that_onnx_would_write_down() -> None:
-    """onnx's inference holds each element of a shape, and would take 2**40 of them."""
+    """onnx's inference is not called for shapes whose elements it would store, here 2**40 of them."""
     text = "g () => (float[1] y) { c = ConstantOfShape(s) k = Constant<value_ints=[0]>() y = Gather(c, k) }"
     refuse_to_compile(model(text, s=np.array([HUGE])), "memory")
 
@@ -118,7 +118,8 @@ def test_impossible_shapes_at_run_time(case: str) -> None:
 
 
 def test_attributes_that_say_another_shape_than_the_weights() -> None:
-    """onnx's inference believes kernel_shape, the kernel its weights."""
+    """A kernel_shape that differs from the weights is refused. onnx's inference believes the attribute, the kernel
+    the weights."""
     proto = quantised(form="qoperator")
     first = next(node for node in proto.graph.node if node.op_type == "QLinearConv")
     next(attr for attr in first.attribute if attr.name == "kernel_shape").ints[:] = [3, 1]
@@ -212,7 +213,7 @@ def test_lengths_of_external_data(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["initializer", "attribute", "subgraph"])
 def test_external_data_without_a_length(tmp_path: Path, place: str) -> None:
-    """No more is read of its file than the constant takes: the file has no end that memory would hold."""
+    """Only the bytes of the constant are read from an external file, which here has no end."""
     with (tmp_path / "w.bin").open("wb") as file:
         file.write(np.float32(5).tobytes())
         file.truncate(HUGE)
@@ -288,7 +289,7 @@ def test_long_lists_make_short_sentences() -> None:
 
 
 def test_graphs_in_graphs(tmp_path: Path) -> None:
-    """As deep as protobuf writes (about 30) it is refused, or run; deeper it cannot be read."""
+    """Subgraphs up to protobuf's depth of about 30 run or are refused; deeper ones cannot be read."""
     node = helper.make_node("Identity", ["x"], ["y"], name="inside")
     output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
     for depth in range(25):
@@ -307,7 +308,7 @@ def test_graphs_in_graphs(tmp_path: Path) -> None:
 
 
 def _length(content: bytes) -> bytes:
-    """As protobuf writes it."""
+    """Return a length in protobuf's encoding."""
     size, out = len(content), b""
     while size >= 128:
         out, size = out + bytes([size % 128 + 128]), size // 128
@@ -347,7 +348,7 @@ def test_names_with_nul(tmp_path: Path) -> None:
 
 
 def test_what_a_model_declares_is_not_believed() -> None:
-    """The declared shape of an output, or of a value inside, which its operator does not make."""
+    """The declared shape of a value is not used if its operator computes another one."""
     proto = model("g (float[2, 3, 4] x) => (float[2, 12] y) { a = Flatten<axis=0>(x) y = Neg(a) }")
     proto.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, [2, 12]))
     x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
@@ -361,17 +362,17 @@ def test_what_a_model_declares_is_not_believed() -> None:
 
 
 def test_the_declared_type_of_a_view(tmp_path: Path) -> None:
-    """Of which there is no kernel that could say what it makes, but an expression."""
+    """The type of a view, which has no kernel, comes from its operand and not from the declaration."""
     text = "g (int8[2, 3] x, int8[2, 3] r) => (bool[2, 3] y) { y = Dropout(x, r) }"
     refuse_to_compile(model(text), r"data of Dropout \(y\) is of int8; it takes bfloat16 or double or float or float16")
     late = model("g (float[2, 3] x, int64[2] s) => (bfloat16[3, 2] y) { y = Reshape(x, s) }")
     celosia.compile(late, "tiny").save(tmp_path / "program")
-    given = {"x": np.ones((2, 3), np.float32), "s": np.array([3, 2])}
-    assert Runtime(celosia.Program.load(tmp_path / "program")).run(given).outputs["y"].dtype == np.float32
+    feed = {"x": np.ones((2, 3), np.float32), "s": np.array([3, 2])}
+    assert Runtime(celosia.Program.load(tmp_path / "program")).run(feed).outputs["y"].dtype == np.float32
 
 
 def test_outputs_that_are_left_out(tmp_path: Path) -> None:
-    """At the end of the list, with a name that is none."""
+    """Trailing outputs with empty names are left out."""
     proto = model("g (float[6] x) => (float[N] y) { y, i, j, c = Unique(x) }")
     proto.graph.node[0].output[1:] = ["", "", ""]
     celosia.compile(proto, "tiny").save(tmp_path / "program")
@@ -381,7 +382,7 @@ def test_outputs_that_are_left_out(tmp_path: Path) -> None:
 
 
 def test_an_output_that_is_an_input() -> None:
-    """Of another declared shape: the input's counts."""
+    """An output that is an input has the input's shape, not the declared one."""
     proto = model("g (float[2, 3] x) => (float[2, 3] y) { y = Neg(x) }")
     proto.graph.output.append(helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 12, 4]))
     outputs = Runtime(celosia.compile(proto, "tiny")).run({"x": np.ones((2, 3), np.float32)}).outputs
@@ -389,7 +390,7 @@ def test_an_output_that_is_an_input() -> None:
 
 
 def test_an_old_models_constant_says_what_it_is() -> None:
-    """Where a constant is an input, too, of another shape."""
+    """The shape of a constant counts, not that of the input with the same name."""
     proto = model("g (float[2] x, float[1] w) => (float[2] y) { y = Add(x, w) }", w=np.array([1, 2], np.float32))
     outputs = Runtime(celosia.compile(proto, "tiny")).run({"x": np.zeros(2, np.float32)}).outputs
     assert outputs["y"].tolist() == [1, 2]
@@ -406,7 +407,7 @@ SCALED = [*product(SCALES, ["qdq", "qoperator"])]
 
 @pytest.mark.parametrize(("scale", "form"), some(SCALED, [(0.0, "qdq"), (float("inf"), "qoperator")]))
 def test_scales(scale: float, form: str, recwarn: pytest.WarningsRecorder) -> None:
-    """No scale, and not all of them, end in anything but a result or a sentence."""
+    """Extreme scales give a result or a sentence, for one scale and for all."""
     from driver_models import quantised
 
     proto = quantised(form=form)
@@ -422,7 +423,7 @@ def test_scales(scale: float, form: str, recwarn: pytest.WarningsRecorder) -> No
             runtime.run({"input_1": np.ones((1, 3, 8, 8), np.float32)})
         except (ModelError, HostError) as error:
             assert "\n" not in str(error)
-    assert not [str(each.message) for each in recwarn if not issubclass(each.category, ResourceWarning)]
+    assert not [str(warning.message) for warning in recwarn if not issubclass(warning.category, ResourceWarning)]
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.05, float("inf"), float("nan")])
@@ -431,7 +432,7 @@ def test_scales(scale: float, form: str, recwarn: pytest.WarningsRecorder) -> No
     ["MatMul(a, b)", "Add(a, b)", "GlobalAveragePool(a)", "ReduceMean(a, axes)", "LayerNormalization(a, ones)"],
 )
 def test_scales_of_other_operators(operator: str, scale: float, recwarn: pytest.WarningsRecorder) -> None:
-    """Of an operand, and of the result: onnxruntime's bytes, if it has any, in either rounding."""
+    """Extreme scales of operands and results give onnxruntime's bytes, if it computes any, in both roundings."""
     ort = pytest.importorskip("onnxruntime")
     x, y = np.random.default_rng(0).integers(-128, 128, (2, 1, 8, 8, 8)).astype(np.int8)
     constants = {"zero": np.int8(0), "axes": np.array([2, 3]), "ones": np.ones(8, np.float32)}
@@ -454,7 +455,7 @@ def test_scales_of_other_operators(operator: str, scale: float, recwarn: pytest.
             program = celosia.compile(proto, Config(norm=4), rounding=rounding, check=False)
             found = Runtime(program, "functional").run({"x": x, "y": y}).outputs["r"]
             np.testing.assert_array_equal(found, found if wanted is None else wanted, err_msg=f"{rounding}, {steps}")
-    assert not [str(each.message) for each in recwarn if "celosia" in each.filename]
+    assert not [str(warning.message) for warning in recwarn if "celosia" in warning.filename]
 
 
 def test_a_convolution_without_channels() -> None:
@@ -485,14 +486,14 @@ def test_bounds_that_are_no_number_bound_nothing(bounds: str) -> None:
 @pytest.mark.parametrize("what", ["dilations", "strides"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_windows_that_stand_still(what: str, value: int, tmp_path: Path) -> None:
-    """They are refused, or not the accelerator's; a Program that is compiled can be loaded."""
+    """Strides and dilations of 0 or less are refused or stay on the CPU; a compiled Program can be loaded."""
     from driver_models import quantised
 
     proto = quantised(form="qoperator")
     convolution = next(node for node in proto.graph.node if node.op_type == "QLinearConv")
-    kept = [each for each in convolution.attribute if each.name != what]
+    others = [attribute for attribute in convolution.attribute if attribute.name != what]
     del convolution.attribute[:]
-    convolution.attribute.extend([*kept, helper.make_attribute(what, [value, 1])])
+    convolution.attribute.extend([*others, helper.make_attribute(what, [value, 1])])
     try:
         program = celosia.compile(proto, "tiny")
     except ModelError as error:
@@ -563,7 +564,7 @@ def test_a_loop_that_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_memory_is_the_process_own() -> None:
-    """A limit of the process counts, as in a container or a batch system."""
+    """A memory limit of the process counts, as in a container or a batch system."""
     code = "import resource; from celosia.compiler.program.host.op import memory_bytes; "
     code += "resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31)); print(memory_bytes())"
     done = subprocess.run(
@@ -573,7 +574,7 @@ def test_the_memory_is_the_process_own() -> None:
 
 
 def test_where_nan_is() -> None:
-    """ArgMax of NaN gives its place, never one outside of the axis."""
+    """ArgMax returns the position of a NaN, never one outside of the axis."""
     x = np.array([[1, np.nan, 3], [4, 2, 1]], np.float32)
     for op, want in (("ArgMax", [1, 0]), ("ArgMin", [1, 2])):
         proto = model(f"g (float[2, 3] x) => (int64[2] y) {{ y = {op}<axis=1, keepdims=0>(x) }}")
@@ -596,7 +597,7 @@ def test_equations_of_other_tensors(equation: str) -> None:
 
 
 def test_broken_models_are_not_cut(tmp_path: Path) -> None:
-    """But refused as they are elsewhere."""
+    """`cut` refuses broken models with a ModelError."""
     wrong = model("g (float[1, 3, 4, 4] x) => (float[1, 3, 1, 1] y) { y = Conv<kernel_shape = [4, 4]>(x, w) }",
                   w=np.ones((3, 3, 1, 1), np.float32))  # fmt: skip
     short = model("g (float[3] x) => (float[3] y) { y = Add(x, w) }", w=FLOATS)

@@ -1,4 +1,4 @@
-"""A board of one's own, as a TOML file, wherever a board's name goes."""
+"""A TOML file of an own board is accepted wherever a board's name is."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_boards_are_listed_and_printed(own: Path, tmp_path: Path) -> None:
 
 
 def test_part_and_lights_of_a_platform(own: Path) -> None:
-    """The PYNQ-Z1 is a sibling of the Arty Z7-20, with the same pins."""
+    """The PYNQ-Z1 shares part and pins with the Arty Z7-20."""
     given = OWN.replace('part = "xczu2eg-sfva625-1-e"', 'platform = "arty_z7.ArtyZ720Platform"')
     own.write_text(given)
     board, same = find_board(own), BOARDS["pynq-z1"]
@@ -111,7 +111,7 @@ def test_programs_and_memories(own: Path, models: Path, tmp_path: Path) -> None:
 
 
 def test_an_exploration_is_of_one_board(own: Path, models: Path, tmp_path: Path) -> None:
-    """Its memory is told to processes that measure, which need not have the file."""
+    """Measuring processes get the memory of an own board, whose file they may not have."""
     folder = tmp_path / "front"
     line = ("explore", models / "quantised.onnx", "--board", own, "--points", "2", "-o", folder, "-q")
     call(*line, "--jobs", "2")

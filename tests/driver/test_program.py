@@ -1,4 +1,4 @@
-"""The Program's file: what is saved is loaded, and nothing damaged or foreign is."""
+"""A saved Program loads again; damaged and foreign files do not."""
 
 from __future__ import annotations
 
@@ -75,17 +75,17 @@ def test_saved_and_loaded_it_is_the_same(saved: Path, models: Path, x: dict[str,
 
 @pytest.mark.parametrize("target", some(["", "ultra96"], ["ultra96"]))
 def test_equal_programs_of_equal_inputs(models: Path, tmp_path: Path, target: str) -> None:
-    """Whatever order Python gives to sets, and however long it takes; with nothing in the cache."""
+    """Equal inputs give equal files, whatever the order of sets and the state of the cache."""
     target = target if find_spec("ziglang") else ""
     script = "import sys, celosia; celosia.compile(sys.argv[1], 'tiny', target=sys.argv[3] or None).save(sys.argv[2])"
-    found = set()
+    contents = set()
     for seed in ("1", "2"):
         path, environment = tmp_path / seed, os.environ | {"PYTHONHASHSEED": seed}
         environment["CELOSIA_CACHE"] = str(tmp_path / f"cache{seed}")
         command = [sys.executable, "-c", script, models / "quantised.onnx", path, target]
         subprocess.run(command, env=environment, check=True)
-        found.add(path.read_bytes())
-    assert len(found) == 1
+        contents.add(path.read_bytes())
+    assert len(contents) == 1
 
 
 @pytest.mark.parametrize("kind", ["manifest.json", "image.bin", "constants/", "kernels/", "launches/"])
@@ -107,7 +107,7 @@ def test_each_kind_of_part_is_protected(saved: Path, tmp_path: Path, kind: str) 
 @settings(max_examples=tries(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_flipped_byte_changes_a_program(saved: Path, tmp_path: Path, data: st.DataObject) -> None:
-    """Anywhere in the file, the archive's own bytes included: an error, or a byte that means nothing."""
+    """A flipped byte anywhere in the file gives an error, or has no meaning."""
     content = bytearray(saved.read_bytes())
     region = data.draw(st.sampled_from([(0, 200), (0, len(content)), (len(content) - 1500, len(content))]))
     place = data.draw(st.integers(region[0], region[1] - 1))
@@ -171,7 +171,7 @@ def test_what_is_not_a_program(tmp_path: Path, models: Path) -> None:
 
 
 def _member(data: bytes, **fields: bytes) -> bytes:
-    """An archive of one part, with fields of its entry in the central directory changed."""
+    """Return an archive of one part with changed fields in its entry of the central directory."""
     at = data.rindex(b"PK\1\2")
     places = {"version": 6, "flags": 8, "method": 10, "offset": 42, "name": 46}
     for field, value in fields.items():
@@ -191,7 +191,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("what", DAMAGE)
 def test_archives_that_zipfile_finds_no_one_error_for(what: str, tmp_path: Path) -> None:
-    """Program, array and samples: each is refused in one sentence that names the file."""
+    """Damaged archives of Programs, arrays and samples are refused in one sentence that names the file."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("manifest.json", "{}")
@@ -207,7 +207,7 @@ def test_archives_that_zipfile_finds_no_one_error_for(what: str, tmp_path: Path)
 
 
 def test_an_archive_on_many_disks(tmp_path: Path) -> None:
-    """`zipfile.is_zipfile` raises for it."""
+    """An archive for which `zipfile.is_zipfile` raises an error is refused."""
     buffer = io.BytesIO()
     zipfile.ZipFile(buffer, "w").close()
     path = tmp_path / "disks"
@@ -228,7 +228,7 @@ HEADERS = {
 
 @pytest.mark.parametrize("what", HEADERS)
 def test_arrays_that_numpy_finds_no_one_error_for(what: str, saved: Path, tmp_path: Path) -> None:
-    """Also within a Program that someone who knows its checksums has made."""
+    """Damaged arrays are refused, also within a Program with valid checksums."""
     text = HEADERS[what].encode()
     data = b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text
     (tmp_path / "x.npy").write_bytes(data)
@@ -261,7 +261,7 @@ def test_saving_writes_all_or_nothing(saved: Path, tmp_path: Path, monkeypatch: 
 
 
 def test_a_program_of_constants_only(tmp_path: Path) -> None:
-    """A model whose output does not depend on an input has nothing to run."""
+    """A model whose output depends on no input has nothing to run."""
     value = onnx.numpy_helper.from_array(np.arange(3, dtype=np.float32), "y")
     info = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [3])
     graph = onnx.helper.make_graph([], "constant", [], [info], [value])
@@ -271,7 +271,7 @@ def test_a_program_of_constants_only(tmp_path: Path) -> None:
 
 
 def test_a_program_for_a_board(models: Path, tmp_path: Path) -> None:
-    """Its kernels are one shared object, and it does not run elsewhere."""
+    """A Program for a board holds its kernels in one shared object, and does not run elsewhere."""
     pytest.importorskip("ziglang")
     celosia.compile(models / "quantised.onnx", "tiny", target="pynq-z1").save(tmp_path / "program")
     program = Program.load(tmp_path / "program")
@@ -284,7 +284,7 @@ def test_a_program_for_a_board(models: Path, tmp_path: Path) -> None:
 def test_a_program_with_a_shared_object(
     models: Path, monkeypatch: pytest.MonkeyPatch, x: dict[str, np.ndarray]
 ) -> None:
-    """As on a board, but for the processor of this machine."""
+    """A Program with a shared object for this machine's processor runs here."""
     pytest.importorskip("ziglang")
     here = Target(
         16, 16, frozenset(("sse2",)), platform.machine(), f"{platform.machine()}-unknown-linux-gnu", "x86-64",
@@ -303,7 +303,10 @@ def test_a_program_with_a_shared_object(
 def test_machine_code_of_a_file_runs_only_where_its_user_says_so(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, x: dict[str, np.ndarray]
 ) -> None:
-    """A forged shared object does something when it is loaded; its checksums are right, as the forger writes them."""
+    """Machine code of a file runs only if the user trusts it, even with valid checksums.
+
+    The forged shared object acts as soon as it is loaded.
+    """
     path, mark, source = tmp_path / "forged", tmp_path / "mark", tmp_path / "code.cpp"
     program = celosia.compile(models / "quantised.onnx", "tiny")
     expected = celosia.Runtime(program).run(x).outputs
@@ -341,7 +344,7 @@ def test_machine_code_of_a_file_runs_only_where_its_user_says_so(
 def test_a_program_of_this_machine_holds_no_machine_code(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, x: dict[str, np.ndarray]
 ) -> None:
-    """Its kernels are compiled of their loops, and found in the cache where this machine has compiled the model."""
+    """A Program for this machine holds loops, which are compiled or found in the cache when it is loaded."""
     program = Program.load(saved)
     assert not program.library and not any(kernel.code for kernel in program.kernels)
     expected = celosia.Runtime(program).run(x).outputs
@@ -374,7 +377,7 @@ def test_forged_loops_are_refused_or_harmless(saved: Path, tmp_path: Path) -> No
 
 
 def test_what_a_board_cannot_run() -> None:
-    """Shapes known at run time only need a compiler there."""
+    """A model with shapes known at run time is refused for a board, which has no compiler."""
     value = onnx.helper.make_tensor_value_info
     nodes = [onnx.helper.make_node("NonZero", ["x"], ["n"]), onnx.helper.make_node("BitwiseNot", ["n"], ["y"], "minus")]
     graph = onnx.helper.make_graph(

@@ -1,4 +1,4 @@
-"""`celosia quantize`: a float network to int8, whose Program gives onnxruntime's bytes; and what it refuses."""
+"""`celosia quantize` converts a float network to int8, whose Program gives onnxruntime's bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ Array = NDArray[Any]
 
 
 def network(batch: int | str = "batch", opset: int = 17, normalise: bool = False) -> onnx.ModelProto:
-    """Convolutions, a residual, pooling and a classifier: `image` [batch, 3, 16, 16] to `logits` [batch, 10]."""
+    """Return a network with convolutions, a residual, pooling and a classifier.
+
+    It maps `image` [batch, 3, 16, 16] to `logits` [batch, 10].
+    """
     rng = np.random.default_rng(0)
     constants = {
         "w1": rng.normal(0, 0.2, (8, 3, 3, 3)), "b1": rng.normal(0, 0.1, 8), "w2": rng.normal(0, 0.1, (8, 8, 3, 3)),
@@ -68,7 +71,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def assert_exact(path: Path, inputs: Array) -> None:
-    """The Program's outputs are onnxruntime's, byte for byte, when that computes int8 in integers."""
+    """Assert that the Program's outputs equal onnxruntime's bytes, computed in integers."""
     from oracle import opened
 
     session = opened(path, int8=True)
@@ -104,7 +107,8 @@ def test_the_result_is_exact_on_the_accelerator(tmp_path: Path, model: Path, opt
 
 
 def test_what_runs_is_quantised_too(tmp_path: Path) -> None:
-    """A model as old exporters write it: sizes of -1, constants among the inputs, two versions, a wrong declaration."""
+    """A model in the style of old exporters is quantised: sizes of -1, constants as inputs, two opsets, a wrong
+    declaration."""
     old = network(opset=13)
     old.ir_version = 3
     old.opset_import.insert(0, helper.make_opsetid("ai.onnx", 11))
@@ -122,7 +126,7 @@ def test_what_runs_is_quantised_too(tmp_path: Path) -> None:
 
 
 def test_the_report_measures(tmp_path: Path, model: Path) -> None:
-    """The figures are those of both models under onnxruntime, on samples that did not calibrate."""
+    """The report compares both models under onnxruntime, on samples that were not used for calibration."""
     from oracle import opened
 
     samples = images(20)
@@ -143,7 +147,7 @@ def test_the_report_measures(tmp_path: Path, model: Path) -> None:
 
 
 def test_a_poor_result_says_which_layer_and_what_to_try(tmp_path: Path, model: Path) -> None:
-    """One channel of conv2 has weights a thousand times as large as the others: one scale is too coarse for them."""
+    """The report names the layer with a large error and advice: here one channel has weights 1000 times larger."""
     proto = onnx.load(model)
     (weights,) = (tensor for tensor in proto.graph.initializer if tensor.name == "w2")
     array = numpy_helper.to_array(weights).copy()
@@ -179,7 +183,7 @@ def test_an_excluded_operator_stays_float(tmp_path: Path, model: Path) -> None:
 
 
 def test_an_old_opset_and_a_normalisation(tmp_path: Path) -> None:
-    """Per-channel scales need opset 13; a batch normalisation goes into its convolution."""
+    """A model of an old opset is upgraded for per-channel scales, and a batch normalisation is folded."""
     onnx.save(network(batch=1, opset=11, normalise=True), tmp_path / "float.onnx")
     report = celosia.quantize(tmp_path / "float.onnx", {"image": images()}, tmp_path / "int8.onnx", config="tiny")
     assert "BatchNormalization" not in {row["op"] for row in report["operators"]}
@@ -190,7 +194,8 @@ def test_an_old_opset_and_a_normalisation(tmp_path: Path) -> None:
 
 
 def test_a_bias_of_two_convolutions(tmp_path: Path) -> None:
-    """onnxruntime's quantiser names the second copy of a bias `b` `b2`, a name that another tensor may have."""
+    """A bias of two convolutions gets a new name. onnxruntime's quantiser names the copy of `b` `b2`, which may
+    exist."""
     model = onnx.parser.parse_model("""
         <ir_version: 9, opset_import: ["" : 17]>
         g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y)
@@ -210,7 +215,7 @@ def test_a_bias_of_two_convolutions(tmp_path: Path) -> None:
 
 
 def test_a_sum_of_several_tensors(tmp_path: Path) -> None:
-    """onnxruntime's quantiser leaves Sum in floats; it is quantised as Adds, but where it is excluded."""
+    """A Sum is quantised as several Adds, unless it is excluded. onnxruntime's quantiser leaves it in floats."""
     model = onnx.parser.parse_model("""
         <ir_version: 9, opset_import: ["" : 17]>
         g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y)
@@ -233,7 +238,7 @@ def test_a_sum_of_several_tensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
 @pytest.mark.parametrize("constants", ["initializers", "nodes"])
 def test_products_of_the_inputs_of_recurrent_layers(op: str, constants: str, tmp_path: Path) -> None:
-    """One MatMul for all steps runs on the accelerator; without the option, or excluded, the layer stays as it is."""
+    """One MatMul for all steps of a recurrent layer runs on the accelerator, if the option asks for it."""
     rng = np.random.default_rng(0)
     gates, hidden, inputs = {"LSTM": 4, "GRU": 3, "RNN": 1}[op], 8, 24
     arrays = {"w": (2, gates * hidden, inputs), "r": (2, gates * hidden, hidden), "b": (2, 2 * gates * hidden)}
@@ -409,7 +414,7 @@ def test_the_difference_of_two_tensors(tmp_path: Path) -> None:
 
 
 def test_a_tensor_whose_rank_onnxruntime_does_not_know(tmp_path: Path) -> None:
-    """onnxruntime infers no shape for the result of a Scaler of ai.onnx.ml; it is no scalar."""
+    """The result of a Scaler, whose shape onnxruntime does not infer, is not taken for a scalar."""
     model = onnx.parser.parse_model("""
         <ir_version: 9, opset_import: ["" : 17, "ai.onnx.ml" : 1]>
         g (float[1, 4] x) => (float[1, 4] y)
@@ -428,7 +433,7 @@ def test_a_tensor_whose_rank_onnxruntime_does_not_know(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape, beta", [((10,), 2.0), ((1, 10), 1.0), ((), 0.5), ((6, 10), 1.0)])
 def test_a_bias_of_any_shape_and_factor(shape: tuple[int, ...], beta: float, tmp_path: Path) -> None:
-    """onnxruntime's quantiser has rows of constants alone, without a factor."""
+    """A Gemm's bias of any shape and factor is quantised; onnxruntime's quantiser only knows constant rows."""
     rng = np.random.default_rng(0)
     graph = onnx.parser.parse_graph(f"g (float[6, 8] x) => (float[6, 10] y) {{ y = Gemm<beta = {beta}>(x, w, b) }}")
     for name, array in {"w": rng.normal(size=(8, 10)), "b": rng.normal(size=shape) + 2}.items():
@@ -441,7 +446,7 @@ def test_a_bias_of_any_shape_and_factor(shape: tuple[int, ...], beta: float, tmp
 
 
 def test_folders_and_archives_are_the_same_samples(tmp_path: Path, model: Path) -> None:
-    """.npy with or without the batch axis, .npz, one archive of rows: the same model, byte for byte."""
+    """Samples as .npy with or without batch axis, as .npz or as one archive give the same model."""
     (tmp_path / "folder").mkdir()
     for k, image in enumerate(images(3)):
         if k == 2:
@@ -458,7 +463,7 @@ def test_folders_and_archives_are_the_same_samples(tmp_path: Path, model: Path) 
 
 
 def test_images(tmp_path: Path, model: Path) -> None:
-    """Pictures are the arrays that the formula of the documentation gives."""
+    """Pictures become arrays by the documented formula."""
     from PIL import Image
 
     (tmp_path / "pictures").mkdir()
@@ -475,7 +480,7 @@ def test_images(tmp_path: Path, model: Path) -> None:
 
 
 def test_a_folder_for_each_class_is_as_good_as_one(tmp_path: Path, model: Path) -> None:
-    """What `celosia eval --data` takes: folders of classes, and archives with labels."""
+    """Folders of classes and archives with labels, as `celosia eval --data` takes them, are samples, too."""
     for name, folder in (("flat", "."), ("classes", "cat"), ("classes", "dog")):
         (tmp_path / name / folder).mkdir(parents=True)
     for k, image in enumerate(images(4)):
@@ -581,7 +586,7 @@ def nameless(proto: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize("habit", [shapeless, untyped, out_of_order, nameless], ids=lambda habit: str(habit.__name__))
 def test_models_as_exporters_leave_them(tmp_path: Path, habit: Callable[[onnx.ModelProto], None]) -> None:
-    """Whatever onnxruntime and `celosia compile` take is quantised, too, to the same bytes."""
+    """A model with an exporter's habits is quantised to the same bytes as a plain one."""
     proto = network()
     habit(proto)
     onnx.save(proto, tmp_path / "float.onnx")
@@ -589,8 +594,8 @@ def test_models_as_exporters_leave_them(tmp_path: Path, habit: Callable[[onnx.Mo
     for name in ("float", "plain"):
         celosia.quantize(tmp_path / f"{name}.onnx", {"image": images()}, tmp_path / f"{name}-int8.onnx", config="tiny")
     assert_exact(tmp_path / "float-int8.onnx", images(2))
-    given = {"image": images(1)}
-    results = [celosia.Runtime(tmp_path / f"{name}-int8.onnx", config="tiny").run(given) for name in ("float", "plain")]
+    feed = {"image": images(1)}
+    results = [celosia.Runtime(tmp_path / f"{name}-int8.onnx", config="tiny").run(feed) for name in ("float", "plain")]
     np.testing.assert_array_equal(results[0].outputs["logits"], results[1].outputs["logits"])
 
 

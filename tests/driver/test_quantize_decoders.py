@@ -1,4 +1,4 @@
-"""`celosia quantize` for decoders: open sizes stay open, products are quantised and nothing else, and perplexity."""
+"""`celosia quantize` on decoders: open sizes stay open, only products are quantised, perplexity is reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OPEN |= {name.replace("past_key_values", "present"): [1, HEADS, "total", SIZE] f
 
 
 class TinyDecoder(DynamicNet):
-    """A decoder as optimum exports them, with random weights: products with a bias of their own, GELU, a mask."""
+    """A decoder as optimum exports it, with random weights: products with separate biases, GELU, a mask."""
 
     def __init__(self) -> None:
         super().__init__("decoder", seed=5, quantised=False)
@@ -44,10 +44,10 @@ class TinyDecoder(DynamicNet):
         caches = [self.input(name, OPEN[name]) for name in CACHES]
         x = self.node("Gather", self.normal(VOCABULARY, WIDTH), tokens)
         x = self.node("Add", x, self.node("Gather", self.normal(CONTEXT, WIDTH), positions))
-        x, seen = self.norm(x, WIDTH), self.mask(tokens, mask)
+        x, causal_mask = self.norm(x, WIDTH), self.mask(tokens, mask)
         for layer, (key, value) in enumerate(zip(caches[::2], caches[1::2])):
             rows = self.norm(x, WIDTH) if layer else x  # an operand of products, and a residual
-            x = self.node("Add", x, self.attention(rows, layer, key, value, seen))
+            x = self.node("Add", x, self.attention(rows, layer, key, value, causal_mask))
             wide = self.gelu(self.biased(self.norm(x, WIDTH), WIDTH, 2 * WIDTH))
             x = self.node("Add", x, self.biased(wide, 2 * WIDTH, WIDTH))
         logits = self.node("MatMul", self.norm(x, WIDTH), self.normal(WIDTH, VOCABULARY, deviation=0.2))
@@ -59,7 +59,7 @@ class TinyDecoder(DynamicNet):
         return str(self.node("Add", self.normal(outputs, deviation=0.1), product))
 
     def mask(self, tokens: str, mask: str) -> str:
-        """What is added to scores [1, heads, steps, total]."""
+        """Append the mask that is added to scores [1, heads, steps, total]."""
         zero, one = (self.constant(axis, np.int64) for axis in range(2))
         total, steps = (self.node("Gather", self.node("Shape", x), one) for x in (mask, tokens))
         columns = self.node("Range", zero, total, one)
@@ -85,7 +85,7 @@ def tokens(count: int = 25, steps: int = 12) -> Array:
 
 
 def feed(ids: Array, padding: int = 0, caches: dict[str, Array] | None = None) -> dict[str, Array]:
-    """Inputs for `ids` [steps] after the tokens of `caches`, in front of which there is padding of random values."""
+    """Return inputs for `ids` [steps] after the tokens of `caches`, with random padding before them."""
     caches = caches or {name: np.zeros((1, HEADS, 0, SIZE), np.float32) for name in CACHES}
     past = caches[CACHES[0]].shape[2]
     rng = np.random.default_rng(3)
@@ -98,7 +98,7 @@ def feed(ids: Array, padding: int = 0, caches: dict[str, Array] | None = None) -
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, Any]]:
-    """The float model, the int8 one, and the report."""
+    """Return the paths of the float model, the int8 model and the report."""
     folder = tmp_path_factory.mktemp("decoder")
     onnx.save(TinyDecoder().model(), folder / "float.onnx")
     report = celosia.quantize(folder / "float.onnx", {"input_ids": tokens()}, folder / "int8.onnx", config="tiny")
@@ -180,7 +180,7 @@ def test_a_padded_cache_gives_the_same(files: tuple[Path, Path, dict[str, Any]])
 
 
 def test_caches_are_returned_as_they_came(files: tuple[Path, Path, dict[str, Any]]) -> None:
-    """Rounding or clipping them again is no part of the model: products read a rounded copy."""
+    """Caches are returned without rounding; products read a rounded copy."""
     from oracle import opened
 
     given = feed(tokens()[0, :2], padding=4)
@@ -283,7 +283,7 @@ def test_what_is_a_decoder() -> None:
 
 
 def test_operators_are_a_choice(tmp_path: Path) -> None:
-    """Only products of a model that is no decoder; a name that there is not is refused."""
+    """The option --operators chooses what is quantised in a model that is no decoder; unknown names are refused."""
     net = DynamicNet("plain", seed=1, quantised=False)
     x = net.node("Relu", net.node("Conv", net.input("image", [1, 2, 4, 4]), net.normal(2, 2, 1, 1)))
     x = net.node("MatMul", net.node("Flatten", x), net.normal(32, 8))
@@ -306,7 +306,7 @@ ROTARY = DecoderNetwork(heads=2, groups=1, inner=32, wide=48, layers=1, vocabula
 
 @pytest.mark.parametrize("network", [ROTARY, replace(ROTARY, rotary=False)])
 def test_what_is_between_products(network: DecoderNetwork) -> None:
-    """In attention; and all, which is the residual stream and norms, too, but no function of one tensor, as GELU is."""
+    """The choices quantise attention, rotary positions, or all: also the residual stream and norms, but not GELU."""
     model = network.model()
     constants = {tensor.name for tensor in model.graph.initializer}
     of_two = {node.name for node in model.graph.node if not constants.intersection(node.input)}
@@ -317,16 +317,19 @@ def test_what_is_between_products(network: DecoderNetwork) -> None:
     assert set(attention.operators) == (network.attending & of_two) | network.turning | softmaxes
     rotary = operators_between_products(model, "rotary")
     assert set(rotary.operators) == network.turning and not rotary.masked
-    found = operators_between_products(model, "all")
+    everything = operators_between_products(model, "all")
     gates = network.gated & of_two if network.rotary else set()
-    assert set(found.operators) - gates == set(attention.operators) | norms | network.stream
-    assert found.masked == attention.masked and len(found.masked) == network.layers
+    assert set(everything.operators) - gates == set(attention.operators) | norms | network.stream
+    assert everything.masked == attention.masked and len(everything.masked) == network.layers
 
 
 @pytest.mark.parametrize("operators", [pytest.param("attention", marks=pytest.mark.thorough), "all"])
 def test_attention_and_all_in_bytes(operators: str, tmp_path: Path) -> None:
-    """A mask of -10,000 leaves steps to the scores. Each tensor is onnxruntime's; with the hardware for it, and norms
-    that are rounded correctly, a step is one launch."""
+    """Attention, or all of a decoder, is quantised with onnxruntime's bytes; a mask of -10,000 leaves steps to the
+    scores.
+
+    With the hardware for it and norms that are rounded correctly, a step is one launch.
+    """
     onnx.save(ROTARY.model(), tmp_path / "float.onnx")
     made, random = tmp_path / "int8.onnx", np.random.default_rng(0).integers(0, 20, (25, 16))
     report = celosia.quantize(tmp_path / "float.onnx", {"input_ids": random}, made, operators=operators, config="tiny")
@@ -345,7 +348,8 @@ def test_attention_and_all_in_bytes(operators: str, tmp_path: Path) -> None:
 
 
 def test_gates_of_products_are_quantised(tmp_path: Path) -> None:
-    """SwiGLU, behind normalisations whose type ONNX does not know: four launches a layer, one of rotary positions."""
+    """SwiGLU is quantised, also after normalisations of unknown type: four launches a layer, one for rotary
+    positions."""
     network = DecoderNetwork(heads=2, groups=1, inner=16, wide=48, layers=1, vocabulary=20, most=32, rotary=True)
     model = network.model()
     onnx.save(model, tmp_path / "float.onnx")
@@ -361,8 +365,10 @@ def test_gates_of_products_are_quantised(tmp_path: Path) -> None:
 
 
 def test_rotary_positions_in_bytes_take_no_launch_of_their_own(tmp_path: Path) -> None:
-    """Three launches a layer, on a Config without softmax: scores and normalisations are floats. Each head has keys of
-    its own, of which onnxruntime would otherwise make heads behind rotary positions."""
+    """Each layer takes three launches on a Config without softmax, and rotary positions none of their own.
+
+    Each head has its own keys; onnxruntime would otherwise repeat heads after rotary positions.
+    """
     network = replace(ROTARY, groups=2)
     onnx.save(network.model(), tmp_path / "float.onnx")
     tokens, made = np.random.default_rng(0).integers(0, 20, (4, 16)), tmp_path / "int8.onnx"

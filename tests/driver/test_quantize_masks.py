@@ -1,4 +1,4 @@
-"""What hides scores from a softmax leaves the steps of a byte to the others, however a model writes it."""
+"""A mask, however a model writes it, leaves the quantisation steps of a byte to the visible scores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMS = {
 
 
 def masked(form: str, low: float) -> onnx.ModelProto:
-    """x [1, 12, 32] through attention of one head, in which each token sees those before it alone."""
+    """Return causal attention of one head on x [1, 12, 32]."""
     rng = np.random.default_rng(0)
     hidden = np.triu(np.ones((1, 12, 12), bool), 1)
     constants = {

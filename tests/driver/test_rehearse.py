@@ -1,4 +1,4 @@
-"""A deployment to a board that is simulated here, by the code that deploys to a real one."""
+"""`celosia rehearse` deploys to a simulated board with the code that deploys to a real one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_command_shows_each_step(model: Path) -> None:
 
 
 def test_another_result_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A board that computes something else than this machine."""
+    """A board that computes another result is reported."""
     sound = rehearsing.deploy.run
 
     def wrong(*args: object, **options: object) -> object:
@@ -55,7 +55,7 @@ def test_another_result_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_board_is_that_of_the_deployment(model: Path) -> None:
-    """A bitstream of another Config, or none, ends as it does on a real board."""
+    """A wrong or missing bitstream ends a rehearsal as on a real board."""
     x = {"input_1": np.random.default_rng(0).normal(size=(1, 3, 8, 8)).astype(np.float32)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rehearsing.deploy, "flash", lambda *args: 100.0)

@@ -1,4 +1,4 @@
-"""Pages of figures: what they draw, against plain models of it; files that are no reports; sizes."""
+"""Report pages draw what plain models predict, refuse files that are no reports, and stay small."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def instructions(program: Program, launch: LaunchStep) -> list[Any]:
 
 
 class Log(Accesses):
-    """Record all accesses and check none."""
+    """Records all accesses and checks none."""
 
     def __init__(self, like: Accesses) -> None:
         super().__init__(like.name, like.reads.shape[1], like.unit, like.must_be_written)
@@ -72,30 +72,30 @@ class Log(Accesses):
 
 
 def held(log: Log, start: Sequence[int], end: Sequence[int]) -> list[tuple[int, int]]:
-    """From when until when each place holds what is read: one place at a time."""
-    found, since, until = [], dict[int, int](), dict[int, int]()
+    """Return the intervals in which each place holds a value that is still read."""
+    intervals, since, until = [], dict[int, int](), dict[int, int]()
     for number, written, places in log.log:
         read = {place for other, is_write, own in log.log if other == number and not is_write for place in own}
         for place in places:
             if not written:
                 until[place] = max(until.get(place, 0), end[number])
             elif log.name != "acc" or place not in read:  # GEMM adds to what it reads
-                found.append((since.get(place, 0), until.get(place, 0)))
+                intervals.append((since.get(place, 0), until.get(place, 0)))
                 since[place] = until[place] = start[number]
-    found += [(since[place], until[place]) for place in since]
-    return [(a, b) for a, b in found if b > a]
+    intervals += [(since[place], until[place]) for place in since]
+    return [(a, b) for a, b in intervals if b > a]
 
 
 def launches(program: Program, counters: list[Counters]) -> Iterator[tuple[int, list[Any], list[int], list[int]]]:
-    """Of each launch: the cycle that it starts in, its instructions, and the cycles of their starts and ends."""
+    """Yield for each launch its first cycle, its instructions, and the cycles of their starts and ends."""
     now = 0
-    for launch, each in zip(program.launches, counters):
-        events = sorted(each.events, key=lambda event: event.index)
+    for launch, measured in zip(program.launches, counters):
+        events = sorted(measured.events, key=lambda event: event.index)
         yield (
             now, instructions(program, launch), [now + event.start for event in events],
             [now + event.end for event in events],
         )  # fmt: skip
-        now += each.cycles or 0
+        now += measured.cycles or 0
 
 
 def test_scratchpads_hold_what_is_still_to_be_read(traced: tuple[Program, list[Counters], Activity]) -> None:
@@ -218,7 +218,7 @@ def test_names_do_not_matter_to_the_graph(names: str) -> None:
 
 
 class Reader(HTMLParser):
-    """Titles and texts of a page; fails where an element does not end."""
+    """Parses a page into titles and texts. Fails if an element does not end."""
 
     VOID = "meta", "link"
 
@@ -309,7 +309,7 @@ def test_names_are_text(program: Program) -> None:
 
 @pytest.fixture(scope="module")
 def saved(program: Program, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the Program and the report of a run."""
+    """Return a folder with the Program and the report of a run."""
     folder = tmp_path_factory.mktemp("pages")
     program.save(folder / "p.celosia")
     inputs = {each.name: np.zeros(each.shape, each.dtype) for each in program.inputs}

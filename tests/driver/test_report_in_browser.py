@@ -1,4 +1,4 @@
-"""Pages in a real browser: nothing on the console, figures there on a screen and on a phone, in light and in dark."""
+"""Pages in a real browser print nothing to the console and draw all figures, on any screen, light or dark."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def report(program: Program) -> dict[str, Any]:
 
 
 def colours(tab: Browser, folder: Path, figure: str) -> dict[tuple[int, ...], float]:
-    """The share of each colour in what a figure looks like."""
+    """Return the share of each colour in a figure's screenshot."""
     script = f"""(() => {{ const box = document.getElementById({figure!r}).getBoundingClientRect();
         return {{x: box.x + scrollX, y: box.y + scrollY, width: box.width, height: box.height}} }})()"""
     path = tab.picture(folder / f"{figure}.png", clip=tab.run(script))
@@ -63,8 +63,8 @@ def rgb(colour: str) -> tuple[int, ...]:
 
 
 def check(tab: Browser, folder: Path, figures: int) -> None:
-    """The page that is open: quiet, no wider than the window, each figure drawn, and written in ink on paper."""
-    assert tab.said == []
+    """Assert that the open page is quiet, fits the window, draws each figure, and is readable."""
+    assert tab.messages == []
     assert (
         tab.run("window.hacked") is None and tab.run("document.querySelectorAll('main img, main script').length") == 0
     )
@@ -75,9 +75,9 @@ def check(tab: Browser, folder: Path, figures: int) -> None:
                   for name in ("--card", "--ink"))  # fmt: skip
     assert abs(np.mean(paper) - np.mean(ink)) > 150
     for figure in ids:
-        seen = colours(tab, folder, figure)
-        assert 0.2 < seen.get(paper, 0) < 0.995, (figure, seen.get(paper, 0))
-        data = {name: share for name, share in seen.items() if max(name) - min(name) > 60 or name == rgb(LATENCY)}
+        shares = colours(tab, folder, figure)
+        assert 0.2 < shares.get(paper, 0) < 0.995, (figure, shares.get(paper, 0))
+        data = {name: share for name, share in shares.items() if max(name) - min(name) > 60 or name == rgb(LATENCY)}
         assert 0.001 < sum(data.values()) < 0.75, figure
 
 
@@ -91,7 +91,7 @@ def test_figures_are_drawn(tab: Browser, program: Program, tmp_path: Path, scree
 
 
 def test_what_a_page_does(tab: Browser, program: Program, tmp_path: Path) -> None:
-    """Colours follow the system, and the timeline the layer that is chosen, of which the loops are shown."""
+    """Colours follow the system's theme, and the timeline follows the chosen layer, whose loops are shown."""
     celosia.report(program).save(tmp_path / "page.html")
     tab.open(tmp_path / "page.html", **SCREEN)
     time = "Bokeh.documents.map(doc => doc.get_model_by_name('time')).find(Boolean)"
@@ -114,14 +114,14 @@ def test_what_a_page_does(tab: Browser, program: Program, tmp_path: Path) -> Non
 
 
 def drawn_bars(program: Program) -> list[tuple[str, int, int, int]]:
-    """Unit, number, first cycle, and cycles of each instruction, beside those before it on its unit."""
+    """Return unit, number, first cycle and cycles of each instruction, without overlaps on a unit."""
     (run,) = explain.predict_counters(program)
-    end, found = dict[str, int](), []
+    end, bars = dict[str, int](), []
     for event in sorted(run.events, key=lambda event: event.index):
         first = max(event.start, end.get(event.unit, 0))
         end[event.unit] = event.end
-        found.append((event.unit, event.index, first, event.end - first))
-    return found
+        bars.append((event.unit, event.index, first, event.end - first))
+    return bars
 
 
 def wheel(tab: Browser, figure: str, turns: int) -> None:
@@ -160,23 +160,23 @@ def choose(tab: Browser, layer: str) -> None:
     tab.run("document.getElementById('layer').dispatchEvent(new Event('change'))")
 
 
-def hovered(tab: Browser, figure: str, enough: Callable[[str], bool] = lambda said: False) -> str:
-    """Return the text of tooltips while the pointer passes over a figure, until that is enough."""
+def hovered(tab: Browser, figure: str, enough: Callable[[str], bool] = lambda text: False) -> str:
+    """Return the text of tooltips while the pointer passes over a figure, until `enough` is true."""
     tab.run(f"document.getElementById({figure!r}).scrollIntoView()")
     box = tab.run(f"document.getElementById({figure!r}).getBoundingClientRect().toJSON()")
     words = """(() => { const found = []; const walk = root => { for (const each of root.querySelectorAll('*')) {
         if (each.localName.includes('tooltip') || each.className?.includes?.('bk-Tooltip'))
             found.push(each.shadowRoot?.textContent ?? each.textContent);
         if (each.shadowRoot) walk(each.shadowRoot) } }; walk(document); return found.join('\\n') })()"""
-    said = ""
+    text = ""
     for y in np.linspace(box["y"] + 40, min(box["y"] + box["height"], 790) - 50, 12):
         for x in (box["x"] + 120, box["x"] + 200, box["x"] + 400):
             tab.move(x, float(y))
         tab.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        said += tab.run(words)
-        if enough(said):
+        text += tab.run(words)
+        if enough(text):
             break
-    return said
+    return text
 
 
 def test_hostile_names_are_words(tab: Browser, program: Program, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_hostile_names_are_words(tab: Browser, program: Program, tmp_path: Path)
         said = hovered(tab, figure, shows_one)
         assert shows_one(said), (figure, said)
     choose(tab, "0")
-    assert tab.run("window.hacked") is None and tab.said == []
+    assert tab.run("window.hacked") is None and tab.messages == []
 
 
 def test_hundreds_of_layers(tab: Browser, report: dict[str, Any], tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_few_layers(tab: Browser, tmp_path: Path, layers: int) -> None:
 
 
 def test_faults_are_found(tab: Browser, program: Program, tmp_path: Path) -> None:
-    """The check finds an error on the console, code that runs, the network, a wide page, and a figure without data."""
+    """The check finds an error on the console, injected code, network use, a wide page, and an empty figure."""
     plain, drawn = celosia.report(few(0)).html(), celosia.report(program).html()
     for page, fault in (
         (plain, "<script>console.error('wrong')</script>"), (plain, "<script>missing()</script>"),
@@ -253,7 +253,7 @@ def test_the_front_of_an_exploration(tab: Browser, models: Path, tmp_path: Path,
 
 
 def tooltips(tab: Browser, folder: Path, figure: str, colour: str) -> list[tuple[float, str]]:
-    """Widths and words of the tooltips where the pointer is at something of this colour in a figure."""
+    """Return widths and words of the tooltips at pixels of this colour in a figure."""
     tab.run(f"document.getElementById({figure!r}).scrollIntoView()")
     pixels = np.asarray(Image.open(tab.picture(folder / "seen.png")).convert("RGB"))
     top = tab.run(f"document.getElementById({figure!r}).getBoundingClientRect().top")
@@ -263,12 +263,12 @@ def tooltips(tab: Browser, folder: Path, figure: str, colour: str) -> list[tuple
         if (each.className?.includes?.('bk-Tooltip') && each.getBoundingClientRect().width)
             found.push([each.getBoundingClientRect().width, each.shadowRoot.textContent]);
         if (each.shadowRoot) walk(each.shadowRoot) } }; walk(document); return found })()"""
-    found = []
+    tips = []
     for n in np.linspace(0, inside.sum() - 1, 24).astype(int):
         tab.move(float(x[inside][n]), float(y[inside][n]))
         tab.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        found += [(width, words) for width, words in tab.run(shown)]
-    return found
+        tips += [(width, words) for width, words in tab.run(shown)]
+    return tips
 
 
 HOW = "no wider bus_bytes", "<img src=x onerror=window.hacked=1> " + "long " * 300
@@ -276,7 +276,7 @@ HOW = "no wider bus_bytes", "<img src=x onerror=window.hacked=1> " + "long " * 3
 
 @pytest.mark.parametrize("how", some(HOW, HOW[1:]))
 def test_what_a_config_is_fits_the_screen(tab: Browser, tmp_path: Path, how: str) -> None:
-    """Hovering above a Config of many fields, and one of a file that means no good."""
+    """Tooltips of a Config with many fields, and of one from a malicious file, fit the screen."""
     fields = {name: 1024 for name in Config().to_dict() if name != "name"}
     points = [
         {"digest": f"{n:06d}", "set": {**fields, "taps": n},

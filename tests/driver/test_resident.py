@@ -1,4 +1,4 @@
-"""Caches that the accelerator's memory keeps from run to run: only rows that are new are written."""
+"""Caches stay in the accelerator's memory between runs: only new rows are written."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_some_rows_are_written_where_all_would_be(
 
 
 class CountingDevice(FunctionalDevice):
-    """Counts what is written, and fails when it is told to."""
+    """Counts the bytes that are written; runs fail while `failing` is set."""
 
     written, failing = 0, False
 
@@ -78,10 +78,10 @@ class CountingDevice(FunctionalDevice):
         self.written += data.nbytes
         super().write(addr, data)
 
-    def run(self, *given: Any, **named: Any) -> Any:
+    def run(self, *args: Any, **named: Any) -> Any:
         if self.failing:
             raise DeviceError("planted")
-        return super().run(*given, **named)
+        return super().run(*args, **named)
 
 
 def test_a_step_writes_the_rows_that_are_new(gpt: Path) -> None:
@@ -104,11 +104,11 @@ def test_a_step_writes_the_rows_that_are_new(gpt: Path) -> None:
 
 
 def test_a_stream_forgets_what_lies_there(gpt: Path) -> None:
-    """Its runs are in several memories: which one the next step finds is not known."""
+    """A stream uses several memories, so that the next step writes whole caches again."""
     with Decoder(gpt, length=64) as decoder:
         program = decoder.program()
     caches = {pack.cache for launch in program.launches for pack in launch.pack if pack.cache}
-    zeros = {each.name: np.zeros(each.shape, each.dtype) for each in program.inputs}
+    zeros = {tensor.name: np.zeros(tensor.shape, tensor.dtype) for tensor in program.inputs}
     ones = zeros | {name: np.ones_like(zeros[name]) for name in caches}
     runtime, unchanged = celosia.Runtime(program), dict.fromkeys(caches, range(0))
     assert len(list(runtime.run_each([ones] * 4))) == 4
@@ -117,7 +117,7 @@ def test_a_stream_forgets_what_lies_there(gpt: Path) -> None:
 
 
 def test_rows_that_are_not_written_are_missed(gpt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault for the tests of tokens."""
+    """The tests of tokens find a planted fault: new rows are not written."""
     with Decoder(gpt, length=64) as decoder:
         tokens = list(decoder.session().generate([1, 2], 12))
         monkeypatch.setattr(resident, "addresses_of_rows", lambda *given: iter(()))

@@ -1,4 +1,4 @@
-"""The Runtime: outputs as onnxruntime has them, the keys of the report, what it refuses."""
+"""The Runtime gives onnxruntime's outputs and the documented report, and refuses wrong inputs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def expected(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> dict[str,
 
 
 def check_report(report: dict[str, object], clock: bool) -> None:
-    """The keys and types of REPORT.json."""
+    """Check the keys and types of REPORT.json."""
     report = json.loads(json.dumps(report))
     assert report.keys() == REPORT
     assert report["seconds"].keys() == {"compile", "build", "run", "cpu"}
@@ -160,7 +160,7 @@ def test_another_device_or_config() -> None:
 
 
 def test_a_program_for_another_processor(tmp_path: Path) -> None:
-    """Its kernels are compiled again: of what was made for another one nothing runs."""
+    """Kernels for another processor are compiled again; their machine code never runs."""
     program = celosia.compile(quantised(), "tiny")
     expected = celosia.Runtime(program).run({"input_1": values()}).outputs
     program.kernels = [dataclasses.replace(each, host="sparc sun4 +v9", code=b"none") for each in program.kernels]

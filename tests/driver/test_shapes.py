@@ -1,4 +1,4 @@
-"""Models with open sizes, against onnxruntime, and how many Programs they take."""
+"""Models with open sizes give onnxruntime's results, with as few Programs as expected."""
 
 from __future__ import annotations
 
@@ -45,16 +45,19 @@ def session(proto: onnx.ModelProto) -> Any:
     return opened(proto, int8=True)
 
 
-def agree(proto: onnx.ModelProto, inputs: dict[str, Array], found: dict[str, Array], relative: float = 0) -> None:
-    """Integers are equal, and floats up to the rounding of exp and sums; or in all, up to `relative` of them."""
-    for name, wanted in zip([each.name for each in proto.graph.output], session(proto).run(None, inputs), strict=True):
-        assert (found[name].shape, found[name].dtype) == (wanted.shape, wanted.dtype)
+def agree(proto: onnx.ModelProto, inputs: dict[str, Array], outputs: dict[str, Array], relative: float = 0) -> None:
+    """Compare outputs with onnxruntime's: integers are equal, floats up to rounding, or up to `relative` of their
+    norm."""
+    for name, wanted in zip(
+        [value.name for value in proto.graph.output], session(proto).run(None, inputs), strict=True
+    ):
+        assert (outputs[name].shape, outputs[name].dtype) == (wanted.shape, wanted.dtype)
         if relative and wanted.dtype.kind == "f":
-            assert np.linalg.norm(found[name] - wanted) <= relative * np.linalg.norm(wanted)
+            assert np.linalg.norm(outputs[name] - wanted) <= relative * np.linalg.norm(wanted)
         elif wanted.dtype.kind == "f":
-            np.testing.assert_allclose(found[name], wanted, rtol=1e-5, atol=2e-6)
+            np.testing.assert_allclose(outputs[name], wanted, rtol=1e-5, atol=2e-6)
         else:
-            np.testing.assert_array_equal(found[name], wanted)
+            np.testing.assert_array_equal(outputs[name], wanted)
 
 
 FLIPS = {"encoder": 0.03, "decoder": 0.03}
@@ -85,7 +88,7 @@ def test_five_shapes_in_float(name: str) -> None:
 
 
 def test_a_wrong_encoder_is_far_off(protos: dict[str, onnx.ModelProto]) -> None:
-    """Positions are added to the wrong states: another input's."""
+    """The comparison finds an encoder that adds positions to the states of another input."""
     inputs = feed("encoder", (65,))
     outputs = Runtime(protos["encoder"], config="tiny").run({"mel": inputs["mel"][:, :, ::-1].copy()}).outputs
     outputs["states"] = outputs["states"][:, ::-1]
@@ -108,7 +111,7 @@ def test_a_shape_costs_nothing_the_second_time(protos: dict[str, onnx.ModelProto
 
 
 def test_counts_compile_nothing(protos: dict[str, onnx.ModelProto], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither does a longer cache, nor another number of boxes."""
+    """Another number of samples, a longer cache or other numbers of boxes compile no new Program."""
     decoder, detector = (Runtime(protos[name], config="tiny") for name in ("decoder", "detector"))
     decoder.run(feed("decoder", (1, 3)))
     found = len(detector.run(feed("detector", (32, 32))).outputs["scores"])
@@ -133,7 +136,7 @@ def test_counts_compile_nothing(protos: dict[str, onnx.ModelProto], monkeypatch:
 
 
 def test_a_loop_that_gathers_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its list grows with every step, by as many steps as an input says."""
+    """A loop whose list grows by as many steps as an input says compiles no new Program."""
     value = helper.make_tensor_value_info
     body = helper.make_graph(
         [
@@ -163,7 +166,7 @@ def test_a_loop_that_gathers_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_cache_grows(protos: dict[str, onnx.ModelProto]) -> None:
-    """Four steps of a decoder at once, and others one by one, each with what the one before it returned."""
+    """A decoder runs four steps at once, then single ones, each with the cache that the run before returned."""
     runtime, inputs = Runtime(protos["decoder"], config="tiny"), feed("decoder", (4, 0))
     theirs, names = session(protos["decoder"]), [each.name for each in protos["decoder"].graph.output]
     wanted = dict(inputs)
@@ -240,10 +243,10 @@ def test_inspect_says_what_stays_open(protos: dict[str, onnx.ModelProto], tmp_pa
 
 
 def test_the_size_that_is_missing_is_named(protos: dict[str, onnx.ModelProto]) -> None:
-    """Not the length of a cache, which may stay open."""
+    """The error names the missing size, but not the length of a cache, which may stay open."""
     proto = onnx.ModelProto()
     proto.CopyFrom(protos["decoder"])
-    proto.graph.input.append(proto.graph.input.pop(0))  # which comes first now
+    proto.graph.input.append(proto.graph.input.pop(0))  # a cache comes first now
     with pytest.raises(ModelError, match=r"'tokens'.*\(steps\).*--shape tokens=1"):
         celosia.compile(proto, "tiny")
 
@@ -300,7 +303,7 @@ def test_a_batch_on_an_accelerator_of_two_images(protos: dict[str, onnx.ModelPro
 
 
 def test_a_batch_that_cannot_be_cut_is_a_size_like_others() -> None:
-    """A mean over all samples: each number of them has a Program of its own."""
+    """A model with a mean over all samples has a Program for each number of samples."""
     weights = numpy_helper.from_array(np.eye(3, 4, dtype=np.float32), "w")
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),
@@ -372,7 +375,7 @@ def test_the_least_recent_program_goes() -> None:
 
 
 def test_one_device_for_all_shapes(protos: dict[str, onnx.ModelProto]) -> None:
-    """The memory of a given device is filled again where another Program runs on it."""
+    """One device runs several Programs; its memory is filled again when the Program changes."""
     runtime = Runtime(protos["encoder"], FunctionalDevice(Config.load("tiny")))
     for length in (20, 24, 20):
         inputs = feed("encoder", (length,))
@@ -390,7 +393,7 @@ def test_what_shapes_may_be_given() -> None:
 
 
 def test_a_shape_that_the_graph_refuses() -> None:
-    """The sentence names the operator and the shapes that were given."""
+    """The error for an impossible shape names the operator and the given shapes."""
     proto = dynamic()
     proto.graph.input[1].type.tensor_type.shape.dim[3].dim_param = "other"
     with pytest.raises(ModelError, match=r"Mul \(mul\).*image \[1, 3, 6, 8\], scale"):
@@ -408,7 +411,7 @@ def test_more_than_the_graph_has_positions_for(protos: dict[str, onnx.ModelProto
 
 
 def test_models_of_sequences_have_sizes_at_run_time_anyway() -> None:
-    """So nothing of them must be given."""
+    """Models with sequences need no sizes, since theirs are known at run time only."""
     value = helper.make_tensor_value_info
     nodes = [
         helper.make_node("SplitToSequence", ["x"], ["s"], axis=0),

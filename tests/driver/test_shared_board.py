@@ -1,4 +1,4 @@
-"""Several processes, and dying ones, on one board: nobody takes another one's run for his own."""
+"""Several hosts on one board, some of which die, never take another host's run for their own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def opened(accelerator: Accelerator, address: int, **options: Any) -> BoardDevic
 
 @pytest.mark.parametrize("moment", ["aborted", "done", "under way"])
 def test_a_foreign_run_is_not_taken_for_ours(moment: str) -> None:
-    """It comes while we wait: ours is aborted. What is found then is the foreign one's end."""
+    """A host notices that another host has aborted its run, and does not take that host's end for its own."""
     accelerator = Accelerator(TINY)
     other = Control(accelerator.read, accelerator.write)
     came: list[int] = []
@@ -69,15 +69,15 @@ def test_a_foreign_run_is_not_taken_for_ours(moment: str) -> None:
 
 
 class Interleaved:
-    """Hosts in threads, of which one after the other, any, may access the registers once."""
+    """Hosts in threads; a random one at a time may access the registers once."""
 
     def __init__(self, accelerator: Accelerator, seed: int) -> None:
         self.accelerator, self.random = accelerator, random.Random(seed)
         self.turns: dict[int, threading.Semaphore] = {}
-        self.given = threading.Semaphore(0)
+        self.arrived = threading.Semaphore(0)
 
     def access(self, host: int, method: str, *arguments: int) -> Any:
-        self.given.release()
+        self.arrived.release()
         self.turns[host].acquire()
         return getattr(self.accelerator, method)(*arguments)
 
@@ -92,22 +92,22 @@ class Interleaved:
                     host(control)
                 finally:
                     del self.turns[number]
-                    self.given.release()
+                    self.arrived.release()
 
             threads.append(threading.Thread(target=go, daemon=True))
             threads[-1].start()
-            assert self.given.acquire(timeout=10)  # it stands before its first access
+            assert self.arrived.acquire(timeout=10)  # it stands before its first access
         while self.turns:
             self.turns[self.random.choice(list(self.turns))].release()
-            assert self.given.acquire(timeout=10)
+            assert self.arrived.acquire(timeout=10)
         for thread in threads:
             thread.join(10)
 
 
 def attempts(seed: int) -> list[tuple[int, int]]:
-    """(what a host took for its run's cycles, what they would have been) of two hosts that look at no lock."""
+    """Return (measured cycles, expected cycles) of the successful runs of two hosts that use no lock."""
     accelerator = Accelerator(TINY, length=12)
-    found: list[tuple[int, int]] = []
+    results: list[tuple[int, int]] = []
 
     def host(base: int, control: Control) -> None:
         for place in range(3):
@@ -117,20 +117,20 @@ def attempts(seed: int) -> list[tuple[int, int]]:
                 control.start()
                 for _ in range(200):
                     if control.is_done():
-                        found.append((control.counters(str)["cycles"], base + place))
+                        results.append((control.counters(str)["cycles"], base + place))
                         break
             except DeviceError:
                 pass
 
     Interleaved(accelerator, seed).run(partial(host, 0x1000), partial(host, 0x8000))
-    return found
+    return results
 
 
 def test_however_two_hosts_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where their writes of registers mix. What is taken for a success is one."""
-    found = [each for seed in range(60) for each in attempts(seed)]
-    assert len(found) > 20 and all(cycles == wanted for cycles, wanted in found)
-    # Which is not to be had by looking at half of it, nor by not looking.
+    """Each run that a host takes for a success is its own, also if their writes of registers mix."""
+    results = [result for seed in range(60) for result in attempts(seed)]
+    assert len(results) > 20 and all(cycles == wanted for cycles, wanted in results)
+    # Half of the check is not enough, nor is no check.
     halves: list[Callable[[Control], bool]] = [
         lambda self: self.read("runs") == self._run_number,
         lambda self: all(self.read(name) == value for name, value in self._prepared.items()),
@@ -142,16 +142,16 @@ def test_however_two_hosts_meet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_of_ours_is_given_back_while_others_run() -> None:
-    """Whose run is not ended by that."""
+    """A host frees its memory while another host runs, without aborting that run."""
     accelerator = Accelerator(TINY, length=60)
-    ours, theirs = opened(accelerator, 0x1000), opened(accelerator, 0x8000)
-    ours.run(0, 1, LIMIT)
-    theirs.control.prepare(0x8000, instr_addr=0, instr_count=1, dma_size=4096, watchdog=0, lease=0, irq_enable=0)
-    theirs.control.start()
-    memory = ours._memory
-    ours.close()
+    first, other = opened(accelerator, 0x1000), opened(accelerator, 0x8000)
+    first.run(0, 1, LIMIT)
+    other.control.prepare(0x8000, instr_addr=0, instr_count=1, dma_size=4096, watchdog=0, lease=0, irq_enable=0)
+    other.control.start()
+    memory = first._memory
+    first.close()
     assert memory.freed == [0x1000] and accelerator.aborts == 0  # type: ignore[attr-defined]
-    theirs.close()
+    other.close()
     assert accelerator.aborts == 1
 
 
@@ -229,7 +229,7 @@ def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_processes_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices of two processes, here threads, on one board: each run is right, and nobody is refused."""
+    """Devices of two hosts, here threads, share one board: each run is right, and none is refused."""
     accelerator = Accelerator(TINY, length=30)
     monkeypatch.setattr(board, "LOCKS", tmp_path)
     failed: list[BaseException] = []
@@ -264,7 +264,7 @@ def test_a_second_process_waits_and_then_is_refused(tmp_path: Path, monkeypatch:
 
 
 class Clock:
-    """Seconds that pass by sleeping."""
+    """A clock that advances only by sleeping."""
 
     def __init__(self, slowly: float = 1) -> None:
         self.seconds, self.slowly = 0.0, slowly
@@ -279,7 +279,8 @@ class Clock:
 
 @pytest.mark.parametrize("interrupt", [False, True])
 def test_the_driver_renews_its_lease(interrupt: bool) -> None:
-    """A run of ten leases goes on to its end; of a host that sleeps for longer than one it is ended."""
+    """The driver renews the lease during a run of ten leases; the run of a host that sleeps longer than one is
+    ended."""
 
     def run(slowly: float) -> Any:
         clock = Clock(slowly)

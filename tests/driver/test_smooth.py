@@ -1,4 +1,4 @@
-"""`celosia quantize --smooth`: the float model computes the same, int8 loses less where a few channels are large."""
+"""`celosia quantize --smooth` keeps the float model's results, and int8 loses less if a few channels are large."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ENCODER = """<ir_version: 8, opset_import: ["" : 17]> g (float[1, 8, 32] x) => (
 
 
 def encoder(larger: float = LARGE) -> onnx.ModelProto:
-    """Three channels of its norms are so much larger than others, and the weights that read them as much smaller."""
+    """Return an encoder in which three channels of the norms are larger, and the weights that read them smaller."""
     random, model = np.random.default_rng(0), onnx.parser.parse_model(ENCODER)
     large = np.where(np.arange(WIDTH) % 11 == 3, larger, 1)
     arrays = {
@@ -67,7 +67,7 @@ def samples(count: int = 4) -> list[dict[str, Array]]:
 
 @pytest.mark.parametrize("alpha", [0.5, "auto"])
 def test_floats_stay_what_they_are(alpha: float | str) -> None:
-    """To the last bit: factors are powers of two. Constants that others read, too, are not changed for these."""
+    """Smoothing by powers of two keeps the float outputs bit by bit; shared constants stay unchanged."""
     from oracle import opened
 
     model, changed = encoder(), encoder()
@@ -80,7 +80,7 @@ def test_floats_stay_what_they_are(alpha: float | str) -> None:
 
 
 def test_factors_are_the_formulas() -> None:
-    """Computed apart, of the norm's own results and both weights: within the rounding to a power of two."""
+    """Factors equal the formula's, computed independently, up to the rounding to a power of two."""
     from oracle import opened
 
     model, changed, given = encoder(), encoder(), samples()
@@ -120,7 +120,7 @@ def test_an_encoder_loses_less(tmp_path: Path, operators: str) -> None:
 
 
 def test_a_decoder_in_bytes_loses_less(tmp_path: Path) -> None:
-    """With masks, which are bounded once each time; norms without an offset, gates, rotary positions."""
+    """A decoder in bytes loses less with smoothing, with masks, norms without offset, gates and rotary positions."""
     network = DecoderNetwork(heads=2, groups=1, inner=16, wide=32, layers=1, vocabulary=20, most=32, rotary=True)
     model = network.model()
     norms = {node.input[1] for node in model.graph.node if node.op_type == network.norm}

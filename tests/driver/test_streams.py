@@ -1,4 +1,4 @@
-"""Streams of samples: bytes and order as one after the other, what is done at once, and what ends early."""
+"""Streams give the bytes and order of single runs; tests of what overlaps and of early ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Arrays = list[dict[str, np.ndarray]]
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    """A launch, an operator of the CPU, and a launch that needs what the first one has left in the device's memory."""
+    """Return a Program with a launch, a CPU operator, and a launch that reads data of the first from the device."""
     b = Builder("qdq", np.int8, seed=3)
     first = b.conv(b.input([1, 4, 6, 6]), 4, (3, 3), pads=(1, 1, 1, 1))
     on_cpu = b.quantise(b.node("Softmax", [b.real(first)], axis=1), first.shape, 1 / 256)
@@ -56,8 +56,8 @@ def samples(program: Program) -> Arrays:
 
 
 def lanes() -> set[threading.Thread]:
-    """The threads of streams."""
-    return {each for each in threading.enumerate() if each.name == "celosia-lane"}
+    """Return the threads of streams."""
+    return {thread for thread in threading.enumerate() if thread.name == "celosia-lane"}
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,7 @@ def test_a_stream_gives_the_bytes_of_one_after_the_other(
 
 
 def test_a_model_whose_shapes_change(samples: Arrays) -> None:
-    """And one device, which each Program has to itself as long as its samples are in flight."""
+    """A stream may change shapes; each Program has the device to itself while its samples are in flight."""
     b = Builder("qdq", np.int8, seed=3)
     b.output(b.conv(b.input([1, 4, 6, 6]), 4, (3, 3), pads=(1, 1, 1, 1)), real=True)
     model = b.model()
@@ -107,7 +107,7 @@ def test_a_model_whose_shapes_change(samples: Arrays) -> None:
         model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = label
         model.graph.output[0].type.tensor_type.shape.dim[axis].dim_param = label
     name = model.graph.input[0].name
-    arrays = [each for sample in samples for each in sample.values()]
+    arrays = [array for sample in samples for array in sample.values()]
     taken = [arrays[0], arrays[1], arrays[2][..., :4], np.zeros(3, np.float32), arrays[3], arrays[4]]
     alone = celosia.Runtime(model, config=TINY)
     stream = celosia.Runtime(model, FunctionalDevice(TINY)).run_each(taken)
@@ -137,7 +137,8 @@ def test_a_program_without_launches_and_wrong_numbers() -> None:
 
 
 class Meeting(FunctionalDevice):
-    """Its first run ends when the memory of another lane is written; so does no run of one after the other."""
+    """A device whose first run ends when the memory of another lane is written. Runs in sequence would wait for
+    ever."""
 
     met = Event()
     waited: list[bool] = []
@@ -165,8 +166,10 @@ def test_one_sample_is_written_while_another_one_runs(program: Program, samples:
 
 
 def test_a_board_with_two_buffers(program: Program, samples: Arrays) -> None:
-    """The registers know one base for each sample in flight; a board without memory for two takes one after another.
-    A run ends when it is known whether there are two."""
+    """A board with memory for two samples overlaps them; another one runs them in sequence.
+
+    The registers know one base address for each sample in flight. The first run ends when the memory is known.
+    """
     for buffers, bases in ((2, 2), (1, 1)):
         memory = Pages(buffers)
         known = lambda seconds, memory=memory: memory.refused.wait(PATIENCE)  # noqa: E731
@@ -180,7 +183,7 @@ def test_a_board_with_two_buffers(program: Program, samples: Arrays) -> None:
 
 
 class Pages:
-    """Buffers of a board, of which there are so many."""
+    """A board's memory with a limited number of buffers."""
 
     def __init__(self, count: int) -> None:
         self.free, self.refused = count, Event()
@@ -207,7 +210,7 @@ class _Buffer:
 
 
 class Failing(FunctionalDevice):
-    """Fails from its run number `since` on, where `only` is what it has to say."""
+    """A device whose runs fail after the first `since` runs."""
 
     runs = 0
     since = 0
@@ -220,16 +223,16 @@ class Failing(FunctionalDevice):
 
 
 def told(results: Iterator[object]) -> list[str]:
-    """What each sample gave: "" or its error."""
-    found = []
+    """Return the error of each sample, or ""."""
+    errors = []
     while True:
         try:
             next(results)
-            found.append("")
+            errors.append("")
         except StopIteration:
-            return found
+            return errors
         except (InputError, DeviceError) as error:
-            found.append(str(error))
+            errors.append(str(error))
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -268,7 +271,7 @@ def test_samples_that_end_in_an_error(program: Program, samples: Arrays) -> None
 
 
 class Interrupting(FunctionalDevice):
-    """Its run lasts until nobody waits for it, as a long one of the RTL; Ctrl-C comes meanwhile, once."""
+    """A device whose run lasts until it is abandoned, and which sends Ctrl-C once."""
 
     pressed = threading.Lock()
 

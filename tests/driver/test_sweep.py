@@ -1,4 +1,4 @@
-"""`celosia sweep` and `configs`: cycles as a run has them, sizes as documented, wrong fields refused."""
+"""`celosia sweep` and `configs` report exact cycles and documented sizes, and refuse wrong fields."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_the_plot_shows_cycles_in_proportion_and_escapes_names() -> None:
 
 
 def test_multipliers_are_those_that_yosys_counted() -> None:
-    """As docs/bitstreams.md has them; load and store multiply sizes of planes in up to two more."""
+    """The numbers of multipliers equal Yosys's in docs/bitstreams.md; load and store need up to two more."""
     plain = Config()
     counted = {
         plain: 194, replace(plain, taps=3): 218, replace(plain, forward=True): 194,

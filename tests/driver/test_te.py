@@ -1,4 +1,4 @@
-"""Programs as the papers on TVM and VTA print them, and Halide's blur: for several sizes, exactly as numpy."""
+"""Programs from the papers on TVM and VTA, and Halide's blur, equal numpy for several sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = NDArray[Any]
 
 
 def digits(shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
-    """Numbers whose sums of products float32 holds exactly."""
+    """Draw numbers whose sums of products are exact in float32."""
     return np.random.default_rng(sum(shape)).integers(-9, 9, shape).astype(dtype)
 
 
@@ -61,7 +61,7 @@ def gemm8x8(transposed: bool, dtype: str = "float32", acc: str = "float32") -> A
 
 
 def tiled(sizes: Sizes, transposed: bool, intrinsic: Any) -> te.BuiltKernel:
-    """Tiling, caches and tensorization, in the paper's order."""
+    """Return a schedule with tiling, caches and tensorization, in the paper's order."""
     m, n, h = sizes
     A = te.placeholder((h, m) if transposed else (m, h), name="A")
     B = te.placeholder((h, n) if transposed else (n, h), name="B")
@@ -96,7 +96,7 @@ def test_tiles_caches_and_an_intrinsic_that_the_program_declares(transposed: boo
 
 
 def blocked(env: te.Environment, sizes: Sizes, intrinsic: Any, threads: int = 0) -> tuple[Any, list[te.TensorExpr]]:
-    """VTA's product of blocks; with `threads` virtual ones, each with a block of channels."""
+    """Return VTA's product of blocks, with `threads` virtual threads over blocks of channels."""
     o, m, n = sizes
     A = te.placeholder((o, n, env.BATCH, env.BLOCK_IN), name="A", dtype=env.inp_dtype)
     B = te.placeholder((m, n, env.BLOCK_OUT, env.BLOCK_IN), name="B", dtype=env.wgt_dtype)
@@ -194,7 +194,7 @@ def test_blur() -> None:
 
 
 def test_words_of_programs_written_elsewhere() -> None:
-    """A padded convolution with conditions, functions, an index that is read, and an argument that nobody reads."""
+    """A padded convolution with conditions, functions, a read index and an unused argument compiles."""
     x, weights, which = (
         te.placeholder(shape, dtype, name)
         for shape, dtype, name in (((3, 6, 6), np.float32, "x"), ((4, 3, 3, 3), "float32", "w"), ((5,), "int32", "i"))

@@ -1,4 +1,4 @@
-"""PyTorch modules as Programs: six networks, float and quantised by PT2E, against onnxruntime on the exported graph."""
+"""PyTorch modules become Programs: six networks, in float and quantised by PT2E, against onnxruntime."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LSTM_MACS = 2 * 7 * sum(2 * 4 * 24 * (size + 24) for size in (16, 48))
 
 
 def pt2e(module: nn.Module, example: Any, quantizer: Any = None, samples: int = 4) -> nn.Module:
-    """`module` quantised with random samples, the first of them the example."""
+    """Return `module` quantised with random samples, of which the first is the example."""
     prepared = prepare_pt2e(torch.export.export(module, (example,)).module(), quantizer or CelosiaQuantizer())
     with torch.no_grad():
         for sample in (example, *(torch.randn_like(example) for _ in range(samples - 1))):
@@ -43,7 +43,7 @@ def pt2e(module: nn.Module, example: Any, quantizer: Any = None, samples: int = 
 
 
 def oracle(proto: onnx.ModelProto, x: Any) -> list[np.ndarray]:
-    """What onnxruntime makes of the first input."""
+    """Return onnxruntime's outputs for the first input."""
     session = opened(proto, int8=True)
     return session.run(None, {session.get_inputs()[0].name: x.numpy()})
 
@@ -113,7 +113,7 @@ def test_an_open_batch_is_one_program(name: str) -> None:
 
 
 def test_an_open_batch_of_a_quantised_module() -> None:
-    """Exported with the open size before it is quantised; bytes are onnxruntime's for each number of images."""
+    """A module exported with an open batch before quantisation gives onnxruntime's bytes for each batch."""
     module, x = network("conv")
     pair = torch.cat([x, torch.randn_like(x)])
     traced = torch.export.export(module, (pair,), dynamic_shapes=(BATCH,)).module()
@@ -133,7 +133,7 @@ def test_an_open_batch_of_a_quantised_module() -> None:
     "normalise", [lambda: nn.GroupNorm(2, 8), lambda: nn.InstanceNorm2d(8), lambda: nn.GroupNorm(8, 8, affine=False)]
 )
 def test_an_open_batch_of_normalised_groups(normalise: Callable[[], nn.Module]) -> None:
-    """torch.onnx writes it as a reshape to sizes that are joined of constants."""
+    """GroupNorm has an open batch, though torch.onnx writes it as a Reshape to joined constants."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(3, 8, 3), normalise(), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()
     program = celosia.from_torch(module, torch.randn(2, 3, 8, 8), "tiny", dynamic_shapes=(BATCH,))
@@ -185,7 +185,7 @@ def test_an_exported_program_with_an_open_size_has_its_own_example() -> None:
 
 
 def test_other_open_sizes_are_the_example_s_and_a_runtime_s() -> None:
-    """A Program knows height and width; Runtime makes one of the model for each."""
+    """A Program has the example's height and width; a Runtime makes a Program for each other size."""
     torch.manual_seed(1)
     module = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1)).eval()
     x, size = torch.randn(1, 3, 8, 8), torch.export.Dim("size", min=4, max=64)
@@ -234,7 +234,7 @@ def test_random_networks(seed: int) -> None:
 
 
 def test_clamps_stay_in_integers() -> None:
-    """Of onnxruntime, too: it takes a ReLU6 into the convolution only where its bounds are constants."""
+    """Clamps stay in integers, as in onnxruntime, which fuses a ReLU6 only if its bounds are constants."""
     module, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU6(), nn.Conv2d(8, 8, 1), nn.Hardtanh(-0.5, 0.3)).eval(), None
     x = 4 * torch.randn(1, 3, 16, 16)
     quantised = pt2e(module, x)
@@ -250,7 +250,7 @@ def operators(program: Any, place: str = "accelerator") -> list[str]:
 
 
 def test_nothing_is_computed_where_scales_are_shared() -> None:
-    """MaxPool, and the parts of a concatenation, of which one is a part of two."""
+    """MaxPool and parts of concatenations share scales, so that nothing is rescaled."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -286,7 +286,8 @@ UP = {
 
 @pytest.mark.parametrize("name", some(UP, UP.keys() - {"2 x 2, of a U-Net"}))  # which a U-Net has below
 def test_transposed_convolutions(name: str) -> None:
-    """onnxruntime computes them in float: a byte may differ by one next to a tie (docs/numerics.md)."""
+    """A transposed convolution may differ by one next to a tie: onnxruntime computes it in floats
+    (docs/numerics.md)."""
     make, shape = UP[name]
     torch.manual_seed(0)
     up, x = make(), torch.randn(shape)
@@ -315,8 +316,9 @@ def test_transposed_convolutions(name: str) -> None:
 
 
 def test_a_u_net_is_of_the_accelerator_alone() -> None:
-    """Its parts share a scale where they are joined. PT2E's own arithmetic is the reference, of float32: what comes
-    near to a tie may be a step apart, and move what is after it.
+    """A U-Net runs only on the accelerator; parts share a scale where they are joined.
+
+    The reference is PT2E's float32 arithmetic: values near a tie may differ by a step and change later values.
     """
     torch.manual_seed(0)
     module, x = UNet().eval(), torch.randn(1, 3, 16, 16)
@@ -353,7 +355,7 @@ def test_training_with_fake_quantisation() -> None:
 
 
 def test_another_quantizer() -> None:
-    """Of those that PT2E knows, with a float bias and ranges as the accelerator takes them."""
+    """XNNPACK's quantizer of PT2E works, too, with a float bias and ranges that the accelerator supports."""
     from torchao.testing.pt2e._xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
 
     module, x = network("residual")
@@ -389,7 +391,7 @@ def test_names_and_keywords() -> None:
 
 
 def test_layers_keep_the_paths_of_their_modules() -> None:
-    """And the model the name of its class, also of what PT2E and torch.export make of it."""
+    """Layers have the paths of their modules and the model the name of its class, also after PT2E and torch.export."""
     module, x = network("detector")
     quantised = pt2e(module, x)
     proto, program = exported(quantised, x)
@@ -471,7 +473,7 @@ def test_an_exported_program() -> None:
 
 
 class Of(nn.Module):
-    """A function as a module, in evaluation mode."""
+    """A function as a module in evaluation mode."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -530,7 +532,7 @@ def test_a_lost_pair_is_named(op: str) -> None:
 
 
 def test_torch_optimiser_is_left_out() -> None:
-    """It takes pairs away, which is why; if it no longer does, the reason has gone."""
+    """torch's optimiser stays off because it removes quantisation pairs; this test fails once that is fixed."""
     module, x = network("residual")
     exported = trace(pt2e(module, x), x)
     proto = torch.onnx.export(exported, dynamo=True, optimize=True, verbose=False).model_proto
@@ -552,7 +554,7 @@ def test_a_narrow_range_is_refused() -> None:
 
 
 class Fake(nn.Module):
-    """x through fake quantisation by a function of the test's."""
+    """Passes x through fake quantisation by a given function."""
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         super().__init__()
@@ -590,7 +592,7 @@ def test_fake_quantisation_of_more_than_8_bits_says_what_to_do() -> None:
 
 
 def test_fake_quantize_submodules() -> None:
-    """Those of eager-mode training: with their observers on they name PT2E, with them off they run."""
+    """Modules of eager-mode training run with their observers off; with observers on, the error names PT2E."""
     from torch.ao.quantization import QuantStub, disable_observer, get_default_qat_qconfig, prepare_qat
 
     torch.manual_seed(1)

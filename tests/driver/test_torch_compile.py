@@ -1,4 +1,4 @@
-"""torch.compile(model, backend="celosia"): the networks against onnxruntime, and what Dynamo may ask of a backend."""
+"""torch.compile(model, backend="celosia") gives onnxruntime's results and meets Dynamo's rules for backends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fresh() -> Iterator[None]:
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> tuple[Callable[..., Any], list[Any]]:
-    """`function` through the backend, and the list that its Programs come into."""
+    """Return `function` compiled by the backend, and the list to which the backend appends Programs."""
     programs: list[Any] = []
     chosen = {"config": "tiny", "programs": programs, **options}
     return torch.compile(function, backend=backend.celosia, options=chosen), programs
@@ -120,7 +120,7 @@ def test_compiling_again_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 @torch.no_grad()
 def test_numbers_that_dynamo_holds_in_tensors() -> None:
-    """With dynamic sizes, the eps of a normalisation is one."""
+    """Numbers that Dynamo passes as tensors are constants: with dynamic sizes, the eps of a normalisation is one."""
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=0.01)).eval()
     programs: list[Any] = []
     options = {"config": "tiny", "programs": programs}
@@ -213,7 +213,7 @@ def test_results_of_every_kind() -> None:
 
 @torch.no_grad()
 def test_views_and_results_are_apart() -> None:
-    """Inputs that are no plain memory, and results that the next call leaves alone."""
+    """Inputs may be views, and the next call leaves results unchanged."""
     call, _ = compiled(lambda x: x * 2)
     x = torch.arange(24.0).reshape(4, 6)
     first = call(x.T[::2])

@@ -1,4 +1,4 @@
-"""PyTorch's fused kernels through both ways in, and what torch.onnx does not know: PyTorch itself is the reference."""
+"""PyTorch's fused kernels and operators unknown to torch.onnx run in both front ends; PyTorch is the reference."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ MASKS: dict[str, tuple[int | None, Any]] = {
 @pytest.mark.parametrize("name", MASKS)
 @torch.no_grad()
 def test_each_fused_kernel_is_what_it_stands_for(name: str) -> None:
-    """Rows that are masked as a whole included, which are NaN."""
+    """Each fused kernel equals its plain operators, also for fully masked rows, which are NaN."""
     kind, mask = MASKS[name]
     aten = torch.ops.aten
     x, m = torch.randn(2, TOKENS, WIDTH), layer()
@@ -159,11 +159,11 @@ def test_each_fused_kernel_is_what_it_stands_for(name: str) -> None:
 
 
 def told(call: Callable[..., Any], *arguments: Any) -> tuple[Any, list[str]]:
-    """(what `call` returns, the warnings of the backend)."""
+    """Return the result of `call`, and the warnings of the backend."""
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always")
-        made = call(*arguments)
-    return made, [str(each.message) for each in caught if "celosia" in str(each.message)]
+        result = call(*arguments)
+    return result, [str(warning.message) for warning in caught if "celosia" in str(warning.message)]
 
 
 class Inverse(nn.Module):
@@ -192,7 +192,7 @@ def test_an_operator_that_onnx_has_not_runs_in_pytorch() -> None:
 
 
 def test_operators_under_other_names() -> None:
-    """torch.onnx speaks of what it decomposed them into."""
+    """The error names the user's operator, though torch.onnx names its decomposition."""
     call, programs = compiled(lambda x: torch.linalg.inv(x + 1) * torch.lgamma(x.abs() + 1))
     x = torch.randn(4, 4)
     found, warned = told(call, x)

@@ -1,5 +1,7 @@
-"""Transformers through PT2E and from_torch, and through torch.compile: onnxruntime on the exported graph is the
-reference for bytes, PyTorch itself for all else."""
+"""Transformers run through PT2E and from_torch, and through torch.compile.
+
+The reference is onnxruntime for bytes, and PyTorch for all else.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def fresh() -> Iterator[None]:
 
 
 def heads(x: Tensor) -> Tensor:
-    """[batch, tokens, WIDTH] to [batch, HEADS, tokens, INNER]."""
+    """Split [batch, tokens, WIDTH] to [batch, HEADS, tokens, INNER]."""
     return x.reshape(*x.shape[:2], HEADS, INNER).transpose(1, 2)
 
 
@@ -59,7 +61,7 @@ class Feed(nn.Sequential):
 
 
 class Vit(nn.Module):
-    """8×8 images in patches of 2×2, a class token and positions."""
+    """A vision transformer of 8×8 images in patches of 2×2, with a class token and positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,9 +79,10 @@ class Vit(nn.Module):
 
 
 class Gpt(nn.Module):
-    """The next word's logits from a word, with the keys and values of the last LENGTH words, [1, HEADS, LENGTH, INNER].
+    """A decoder of one word: its inputs are the word and keys and values of the last LENGTH words.
 
-    seen: [1, LENGTH] float, 0 where there was a word, else -1e9.
+    Keys and values are [1, HEADS, LENGTH, INNER]. seen: [1, LENGTH] float, -1e9 for positions before the first word,
+    else 0.
     """
 
     def __init__(self) -> None:
@@ -100,7 +103,7 @@ class Gpt(nn.Module):
 
 
 def steps(module: Any, count: int) -> Iterator[tuple[tuple[Tensor, ...], Any]]:
-    """Arguments of a Gpt's steps on random words, and what `module` returns, whose caches the next step takes."""
+    """Run a Gpt on random words; return the arguments of each step."""
     keys, values = torch.zeros(1, HEADS, LENGTH, INNER), torch.zeros(1, HEADS, LENGTH, INNER)
     for place in range(count):
         seen = torch.where(torch.arange(LENGTH) < LENGTH - 1 - place, -1e9, 0.0)[None]
@@ -111,7 +114,7 @@ def steps(module: Any, count: int) -> Iterator[tuple[tuple[Tensor, ...], Any]]:
 
 
 def encoder(layers: int = 2) -> nn.Module:
-    """With GELU: a ReLU after a product of three axes is float in onnxruntime, and so is then the product."""
+    """Return an encoder with GELU. After a ReLU, onnxruntime would compute a product of three axes in floats."""
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, batch_first=True, activation="gelu")
     return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
 
@@ -140,15 +143,17 @@ def run(program: Any, given: tuple[Tensor, ...]) -> list[np.ndarray]:
     return list(Runtime(program).run(feed).outputs.values())
 
 
-def oracle(proto: Any, given: tuple[Tensor, ...]) -> list[np.ndarray]:
-    """Of onnxruntime, but for its sums of a residual and a normalisation in one, which round elsewhere: where that is a
-    tie it moves a byte, and all that follows."""
+def oracle(proto: Any, arrays: tuple[Tensor, ...]) -> list[np.ndarray]:
+    """Return onnxruntime's outputs without the fusion of residual and normalisation, which rounds differently.
+
+    At a tie, that rounding would change a byte and all that follows.
+    """
     session = opened(proto, int8=True, without=["SkipLayerNormFusion"])
-    return session.run(None, {each.name: x.numpy() for each, x in zip(session.get_inputs(), given, strict=True)})
+    return session.run(None, {info.name: x.numpy() for info, x in zip(session.get_inputs(), arrays, strict=True)})
 
 
 def product_places(program: Any) -> list[str]:
-    """Where the products of two activations run."""
+    """Return where the products of two activations run."""
     return [row["place"] for row in program.placements if "matmul" in row["name"] and row["op"].endswith("MatMul")]
 
 
@@ -157,21 +162,25 @@ def product_places(program: Any) -> list[str]:
 
 @pytest.mark.parametrize("name", some(SAMPLES, ["encoder", "gpt"]))  # `vit` with an open batch is below
 def test_quantised(name: str) -> None:
-    """Normalisations and softmax are float in PyTorch: what comes near to a tie is a step apart there, and moves what
-    is after it."""
+    """Quantised transformers give onnxruntime's values, and PyTorch's up to 2%.
+
+    Normalisations and softmax are float in PyTorch: values near a tie may differ by a step and change later values.
+    """
     make, samples = SAMPLES[name]
     module = make().eval()
     quantised = pt2e(module, samples(module, 32))
-    given = samples(quantised, 4)
-    proto, program = exported(quantised, given[0], CONFIG)
-    for each in given:
-        found, expected = run(program, each), row(quantised(*each))
-        for one, exact, torchs, real in zip(found, oracle(proto, each), expected, row(module(*each)), strict=True):
-            np.testing.assert_allclose(one, exact, rtol=1e-5, atol=1e-6)
-            np.testing.assert_allclose(one, torchs, atol=0.02 * np.abs(torchs).max())
-            assert np.abs(one - real).max() < 0.1 * np.abs(real).max()
-        for cache, kept in zip(found[1:], each[3:]):  # a Gpt's, in whose bytes nothing moves
-            np.testing.assert_array_equal(cache[:, :, :-1], kept[:, :, 1:])
+    arguments = samples(quantised, 4)
+    proto, program = exported(quantised, arguments[0], CONFIG)
+    for sample in arguments:
+        outputs, expected = run(program, sample), row(quantised(*sample))
+        for output, exact, by_torch, real in zip(
+            outputs, oracle(proto, sample), expected, row(module(*sample)), strict=True
+        ):
+            np.testing.assert_allclose(output, exact, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(output, by_torch, atol=0.02 * np.abs(by_torch).max())
+            assert np.abs(output - real).max() < 0.1 * np.abs(real).max()
+        for cache, old_cache in zip(outputs[1:], sample[3:]):  # a Gpt's, in whose bytes nothing moves
+            np.testing.assert_array_equal(cache[:, :, :-1], old_cache[:, :, 1:])
     assert program.macs_accelerator == program.macs_total > 0
     assert product_places(program) == ["accelerator"] * 2
 
@@ -225,20 +234,20 @@ def test_trained_with_fake_quantisation() -> None:
 
 
 class Of(nn.Module):
-    """A function of the module and its inputs, and a parameter."""
+    """A function of the module and its inputs, with one parameter."""
 
     def __init__(self, function: Callable[..., Any], shape: tuple[int, ...] = (1,)) -> None:
         super().__init__()
         self.function, self.weight = function, nn.Parameter(torch.randn(shape))
 
-    def forward(self, *given: Tensor) -> Any:
-        return self.function(self, *given)
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(self, *inputs)
 
 
-def annotated(function: Callable[..., Any], *given: Tensor, shape: tuple[int, ...] = (1,)) -> Any:
-    """The graph of a function as the quantizer has annotated it."""
+def annotated(function: Callable[..., Any], *inputs: Tensor, shape: tuple[int, ...] = (1,)) -> Any:
+    """Return the graph of a function with the quantizer's annotations."""
     quantizer = CelosiaQuantizer()
-    exported = torch.export.export(Of(function, shape).eval(), given).module()
+    exported = torch.export.export(Of(function, shape).eval(), inputs).module()
     return quantizer.annotate(quantizer.transform_for_annotation(exported)).graph
 
 
@@ -262,26 +271,30 @@ def linears(graph: Any) -> list[Any]:
     ],
 )
 def test_other_products_stay_as_they_were(function: Any, shapes: Any, weight: tuple[int, ...]) -> None:
-    """By a constant, by a vector, and with matrices that are broadcast, which the accelerator does not have."""
+    """Products by a constant or a vector, and with broadcast matrices, are not annotated: the accelerator lacks
+    them."""
     graph = annotated(function, *map(torch.randn, shapes), shape=weight)
     assert not any(notes(graph, "matmul", "bmm", "transpose", "mul"))
 
 
 def test_operands_are_symmetric_and_nothing_else() -> None:
-    """Back to the product that makes them, through views, parts and concatenations; of results one zero point stays."""
+    """Operands of a product are symmetric back to the product that makes them, through views, parts and concatenations.
+
+    Results of other products keep their zero point.
+    """
 
     def function(m: Any, x: Tensor, y: Tensor, cache: Tensor) -> Any:
         a, b = F.linear(x, m.weight).split([3, 5], 1)
         both = torch.cat([cache, b * 0.5], 1).transpose(1, 2)
         return torch.bmm(F.relu(F.linear(y, m.weight)), both), F.linear(a, m.weight), F.linear(y, m.weight)
 
-    given = torch.randn(2, 8, 6), torch.randn(2, 4, 6), torch.randn(2, 2, 6)
-    graph = annotated(function, *given, shape=(6, 6))
+    arguments = torch.randn(2, 8, 6), torch.randn(2, 4, 6), torch.randn(2, 2, 6)
+    graph = annotated(function, *arguments, shape=(6, 6))
     assert not [node for node in graph.nodes if node.target is operator.getitem]
     kinds = [note.output_qspec and getattr(note.output_qspec, "qscheme", "shared") for note in notes(graph, "linear")]
-    symmetric, whole = torch.per_tensor_symmetric, torch.per_tensor_affine
-    assert kinds == [symmetric, None, whole, whole]  # the second one's is its relu's
-    assert [note.output_qspec.qscheme for note in notes(graph, "relu", "mul", "bmm")] == [symmetric, symmetric, whole]
+    symmetric, affine = torch.per_tensor_symmetric, torch.per_tensor_affine
+    assert kinds == [symmetric, None, affine, affine]  # the second one's is its relu's
+    assert [note.output_qspec.qscheme for note in notes(graph, "relu", "mul", "bmm")] == [symmetric, symmetric, affine]
     (product,) = notes(graph, "bmm")
     assert {spec.qscheme for spec in product.input_qspec_map.values()} == {symmetric}
 
@@ -292,12 +305,12 @@ def masked(m: Any, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("planted", [False, True])
 def test_masks_stay_float(planted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bytes, -1e9 leaves nothing of the scores."""
+    """Masks stay in floats: as bytes, a mask of -1e9 would leave no steps to the scores."""
     if planted:
         monkeypatch.setattr(products.ActivationProducts, "_masks", lambda self, node: set())
     module = Of(masked, (6, 6)).eval()
-    given = torch.randn(1, 4, 6), torch.randn(1, 5, 6), torch.where(torch.rand(4, 5) < 0.4, -1e9, 0.0)
-    found, real = pt2e(module, [given])(*given), module(*given)
+    arguments = torch.randn(1, 4, 6), torch.randn(1, 5, 6), torch.where(torch.rand(4, 5) < 0.4, -1e9, 0.0)
+    found, real = pt2e(module, [arguments])(*arguments), module(*arguments)
     assert (abs(found - real).max() > 0.1 * abs(real).max()) == planted
 
 
@@ -355,7 +368,7 @@ def test_sums_of_a_product_are_written_out(options: dict[str, float]) -> None:
 
 
 def test_fused_kernels_are_written_out() -> None:
-    """As a module has them that was traced where it takes its fast path: a tuple comes of one."""
+    """A module traced in its fast path, whose fused kernel returns a tuple, is decomposed."""
     m = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).eval()
     x, parts = torch.randn(2, 5, WIDTH), (m.in_proj_weight, m.in_proj_bias, m.out_proj.weight, m.out_proj.bias)
 
@@ -368,7 +381,7 @@ def test_fused_kernels_are_written_out() -> None:
 
 
 def test_weights_of_fused_kernels_are_known() -> None:
-    """The three products of one input are one, by the module's own weights."""
+    """The three input products of a fused kernel become one, with the module's own weights."""
     m, x = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).eval(), torch.randn(1, 5, WIDTH)
     parts = m.in_proj_bias, m.out_proj.weight, m.out_proj.bias
 

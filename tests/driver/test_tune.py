@@ -1,4 +1,4 @@
-"""`celosia tune`: never worse, resumed without loss, nothing measured twice, and no record believed for its word."""
+"""`celosia tune` is never worse than before, resumes without loss, measures nothing twice and doubts records."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def call(*line: object) -> tuple[int, str, str]:
 
 
 def cycles(program: celosia.Program) -> int:
-    """Of all launches, by the timing model."""
-    size, found = instruction_bytes(program.config), 0
+    """Return the cycles of all launches by the timing model."""
+    size, total = instruction_bytes(program.config), 0
     for launch in program.launches:
         start = launch.address - program.image_address
         code = program.image[start : start + launch.count * size].tobytes()
-        found += predict(program.config, code, address=launch.address).cycles
-    return found
+        total += predict(program.config, code, address=launch.address).cycles
+    return total
 
 
 @pytest.fixture(scope="module")
 def tuned(models: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tuning]:
-    """The records of a tuning, and what it found."""
+    """Return the path of a tuning's records, and the tuning."""
     path = tmp_path_factory.mktemp("tuned") / "r.jsonl"
     return path, tune(models / "quantised.onnx", "tiny", trials=TRIALS, records=path)
 
@@ -82,27 +82,32 @@ def test_a_tuning_is_never_worse_and_gives_the_same_bytes(models: Path, tuned: t
 
 
 def test_points_of_blocks_of_several_groups_are_legal_where_they_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stays on chip beside the tiles of two groups may be too much: known before a trial."""
+    """A block's point is legal exactly if it compiles, which is known before a trial.
+
+    Data that stays on chip may not fit beside the tiles of two groups.
+    """
     monkeypatch.setattr(
         blocks._ChainPartitioner, "if_faster", lambda self, part: [part]
-    )  # also where its layers apart are quicker
-    found: list[tuple[bool, Status]] = []
+    )  # form blocks even if separate layers are faster
+    results: list[tuple[bool, Status]] = []
     searched = network_of(networks.cached("ds_cnn", MADE), "pynq")
-    for each in searched.occurrences():
-        if len(each.usual) > 1:
-            space = layer_space(searched.cfg, each.layer, each.usual)
-            assert space.is_legal(space.index(each.usual))
+    for occurrence in searched.occurrences():
+        if len(occurrence.usual) > 1:
+            space = layer_space(searched.cfg, occurrence.layer, occurrence.usual)
+            assert space.is_legal(space.index(occurrence.usual))
             for number in space.sample(8, np.random.default_rng(0)):
-                result = measure(LayerJob(searched.cfg, pickled(each.layer), space.points[number]))
-                found.append((space.is_legal(number), result.status))
-    assert any(legal for legal, _ in found)
-    assert all(status == (Status.OK if legal else Status.REFUSED) for legal, status in found)
+                result = measure(LayerJob(searched.cfg, pickled(occurrence.layer), space.points[number]))
+                results.append((space.is_legal(number), result.status))
+    assert any(legal for legal, _ in results)
+    assert all(status == (Status.OK if legal else Status.REFUSED) for legal, status in results)
 
 
 @pytest.mark.parametrize("looks", [1, 2, 4])
 def test_a_budget_ends_all_stages(looks: int, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also the first asks, which come from all layers, and the trials of the whole network. looks: at the clock, before
-    the budget is spent."""
+    """The budget ends all stages, also the first round over all layers and the trials of the whole network.
+
+    looks: how often the tuner reads the clock before the budget is spent.
+    """
     clock = SimpleNamespace(monotonic=count(1).__next__, perf_counter=time.perf_counter)
     monkeypatch.setattr(network_tuner, "time", clock)
     monkeypatch.setattr("celosia.driver.tune.tune.deadline_of_budget", lambda budget: float(looks + 1))
@@ -154,13 +159,13 @@ def test_processes_find_what_this_one_finds(models: Path, tuned: tuple[Path, Tun
 
 
 def lying(path: Path, cycles: int) -> Records:
-    """Records in which every layer's worst schedule takes `cycles`, and the network nothing is known of."""
+    """Return records in which the worst schedule of each layer takes `cycles`, and nothing is known of the network."""
     truth, lies = Records.load(path), Records()
     worst: dict[str, tuple[Key, TrialResult]] = {}
     for key, result in truth.trials.items():
         if result.cost and not key.workload.startswith("network") and key.workload not in worst:
             known = truth.by_workload[key.workload, key.config].items()
-            worst[key.workload] = max(((k, r) for k, r in known if r.cost), key=lambda each: each[1].cycles)
+            worst[key.workload] = max(((k, r) for k, r in known if r.cost), key=lambda trial: trial[1].cycles)
     for key, _ in worst.values():
         lies.add(key, TrialResult(Status.OK, cycles))
     return lies
@@ -238,7 +243,7 @@ def test_the_command(models: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def presets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The file of those for `tiny`, which is not there yet."""
+    """Return the path of the shipped records for `tiny`, which do not exist yet."""
     monkeypatch.setattr("celosia.compiler.tune.records.SHIPPED_FOLDER", tmp_path / "presets")
     (tmp_path / "presets").mkdir()
     shipped.cache_clear()
@@ -273,7 +278,7 @@ def test_a_file_of_records_counts_beside_what_comes_with_celosia(
 
 
 def test_what_comes_with_celosia_makes_nothing_worse(models: Path, tuned: tuple[Path, Tuning], presets: Path) -> None:
-    """Neither records that lie nor those of another version, and both are told."""
+    """Neither wrong shipped records nor those of another version make a result worse, and both are reported."""
     usual = tuned[1].report["untuned"]
     for key, result in lying(tuned[0], 1).trials.items():
         Records(presets).add(key, result)
@@ -289,30 +294,33 @@ def test_what_comes_with_celosia_makes_nothing_worse(models: Path, tuned: tuple[
 
 
 def test_the_winners_of_a_tuning_are_what_decides(models: Path, tuned: tuple[Path, Tuning], presets: Path) -> None:
-    """As `python -m benchmarks.shipped` picks them: none can be left out."""
-    path, found = tuned
+    """`python -m benchmarks.shipped` keeps the records that decide the result, none of which can be left out."""
+    path, tuning = tuned
     searched = network_of(models / "quantised.onnx", "tiny")
     won = winners(searched, Records.load(path))
     lines = {key: result for key, result in won.items() if not key.workload.startswith(CHAIN)}
     for key, result in lines.items():
         Records(presets).add(key, result)
     shipped.cache_clear()
-    assert cycles(celosia.compile(models / "quantised.onnx", "tiny")) == found.report["cycles"]
-    whole, without = sorted(
+    assert cycles(celosia.compile(models / "quantised.onnx", "tiny")) == tuning.report["cycles"]
+    network_key, without = sorted(
         (key for key in lines if key.workload.startswith("network")), key=lambda key: -len(network_schedule(key))
     )
-    decided = network_schedule(whole)
+    decided = network_schedule(network_key)
     assert len(lines) == len(decided) + 2 and not network_schedule(without)
-    assert (lines[whole].cycles, lines[without].cycles) == (found.report["cycles"], found.report["untuned"])
+    assert (lines[network_key].cycles, lines[without].cycles) == (tuning.report["cycles"], tuning.report["untuned"])
     for name in decided if len(decided) > 1 else ():
         fewer = Records()
         rest = {other: point for other, point in decided.items() if other != name}
-        fewer.add(Key.of(celosia.Config.load("tiny"), whole.workload, rest, whole.measurer), TrialResult(Status.OK, 1))
-        assert searched.cycles(apply_records(searched, fewer, TIMED)[0], TIMED) > found.report["cycles"]
+        fewer.add(
+            Key.of(celosia.Config.load("tiny"), network_key.workload, rest, network_key.measurer),
+            TrialResult(Status.OK, 1),
+        )
+        assert searched.cycles(apply_records(searched, fewer, TIMED)[0], TIMED) > tuning.report["cycles"]
 
 
 def test_the_demo_model_is_faster_by_default() -> None:
-    """Records as they are shipped, on a preset."""
+    """The shipped records make the demo model faster on a preset."""
     model = celosia.models.demo_model_path()
     usual, program = (celosia.compile(model, "pynq", records=records) for records in ("none", "shipped"))
     assert cycles(program) < cycles(usual) and "this network's own" in program.schedules
@@ -361,9 +369,9 @@ def test_no_such_search(models: Path) -> None:
 
 
 def test_a_trial_has_as_long_on_every_device() -> None:
-    """Which is what `--help` says; the command hands on what it is given."""
+    """All tuners have the deadline that `--help` states; the command passes on only a given one."""
     defaults = {
-        signature(each).parameters["deadline"].default for each in (tune, celosia.tune_cpu, celosia.tune_kernel)
+        signature(function).parameters["deadline"].default for function in (tune, celosia.tune_cpu, celosia.tune_kernel)
     }
     assert defaults == {DEADLINE} == {600.0}
     assert signature(command_line).parameters["deadline"].default is None

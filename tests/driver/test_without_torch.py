@@ -1,4 +1,4 @@
-"""Celosia where PyTorch is not installed."""
+"""Celosia works without PyTorch."""
 
 from __future__ import annotations
 

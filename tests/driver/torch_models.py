@@ -1,4 +1,4 @@
-"""Six small networks in PyTorch, of the kinds that torchvision has, and their quantisation by PT2E."""
+"""Six small networks in PyTorch, of kinds that torchvision has, and helpers to export them."""
 
 from __future__ import annotations
 
@@ -98,8 +98,10 @@ class Lstm(nn.Module):
 
 
 class Detector(nn.Module):
-    """As FCOS: two scales with a feature pyramid between them; corners of boxes from distances, and scores of three
-    classes, for 8×8 and 4×4 places of a 32×32 image.
+    """A detector like FCOS, with two resolutions and a feature pyramid between them.
+
+    It returns corners of boxes, computed from distances, and scores of three classes, for the 8×8 and 4×4 places of a
+    32×32 image.
     """
 
     def __init__(self) -> None:
@@ -125,7 +127,7 @@ class Detector(nn.Module):
 
 
 class UNet(nn.Module):
-    """Down and up once, with what was there before beside it."""
+    """One step down and up again; the features from before the step are concatenated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +140,7 @@ class UNet(nn.Module):
 
 
 class Joined(nn.Module):
-    """x + f(x), x * f(x), or both beside each other."""
+    """x + f(x), x * f(x), or the concatenation of x and f(x)."""
 
     def __init__(self, how: str, inner: nn.Module) -> None:
         super().__init__()
@@ -153,7 +155,7 @@ ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.Hardswish, nn.SiLU, nn.Sigmoid, nn.Hardsigm
 
 
 def random_network(seed: int) -> tuple[nn.Module, Tensor]:
-    """Layers in any order, all of which the accelerator has, and an input."""
+    """Return a random network of layers that the accelerator has, and an input."""
     torch.manual_seed(seed)
     choose = Random(seed)
     layers: list[nn.Module] = []
@@ -183,33 +185,36 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lstm": (Lstm, (2, 7, 16)),
     "detector": (Detector, (1, 3, 32, 32)),
 }
-"""What makes a network, and the shape of its input."""
+"""The function that makes a network, and the shape of its input, by name."""
 
 
 def network(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
-    """A network with random weights and statistics, in evaluation mode, and an input."""
+    """Return a network with random weights and statistics, in evaluation mode, and an input."""
     make, shape = NETWORKS[name]
     torch.manual_seed(seed)
-    made = make().eval()
-    for module in made.modules():
+    net = make().eval()
+    for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.running_mean, 0, 0.2)
             nn.init.uniform_(module.running_var, 0.5, 2)
             nn.init.uniform_(module.weight, 0.5, 2)
             nn.init.normal_(module.bias)
-    return made, torch.randn(shape)
+    return net, torch.randn(shape)
 
 
 def exported(module: nn.Module, x: Tensor, config: str = "tiny", **options: Any) -> tuple[onnx.ModelProto, Program]:
-    """What `to_onnx` makes of a module and `from_torch` of that: torch takes a second or more for each export."""
-    written, made = export._export_onnx, []
+    """Return the models that `to_onnx` and `from_torch` make of a module, from one export by torch.
 
-    def kept(*given: Any) -> onnx.ModelProto:
-        made.append(written(*given))
-        return made[-1]
+    An export takes torch a second or more.
+    """
+    original, protos = export._export_onnx, []
+
+    def recording(*args: Any) -> onnx.ModelProto:
+        protos.append(original(*args))
+        return protos[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "_export_onnx", kept)
+        patch.setattr(export, "_export_onnx", recording)
         program = celosia.from_torch(module, x, config, **options)
-    (proto,) = made
+    (proto,) = protos
     return proto, program

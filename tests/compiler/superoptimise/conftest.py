@@ -1,4 +1,4 @@
-"""Lets these tests `import mutants`, `import quantised_models`, `import sweep` and `import wrong_rules`."""
+"""Let these tests `import mutants`, `import quantised_models`, `import sweep` and `import wrong_rules`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small changes of a rule, made mechanically: most of them are wrong."""
+"""Derive small changes of a rewrite rule mechanically; most of the changed rules are wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Rebuild = Callable[[Term], Term]
 
 
 def mutants(rule: RewriteRule) -> Iterator[RewriteRule]:
-    """Rules with one change in what stands after, or one condition less."""
+    """Yield rules with one change in their right side, with one condition less, or with results exchanged."""
     for place, term in enumerate(rule.after):
         for number, changed in enumerate(_changed(term, lambda new: new)):
             after = (*rule.after[:place], changed, *rule.after[place + 1 :])
@@ -28,7 +28,7 @@ def _without(values: tuple[Any, ...], place: int) -> tuple[Any, ...]:
 
 
 def _changed(term: Term, rebuild: Rebuild) -> Iterator[Term]:
-    """Each change of `term` or of one below it, in what `rebuild` makes of it."""
+    """Yield `rebuild` of each change of `term` or of a term inside it."""
     if not isinstance(term, Composed):
         return
     for place, arg in enumerate(term.args):
@@ -54,12 +54,13 @@ def _with_arg(term: Composed, place: int, new: Term) -> Composed:
 
 
 def _values(name: str, value: Any) -> Iterator[Any]:
+    """Yield other values of an attribute."""
     if isinstance(value, tuple):
         for place in range(len(value) - 1):
             if value[place] != value[place + 1]:
                 yield (*value[:place], value[place + 1], value[place], *value[place + 2 :])
-        for place, each in enumerate(value):
-            for other in _values(name, each):
+        for place, element in enumerate(value):
+            for other in _values(name, element):
                 yield (*value[:place], other, *value[place + 1 :])
     elif isinstance(value, (OpenSize, SizeOf)):
         yield value + 1

@@ -1,6 +1,8 @@
-"""python -m sweep [--count 500] [--seed 0]: random models with branches, rewritten at random, against onnxruntime.
+"""Rewrite random models with branches at random and compare them with onnxruntime.
 
-Run with PYTHONPATH=tests/compiler/superoptimise. Exit code 1 where a byte differs.
+python -m sweep [--count 500] [--seed 0]
+
+Run with PYTHONPATH=tests/compiler/superoptimise. Exit code 1 if a byte differs.
 """
 
 from __future__ import annotations
@@ -32,17 +34,20 @@ SCALES, ZEROS = (0.04, 0.05, 0.06), (-128, -128, 0)
 
 
 class RandomModel:
-    """x, and tensors that are made of one another. channels, sizes: of each tensor."""
+    """A random model in the making: its input x, and tensors that operators compute from earlier tensors.
+
+    channels, sizes: by tensor. pool: the tensors that an operator may read.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         shape = (1, self.random.choice([4, 8, 16]), self.random.choice([8, 10, 12]), 8)
-        self.made = Quantised(shape, self.random.random() < 0.6, seed)
+        self.model = Quantised(shape, self.random.random() < 0.6, seed)
         self.channels, self.sizes = {"x": shape[1]}, {"x": shape[2:]}
         self.pool = ["x"]
 
     def build(self) -> onnx.ModelProto:
-        """The model, which returns what nothing reads."""
+        """Return the model; its outputs are the tensors that nothing reads."""
         kinds = [
             self.convolutions,
             self.convolutions,
@@ -56,23 +61,23 @@ class RandomModel:
         ]
         for _ in range(self.random.randint(4, 9)):
             self.random.choice(kinds)(self.random.choice(self.pool[-4:]))
-        read = {name for node in self.made.nodes for name in node.input}
-        return self.made.model(*([each for each in self.pool if each not in read and each != "x"] or [self.pool[-1]]))
+        read = {name for node in self.model.nodes for name in node.input}
+        return self.model.model(*([name for name in self.pool if name not in read and name != "x"] or [self.pool[-1]]))
 
     def keep(self, name: str, channels: int, size: tuple[int, ...]) -> None:
-        """A tensor that others may read."""
+        """Add a tensor that later operators may read."""
         self.channels[name], self.sizes[name] = channels, size
         self.pool.append(name)
 
     def convolutions(self, x: str) -> None:
-        """One to three of one input."""
+        """Append one to three convolutions of the same input."""
         r = self.random
         for _ in range(r.randint(1, 3)):
             kernel, outputs = r.choice([1, 1, 3]), r.choice([4, 8, 12])
             stride = r.choice([1, 1, 1, 2]) if min(self.sizes[x]) >= 6 else 1
             group = r.choice([1, 1, 2, 4]) if self.channels[x] % 4 == 0 else 1
             dilation = r.choice([1, 2, 3]) if stride == 1 else 1
-            y = self.made.conv(
+            y = self.model.conv(
                 x,
                 self.channels[x],
                 outputs,
@@ -87,84 +92,87 @@ class RandomModel:
             self.keep(y, outputs, tuple((s + 2 * (kernel // 2) - kernel) // stride + 1 for s in self.sizes[x]))
 
     def joined(self, x: str) -> None:
-        """A Concat of what has the same scale."""
+        """Append a Concat of tensors with the same scale."""
         alike = [
-            each
-            for each in self.pool
-            if self.sizes[each] == self.sizes[x] and self.made.meant[each] == self.made.meant[x]
+            name
+            for name in self.pool
+            if self.sizes[name] == self.sizes[x] and self.model.parameters[name] == self.model.parameters[x]
         ]
         parts = [self.random.choice(alike) for _ in range(self.random.randint(2, 3))]
-        self.keep(self.made.both("Concat", parts, axis=1), sum(self.channels[p] for p in parts), self.sizes[x])
+        self.keep(
+            self.model.byte_operator("Concat", parts, axis=1), sum(self.channels[p] for p in parts), self.sizes[x]
+        )
 
     def largest(self, x: str) -> None:
-        """A MaxPool."""
-        y = self.made.both("MaxPool", [x], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
+        """Append a MaxPool."""
+        y = self.model.byte_operator("MaxPool", [x], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
         self.keep(y, self.channels[x], self.sizes[x])
 
     def average(self, x: str) -> None:
-        """An AveragePool, or onnxruntime's of bytes, of one or two sizes of window, to the same scale or another."""
-        r, m = self.random, self.made
+        """Append an AveragePool or onnxruntime's QLinearAveragePool, with the same scale or another."""
+        r, m = self.random, self.model
         pads = r.choice([[1] * 4, [0] * 4]) if min(self.sizes[x]) > 4 else [1] * 4
         counted = r.choice([0, 0, 1])
-        y = m.averaged(x, r.choice([*SCALES, m.meant[x][0]]), r.choice(ZEROS), pads, counted)
+        y = m.average_pool(x, r.choice([*SCALES, m.parameters[x][0]]), r.choice(ZEROS), pads, counted)
         self.keep(y, self.channels[x], tuple(size - 2 + 2 * pads[0] for size in self.sizes[x]))
 
     def cut(self, x: str) -> None:
-        """A Split."""
+        """Append a Split."""
         if self.channels[x] < 2:
             return
         first = self.random.randint(1, self.channels[x] - 1)
         lengths = [first, self.channels[x] - first]
-        y = self.made.node("Split", [x, self.made.constant(lengths, np.int64)], axis=1)
-        self.made.nodes[-1].output.append(f"{y}_rest")
+        y = self.model.node("Split", [x, self.model.constant(lengths, np.int64)], axis=1)
+        self.model.nodes[-1].output.append(f"{y}_rest")
         for name, length in zip((y, f"{y}_rest"), lengths):
-            self.made.meant[name] = self.made.meant[x]
+            self.model.parameters[name] = self.model.parameters[x]
             self.keep(name, length, self.sizes[x])
 
     def function(self, x: str) -> None:
-        """Of single bytes."""
+        """Append a function of single elements."""
         op = self.random.choice(["Relu", "Sigmoid", "LeakyRelu"])
-        floats = self.made.node(op, [self.made.floats(x)])
-        self.keep(self.made.quantised(floats, 0.06, self.random.choice(ZEROS)), self.channels[x], self.sizes[x])
+        floats = self.model.node(op, [self.model.floats(x)])
+        self.keep(self.model.quantised(floats, 0.06, self.random.choice(ZEROS)), self.channels[x], self.sizes[x])
 
     def added(self, x: str) -> None:
-        """An Add of what has the same shape."""
+        """Append an Add of two tensors of the same shape."""
         alike = [
-            each for each in self.pool if (self.sizes[each], self.channels[each]) == (self.sizes[x], self.channels[x])
+            name for name in self.pool if (self.sizes[name], self.channels[name]) == (self.sizes[x], self.channels[x])
         ]
-        floats = self.made.node("Add", [self.made.floats(x), self.made.floats(self.random.choice(alike))])
-        self.keep(self.made.quantised(floats, 0.07, 3), self.channels[x], self.sizes[x])
+        floats = self.model.node("Add", [self.model.floats(x), self.model.floats(self.random.choice(alike))])
+        self.keep(self.model.quantised(floats, 0.07, 3), self.channels[x], self.sizes[x])
 
 
 def rewritings(seed: int) -> tuple[str, list[str]]:
-    """(how a random model differs after random steps, the rules of these)."""
+    """Apply random steps to a random model. Returns how its outputs then differ, and the names of the rules."""
     model, choose = RandomModel(seed).build(), random.Random(seed)
-    tidier = RuleSearch(RULES, lambda each: INFEASIBLE, lambda a, b: None, 0)
+    tidier = RuleSearch(RULES, lambda graph: INFEASIBLE, lambda a, b: None, 0)
     graph = tidier.tidy(graph_of(model))[0]
     steps: list[str] = []
     for _ in range(STEPS):
-        by_rule = [(each, found) for each in EVERY if not each.tidy and (found := list(matches(each, graph)))]
+        by_rule = [(rule, places) for rule in EVERY if not rule.tidy and (places := list(matches(rule, graph)))]
         choose.shuffle(by_rule)
-        for rule, found in by_rule:
-            made = _taken(tidier, graph, choose.choice(found), model)
-            if made is not None:
-                graph = made
+        for rule, places in by_rule:
+            rewritten = _taken(tidier, graph, choose.choice(places), model)
+            if rewritten is not None:
+                graph = rewritten
                 steps.append(rule.name)
                 break
     return difference(model, AlgebraWriter(graph, model).write(), open_model), steps
 
 
 def _taken(tidier: RuleSearch, graph: BytesGraph, match: Match, model: onnx.ModelProto) -> BytesGraph | None:
+    """Return the graph after a rewrite and the cleanup rules, or None if the rewrite does not apply."""
     try:
-        made = tidier.tidy(rewrite(graph, match))[0]
-        AlgebraWriter(made, model).write()
+        rewritten = tidier.tidy(rewrite(graph, match))[0]
+        AlgebraWriter(rewritten, model).write()
     except (NotTaken, Unwritable, ValueError):
         return None
-    return made
+    return rewritten
 
 
 def main() -> int:
-    """Exit code."""
+    """Run the sweep and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
@@ -178,8 +186,8 @@ def main() -> int:
             wrong += 1
             print(f"seed {seed}: {why} after {', '.join(steps)}")
     generated = sum(count for name, count in taken.items() if name in {rule.name for rule in generated_rules()})
-    told = f"{sum(taken.values())} steps by {len(taken)} rules, {generated} of them by generated ones"
-    print(f"{options.count} models, {wrong} differ; {told}")
+    summary = f"{sum(taken.values())} steps by {len(taken)} rules, {generated} of them by generated ones"
+    print(f"{options.count} models, {wrong} differ; {summary}")
     return 1 if wrong else 0
 
 

@@ -1,4 +1,4 @@
-"""Rules of fast-math hold in real numbers and are used where they are asked for; how far outputs differ is said."""
+"""Fast-math rules hold in real numbers, are used only on request, and report how far outputs differ."""
 
 from __future__ import annotations
 
@@ -63,20 +63,20 @@ def test_the_proofs_are_of_these_rules_and_are_not_used_unasked() -> None:
 
 
 def _wrong() -> Iterator[RewriteRule]:
-    """Of each kind one that holds nearly everywhere, and one that holds of numbers that wrap."""
+    """Yield wrong rules: of each kind one that holds for nearly all values, or for integers that wrap."""
 
-    def after(of: str, change: Callable[[Term], Term]) -> RewriteRule:
-        rule = BY_NAME[of]
+    def after(name: str, change: Callable[[Term], Term]) -> RewriteRule:
+        rule = BY_NAME[name]
         return replace(rule, name=f"{rule.name}, wrong", after=tuple(map(change, rule.after)))
 
     def put(attribute: str, value: Any, op: str) -> Callable[[Term], Term]:
         def change(term: Term) -> Term:
             if isinstance(term, Leaf):
                 return term
-            given = dict(term.attributes)
-            if term.op == op and attribute in given:
-                given[attribute] = value
-            return apply(term.op, *map(change, term.args), **given)
+            attributes = dict(term.attributes)
+            if term.op == op and attribute in attributes:
+                attributes[attribute] = value
+            return apply(term.op, *map(change, term.args), **attributes)
 
         return change
 
@@ -100,14 +100,14 @@ def _wrong() -> Iterator[RewriteRule]:
     w, b, m = Leaf("w", (C, C, *KERNEL), True), Leaf("b", (C,), True), Leaf("m", (C,), True)
     more, square = apply("real_carried", m, w), Leaf("v", (C, C, *KERNEL), True)
     behind = apply("real_scale", convolved([w, b]), m, axis=1)
-    given = {**dict(convolved([w]).attributes), "pads": (1, 1, 1, 1)}  # type: ignore[union-attr]
+    attributes = {**dict(convolved([w]).attributes), "pads": (1, 1, 1, 1)}  # type: ignore[union-attr]
     scaled = apply("real_scale", b, m, axis=0)
     sides: dict[str, tuple[Term, Term]] = {
         "a scale that leaves the bias": (behind, convolved([apply("real_scale", w, m, axis=0), b])),
         "a scale of inputs": (behind, convolved([apply("real_scale", w, m, axis=1), scaled])),
         "constants before padding": (
-            apply("float_convolve", apply("real_shift", IMAGE, m, axis=1), w, b, **given),
-            apply("float_convolve", IMAGE, w, apply("real_plus", b, more), **given),
+            apply("float_convolve", apply("real_shift", IMAGE, m, axis=1), w, b, **attributes),
+            apply("float_convolve", IMAGE, w, apply("real_plus", b, more), **attributes),
         ),
         "a scale across a function": (
             apply("real_scale", function_of(F, IMAGE), m, axis=1), function_of(F, apply("real_scale", IMAGE, m, axis=1))
@@ -132,7 +132,7 @@ def test_what_is_wrong_is_refused(rule: RewriteRule) -> None:
 
 
 def differs(rule: RewriteRule) -> bool:
-    """In numbers; not where a mutant has strides of 0, for which there are none."""
+    """Return whether the sides differ in numbers; False if a mutant has strides of 0."""
     try:
         return any(difference(in_reals(rule), seed) for seed in range(6))
     except (NoTrial, ValueError):
@@ -168,23 +168,23 @@ def normalised(m: Branchy, x: str, channels: int) -> str:
 
 
 def plain(m: Branchy, x: str, inputs: int, outputs: int, kernel: int = 1) -> str:
-    """A convolution without a bias and Relu."""
+    """Append a convolution without bias and Relu."""
     w = m.constant(m.random.normal(size=(outputs, inputs, kernel, kernel)) / kernel)
     return m.op("Conv", x, w, pads=[kernel // 2] * 4)
 
 
 def mixed() -> onnx.ModelProto:
-    """What each kind of rule fits in, with biases and without."""
+    """Return a model with places for each kind of rule, with and without biases."""
     m = Branchy((1, 6, 9, 9))
     channels = {c: m.constant(m.random.normal(size=(1, c, 1, 1))) for c in (5, 6)}
 
     def scaled(x: str, c: int) -> str:
         return m.op("Mul", channels[c], m.op("Sub", x, channels[c]))
 
-    made = [scaled(x, 5) for x in (m.conv("x", 6, 5, 3, relu=False), plain(m, "x", 6, 5, 3))]
-    made += [m.conv(scaled("x", 6), 6, 5, 3, pad=0, relu=False), plain(m, scaled("x", 6), 6, 5)]
-    made += [m.conv("x", 6, 5, 3, relu=False), m.conv("x", 6, 5, 1, relu=False)]
-    sums = [m.op("Add", made[i], made[j]) for i, j in ((4, 5), (0, 1))]
+    outputs = [scaled(x, 5) for x in (m.conv("x", 6, 5, 3, relu=False), plain(m, "x", 6, 5, 3))]
+    outputs += [m.conv(scaled("x", 6), 6, 5, 3, pad=0, relu=False), plain(m, scaled("x", 6), 6, 5)]
+    outputs += [m.conv("x", 6, 5, 3, relu=False), m.conv("x", 6, 5, 1, relu=False)]
+    sums = [m.op("Add", outputs[i], outputs[j]) for i, j in ((4, 5), (0, 1))]
     three = normalised(m, m.conv("x", 6, 6, 3, relu=False), 6)
     one, same = normalised(m, plain(m, "x", 6, 6), 6), normalised(m, "x", 6)
     sums.append(m.op("Relu", m.op("Add", m.op("Add", one, three), same)))
@@ -205,23 +205,26 @@ def mixed() -> onnx.ModelProto:
         m.linear(m.op("Mul", y, row), 7, 3),
         m.linear(m.op("Add", m.linear("x", 9, 4), m.constant([1.0, 2, 3, 4])), 4, 9),
     ]
-    return m.model(*made, *sums)
+    return m.model(*outputs, *sums)
 
 
 def test_onnxruntime_gives_numbers_as_near_as_rounding_brings_them() -> None:
-    """Steps one after the other, each rule as often as it fits."""
+    """After up to 100 steps of all rules, onnxruntime's outputs differ only by roundings."""
     model = mixed()
     first = graph = graph_of(model, floats=True, reals=True)
-    assert not {each.op for each in graph.operations} & {"onnx"}
+    assert not {operation.op for operation in graph.operations} & {"onnx"}
     unchanged = apart(model, AlgebraWriter(graph, model).write(), bound_of(graph, graph), open_model)
-    assert not unchanged.why and unchanged.outputs  # onnxruntime takes a Mul into a Conv, and of a Sub it does not
+    assert not unchanged.why and unchanged.outputs  # onnxruntime fuses a Mul into a Conv, but not a Sub
     used: list[str] = []
     for rule in REALS[::-1] * 2:
         while len(used) < 100 and (match := next(matches(rule, graph), None)):
             graph = rewrite(graph, match)
             used.append(rule.name)
-    found = apart(model, AlgebraWriter(graph, model).write(), bound_of(first, graph), open_model)
-    assert not found.why and 0 < max(row["relative"] for row in found.outputs.values()) <= found.bound < 1e-3
+    comparison = apart(model, AlgebraWriter(graph, model).write(), bound_of(first, graph), open_model)
+    assert (
+        not comparison.why
+        and 0 < max(row["relative"] for row in comparison.outputs.values()) <= comparison.bound < 1e-3
+    )
     assert len(set(used)) >= 18 and len(used) < 100, sorted(set(used))
 
 
@@ -259,7 +262,7 @@ def test_steps_that_change_values_are_marked_and_how_far_outputs_differ_is_said(
 
 
 def test_values_are_not_changed_for_what_may_be_noise() -> None:
-    """One convolution less of 36."""
+    """A rewrite that saves one convolution of 36 is not used: the saving may be noise."""
     m, x = Branchy((1, 16, 9, 9)), "x"
     for _ in range(34):
         x = m.conv(x, 16, 16)
@@ -273,7 +276,7 @@ def test_without_being_asked_for_nothing_changes() -> None:
 
 
 def test_constants_that_are_not_finite_are_not_made() -> None:
-    """Weights of 1e30, twice, and a variance of 0 without an epsilon."""
+    """A rewrite with infinite constants is not used: here two weights of 1e30, and a variance of 0 without epsilon."""
     for op, *args in (("real_scale", 1e30, 1e30), ("real_deviation", 1.0, 0.0, 0.0)):
         rows = [np.full(1, each, np.float32) for each in args[:2]] + [np.float32(each) for each in args[2:]]
         with pytest.raises(ValueError, match="would not be finite"):
@@ -288,7 +291,7 @@ def test_steps_that_change_no_value_say_so() -> None:
 
 
 def test_a_wrong_step_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights are as they should be, and the first bias is lost, which is a tenth of what others are."""
+    """The comparison refuses a step that loses a bias, a tenth as large as other biases."""
     right = BY_NAME["a convolution of pixels behind another, biased, with a bias"]
     (conv,) = right.after
     assert not isinstance(conv, Leaf)
@@ -297,9 +300,9 @@ def test_a_wrong_step_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = replace(right, after=(apply(conv.op, *conv.args[:2], last.args[1], **dict(conv.attributes)),))
     monkeypatch.setattr(searching, "REALS", (wrong,))
     monkeypatch.setattr(searching, "require_proved", lambda *given: None)
-    found = searched(two_behind_each_other(), fast_math=True)
-    assert not found.steps and found.refused
-    assert "differs by" in found.refused[0] and "of its largest value, and rounding is" in found.refused[0]
+    optimised = searched(two_behind_each_other(), fast_math=True)
+    assert not optimised.steps and optimised.refused
+    assert "differs by" in optimised.refused[0] and "of its largest value, and rounding is" in optimised.refused[0]
 
 
 def test_fast_math_is_of_the_cpu_alone(tmp_path: Path) -> None:

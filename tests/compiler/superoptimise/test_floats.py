@@ -1,4 +1,4 @@
-"""Rules of floats change no bit, what would is refused, and only what takes less time is kept."""
+"""Float rules change no bit; rules that would are refused, and only faster models are kept."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def rewritings(graph: BytesGraph) -> Iterator[tuple[str, BytesGraph]]:
     ("outputs", "kernel", "relu"), [((32, 24), 1, True), ((64, 2), 3, False), ((96, 240), 1, False)]
 )
 def test_onnxruntime_gives_the_same_bits(outputs: tuple[int, ...], kernel: int, relu: bool) -> None:
-    """With blocks of channels of its own, and without: 33 channels have none."""
+    """onnxruntime gives the same bits with its blocked channels and without them, as for 33 channels."""
     for inputs in (32, 33):
         model = model_of(branches(outputs, kernel, relu=relu, inputs=inputs))
         names = []
@@ -67,7 +67,11 @@ def test_products_of_one_input_are_one_with_the_same_bits() -> None:
 
 
 def test_what_onnxruntime_adds_up_in_another_order_is_left_alone() -> None:
-    """A convolution to one channel, or of one pixel; by rules without that, the oracle sees it."""
+    """Rules do not apply to convolutions that onnxruntime sums in another order, such as to one channel or of one
+    pixel.
+
+    The oracle finds the difference if a rule applies to them.
+    """
     for model in (model_of(branches((1, 12), relu=False)), model_of(branches((16, 8), 9))):
         assert not list(rewritings(graph_of(model, floats=True)))
     model = model_of(branches((1, 12), relu=False))
@@ -78,9 +82,9 @@ def test_what_onnxruntime_adds_up_in_another_order_is_left_alone() -> None:
 
 
 def for_one_output(rule: RewriteRule) -> RewriteRule:
-    """`rule` for one output, too."""
-    one, two = (Leaf(each.name, (OpenSize(each.shape[0].name), *each.shape[1:]), True)  # type: ignore[union-attr]
-                for each in rule.leaves[1:2] + [leaf for leaf in rule.leaves if leaf.name == "w2"][:1])  # fmt: skip
+    """Return `rule` without its condition that there are several outputs."""
+    one, two = (Leaf(leaf.name, (OpenSize(leaf.shape[0].name), *leaf.shape[1:]), True)  # type: ignore[union-attr]
+                for leaf in rule.leaves[1:2] + [leaf for leaf in rule.leaves if leaf.name == "w2"][:1])  # fmt: skip
     b1, b2 = (Leaf(f"b{i}", (w.shape[0],), True) for i, w in ((1, one), (2, two)))
     both = convolved([concat_of(0, one, two), concat_of(0, b1, b2)])
     o1, o2 = one.shape[0], two.shape[0]
@@ -101,6 +105,7 @@ def test_the_proofs_are_of_these_rules() -> None:
 
 
 def _wrong() -> Iterator[tuple[str, Term, Term]]:
+    """Yield (name, left side, right side) of wrong rules. All but the first hold for integers."""
     o, k, j = OpenSize("o", 2), OpenSize("k"), OpenSize("j")
     w, v = (Leaf(name, (o, C, *KERNEL), True) for name in "wv")
     both = convolved([concat_of(0, w, v)])
@@ -108,33 +113,34 @@ def _wrong() -> Iterator[tuple[str, Term, Term]]:
     rows = OpenSize("rows")
     x, y = Leaf("x", (rows, k)), Leaf("y", (rows, j))
     a, b = Leaf("a", (k, o), True), Leaf("b", (j, o), True)
-    whole = apply("float_multiply", concat_of(1, x, y), concat_of(0, a, b))
-    yield "terms in another order", whole, apply("float_multiply", concat_of(1, y, x), concat_of(0, b, a))
-    none = apply("spread", Leaf("zero", (), True), shape=(j, o))
+    joined = apply("float_multiply", concat_of(1, x, y), concat_of(0, a, b))
+    yield "terms in another order", joined, apply("float_multiply", concat_of(1, y, x), concat_of(0, b, a))
+    zeros = apply("spread", Leaf("zero", (), True), shape=(j, o))
     yield (
         "terms of zeros",
         apply("float_multiply", x, a),
-        apply("float_multiply", concat_of(1, x, y), concat_of(0, a, none)),
+        apply("float_multiply", concat_of(1, x, y), concat_of(0, a, zeros)),
     )
     image, n, h = Leaf("x", (OpenSize("n"), C, OpenSize("h"), OpenSize("w"))), OpenSize("n"), OpenSize("h")
-    given = {"strides": (1, 1), "dilations": (1, 1), "group": 1}
+    attributes = {"strides": (1, 1), "dilations": (1, 1), "group": 1}
     padded = apply("pad", image, Leaf("zero", (), True), pads=(0, 0, 1, 1, 0, 0, 1, 1))
     yield (
-        "zeros around an image as terms", apply("float_convolve", padded, w, pads=(0, 0, 0, 0), **given),
-        apply("float_convolve", image, w, pads=(1, 1, 1, 1), **given),
+        "zeros around an image as terms", apply("float_convolve", padded, w, pads=(0, 0, 0, 0), **attributes),
+        apply("float_convolve", image, w, pads=(1, 1, 1, 1), **attributes),
     )  # fmt: skip
     square = Leaf("w", (o, C, h, h), True)
-    turned = apply("transpose", square, perm=(0, 1, 3, 2))
-    of = Leaf("x", (n, C, h, h))
+    transposed = apply("transpose", square, perm=(0, 1, 3, 2))
+    image_of_squares = Leaf("x", (n, C, h, h))
     yield (
-        "rows as columns", apply("float_convolve", of, square, pads=(0, 0, 0, 0), **given),
-        apply("float_convolve", apply("transpose", of, perm=(0, 1, 3, 2)), turned, pads=(0, 0, 0, 0), **given),
+        "rows as columns", apply("float_convolve", image_of_squares, square, pads=(0, 0, 0, 0), **attributes),
+        apply("float_convolve", apply("transpose", image_of_squares, perm=(0, 1, 3, 2)), transposed,
+              pads=(0, 0, 0, 0), **attributes),
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "before", "after"), list(_wrong()))
 def test_what_orders_a_sum_anew_is_refused(name: str, before: Term, after: Term) -> None:
-    """These hold in whole numbers, but for the first one."""
+    """Rules that change the order of a sum are refused. All but the first hold for integers."""
     pytest.importorskip("z3")
     with pytest.raises(proofs.RuleError, match="is not proved"):
         proofs.require_proved([], [RewriteRule(name, name, (before,), (after,))])
@@ -145,7 +151,10 @@ def convolutions(model: onnx.ModelProto) -> Price:
 
 
 def searched(*saved: float) -> Optimised:
-    """saved: what is said to be saved of the whole, each time that it is measured anew, the last one from then on."""
+    """Optimise a model of branches.
+
+    saved: the savings that successive measurements of the whole model report; the last one repeats.
+    """
     model, left = model_of(branches((24, 24, 40))), list(saved)
 
     def anew(before: onnx.ModelProto, after: onnx.ModelProto) -> float:

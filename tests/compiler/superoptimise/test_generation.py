@@ -1,4 +1,4 @@
-"""Generated rules: proved, generated again, right in numbers, refused where they are wrong, and needed to win."""
+"""Generated rules are proved, reproducible, right in numbers, and needed for a saving; wrong ones are refused."""
 
 from __future__ import annotations
 
@@ -53,13 +53,17 @@ def test_the_page_names_them() -> None:
 
 @pytest.mark.parametrize("vocabulary", sorted({rule.name.rpartition(",")[0] for rule in generated_rules()}))
 def test_a_vocabulary_gives_its_rules_again(vocabulary: str) -> None:
-    """The rules by hand alone prune here, so that there may be more; the command generates all in turn."""
+    """Each vocabulary yields its rules again.
+
+    Only hand-written rules prune here, so that there may be more rules than the command, which generates all in turn,
+    keeps.
+    """
     pytest.importorskip("z3")
     from celosia.compiler.superoptimise.generator import Generator, anonymous_text
     from celosia.compiler.superoptimise.vocabularies import VOCABULARIES
 
     generator = Generator(RULES)
-    counts = generator.run(next(each for each in VOCABULARIES if each.name == vocabulary))
+    counts = generator.run(next(candidate for candidate in VOCABULARIES if candidate.name == vocabulary))
     texts = {anonymous_text(rule) for rule in generator.rules}
     assert counts["rules"] == len(generator.rules) and counts["candidates"] < counts["terms"]
     for rule in generated_rules():
@@ -88,11 +92,11 @@ def test_mutants_of_generated_rules_are_refused() -> None:
 
 
 def test_a_wrong_rule_in_the_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a proof of its own it is not used, and the command does not give it one."""
+    """A wrong rule in the file is not used without its own proof, and the command finds none."""
     pytest.importorskip("z3")
     name, row = next(iter(FILE["rules"].items()))
     rule = rule_of(name, row["says"], row["rule"])
-    wrong = next(each for each in mutants(rule) if first_difference(each))
+    wrong = next(mutant for mutant in mutants(rule) if first_difference(mutant))
     planted = {**FILE, "rules": {name: {**row, "rule": data_of(wrong)}}}
     (tmp_path / "generated.json").write_text(json.dumps(planted), encoding="utf-8")
     monkeypatch.setattr(rules_file, "GENERATED", tmp_path / "generated.json")
@@ -105,7 +109,10 @@ def test_a_wrong_rule_in_the_file_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_what_only_looks_equal_is_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fingerprints that see no function: what is equal then is not proved."""
+    """Terms with equal fingerprints do not become a rule if they are not proved equal.
+
+    The planted fingerprints ignore functions.
+    """
     pytest.importorskip("z3")
     from celosia.compiler.superoptimise import generator
     from celosia.compiler.superoptimise.generator import Generator
@@ -144,7 +151,7 @@ def test_names_and_cases_are_pruned() -> None:
 
 
 def stage(qdq: bool) -> onnx.ModelProto:
-    """A block whose last pixels only a convolution with strides reads, as in ResNet as first published."""
+    """Return a block whose last pixels only a strided convolution reads, as in the first version of ResNet."""
     m = Quantised((1, 64, 16, 16), qdq)
     inner = m.conv(m.conv("x", 64, 32, 0.05), 32, 32, 0.05, kernel=3)
     strided: dict[str, Any] = {"strides": [2, 2], "pads": [0] * 4}
@@ -152,12 +159,12 @@ def stage(qdq: bool) -> onnx.ModelProto:
 
 
 def cropped(qdq: bool) -> onnx.ModelProto:
-    """A convolution that is padded by two columns more than a Slice leaves."""
+    """Return a convolution whose padding adds two columns that a Slice removes."""
     m = Quantised((1, 32, 16, 16), qdq)
     y = m.conv("x", 32, 64, 0.05, kernel=3, pads=[1, 1, 1, 3])
-    places = [m.constant([each], np.int64) for each in (0, 16, 3)]
+    places = [m.constant([bound], np.int64) for bound in (0, 16, 3)]
     cut = m.node("Slice", [m.floats(y) if qdq else y, *places])
-    return m.model(m.quantised(cut, *m.meant[y]) if qdq else cut)
+    return m.model(m.quantised(cut, *m.parameters[y]) if qdq else cut)
 
 
 def found(model: onnx.ModelProto, **given: Any) -> Optimised:

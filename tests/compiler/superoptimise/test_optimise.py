@@ -1,4 +1,4 @@
-"""Models before and after: the same bytes under onnxruntime, fewer cycles, in the form that they came in."""
+"""Optimised models give the same bytes under onnxruntime, take fewer cycles, and keep their form."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_four_convolutions_become_one(qdq: bool) -> None:
 
 def test_concat_of_what_was_merged_goes() -> None:
     m = Quantised((1, 64, 8, 8))
-    y = m.both("Concat", [m.conv("x", 64, 8, 0.05) for _ in range(3)], axis=1)
+    y = m.byte_operator("Concat", [m.conv("x", 64, 8, 0.05) for _ in range(3)], axis=1)
     optimised = found(m.model(y))
     operators = [node.op_type for node in optimised.model.graph.node]
     assert operators.count("Conv") == 1 and not {"Concat", "Slice"} & set(operators)
@@ -82,34 +82,36 @@ def test_convolutions_of_other_zero_points_stay() -> None:
 
 
 def every_rewriting(model: onnx.ModelProto, tidy: bool = True) -> dict[str, onnx.ModelProto]:
-    """What each rule makes of a model, at the first place where it may."""
-    graph, made = graph_of(model), dict[str, onnx.ModelProto]()
+    """Return the model after each rule, by the rule's name, applied at the first possible place."""
+    graph, rewritten = graph_of(model), dict[str, onnx.ModelProto]()
     tidier = RuleSearch(RULES, lambda each: pytest.fail(), lambda a, b: None, 0)
     for rule in RULES:
         for match in matches(rule, graph):
             try:
                 after = rewrite(graph, match)
-                made[rule.name] = AlgebraWriter(tidier.tidy(after)[0] if tidy else after, model).write()
+                rewritten[rule.name] = AlgebraWriter(tidier.tidy(after)[0] if tidy else after, model).write()
                 break
             except (NotTaken, Unwritable):
                 continue
-    return made
+    return rewritten
 
 
 def mixed(qdq: bool, seed: int) -> onnx.ModelProto:
-    """Most of what rules are of."""
+    """Return a model to which most rules apply."""
     m = Quantised((1, 8, 12, 12), qdq, seed)
     a = m.conv("x", 8, 8, 0.05, kernel=3)
     b = m.conv("x", 8, 8, 0.05, kernel=1)
-    both = m.both("Concat", [a, b], axis=1)
-    pooled = m.both("MaxPool", [both], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
+    both = m.byte_operator("Concat", [a, b], axis=1)
+    pooled = m.byte_operator("MaxPool", [both], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
     grouped = m.conv(pooled, 16, 16, 0.06, kernel=3, group=4)
     strided = m.conv(grouped, 16, 8, 0.06, kernel=3, strides=[2, 2])
-    turned = m.both("Transpose", [m.both("Transpose", [strided], perm=[0, 2, 3, 1])], perm=[0, 3, 1, 2])
+    turned = m.byte_operator(
+        "Transpose", [m.byte_operator("Transpose", [strided], perm=[0, 2, 3, 1])], perm=[0, 3, 1, 2]
+    )
     cut = m.node("Split", [grouped, m.constant([6, 10], np.int64)], axis=1)
-    m.meant[cut] = m.meant[grouped]
+    m.parameters[cut] = m.parameters[grouped]
     m.nodes[-1].output.append(f"{cut}_rest")
-    m.meant[f"{cut}_rest"] = m.meant[grouped]
+    m.parameters[f"{cut}_rest"] = m.parameters[grouped]
     last = m.conv(f"{cut}_rest", 10, 8, 0.06)
     relu = m.quantised(m.node("Relu", [m.floats(last)]), 0.06, -128)
     return m.model(turned, relu, m.conv(cut, 6, 8, 0.07))
@@ -159,29 +161,30 @@ def test_what_only_tidies_up_is_taken_where_no_other_rule_fits() -> None:
 
 
 def partly(qdq: bool) -> dict[str, onnx.ModelProto]:
-    """A model for each kind of partly equivalent rule, by how the rule's name begins. Sizes are odd."""
+    """Return a model of odd size for each kind of partly equivalent rule, by the beginning of the rule's name."""
 
-    def made(size: int, outputs: int, kernel: int, **given: Any) -> onnx.ModelProto:
+    def convolved(size: int, outputs: int, kernel: int, **attributes: Any) -> onnx.ModelProto:
         m = Quantised((1, 16, size, size), qdq)
-        return m.model(m.conv(m.conv("x", 16, 64, 0.05), 64, outputs, 0.05, kernel=kernel, **given))
+        return m.model(m.conv(m.conv("x", 16, 64, 0.05), 64, outputs, 0.05, kernel=kernel, **attributes))
 
     dilated = {"pads": [8] * 4, "dilations": [8, 8]}
 
     def pooled(size: int, counted: int | None = None) -> onnx.ModelProto:
-        """counted: of an average, whether padding counts; else of MaxPool."""
+        """Return a model with a MaxPool, or with an AveragePool if `counted` says whether padding counts."""
         m = Quantised((1, 16, size, size), qdq)
         x = m.conv("x", 16, 64, 0.05, zero=5)
         if counted is None:
-            y = m.both("MaxPool", [x], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
+            y = m.byte_operator("MaxPool", [x], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
         else:
-            y = m.averaged(x, 0.05, 5, [1] * 4, counted)
+            y = m.average_pool(x, 0.05, 5, [1] * 4, counted)
         return m.model(m.conv(y, 64, 16, 0.05))
 
     return {
         "largest by rows": pooled(19), "averages inside": pooled(21, 0), "averages with padding": pooled(15, 1),
-        "border rows apart": made(19, 64, 3, **dilated), "border columns that meet": made(13, 64, 3, **dilated),
-        "no first tap": made(7, 64, 3, **dilated), "pixels as channels, 4 x 4": made(18, 1, 5),
-        "pixels as channels, 2 x 2, of what is beyond 16s": made(17, 19, 3),
+        "border rows apart": convolved(19, 64, 3, **dilated),
+        "border columns that meet": convolved(13, 64, 3, **dilated),
+        "no first tap": convolved(7, 64, 3, **dilated), "pixels as channels, 4 x 4": convolved(18, 1, 5),
+        "pixels as channels, 2 x 2, of what is beyond 16s": convolved(17, 19, 3),
     }  # fmt: skip
 
 
@@ -204,11 +207,11 @@ def test_partly_equivalent_rules_save_cycles_and_leave_every_byte(kind: str, qdq
 
 
 def test_parts_alike_are_priced_once() -> None:
-    """Whatever their weights; another shape is another part, and so is what is quantised otherwise."""
+    """Parts that differ only in weights are priced once; other shapes and quantisations are other parts."""
     graphs = [graph_of(branches(True, seed=seed)) for seed in (1, 2)]
     other, bytes_alone = graph_of(branches(True, (0.04, 0.05))), graph_of(branches(False))
     assert graphs[0].digest != graphs[1].digest and likeness(graphs[0]) == likeness(graphs[1])
-    assert len({likeness(each) for each in (graphs[0], other, bytes_alone)}) == 3
+    assert len({likeness(graph) for graph in (graphs[0], other, bytes_alone)}) == 3
 
 
 def test_what_is_remembered_of_layers_changes_no_price() -> None:
@@ -263,14 +266,14 @@ def test_greedy_takes_no_step_that_costs() -> None:
 
 
 def test_what_differs_is_refused_in_a_sentence() -> None:
-    """An oracle that sees another byte in whatever is not the original."""
+    """A step is refused with a sentence if the oracle finds other bytes than the original's."""
     model = branches(True)
     asked = []
 
     def oracle(other: onnx.ModelProto) -> Run:
         asked.append(other)
         run, more = open_model(other), np.int8(len(asked) % 2 == 0)
-        return lambda given: {name: y + more for name, y in run(given).items()}
+        return lambda feed: {name: y + more for name, y in run(feed).items()}
 
     optimised = optimise(model, pricing(model), 20, oracle)
     assert optimised.model.SerializeToString() == model.SerializeToString() and not optimised.steps
@@ -360,7 +363,7 @@ def test_the_best_are_tuned_and_the_one_that_is_best_so_is_taken(tmp_path: Path)
     asked: list[int] = []
 
     def dearer(each: onnx.ModelProto) -> float:
-        """The more steps, the dearer; the original dearest of all."""
+        """Return a price that grows with the number of steps, and is highest for the original."""
         asked.append(len(each.graph.node))
         return 1e6 if len(asked) == 1 else float(len(asked))
 
@@ -549,9 +552,9 @@ def test_what_cannot_be_written_is_refused() -> None:
 
 
 def test_what_reads_inside_of_an_operator_keeps_its_name() -> None:
-    """A graph inside of If reads a tensor that a rule would take away."""
+    """A tensor that a subgraph of an If reads keeps its name, though a rule would remove it."""
     m = Quantised((1, 8, 6, 6))
-    y = m.both("Transpose", [m.both("Transpose", ["x"], perm=[0, 2, 3, 1])], perm=[0, 3, 1, 2])
+    y = m.byte_operator("Transpose", [m.byte_operator("Transpose", ["x"], perm=[0, 2, 3, 1])], perm=[0, 3, 1, 2])
     condition = m.constant(True, np.bool_)
     inner = [
         onnx.helper.make_graph(

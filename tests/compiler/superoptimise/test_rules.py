@@ -1,4 +1,4 @@
-"""Rules hold in numbers, wrong ones are refused, and the file of proofs is that of the rules that there are."""
+"""Rules hold in numbers, wrong ones are refused, and the file of proofs matches the rules."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ QUICK = 3.0
 
 
 def first_difference(rule: RewriteRule) -> str:
-    """How its sides differ in one of several trials; "" where they do not, or where there are no sizes."""
+    """Return how the rule's sides differ in the first of several trials that differs; "" if none does.
+
+    The result is also "" if there are no sizes to try.
+    """
     for seed in range(TRIALS):
         try:
-            if found := difference(rule, seed):
-                return found
+            if text := difference(rule, seed):
+                return text
         except NoTrial:
             return ""
     return ""
@@ -57,14 +60,14 @@ def test_the_proofs_are_of_these_rules() -> None:
 
 
 def test_proofs_are_found_again() -> None:
-    """Of rules of each kind; the command proves all."""
+    """Rules of each kind are proved again with the recorded digests; the command proves all rules."""
     pytest.importorskip("z3")
     known = json.loads(proofs.FILE.read_text(encoding="utf-8"))["rules"]
     light = [rule for rule in RULES if known[rule.name]["questions"] < 60]
     for rule in (
         *light[::12],
         *WINDOWS,
-        *(each for each in RULES if each.name.startswith(("merge products", "padding into"))),
+        *(rule for rule in RULES if rule.name.startswith(("merge products", "padding into"))),
     ):
         row = proofs.row_of(rule)
         assert row["digest"] == known[rule.name]["digest"] and row["cases"] == known[rule.name]["cases"]
@@ -82,7 +85,7 @@ def test_what_is_wrong_is_refused(rule: RewriteRule) -> None:
 
 @pytest.mark.parametrize("count", some([25, 60, 200], [25]))
 def test_mutants_are_refused(count: int) -> None:
-    """Those that differ in numbers; what does not differ is still right, and mostly proved."""
+    """No mutant of a rule that differs in numbers is proved."""
     pytest.importorskip("z3")
     from celosia.compiler.superoptimise.prover import verdict
 
@@ -91,14 +94,14 @@ def test_mutants_are_refused(count: int) -> None:
     for mutant in random.Random(27).sample(every, 2 * count):
         if wrong == count:
             break
-        if what := first_difference(mutant):
+        if found_difference := first_difference(mutant):
             wrong += 1
-            assert not verdict(mutant).proved, f"{mutant.name}: {what}"
+            assert not verdict(mutant).proved, f"{mutant.name}: {found_difference}"
     assert wrong == count
 
 
 def test_what_z3_does_not_answer_counts_as_no(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit that is too small: rules are proved in many more steps, or refused, and steps are no seconds."""
+    """A rule counts as not proved if z3 reaches its limit. The limit counts steps, not seconds."""
     pytest.importorskip("z3")
     from celosia.compiler.superoptimise import prover
 
@@ -110,7 +113,7 @@ def test_what_z3_does_not_answer_counts_as_no(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_proof_leaves_waiting_interruptible() -> None:
-    """z3 by itself puts Python's handler back so that reads, once begun, end with what they wait for alone."""
+    """Signals still interrupt system calls after a proof. z3 itself restores Python's handler so that reads restart."""
     pytest.importorskip("z3")
     from celosia.compiler.superoptimise.prover import verdict
 

@@ -1,4 +1,4 @@
-"""Steps weighed by others: processes of this machine, and devices that are of no use."""
+"""Processes of this machine and remote devices price the steps; useless devices do no harm."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ pytest.importorskip("onnxruntime")
 
 
 def branchy() -> onnx.ModelProto:
-    """Branches of three kinds, which several rules are of."""
+    """Return branches of three kinds, to which several rules apply."""
     m = Quantised((1, 64, 16, 16))
     heads = [m.conv("x", 64, 8, 0.05, kernel) for kernel in (1, 1, 3, 3)]
-    pooled = m.both("MaxPool", ["x"], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
+    pooled = m.byte_operator("MaxPool", ["x"], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
     return m.model(*heads, m.conv(pooled, 64, 16, 0.06))
 
 
 class Named(InProcess):
-    """This process, by another name. answer: what it says in the place of what it found; seconds: before it does."""
+    """This process as a device of another name.
+
+    answer: what it returns in place of its result. seconds: how long it waits before.
+    """
 
     def __init__(self, name: str, answer: TrialResult | None = None, seconds: float = 0) -> None:
         self.name, self.answer, self.seconds, self.asked = name, answer, seconds, 0
@@ -86,13 +89,16 @@ def test_an_answer_that_is_none_is_no_price() -> None:
 
 @pytest.mark.parametrize("kind", ["no JSON", "died"])
 def test_devices_of_no_use_cost_no_more_than_their_steps(kind: str, alone: Any) -> None:
-    """What they leave unanswered is left out; who fails three times in a row is, too, and this process goes on."""
+    """Steps without a valid answer are left out, and so is a device that fails three times in a row.
+
+    This process continues.
+    """
     with Fleet([Named("bad", NONSENSE[kind])]) as fleet:
-        found = optimise(branchy(), budget=60, fleet=fleet)
-    assert found.after.total <= found.before.total and not difference(branchy(), found.model, open_model)
-    assert found.state.left_out == ({} if kind == "no JSON" else {"bad": "process died: it died"})
-    assert found.report["left_out"] == found.state.left_out
-    assert kind == "no JSON" or found.steps
+        optimised = optimise(branchy(), budget=60, fleet=fleet)
+    assert optimised.after.total <= optimised.before.total and not difference(branchy(), optimised.model, open_model)
+    assert optimised.state.left_out == ({} if kind == "no JSON" else {"bad": "process died: it died"})
+    assert optimised.report["left_out"] == optimised.state.left_out
+    assert kind == "no JSON" or optimised.steps
 
 
 def test_a_device_that_hangs_stops_no_search(alone: Any) -> None:
@@ -104,7 +110,7 @@ def test_a_device_that_hangs_stops_no_search(alone: Any) -> None:
 
 
 def test_a_price_that_is_a_lie_is_believed_by_nobody_in_the_end() -> None:
-    """Whatever a device says of parts: the whole is priced here."""
+    """Wrong prices of parts do no harm, since this process prices the whole model."""
     rng = np.random.default_rng(0)
 
     class Liar(Named):
@@ -112,9 +118,9 @@ def test_a_price_that_is_a_lie_is_believed_by_nobody_in_the_end() -> None:
             return said(f'{{"cycles": {rng.integers(1, 10_000)}, "host": 0}}')
 
     with Fleet([Liar("liar")]) as fleet:
-        found = optimise(branchy(), budget=4, fleet=fleet)
-    assert not difference(branchy(), found.model, open_model) and not found.refused
-    assert found.after == price(found.model, "pynq") and found.after.total <= found.before.total
+        optimised = optimise(branchy(), budget=4, fleet=fleet)
+    assert not difference(branchy(), optimised.model, open_model) and not optimised.refused
+    assert optimised.after == price(optimised.model, "pynq") and optimised.after.total <= optimised.before.total
 
 
 def test_another_version_is_refused() -> None:
@@ -128,7 +134,7 @@ def test_times_of_this_processor_are_measured_here() -> None:
 
 
 def children() -> set[int]:
-    """Processes that this one has started, and that are there."""
+    """Return the ids of living child processes."""
     pids = set[int]()
     for task in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended since

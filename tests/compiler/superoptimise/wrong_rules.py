@@ -1,7 +1,7 @@
-"""Rules that are wrong, as somebody may believe in them: what no prover may accept.
+"""Wrong rewrite rules that somebody may believe in; no prover may accept one of them.
 
-The first ones are the kinds that a generator finds by fingerprints on few tensors, or that hold in floats and not with
-rounding; each says what is wrong with it.
+The first ones are of the kinds that a generator finds by fingerprints on few tensors, or that hold in floats but not
+with rounding. The name of each says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -53,46 +53,47 @@ LAST = Leaf("c", (OpenSize("d0"), OpenSize("d1"), OpenSize("d2")))
 
 
 def wrong(name: str, before: Term | tuple[Term, ...], after: Term | tuple[Term, ...], *where: object) -> RewriteRule:
-    """A rule."""
+    """Return a rewrite rule with these sides and conditions."""
     sides = [side if isinstance(side, tuple) else (side,) for side in (before, after)]
     return RewriteRule(name, "", sides[0], sides[1], where, shifts=(1,))  # type: ignore[arg-type]
 
 
 def merged(**other: object) -> tuple[Term, Term]:
-    """What two convolutions become."""
+    """Return the two results of a merged convolution."""
     both = convolution(IMAGE, *PAIRS, **other)
     return slice_of(both, 1, 0, O1), slice_of(both, 1, O1, O1 + O2)
 
 
-def pooled(x: Term, *others: Term, op: str = "largest", **given: object) -> Composed:
-    """Windows."""
+def pooled(x: Term, *others: Term, op: str = "largest", **attributes: object) -> Composed:
+    """Return a reduction of windows, by default a MaxPool."""
     windows = {"kernel": KERNEL, "pads": (0, 0, 0, 0), "strides": (1, 1), "dilations": (1, 1)}
-    return apply(op, x, *others, **{**windows, **given})
+    return apply(op, x, *others, **{**windows, **attributes})
 
 
 def averaged(x: Term) -> Composed:
-    """Of windows without padding."""
+    """Return an average of windows without padding."""
     return pooled(x, XZ, op="average", counted=False, f=F)
 
 
 def accumulated(*rows: Term, x: Term = IMAGE, xz: Term = XZ) -> Composed:
-    """A convolution before it is requantised."""
+    """Return the sums of a convolution before requantisation."""
     w, wz, b = rows
     return apply("convolve", x, xz, w, wz, b, strides=(1, 1), dilations=(1, 1), pads=PADS, group=1)
 
 
 def requantised(acc: Term, m: Term = FIRST[3], z: Term = Z) -> Composed:
-    """Bytes."""
+    """Return bytes from sums."""
     return apply("requantise", acc, m, z, axis=1)
 
 
 def kept(rule: RewriteRule, name: str, *conditions: int) -> RewriteRule:
-    """`rule` with some of its conditions only."""
-    return replace(rule, name=name, where=tuple(rule.where[each] for each in conditions))
+    """Return `rule` with only some of its conditions."""
+    return replace(rule, name=name, where=tuple(rule.where[index] for index in conditions))
 
 
 def _rule(name: str) -> RewriteRule:
-    return next(each for each in (*BORDERS, *PIXELS) if each.name == name)
+    """Return the rule of this name."""
+    return next(rule for rule in (*BORDERS, *PIXELS) if rule.name == name)
 
 
 def _inner(term: Term) -> Term:
@@ -101,7 +102,7 @@ def _inner(term: Term) -> Term:
 
 
 def _strided(term: Term) -> Composed:
-    """A convolution of strides two in place of one of strides one."""
+    """Return a convolution with strides of two instead of one."""
     assert isinstance(term, Composed) and isinstance(term.args[0], Composed)
     acc = term.args[0]
     return replace(
