@@ -83,8 +83,8 @@ def _quantised(family: Any, name: str) -> Path:
     path = cache_folder() / "family" / digest / f"{name}.onnx"
     if not path.exists():
         with tempfile.TemporaryDirectory() as folder:
-            made = family.build(name, Path(folder))
+            quantised = family.build(name, Path(folder))
             path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(made, path.with_suffix(".part"))
+            shutil.copy(quantised, path.with_suffix(".part"))
         path.with_suffix(".part").replace(path)
     return path

@@ -58,7 +58,7 @@ class Network:
     def shaped(self, x: str, *dims: int) -> str:
         return str(self.op("Reshape", x, self.constant(dims, np.int64)))
 
-    def turned(self, x: str, *perm: int) -> str:
+    def transposed(self, x: str, *perm: int) -> str:
         return str(self.op("Transpose", x, perm=perm))
 
     def linear(self, x: str, inputs: int, outputs: int) -> str:
@@ -100,7 +100,7 @@ Split = Callable[[Network, str, Sizes], tuple[str, str, str]]
 
 
 def _heads(n: Network, x: str, s: Sizes) -> str:
-    return n.turned(n.shaped(x, s.samples, s.tokens, s.heads, s.inner), 0, 2, 1, 3)
+    return n.transposed(n.shaped(x, s.samples, s.tokens, s.heads, s.inner), 0, 2, 1, 3)
 
 
 def _separate(n: Network, x: str, s: Sizes) -> tuple[str, str, str]:
@@ -122,24 +122,24 @@ def _slices(n: Network, x: str, s: Sizes) -> tuple[str, str, str]:
 
 def _gathered(n: Network, x: str, s: Sizes) -> tuple[str, str, str]:
     packed = n.shaped(n.linear(x, s.wide, 3 * s.wide), s.samples, s.tokens, 3, s.heads, s.inner)
-    packed = n.turned(packed, 2, 0, 3, 1, 4)
+    packed = n.transposed(packed, 2, 0, 3, 1, 4)
     q, k, v = (n.op("Gather", packed, n.constant(number, np.int64), axis=0) for number in range(3))
     return q, k, v
 
 
 def _inside_heads(n: Network, x: str, s: Sizes) -> tuple[str, str, str]:
     packed = n.shaped(n.linear(x, s.wide, 3 * s.wide), s.samples, s.tokens, s.heads, 3 * s.inner)
-    q, k, v = n.op("Split", n.turned(packed, 0, 2, 1, 3), outputs=3, axis=-1)
+    q, k, v = n.op("Split", n.transposed(packed, 0, 2, 1, 3), outputs=3, axis=-1)
     return q, k, v
 
 
 def _tokens_first(n: Network, x: str, s: Sizes) -> tuple[str, str, str]:
     """As torch.nn.MultiheadAttention does: tokens before samples, heads beside samples."""
-    packed = n.linear(n.turned(x, 1, 0, 2), s.wide, 3 * s.wide)
+    packed = n.linear(n.transposed(x, 1, 0, 2), s.wide, 3 * s.wide)
     parts = []
     for number in range(3):
         part = n.cut(packed, number * s.wide, (number + 1) * s.wide, 2)
-        joined = n.turned(n.shaped(part, s.tokens, s.samples * s.heads, s.inner), 1, 0, 2)
+        joined = n.transposed(n.shaped(part, s.tokens, s.samples * s.heads, s.inner), 1, 0, 2)
         parts.append(n.shaped(joined, s.samples, s.heads, s.tokens, s.inner))
     return parts[0], parts[1], parts[2]
 
@@ -158,14 +158,14 @@ def _attention(n: Network, x: str, s: Sizes, split: Split, mask: str = "") -> st
     """Attention behind a table of positions, with its projection behind it."""
     x = n.op("Add", x, n.constant(n.random.normal(size=(s.tokens, s.wide))))
     q, k, v = split(n, x, s)
-    scores = n.op("Mul", n.op("MatMul", q, n.turned(k, 0, 1, 3, 2)), n.constant(s.inner**-0.5))
+    scores = n.op("Mul", n.op("MatMul", q, n.transposed(k, 0, 1, 3, 2)), n.constant(s.inner**-0.5))
     if mask:
         future = np.triu(np.ones((s.tokens, s.tokens), np.bool_), 1)[None, None]
         if mask == "where":
             scores = n.op("Where", n.constant(future, np.bool_), n.constant(-20.0), scores)
         else:
             scores = n.op("Add", scores, n.constant(np.where(future, -20.0, 0.0)))
-    mixed = n.turned(n.op("MatMul", n.op("Softmax", scores, axis=-1), v), 0, 2, 1, 3)
+    mixed = n.transposed(n.op("MatMul", n.op("Softmax", scores, axis=-1), v), 0, 2, 1, 3)
     return n.linear(n.shaped(mixed, *s.shape), s.wide, s.wide)
 
 
@@ -215,7 +215,7 @@ def test_images_as_tokens(extra: int, accelerator: str, tmp_path: Path) -> None:
     n, image, dim = Network(), (1, 3, 12, 12), 20
     weights = n.constant(n.random.normal(size=(dim, 3, 4, 4)) / 7)
     patches = n.op("Conv", "x", weights, n.constant(n.random.normal(size=dim) / 9), strides=[4, 4])
-    tokens = n.turned(n.shaped(patches, 1, dim, 9), 0, 2, 1)
+    tokens = n.transposed(n.shaped(patches, 1, dim, 9), 0, 2, 1)
     tokens = n.op("Concat", n.constant(n.random.normal(size=(1, extra, dim))), tokens, axis=1)
     tokens = n.op("Add", tokens, n.constant(n.random.normal(size=(1, 9 + extra, dim))))
     tokens = n.linear(n.op("Mul", tokens, n.constant(n.random.uniform(0.5, 1.5, dim))), dim, dim)
@@ -232,9 +232,9 @@ def test_channels_last(accelerator: str, tmp_path: Path) -> None:
     n, image, dim = Network(), (1, 20, 6, 5), 20
     weights = n.constant(n.random.normal(size=(dim, 1, 3, 3)) / 3)
     x = n.op("Conv", "x", weights, group=dim, pads=[1] * 4)
-    y = n.op("Sigmoid", n.linear(n.turned(x, 0, 2, 3, 1), dim, 32))
+    y = n.op("Sigmoid", n.linear(n.transposed(x, 0, 2, 3, 1), dim, 32))
     y = n.op("Mul", n.linear(y, 32, dim), n.constant(n.random.uniform(0.5, 1, dim)))
-    y = n.op("Add", x, n.turned(y, 0, 3, 1, 2))
+    y = n.op("Add", x, n.transposed(y, 0, 3, 1, 2))
     path = quantised(n.model(y, image), image, tmp_path, signed=True)
     program = _compare(path, image, ACCELERATORS[accelerator])
     assert len(program.launches) == 1
