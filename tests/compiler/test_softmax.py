@@ -41,7 +41,7 @@ ENCODERS = {
     "a mask before it": (Encoder(18, 2, 16, 32, masked=True, bias=False), PYNQ, True, 2),
     "two sequences": (Encoder(12, 2, 16, 32, batch=2), PYNQ, False, 2),
     "small blocks": (Encoder(6, 3, 4, 10, turned=True), TINY, False, 2),
-    "heads that are no whole groups": (Encoder(9, 2, 6, 20), TINY, False, 5),
+    "heads that are no whole groups": (Encoder(9, 2, 6, 20), TINY, False, 2),
 }
 
 

@@ -239,7 +239,7 @@ def test_passes_have_names_of_their_own() -> None:
     assert len(list(hw.vector_ops(Config()))) == 16
     full = PRESETS["tiny"]
     names = [p.name for p in hw.vector_ops(full)]
-    assert len(set(names)) == len(names) == 56
+    assert len(set(names)) == len(names) == 64
     for p in hw.vector_ops(full):
         rule = declared(full, p.name).rule
         assert isinstance(rule, Compute)
