@@ -16,9 +16,10 @@ from typing import TypeVar
 import onnx_ir as ir
 
 from celosia.compiler.frontend import PreparedModel
-from celosia.compiler.graph.cost import BYTES_A_CYCLE, bytes_of, host_cycles
+from celosia.compiler.graph.cost import BYTES_A_CYCLE, bytes_of, host_cycles, total_macs
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.launches import LaunchPlan, Step, layers_of, schedule
+from celosia.compiler.graph.operands import custom
 from celosia.compiler.graph.select import Partition, select
 from celosia.compiler.graph.select.placement import UNCONSTRAINED, Constraints
 from celosia.compiler.launch.blocks import form_blocks
@@ -110,15 +111,20 @@ class PlacementRequest:
     def launch_costs(self, cfg: Config, launches: Sequence[LaunchPlan], image: Image) -> list[LaunchCost]:
         """Return the cost of launches on the accelerator and on the CPU: of all if COST is asked for.
 
-        Otherwise only those without products count, if others have products: a sum or copy between operators of the CPU
-        may take less time there than the start of a launch. A launch costs its cycles by the timing model, its
-        transfers and LAUNCH_CYCLES; the CPU what `host_cycles` says.
+        Otherwise only those count that have neither products nor operators of the user's own, if the model has
+        products: a sum or copy between operators of the CPU may take less time there than the start of a launch. A
+        launch costs its cycles by the timing model, its transfers and LAUNCH_CYCLES; the CPU what `host_cycles` says.
         """
         weighs_all = self.places.get(ALL) == COST
-        multiplies = [any(choice.layer.macs for choice in plan.choices) for plan in launches]
+        graph = next((node.graph for plan in launches for choice in plan.choices for node in choice.nodes), None)
+        has_macs = isinstance(graph, ir.Graph) and total_macs(graph) > 0
+        multiplies = [
+            any(choice.layer.macs or any(custom(node) is not None for node in choice.nodes) for choice in plan.choices)
+            for plan in launches
+        ]
         costs = []
         for plan, launch, has_products in zip(launches, image.launches, multiplies, strict=True):
-            if not weighs_all and (has_products or not any(multiplies)):
+            if not weighs_all and (has_products or not (has_macs or any(multiplies))):
                 continue
             nodes = tuple(node for choice in plan.choices for node in choice.nodes)
             cycles = predict(cfg, image.code(launch).tobytes(), TIMED.memory, launch.address).cycles

@@ -308,7 +308,8 @@ def name_repeats(model: ir.Model) -> None:
         if len(before) != 4 or before[2:] != dims[2:] or before[0] != dims[0] or not before[1] or dims[1] % before[1]:
             continue
         times = dims[1] // before[1]
-        names = [value.producer().op_type for value in moved]  # type: ignore[union-attr]
+        producers = (value.producer() for value in moved if value is not source)
+        names = [producer.op_type for producer in producers if producer is not None]
         if times < 2 or names == ["Unsqueeze", "Expand", "Reshape"]:
             continue
         try:

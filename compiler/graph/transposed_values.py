@@ -77,10 +77,11 @@ def _copy_to_whole_blocks(graph: ir.Graph, node: ir.Node, block: int, transposed
         reader, number = producer, 0
     source = reader.inputs[number]
     assert source is not None
-    splits = source.producer()
-    if (shape(source) or (1,))[0] > 1 and is_op(splits, *VIEWS) and len(shape(splits.inputs[0]) or ()) == 3:  # type: ignore[union-attr,arg-type]
-        reader, number, source = splits, 0, splits.inputs[0]  # type: ignore[union-attr,assignment]
-    assert reader is not None and source is not None
+    splits, has_samples = source.producer(), (shape(source) or (1,))[0] > 1
+    if has_samples and splits is not None and is_op(splits, *VIEWS):
+        rows_of_samples = splits.inputs[0]
+        if rows_of_samples is not None and len(shape(rows_of_samples) or ()) == 3:
+            reader, number, source = splits, 0, rows_of_samples
     dims = shape(source) or ()
     copy = ir.node("Transpose", [source], {"perm": [*range(len(dims))]})
     copy.meta[MOVES] = True

@@ -241,7 +241,7 @@ class _LoadScheduler:
             if load.beats + self.fetch <= wait + TOLERANCE * waits_for_store:
                 return self.pending.pop(load.number)
             if load.rows is not None and waits_for_store:
-                count = len(load.rows) * wait // load.beats
+                count = min(len(load.rows) * wait // load.beats, len(load.rows) - 1)
                 if count * load.beats >= MIN_WAIT * len(load.rows):
                     first, self.pending[load.number] = load.cut(self.cfg, count)
                     return first

@@ -87,6 +87,15 @@ def test_a_load_longer_than_the_wait_is_cut() -> None:
     assert [int(first) for *_, first, _ in loads] == [sum(int(c) for *_, c in loads[:n]) for n in range(len(loads))]
 
 
+def test_a_load_that_fits_the_wait_but_for_its_fetch_is_cut_before_its_last_row() -> None:
+    """An instruction's fetch takes many cycles on a narrow bus."""
+    cfg = replace(CFG, bus_bytes=4, weight_bits=8)
+    for count in range(2, 90):
+        stream = [parse(line) for line in f"{WAITS}load wgt 0 {count}\ngemm 0 0 0 1".strip().splitlines()]
+        loads = [i for i in order_loads(cfg, stream, ARENA)[0] if i.fields.get("buffer") == Buffer.WGT]
+        assert sum(load.fields["x_size"] for load in loads) == count and all(load.fields["x_size"] for load in loads)
+
+
 def test_rows_that_are_complete_early_are_loaded_early() -> None:
     text = "\n".join(f"load vin 0 64\nvector vin 0 {64 * n} 64\nstore {64 * n} 64 {256 * n}" for n in range(3))
     loads = [

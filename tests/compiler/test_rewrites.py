@@ -240,7 +240,7 @@ def test_what_several_views_read_stays_bytes() -> None:
         array = random.integers(-128, 128, (16, 16)).astype(np.int8)
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     program = celosia.compile(model, "tiny")
-    assert {row["op"] for row in program.placements if row["place"] == "cpu"} == {"Reshape"}
+    assert not any(row["place"] == "cpu" for row in program.placements)
     x = random.integers(-128, 128, (1, 8, 16)).astype(np.int8)
     (expected,) = opened(model, int8=True).run(None, {"x8": x})
     np.testing.assert_array_equal(celosia.Runtime(program).run({"x8": x}).outputs["y8"], expected)
