@@ -21,6 +21,8 @@ from celosia.sim.functional.fsim import FunctionalDevice
 
 LARGE = (31, 31)
 """A kernel size whose window fits no scratchpad of the Config "tight"."""
+SIZE = 37
+"""Rows and columns of an image that no number of equal parts fits scratchpad inp of that Config: 37 is prime."""
 FITS_NOT = ("no tile of", "do not fit")
 
 
@@ -49,7 +51,7 @@ def convolutions(b: Builder, refused: int) -> None:
 
 def of_all_kinds(b: Builder, refused: int) -> None:
     """Add convolutions, depthwise convolutions, poolings, and a matrix product."""
-    x = b.conv(b.input([1, 6, 31, 31]), 6, (1, 1))
+    x = b.conv(b.input([1, 6, SIZE, SIZE]), 6, (1, 1))
     kinds = [
         lambda: b.conv(x, 3, LARGE), lambda: b.max_pool(x, LARGE, (1, 1), (0, 0, 0, 0)), lambda: b.global_average(x),
         lambda: b.matmul(b.flatten(x), 5), lambda: b.conv(x, 6, LARGE, group=6),
@@ -78,7 +80,7 @@ def test_all_refusals_are_found_in_one_build(
 
 def test_reasons_are_those_of_their_nodes(builds: list[int]) -> None:
     b = Builder("qoperator", np.int8, seed=2)
-    x = b.conv(b.input([1, 6, 31, 31]), 6, (1, 1))
+    x = b.conv(b.input([1, 6, SIZE, SIZE]), 6, (1, 1))
     large = [b.conv(x, 3, LARGE), b.conv(x, 3, (29, 31)), b.global_average(x)]
     for y in large:
         b.output(y)
