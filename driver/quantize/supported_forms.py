@@ -177,7 +177,7 @@ def pool_pixels(model: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.Mode
         if _reduced_axes(node, attributes, constants, len(dims)) != [*range(2, len(dims))]:
             continue
         x, y, stem = node.input[0], node.output[0], node.name or node.output[0]
-        steps = [("GlobalAveragePool", "pooled", [])]
+        steps: list[tuple[str, str, list[str]]] = [("GlobalAveragePool", "pooled", [])]
         if node.op_type == "ReduceSum":
             count = _unused_name(f"{stem}_pixels", names)
             graph.initializer.append(numpy_helper.from_array(np.array(prod(dims[2:]), np.float32), count))
