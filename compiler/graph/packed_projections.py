@@ -50,7 +50,7 @@ from celosia.compiler.program.host.execute import execute
 from celosia.compiler.program.host.op import HostError
 from celosia.compiler.program.op_spec import Moves, quantised_form
 
-MAX_ELEMENTS = 1 << 24
+MAX_ELEMENTS = 1 << 22
 """Elements of the largest projection whose movements are followed."""
 COLUMNWISE = ("Table", *(quantised_form(name) for name in numerics.BINARY))
 """Operators that treat each column alone, if their other operands are constant rows or single numbers."""
