@@ -197,7 +197,7 @@ class Machine:
         await bench.fall(dut)
         assert not dut.busy.value
         for number, expected in enumerate(self.expected_words(fields)):
-            dut.expected_words.value = number
+            dut.wanted.value = number
             await bench.rise(dut)
             assert int(dut.row.value) == expected, (number, fields, f"{int(dut.row.value):x}, not {expected:x}")
 
