@@ -377,10 +377,10 @@ def _copy_columns(
             inputs.append(value)
         else:
             axis = _axis_of_columns(node, value, array, projection)
-            taken = array if axis is None else np.ascontiguousarray(np.take(array, np.maximum(columns, 0), axis))
+            chosen = array if axis is None else np.ascontiguousarray(np.take(array, np.maximum(columns, 0), axis))
             if axis is not None and np.any(columns < 0):
-                _clear(taken, axis, columns < 0, _zero_of(node, value))
-            inputs.append(value if axis is None else new_constant(graph, f"{value.name}_{suffix}", taken))
+                _clear(chosen, axis, columns < 0, _zero_of(node, value))
+            inputs.append(value if axis is None else new_constant(graph, f"{value.name}_{suffix}", chosen))
     name = derived_name(graph, f"{old.name}_{suffix}")
     out = ir.Value(name=name, shape=ir.Shape(dims), type=old.type)
     copy = ir.Node(

@@ -127,17 +127,23 @@ def _merge_rows_of(graph: ir.Graph, node: ir.Node, dims: tuple[int, ...]) -> boo
         else:
             continue
         node.replace_input_with(list(node.inputs).index(value), _reshaped(graph, node, value, target, before=True))
+    _compute_in_shape(graph, node, (*merged, dims[-1]))
+    return True
+
+
+def _compute_in_shape(graph: ir.Graph, node: ir.Node, dims: tuple[int, ...]) -> None:
+    """Let `node` compute its result in the shape `dims`; its readers get a Reshape of that to the shape before."""
     y = node.outputs[0]
-    name, y.name = y.name, derived_name(graph, f"{y.name}_rows")
-    y.shape = ir.Shape((*merged, dims[-1]))
+    before, name = shape(y), y.name
+    assert before is not None
+    y.name, y.shape = derived_name(graph, f"{name}_rows"), ir.Shape(dims)
     uses = [(use.node, use.idx) for use in y.uses()]
-    result = _reshaped(graph, node, y, dims, before=False)
+    result = _reshaped(graph, node, y, before, before=False)
     for user, number in uses:
         user.replace_input_with(number, result)
     if y.is_graph_output():
         graph.outputs[list(graph.outputs).index(y)] = result
     result.name = name
-    return True
 
 
 def _reshaped(graph: ir.Graph, node: ir.Node, value: ir.Value, dims: tuple[int, ...], before: bool) -> ir.Value:
@@ -180,16 +186,7 @@ def keep_samples(model: ir.Model) -> None:
             source = _reshaped(graph, node, source, (*before[:2], after[-1]), before=True)
         before = (*before[:2], after[-1])
         node.replace_input_with(list(node.inputs).index(x), source)
-        y = node.outputs[0]
-        name, y.name = y.name, derived_name(graph, f"{y.name}_samples")
-        y.shape = ir.Shape((*before[:-1], out[-1]))
-        uses = [(use.node, use.idx) for use in y.uses()]
-        result = _reshaped(graph, node, y, out, before=False)
-        for user, number in uses:
-            user.replace_input_with(number, result)
-        if y.is_graph_output():
-            graph.outputs[list(graph.outputs).index(y)] = result
-        result.name = name
+        _compute_in_shape(graph, node, (*before[:-1], out[-1]))
     if samples - {1}:
         simplify(model)
 

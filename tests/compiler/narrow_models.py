@@ -274,7 +274,7 @@ EXACT = ("qdq", "gather")
 CLOSE = 2e-6
 """The largest difference of other kinds as a part of the root mean square; float32 sums are in another order."""
 CLOSE_N_BITS = 4e-6
-"""The same for MatMulNBits at level 4, whose bytes Celosia multiplies as floats (docs/numerics.md)."""
+"""Tolerance for MatMulNBits at level 4, whose bytes Celosia multiplies as floats (docs/numerics.md)."""
 
 
 def bound(kind: str) -> float:

@@ -67,7 +67,7 @@ def test_nothing_outside_is_touched(what: str, value: int) -> None:
 
 
 def test_as_they_are_written_they_end_the_process() -> None:
-    """The same loops crash the process without the guard: the test above would find a missing guard."""
+    """Without the guard, these loops crash the process, so the test above notices a missing guard."""
     text = HEAD + OUTSIDE["read where data says"]
     script = (
         "import numpy as np; from celosia.compiler.cpu.llvm import from_loops; "

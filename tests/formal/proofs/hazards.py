@@ -131,7 +131,7 @@ def hazards(cfg: Config) -> Harness:
     )
     h.ensure(implies(finish, under_way != 0), "finishes_what_is_under_way")
 
-    # What the proof of the rings assumes.
+    # The proof of the rings assumes this.
     for i, held in enumerate(constants):
         uses = h.register(_any([each.valid & (each.which == i) for each in all_[1:]]), f"uses{i}")
         facts = data.View.as_value(held)
