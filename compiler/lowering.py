@@ -141,7 +141,7 @@ class PlacementRequest:
             node: f"weighed: {cost.reason}"
             for cost in costs
             if cost.cpu < cost.accelerator
-            and not any(self.places.get(node.name or "") == ACCELERATOR for node in cost.nodes)
+            and not any(self._place_of(node) == ACCELERATOR for node in cost.nodes)
             for node in cost.nodes
         }
 

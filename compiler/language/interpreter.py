@@ -90,8 +90,8 @@ def _evaluate(tile: Tile, args: list[Values], run: KernelRun | None) -> Any:
         case "lookup":
             return args[1][args[0].astype(np.int64) + 128]
         case "residual":
-            parameters = numerics.RescaleAdd(more["scale_v"], more["scale_b"], more["scale_c"], more["shift"])
-            return numerics.rescale_add(args[0], args[1], parameters, *more["clip"])
+            scales = (more[name] for name in ("scale_v", "scale_b", "scale_c", "shift"))
+            return numerics.rescale_add(args[0], args[1], numerics.RescaleAdd(*scales, *more["clip"]))
     raise TypeError(f"the interpreter knows no {tile.op}")
 
 

@@ -79,10 +79,10 @@ class RescaleAdd:
     hi: int = 127
 
 
-def rescale_add(q: ArrayLike, r: ArrayLike, p: RescaleAdd, lo: int = -128, hi: int = 127) -> Int8:
+def rescale_add(q: ArrayLike, r: ArrayLike, p: RescaleAdd) -> Int8:
     """Compute the hardware's residual add of stored bytes q, r (int8, broadcast), exactly, with ties to even."""
     total = np.asarray(q, np.int64) * p.ma + np.asarray(r, np.int64) * p.mb + p.c
-    return np.clip(divide_even(total, min(p.shift, 62)), lo, hi).astype(np.int8)  # shifts of 62 and 63 both give 0
+    return np.clip(divide_even(total, min(p.shift, 62)), p.lo, p.hi).astype(np.int8)  # shifts of 62 and 63 both give 0
 
 
 def fit_rescale_add(
@@ -98,7 +98,7 @@ def fit_rescale_add(
     the other way; then a linear program in three unknowns adjusts ma, mb and c until every pair rounds correctly.
 
     >>> fit_rescale_add(0.5, 3, 0.25, 0, 0.5, 0, np.int8)
-    RescaleAdd(ma=536870912, mb=268435456, c=-1610612736, shift=29)
+    RescaleAdd(ma=536870912, mb=268435456, c=-1610612736, shift=29, lo=-128, hi=127)
     """
     return _fit_to_reference(qlinear_add, (sa, za, sb, zb, sc, zc), dtype, a, b)
 
@@ -162,7 +162,7 @@ def nearest_rescale_add(
     or uint8, of the three tensors.
 
     >>> nearest_rescale_add(0.5, 3, 0.25, 0, 0.5, 0, np.int8)
-    RescaleAdd(ma=536870912, mb=268435456, c=-1610612736, shift=29)
+    RescaleAdd(ma=536870912, mb=268435456, c=-1610612736, shift=29, lo=-128, hi=127)
     """
     storage_shift = limits(byte_type(dtype))[0] + 128  # 128 for uint8, 0 for int8
     if not f32(sc):

@@ -425,8 +425,8 @@ def _apply_epilogue(result: Int8, epilogue: Epilogue, values: Mapping[Activation
     if epilogue.table is not None:
         result = epilogue.table[result.astype(np.int64) + 128]
     if (r := epilogue.residual) is not None:
-        parameters = RescaleAdd(r.scale_v, r.scale_b, r.scale_c, r.shift)
-        result = rescale_add(result.astype(np.int64), values[r.operand], parameters, r.lo, r.hi).astype(np.int8)
+        parameters = RescaleAdd(r.scale_v, r.scale_b, r.scale_c, r.shift, r.lo, r.hi)
+        result = rescale_add(result.astype(np.int64), values[r.operand], parameters).astype(np.int8)
     return result
 
 

@@ -120,8 +120,8 @@ def meaning(layer: Layer, values: dict[Activation, Int8]) -> Int8:
         v = epilogue.table[v + 128].astype(np.int64)
     if epilogue.residual is not None:
         r = epilogue.residual
-        parameters = numerics.RescaleAdd(r.scale_v, r.scale_b, r.scale_c, r.shift)
-        v = numerics.rescale_add(v, values[r.operand], parameters, r.lo, r.hi).astype(np.int64)
+        parameters = numerics.RescaleAdd(r.scale_v, r.scale_b, r.scale_c, r.shift, r.lo, r.hi)
+        v = numerics.rescale_add(v, values[r.operand], parameters).astype(np.int64)
     return v.astype(np.int8)
 
 

@@ -132,7 +132,7 @@ def test_slopes_of_channels(data: st.DataObject) -> None:
     onnx_model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     columns = np.stack([rng.permutation(all_bytes(kind).reshape(-1)) for _ in range(channels)])
     x = np.ascontiguousarray(columns.T if len(dims) == 2 else columns.reshape(dims))
-    program = celosia.compile(onnx_model, "tiny")
+    program = celosia.compile(onnx_model, "tiny", place={"*": "accelerator"})
     np.testing.assert_array_equal(Runtime(program).run({"x8": x}).outputs["y8"], expected(onnx_model, x))
     if not np.any(array == 0):
         assert program.launches and program.macs_accelerator == program.macs_total == 0
