@@ -23,7 +23,7 @@ from celosia.sim.timing.demand import IN_ACC, INP_PORT
 from celosia.sim.timing.engine_cycles import ACCEPT_TO_READ, READ_TO_DONE, softmax_beats, softmax_tail_cycles
 from celosia.sim.timing.latency import ARRIVAL_TO_WRITE, GEMM_STAGES, READ_TO_WRITE, WRITE_TO_END, WRITE_TO_ROOM
 from celosia.sim.timing.ports import Acc
-from celosia.sim.timing.work import NEVER, Steps, Train, Work
+from celosia.sim.timing.work import NEVER, RegularCycles, Steps, Work
 
 
 class Gemm:
@@ -35,12 +35,17 @@ class Gemm:
         self.free = 0  # cycle from which the next instruction may start
 
     def run(self, ready: int, work: Work) -> tuple[int, int]:
-        """Return the start and end cycles of an instruction that is ready in cycle `ready`."""
+        """Time an instruction that is ready in cycle `ready`, and return its start and end cycles.
+
+        Its reads and writes of acc are reserved, and VECTOR waits for them.
+        """
         start = max(ready, self.free)
         self.free = start + work.steps
         end = self.free + self._stages
         steps_per_output = work.steps // work.outputs
-        writes = Train(end - WRITE_TO_END - (work.outputs - 1) * steps_per_output, steps_per_output, work.outputs)
+        writes = RegularCycles(
+            end - WRITE_TO_END - (work.outputs - 1) * steps_per_output, steps_per_output, work.outputs
+        )
         self._acc.reserve_gemm(work, writes.delayed(-READ_TO_WRITE), writes)
         return start, end
 
@@ -90,19 +95,19 @@ class SoftmaxTiming:
         self._ends.append(fills + softmax_tail_cycles(cfg, rows, entries))
         return self._ends[-1]
 
-    def writes(self, rows: int, entries: int, last: int) -> Train:
+    def writes(self, rows: int, entries: int, last: int) -> RegularCycles:
         """Return the cycles in which entries are written, the last one in cycle `last`.
 
         Where entries are read in pairs, rows of an odd length have one cycle more.
         """
         span = softmax_span(self._cfg)
-        train = Train(0, self.parts // span, rows * softmax_beats(self._cfg, entries) * span)
-        return train.delayed(last - train.last)
+        cycles = RegularCycles(0, self.parts // span, rows * softmax_beats(self._cfg, entries) * span)
+        return cycles.delayed(last - cycles.last)
 
-    def last_reads(self, rows: int, entries: int) -> Train:
+    def last_reads(self, rows: int, entries: int) -> RegularCycles:
         """Return the cycles in which the rows of the last softmax are read for the last time."""
-        train = Train(0, softmax_beats(self._cfg, entries) * self.parts, rows)
-        return train.delayed(self._ends[-1] - READ_TO_DONE - train.last)
+        cycles = RegularCycles(0, softmax_beats(self._cfg, entries) * self.parts, rows)
+        return cycles.delayed(self._ends[-1] - READ_TO_DONE - cycles.last)
 
 
 class StepPart(NamedTuple):
@@ -136,7 +141,7 @@ class Vector:
         # Cycles from which at most one softmax, and from which no softmax, is under way.
         self._one_softmax_left = self._softmax_done = 0
         self._softmax_to_inp = False  # whether the last softmax writes inp
-        self._last_row_reads = Train(0, 0, 0)  # last reads of each row of the last softmax
+        self._last_row_reads = RegularCycles(0, 0, 0)  # last reads of each row of the last softmax
         self._row_entries = 0  # entries of such a row
         self._written = deque([-1] * VECTOR_IN_FLIGHT, VECTOR_IN_FLIGHT)  # cycles of the last instructions' last writes
         self._last_writes = 0  # shared scratchpads that the last instruction writes
@@ -146,11 +151,11 @@ class Vector:
         self._to_write = VECTOR_STAGES + self._to_acc  # cycles from an output's last step to its write
         self._gap = cfg.residual_cycles - 1  # cycles behind an entry with a residual in which no step is taken
 
-    def run(self, ready: int, work: Work) -> tuple[int, int, list[Train]]:
+    def run(self, ready: int, work: Work) -> tuple[int, int, list[RegularCycles]]:
         """Time the next instruction in program order. Return its start and end cycles, and the cycles of its writes.
 
-        ready: first possible cycle of its start. The writes are one Train for each part that waits for a softmax on its
-        own, else a single one. The machine reserves a port that VECTOR shares with LOAD for them.
+        ready: first possible cycle of its start. The writes are one RegularCycles for each part that waits for a
+        softmax on its own, else a single one. The machine reserves a port that VECTOR shares with LOAD for them.
         """
         if work.softmax_entries:
             return self._run_softmax(ready, work)
@@ -170,7 +175,7 @@ class Vector:
         self._written.append(end)
         return start, end + WRITE_TO_END, trains
 
-    def _run_softmax(self, ready: int, work: Work) -> tuple[int, int, list[Train]]:
+    def _run_softmax(self, ready: int, work: Work) -> tuple[int, int, list[RegularCycles]]:
         """Return the start and end cycles of a softmax, and the cycles of its writes.
 
         It overlaps the instruction before only if that is a softmax with equal fields.
@@ -250,12 +255,12 @@ class Vector:
                 yield min(count, left), max(free, counted)
             left -= min(count, left)
 
-    def _write_cycles(self, steps: Steps, last: int) -> Train:
+    def _write_cycles(self, steps: Steps, last: int) -> RegularCycles:
         """Return the cycles in which outputs are written, if the last of `steps` is issued in cycle `last`.
 
         For acc these are arrivals at the write queue. An output has `each` steps, with `gap` idle cycles behind them.
         """
-        writes = Train(0, steps.each + steps.gap, steps.steps // steps.each)
+        writes = RegularCycles(0, steps.each + steps.gap, steps.steps // steps.each)
         return writes.delayed(last + self._to_write + steps.gap - writes.last)
 
     def _write_acc(self, work: Work, steps: Steps, delay: int) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.pipeline import (
@@ -29,6 +30,18 @@ from celosia.sim.timing.latency import (
 from celosia.sim.timing.memory_timing import ReadBursts, WriteBursts
 from celosia.sim.timing.ports import Port
 from celosia.sim.timing.work import NEVER, Work
+
+
+class BufferDrain(NamedTuple):
+    """Cycles in which the writer takes the beats of one instruction from the engine's buffer.
+
+    beats_before: beats of all instructions before it.
+    """
+
+    beats_before: int
+    beats: int
+    first_cycle: int
+    last_cycle: int
 
 
 class RowLister:
@@ -92,8 +105,7 @@ class LoadChannel:
         self._engine, self._lister, self._ports, self._step_to_end = engine, RowLister(engine), ports, step_to_end
         self._last = 0  # the writer's last step
         self._beats = 0  # beats of all instructions so far
-        # When the writer took the beats of the last instructions from the buffer: (beats before, beats, from, to).
-        self._read_out: deque[tuple[int, int, int, int]] = deque([(0, 0, 0, 0)], 2 * MAX_IN_FLIGHT)
+        self._drains = deque([BufferDrain(0, 0, 0, 0)], 2 * MAX_IN_FLIGHT)  # those of the last instructions
         self._started: deque[tuple[Work, int]] = deque()  # instructions that have started, and when
         self._first = 0  # beat of the train that is open
         self.is_open = False  # whether a train has begun and not ended
@@ -143,7 +155,7 @@ class LoadChannel:
         begin = max(start + START_TO_STEP, self._last + 1)
         end = self._last_step(work, begin, first + BEAT_TO_STEP, last + BEAT_TO_STEP)
         self._delay_last_burst(end - trail * (1 + work.padding_stall), steps - lead - trail, work.rows, bursts, beats)
-        self._read_out.append((self._beats, beats, first + 2, max(last, end - trail - 2)))
+        self._drains.append(BufferDrain(self._beats, beats, first + 2, max(last, end - trail - 2)))
         self._beats += beats
         self._last = end
         self._lister.end(data_start, work.rows, first, last, end)
@@ -189,11 +201,14 @@ class LoadChannel:
         ]
 
     def _room_at(self, beats: int) -> int:
-        """Return the first cycle in which the engine's buffer has room for a burst of `beats` beats."""
+        """Return the first cycle in which the engine's buffer has room for a burst of `beats` beats.
+
+        The model assumes that the writer empties the buffer at an even rate within an instruction.
+        """
         needed = self._beats + beats - READ_BUFFER_BEATS
         if needed <= 0:
             return 0
-        for before, count, begin, end in reversed(self._read_out):
+        for before, count, begin, end in reversed(self._drains):
             if before < needed or not before:
                 return begin + (end - begin) * max(0, needed - before) // max(1, count) + 2
         return 0

@@ -93,6 +93,6 @@ class Fetch:
         to_boundary = self._max_burst - (self._beat_offset + self._asked_beats) % self._max_burst
         beats = min(self.beats - self._asked_beats, to_boundary)
         self._asked_beats += beats
-        chosen, last = self._port.place_fetch_burst(ask, beats)
-        self._may_ask = chosen + REQUEST_TO_ASK
+        granted, last = self._port.place_fetch_burst(ask, beats)
+        self._may_ask = granted + REQUEST_TO_ASK
         self._arrived.append((self._asked_beats, last))

@@ -307,8 +307,8 @@ class Machine:
             start, end = self._gemm.run(ready + 1, work)
         elif unit == _VECTOR:
             start, end, writes = self._vector.run(ready + 1, work)
-            for train in writes if work.port else ():
-                self._ports[work.port].reserve(train)
+            for cycles in writes if work.port else ():
+                self._ports[work.port].reserve(cycles)
         else:
             start, end = self._store.run(ready + 1, work)
         self._starts[work.number] = start

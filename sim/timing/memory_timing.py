@@ -344,9 +344,8 @@ class ReadBursts:
         self._latency = latency
         self.firsts, self.ends = (deque([-NEVER] * (2 * outstanding + 1), 2 * outstanding + 1) for _ in range(2))
         self.asked = -NEVER
-        self._granted = (
-            self._accepted
-        ) = -NEVER  # cycles in which the last request, of LOAD or fetch, was chosen and taken
+        # Cycles in which the arbiter granted the last request, of LOAD or fetch, and in which memory took its address.
+        self._granted = self._accepted = -NEVER
         self._last_was_fetch = False  # whether it was a request of fetch
         self._bursts = self._slots = self._placed = 0  # the train: all bursts, their slots, and bursts placed
         self._begin = 0  # first cycle in which its first burst may be requested
@@ -371,7 +370,10 @@ class ReadBursts:
         return self.firsts[-1]
 
     def place_fetch_burst(self, ask: int, slots: int) -> tuple[int, int]:
-        """Place a burst of fetch, requested in cycle `ask`. Return the cycles of its grant and of its last beat."""
+        """Compute when a burst that fetch asks for in cycle `ask` moves, between LOAD's bursts on the shared port.
+
+        Returns the cycle in which the arbiter grants it, and that in which its last beat moves.
+        """
         request = ask + ASK_TO_REQUEST
         self.place_until(request)
         granted = max(request, self._granted + 1, self._accepted)
@@ -384,8 +386,8 @@ class ReadBursts:
 
     def fetch_goes_first(self, ask: int, load_ask: int) -> bool:
         """Return whether fetch's burst, requested in cycle `ask`, is granted before LOAD's, requested in `load_ask`."""
-        chosen = max(ask + ASK_TO_REQUEST, self._granted + 1, self._accepted)
-        return chosen < load_ask or (chosen == load_ask and not self._last_was_fetch)
+        granted = max(ask + ASK_TO_REQUEST, self._granted + 1, self._accepted)
+        return granted < load_ask or (granted == load_ask and not self._last_was_fetch)
 
     def place_until(self, until: int = NEVER) -> None:
         """Place the bursts of the open train that are requested before cycle `until`."""

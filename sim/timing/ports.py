@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 
-from celosia.sim.timing.work import Steps, Train, Work
+from celosia.sim.timing.work import RegularCycles, Steps, Work
 
 
 class Port:
     """A port of a scratchpad that two units share: one has priority, and the other gets the free cycles."""
 
     def __init__(self) -> None:
-        self._reserved: deque[Train] = deque()
+        self._reserved: deque[RegularCycles] = deque()
 
-    def reserve(self, writes: Train) -> None:
+    def reserve(self, writes: RegularCycles) -> None:
         """Reserve the port in these cycles for the unit with priority."""
         self._reserved.append(writes)
 
@@ -30,15 +30,15 @@ class Port:
         if not steps.gap:
             return self.free_cycle(steps.first, steps.steps)
         number, cycle = 0, steps.first  # the step that is placed next, and its cycle
-        for train in self._reserved:
-            if train.last < cycle:
+        for cycles in self._reserved:
+            if cycles.last < cycle:
                 continue
             delay = cycle - steps.cycle(number)
-            # Steps before the train are not delayed further.
-            outputs = max(0, train.first - cycle) // (steps.each + steps.gap)
+            # Steps before these cycles are not delayed further.
+            outputs = max(0, cycles.first - cycle) // (steps.each + steps.gap)
             number = min(steps.steps - 1, number + outputs * steps.each)
             cycle = steps.cycle(number) + delay
-            while cycle <= train.last:
+            while cycle <= cycles.last:
                 free = self.free_cycle(cycle, 1)
                 delay, cycle = delay + free - cycle, free
                 if number == steps.steps - 1:
@@ -49,7 +49,7 @@ class Port:
 
     def reservation_starts(self, first: int, last: int) -> list[int]:
         """Return the cycles between `first` and `last` in which reservations begin."""
-        return [train.first for train in self._reserved if first < train.first < last]
+        return [cycles.first for cycles in self._reserved if first < cycles.first < last]
 
     def free_cycle(self, cycle: int, count: int) -> int:
         """Return the cycle of the `count`-th free cycle from `cycle` on."""
@@ -77,17 +77,17 @@ class Acc:
     def __init__(self) -> None:
         self._reads, self._writes = (Port(), Port()), (Port(), Port())  # a port of each bank
 
-    def reserve_gemm(self, work: Work, reads: Train, writes: Train) -> None:
+    def reserve_gemm(self, work: Work, reads: RegularCycles, writes: RegularCycles) -> None:
         """Reserve the cycles in which a GEMM writes acc, and those in which it reads acc if it accumulates."""
         if work.shared_reads:
             self._reserve_in_banks(self._reads, work.read_bank, work.read_bank_outputs, reads)
         self._reserve_in_banks(self._writes, work.write_bank, work.write_bank_outputs, writes)
 
-    def _reserve_in_banks(self, ports: tuple[Port, Port], bank: int, bank_entries: int, train: Train) -> None:
-        """Reserve the first `bank_entries` entries of a train in `bank`, and the rest in the other bank."""
-        ports[bank].reserve(train.only_first(bank_entries))
-        if bank_entries < train.entries:
-            ports[1 - bank].reserve(train.without_first(bank_entries))
+    def _reserve_in_banks(self, ports: tuple[Port, Port], bank: int, bank_entries: int, cycles: RegularCycles) -> None:
+        """Reserve the first `bank_entries` of these cycles in `bank`, and the rest in the other bank."""
+        ports[bank].reserve(cycles.only_first(bank_entries))
+        if bank_entries < cycles.entries:
+            ports[1 - bank].reserve(cycles.without_first(bank_entries))
 
     def forget(self, cycle: int) -> None:
         """Drop reservations before `cycle`, which no later question concerns."""

@@ -40,7 +40,7 @@ class Work(NamedTuple):
     write_bank_outputs: int
 
 
-class Train(NamedTuple):
+class RegularCycles(NamedTuple):
     """Cycles of entries at regular intervals: `entries` of them, the first in cycle `first`, then one each `period`."""
 
     first: int
@@ -52,17 +52,17 @@ class Train(NamedTuple):
         """Cycle of the last entry."""
         return self.first + (self.entries - 1) * self.period
 
-    def without_first(self, entries: int) -> Train:
-        """Return the train without its first `entries` entries."""
-        return Train(self.first + entries * self.period, self.period, self.entries - entries)
+    def without_first(self, entries: int) -> RegularCycles:
+        """Return the cycles without those of the first `entries` entries."""
+        return RegularCycles(self.first + entries * self.period, self.period, self.entries - entries)
 
-    def only_first(self, entries: int) -> Train:
-        """Return the first `entries` entries."""
-        return Train(self.first, self.period, entries)
+    def only_first(self, entries: int) -> RegularCycles:
+        """Return the cycles of the first `entries` entries."""
+        return RegularCycles(self.first, self.period, entries)
 
-    def delayed(self, cycles: int) -> Train:
-        """Return the same entries, `cycles` cycles later."""
-        return Train(self.first + cycles, self.period, self.entries)
+    def delayed(self, cycles: int) -> RegularCycles:
+        """Return the cycles if all entries move `cycles` cycles later."""
+        return RegularCycles(self.first + cycles, self.period, self.entries)
 
 
 class Steps(NamedTuple):

@@ -48,7 +48,7 @@ from celosia.sim.timing import memory_timing as timing_memory
 from celosia.sim.timing.demand import count_beats_and_bursts, demand
 from celosia.sim.timing.memory_timing import Channel, ReadBursts, SharedChannel, Transfers
 from celosia.sim.timing.timed import TimedDevice
-from celosia.sim.timing.work import Steps, Train
+from celosia.sim.timing.work import RegularCycles, Steps
 
 # Instructions -------------------------------------------------------------------------------------------------
 
@@ -698,10 +698,10 @@ def test_cycles_that_a_port_leaves() -> None:
     for _ in range(300):
         port, taken, cycle = ports.Port(), set[int](), 0
         for _ in range(rng.integers(0, 4)):
-            train = Train(cycle + int(rng.integers(0, 9)), int(rng.integers(1, 4)), int(rng.integers(1, 9)))
-            port.reserve(train)
-            taken |= {train.first + i * train.period for i in range(train.entries)}
-            cycle = train.last + 1
+            reserved = RegularCycles(cycle + int(rng.integers(0, 9)), int(rng.integers(1, 4)), int(rng.integers(1, 9)))
+            port.reserve(reserved)
+            taken |= {reserved.first + i * reserved.period for i in range(reserved.entries)}
+            cycle = reserved.last + 1
         start, count = int(rng.integers(0, 30)), int(rng.integers(1, 30))
         free = [c for c in range(start, 200) if c not in taken]
         assert port.free_cycle(start, count) == free[count - 1]
@@ -715,10 +715,12 @@ def test_steps_that_a_port_holds_up() -> None:
     for _ in range(500):
         port, taken, cycle = ports.Port(), set[int](), 0
         for _ in range(rng.integers(0, 5)):
-            train = Train(cycle + int(rng.integers(0, 30)), int(rng.integers(1, 5)), int(rng.integers(1, 20)))
-            port.reserve(train)
-            taken |= {train.first + i * train.period for i in range(train.entries)}
-            cycle = train.last + 1
+            reserved = RegularCycles(
+                cycle + int(rng.integers(0, 30)), int(rng.integers(1, 5)), int(rng.integers(1, 20))
+            )
+            port.reserve(reserved)
+            taken |= {reserved.first + i * reserved.period for i in range(reserved.entries)}
+            cycle = reserved.last + 1
         steps_per_gap, gap = int(rng.integers(1, 4)), int(rng.choice([0, 1, 3]))
         steps = Steps(int(rng.integers(0, 40)), steps_per_gap * int(rng.integers(1, 15)), steps_per_gap, gap)
         cycle = steps.first
