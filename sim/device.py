@@ -21,7 +21,7 @@ class DeviceError(Sentence, RuntimeError):
     """A run that ended in an error status, or did not end in time; the message says which instruction and why."""
 
 
-class TimeLimit(DeviceError):
+class TimeLimitError(DeviceError):
     """A run that took over `timeout_cycles`."""
 
 
@@ -42,8 +42,8 @@ class Event:
 class Counters:
     """Counters of one run. `values` has the names of `hw.spec.regs.COUNTERS`; it is empty where there are no cycles.
 
-    events: times of instructions; empty where no trace was asked for. lost: instructions whose time is unknown, since a
-    board keeps the events of a limited number.
+    events: times of instructions; empty where no trace was asked for. lost: number of instructions whose time is
+    unknown, since a board keeps the events of a limited number.
     """
 
     cycles: int | None = None
@@ -58,13 +58,16 @@ class Counters:
         """
         numbers = (self.lost, *self.values.values(), *(() if self.cycles is None else (self.cycles,)))
         if not all(0 <= number < 1 << 64 for number in numbers) or self.values.keys() not in (set(), set(COUNTERS)):
-            raise DeviceError("the counters that the accelerator gives are none; load its bitstream again")
+            raise DeviceError("the accelerator's counters are invalid; load its bitstream again")
         if bool(self.values) != (self.cycles is not None):
             raise DeviceError("the accelerator gives cycles without counters, or counters without cycles")
         for event in self.events:
             is_of_run = event.index >= 0 and (count is None or event.index < count)
             if event.unit not in UNITS or not is_of_run or not 0 <= event.start <= event.end < 1 << 64:
-                raise DeviceError(f"the accelerator gives a time to no instruction: {event}; load its bitstream again")
+                raise DeviceError(
+                    f"the accelerator reports an event that fits no instruction of the run: {event}; load its "
+                    "bitstream again"
+                )
 
 
 @runtime_checkable
@@ -99,7 +102,7 @@ class Device(Protocol):
 
 
 @runtime_checkable
-class Shared(Device, Protocol):
+class SharedDevice(Device, Protocol):
     """A Device whose accelerator serves several memories in turns: one runs while another is filled."""
 
     abandoned: bool

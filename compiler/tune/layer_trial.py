@@ -41,7 +41,7 @@ from celosia.compiler.tensorize.plan import FixedSchedule, Planner
 from celosia.compiler.tensorize.space import Tiling
 from celosia.hw.boards.memory import IDEAL, ZYNQ_HP
 from celosia.hw.spec.config import Config
-from celosia.sim.device import Device, DeviceError, TimeLimit
+from celosia.sim.device import Device, DeviceError, TimeLimitError
 from celosia.sim.devices import SSH_PREFIX, WITH_CYCLES
 from celosia.sim.functional.fsim import FunctionalDevice
 from celosia.sim.functional.norm import normalise_rows
@@ -178,7 +178,7 @@ def measure(job: LayerJob, board: OpenDevice | None = None) -> TrialResult:
         result = _run_trial(job, board)
     except (LayerErrors, TilingError) as error:
         result = TrialResult(Status.REFUSED, detail=str(error))
-    except TimeLimit:
+    except TimeLimitError:
         result = TrialResult(Status.CENSORED, job.limit)
     except DeviceError as error:
         result = TrialResult(Status.FAILED, detail=str(error))

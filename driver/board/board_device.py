@@ -23,7 +23,7 @@ from celosia.driver.board.lock import hold_lock_file
 from celosia.hw.boards.board import NUMBER_LIMITS, PROCESSORS
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.regs import COUNTERS, Error
-from celosia.sim.device import Counters, DeviceError, TimeLimit
+from celosia.sim.device import Counters, DeviceError, TimeLimitError
 from celosia.sim.host import Control
 
 PAGE = 4096
@@ -139,7 +139,7 @@ class BoardDevice:
         return self.control.last_error
 
     def clone_shared(self) -> BoardDevice:
-        """Return a device with the same registers and a buffer of its own; see sim.device.Shared."""
+        """Return a device with the same registers and a buffer of its own; see sim.device.SharedDevice."""
         return self._clone()
 
     # Memory ----------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class BoardDevice:
     def _wait_until_done(self, timeout_cycles: int) -> None:
         """Wait until the run has ended, by the interrupt or by polling, and renew the lease meanwhile.
 
-        TimeLimit after `timeout_cycles`; DeviceError where the caller has given up (`abandoned`).
+        TimeLimitError after `timeout_cycles`; DeviceError where the caller has given up (`abandoned`).
         """
         limit = timeout_cycles / self.clock_hz
         end = self._now() + limit
@@ -253,7 +253,7 @@ class BoardDevice:
             if self.abandoned:
                 raise DeviceError(f"nobody waits for the run any more: {self._describe_units()}")
             if is_late:
-                raise TimeLimit(f"no end within {timeout_cycles} cycles ({limit:.3g} s): {self._describe_units()}")
+                raise TimeLimitError(f"no end within {timeout_cycles} cycles ({limit:.3g} s): {self._describe_units()}")
             self.control.write("lease", self.lease_cycles)
             if self._interrupt is not None:
                 self._interrupt(min(max(end - self._now(), 0), INTERRUPT_SECONDS))

@@ -59,7 +59,7 @@ class RemoteDevice:
     """Contexts to close with the device, such as the connection that was made for it."""
 
     def clone_shared(self) -> RemoteDevice:
-        """Return a device for the same accelerator, with another process there; see sim.device.Shared."""
+        """Return a device for the same accelerator, with another process there; see sim.device.SharedDevice."""
         return self._clone()
 
     def allocate(self, size: int) -> None:

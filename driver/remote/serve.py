@@ -39,10 +39,10 @@ from celosia.driver.run.run_result import Result, Tensors
 from celosia.hw.manifest import Manifest
 from celosia.hw.spec.config import Config
 from celosia.plain import Sentence, abbreviate, from_json, printable
-from celosia.sim.device import Counters, Device, DeviceError, TimeLimit
+from celosia.sim.device import Counters, Device, DeviceError, TimeLimitError
 
 ERRORS: dict[str, type[Exception]] = {
-    kind.__name__: kind for kind in (DeviceError, HostError, InputError, ProgramError, TimeLimit)
+    kind.__name__: kind for kind in (DeviceError, HostError, InputError, ProgramError, TimeLimitError)
 }
 """Errors that this machine raises again when a board answers them, by name."""
 END_SECONDS = 5

@@ -44,7 +44,7 @@ from celosia.driver.run.run_report import build_report
 from celosia.driver.run.run_result import Result, Tensors, Times
 from celosia.driver.run.segment import Segment
 from celosia.driver.run.stream import Futures, ResourceLocks, Sample, SampleStream
-from celosia.sim.device import Counters, Device, DeviceError, Shared
+from celosia.sim.device import Counters, Device, DeviceError, SharedDevice
 
 Array = NDArray[Any]
 CYCLES_PER_INSTRUCTION = 200_000
@@ -167,14 +167,14 @@ class ProgramRuntime(RuntimeBase):
 
     def shared(self) -> bool:
         """Return whether other runtimes may use the accelerator at the same time."""
-        return isinstance(self._device, Shared)
+        return isinstance(self._device, SharedDevice)
 
     def clone_shared(self) -> ProgramRuntime | None:
         """Return another runtime of the same accelerator, with tensors and device memory of its own.
 
         Runs of both may overlap; they take turns on the CPU and on the device. None without a device or memory for it.
         """
-        if not isinstance(self._device, Shared):
+        if not isinstance(self._device, SharedDevice):
             return None
         with suppress(RuntimeError), ExitStack() as cleanup:  # no second process, or no memory
             device = cleanup.enter_context(closing(self._device.clone_shared()))
@@ -187,7 +187,7 @@ class ProgramRuntime(RuntimeBase):
     def abandon(self, whether: bool) -> None:
         """Set whether the device's current run is abandoned: its result is not needed, so it may end with an error."""
         self._resident = ResidentBuffers(self.program.config)  # the next run may follow one of another lane
-        if isinstance(self._device, Shared):
+        if isinstance(self._device, SharedDevice):
             self._device.abandoned = whether
 
     def _futures(self, samples: Iterable[Sample], in_flight: int, trace: bool, lost: list[str]) -> Futures:

@@ -15,7 +15,7 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Unit, instruction_bytes
 from celosia.hw.spec.legality import why_illegal
 from celosia.hw.spec.regs import ERROR_TEXT, Error
-from celosia.sim.device import Counters, DeviceError, TimeLimit
+from celosia.sim.device import Counters, DeviceError, TimeLimitError
 from celosia.sim.functional import vectorised
 from celosia.sim.functional.checking import Checker
 from celosia.sim.functional.decode import Instruction, decode
@@ -100,7 +100,7 @@ class FunctionalDevice(Memory):
         """Nothing to release."""
 
     def clone_shared(self) -> FunctionalDevice:
-        """Return a device that shares the scratchpads and has a memory of its own; see sim.device.Shared."""
+        """Return a device that shares the scratchpads and has a memory of its own; see sim.device.SharedDevice."""
         clone = copy(self)
         clone.allocate(0)
         return clone
@@ -129,7 +129,7 @@ class FunctionalDevice(Memory):
             unit, opcode, _, _, waits, posts, steps = instruction
             if 0 < timeout_cycles < steps:
                 description = f"instruction {number} ({opcode.name}) has {int(steps)} steps"
-                raise TimeLimit(f"no end within {timeout_cycles} cycles: {description}")
+                raise TimeLimitError(f"no end within {timeout_cycles} cycles: {description}")
             if checker is not None:
                 checker.execute(number, unit, opcode, instruction.fields)
             self.execute(instruction, number)

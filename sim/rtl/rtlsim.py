@@ -18,7 +18,7 @@ from celosia.hw.boards.memory import IDEAL, ZYNQ_HP, MemoryModel, random_stalls
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Unit
 from celosia.hw.spec.regs import COUNTERS, Error
-from celosia.sim.device import Counters, DeviceError, Event, TimeLimit
+from celosia.sim.device import Counters, DeviceError, Event, TimeLimitError
 from celosia.sim.functional.fsim import Memory
 from celosia.sim.host import Control
 from celosia.sim.rtl.build import build_library
@@ -123,7 +123,7 @@ class RtlDevice(Memory):
         self.control.check(self.config)
 
     def clone_shared(self) -> RtlDevice:
-        """Return another simulator of the same hardware, with a memory of its own; see sim.device.Shared."""
+        """Return another simulator of the same hardware, with a memory of its own; see sim.device.SharedDevice."""
         clone = copy(self)
         clone._create_simulator()
         return clone
@@ -237,7 +237,7 @@ class RtlDevice(Memory):
     def _simulate_until_done(self, timeout_cycles: int) -> None:
         """Simulate in slices until the run is done.
 
-        TimeLimit after `timeout_cycles`. DeviceError where the caller has given up (`abandoned`), or the hardware
+        TimeLimitError after `timeout_cycles`. DeviceError where the caller has given up (`abandoned`), or the hardware
         violates the AXI protocol.
         """
         slice_cycles = min(SLICE, SLICE_PRODUCTS // self.config.macs_per_cycle)
@@ -246,7 +246,7 @@ class RtlDevice(Memory):
             if self.abandoned:
                 raise DeviceError(f"nobody waits for the run any more, after {passed} cycles")
             if passed >= timeout_cycles:
-                raise TimeLimit(f"no end within {timeout_cycles} cycles: {self._describe_units()}")
+                raise TimeLimitError(f"no end within {timeout_cycles} cycles: {self._describe_units()}")
             is_done = self._call("run", min(slice_cycles, timeout_cycles - passed))
             if is_done < 0:
                 error, state = self._call("error").decode(), self._describe_units()

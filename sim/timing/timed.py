@@ -6,7 +6,7 @@ from celosia.hw.boards.boards import memory_model
 from celosia.hw.boards.memory import ZYNQ_HP, MemoryModel
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import instruction_bytes
-from celosia.sim.device import Counters, TimeLimit
+from celosia.sim.device import Counters, TimeLimitError
 from celosia.sim.functional.fsim import FunctionalDevice
 from celosia.sim.timing import Timing, check_memory, predict
 
@@ -36,7 +36,7 @@ class TimedDevice(FunctionalDevice):
         super().run(instr_addr, count, timeout_cycles)
         timing = self._predict_once(instr_addr, code)
         if 0 < timeout_cycles < timing.cycles:
-            raise TimeLimit(f"no end within {timeout_cycles} cycles: the program takes {timing.cycles}")
+            raise TimeLimitError(f"no end within {timeout_cycles} cycles: the program takes {timing.cycles}")
         return timing.counters(trace)
 
     def _predict_once(self, address: int, code: bytes) -> Timing:

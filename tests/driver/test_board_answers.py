@@ -242,7 +242,7 @@ def test_counters_that_cannot_be() -> None:
     Counters().check()
     event = {"unit": "load", "index": 0, "start": 0, "end": 5}
     for wrong in ({"unit": "x"}, {"index": -1}, {"index": 1}, {"start": 6}, {"start": -1}, {"end": 1 << 64}):
-        with pytest.raises(DeviceError, match="a time to no instruction"):
+        with pytest.raises(DeviceError, match="an event that fits no instruction"):
             Counters(5, values, [Event(**event | wrong)]).check(1)  # type: ignore[arg-type]
     for cycles, counts in ((5, {}), (None, values), (-1, values), (5, {"x": 1}), (5, values | {"cycles": 1 << 64})):
         with pytest.raises(DeviceError, match="counters"):

@@ -20,7 +20,7 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, LaunchStep, Program
 from celosia.driver.board.board_device import BoardDevice
 from celosia.hw.spec.config import Config
-from celosia.sim.device import Counters, DeviceError, Shared
+from celosia.sim.device import Counters, DeviceError, SharedDevice
 from celosia.sim.functional.fsim import FunctionalDevice
 
 PATIENCE = 10
@@ -174,7 +174,7 @@ def test_a_board_with_two_buffers(program: Program, samples: Arrays) -> None:
         memory = Pages(buffers)
         known = lambda seconds, memory=memory: memory.refused.wait(PATIENCE)  # noqa: E731
         device = BoardDevice(TINY, Accelerator(TINY), memory, interrupt=known, now=lambda: 0.0)
-        assert isinstance(device, Shared)
+        assert isinstance(device, SharedDevice)
         runtime = celosia.Runtime(program, device)
         used = {result.counters[0].cycles for result in runtime.run_each(samples)}
         assert len(used) == bases and memory.free == buffers - 1 and memory.refused.is_set()
