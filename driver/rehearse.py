@@ -29,7 +29,7 @@ from celosia.compiler.target import Target, target_for
 from celosia.driver.board.flash import check_bitstream
 from celosia.driver.remote import deploy
 from celosia.driver.remote.runner import pack_runner
-from celosia.driver.remote.simulated import FPGA
+from celosia.driver.remote.simulated import RTL_LIBRARY_VARIABLE
 from celosia.driver.remote.ssh import Connection
 from celosia.driver.run.run_result import Result
 from celosia.driver.runtime import Runtime
@@ -76,7 +76,7 @@ class SimulatedBoard(Connection):
         python.chmod(0o755)
         search = f"{shlex.quote(str(binaries))}:/usr/bin:/bin"
         (self.home / ".profile").write_text(f"PATH={search}\necho Welcome to the board\n", encoding="utf-8")
-        self._environment = {"HOME": str(self.home), "PATH": "/usr/bin:/bin", FPGA: str(library or "")}
+        self._environment = {"HOME": str(self.home), "PATH": "/usr/bin:/bin", RTL_LIBRARY_VARIABLE: str(library or "")}
 
     def _process_arguments(self, command: str) -> list[str]:
         """Return the command line of a process that runs `command` on the board: a shell in its home, not ssh."""

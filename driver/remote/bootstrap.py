@@ -21,16 +21,16 @@ from typing import Any, BinaryIO
 
 MARK = b"\n<celosia>\n"
 """Precedes an answer; everything before it comes from the login shell."""
-BEAT_SECONDS = 2.0
+HEARTBEAT_SECONDS = 2.0
 """Seconds between two empty lines, which show that a command is still at work."""
 
 
-class Beating:
-    """Standard output with an empty line every BEAT_SECONDS, until the process ends or nobody reads."""
+class HeartbeatOutput:
+    """Standard output with an empty line every HEARTBEAT_SECONDS, until the process ends or nobody reads."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._lock = stream, threading.Lock()
-        threading.Thread(target=self._write_beats, daemon=True).start()
+        threading.Thread(target=self._write_heartbeats, daemon=True).start()
 
     def write(self, data: bytes) -> None:
         """Write a whole message at once, so that no empty line comes inside it."""
@@ -38,11 +38,11 @@ class Beating:
             self._stream.write(data)
             self._stream.flush()
 
-    def _write_beats(self) -> None:
+    def _write_heartbeats(self) -> None:
         """Write empty lines at intervals, so that the other side knows that this process is alive."""
         try:
             while True:
-                time.sleep(BEAT_SECONDS)
+                time.sleep(HEARTBEAT_SECONDS)
                 self.write(b"\n")
         except (OSError, ValueError):
             pass
@@ -140,7 +140,7 @@ def receive_file(entry: "dict[str, Any]", folder: str, stream: BinaryIO) -> None
 
 def main() -> None:
     """Answer one request from standard input with a line of JSON behind MARK."""
-    stream, out = sys.stdin.buffer, Beating(sys.stdout.buffer)
+    stream, out = sys.stdin.buffer, HeartbeatOutput(sys.stdout.buffer)
     answer: dict[str, Any] = {}
     try:
         request = json.loads(stream.readline().decode())
@@ -149,7 +149,7 @@ def main() -> None:
     except Exception as error:
         answer = {"error": getattr(error, "strerror", None) or str(error), "kind": type(error).__name__}
     out.write(MARK + json.dumps(answer).encode() + b"\n")
-    os._exit(0)  # without waiting for the thread of Beating
+    os._exit(0)  # without waiting for the thread of HeartbeatOutput
 
 
 if __name__ == "__main__":

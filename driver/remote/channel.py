@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 
 SILENCE_SECONDS = 60.0
-"""Longest time without a byte from a command, which sends one every BEAT_SECONDS (driver/remote/bootstrap.py)."""
+"""Longest time without a byte from a command, which sends one every HEARTBEAT_SECONDS (driver/remote/bootstrap.py)."""
 CHUNK_BYTES = 1 << 16
 """Most bytes that one system call reads or writes."""
 ERROR_BYTES = 1 << 13

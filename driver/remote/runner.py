@@ -23,8 +23,8 @@ INSTALLED = {*sys.stdlib_module_names, "numpy"}
 """Packages that a board has."""
 MAIN = """\
 import sys
-from celosia.driver.remote.bootstrap import Beating
-out = Beating(sys.stdout.buffer)  # before numpy is loaded, which takes long on a board
+from celosia.driver.remote.bootstrap import HeartbeatOutput
+out = HeartbeatOutput(sys.stdout.buffer)  # before numpy is loaded, which takes long on a board
 from celosia.driver.remote.serve import main
 main(out)
 """

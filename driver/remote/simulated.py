@@ -1,7 +1,8 @@
 """Replacement of the package `pynq` on a board that is simulated on this machine, for rehearsals (driver/rehearse.py).
 
 $HOME is the board's folder; the file `fpga.json` in it is the Config of the bitstream that is loaded. The FPGA is the
-functional simulator, or a library of the Verilated RTL, which the environment variable FPGA names.
+functional simulator, or a library of the Verilated RTL, whose path is in the environment variable
+CELOSIA_REHEARSAL_RTL.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.regs import CONTROL_START, MAGIC, REGISTERS, STATUS_DONE
 from celosia.sim.devices import open_simulator
 
-FPGA = "CELOSIA_REHEARSAL_RTL"
+RTL_LIBRARY_VARIABLE = "CELOSIA_REHEARSAL_RTL"
 """Environment variable with the path of the Verilated accelerator; if empty, the functional simulator is used."""
 HOME = Path(os.path.expanduser("~"))
-LOADED = HOME / "fpga.json"
+LOADED_CONFIG_FILE = HOME / "fpga.json"
 """Config of the loaded bitstream."""
-STATE = HOME / "fpga.state"
+FPGA_STATE_FILE = HOME / "fpga.state"
 """Takes the place of Linux' file of the FPGA's state."""
-BASE = 0x10000000
+BUFFER_ADDRESS = 0x10000000
 """Physical address of the buffer."""
 WAIT_CYCLES = 5000
 """Cycles that the RTL runs before each read of a register, since nothing else advances its clock."""
 MEMORY_MODEL = (40, 40, 8, 780, 16, 32, 0, 0, 0, 0, 0, 2**64 - 1, 2**64 - 1)
-"""Parameters of the memory behind the RTL, in the order of harness.cpp: those of zynq-hp."""
+"""Parameters of the memory behind the RTL, in the order of harness.cpp: those of ZYNQ_HP in hw/boards/memory.py."""
 CLOCK_MHZ = 1000
 """Clock of the simulated board before a bitstream sets one."""
 
@@ -75,7 +76,7 @@ class FunctionalFpga:
             self._values[REGISTERS[name].offset]
             for name in ("instr_addr", "instr_count", "dma_base_lo", "dma_base_hi", "dma_size")
         )
-        start = (high << 32 | low) - BASE
+        start = (high << 32 | low) - BUFFER_ADDRESS
         memory = self._memory[start : start + size]
         self._device.allocate(size)
         self._device.write(0, memory)
@@ -95,7 +96,7 @@ class RtlFpga:
         self._handle = ctypes.c_void_p(self._lib.celosia_create(ctypes.c_uint64(1)))
         model = (ctypes.c_uint64 * len(MEMORY_MODEL))(*MEMORY_MODEL)
         place, size = ctypes.c_void_p(memory.ctypes.data), ctypes.c_uint64(len(memory))
-        self._lib.celosia_memory(self._handle, place, ctypes.c_uint64(BASE), size, model)
+        self._lib.celosia_memory(self._handle, place, ctypes.c_uint64(BUFFER_ADDRESS), size, model)
         self._lib.celosia_reset(self._handle)
         self._lib.celosia_begin(self._handle, 0)
 
@@ -124,8 +125,8 @@ def _open_fpga() -> Fpga:
     """Return the FPGA with the loaded bitstream and the allocated memory, created at the first use."""
     global _fpga
     if _fpga is None:
-        config = Config.from_dict(json.loads(LOADED.read_text(encoding="utf-8")))
-        library = os.environ.get(FPGA)
+        config = Config.from_dict(json.loads(LOADED_CONFIG_FILE.read_text(encoding="utf-8")))
+        library = os.environ.get(RTL_LIBRARY_VARIABLE)
         _fpga = RtlFpga(library, _memory) if library else FunctionalFpga(config, _memory)
     return _fpga
 
@@ -152,8 +153,8 @@ class Overlay:
         if not Path(path).with_suffix(".hwh").exists():
             raise FileNotFoundError(path)
         header = BitHeader.read(path)
-        LOADED.write_bytes(Path(path).read_bytes()[header.offset :])
-        STATE.write_text(board.LOADED, encoding="utf-8")
+        LOADED_CONFIG_FILE.write_bytes(Path(path).read_bytes()[header.offset :])
+        FPGA_STATE_FILE.write_text(board.LOADED, encoding="utf-8")
 
 
 class Clocks:
@@ -165,7 +166,7 @@ class Clocks:
 class _Buffer(np.ndarray[Any, np.dtype[np.uint8]]):
     """Buffer, with the interface of PYNQ's."""
 
-    physical_address = BASE
+    physical_address = BUFFER_ADDRESS
 
     def flush(self) -> None:
         """Do nothing: the FPGA sees the same memory."""
@@ -181,4 +182,4 @@ def allocate(shape: tuple[int, ...], dtype: Any, cacheable: bool) -> Any:
     return _memory[: shape[0]].view(_Buffer)
 
 
-board.LOCKS, board.FPGA_STATE = HOME, STATE
+board.LOCKS, board.FPGA_STATE = HOME, FPGA_STATE_FILE

@@ -229,8 +229,8 @@ def test_a_board_at_work_is_waited_for() -> None:
 
 def test_a_runner_says_that_it_works() -> None:
     """The runner prints an empty line every two seconds."""
-    program = "from celosia.driver.remote.bootstrap import Beating; import sys, time\n"
-    program += "out = Beating(sys.stdout.buffer); time.sleep(5); out.write(b'end\\n')"
+    program = "from celosia.driver.remote.bootstrap import HeartbeatOutput; import sys, time\n"
+    program += "out = HeartbeatOutput(sys.stdout.buffer); time.sleep(5); out.write(b'end\\n')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True)
     assert done.stdout == b"\n\nend\n"
 
