@@ -73,7 +73,8 @@ IDEAL = MemoryModel("ideal", read_latency=1, write_latency=1, outstanding=16, re
 class Dram:
     """DRAM of a board. The model counts refreshes, but no time for changes of row or direction.
 
-    The model has one data bus: for a board whose channels are interleaved, `bits` is the sum of their widths.
+    The model has one data bus: for a board whose DDR channels are interleaved, `bits` is the sum of their widths.
+    Independent DDR channels cannot be described.
 
     bits : width of the data bus.
     megatransfers : transfers of the data bus in a microsecond.

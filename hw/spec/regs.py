@@ -153,7 +153,8 @@ _TRACE: _Rows = (
 def _counters() -> Iterator[tuple[str, str]]:
     """Yield the name and the meaning of each 64-bit counter.
 
-    A new counter also needs an input of hw/control.py and a place in sim/device.py, `Counters`.
+    A new counter also needs its input in hw/control.py, which hw/top.py connects, and its prediction in
+    sim/timing/machine.py, `_make_timing`.
     """
     yield "cycles", "Cycles from start to done"
     yield "read_beats", "Beats received on the AXI read channels"
