@@ -103,7 +103,7 @@ def compare(
             - `values`: number of values of normalisations
             - `apart`: number of these that are a step apart from onnxruntime's on the same bytes
             - `sums`: number of values of sums and averages that are a step apart
-            - `behind`: number of tensors behind these that have other values
+            - `behind`: number of tensors that have other values because they are computed from these
             - `between`: with rounding="bytes" only, number of tensors that have other values
 
     Raises:
@@ -180,18 +180,19 @@ tie."""
 
 
 def _allow_rounding_differences(
-    graph: ModelTensors, rows: list[dict[str, Any]], computed: Mapping[str, Any], between: bool
+    graph: ModelTensors, rows: list[dict[str, Any]], computed: Mapping[str, Any], floats_as_bytes: bool
 ) -> dict[str, int]:
     """Clear `differs` in rows whose values `rounding` lets differ from onnxruntime's, and count these values.
 
-    between: floats between quantised tensors are bytes, so that any tensor behind them may have other values.
+    floats_as_bytes: the Program was compiled with rounding="bytes", which replaces float tensors by bytes, so that any
+    tensor may have other values.
 
     A value one step apart is no difference, nor is any tensor computed from it. A normalisation is compared with
     onnxruntime's result on the accelerator's own input bytes instead. Returns `rounded` of the report (see `compare`).
     """
     compared, allowed = {row["name"]: row for row in rows}, set[str]()
     counts = {"values": 0, "apart": 0, "sums": 0, "behind": 0}
-    if between:
+    if floats_as_bytes:
         counts["between"] = sum(row["different"] > 0 for row in rows)
     for row in rows:
         follows_allowed = any(operand in allowed for operand in graph.operands(row["name"], compared))
@@ -200,7 +201,7 @@ def _allow_rounding_differences(
             steps_apart = np.abs(recomputed.astype(np.int64) - computed[row["name"]])
             counts["values"] += recomputed.size
             counts["apart"] += int(np.sum(steps_apart))  # steps: equal to the number of values where `is_allowed`
-            is_allowed = between or int(steps_apart.max(initial=0)) <= 1
+            is_allowed = floats_as_bytes or int(steps_apart.max(initial=0)) <= 1
         else:
             is_sum = (
                 row["op"].removeprefix("QLinear") in ROUNDED_SUMS
@@ -209,7 +210,7 @@ def _allow_rounding_differences(
             )
             counts["sums"] += row["different"] * (is_sum and not follows_allowed)
             counts["behind"] += row["different"] > 0 and follows_allowed
-            is_allowed = follows_allowed or is_sum or between
+            is_allowed = follows_allowed or is_sum or floats_as_bytes
         if row["different"] and is_allowed:
             allowed.add(row["name"])
             row["differs"] = False

@@ -68,11 +68,11 @@ def form_of(cfg: Config, move: Pack | Unpack, info: TensorInfo) -> AffineForm:
     flip = TOP_BIT if info.dtype == "uint8" else 0
     pad, invert = form.pad & 0xFF, 0xFF if form.inverted and not is_unpack else 0
     if form.fold in MATRICES:
-        map_fields = _matrix_form(form, info.shape)
+        map_fields = _matrix_fields(form, info.shape)
     elif form.fold and not is_unpack:
-        map_fields = _window_form(form, info.shape)
+        map_fields = _window_fields(form, info.shape)
     else:
-        map_fields = _plain_form(form)
+        map_fields = _fields_without_fold(form)
     return AffineForm(
         cfg.batch, cfg.group, move.groups, first, images, channels, height, width, *map_fields, flip, pad, invert
     )
@@ -82,14 +82,14 @@ _MapFields = tuple[int, int, Pair, Pair, Pair, Pair, tuple[int, int, int, int]]
 """Fields of AffineForm from `taps` to `apart`."""
 
 
-def _plain_form(form: FormInfo) -> _MapFields:
-    """Return the map of a tensor whose channels are those on the host."""
+def _fields_without_fold(form: FormInfo) -> _MapFields:
+    """Return the map of a tensor without a fold: its channels are the host's channels."""
     _, channels, height, width = form.dims
     pixels = height * width
     return 1, 1, (1, 1), (1, 1), (0, 0), (height, width), (channels * pixels, pixels, width, 1)
 
 
-def _window_form(form: FormInfo, shape: tuple[int, ...]) -> _MapFields:
+def _window_fields(form: FormInfo, shape: tuple[int, ...]) -> _MapFields:
     """Return the map of im2col: channels are taps of a window around each pixel. A 3D tensor is an image of one row."""
     _, channels, height, width = shape if len(shape) == 4 else (*shape[:2], 1, shape[2])
     is_2d = form.fold == "xy"
@@ -100,7 +100,7 @@ def _window_form(form: FormInfo, shape: tuple[int, ...]) -> _MapFields:
     return kernel[0] * kernel[1], kernel[1], step, form.dilations, before, (height, width), apart
 
 
-def _matrix_form(form: FormInfo, shape: tuple[int, ...]) -> _MapFields:
+def _matrix_fields(form: FormInfo, shape: tuple[int, ...]) -> _MapFields:
     """Return the map of stacked matrices: their columns are channels, their rows are pixels of one image row.
 
     Each matrix is a tap, so that all matrices of the stack lie in channels.

@@ -279,7 +279,11 @@ class _SmoothGraph:
             return None if bias is None else [weights[1], *bias]
         if node.op_type in HOMOGENEOUS_OPERATORS or self._is_view(node):
             return self._divisible_for_only_reader(node.input[0])
-        return self._divisible_in_pair(node, name) if node.op_type in (*SUM_OPERATORS, *PRODUCT_OPERATORS) else None
+        return (
+            self._divisible_in_sum_or_product(node, name)
+            if node.op_type in (*SUM_OPERATORS, *PRODUCT_OPERATORS)
+            else None
+        )
 
     def _divisible_in_norm(self, node: onnx.NodeProto) -> list[ChannelConstant] | None:
         """Return the scale and offset of a norm; None where they are not constants of one axis."""
@@ -288,8 +292,12 @@ class _SmoothGraph:
             return None
         return [ChannelConstant(node, k, 0) for k in operands] or None
 
-    def _divisible_in_pair(self, node: onnx.NodeProto, name: str) -> list[ChannelConstant] | None:
-        """Return the constants to divide in a sum (its constant and the other term) or in a product (one factor)."""
+    def _divisible_in_sum_or_product(self, node: onnx.NodeProto, name: str) -> list[ChannelConstant] | None:
+        """Return the constants to divide so that the result `name` of Add, Sub, Mul or Div is divided.
+
+        In a sum: its constant, and those that compute the other term. In a product: its constant, or those that compute
+        one factor (of Div, the dividend). None where that is impossible.
+        """
         constant_inputs = [k for k in (0, 1) if node.input[k] in self.constants]
         if node.op_type in SUM_OPERATORS:
             constant_part = (

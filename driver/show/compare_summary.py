@@ -27,7 +27,7 @@ def comparison(report: dict[str, Any], every: bool = False) -> Iterator[Renderab
         yield Text(
             f"Rounded correctly: {rounded['apart']:,} of {rounded['values']:,} values of normalisations, and "
             f"{rounded['sums']:,} of sums, averages and products, lie a step beside onnxruntime's on the same bytes; "
-            f"{rounded['behind']} tensors behind these have other values."
+            f"{rounded['behind']} tensors computed from these have other values."
         )
         if between := rounded.get("between"):
             worst = max(rows, key=lambda row: row["largest"] if np.issubdtype(row["dtype"], np.integer) else 0)
