@@ -52,7 +52,9 @@ def _tuning_tables(tuned: Any) -> Iterable[Any]:
     from celosia.driver.show import tune_cpu_summary as tune_cpu
     from celosia.driver.show import tune_summary as tune
 
-    return tune.tuned(tuned.report) if "untuned" in tuned.report else tune_cpu.tuned(tuned.report)
+    if "untuned" in tuned.report:
+        return tune.tuning_result(tuned.report)
+    return tune_cpu.tuning_result(tuned.report)
 
 
 def _optimisation_tables(optimised: Any) -> Iterable[Any]:

@@ -15,11 +15,11 @@ Bit = Annotated[
     Path,
     typer.Argument(metavar="FILE.bit", help="The bitstream. Its .hwh file and its manifest are in the same folder."),
 ]
-Host = Annotated[str, typer.Option("--host", metavar="USER@BOARD", help="Address of the board for ssh.")]
-MaybeHost = Annotated[
+BoardAddress = Annotated[str, typer.Option("--host", metavar="USER@BOARD[:PORT]", help="Address of the board for ssh.")]
+MaybeBoardAddress = Annotated[
     str | None,
     typer.Option(
-        "--host", metavar="USER@BOARD", help="Address of the board for ssh. Default: this machine is the board."
+        "--host", metavar="USER@BOARD[:PORT]", help="Address of the board for ssh. Default: this machine is the board."
     ),
 ]
 
@@ -27,7 +27,7 @@ MaybeHost = Annotated[
 @command
 def deploy(
     model: opt.Model,
-    host: Host,
+    board_address: BoardAddress,
     config: opt.MaybeConfig = None,
     sudo: opt.Sudo = False,
     shape: opt.ShapeOption = None,
@@ -47,18 +47,18 @@ def deploy(
 
     common.check_source(model)
     shapes = common.parse_shapes(shape)
-    with common.progress_stages(quiet) as stages, stages.paused(), connect(host) as connection:
+    with common.progress_stages(quiet) as stages, stages.paused(), connect(board_address) as connection:
         remote = deployment.Remote(connection, sudo=sudo)
-        stages(f"connected to {host}")
+        stages(f"connected to {board_address}")
         program = common.load_or_compile_for_board(model, config, stages, remote, no_check, shapes)
-        stages(f"copying to {host}")
+        stages(f"copying to {board_address}")
         files = pack_runner(), deployment.pack_program(program)
         board = remote.status(*files)
         sent = remote.install(board, *files)
-        deployment.require_board(board, program, "board", host)
+        deployment.require_board(board, program, "board", board_address)
     if not quiet:
         python = ".".join(map(str, board.python))
-        say(f"{host}: {board.machine}, Python {python}, numpy {board.numpy}, pynq {board.pynq}")
+        say(f"{board_address}: {board.machine}, Python {python}, numpy {board.numpy}, pynq {board.pynq}")
         say(f"{deployment.FOLDER}: {', '.join(file.name for file in files)}; {sent:,} bytes sent")
 
 
@@ -66,7 +66,7 @@ def deploy(
 def flash(
     bit: Bit,
     board: opt.Board,
-    host: MaybeHost = None,
+    board_address: MaybeBoardAddress = None,
     sudo: opt.Sudo = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -86,15 +86,16 @@ def flash(
 
     target_board = find_board(board)
     manifest = check_bitstream(bit, target_board.name, target_board.part)
-    if host is None:
+    if board_address is None:
         clock = load(str(bit), manifest)
     else:
-        with common.progress_stages(quiet) as stages, stages.paused(), connect(host) as connection:
-            stages(f"loading on {host}")
+        with common.progress_stages(quiet) as stages, stages.paused(), connect(board_address) as connection:
+            stages(f"loading on {board_address}")
             clock = deployment.flash(deployment.Remote(connection, sudo=sudo), bit, manifest)
     if not quiet:
         design = f"{Config.from_dict(manifest.config).name} ({manifest.identity:08x}) at {clock:g} MHz"
-        say(f"{host or 'this board'}: {bit.name} is loaded, accelerator {design} answers at {manifest.address:#x}")
+        board_name = board_address or "this board"
+        say(f"{board_name}: {bit.name} is loaded, accelerator {design} answers at {manifest.address:#x}")
 
 
 Fpga = Annotated[

@@ -60,18 +60,18 @@ def export(
         shapes, placed = common.parse_shapes(shape), common.parse_place(place)
         common.check_source(model)
         from celosia.compiler.options import Options
-        from celosia.driver.export import c_project as write
+        from celosia.driver.export import c_project
 
-        write.require_model(model, name)
-        write.require_target(output, target)
+        c_project.require_model(model, name)
+        c_project.require_target(output, target)
         options = Options(
             config=config, progress=stages, check=not no_check, decisions=decisions, shapes=shapes,
             set=common.parse_set(set_), records=records,
             place=placed, without=without or (), **common.rounding_option(rounding),
         )  # fmt: skip
-        exported = write.export(model, target, options, name)
+        exported = c_project.export(model, target, options, name)
         stages("writing C")
-        write.write_project(exported, output)
+        c_project.write_project(exported, output)
     common.advise(exported.model.program, quiet)
     if not quiet:
         say(_describe_export(exported, output))

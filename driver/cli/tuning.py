@@ -161,6 +161,6 @@ def _run_search(
     search: Callable[..., Tuning] = tune_cpu.tune_cpu if device == CPU else tune.tune
     summary: ModuleType = show_kernels if device == CPU else show
     with Live(quiet) as live:
-        on_state = lambda state: live(summary.tuning_line(state), lambda: summary.tuning(state))  # noqa: E731
+        on_state = lambda state: live(summary.tuning_line(state), lambda: summary.tuning_progress(state))  # noqa: E731
         tuned = search(model, config, **options, told=on_state)
-    return tuned, summary.tuned(tuned.report)
+    return tuned, summary.tuning_result(tuned.report)

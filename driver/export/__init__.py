@@ -54,6 +54,6 @@ def export(
         True
     """
     from celosia.compiler.options import Options
-    from celosia.driver.export import c_project as write
+    from celosia.driver.export import c_project
 
-    write.write_project(write.export(source, target, Options(**options), name), Path(folder))
+    c_project.write_project(c_project.export(source, target, Options(**options), name), Path(folder))

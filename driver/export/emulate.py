@@ -21,13 +21,13 @@ from celosia.driver.export.build_files import bridge_program
 from celosia.driver.export.c_project import Exported, runtime_files, write_project
 from celosia.driver.export.targets import ExportTarget
 
-EMULATED = Path(__file__).with_name("emulated")
+EMULATED_SOURCES = Path(__file__).with_name("emulated")
 """Folder of the C files that an emulated program needs besides the runtime."""
 BRIDGE = "device_bridge.c"
 """The device of an emulated program, whose accesses go to a `bridge.Bridge`."""
 
 
-class ToolMissing(RuntimeError):
+class ToolError(RuntimeError):
     """A tool that builds or runs a program for a target is missing, or the C compiler failed; the message says
     which."""
 
@@ -74,7 +74,7 @@ EMULATORS = {
         ("stream_uart.c", "start_armv7.S"), _BARE_METAL_FLAGS, "qemu-system-arm",
     ),
     "wasm32": Emulator(
-        ("node", str(EMULATED / "node.mjs")), (), ("-Wl,--no-entry", "-Wl,--export=main"),
+        ("node", str(EMULATED_SOURCES / "node.mjs")), (), ("-Wl,--no-entry", "-Wl,--export=main"),
         "nodejs",
     ),
 }  # fmt: skip
@@ -100,44 +100,44 @@ def missing_tools(target: ExportTarget) -> str | None:
 def build_bridge_program(exported: Sequence[Exported], folder: Path) -> list[str]:
     """Write models of one target into `folder` and build one program of all that talks to a `bridge.Bridge`.
 
-    Return the command that runs it. ToolMissing where this machine lacks a tool.
+    Return the command that runs it. ToolError where this machine lacks a tool.
     """
     target = exported[0].target
     emulator = EMULATORS[target.name]
     message = missing_tools(target)
     if message is not None:
-        raise ToolMissing(message)
+        raise ToolError(message)
     for model in exported:
         write_project(model, folder)
     (folder / f"{PROGRAM}.c").write_text(bridge_program([model.model for model in exported]), encoding="utf-8")
     if target.name in _MEMORY_ORIGINS:
-        text = (EMULATED / "memory.ld").read_text(encoding="utf-8")
+        text = (EMULATED_SOURCES / "memory.ld").read_text(encoding="utf-8")
         (folder / "program.ld").write_text(
             text.replace("PROGRAM_ORIGIN", hex(_MEMORY_ORIGINS[target.name])), encoding="utf-8"
         )
-    sources = [f"{PROGRAM}.c", "celosia.c", *(str(EMULATED / file) for file in (BRIDGE, *emulator.sources))]
+    sources = [f"{PROGRAM}.c", "celosia.c", *(str(EMULATED_SOURCES / file) for file in (BRIDGE, *emulator.sources))]
     for model in exported:
         sources += [f"{model.model.name}.c", f"{model.model.name}_celosia.c"]
         sources += [file for file in model.files if file.endswith(".o")]
     libraries = ("-lm",) if target.hosted else ()
-    compile_c(target, [f"-I{EMULATED}", *emulator.flags, *sources, "-o", PROGRAM, *libraries], folder)
+    compile_c(target, [f"-I{EMULATED_SOURCES}", *emulator.flags, *sources, "-o", PROGRAM, *libraries], folder)
     return [*emulator.command, str(folder / PROGRAM)]
 
 
 def compile_c(target: ExportTarget, arguments: Sequence[str], folder: Path) -> None:
-    """Run the C compiler for `target` with FLAGS and `arguments` in `folder`. ToolMissing where it fails."""
+    """Run the C compiler for `target` with FLAGS and `arguments` in `folder`. ToolError where it fails."""
     completed = subprocess.run(
         [*c_compiler(target), *FLAGS, *arguments], cwd=folder, capture_output=True, text=True, check=False,
         env=tool_environment(),
     )  # fmt: skip
     if completed.returncode:
-        raise ToolMissing(f"the C compiler for {target.name} failed: {completed.stderr.strip()[-600:]}")
+        raise ToolError(f"the C compiler for {target.name} failed: {completed.stderr.strip()[-600:]}")
 
 
 def runtime_objects(target: ExportTarget, folder: Path) -> list[bytes]:
     """Compile the C runtime for `target` and return its object files, to measure their code size.
 
-    folder: an empty folder to compile in. Raises ToolMissing.
+    folder: an empty folder to compile in. Raises ToolError.
     """
     files = runtime_files(target)
     for file, data in files.items():

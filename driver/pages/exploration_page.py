@@ -16,9 +16,9 @@ from celosia.plain import from_json
 
 KEYS = ("models", "board", "memory", "objectives", "take", "front", "points", "searched", "path", "state")
 """Keys that a front.json must have."""
-LARGE = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
+COUNT_WORDS = ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"))
 """Words for large counts, the largest first."""
-ESTIMATES, PROXY, PROXY_LABEL = 2, "energy", "uJ (the proxy of 45 nm of an earlier version)"
+ENERGY_ESTIMATE_FORMAT, ENERGY, OLD_ENERGY_LABEL = 2, "energy", "uJ (the proxy of 45 nm of an earlier version)"
 """First format of front.json whose energy is an estimate in mJ; name and label of the energy before it."""
 RIDGE_PENALTY = 1.0
 """Penalty on the coefficients of the ridge regression in `sensitivity`."""
@@ -50,7 +50,7 @@ def _convert_old_report(report: Mapping[str, Any]) -> Mapping[str, Any]:
 
     A report of today is returned as it is.
     """
-    names = {"fps": "period"} | ({PROXY: PROXY_LABEL} if report.get("format", 1) < ESTIMATES else {})
+    names = {"fps": "period"} | ({ENERGY: OLD_ENERGY_LABEL} if report.get("format", 1) < ENERGY_ESTIMATE_FORMAT else {})
     if not names.keys() & report["objectives"].keys():
         return report
 
@@ -88,8 +88,8 @@ def _build_page(front_json: Mapping[str, Any]) -> Page:
                 figure=figures.plot_front(points, first, second, preset, joined=len(names) <= 2),
             ),
             Section(
-                "The way there", "The share of a box from a 64th of the preset's objectives to 64 times them that the "
-                "front dominates, after so many Configs.", figure=figures.plot_hypervolume(report["path"]),
+                "How the front grew", "The share of a box from a 64th of the preset's objectives to 64 times them that "
+                "the front dominates, after so many Configs.", figure=figures.plot_hypervolume(report["path"]),
             ),
         ]  # fmt: skip
     if points and report["searched"]:
@@ -101,7 +101,7 @@ def _build_page(front_json: Mapping[str, Any]) -> Page:
                 figure=figures.plot_parallel_coordinates(points, report["searched"]),
             ),
             Section(
-                "What each field does", "How an objective changes where a field takes its next larger value and the "
+                "Effect of each field", "How an objective changes where a field takes its next larger value and the "
                 "others stay: by a regression over all measured Configs, in which what was never tried says nothing.",
                 html=legend_of([(colour, name) for colour, name in zip(figures.EFFECT_COLOURS, effects)]),
                 figure=figures.plot_effects(effects),
@@ -126,13 +126,13 @@ def _front_table(report: Mapping[str, Any]) -> str:
 
     Columns: objectives, cycles of each model, resources with bars of their shares, watts, and the rung.
     """
-    names, models = list(report["objectives"]), columns_of(report)
+    names, models = list(report["objectives"]), models_with_cycle_column(report)
     head = ["Config", *(UNITS.get(name, name) for name in names), *(f"cycles of {name}" for name in models),
             *NAMES.values(), WATTS, "known by"]  # fmt: skip
     lines = []
     for row in rows_of(report):
         cells = [
-            row["label"], *(number(row["objectives"][name]) for name in names),
+            row["label"], *(format_number(row["objectives"][name]) for name in names),
             *(f"{row['models'][name]['cycles']:,}" for name in models),
         ]  # fmt: skip
         text = "".join(f"<td>{escape(str(cell))}</td>" for cell in cells)
@@ -176,7 +176,7 @@ def rows_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def columns_of(report: Mapping[str, Any]) -> list[str]:
+def models_with_cycle_column(report: Mapping[str, Any]) -> list[str]:
     """Return the models that get a column of cycles: all; none if the only model's cycles are an objective."""
     models = list(report["models"])
     return [] if "cycles" in report["objectives"] and len(models) == 1 else models
@@ -232,10 +232,10 @@ def preset_caption(report: Mapping[str, Any]) -> str:
     return f"{text} (memory {report['memory']}); `celosia tune` looks for schedules that take fewer, for any of them."
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Format a figure without an exponent.
 
-    >>> number(51909.6), number(59.361), number(0.51909), number(0)
+    >>> format_number(51909.6), format_number(59.361), format_number(0.51909), format_number(0)
     ('51,910', '59.4', '0.519', '0')
     """
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
@@ -247,7 +247,7 @@ def count_text(count: int) -> str:
     >>> count_text(2080), count_text(128_024_064_000)
     ('2,080', '128 billion')
     """
-    large = next(((size, name) for size, name in LARGE if count >= size), None)
+    large = next(((size, name) for size, name in COUNT_WORDS if count >= size), None)
     return f"{count:,}" if large is None else f"{count / large[0]:,.3g} {large[1]}"
 
 

@@ -14,8 +14,8 @@ from celosia.driver.explore.exploration_result import ENDED
 from celosia.driver.explore.explorer import ExploreState
 from celosia.driver.explore.records import FAILURES
 from celosia.driver.pages.exploration_page import (
-    columns_of,
-    number,
+    format_number,
+    models_with_cycle_column,
     preset_caption,
     rewritten_caption,
     rows_of,
@@ -46,14 +46,14 @@ def front(report: dict[str, Any], folder: Path | None = None) -> Iterator[Render
 
     folder: where it was written; None if it was not.
     """
-    names, models = list(report["objectives"]), columns_of(report)
+    names, models = list(report["objectives"]), models_with_cycle_column(report)
     title = f"{', '.join(report['models'])} on {report['board']}, memory {report['memory']}"
     table = new_table(title, "Config", *(f">{UNITS[name]}" for name in names), *(f">cycles, {name}" for name in models),
                       *(f">{name}" for name in NAMES.values()), ">W", "known by", "clock")  # fmt: skip
     for row in rows_of(report):
         area = row["area"]
         add_row(
-            table, row["label"], *(number(row["objectives"][name]) for name in names),
+            table, row["label"], *(format_number(row["objectives"][name]) for name in names),
             *(row["models"][name]["rtl"] or row["models"][name]["cycles"] for name in models),
             *(f"{resource(area, name)} {row['shares'][name]:.0%}" for name in NAMES), f"~{watts_of(row)}", row["rung"],
             f"{row['clock_mhz']:.0f} MHz, {row['clock'].split(' ')[0]}",

@@ -24,19 +24,19 @@ def tuning_line(state: KernelState) -> str:
     return text + excluded_devices_text(state.left_out)
 
 
-def tuning(state: KernelState) -> RenderableType:
+def tuning_progress(state: KernelState) -> RenderableType:
     """Return the progress of a tuning, and the kernels that take the most time."""
-    table = new_table("", "kernel", ">times", ">trials", ">compiler's, us", ">best, us", ">saved")
+    table = new_table("", "kernel", ">occurrences", ">trials", ">compiler's, us", ">best, us", ">saved")
     for s in sorted(state.subjects, key=lambda s: -s.usual * s.count)[:SHOWN]:
         best = s.final or min(s.usual, s.best)
         add_row(table, s.workload.name, s.count, s.trials, *_microseconds_text(s.usual, best))
     return Group(Text(tuning_line(state)), table)
 
 
-def tuned(report: dict[str, Any]) -> Iterator[RenderableType]:
+def tuning_result(report: dict[str, Any]) -> Iterator[RenderableType]:
     """Yield a summary of a tuning's result."""
     table = new_table(
-        "Kernels, on one thread", "kernel", ">times", ">trials", ">compiler's, us", ">tuned, us", ">saved"
+        "Kernels, on one thread", "kernel", ">occurrences", ">trials", ">compiler's, us", ">tuned, us", ">saved"
     )
     for kernel in sorted(report["kernels"], key=lambda kernel: -kernel["own"] * kernel["count"]):
         times = _microseconds_text(kernel["own"], kernel["tuned"])

@@ -39,9 +39,11 @@ def excluded_devices_text(left_out: Mapping[str, str]) -> str:
     return "".join(f"; {name} left out: {reason}" for name, reason in left_out.items())
 
 
-def tuning(state: NetworkState, limit: int = 16) -> RenderableType:
+def tuning_progress(state: NetworkState, limit: int = 16) -> RenderableType:
     """Return the progress of a tuning, and the layers that take the most cycles."""
-    table = new_table("", "layer", ">times", ">points", ">trials", ">compiler's", ">best", ">saved", ">regret at most")
+    table = new_table(
+        "", "layer", ">occurrences", ">points", ">trials", ">compiler's", ">best", ">saved", ">regret at most"
+    )
     heavy = sorted(state.subjects, key=lambda s: -s.occurrence.count * min(s.best, 1e18))[:limit]
     for s in heavy:
         saved = percent(1 - s.best / s.usual) if math.isfinite(s.best) and math.isfinite(s.usual) else "-"
@@ -51,11 +53,11 @@ def tuning(state: NetworkState, limit: int = 16) -> RenderableType:
     return Group(Text(tuning_line(state)), table)
 
 
-def tuned(report: dict[str, Any]) -> Iterator[RenderableType]:
+def tuning_result(report: dict[str, Any]) -> Iterator[RenderableType]:
     """Yield a summary of a tuning's result."""
     table = new_table(
-        "Layers, cycles twice in a row", "layer", ">times", ">points", ">trials", ">compiler's", ">best", ">saved",
-        ">regret at most", "taken",
+        "Layers; cycles are of two successive runs of a layer", "layer", ">occurrences", ">points", ">trials",
+        ">compiler's", ">best", ">saved", ">regret at most", "taken",
     )  # fmt: skip
     for row in report["layers"]:
         saved = percent(1 - row["best"] / row["usual"]) if row["best"] and row["usual"] else "-"
