@@ -9,7 +9,7 @@ import onnx
 
 from celosia.compiler.ops import OPS, op_spec
 from celosia.compiler.program.host import hostops
-from celosia.compiler.program.host.hostops import FIRST, HOST, sized_names
+from celosia.compiler.program.host.hostops import HOST, NUMPY_FIRST, sized_names
 
 INTRODUCTION = """\
 # Operators
@@ -112,7 +112,7 @@ def operators_markdown() -> str:
         _list(plain), "", "Operators of other domains:\n", _list(others), "",
         "numpy also computes these operators if no kernel can (other element types, training, sequences of no steps,\n"
         "shapes that a board learns at run time), or if compiling a kernel would take longer:\n",
-        _list({op for _, op in hosted if op in OPS} | FIRST), "",
+        _list({op for _, op in hosted if op in OPS} | NUMPY_FIRST), "",
         "## Bytes that the accelerator does not move\n",
         "LOAD and STORE move channel groups of whole pixels, with one stride for rows and one for columns.",
         "Therefore the CPU computes these operators:\n",

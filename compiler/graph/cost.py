@@ -13,7 +13,7 @@ from celosia.compiler.graph.operands import data_operands, operand
 from celosia.compiler.graph.values import attribute, constant, operands, shape, subgraphs
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program.host.hostops.recurrent_ops import are_projected
-from celosia.compiler.program.op_spec import Moves, filling
+from celosia.compiler.program.op_spec import Moves, registering_in
 
 Shape = Any
 """tuple[int, ...]; None where it is not known, or where an input is left out."""
@@ -25,7 +25,7 @@ missing.
 """
 _COUNTS: dict[str, Count] = {}
 """Operator -> the function that counts its MACs."""
-_counts_macs_of = filling(_COUNTS)
+_counts_macs_of = registering_in(_COUNTS)
 """Decorator that registers a function for operators."""
 
 

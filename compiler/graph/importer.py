@@ -338,7 +338,7 @@ def _meets_weights(model: ir.Model) -> bool:
         if inputs and constants.issuperset(inputs):
             constants.update(node.outputs)
             continue
-        if not op_spec(node.op_type).heavy and not (node.op_type in PRODUCTS and constants.intersection(inputs)):
+        if not op_spec(node.op_type).needs_kernel and not (node.op_type in PRODUCTS and constants.intersection(inputs)):
             continue
         tensors = [value for value in (*inputs, *node.outputs) if value not in constants]
         if any(shape(value) is None for value in tensors):

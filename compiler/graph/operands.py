@@ -64,15 +64,15 @@ def quantisation(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None]:
 def quantisation_names(op: str) -> tuple[str, str]:
     """Return the names of an operator's first scale and first zero point."""
     spec = op_spec(op)
-    scale, zero = (spec.operands[spec.having(role)[0]].name for role in (Role.SCALE, Role.ZERO_POINT))
+    scale, zero = (spec.operands[spec.inputs_with_role(role)[0]].name for role in (Role.SCALE, Role.ZERO_POINT))
     return scale, zero
 
 
 def product_names(op: str) -> tuple[str, str, str]:
     """Return the names of the two operands that `op` multiplies, and of its bias; "" for no bias."""
     spec = op_spec(op)
-    first, second = (spec.operands[number].name for number in spec.data[:2])
-    return first, second, next((spec.operands[number].name for number in spec.having(Role.BIAS)), "")
+    first, second = (spec.operands[number].name for number in spec.data_inputs[:2])
+    return first, second, next((spec.operands[number].name for number in spec.inputs_with_role(Role.BIAS)), "")
 
 
 def product_operands(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None, ir.Value | None]:
@@ -111,13 +111,13 @@ def takes_largest(node: AnyNode) -> bool:
 def convolves_bytes(node: AnyNode) -> bool:
     """Return whether `node` is the quantised form of a convolution."""
     spec = spec_of(node)
-    return spec.multiplies_bytes and spec.windows and spec.scale is not None
+    return spec.multiplies_bytes and spec.windows and spec.scale_input is not None
 
 
 def multiplies_matrices(node: AnyNode) -> bool:
     """Return whether `node` is the quantised form of a matrix product."""
     spec = spec_of(node)
-    return spec.multiplies_bytes and not spec.windows and spec.scale is not None
+    return spec.multiplies_bytes and not spec.windows and spec.scale_input is not None
 
 
 def data_operands(node: ir.Node) -> list[ir.Value | None]:

@@ -126,7 +126,7 @@ def _narrow_float_type(op: str, inputs: Sequence[Tensor | None]) -> str:
     types = {t.dtype for t in inputs if t is not None}
     if "bfloat16" in types and op not in ("Cast", "CastLike"):
         return "bfloat16"
-    return "float16" if "float16" in types and op_spec(op).wide else ""
+    return "float16" if "float16" in types and op_spec(op).rounded_once else ""
 
 
 def _out_of_bounds_complaint(tensors: Iterable[Tensor]) -> str:

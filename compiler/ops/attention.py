@@ -221,7 +221,7 @@ REFUSED_ATTRIBUTES = ("sliding_window_cache", "qk_output", "kv_cache_bit_width")
 
 
 @op(
-    "GroupQueryAttention", kind=Kind.OPAQUE, wide=True, domain="com.microsoft",
+    "GroupQueryAttention", kind=Kind.OPAQUE, rounded_once=True, domain="com.microsoft",
     operands="query key? value? past_key? past_value? seqlens_k total_sequence_length:shape cos_cache? sin_cache? "
     "position_ids? attention_bias? head_sink? k_scale:data? v_scale:data? q_norm_weight? k_norm_weight?",
 )  # fmt: skip

@@ -184,7 +184,7 @@ def quantize_blocks(node: Node) -> list[Tensor]:
     return [quantised, T.compute(largest.shape, lambda *i: largest[i] / 127.0, "scale")]
 
 
-@op("BlockSums", kind=Kind.OPAQUE, heavy=True, domain="celosia", operands="x w:weights")
+@op("BlockSums", kind=Kind.OPAQUE, needs_kernel=True, domain="celosia", operands="x w:weights")
 def block_sums(node: Node) -> Tensor:
     """Build BlockSums: the dot product of each block of x with each column of w, an int32 as separate bytes.
 

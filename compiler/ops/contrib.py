@@ -168,7 +168,7 @@ def round_blocks(node: Node) -> Tensor:
 
 
 @op(
-    "MatMulNBits", kind=Kind.OPAQUE, wide=True, domain="com.microsoft",
+    "MatMulNBits", kind=Kind.OPAQUE, rounded_once=True, domain="com.microsoft",
     operands="a b:weights scales zero_points? g_idx? bias:bias?",
 )  # fmt: skip
 def matmul_nbits(node: Node) -> Tensor:
@@ -249,7 +249,7 @@ FLOATS_OF_4_BITS = (
 """Values of the codes 0 to 15 of bitsandbytes, by `quant_type`: FP4, then NF4."""
 
 
-@op("MatMulBnb4", kind=Kind.OPAQUE, wide=True, domain="com.microsoft", operands="a b:weights absmax")
+@op("MatMulBnb4", kind=Kind.OPAQUE, rounded_once=True, domain="com.microsoft", operands="a b:weights absmax")
 def matmul_bnb4(node: Node) -> Tensor:
     """Build MatMulBnb4: x times weights [N, K] of 4-bit floats, two in a byte, the first in its high bits.
 

@@ -98,32 +98,32 @@ register_unary("Not", lambda x, a: x ^ True)
 register_unary("BitwiseNot", lambda x, a: x ^ -1)
 register_unary("IsNaN", lambda x, a: call("isnan", x))
 register_unary("Relu", lambda x, a: T.maximum(x, 0))
-register_unary("Sigmoid", lambda x, a: sigmoid(x), wide=True)
-register_unary("Softplus", lambda x, a: softplus(x), wide=True)
-register_unary("Softsign", lambda x, a: x * (one(x) / (call("abs", x) + 1)), "input", wide=True)
+register_unary("Sigmoid", lambda x, a: sigmoid(x), rounded_once=True)
+register_unary("Softplus", lambda x, a: softplus(x), rounded_once=True)
+register_unary("Softsign", lambda x, a: x * (one(x) / (call("abs", x) + 1)), "input", rounded_once=True)
 register_unary("LeakyRelu", lambda x, a: select(x < 0, x * a.get("alpha", 0.01), x))
 register_unary("ThresholdedRelu", lambda x, a: select(x > a.get("alpha", 1.0), x, 0))
-register_unary("Elu", lambda x, a: select(x < 0, (unfused_exp(x) - 1) * a.get("alpha", 1.0), x), wide=True)
+register_unary("Elu", lambda x, a: select(x < 0, (unfused_exp(x) - 1) * a.get("alpha", 1.0), x), rounded_once=True)
 register_unary(
     "Celu",
     lambda x, a: T.maximum(x, 0) + T.minimum((unfused_exp(x / a.get("alpha", 1.0)) - 1) * a.get("alpha", 1.0), 0),
-    wide=True,
+    rounded_once=True,
 )
 register_unary(
     "Selu",
     lambda x, a: selu(x, a.get("alpha", 1.67326319217681884765625), a.get("gamma", 1.05070102214813232421875)),
-    wide=True,
+    rounded_once=True,
 )
 register_unary("HardSigmoid", lambda x, a: T.clip(x * a.get("alpha", 0.2) + a.get("beta", 0.5), 0, 1))
-register_unary("HardSwish", lambda x, a: x * T.clip(x * (1 / 6) + 0.5, 0, 1), wide=True)
-register_unary("Gelu", lambda x, a: gelu(x, a.get("approximate", "none")), wide=True)
+register_unary("HardSwish", lambda x, a: x * T.clip(x * (1 / 6) + 0.5, 0, 1), rounded_once=True)
+register_unary("Gelu", lambda x, a: gelu(x, a.get("approximate", "none")), rounded_once=True)
 register_unary("Shrink", lambda x, a: shrink(x, a.get("lambd", 0.5), a.get("bias", 0.0)), "input")
-register_unary("Mish", lambda x, a: x * call("tanh", softplus(x)), wide=True)
-register_unary("Swish", lambda x, a: x * sigmoid(x * a.get("alpha", 1.0)), wide=True)
+register_unary("Mish", lambda x, a: x * call("tanh", softplus(x)), rounded_once=True)
+register_unary("Swish", lambda x, a: x * sigmoid(x * a.get("alpha", 1.0)), rounded_once=True)
 register_unary("QuickGelu", lambda x, a: x * sigmoid(x * a.get("alpha", 1.702)), domain="com.microsoft")
 
 
-@op("Tanh", "Erf", kind=Kind.INJECTIVE, wide=True, operands="input")
+@op("Tanh", "Erf", kind=Kind.INJECTIVE, rounded_once=True, operands="input")
 @op("Sqrt", "Floor", "Ceil", kind=Kind.INJECTIVE, operands="x")
 @op("Exp", "Log", "Sin", "Cos", "Tan", "Sinh", "Cosh", kind=Kind.INJECTIVE, operands="input")
 @op("Asin", "Acos", "Atan", "Asinh", "Acosh", "Atanh", kind=Kind.INJECTIVE, operands="input")

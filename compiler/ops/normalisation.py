@@ -21,7 +21,7 @@ from celosia.compiler.program.op_spec import Kind
 from celosia.compiler.target import target
 
 
-@op("Softmax", "LogSoftmax", kind=Kind.REDUCTION, wide=True, operands="input")
+@op("Softmax", "LogSoftmax", kind=Kind.REDUCTION, rounded_once=True, operands="input")
 def softmax(node: Node) -> Tensor:
     """Build Softmax or LogSoftmax along an axis, or, before opset 13, all axes from one on."""
     return _apply_along_axis(node, partial(_softmax, node))
@@ -210,7 +210,7 @@ def layer_norm(
     return [T.compute(x.shape, body, "layer_norm"), mean, inverse]
 
 
-@op("LayerNormalization", kind=Kind.REDUCTION, wide=True, operands="x scale:weights b:bias?")
+@op("LayerNormalization", kind=Kind.REDUCTION, rounded_once=True, operands="x scale:weights b:bias?")
 def layer_normalization(node: Node) -> list[Tensor]:
     """Build LayerNormalization; mean and inverse deviation are further outputs."""
     x = node.input(0)
@@ -231,7 +231,7 @@ def skip_layer_normalization(node: Node) -> list[Tensor]:
     return [y, mean, inverse, total][: node.outputs]
 
 
-@op("RMSNormalization", kind=Kind.REDUCTION, wide=True, operands="x scale:weights")
+@op("RMSNormalization", kind=Kind.REDUCTION, rounded_once=True, operands="x scale:weights")
 def rms_normalization(node: Node) -> Tensor:
     """Build RMSNormalization: division by the root mean square over all axes from one on."""
     x, scale = node.input("x"), node.input("scale")
@@ -247,7 +247,7 @@ def rms_normalization(node: Node) -> Tensor:
     return T.compute(x.shape, lambda *i: x[i] * at(inverse, i) * at(scale, i), "rms_norm")
 
 
-@op("InstanceNormalization", kind=Kind.REDUCTION, wide=True, operands="input scale:weights b:bias")
+@op("InstanceNormalization", kind=Kind.REDUCTION, rounded_once=True, operands="input scale:weights b:bias")
 def instance_normalization(node: Node) -> Tensor:
     """Build InstanceNormalization in onnxruntime's form x * factor + (bias - mean * factor).
 
@@ -268,7 +268,7 @@ def instance_normalization(node: Node) -> Tensor:
     return T.compute(x.shape, lambda n, c, *s: x[(n, c, *s)] * factor[n, c] + shift[n, c], "instance_norm")
 
 
-@op("GroupNormalization", kind=Kind.REDUCTION, wide=True, operands="x scale:weights bias:bias")
+@op("GroupNormalization", kind=Kind.REDUCTION, rounded_once=True, operands="x scale:weights bias:bias")
 def group_normalization(node: Node) -> Tensor:
     """Build GroupNormalization over groups of channels and all pixels; parameters by channel or group."""
     x, scale, bias = node.input("x"), node.input("scale"), node.input("bias")
@@ -289,7 +289,8 @@ def group_normalization(node: Node) -> Tensor:
 
 
 @op(
-    "BatchNormalization", kind=Kind.INJECTIVE, wide=True, operands="x scale:weights b:bias input_mean input_var",
+    "BatchNormalization", kind=Kind.INJECTIVE, rounded_once=True,
+    operands="x scale:weights b:bias input_mean input_var",
 )  # fmt: skip
 def batch_normalization(node: Node) -> Tensor:
     """Build BatchNormalization by given statistics. Raises Unsupported in training mode."""
@@ -303,7 +304,7 @@ def batch_normalization(node: Node) -> Tensor:
     return T.compute(x.shape, lambda *i: x[i] * factor[i[1]] + shift[i[1]], "batch_norm")
 
 
-@op("MeanVarianceNormalization", kind=Kind.REDUCTION, wide=True, operands="x")
+@op("MeanVarianceNormalization", kind=Kind.REDUCTION, rounded_once=True, operands="x")
 def mean_variance_normalization(node: Node) -> Tensor:
     """Build MeanVarianceNormalization as in onnxruntime: a variance of 0 divides, extra axes are ignored."""
     x = node.input(0)
@@ -312,7 +313,7 @@ def mean_variance_normalization(node: Node) -> Tensor:
     return T.compute(x.shape, lambda *i: (x[i] - at(mean, i)) / call("sqrt", at(variance, i)), "mean_variance")
 
 
-@op("LpNormalization", kind=Kind.REDUCTION, wide=True, operands="input")
+@op("LpNormalization", kind=Kind.REDUCTION, rounded_once=True, operands="input")
 def lp_normalization(node: Node) -> Tensor:
     """Build LpNormalization: division by the norm along an axis; 0 where the norm is 0."""
     x, p = node.input(0), int(node.attrs.get("p", 2))
@@ -326,7 +327,7 @@ def lp_normalization(node: Node) -> Tensor:
     return T.compute(x.shape, body, "lp_normalization")
 
 
-@op("LRN", kind=Kind.COMPLEX, wide=True, operands="x")
+@op("LRN", kind=Kind.COMPLEX, rounded_once=True, operands="x")
 def lrn(node: Node) -> Tensor:
     """Build LRN: local response normalisation by squares of neighbouring channels."""
     x, size = node.input(0), int(node.attrs["size"])

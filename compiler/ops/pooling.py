@@ -36,7 +36,7 @@ def replace_empty_maxima(window: SlidingWindow, y: Tensor) -> Tensor:
     return T.compute(y.shape, body, "max_pool")
 
 
-@op("MaxPool", kind=Kind.COMPLEX, moves=Moves.FILL, heavy=True, windows=True, operands="x")
+@op("MaxPool", kind=Kind.COMPLEX, moves=Moves.FILL, needs_kernel=True, windows=True, operands="x")
 def max_pool(node: Node) -> Tensor:
     """Build MaxPool, with any number of axes and dilation. Raises Unsupported with indices as a second output."""
     if node.outputs > 1:
@@ -86,7 +86,7 @@ def _max_by_axis(window: SlidingWindow, x: Tensor) -> Tensor:
     )
 
 
-@op("AveragePool", kind=Kind.COMPLEX, wide=True, heavy=True, windows=True, operands="x")
+@op("AveragePool", kind=Kind.COMPLEX, rounded_once=True, needs_kernel=True, windows=True, operands="x")
 def average_pool(node: Node) -> Tensor:
     """Build AveragePool, with any number of axes and ONNX's divisor."""
     x = node.input(0)
@@ -100,7 +100,7 @@ def average_pool(node: Node) -> Tensor:
     return T.compute((*x.shape[:2], *window.out), body, "average_pool")
 
 
-@op("GlobalAveragePool", kind=Kind.REDUCTION, wide=True, operands="x")
+@op("GlobalAveragePool", kind=Kind.REDUCTION, rounded_once=True, operands="x")
 @op("GlobalMaxPool", kind=Kind.REDUCTION, operands="x")
 def global_pool(node: Node) -> Tensor:
     """Build GlobalMaxPool or GlobalAveragePool: [N, C, ...] to [N, C, 1, ...]."""
@@ -152,7 +152,7 @@ def qlinear_mean(node: Node) -> Tensor:
 
 
 @op(
-    "QLinearAveragePool", kind=Kind.COMPLEX, heavy=True, windows=True, domain="com.microsoft",
+    "QLinearAveragePool", kind=Kind.COMPLEX, needs_kernel=True, windows=True, domain="com.microsoft",
     variant_of="AveragePool", shaped_as="MaxPool", operands="x<T> x_scale x_zero_point? y_scale y_zero_point<T>?",
 )  # fmt: skip
 @accept_channels_last

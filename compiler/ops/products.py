@@ -169,7 +169,7 @@ def _convolution_by_plane(
     return replace(T.compute((n, group, mg, *window.out), body, "conv"), shape=(n, group * mg, *window.out))
 
 
-@op("Conv", kind=Kind.COMPLEX, wide=True, heavy=True, windows=True, operands="x w:weights b:bias?")
+@op("Conv", kind=Kind.COMPLEX, rounded_once=True, needs_kernel=True, windows=True, operands="x w:weights b:bias?")
 def conv(node: Node) -> Tensor:
     """Build Conv, with any groups, strides, dilations and number of axes."""
     x, w = node.input("x"), node.input("w")
@@ -180,7 +180,14 @@ def conv(node: Node) -> Tensor:
     return convolution(node, x, w, zero, finish=lambda acc, m: acc + bias[m])
 
 
-@op("ConvTranspose", kind=Kind.COMPLEX, wide=True, heavy=True, windows=True, operands="x w:weights b:bias?")
+@op(
+    "ConvTranspose",
+    kind=Kind.COMPLEX,
+    rounded_once=True,
+    needs_kernel=True,
+    windows=True,
+    operands="x w:weights b:bias?",
+)
 def conv_transpose(node: Node) -> Tensor:
     """Build ConvTranspose, with any groups, strides, dilations and number of axes."""
     x, w, bias = node.input("x"), node.input("w"), node.optional("b")
@@ -336,13 +343,13 @@ def multiply_any_rank(
     return y if shape == y.shape else reshaped(y, shape)
 
 
-@op("MatMul", kind=Kind.COMPLEX, wide=True, operands="a b")
+@op("MatMul", kind=Kind.COMPLEX, rounded_once=True, operands="a b")
 def matmul(node: Node) -> Tensor:
     """Build MatMul: batches are broadcast, vectors are rows or columns."""
     return multiply_any_rank(node, node.input(0), node.input(1), fixed_b=node.is_fixed(1))
 
 
-@op("Gemm", kind=Kind.COMPLEX, wide=True, heavy=True, operands="a b c:bias?")
+@op("Gemm", kind=Kind.COMPLEX, rounded_once=True, needs_kernel=True, operands="a b c:bias?")
 def gemm(node: Node) -> Tensor:
     """Build Gemm: alpha A B + beta C, C broadcast. Raises Unsupported for shapes that do not fit."""
     a, b = node.input(0), node.input(1)

@@ -145,7 +145,7 @@ def _require_bytes(*tensors: Tensor) -> str:
 
 
 @op(
-    "QLinearConv", kind=Kind.COMPLEX, heavy=True, multiplies_bytes=True, windows=True, variant_of="Conv",
+    "QLinearConv", kind=Kind.COMPLEX, needs_kernel=True, multiplies_bytes=True, windows=True, variant_of="Conv",
     operands="x x_scale x_zero_point w:weights w_scale w_zero_point y_scale y_zero_point b:bias?",
 )  # fmt: skip
 @accept_channels_last
@@ -220,7 +220,7 @@ def qlinear_conv_transpose(node: Node) -> Tensor:
 
 
 @op(
-    "ConvInteger", kind=Kind.COMPLEX, heavy=True, multiplies_bytes=True, windows=True, variant_of="Conv",
+    "ConvInteger", kind=Kind.COMPLEX, needs_kernel=True, multiplies_bytes=True, windows=True, variant_of="Conv",
     operands="x w:weights x_zero_point? w_zero_point?",
 )  # fmt: skip
 def conv_integer(node: Node) -> Tensor:
@@ -271,7 +271,7 @@ def matmul_integer_to_float(node: Node) -> Tensor:
 
 
 @op(
-    "QGemm", kind=Kind.COMPLEX, heavy=True, domain="com.microsoft", multiplies_bytes=True, variant_of="Gemm",
+    "QGemm", kind=Kind.COMPLEX, needs_kernel=True, domain="com.microsoft", multiplies_bytes=True, variant_of="Gemm",
     operands="a<T> a_scale a_zero_point b<U> b_scale b_zero_point c<i>:bias? y_scale? y_zero_point<V>?",
 )  # fmt: skip
 def qgemm(node: Node) -> Tensor:
@@ -300,7 +300,7 @@ def qgemm(node: Node) -> Tensor:
 # Operators of two operands (com.microsoft)
 
 BINARY_FACTS: dict[str, Any] = {
-    "kind": Kind.INJECTIVE, "domain": "com.microsoft", "heavy": True,
+    "kind": Kind.INJECTIVE, "domain": "com.microsoft", "needs_kernel": True,
     "operands": "a<T> a_scale a_zero_point? b<T> b_scale b_zero_point? c_scale c_zero_point<T>?",
 }  # fmt: skip
 """Arguments of the decorator `op` that QLinearAdd and QLinearMul share."""

@@ -220,7 +220,7 @@ class _Layer:
         return T.compute(self.state, element, "last")
 
 
-@op("RNN", kind=Kind.COMPLEX, wide=True, heavy=True, operands=COMMON_OPERANDS)
+@op("RNN", kind=Kind.COMPLEX, rounded_once=True, needs_kernel=True, operands=COMMON_OPERANDS)
 def rnn(node: Node) -> list[Tensor]:
     """Build RNN: the states after each step [steps, directions, batch, hidden], and the last."""
     layer = _Layer(node, 1, ["Tanh"])
@@ -238,7 +238,7 @@ def rnn(node: Node) -> list[Tensor]:
     return layer.scan_outputs([layer.initial_state("initial_h")], step)
 
 
-@op("GRU", kind=Kind.COMPLEX, wide=True, heavy=True, operands=COMMON_OPERANDS)
+@op("GRU", kind=Kind.COMPLEX, rounded_once=True, needs_kernel=True, operands=COMMON_OPERANDS)
 def gru(node: Node) -> list[Tensor]:
     """Build GRU: gates update, reset and the new state.
 
@@ -373,9 +373,10 @@ def _signed(byte: Expr) -> Expr:
     return byte.astype("int8") ^ -128 if byte.dtype == "uint8" else byte
 
 
-@op("LSTM", kind=Kind.COMPLEX, wide=True, heavy=True, operands=LSTM_OPERANDS)
+@op("LSTM", kind=Kind.COMPLEX, rounded_once=True, needs_kernel=True, operands=LSTM_OPERANDS)
 @op(
-    "DynamicQuantizeLSTM", kind=Kind.COMPLEX, wide=True, heavy=True, domain="com.microsoft", variant_of="LSTM",
+    "DynamicQuantizeLSTM", kind=Kind.COMPLEX, rounded_once=True, needs_kernel=True, domain="com.microsoft",
+    variant_of="LSTM",
     operands=f"{LSTM_OPERANDS} w_scale w_zero_point r_scale r_zero_point",
 )  # fmt: skip
 def lstm(node: Node) -> list[Tensor]:

@@ -64,8 +64,13 @@ EXTREMES = ("ReduceMax", "ReduceMin")
 
 
 @op(*EXTREMES, kind=Kind.REDUCTION, operands="data axes:shape?")
-@op(*(name for name in REDUCTIONS if name not in EXTREMES), kind=Kind.REDUCTION, wide=True, operands="data axes:shape?")
-@op("ReduceLogSumExp", kind=Kind.REDUCTION, wide=True, operands="data axes:shape?")
+@op(
+    *(name for name in REDUCTIONS if name not in EXTREMES),
+    kind=Kind.REDUCTION,
+    rounded_once=True,
+    operands="data axes:shape?",
+)
+@op("ReduceLogSumExp", kind=Kind.REDUCTION, rounded_once=True, operands="data axes:shape?")
 def reduce(node: Node) -> Tensor:
     """Build any Reduce operator over some axes or all; integers are summed in doubles, as in onnxruntime."""
     x = node.input(0)

@@ -20,7 +20,7 @@ from celosia.compiler import expr as T
 from celosia.compiler.expr import Expr, Tensor
 from celosia.compiler.program import dtypes
 from celosia.compiler.program.host.shape_rules import broadcast
-from celosia.compiler.program.op_spec import Kind, op_spec, state
+from celosia.compiler.program.op_spec import Kind, declare_operator, op_spec
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]
@@ -219,7 +219,7 @@ def op(*names: str, kind: Kind, operands: str, **facts: Any) -> Callable[[Builde
             if name in OPS:
                 raise TypeError(f"{name}: defined twice, by {OPS[name].__name__} and {builder.__name__}")
             OPS[name] = builder
-            state(name, operands=operands, kind=kind, **facts)
+            declare_operator(name, operands=operands, kind=kind, **facts)
         return builder
 
     return register

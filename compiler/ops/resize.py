@@ -329,7 +329,7 @@ def resize_cubically(node: Node, x: Tensor, axes: Sequence[ResizedAxis]) -> Tens
 
 
 @op(
-    "Resize", kind=Kind.COMPLEX, moves=Moves.FILL, wide=True, heavy=True,
+    "Resize", kind=Kind.COMPLEX, moves=Moves.FILL, rounded_once=True, needs_kernel=True,
     operands="x roi:shape? scales:shape? sizes:shape?",
 )  # fmt: skip
 @op("Upsample", kind=Kind.COMPLEX, moves=Moves.FILL, operands="x scales:shape")

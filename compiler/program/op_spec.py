@@ -32,8 +32,8 @@ class Moves(Enum):
 
     ALL = "every element of its operand, once"
     SOME = "elements of its operand, by their places"
-    FILL = "elements of its operand or a constant, in some of its modes"
-    JOIN = "elements of several operands, or by the lengths of samples"
+    FILL = "elements of its operand; in some of its modes also a constant, such as the padding of Pad"
+    JOIN = "elements of several operands, or of one operand in an order that depends on the lengths of samples"
 
 
 class Role(Enum):
@@ -60,15 +60,15 @@ class UnknownOperand(Exception):
 class OperandSpec:
     """One operand of an operator.
 
-    name: that of the documentation of ONNX or onnxruntime, in lower case. of: for a scale or zero point, the operand
-    that it quantises, "" for the result. optional: whether it may be left out. type: for an operator of onnxruntime, a
-    letter for its element type: f float32, i int32, T, U, V int8 or uint8, Q any quantised type, "." any type; operands
-    with the same letter have the same type. "" where it is not declared.
+    name: that of the documentation of ONNX or onnxruntime, in lower case. quantised_operand: for a scale or zero point,
+    the operand that it quantises, "" for the result. optional: whether it may be left out. type: for an operator of
+    onnxruntime, a letter for its element type: f float32, i int32, T, U, V int8 or uint8, Q any quantised type, "." any
+    type; operands with the same letter have the same type. "" where it is not declared.
     """
 
     name: str
     role: Role = Role.DATA
-    of: str = ""
+    quantised_operand: str = ""
     optional: bool = False
     type: str = ""
 
@@ -90,7 +90,7 @@ def parse_operands(text: str) -> tuple[tuple[OperandSpec, ...], int]:
     repeats, "(...)*". Raises ValueError for another syntax.
 
     >>> operands, repeated = parse_operands("y_scale y_zero_point (inputs inputs_scale inputs_zero_point)*")
-    >>> repeated, operands[3].role.value, operands[3].of, operands[0].of
+    >>> repeated, operands[3].role.value, operands[3].quantised_operand, operands[0].quantised_operand
     (3, 'scale', 'inputs', '')
     """
     once, bracket, group = text.partition("(")
@@ -117,7 +117,7 @@ def _with_owner(operand: OperandSpec, operands: list[OperandSpec]) -> OperandSpe
         (other for other in owners if other.name == prefix or other.name.startswith(f"{prefix}_")), OperandSpec("")
     )
     kind = operand.type or ("f" if operand.role is Role.SCALE else owner.type)
-    return replace(operand, of=owner.name, type=kind if any(other.type for other in operands) else "")
+    return replace(operand, quantised_operand=owner.name, type=kind if any(other.type for other in operands) else "")
 
 
 def _role(match: re.Match[str]) -> Role:
@@ -139,14 +139,15 @@ class OpSpec:
     data, weights and bias are those of that operator, in the same order.
     moves: where its elements come from, None where it computes them.
     view: it changes only the shape, so its output may share the memory of its input.
-    wide: it needs several operations for a result; for float16 these are in float32, and the result is rounded once.
-    heavy: it is slow without a kernel of its own, so a model whose open sizes reach it is compiled for given sizes
-    (graph/importer.py).
+    rounded_once: it needs several operations for a result; for float16 these are in float32, and the result is rounded
+    once.
+    needs_kernel: it is slow without a kernel of its own, so a model whose open sizes reach it is compiled for given
+    sizes (graph/importer.py).
     multiplies_bytes: it adds up products of its first two data operands, which are bytes.
     windows: its attributes are those of sliding windows (host/shape_rules.py).
     shaped_as: for an operator whose shapes ONNX does not infer, an operator of ONNX with the same shape and type;
     "Cast" where the type is float32; "" where it is `variant_of`, or unknown.
-    first: it runs in numpy even though there is a kernel.
+    prefers_numpy: it runs in numpy even though there is a kernel.
     random: its results differ each time.
     """
 
@@ -158,12 +159,12 @@ class OpSpec:
     variant_of: str = ""
     moves: Moves | None = None
     view: bool = False
-    wide: bool = False
-    heavy: bool = False
+    rounded_once: bool = False
+    needs_kernel: bool = False
     multiplies_bytes: bool = False
     windows: bool = False
     shaped_as: str = ""
-    first: bool = False
+    prefers_numpy: bool = False
     random: bool = False
 
     @cached_property
@@ -177,7 +178,7 @@ class OpSpec:
             raise UnknownOperand(f"{self.name} has no operand {name!r}; it has {declared}")
         return self._numbers[name]
 
-    def having(self, *roles: Role) -> tuple[int, ...]:
+    def inputs_with_role(self, *roles: Role) -> tuple[int, ...]:
         """Return the numbers of the operands with one of these roles."""
         return tuple(number for number, operand in enumerate(self.operands) if operand.role in roles)
 
@@ -194,17 +195,17 @@ class OpSpec:
 
         Where they are not constant, the kernel is compiled at run time.
         """
-        return self.having(Role.SHAPE)
+        return self.inputs_with_role(Role.SHAPE)
 
     @cached_property
-    def weights(self) -> int | None:
+    def weights_input(self) -> int | None:
         """The number of the input that holds weights, None where there is none."""
-        return next(iter(self.having(Role.WEIGHTS)), None)
+        return next(iter(self.inputs_with_role(Role.WEIGHTS)), None)
 
     @cached_property
-    def data(self) -> tuple[int, ...]:
+    def data_inputs(self) -> tuple[int, ...]:
         """The numbers of the inputs that are data or weights, not biases, parameters or shapes."""
-        return self.having(Role.DATA, Role.WEIGHTS)
+        return self.inputs_with_role(Role.DATA, Role.WEIGHTS)
 
     def data_among(self, count: int) -> list[int]:
         """Return the numbers of data and weights among `count` inputs, of which the last operands may repeat."""
@@ -225,30 +226,36 @@ class OpSpec:
         operand = self.operand_at(number)
         parameters = {
             parameter.role: place for place in group
-            if operand and (parameter := self.operand_at(place)) and parameter.quantises and parameter.of ==
-            operand.name
+            if operand and (parameter := self.operand_at(place)) and parameter.quantises
+            and parameter.quantised_operand == operand.name
         }  # fmt: skip
         return parameters[Role.SCALE], parameters[Role.ZERO_POINT]
 
     @property
     def shape_like(self) -> str:
         """Name of the operator of ONNX whose result has the same shape and type for the same data; "" for none."""
-        return self.shaped_as or (self.variant_of if self.scale is not None and self.domain == "com.microsoft" else "")
+        is_quantised_form = self.scale_input is not None and self.domain == "com.microsoft"
+        return self.shaped_as or (self.variant_of if is_quantised_form else "")
 
     @cached_property
     def factors(self) -> tuple[int, ...]:
         """The numbers of the two inputs, of bytes, whose products it adds up; () for other operators."""
-        return self.data if self.multiplies_bytes else ()
+        return self.data_inputs if self.multiplies_bytes else ()
 
     @cached_property
-    def scale(self) -> int | None:
+    def scale_input(self) -> int | None:
         """The number of the input that is the scale of the result, None where there is none."""
-        return next((number for number in self.having(Role.SCALE) if not self.operands[number].of), None)
+        return self._input_for_result(Role.SCALE)
 
     @cached_property
-    def zero_point(self) -> int | None:
+    def zero_point_input(self) -> int | None:
         """The number of the input that is the zero point of the result, None where there is none."""
-        return next((number for number in self.having(Role.ZERO_POINT) if not self.operands[number].of), None)
+        return self._input_for_result(Role.ZERO_POINT)
+
+    def _input_for_result(self, role: Role) -> int | None:
+        """Return the number of the input with this role that quantises the result, None where there is none."""
+        numbers = self.inputs_with_role(role)
+        return next((number for number in numbers if not self.operands[number].quantised_operand), None)
 
 
 F = TypeVar("F")
@@ -257,8 +264,8 @@ Input = TypeVar("Input")
 """Type of an input of a node: a name, a value, an array."""
 
 
-def filling(table: dict[str, F]) -> Callable[..., Callable[[F], F]]:
-    """Return a decorator factory: `@filling(table)(*names)` enters a function in `table` under operators' names."""
+def registering_in(table: dict[str, F]) -> Callable[..., Callable[[F], F]]:
+    """Return a decorator factory: `@registering_in(table)(*names)` enters a function in `table` under these names."""
 
     def for_operators(*names: str) -> Callable[[F], F]:
         def register(function: F) -> F:
@@ -276,7 +283,7 @@ _NOTHING = OpSpec()
 """A row with nothing filled in, for comparison."""
 
 
-def state(name: str, operands: str = "", **facts: Any) -> None:
+def declare_operator(name: str, operands: str = "", **facts: Any) -> None:
     """Fill in fields of an operator's row, in several calls if need be.
 
     operands: see `parse_operands`. facts: fields of OpSpec. Raises TypeError where a field is filled already.
@@ -290,7 +297,7 @@ def state(name: str, operands: str = "", **facts: Any) -> None:
 
 
 def op_spec(name: str) -> OpSpec:
-    """Return the row of an operator; an empty one for a name that is not known, such as a user's own kernel."""
+    """Return the OpSpec of an operator; an empty one for a name that is not known, such as a user's own kernel."""
     return _ROWS.get(name) or OpSpec(name)
 
 
@@ -303,7 +310,7 @@ def find_operand(operator: str, inputs: Sequence[Input], name: str) -> Input | N
     return inputs[number] if number < len(inputs) else None
 
 
-def arrange(
+def arrange_operands(
     form: str, operands: Sequence[Sequence[Input]], result: Sequence[Input] = (), bias: Input | None = None
 ) -> list[Input | None]:
     """Return the inputs of `form`, an operator on quantised operands, in the order that it declares.
@@ -320,10 +327,10 @@ def arrange(
     for operand in once:
         if operand.role is Role.BIAS:
             inputs.append(bias)
-        elif operand.quantises and not operand.of:
+        elif operand.quantises and not operand.quantised_operand:
             inputs.append(result[parts[operand.role] - 1] if result else None)
         else:
-            inputs.append(operands[names.index(operand.of or operand.name)][parts[operand.role]])
+            inputs.append(operands[names.index(operand.quantised_operand or operand.name)][parts[operand.role]])
     if spec.repeated:
         inputs += [quantised[parts[operand.role]] for quantised in operands for operand in group]
     while inputs and inputs[-1] is None:
@@ -345,7 +352,7 @@ def all_operators() -> frozenset[str]:
 
 def quantised_forms(*names: str) -> list[str]:
     """Return the operators that compute one of the float operators `names` in quantised operands and results."""
-    return [form for form, row in _ROWS.items() if row.variant_of in names and row.scale is not None]
+    return [form for form, row in _ROWS.items() if row.variant_of in names and row.scale_input is not None]
 
 
 def quantised_form(name: str) -> str:

@@ -521,7 +521,7 @@ def _adds_bias(node: ir.Node) -> bool:
     rounded. The node itself may have no bias.
     """
     spec = op_spec(node.op_type)
-    return bool(spec.variant_of and spec.having(Role.BIAS) and spec.scale is not None)
+    return bool(spec.variant_of and spec.inputs_with_role(Role.BIAS) and spec.scale_input is not None)
 
 
 def _may_wrap(node: ir.Node) -> bool:
@@ -561,7 +561,7 @@ def _is_other_function(node: ir.Node) -> bool:
             return False
         count = dims[attribute(node, "axis", -1)]
         return bool(largest_power(count) * np.floor(1 / float(scale.item())) >= np.finfo(np.float32).max)
-    if spec.windows and spec.weights is None and node.inputs[0] is not None:
+    if spec.windows and spec.weights_input is None and node.inputs[0] is not None:
         # a quantised average counts what lies beyond the padding, too
         dims, attrs = shape(node.inputs[0]), attributes_of(node)
         if dims is None:

@@ -317,7 +317,7 @@ def run_operator(op: HostOp, values: Mapping[str, Any]) -> list[Any]:
 def rounds_once(op: HostOp) -> bool:
     """Return whether an operator computes with quantised operands and quantises its result."""
     spec = op_spec(op.op)
-    return spec.scale is not None and any(operand.of for operand in spec.operands)
+    return spec.scale_input is not None and any(operand.quantised_operand for operand in spec.operands)
 
 
 def bounds_distance(low: Array, high: Array) -> float:

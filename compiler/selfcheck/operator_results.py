@@ -83,7 +83,7 @@ def is_concat(node: ir.Node | None) -> bool:
     if node is None or joins_parts(node):
         return node is not None
     spec = spec_of(node)
-    return spec.repeated > 0 and spec.scale is not None
+    return spec.repeated > 0 and spec.scale_input is not None
 
 
 def read_by(node: ir.Node) -> list[ir.Value]:

@@ -149,19 +149,24 @@ class AlgebraReader:
         float operator before its QuantizeLinear; None where it is a QLinear operator.
         """
         spec = op_spec(node.op_type)
-        data, bias = spec.data_among(len(node.input)), next((spec.operands[n].name for n in spec.having(Role.BIAS)), "")
+        data, bias = (
+            spec.data_among(len(node.input)),
+            next((spec.operands[n].name for n in spec.inputs_with_role(Role.BIAS)), ""),
+        )
         bias_name = named_input(node, bias) if bias else ""
         if y is not None:
             operands = [self.dequantised(node.input[number]) for number in data]
             bias_array = self.bias(bias_name, operands[0], operands[1]) if bias_name else None
             return QuantisedOperation(node.op_type, node, operands, bias_array, y, True)
-        if spec.scale is None or spec.zero_point is None:
+        if spec.scale_input is None or spec.zero_point_input is None:
             raise NotInAlgebra
         operands = []
         for number in data:
             scale, zero = spec.quantisation_of(number, len(node.input))
             operands.append(self.bytes_of(node.input[number], node.input[scale], node.input[zero]))
-        result = BytesOf(node.output[0], self.array(node.input[spec.scale]), self.array(node.input[spec.zero_point]))
+        result = BytesOf(
+            node.output[0], self.array(node.input[spec.scale_input]), self.array(node.input[spec.zero_point_input])
+        )
         bias_array = self.array(bias_name) if bias_name else None
         return QuantisedOperation(spec.variant_of, node, operands, bias_array, result, False)
 

@@ -12,7 +12,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from celosia.compiler.ops import op_spec
-from celosia.compiler.program.op_spec import arrange, quantised_form
+from celosia.compiler.program.op_spec import arrange_operands, quantised_form
 from celosia.compiler.superoptimise.graph import ONNX, Array, BytesGraph, GraphOp, Quantisation
 from celosia.compiler.superoptimise.operators import OPERATORS
 from celosia.compiler.superoptimise.reading import tensors_read
@@ -187,7 +187,7 @@ class AlgebraWriter:
     ) -> None:  # fmt: skip
         """Append the QLinear operator of a float operator. operands, result: as `with_scale_and_zero` returns them."""
         form, (y, *scale_and_zero) = quantised_form(operator), result
-        inputs = [name or "" for name in arrange(form, operands, scale_and_zero, bias or None)]
+        inputs = [name or "" for name in arrange_operands(form, operands, scale_and_zero, bias or None)]
         self.node(form, inputs, [y], op_spec(form).domain, **attributes)
 
     def float_node(

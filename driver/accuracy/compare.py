@@ -285,8 +285,11 @@ class ModelTensors:
                     node.op_type == "QuantizeLinear" or integers not in self.meanings
                 ):  # fmt: skip
                     self.meanings[integers] = real, scale, zero
-            elif (spec := op_spec(node.op_type)).scale is not None and spec.zero_point is not None:
-                scale, zero = self._scalar_constant(node, spec.scale), self._scalar_constant(node, spec.zero_point)
+            elif (spec := op_spec(node.op_type)).scale_input is not None and spec.zero_point_input is not None:
+                scale, zero = (
+                    self._scalar_constant(node, spec.scale_input),
+                    self._scalar_constant(node, spec.zero_point_input),
+                )
                 if scale is not None and zero is not None:
                     self._scaled[node.output[0]] = scale, zero
 

@@ -31,13 +31,13 @@ from celosia.compiler.program.op_spec import (
     Role,
     UnknownOperand,
     all_operators,
-    arrange,
+    arrange_operands,
+    declare_operator,
     op_spec,
     operators_with,
     parse_operands,
     quantised_form,
     quantised_forms,
-    state,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -131,9 +131,9 @@ def test_every_operator_has_a_row() -> None:
 
 def test_a_fact_is_stated_once() -> None:
     assert op_spec("Conv").kind is Kind.COMPLEX and op_spec("no such operator").kind is Kind.OPAQUE
-    with pytest.raises(TypeError, match="Conv: wide stated twice"):
-        state("Conv", wide=False)
-    assert op_spec("Conv").wide
+    with pytest.raises(TypeError, match="Conv: rounded_once stated twice"):
+        declare_operator("Conv", rounded_once=False)
+    assert op_spec("Conv").rounded_once
 
 
 # Operands -------------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_quantised_forms_are_those_of_float_operators() -> None:
     assert set(quantised_forms(*floats)) == set(QUANTISED) == set(quantised_forms(*all_operators()))
     for name, (operator, places, result) in QUANTISED.items():
         spec = op_spec(name)
-        assert quantised_form(operator) == name and (spec.scale, spec.zero_point) == result
+        assert quantised_form(operator) == name and (spec.scale_input, spec.zero_point_input) == result
         own = [(n, each) for n, each in enumerate(spec.operands) if not each.quantises]
         assert [f"{each.name}{n}" for n, each in own] == places.split(), name
         of_float = [operand.role for operand in op_spec(operator).operands if operand.role is not Role.SHAPE]
@@ -248,10 +248,10 @@ def test_operands_repeat_group_by_group() -> None:
     assert spec.groups(8) == [(2, 3, 4), (5, 6, 7)] and spec.data_among(8) == [2, 5]
     assert spec.quantisation_of(5, 8) == (6, 7)
     parts = [("p", "ps", "pz"), ("q", "qs", "qz")]
-    assert arrange("QLinearConcat", parts, ("s", "z")) == ["s", "z", "p", "ps", "pz", "q", "qs", "qz"]
-    assert arrange("QLinearAdd", parts, ("s", "z")) == ["p", "ps", "pz", "q", "qs", "qz", "s", "z"]
-    assert arrange("QGemm", parts, bias="b") == ["p", "ps", "pz", "q", "qs", "qz", "b"]
-    assert arrange("MatMulIntegerToFloat", parts) == ["p", "q", "ps", "qs", "pz", "qz"]
+    assert arrange_operands("QLinearConcat", parts, ("s", "z")) == ["s", "z", "p", "ps", "pz", "q", "qs", "qz"]
+    assert arrange_operands("QLinearAdd", parts, ("s", "z")) == ["p", "ps", "pz", "q", "qs", "qz", "s", "z"]
+    assert arrange_operands("QGemm", parts, bias="b") == ["p", "ps", "pz", "q", "qs", "qz", "b"]
+    assert arrange_operands("MatMulIntegerToFloat", parts) == ["p", "q", "ps", "qs", "pz", "qz"]
 
 
 def test_an_unknown_operand_is_named() -> None:

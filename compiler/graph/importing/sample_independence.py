@@ -270,12 +270,12 @@ def check_images(node: RuledNode) -> None:
 @rule("MatMul", "MatMulInteger")
 def check_matmul(node: RuledNode) -> None:
     """Require a product of separate rows or matrices whose scales are not by rows."""
-    a, b = node.spec.data
+    a, b = node.spec.data_inputs
     node.require_samples_only_in(a, b)
     require_separate_rows(node, a, b)
     left_name = node.spec.operands[a].name
     for operand in node.spec.operands:
-        value = node.input(operand.name) if operand.quantises and operand.of in ("", left_name) else None
+        value = node.input(operand.name) if operand.quantises and operand.quantised_operand in ("", left_name) else None
         if value is not None and shape(value) not in ((), (1,)):
             raise BatchDependence("its scales are by rows")
 

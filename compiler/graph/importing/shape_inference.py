@@ -80,7 +80,7 @@ def _has_own_shape_rule(node: onnx.NodeProto) -> bool:
 
     So it is where its result is float (no output scale) or its channels come last: ONNX's operator would give others.
     """
-    scale = op_spec(node.op_type).scale
+    scale = op_spec(node.op_type).scale_input
     floats = scale is not None and not any(node.input[scale : scale + 1])
     return floats or any(attr.name == "channels_last" and attr.i for attr in node.attribute)
 
@@ -245,7 +245,7 @@ def corrected_window_shapes(graph: onnx.GraphProto, inferred: onnx.GraphProto) -
             continue
         if node.domain not in ("", "ai.onnx") or not op_spec(node.op_type).windows:
             continue
-        weights_number = op_spec(node.op_type).weights
+        weights_number = op_spec(node.op_type).weights_input
         x, w, y = (
             _dims(known, types, name) for name in (node.input[0], node.input[weights_number or 0], node.output[0])
         )

@@ -109,7 +109,7 @@ def _find_product(node: ir.Node) -> _Product | None:
         last, bias_input = add, int(producer_before_wires(add.inputs[0]) is node)
         is_matrix = node.inputs[0] is not None and len(node.inputs[0].shape or ()) == 2
     elif is_op(node, "Conv", "ConvTranspose", "Gemm"):
-        bias_input = spec_of(node).having(Role.BIAS)[0]
+        bias_input = spec_of(node).inputs_with_role(Role.BIAS)[0]
     else:
         return None
     source = producer_before_wires(node.inputs[0])
@@ -326,7 +326,7 @@ def _bias_input(node: ir.Node) -> int | None:
     """Return the number of the input of `node` that is a bias onnxruntime may add to products of bytes; else None."""
     if is_op(node, "Conv", "Gemm"):
         is_unscaled = attribute(node, "alpha", 1.0) == attribute(node, "beta", 1.0) == 1.0
-        return op_spec(node.op_type).having(Role.BIAS)[0] if is_unscaled else None
+        return op_spec(node.op_type).inputs_with_role(Role.BIAS)[0] if is_unscaled else None
     if not is_op(node, "Add"):
         return None
     for number, value in enumerate(node.inputs):

@@ -72,7 +72,7 @@ from celosia.compiler.graph.values import (
 )
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program.host.op import DOMAINS, HostError
-from celosia.compiler.program.op_spec import arrange, quantised_form
+from celosia.compiler.program.op_spec import arrange_operands, quantised_form
 
 PER_CHANNEL_OPSET = 13
 """The first opset whose QuantizeLinear has an axis."""
@@ -184,7 +184,7 @@ class Integerise(Commute):
         domain.
         """
         form = quantised_form(op)
-        inputs = arrange(form, [self._quantised_inputs(x) for x in operands], self._parameters(y), bias)
+        inputs = arrange_operands(form, [self._quantised_inputs(x) for x in operands], self._parameters(y), bias)
         return self._replace_by(y, op_spec(form).domain if domain is None else domain, form, inputs, source, **attrs)
 
     def _rewrite_conv(self, node: ir.Node, y: Quantised) -> bool:
@@ -330,7 +330,9 @@ class Integerise(Commute):
             op, attrs = "MatMulIntegerToFloat", attributes()
         else:
             op, attrs = quantised_form("Gemm"), attributes(transB=attribute(node, "transB", 0), alpha=1.0)
-        inputs = arrange(op, [self._quantised_inputs(product.x), self._quantised_inputs(product.w)], bias=product.bias)
+        inputs = arrange_operands(
+            op, [self._quantised_inputs(product.x), self._quantised_inputs(product.w)], bias=product.bias
+        )
         self._replace_node(product.last, op, inputs, op_spec(op).domain, {attr.name: attr for attr in attrs})
         return True
 
@@ -387,7 +389,7 @@ class Integerise(Commute):
         if attribute(node, "keepdims", 1):
             return self._replace_by_form(node.op_type, [x], y, node)
         form = quantised_form(node.op_type)
-        inputs = arrange(form, [self._quantised_inputs(x)], self._parameters(y))
+        inputs = arrange_operands(form, [self._quantised_inputs(x)], self._parameters(y))
         image = ir.Value(
             name=derived_name(self.graph, f"{y.value.name}_image"),
             shape=ir.Shape((*dims[:2], 1, 1)),
@@ -416,7 +418,7 @@ class Integerise(Commute):
         size = new_constant(self.graph, f"{name}_image_shape", np.array((count, columns, 1, rows), np.int64))
         image = self._insert_bytes(node, "", "Reshape", [swapped, size], y, f"{name}_image", (count, columns, 1, rows))
         form = quantised_form(node.op_type)
-        inputs = arrange(form, [self._quantised_inputs(replace(x, value=image))], self._parameters(y))
+        inputs = arrange_operands(form, [self._quantised_inputs(replace(x, value=image))], self._parameters(y))
         mean = self._insert_bytes(node, op_spec(form).domain, form, inputs, y, f"{name}_mean", (count, columns, 1, 1))
         target = new_constant(self.graph, f"{name}_shape", np.array(shape(y.value) or shape(node.outputs[0]), np.int64))
         return self._replace_by(y, "", "Reshape", [mean, target], node)
@@ -533,7 +535,7 @@ class Integerise(Commute):
             image = (*dims[:2], *(1,) * (4 - len(dims)), *dims[2:])
             operand_value = reshape(operand_value, image, "image")
             x_inputs = self._quantised_inputs(replace(x, value=operand_value))
-            inputs = arrange(form, [x_inputs, w], self._parameters(y))
+            inputs = arrange_operands(form, [x_inputs, w], self._parameters(y))
             domain = op_spec(form).domain
             below = self._insert_bytes(node, domain, form, inputs, y, f"{name}_below", image, group=channels)
             below.producer().meta[MODEL_WEIGHTS] = 0  # type: ignore[union-attr]

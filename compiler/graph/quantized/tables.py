@@ -195,12 +195,14 @@ Function = Callable[[NDArray[np.float32]], NDArray[Any]]
 def _is_elementwise(spec: OpSpec) -> bool:
     """Return whether an operator computes each element of its result from the elements of its operands at its place."""
     computes = spec.kind is Kind.INJECTIVE and (spec.moves is None or spec.name in ("Where", "Identity"))
-    return computes and not spec.having(Role.SCALE, Role.ZERO_POINT, Role.BIAS, Role.WEIGHTS)
+    return computes and not spec.inputs_with_role(Role.SCALE, Role.ZERO_POINT, Role.BIAS, Role.WEIGHTS)
 
 
 ELEMENTWISE_OPS = frozenset(name for name in OPS if _is_elementwise(op_spec(name)))
 """Operators whose kernels compute each element from the elements at its place alone. A chain consists of these."""
-UNARY_OPS = frozenset(name for name in ELEMENTWISE_OPS if len(op_spec(name).data) == 1 and not op_spec(name).repeated)
+UNARY_OPS = frozenset(
+    name for name in ELEMENTWISE_OPS if len(op_spec(name).data_inputs) == 1 and not op_spec(name).repeated
+)
 """Those with one operand of data."""
 UNARY_FORMS = frozenset(form for form in quantised_forms(*UNARY_OPS))
 """The quantised forms of these."""

@@ -37,7 +37,7 @@ MOVEMENTS = frozenset(("Slice", "Pad"))
 """Operators that move rows and columns, in any layout."""
 _BLOCKED = {name.removeprefix("Blocked"): op_spec(name) for name in OPS if name.startswith("Blocked")}
 """Operator -> OpSpec of its blocked form."""
-CONVOLUTIONS = frozenset(name for name, spec in _BLOCKED.items() if spec.weights is not None)
+CONVOLUTIONS = frozenset(name for name, spec in _BLOCKED.items() if spec.weights_input is not None)
 """Operators whose blocked form has weights."""
 GLOBAL_POOLS = frozenset(name for name, spec in _BLOCKED.items() if spec.kind is Kind.REDUCTION)
 """Operators whose blocked form reduces the whole image, and whose result is in no blocks."""

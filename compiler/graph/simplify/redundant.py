@@ -41,7 +41,7 @@ from celosia.compiler.graph.values import (
 )
 from celosia.compiler.ops import VIEWS, op_spec, operators_with
 from celosia.compiler.program.host.hostops import RANDOM
-from celosia.compiler.program.op_spec import filling
+from celosia.compiler.program.op_spec import registering_in
 
 
 def merge_quantisations(model: ir.Model) -> None:
@@ -116,7 +116,7 @@ Rule = Callable[[ir.Graph, ir.Node], ir.Value | None]
 apply."""
 RULES: dict[str, Rule] = {}
 """Operator -> its rule. A value of another shape or element type than the output does not replace it."""
-_rule = filling(RULES)
+_rule = registering_in(RULES)
 """Decorator that registers a rule for operators."""
 
 
@@ -186,7 +186,7 @@ def _producer_among(node: ir.Node, *ops: str) -> ir.Node | None:
 # Rules ----------------------------------------------------------------------------------------------------------
 
 
-@_rule("Identity", *(name for name in operators_with("repeated") if op_spec(name).scale is None))
+@_rule("Identity", *(name for name in operators_with("repeated") if op_spec(name).scale_input is None))
 def _replace_single_operand(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
     """Replace Identity, and Concat, Sum, Min, Max or Mean of one operand, by that operand."""
     return node.inputs[0] if len(node.inputs) == 1 else None

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from celosia.compiler.program.host.hostops import FIRST, HOST, sized_function
+from celosia.compiler.program.host.hostops import HOST, NUMPY_FIRST, sized_function
 from celosia.compiler.program.host.kernel_compiler import kernel_compiler
 from celosia.compiler.program.host.op import (
     Body,
@@ -43,9 +43,9 @@ def execute(
     """
     args = [values[name] if name else None for name in op.inputs]
     function = HOST.get((op.domain, op.op))
-    compiler = None if op.op in FIRST else kernel_compiler()
+    compiler = None if op.op in NUMPY_FIRST else kernel_compiler()
     try:
-        if not once and op.op not in FIRST and (any_size := sized_function(op)) is not None:
+        if not once and op.op not in NUMPY_FIRST and (any_size := sized_function(op)) is not None:
             result = any_size(op, *args)
             if result is not NotImplemented:
                 return _result_list(op, result)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.program.dtypes import ONNX_TYPES, numpy_dtype
-from celosia.compiler.program.op_spec import state
+from celosia.compiler.program.op_spec import declare_operator
 from celosia.plain import Sentence
 
 Array = NDArray[Any]
@@ -168,7 +168,7 @@ def host(*names: str, domain: str = "", **facts: Any) -> Callable[[Function], Fu
                 raise TypeError(f"{name}: defined twice, by {HOST[domain, name].__name__} and {function.__name__}")
             HOST[domain, name] = function
             if domain in KNOWN_DOMAINS:  # a user's operator in a domain of its own may share a name with one of ONNX
-                state(name, domain=domain, **facts)
+                declare_operator(name, domain=domain, **facts)
         return function
 
     return register

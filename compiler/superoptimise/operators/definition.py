@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.graph.operands import named_input
-from celosia.compiler.program.op_spec import filling, quantised_form
+from celosia.compiler.program.op_spec import quantised_form, registering_in
 from celosia.compiler.superoptimise.graph import Array, GraphOp, Quantisation
 from celosia.compiler.superoptimise.operators.elements import Element, ElementAt, Index, all_within, fresh
 from celosia.compiler.superoptimise.rule import quotient
@@ -201,8 +201,8 @@ FLOAT_READERS: dict[str, NodeReader] = {}
 """Readers of nodes whose first operand is float32, for models that the CPU runs."""
 REAL_READERS: dict[str, NodeReader] = {}
 """Further readers of such nodes, for fast-math."""
-qdq_reader, node_reader = filling(QDQ_READERS), filling(READERS)
-float_reader, real_reader = filling(FLOAT_READERS), filling(REAL_READERS)
+qdq_reader, node_reader = registering_in(QDQ_READERS), registering_in(READERS)
+float_reader, real_reader = registering_in(FLOAT_READERS), registering_in(REAL_READERS)
 
 
 def operation_reader(*operators: str, quantised_too: bool = True) -> Callable[[OperationReader], OperationReader]:

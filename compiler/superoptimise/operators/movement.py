@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from celosia.compiler.graph.operands import named_input
-from celosia.compiler.program.op_spec import filling
+from celosia.compiler.program.op_spec import registering_in
 from celosia.compiler.superoptimise.graph import Array, ByteMap, GraphOp, Note, OriginalForm, Quantisation
 from celosia.compiler.superoptimise.operators.definition import (
     Attributes,
@@ -139,7 +139,7 @@ MovementReader = Callable[["OnnxReader", "onnx.NodeProto", str, list[str], Note]
 """Adds the operations for an operator that moves bytes: (reader, node, operand, results, quantisation around it)."""
 _MOVEMENT_READERS: dict[str, MovementReader] = {}
 """Readers of operators that move bytes and compute nothing, by ONNX operator."""
-_reads_movement = filling(_MOVEMENT_READERS)
+_reads_movement = registering_in(_MOVEMENT_READERS)
 
 
 class Slice(_Movement):

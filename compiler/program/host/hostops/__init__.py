@@ -28,12 +28,23 @@ from celosia.compiler.program.host.hostops.sized import sized_function, sized_na
 from celosia.compiler.program.host.op import HOST
 from celosia.compiler.program.op_spec import operators_with
 
-FIRST = operators_with("first")
+NUMPY_FIRST = operators_with("prefers_numpy")
 """Operators that run in numpy even though a kernel exists: compiling it would take longer than they take to run."""
 RANDOM = operators_with("random")
 """Operators whose results differ each time."""
 
 __all__ = [
-    "FIRST", "HOST", "RANDOM", "control", "learning", "preprocessing", "recurrent_ops", "scatter", "sized_function",
-    "sized_names", "tabular", "value_types", "vision",
+    "HOST",
+    "NUMPY_FIRST",
+    "RANDOM",
+    "control",
+    "learning",
+    "preprocessing",
+    "recurrent_ops",
+    "scatter",
+    "sized_function",
+    "sized_names",
+    "tabular",
+    "value_types",
+    "vision",
 ]  # fmt: skip

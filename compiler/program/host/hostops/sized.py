@@ -3,7 +3,7 @@
 1. Operators on tensors whose sizes are known only at run time (`sized`): detected boxes, a growing cache. A kernel is
    compiled for one shape, which takes longer than these functions run. A function returns NotImplemented for inputs on
    which numpy differs from ONNX or onnxruntime; then a kernel is compiled.
-2. Operators on shapes and views, which always run in numpy (`host` with first=True).
+2. Operators on shapes and views, which always run in numpy (`host` with prefers_numpy=True).
 """
 
 from __future__ import annotations
@@ -321,25 +321,25 @@ def scaled(op: HostOp, x: Array, scale: Array, zero: Array | None = None) -> Any
 # Operators on shapes and views -----------------------------------------------------------------------------------
 
 
-@host("Shape", first=True)
+@host("Shape", prefers_numpy=True)
 def shape(op: HostOp, x: Array) -> Array:
     """Return the shape, or a slice of it, as int64 [axes]."""
     return np.array(x.shape[op.attr("start", 0) : op.attr("end")], np.int64)
 
 
-@host("Size", first=True)
+@host("Size", prefers_numpy=True)
 def size(op: HostOp, x: Array) -> Array:
     """Return the number of elements, as int64 []."""
     return np.array(x.size, np.int64)
 
 
-@host("Identity", first=True)
+@host("Identity", prefers_numpy=True)
 def identity(op: HostOp, x: Value) -> Value:
     """Return the input."""
     return x
 
 
-@host("Reshape", first=True)
+@host("Reshape", prefers_numpy=True)
 def reshape(op: HostOp, x: Array, new_shape: Array | None = None) -> Array:
     """Reshape; one size may be -1, and 0 copies the input's size unless `allowzero` is set."""
     dims = int_list(op.attrs["shape"] if new_shape is None else new_shape)
@@ -348,7 +348,7 @@ def reshape(op: HostOp, x: Array, new_shape: Array | None = None) -> Array:
     return x.reshape(dims)
 
 
-@host("Flatten", first=True)
+@host("Flatten", prefers_numpy=True)
 def flatten(op: HostOp, x: Array) -> Array:
     """Flatten to a matrix: the axes before `axis` become its rows."""
     axis = op.attr("axis", 1)
@@ -356,20 +356,20 @@ def flatten(op: HostOp, x: Array) -> Array:
     return x.reshape(int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis:])))
 
 
-@host("Squeeze", first=True)
+@host("Squeeze", prefers_numpy=True)
 def squeeze(op: HostOp, x: Array, axes: Array | None = None) -> Array:
     """Remove `axes`, by default all of size 1."""
     chosen = op.attr("axes", ()) if axes is None else axes
     return x.squeeze(tuple(int_list(chosen)) or None)
 
 
-@host("Unsqueeze", first=True)
+@host("Unsqueeze", prefers_numpy=True)
 def unsqueeze(op: HostOp, x: Array, axes: Array | None = None) -> Array:
     """Insert axes of size 1."""
     return np.expand_dims(x, tuple(int_list(op.attrs["axes"] if axes is None else axes)))
 
 
-@host("ConstantOfShape", first=True)
+@host("ConstantOfShape", prefers_numpy=True)
 def constant_of_shape(op: HostOp, dims: Array) -> Array:
     """Fill an array with one value. Raises HostError where memory does not suffice."""
     value = np.asarray(op.attr("value", np.zeros(1, np.float32))).reshape(-1)[0]
@@ -381,7 +381,7 @@ def constant_of_shape(op: HostOp, dims: Array) -> Array:
     return np.full(dims_list, value)
 
 
-@host("Range", first=True)
+@host("Range", prefers_numpy=True)
 def range_(op: HostOp, start: Array, limit: Array, delta: Array) -> Array:
     """Count from `start` to `limit`, exclusive. Raises HostError where there is no end, or memory does not suffice."""
     first, last, step = (v.reshape(-1)[0] for v in (start, limit, delta))
@@ -395,7 +395,7 @@ def range_(op: HostOp, start: Array, limit: Array, delta: Array) -> Array:
     return np.asarray(first + np.arange(count, dtype=start.dtype) * step).astype(start.dtype)
 
 
-@host("Concat", first=True)
+@host("Concat", prefers_numpy=True)
 def concat(op: HostOp, *values: Array) -> Array:
     """Concatenate along an axis."""
     return np.concatenate(values, axis=op.attrs["axis"])
