@@ -219,14 +219,14 @@ class KernelLayer(LoweredKernel):
         """Unpack the requantisation from the values of its parameters."""
         f = self.recognised
         assert f.par is not None
-        return unpack_requantise(arrays[f.par], int(f.more["zero_point"]))
+        return unpack_requantise(arrays[f.par], int(f.attributes["zero_point"]))
 
     def _epilogue(self, arrays: Arrays) -> Epilogue:
         """Build the table and the residual that follow the requantisation."""
         f = self.recognised
         operand = None if f.residual is None else self.acts[f.residual]
         return build_epilogue(
-            f.more.get("clip", (-128, 127)), None if f.table is None else arrays[f.table], operand, f.rescale
+            f.attributes.get("clip", (-128, 127)), None if f.table is None else arrays[f.table], operand, f.rescale
         )
 
     def _choose_tiling(self, p: Workload) -> Tiling:

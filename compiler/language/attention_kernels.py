@@ -128,7 +128,7 @@ def is_attention(value: Tile) -> bool:
 
     A kernel whose result is itself the softmax is to be recognised before.
     """
-    return any(tile.op == "unary" and tile.more["name"] == "round_even" for tile in upstream([value]))
+    return any(tile.op == "unary" and tile.attributes["name"] == "round_even" for tile in upstream([value]))
 
 
 def is_product_of_heads(reader: BlockReader, value: Tile, varying: Collection[ArrayArgument]) -> bool:
@@ -139,9 +139,9 @@ def is_product_of_heads(reader: BlockReader, value: Tile, varying: Collection[Ar
     source = reader.split_epilogue(value)[1]
     dot = before_reshapes(source.args[0]) if source.op == "requantise" else source
     w = origin(dot.args[1], *VIEWS, "cast", "binary") if dot.op == "dot" else dot
-    if w.op != "load" or w.more["block"] is None:
+    if w.op != "load" or w.attributes["block"] is None:
         return False
-    array, dims = w.more["array"], w.more["block"][1]
+    array, dims = w.attributes["array"], w.attributes["block"][1]
     varies = array.quantised or array in varying
     return varies and len(dims) > 2 and len(reader.shape) > 2 and {*dims[:-2], *reader.shape[:-2]} == {1}
 
@@ -252,7 +252,7 @@ class AttentionReader:
     def _read_block(self, load: Tile) -> tuple[Heads, Values]:
         """Return the matrices that a load reads from, and where its blocks begin."""
         block_load, starts, dims = self.reader.load(load, "a side of cl.dot")
-        side = self._as_matrices(block_load.more["array"], dims, load.at)
+        side = self._as_matrices(block_load.attributes["array"], dims, load.at)
         if not side.side_by_side and starts[-1].any():
             fail(f"a program has all columns of {side.array.name}{ON_CPU}", load.at)
         return side, starts
@@ -270,7 +270,7 @@ class AttentionReader:
         """
         load, offset, element_indices = _read_operand(dot, 1)
         side, starts = self._read_block(load)
-        dims = load.more["block"][1]
+        dims = load.attributes["block"][1]
         if not self._is_at_same_head(side, starts, np.zeros(1, np.int64)):
             fail(f"{side.array.name} is read from its first row on, head by head{ON_CPU}", load.at)
         straight, transposed = is_identity_order(element_indices), is_identity_order(element_indices.T)
@@ -297,18 +297,18 @@ class AttentionReader:
         columns: of the result; width: columns that the kernel computes, with padding.
         """
         load, starts, dims = self.reader.load(requantise.args[1], "the parameters of requantise")
-        array, element_indices = load.more["array"], element_order(requantise.args[1], load).reshape(-1, width)
+        array, element_indices = load.attributes["array"], element_order(requantise.args[1], load).reshape(-1, width)
         is_by_column = array.shape == (columns,) and dims == (width,) and (element_indices == np.arange(width)).all()
         if any(start.any() for start in starts) or not (is_by_column or (array.shape == dims == (1,))):
             fail(f"the parameters of a product are one, or one for each of its {columns} columns{ON_CPU}", load.at)
         table = None if epilogue.table is None else self.reader.complete_array(epilogue.table, "a table")
         bias = None if epilogue.residual is None else self._read_bias(epilogue.residual, columns, width)
-        return HeadProduct(w, array, offsets, requantise.more, table, bias, epilogue.rescale)
+        return HeadProduct(w, array, offsets, requantise.attributes, table, bias, epilogue.rescale)
 
     def _read_bias(self, tile: Tile, columns: int, width: int) -> Heads:
         """Recognise the array that a residual adds to a product: one row, a matrix, or a matrix for each head."""
         load, starts, dims = self.reader.load(tile, "what a residual_add adds")
-        array, element_indices = load.more["array"], element_order(tile, load).reshape(-1, width)
+        array, element_indices = load.attributes["array"], element_order(tile, load).reshape(-1, width)
         side = Heads(array, int(np.prod(array.shape[:-2])), (1, *array.shape)[-2], array.shape[-1], False)
         head, row = self._position(side, (np.zeros_like(starts[-1]), *starts)[-max(len(starts), 2) :])
         is_single_row = side.rows == 1 and (element_indices == np.arange(width)).all() and not row.any()
@@ -326,7 +326,7 @@ class AttentionReader:
 def _single_product(acc: Tile) -> Tile:
     """Return the cl.dot that is all of the sum `acc`. Raises LanguageError where there is more."""
     tile = before_reshapes(acc)
-    if tile.op != "dot" or (len(tile.args) == 3 and source_of_view(tile.args[2]).more.get("number") != 0):
+    if tile.op != "dot" or (len(tile.args) == 3 and source_of_view(tile.args[2]).attributes.get("number") != 0):
         fail(f"a product of two activations is one cl.dot, of whole rows and columns{ON_CPU}", tile.at)
     return tile
 
@@ -337,7 +337,7 @@ def _read_operand(dot: Tile, number: int) -> tuple[Tile, int, Elements]:
     leaves = [(leaf, order) for leaf, (factor, order) in parts.items() if factor == 1]
     if len(parts) != 1 or not leaves or leaves[0][0].dtype != "int8":
         fail(f"a side of cl.dot is int8, or that less a zero point{ON_CPU}", dot.at)
-    offset = first - int(dot.more["zeros"][number])
+    offset = first - int(dot.attributes["zeros"][number])
     if not -127 <= offset <= 128:
         fail(f"a zero point of int8 is between -128 and 127, and not {-offset}", dot.at)
     return leaves[0][0], offset, leaves[0][1]
@@ -388,20 +388,20 @@ def recognise_softmax(value: Tile) -> SoftmaxOfRows:
     """Recognise `value`, floats converted to int8, as a softmax. Raises LanguageError where it is none."""
     shifted = before_reshapes(value.args[0])
     zero_point = 0
-    if shifted.op == "binary" and shifted.more["name"] == "add":
+    if shifted.op == "binary" and shifted.attributes["name"] == "add":
         a, b = shifted.args
         shifted, addend = (a, source_of_view(b)) if source_of_view(b).op == "const" else (b, source_of_view(a))
-        zero_point = addend.more.get("number", 0.5)
+        zero_point = addend.attributes.get("number", 0.5)
     share = before_reshapes(shifted)
     is_int8 = -128 <= zero_point <= 127 and zero_point == int(zero_point)
-    if share.op != "unary" or share.more["name"] != "round_even" or not is_int8:
+    if share.op != "unary" or share.attributes["name"] != "round_even" or not is_int8:
         _refuse_softmax("int8 is made by cl.rint(share) and a zero point between -128 and 127, .to(cl.int8)", value)
     divided = before_reshapes(share.args[0])
-    if divided.op != "binary" or "nearest" not in divided.more:
+    if divided.op != "binary" or "nearest" not in divided.attributes:
         _refuse_softmax("a share is cl.div_rn(e * steps, total[:, None]), rounded once", divided)
     steps, power = _split_factor(before_reshapes(divided.args[0]))
     total = source_of_view(divided.args[1])
-    if total.op != "reduce" or total.more["name"] != "ordered_sum":
+    if total.op != "reduce" or total.attributes["name"] != "ordered_sum":
         _refuse_softmax("powers are added up one after the other, by cl.sum(e, axis=1, ordered=True)", total)
     numerator, denominator = _Power.read(power), _Power.read(before_reshapes(total.args[0]))
     if (
@@ -435,13 +435,13 @@ class _Power:
         mask = None
         if tile.op == "where" and _is_zero(tile.args[2]):
             mask, tile = tile.args[0], before_reshapes(tile.args[1])
-        if tile.op != "load" or tile.more["block"] is not None:
+        if tile.op != "load" or tile.attributes["block"] is not None:
             _refuse_softmax("a power is cl.load(powers + (255 + v - cl.max(v, axis=1)[:, None]))", tile)
         if len(tile.args) > 1 and mask is None:
             mask = tile.args[1]
             if not _is_zero(tile.args[2]):
                 _refuse_softmax("beyond the end of a row, powers are 0", tile)
-        array, (first, parts) = tile.more["array"], linear_form(tile.args[0])
+        array, (first, parts) = tile.attributes["array"], linear_form(tile.args[0])
         if array.dtype != "float32" or array.shape != (TABLE_ENTRIES,):
             _refuse_softmax(
                 f"powers are float32[{TABLE_ENTRIES}], as cl.powers makes them, and {array.name} is another array", tile
@@ -452,10 +452,14 @@ class _Power:
             _refuse_softmax("the place of a power is 255 + v - cl.max(v, axis=1)[:, None], in int32", tile)
         ((source, order),), (maximum,) = added, subtracted
         width = tile.shape[-1] if maximum.op != "reduce" else maximum.args[0].shape[-1]
-        if maximum.op != "reduce" or maximum.more["name"] != "max" or not _is_same_values(maximum.args[0], source):
+        if (
+            maximum.op != "reduce"
+            or maximum.attributes["name"] != "max"
+            or not _is_same_values(maximum.args[0], source)
+        ):
             _refuse_softmax("what is subtracted is the largest element, cl.max(v, axis=1)", tile)
         rows = np.repeat(np.arange(source.size // width), width)
-        is_last_axis = maximum.more["axis"] == len(maximum.args[0].shape) - 1
+        is_last_axis = maximum.attributes["axis"] == len(maximum.args[0].shape) - 1
         if not is_last_axis or not is_identity_order(order) or not np.array_equal(parts[maximum][1].ravel(), rows):
             _refuse_softmax("every row has a largest element of its own, over its last axis", tile)
         return _Power(source, array, width, width if mask is None else _valid_count(mask, width))
@@ -472,7 +476,9 @@ class _Power:
                 _refuse_softmax("it is of int8", self.source)
         elif tile.op == "load" and len(tile.args) > 2:
             padding = tile.args[2]
-        if self.count < self.width and (padding is None or source_of_view(padding).more.get("number") != INT8_MIN):
+        if self.count < self.width and (
+            padding is None or source_of_view(padding).attributes.get("number") != INT8_MIN
+        ):
             fail(
                 f"beyond the end of a row, what a softmax is of is {INT8_MIN}: other={INT8_MIN} where it is loaded, or "
                 f"cl.where(inside, v, {INT8_MIN}){ON_CPU}", self.source.at,
@@ -484,13 +490,13 @@ class _Power:
 
 def _split_factor(tile: Tile) -> tuple[ArrayArgument | float, Tile]:
     """Split a product into (number or array of one number, tile); the number is 1 for other tiles."""
-    if tile.op == "binary" and tile.more["name"] == "mul":
+    if tile.op == "binary" and tile.attributes["name"] == "mul":
         for factor, rest in (tile.args, tile.args[::-1]):
             number = source_of_view(factor)
             if number.op == "const":
-                return float(number.more["number"]), before_reshapes(rest)
-            if number.op == "load" and number.shape == () and number.more["array"].size == len(number.args) == 1:
-                return number.more["array"], before_reshapes(rest)
+                return float(number.attributes["number"]), before_reshapes(rest)
+            if number.op == "load" and number.shape == () and number.attributes["array"].size == len(number.args) == 1:
+                return number.attributes["array"], before_reshapes(rest)
     return 1.0, tile
 
 
@@ -498,14 +504,14 @@ def _is_by_row(tile: Tile, reduced: Tile, width: int) -> bool:
     """Return whether the view `tile` repeats the result of `reduced` for each of `width` elements of its row."""
     (source,) = reduced.args
     rows = source.size // width
-    if source.shape[-1] != width or reduced.more["axis"] != len(source.shape) - 1 or tile.size != source.size:
+    if source.shape[-1] != width or reduced.attributes["axis"] != len(source.shape) - 1 or tile.size != source.size:
         return False
     return np.array_equal(element_order(tile, reduced).ravel(), np.repeat(np.arange(rows), width))
 
 
 def _is_zero(tile: Tile) -> bool:
     """Return whether all elements of a tile are the constant 0."""
-    return source_of_view(tile).op == "const" and source_of_view(tile).more["number"] == 0
+    return source_of_view(tile).op == "const" and source_of_view(tile).attributes["number"] == 0
 
 
 def _is_same_values(tile: Tile, source: Tile) -> bool:
@@ -543,18 +549,18 @@ def linear_form(tile: Tile) -> tuple[int, dict[Tile, tuple[int, Elements]]]:
     The order says which element of the leaf each element of `tile` adds. A leaf is a tile that is no view, sum,
     difference or widening cast.
     """
-    if "same" in tile.more:
-        return linear_form(tile.more["same"])
+    if "same" in tile.attributes:
+        return linear_form(tile.attributes["same"])
     if tile.op == "const":
-        return int(tile.more["number"]), {}
+        return int(tile.attributes["number"]), {}
     if tile.op in VIEWS:
         first, parts = linear_form(tile.args[0])
         return first, {leaf: (factor, apply_view(order, tile)) for leaf, (factor, order) in parts.items()}
     if tile.op == "cast" and (tile.args[0].dtype, tile.dtype) in WIDENING_CASTS:
         return linear_form(tile.args[0])
-    if tile.op == "binary" and tile.more["name"] in ("add", "sub") and tile.dtype in ("int32", "int64"):
+    if tile.op == "binary" and tile.attributes["name"] in ("add", "sub") and tile.dtype in ("int32", "int64"):
         (a, left), (b, right) = map(linear_form, tile.args)
-        sign = 1 if tile.more["name"] == "add" else -1
+        sign = 1 if tile.attributes["name"] == "add" else -1
         if not left.keys() & right.keys():
             return a + sign * b, left | {leaf: (sign * factor, order) for leaf, (factor, order) in right.items()}
     return 0, {tile: (1, np.arange(tile.size).reshape(tile.shape))}

@@ -98,7 +98,7 @@ class BlockReader:
         """Split `value` into the lookup and residual_add at its end, and the tile to which they are applied."""
         table, residual, rescale = None, None, {}
         if value.op == "residual":
-            rescale, (value, residual) = value.more, value.args
+            rescale, (value, residual) = value.attributes, value.args
             value = before_reshapes(value)
         if value.op == "lookup":
             value, table = value.args
@@ -121,12 +121,12 @@ class BlockReader:
         role: names the block in errors. moving: steps other than 1 are allowed.
         """
         load = source_of_view(tile)
-        if load.op != "load" or load.more["block"] is None:
+        if load.op != "load" or load.attributes["block"] is None:
             fail(
                 f"{role} is a block, cl.load(array, offsets, shape), on the accelerator, and this is no such load",
                 load.at,
             )
-        starts, dims, steps = load.more["block"]
+        starts, dims, steps = load.attributes["block"]
         if set(steps) != {1} and not moving:
             fail(f"{role} has every element of its block on the accelerator, and not the steps {list(steps)}", load.at)
         return load, self.offset_values(starts, load.at), dims
@@ -150,7 +150,7 @@ class BlockReader:
         The array must have the shape of y. Raises LanguageError, naming the array `role`.
         """
         load, starts, dims = self.load(tile, role)
-        array: ArrayArgument = load.more["array"]
+        array: ArrayArgument = load.attributes["array"]
         is_same = all(map(is_equal, starts, self.starts)) and is_in_order(tile, load)
         if array.shape != self.store.array.shape or dims != self.shape or not is_same or array.dtype != "int8":
             fail(f"{role} is int8, read where {self.store.array.name} is written, on the accelerator", load.at)
@@ -159,7 +159,7 @@ class BlockReader:
     def complete_array(self, tile: Tile, role: str) -> ArrayArgument:
         """Return an array that every program reads completely. Raises LanguageError, naming it `role`."""
         load, starts, dims = self.load(tile, role)
-        array: ArrayArgument = load.more["array"]
+        array: ArrayArgument = load.attributes["array"]
         if dims != array.shape or any(start.any() for start in starts):
             fail(f"{role} is a whole array on the accelerator", load.at)
         return array
@@ -167,7 +167,7 @@ class BlockReader:
     def parameters(self, tile: Tile) -> ArrayArgument:
         """Return the array with the parameters of a requantise, one for each column of y. Raises LanguageError."""
         load, starts, dims = self.load(tile, "the parameters of requantise")
-        array, y = load.more["array"], self.store.array
+        array, y = load.attributes["array"], self.store.array
         is_repeated = np.array_equal(
             element_order(tile, load).ravel(), np.tile(np.arange(load.size), tile.size // load.size)
         )
@@ -192,7 +192,7 @@ class BlockReader:
         other = source_of_view(load.args[2]) if len(load.args) > 2 else None
         if other is not None and other.op != "const":
             fail("`other` is a number on the accelerator", load.at)
-        return 0 if other is None else int(other.more["number"])
+        return 0 if other is None else int(other.attributes["number"])
 
 
 # Views of tiles ---------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def apply_view(elements: NDArray[np.int64], view: Tile) -> NDArray[np.int64]:
     """
     match view.op:
         case "trans":
-            return elements.transpose(view.more["axes"])
+            return elements.transpose(view.attributes["axes"])
         case "reshape":
             return elements.reshape(view.shape)
         case "broadcast":
@@ -228,7 +228,7 @@ def element_order(tile: Tile, source: Tile) -> NDArray[np.int64]:
     views = []
     while tile is not source:
         views.append(tile)
-        tile = tile.more["same"] if "same" in tile.more else tile.args[0]
+        tile = tile.attributes["same"] if "same" in tile.attributes else tile.args[0]
     elements = np.arange(source.size).reshape(source.shape)
     for view in reversed(views):
         elements = apply_view(elements, view)

@@ -121,7 +121,7 @@ class CpuKernel:
         self.live = live_tiles(run.top)
         self.stores = stores(run.top)
         self.written = {output.array for output in self.stores}
-        self.read = read = [tile.more["array"] for tile in self.live if tile.op == "load"]
+        self.read = read = [tile.attributes["array"] for tile in self.live if tile.op == "load"]
         self.arrays = list(dict.fromkeys([*(a for a in read if a not in self.written), *self.written]))
         self.tensors = {a: Tensor(a.name, (max(a.size, 1),), a.dtype) for a in self.arrays}
         self.uses = Counter(arg for tile in self.live for arg in tile.args)
@@ -178,7 +178,7 @@ class CpuKernel:
         """Return whether a tile is computed once into memory rather than at each reader."""
         if tile.op in ("reduce", "dot") or tile in self.loop_invariant:
             return True
-        if tile.op == "load" and tile.more["array"] in self.written:
+        if tile.op == "load" and tile.attributes["array"] in self.written:
             return True  # a store that follows must not change it
         if tile.op == "lookup" or self.uses[tile] < 2:
             return False
@@ -190,7 +190,7 @@ class CpuKernel:
         """Count the operations that it takes to compute a tile again, up to EXPENSIVE; 0 for a tile in memory."""
         if tile not in self.costs:
             views = ("unary", "binary", "where", "cast", "broadcast", "reshape", "trans")
-            own_cost = EXPENSIVE if tile.more.get("name") in (*COSTLY, "div") and tile.dtype != INDEX else 1
+            own_cost = EXPENSIVE if tile.attributes.get("name") in (*COSTLY, "div") and tile.dtype != INDEX else 1
             is_recomputed = tile not in self.buffers and tile not in self.stored_in and tile.op in views
             self.costs[tile] = min(own_cost + sum(map(self._cost, tile.args)), EXPENSIVE) if is_recomputed else 0
         return self.costs[tile]
@@ -269,7 +269,7 @@ class CpuKernel:
         The reduced axis is the innermost loop where it is the last axis, else the outermost, so that reads are
         contiguous.
         """
-        (x,), axis, kind = tile.args, tile.more["axis"], tile.more["name"]
+        (x,), axis, kind = tile.args, tile.attributes["axis"], tile.attributes["name"]
         buffer = self._allocate(tile, memory)
         initialise = loop_over_shape(tile.shape, lambda *i: Put(buffer, i, reduction_identity(kind, tile.dtype)))
         axes = [Axis(f"r{d}", extent=size) for d, size in enumerate(x.shape)]
@@ -312,7 +312,7 @@ class CpuKernel:
             done.append(self._fill(accumulator_of, tile.args[2]))
         self.buffers[tile] = accumulator_of
         left, right = read
-        return block(*done, add_product(accumulator_of, fresh, left, right, a.shape[1], tile.more["zeros"]))
+        return block(*done, add_product(accumulator_of, fresh, left, right, a.shape[1], tile.attributes["zeros"]))
 
     def _lower_loop(self, loop: TracedLoop, memory: list[Tensor]) -> Stmt:
         """Return a loop with the initialisation of the tiles that it carries; nothing where no store needs it."""
@@ -405,17 +405,17 @@ class CpuKernel:
         if tile in self.stored_in:
             home = self.stored_in[tile]
             return Load(self.tensors[home.array], (self.element(home.offsets, index),))
-        more, args = tile.more, tile.args
+        attributes, args = tile.attributes, tile.args
         match tile.op:
             case "const":
-                return wrap(more["number"], tile.dtype)
+                return wrap(attributes["number"], tile.dtype)
             case "program_id":
-                return self.ids[int(more["axis"])]
+                return self.ids[int(attributes["axis"])]
             case "index":
-                loop: TracedLoop = more["loop"]
+                loop: TracedLoop = attributes["loop"]
                 return self.axes[loop]
             case "arange":
-                return index[0] + int(more["start"])
+                return index[0] + int(attributes["start"])
             case "phi" | "result":
                 return self._build_carried(tile, index)
             case "broadcast":
@@ -426,7 +426,7 @@ class CpuKernel:
             case "reshape":
                 return self.element(args[0], _reshaped_index(tile.shape, index, args[0].shape))
             case "trans":
-                back = {axis: i for axis, i in zip(more["axes"], index)}
+                back = {axis: i for axis, i in zip(attributes["axes"], index)}
                 return self.element(args[0], tuple(back[d] for d in range(len(index))))
             case "load":
                 return self._build_load(tile, index)
@@ -434,24 +434,24 @@ class CpuKernel:
                 return self.element(args[1], (cast(self.element(args[0], index), INDEX) + 128,))
         values = [self.element(arg, index) for arg in args]
         match tile.op:
-            case "binary" if more["name"] == "div" and args[1].op == "broadcast" and "nearest" not in more:
+            case "binary" if attributes["name"] == "div" and args[1].op == "broadcast" and "nearest" not in attributes:
                 return values[0] * (1 / values[1])  # the reciprocal of a shared divisor is computed once
             case "binary":
-                result = self._build_binary(more["name"], *values)
+                result = self._build_binary(attributes["name"], *values)
                 return self._bind_to_variable(tile, result) if not tile.shape and tile.dtype == INDEX else result
             case "unary":
-                return call(more["name"], *values)
+                return call(attributes["name"], *values)
             case "where":
                 return select(values[0], values[1], values[2])
             case "cast":
                 return cast(values[0], tile.dtype)
             case "requantise":
-                low, high = (float(bound) for bound in more["clip"])
-                return requantised(values[0], values[1], float(more["zero_point"]), low, high)
+                low, high = (float(bound) for bound in attributes["clip"])
+                return requantised(values[0], values[1], float(attributes["zero_point"]), low, high)
             case "residual":
-                v, b, c = (float(more[name]) for name in ("scale_v", "scale_b", "scale_c"))
-                total = rescaled(values[0], values[1], v, b, c, 2.0 ** -more["shift"])
-                return clip(total, *(float(bound) for bound in more["clip"])).astype("int8")
+                v, b, c = (float(attributes[name]) for name in ("scale_v", "scale_b", "scale_c"))
+                total = rescaled(values[0], values[1], v, b, c, 2.0 ** -attributes["shift"])
+                return clip(total, *(float(bound) for bound in attributes["clip"])).astype("int8")
         raise TypeError(f"the CPU knows no {tile.op}")
 
     def _build_binary(self, op: str, a: Expr, b: Expr) -> Expr:
@@ -468,7 +468,7 @@ class CpuKernel:
         """
         if tile in self.lets:
             return self.lets[tile][0]
-        if tile.more["name"] in ("add", "sub", "mul") or isinstance(value, (Const, Var)):
+        if tile.attributes["name"] in ("add", "sub", "mul") or isinstance(value, (Const, Var)):
             return value
         try:
             all_values = scalar_values(self.run, tile)
@@ -484,7 +484,7 @@ class CpuKernel:
 
     def _induction(self, carried_tile: Tile) -> tuple[Tile, Tile, TracedLoop] | None:
         """Return (start, step, loop) of a tile that each iteration increases by `step`; None for other tiles."""
-        induction: tuple[Tile, Tile, TracedLoop] | None = carried_tile.more.get("induction")
+        induction: tuple[Tile, Tile, TracedLoop] | None = carried_tile.attributes.get("induction")
         return None if induction is None or induction[2].bound is not None else induction
 
     def _build_carried(self, tile: Tile, index: Index) -> Expr:
@@ -492,8 +492,8 @@ class CpuKernel:
 
         tile: the placeholder in the loop, or the result after it.
         """
-        if "same" in tile.more:
-            return self.element(tile.more["same"], index)
+        if "same" in tile.attributes:
+            return self.element(tile.attributes["same"], index)
         carried_tile = tile
         if tile.op == "result":
             carried_tile = next(p for loop in self.axes for _, p, _, result in loop.carried if result is tile)
@@ -505,7 +505,7 @@ class CpuKernel:
 
     def _build_load(self, tile: Tile, index: Index) -> Expr:
         """Build the load of an element, under its mask. Raises LanguageError where it leaves the array unmasked."""
-        tensor = self.tensors[tile.more["array"]]
+        tensor = self.tensors[tile.attributes["array"]]
         offset = self.element(tile.args[0], index)
         if len(tile.args) == 1:
             bounds = interval(from_linear(linear(offset)))
@@ -567,7 +567,7 @@ def live_tiles(top: Scope) -> dict[Tile, None]:
     carried = {value: row for loop in loops for row in loop.carried for value in row[1:2] + row[3:]}
 
     def predecessors(tile: Tile) -> tuple[Tile, ...]:
-        unchanged = (tile.more["same"],) if "same" in tile.more else ()
+        unchanged = (tile.attributes["same"],) if "same" in tile.attributes else ()
         return *tile.args, *carried.get(tile, ()), *unchanged
 
     return dict.fromkeys(upstream([*(arg for value in stores(top) for arg in value.args), *bounds], predecessors))

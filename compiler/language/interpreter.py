@@ -35,8 +35,8 @@ CONSTANT_OPERATIONS = ("const", "arange", "binary", "where", "cast", "reshape", 
 
 def constant_value(tile: Tile) -> Values | None:
     """Return the value of a tile that is computed from constants alone; None where it depends on programs or data."""
-    if "same" in tile.more:
-        return constant_value(tile.more["same"])
+    if "same" in tile.attributes:
+        return constant_value(tile.attributes["same"])
     args = [constant_value(arg) for arg in tile.args] if tile.op in CONSTANT_OPERATIONS else [None]
     known = [arg for arg in args if arg is not None]
     return None if len(known) < len(args) else np.asarray(_evaluate(tile, known, None)).astype(tile.dtype, copy=False)
@@ -47,33 +47,35 @@ def _evaluate(tile: Tile, args: list[Values], run: KernelRun | None) -> Any:
 
     run: the interpreted run, for the program's numbers; None where the tile is known to be constant.
     """
-    more = tile.more
+    attributes = tile.attributes
     match tile.op:
         case "const":
-            return np.asarray(more["number"])
+            return np.asarray(attributes["number"])
         case "program_id":
             assert run is not None and run.ids is not None
-            return np.asarray(run.ids[more["axis"]])
+            return np.asarray(run.ids[attributes["axis"]])
         case "index":
-            return np.asarray(more["number"])
+            return np.asarray(attributes["number"])
         case "arange":
-            return np.arange(more["start"], more["start"] + tile.shape[0])
-        case "unary" if more["name"] == "erf":
+            return np.arange(attributes["start"], attributes["start"] + tile.shape[0])
+        case "unary" if attributes["name"] == "erf":
             return ERF(args[0])
         case "unary":
-            return INTRINSICS[more["name"]](args[0])
+            return INTRINSICS[attributes["name"]](args[0])
         case "binary":
-            return BINARY[more["name"]](*args)
+            return BINARY[attributes["name"]](*args)
         case "where":
             return np.where(*args)
         case "cast":
             return cast(args[0], tile.args[0].dtype, tile.dtype)
-        case "reduce" if more["name"] == "ordered_sum":
-            return np.take(np.add.accumulate(args[0].astype(tile.dtype), axis=more["axis"]), -1, more["axis"])
+        case "reduce" if attributes["name"] == "ordered_sum":
+            return np.take(
+                np.add.accumulate(args[0].astype(tile.dtype), axis=attributes["axis"]), -1, attributes["axis"]
+            )
         case "reduce":
-            return getattr(np, more["name"])(args[0].astype(tile.dtype), axis=more["axis"])
+            return getattr(np, attributes["name"])(args[0].astype(tile.dtype), axis=attributes["axis"])
         case "dot":
-            a, b = (arg.astype(tile.dtype) - np.array(zero, tile.dtype) for arg, zero in zip(args, more["zeros"]))
+            a, b = (arg.astype(tile.dtype) - np.array(zero, tile.dtype) for arg, zero in zip(args, attributes["zeros"]))
             product = a @ b
             return product if len(args) == 2 else product + args[2]
         case "reshape":
@@ -81,17 +83,19 @@ def _evaluate(tile: Tile, args: list[Values], run: KernelRun | None) -> Any:
         case "broadcast":
             return np.broadcast_to(args[0], tile.shape)
         case "trans":
-            return args[0].transpose(more["axes"])
+            return args[0].transpose(attributes["axes"])
         case "load":
-            return load(tile, more["array"], *args)
+            return load(tile, attributes["array"], *args)
         case "requantise":
             words = np.broadcast_to(args[1], args[0].shape)
-            return numerics.requantize(args[0], *unpack_parameters(words), more["zero_point"], *more["clip"])
+            return numerics.requantize(
+                args[0], *unpack_parameters(words), attributes["zero_point"], *attributes["clip"]
+            )
         case "lookup":
             return args[1][args[0].astype(np.int64) + 128]
         case "residual":
-            scales = (more[name] for name in ("scale_v", "scale_b", "scale_c", "shift"))
-            return numerics.rescale_add(args[0], args[1], numerics.RescaleAdd(*scales, *more["clip"]))
+            scales = (attributes[name] for name in ("scale_v", "scale_b", "scale_c", "shift"))
+            return numerics.rescale_add(args[0], args[1], numerics.RescaleAdd(*scales, *attributes["clip"]))
     raise TypeError(f"the interpreter knows no {tile.op}")
 
 

@@ -38,7 +38,7 @@ from celosia.compiler.language.tile import (
     to_common_type,
     upstream,
 )
-from celosia.compiler.numerics.requantiser import fold_scale
+from celosia.compiler.numerics.requantiser import scale_to_multiplier
 from celosia.compiler.numerics.tables import softmax_powers
 from celosia.compiler.tensorize.pack import pack_parameters
 from celosia.hw.spec.scratchpads import EXP_ENTRIES
@@ -184,8 +184,9 @@ def _resolve_pointer(
 ) -> tuple[Pointer, Block | None, Tile | None]:
     """Convert the arguments of a load or store to (pointers, block, mask).
 
-    function: the name for errors. The block is None for pointers, and for a block with a mask of the user's. The mask
-    of a block is true only inside the array; None means that everything is accessed.
+    function: the name for errors. The block is None for pointers, and for a block with a mask of the user's, since the
+    accelerator moves complete blocks. The mask of a block is true only inside the array; None means that everything is
+    accessed.
     """
     if offsets is None:
         if steps is not None:
@@ -402,7 +403,7 @@ def trans(x: Tile, *axes: int) -> Tile:
 
 def parameters(bias: Any, scale: Any) -> NDArray[np.uint64]:
     """Pack what `requantise` needs for each column, [columns]: bias (int32) and scale (float32, not negative)."""
-    return pack_parameters(bias, *fold_scale(scale))
+    return pack_parameters(bias, *scale_to_multiplier(scale))
 
 
 def powers(count: int, scale: float) -> NDArray[np.float32]:
@@ -444,12 +445,12 @@ def zero_point_of(side: Tile) -> int:
     """
     tile = origin(side, *VIEWS)
     while tile.op == "phi":
-        tile = origin(tile.more["first"], *VIEWS)
+        tile = origin(tile.attributes["first"], *VIEWS)
     if tile.op == "load":
-        return int(tile.more["array"].zero_point)
+        return int(tile.attributes["array"].zero_point)
     for source in upstream([tile], _int8_sources):
-        if source.op == "load" and (zero := source.more["array"].zero_point):
-            name = source.more["array"].name
+        if source.op == "load" and (zero := source.attributes["array"].zero_point):
+            name = source.attributes["array"].name
             fail(
                 f"this side of cl.dot is computed of {name}, whose zero point is {zero}, and that of the result is not "
                 f"known; subtract it where {name} is loaded: x.to(cl.int32) - {name}.zero_point"
@@ -463,7 +464,7 @@ def _int8_sources(tile: Tile) -> Iterator[Tile]:
     """
     sources = tile.args
     if tile.op == "phi":
-        sources = (tile.more["first"],)
+        sources = (tile.attributes["first"],)
     elif tile.op == "result":
         loops = (scope for scope in scopes(current_run().top) if isinstance(scope, TracedLoop))
         sources = next((first, last) for loop in loops for first, _, last, after in loop.carried if after is tile)

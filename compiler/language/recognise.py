@@ -49,7 +49,7 @@ class RecognisedLayer:
     addend. Those that the kernel lacks are None. tile: the block of y that a program writes. window, strides, pad: of
     the convolution or pooling. taps: for each row and column of the window, the remaining indices of w. axes: the
     dimensions of w that count outputs and inputs. pool: whether the kernel is a maximum. w_at: the line that loads w.
-    more: zero point and clip of the requantise. rescale: scales, shift and clip of the residual_add.
+    attributes: zero point and clip of the requantise. rescale: scales, shift and clip of the residual_add.
     """
 
     y: ArrayArgument
@@ -66,7 +66,7 @@ class RecognisedLayer:
     pad: int = 0
     pool: bool = False
     w_at: str = ""
-    more: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
     rescale: dict[str, Any] = field(default_factory=dict)
 
 
@@ -138,16 +138,16 @@ class _Reader(BlockReader):
         if epilogue.table is not None:
             kernel.table = self.complete_array(epilogue.table, "a table")
         if value.op == "requantise":
-            kernel.par, kernel.more = self.parameters(value.args[1]), value.more
+            kernel.par, kernel.attributes = self.parameters(value.args[1]), value.attributes
             self._read_sum(value.args[0], kernel)
         elif value.op == "load":
             kernel.x = self.activation(value, "an elementwise kernel")
         elif value.op == "result" or (
-            value.more.get("name") == "max" and all(before_reshapes(arg).op not in EPILOGUE for arg in value.args)
+            value.attributes.get("name") == "max" and all(before_reshapes(arg).op not in EPILOGUE for arg in value.args)
         ):
             self._read_maximum(value, kernel)
         else:
-            operation = value.more.get("name", value.op)
+            operation = value.attributes.get("name", value.op)
             fail(
                 "the vector unit requantises a sum of cl.dot or takes the cl.maximum of a window, looks up and adds a "
                 f"residual, in this order, and no {operation}{ON_CPU}", value.at
@@ -171,7 +171,7 @@ class _Reader(BlockReader):
         window_positions: dict[Displacement, tuple[int, ...]] = {}
         for tile in self._reduction_terms(value, MAXIMUM):
             load, starts, dims = self.load(tile, "what a window has the maximum of", moving=True)
-            array, y, at = load.more["array"], self.y, load.at
+            array, y, at = load.attributes["array"], self.y, load.at
             if kernel.x not in (y, array) or array.dtype != "int8" or dims != self.shape:
                 fail(f"a window has the maximum of blocks {list(self.shape)} of one array of int8", at)
             if array.shape[-1] != y.shape[-1] or len(y.shape) < 3:
@@ -204,11 +204,12 @@ class _Reader(BlockReader):
                 fail(f"the accelerator {kind.description}, and what this loop carries is another sum{ON_CPU}", last.at)
             yield from self._reduction_terms(last, kind, placeholder)
             yield from self._reduction_terms(first, kind, end)
-        elif tile.op == "binary" and tile.more["name"] == kind.name:
+        elif tile.op == "binary" and tile.attributes["name"] == kind.name:
             yield from self._reduction_terms(tile.args[0], kind, end)
             yield from self._reduction_terms(tile.args[1], kind, end)
-        elif (zero := source_of_view(tile)).op != "const" or zero.more["number"] != kind.initial_value:
-            actual = f"not from {zero.more['number']}" if zero.op == "const" else f"no {tile.more.get('name', tile.op)}"
+        elif (zero := source_of_view(tile)).op != "const" or zero.attributes["number"] != kind.initial_value:
+            operation = tile.attributes.get("name", tile.op)
+            actual = f"not from {zero.attributes['number']}" if zero.op == "const" else f"no {operation}"
             fail(f"the accelerator {kind.description} from {kind.initial_text}, and {actual}{ON_CPU}", tile.at)
 
     def _product_terms(self, dot: Tile, kernel: RecognisedLayer) -> list[ProductTerm]:
@@ -220,7 +221,7 @@ class _Reader(BlockReader):
         b, ws, wdims = self.load(dot.args[1], "the other side of cl.dot")
         if a.dtype != "int8":
             fail(f"gemm multiplies int8, and this is {a}{ON_CPU}", dot.at)
-        x, w, y = a.more["array"], b.more["array"], self.y
+        x, w, y = a.attributes["array"], b.attributes["array"], self.y
         if kernel.w is not None and (x is not kernel.x or w is not kernel.w):
             message = f"the accelerator sums products of one array by one of weights, not {x.name} by {w.name}"
             fail(message + ON_CPU, dot.at)
@@ -265,7 +266,8 @@ class _Reader(BlockReader):
         output_axis, input_axis = dimension_along(element_numbers[0]), dimension_along(element_numbers[:, 0])
         if output_axis is None or input_axis is None or output_axis == input_axis or b.size != depth * columns:
             fail(
-                f"weights are a block of outputs by inputs, and {b.more['array'].name} is read as {list(dims)}", dot.at
+                f"weights are a block of outputs by inputs, and {b.attributes['array'].name} is read as {list(dims)}",
+                dot.at,
             )
         return output_axis, input_axis
 
@@ -274,7 +276,7 @@ class _Reader(BlockReader):
 
         Sets strides and pad of `kernel`, which must be the same for all positions of the window.
         """
-        name, steps = load.more["array"].name, load.more["block"][2]
+        name, steps = load.attributes["array"].name, load.attributes["block"][2]
         strides = steps[-3:-1] if len(steps) > 2 else (1, 1)
         if steps != ((1,) * len(steps))[:-3] + (*strides, 1)[-len(steps) :]:
             fail(
@@ -374,7 +376,7 @@ def _starts_with(tile: Tile, initial: Tile, kind: ReductionPattern) -> bool:
     while tile is not initial:
         if tile.op == "dot" and len(tile.args) == 3:
             tile = before_reshapes(tile.args[2])
-        elif tile.op == "binary" and tile.more["name"] == kind.name:
+        elif tile.op == "binary" and tile.attributes["name"] == kind.name:
             return any(_starts_with(arg, initial, kind) for arg in tile.args)
         else:
             return tile.op == "result"

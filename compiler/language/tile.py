@@ -284,15 +284,15 @@ def _reflected_operator(name: str) -> Callable[[Any, Any], Tile]:
 class Tile(_RejectsNumpy):
     """Values of type `dtype` and a known shape, made by the operation `op` from `args`. A scalar has the shape ().
 
-    more: arguments of the operation that are not tiles, by name. at: file and line of the kernel that made it. scope:
-    the kernel or loop that made it. value: its elements while a kernel is interpreted, else None.
+    attributes: arguments of the operation that are not tiles, by name. at: file and line of the kernel that made it.
+    scope: the kernel or loop that made it. value: its elements while a kernel is interpreted, else None.
     """
 
     op: str
     args: tuple[Tile, ...]
     shape: tuple[int, ...]
     dtype: str
-    more: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
     at: str = ""
     scope: Scope | None = None
     value: Any = None
@@ -384,8 +384,8 @@ VIEWS = ("reshape", "broadcast", "trans")
 
 def origin(tile: Tile, *views: str) -> Tile:
     """Return the tile behind `tile` once the operations `views`, and loops that do not change it, are removed."""
-    while tile.op in views or "same" in tile.more:
-        tile = tile.more["same"] if "same" in tile.more else tile.args[0]
+    while tile.op in views or "same" in tile.attributes:
+        tile = tile.attributes["same"] if "same" in tile.attributes else tile.args[0]
     return tile
 
 
@@ -430,15 +430,15 @@ def shape_of(dims: Any) -> tuple[int, ...]:
     return tuple(map(int, dims))
 
 
-def make_tile(op: str, args: Sequence[Tile], shape: tuple[int, ...], dtype: str, **more: Any) -> Tile:
+def make_tile(op: str, args: Sequence[Tile], shape: tuple[int, ...], dtype: str, **attributes: Any) -> Tile:
     """Make the tile that `op` computes from `args`: append it to the trace, or compute its value at once.
 
-    more: arguments of the operation that are not tiles. Raises LanguageError for a tile of a loop that has ended.
+    attributes: arguments of the operation that are not tiles. Raises LanguageError for a tile of a loop that has ended.
     """
     run = current_run()
     for arg in args:
         check_alive(arg)
-    tile = Tile(op, tuple(args), shape, dtype, more, kernel_line(), run.scope)
+    tile = Tile(op, tuple(args), shape, dtype, attributes, kernel_line(), run.scope)
     if run.value_of is not None:
         tile.value = run.value_of(tile, run)
     else:

@@ -108,7 +108,13 @@ def _snapshot(value: Any, always: bool = False) -> tuple[Any, str] | None:
 
 
 def _placeholder(value: Any) -> Any:
-    """Make the tile, or the pointer, that stands in the body for a variable whose value before the loop is `value`."""
+    """Make the tile, or the pointer, that stands in the body for a variable whose value before the loop is `value`.
+
+    Attributes of the tile: "first": the value before the loop. "same": the tile that the variable equals in every
+    iteration, if the body does not change it. "induction": (first value, step, loop) of a variable to which each
+    iteration adds the same step. "fixed": set where a loop inside runs as often as the variable says, so that the body
+    must not change it (`scalar_values`).
+    """
     tile = _tile(value)
     placeholder = make_tile("phi", (), tile.shape, tile.dtype, first=tile)
     return Pointer(value.array, placeholder) if isinstance(value, Pointer) else placeholder
@@ -118,9 +124,10 @@ def _carry(loop: TracedLoop, name: str, before: Any, inside: Any, after_body: An
     """Record how the loop changes the variable `name`, and return its value after the loop. Raises LanguageError.
 
     before, inside, after_body: its value before the loop, its placeholder, and its value after the traced body.
+    after_body is None where the body deleted the variable.
     """
     if after_body is inside or after_body is None:
-        _tile(inside).more["same"] = _tile(before)
+        _tile(inside).attributes["same"] = _tile(before)
         return before
     first, placeholder = _tile(before), _tile(inside)
     is_compatible = isinstance(after_body, (Tile, Pointer)) and isinstance(after_body, Pointer) == isinstance(
@@ -134,7 +141,7 @@ def _carry(loop: TracedLoop, name: str, before: Any, inside: Any, after_body: An
         )
     if last is None or last.shape != placeholder.shape or last.dtype != placeholder.dtype:
         if not any(arg is placeholder for tile in loop.body if isinstance(tile, Tile) for arg in tile.args):
-            placeholder.more["same"] = first
+            placeholder.attributes["same"] = first
             return after_body  # the name is used anew: no iteration reads the value that the one before left
         description = last if last is not None else f"{after_body!r}"
         fail(
@@ -144,8 +151,8 @@ def _carry(loop: TracedLoop, name: str, before: Any, inside: Any, after_body: An
         )
     step = _induction_step(loop, placeholder, last)
     if step is not None:
-        placeholder.more["induction"] = (first, step, loop)
-    if "fixed" in placeholder.more:
+        placeholder.attributes["induction"] = (first, step, loop)
+    if "fixed" in placeholder.attributes:
         fail(
             f"{name} says how often a loop runs inside of this one, and cannot change from iteration to iteration",
             loop.at,
@@ -160,7 +167,7 @@ def _induction_step(loop: TracedLoop, placeholder: Tile, last: Tile) -> Tile | N
 
     The CPU computes such a variable, as a moving offset, from the number of the iteration.
     """
-    if last.op != "binary" or last.more["name"] != "add" or all(arg is not placeholder for arg in last.args):
+    if last.op != "binary" or last.attributes["name"] != "add" or all(arg is not placeholder for arg in last.args):
         return None
     if placeholder.dtype != "int64":
         return None
@@ -206,19 +213,19 @@ def scalar_values(run: KernelRun, tile: Tile) -> NDArray[Any]:
     The result has an axis for each of the three grid axes, and one for each loop around, the outermost first. An axis
     has size 1 where the scalar does not depend on it. Raises UnknownScalar.
     """
-    more = tile.more
+    attributes = tile.attributes
     match tile.op:
         case "const":
-            return np.full((1, 1, 1), more["number"], tile.dtype)
+            return np.full((1, 1, 1), attributes["number"], tile.dtype)
         case "program_id":
-            return _numbers_along(run.grid[more["axis"]], more["axis"])
+            return _numbers_along(run.grid[attributes["axis"]], attributes["axis"])
         case "index":
-            return _numbers_along(more["loop"].steps, 3 + _loop_depth(more["loop"]))
-        case "phi" if "same" in more:
-            return scalar_values(run, more["same"])
-        case "phi" if "first" in more:
-            more["fixed"] = True  # traced_loops.range refuses a loop that changes it after all
-            return scalar_values(run, more["first"])
+            return _numbers_along(attributes["loop"].steps, 3 + _loop_depth(attributes["loop"]))
+        case "phi" if "same" in attributes:
+            return scalar_values(run, attributes["same"])
+        case "phi" if "first" in attributes:
+            attributes["fixed"] = True  # traced_loops.range refuses a loop that changes it after all
+            return scalar_values(run, attributes["first"])
         case "cast" | "broadcast" | "reshape" if not tile.shape:
             return scalar_values(run, tile.args[0]).astype(tile.dtype)
         case "binary" | "where" if not tile.shape:
@@ -228,7 +235,7 @@ def scalar_values(run: KernelRun, tile: Tile) -> NDArray[Any]:
             if np.prod(np.broadcast_shapes(*(arg.shape for arg in args))) > MAX_COMBINATIONS:
                 raise UnknownScalar(tile.at)
             with np.errstate(all="ignore"):
-                return BINARY[more["name"]](*args) if tile.op == "binary" else np.where(*args)
+                return BINARY[attributes["name"]](*args) if tile.op == "binary" else np.where(*args)
     raise UnknownScalar(tile.at)
 
 
