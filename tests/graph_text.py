@@ -9,7 +9,7 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 
-from celosia.compiler.graph.importer import load
+from celosia.compiler.graph.importer import import_static
 from celosia.compiler.graph.passes import check
 from celosia.compiler.graph.printer import text
 
@@ -24,7 +24,7 @@ def proto(source: str, opset: int = 21) -> onnx.ModelProto:
 
 
 def model(source: str, opset: int = 21) -> ir.Model:
-    return load(proto(source, opset))
+    return import_static(proto(source, opset))
 
 
 def after(run: Callable[[ir.Model], object], source: str, opset: int = 21) -> str:

@@ -1,6 +1,6 @@
 """Import an ONNX file or proto as a checked graph with static shapes, for given sizes of its inputs.
 
-1. `open_model` reads the file (`read_mapped`), validates and normalises the model.
+1. `open_model` reads the file (`read_without_large_constants`), validates and normalises the model.
 2. `import_model` makes the graph: `read_graph` (passes over the file, shape inference), then the passes that repeat
    onnxruntime's rewrites.
 3. `specialise` does both for given sizes. It decides which open sizes become numbers, and which a Program leaves open.
@@ -51,7 +51,7 @@ from celosia.compiler.program.model import ROUNDINGS
 Source = TypeVar("Source", bound="str | Path | onnx.ModelProto")
 
 
-def load(source: str | Path | onnx.ModelProto) -> ir.Model:
+def import_static(source: str | Path | onnx.ModelProto) -> ir.Model:
     """Import a model whose input sizes are all numbers, with the shapes of all values inferred.
 
     Raises ModelError, also where an input size is open.
@@ -70,7 +70,7 @@ def open_model(source: str | Path | onnx.ModelProto) -> tuple[onnx.ModelProto, O
     if isinstance(source, onnx.ModelProto):
         proto, origin = source, Origin("the model")
     else:
-        proto, origin = read_mapped(source), Origin(str(source), _folder(source))
+        proto, origin = read_without_large_constants(source), Origin(str(source), _folder(source))
     if not proto.graph.node and not proto.graph.output:
         raise ModelError(f"{origin} holds no graph; give an ONNX model")
     if why := validation_error(proto, origin.folder):
@@ -82,17 +82,17 @@ MAX_BYTES = (1 << 31) - 1
 """Size of the largest file that protobuf reads, in bytes."""
 
 
-def read_mapped(path: str | Path) -> onnx.ModelProto:
+def read_without_large_constants(path: str | Path) -> onnx.ModelProto:
     """Read the model in a file, but leave its large constants in their other files. Raises ModelError."""
     model = read(Path(path), data=False)
-    with _readable(Path(path)):
+    with _reporting_read_errors(Path(path)):
         read_small(model, _folder(path))
     return model
 
 
 def read(path: Path, data: bool = True) -> onnx.ModelProto:
     """Read the model in a file; with `data`, also its constants in other files. Raises ModelError."""
-    with _readable(path):
+    with _reporting_read_errors(path):
         if path.is_char_device() or path.is_block_device():
             raise ModelError(f"{path} is a device; give an ONNX file")
         if (size := path.stat().st_size) > MAX_BYTES:
@@ -118,7 +118,7 @@ def _folder(path: str | Path) -> str:
 
 
 @contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _reporting_read_errors(path: Path) -> Iterator[None]:
     """Raise ModelError in this context where the file at `path`, or one that it names, cannot be read."""
     try:
         yield
@@ -272,24 +272,25 @@ class SpecialisedModel:
 
 
 def specialise(
-    source: str | Path | onnx.ModelProto, shapes: Shapes | None = None, images: int = 1, declared: bool = True,
-    left_out: Collection[str] = (), watch: Watch | None = None, rounding: str = ROUNDINGS[0],
+    source: str | Path | onnx.ModelProto, shapes: Shapes | None = None, samples_at_once: int = 1,
+    trust_declared_shapes: bool = True, left_out: Collection[str] = (), watch: Watch | None = None,
+    rounding: str = ROUNDINGS[0],
 ) -> SpecialisedModel:  # fmt: skip
     """Import a model for inputs of these shapes.
 
-    images: samples that are computed at once if neither the model nor `shapes` says how many. declared: whether the
-    shapes that the model declares for other tensors count where they cannot be inferred. left_out: names of passes of
-    the import to leave out. watch: called after each pass. rounding: one of ROUNDINGS.
+    samples_at_once: number of samples that are computed at once if neither the model nor `shapes` says it.
+    trust_declared_shapes: whether shapes that the model declares for other tensors count where they cannot be inferred.
+    left_out: names of passes of the import to leave out. watch: called after each pass. rounding: one of ROUNDINGS.
 
     Raises ModelError where the shapes contradict the model, and where a size is open that must be a number.
     """
     proto, origin = open_model(source)
-    proto = proto if declared else without_declared_shapes(proto)
+    proto = proto if trust_declared_shapes else without_declared_shapes(proto)
     shapes = shapes or {}
     sizes, samples, why = sizes_of(proto, shapes), _sample_size(proto), ""
     batched: tuple[str, ...] = ()
     if samples is not None:
-        with_samples = {samples: images} | sizes
+        with_samples = {samples: samples_at_once} | sizes
         batched, why = _prove_independence(
             import_model(with_shapes(proto, shapes, with_samples), origin), proto, samples
         )
@@ -298,7 +299,7 @@ def specialise(
     passes = import_passes_of(left_out, rounding).run_import(model, watch)
     open_labels = [label for label in open_axes(proto).values() if label not in sizes]
     _require_static(model, allow_open=bool(open_labels))
-    if open_labels and not _has_sequences(model) and _meets_weights(model):
+    if open_labels and not _has_sequences(model) and _reaches_weights(model):
         missing = next((label for label in open_labels if not _is_count(proto, origin, label)), open_labels[0])
         mixing = f"; samples are not computed one by one: {why}" if why and missing == samples else ""
         raise ModelError(missing_size_message(proto, missing) + mixing)
@@ -327,7 +328,7 @@ def _prove_independence(model: ir.Model, proto: onnx.ModelProto, samples: str) -
     return ((), why) if why else (inputs, "")
 
 
-def _meets_weights(model: ir.Model) -> bool:
+def _reaches_weights(model: ir.Model) -> bool:
     """Return whether a size that is not known reaches an operator with weights, or another that needs a fixed size."""
     copy = model.clone()
     infer_shapes(copy)
@@ -350,7 +351,7 @@ def _is_count(proto: onnx.ModelProto, origin: Origin, size: str) -> bool:
     """Return whether an open size may stay open if all others are numbers."""
     others = {label: 1 for label in open_axes(proto).values() if label != size}
     try:
-        return not _meets_weights(import_model(with_shapes(proto, {}, others), origin))
+        return not _reaches_weights(import_model(with_shapes(proto, {}, others), origin))
     except ModelError:  # the model may not accept the size 1 that the others get here
         return False
 
@@ -399,13 +400,13 @@ def _classify_open_sizes(proto: onnx.ModelProto, origin: Origin, shapes: Shapes)
         batched, why = _prove_independence(import_with_open(()), proto, samples)
         if batched:
             free.add(samples)
-    counts = {label for label in sizes if label != samples and not _meets_weights(import_with_open((label,)))}
-    if counts and not _meets_weights(import_with_open(counts)):
+    counts = {label for label in sizes if label != samples and not _reaches_weights(import_with_open((label,)))}
+    if counts and not _reaches_weights(import_with_open(counts)):
         free |= counts
     return _OpenSizes(axes, free, samples, why)
 
 
-def open_free_sizes(source: str | Path | onnx.ModelProto, shapes: Shapes) -> dict[str, tuple[int | None, ...]]:
+def with_free_sizes_open(source: str | Path | onnx.ModelProto, shapes: Shapes) -> dict[str, tuple[int | None, ...]]:
     """Return `shapes` of all inputs with None for sizes that a Program can leave open: samples and counts."""
     open_sizes = _find_open_sizes(source, shapes)
     return {

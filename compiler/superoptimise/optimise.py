@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.importer import load, read
+from celosia.compiler.graph.importer import import_static, read
 from celosia.compiler.graph.importing.dimensions import Shapes
 from celosia.compiler.options import Oracle, Source
 from celosia.compiler.superoptimise.compare_outputs import OutputDistance, apart, bound_of, difference
@@ -87,7 +87,7 @@ class Optimised:
             "host_before": self.before.host, "host": self.after.host,
             "priced": self.state.priced, "weighed": self.state.weighed, "seconds": self.state.seconds,
             "ended": self.state.ended, "bests": [list(best) for best in self.state.bests],
-            "tuned": self.state.tuned, "refused": list(self.refused), "left_out": self.state.left_out,
+            "tuned": self.state.tuned, "refused": list(self.refused), "left_out": self.state.excluded_devices,
             "steps": rows, "rules": self._own_rules(),
             "changes": self.changes, **({"fast_math": self.apart.plain} if self.apart else {}),
         }  # fmt: skip
@@ -113,7 +113,7 @@ def graph_of(model: onnx.ModelProto, floats: bool = False, reals: bool = False) 
     """Read a model whose sizes are known into the algebra. Raises ModelError. floats: with operators on floats. reals:
     with those of fast-math, too.
     """
-    shaped = load(model)
+    shaped = import_static(model)
     values = [*shaped.graph.inputs, *(out for node in shaped.graph for out in node.outputs)]
     shapes, dtypes = {}, {}
     for value in values:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from celosia.compiler.compile import compile as compile_model
 from celosia.compiler.graph.external_data import has_files
-from celosia.compiler.graph.importer import open_free_sizes, read_mapped, with_inputs_set
+from celosia.compiler.graph.importer import read_without_large_constants, with_free_sizes_open, with_inputs_set
 from celosia.compiler.graph.importing.dimensions import Shapes, declared_shape, input_values, open_axes, open_inputs
 from celosia.compiler.graph.importing.set_inputs import InputValues
 from celosia.compiler.program import InputError, Program
@@ -36,7 +36,7 @@ class OpenModel:
     def __init__(self, source: str | Path | onnx.ModelProto, values: InputValues | None = None) -> None:
         self.name = "model" if isinstance(source, onnx.ModelProto) else Path(source).stem
         source = with_inputs_set(source, values)
-        self.proto = source if isinstance(source, onnx.ModelProto) else read_mapped(source)
+        self.proto = source if isinstance(source, onnx.ModelProto) else read_without_large_constants(source)
         self.source = source if has_files(self.proto) else self.proto
         """Argument for `compile`: the path if large constants lie in files beside it, else the parsed model."""
         self.inputs = list(input_values(self.proto))
@@ -56,7 +56,7 @@ class OpenModel:
                 raise InputError(f"input {name!r} is missing; it is {kind}{declared_shape(value)}")
         shapes = {name: np.shape(arrays[name]) for name in self.open}
         if self._free is None:
-            fixed_shapes = open_free_sizes(self.source, shapes)
+            fixed_shapes = with_free_sizes_open(self.source, shapes)
             self._free = [
                 (name, axis) for name, dims in fixed_shapes.items() for axis, n in enumerate(dims) if n is None
             ]

@@ -26,7 +26,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
 from celosia.compiler.compile import compile as compile_model
-from celosia.compiler.graph.importer import open_free_sizes, why_fixed
+from celosia.compiler.graph.importer import why_fixed, with_free_sizes_open
 from celosia.compiler.graph.importing.dimensions import input_values, open_axes, open_inputs
 from celosia.compiler.graph.values import new_constant
 from celosia.compiler.program import Program
@@ -181,7 +181,7 @@ def _choose_shapes(proto: onnx.ModelProto, example: Any, given_shapes: Mapping[s
     tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor)]
     example_shapes = {name: tuple(tensor.shape) for name, tensor in zip(input_values(proto), tensors, strict=True)}
     example_shapes = {name: example_shapes[name] for name in open_inputs(proto)}
-    shapes = open_free_sizes(proto, example_shapes)
+    shapes = with_free_sizes_open(proto, example_shapes)
     fixed = {
         (name, axis) for name, axis in open_axes(proto) if name not in given_shapes and shapes[name][axis] is not None
     }

@@ -22,7 +22,7 @@ from thorough import tries
 import celosia
 from celosia.compiler.graph import select
 from celosia.compiler.graph.cost import total_macs
-from celosia.compiler.graph.importer import load
+from celosia.compiler.graph.importer import import_static
 from celosia.compiler.language import accelerator, custom_operators
 
 PAIR = "q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)"
@@ -210,7 +210,7 @@ def test_transposed_convolutions_count(
     count = sum(
         1 for _ in range(2) for _ in range(c) for _ in range(size * size) for _ in range(out) for _ in range(kernel**2)
     )
-    assert total_macs(load(proto).graph) == count
+    assert total_macs(import_static(proto).graph) == count
     program = celosia.compile(proto, "tiny")
     assert program.macs_total == count and program.macs_accelerator == 0
 
@@ -227,7 +227,7 @@ def test_recurrences_count(op: str, gates: int, direction: str, count: int) -> N
         [numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in shapes.items()],
     )  # fmt: skip
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    assert total_macs(load(proto).graph) == count * length * batch * gates * hidden * (size + hidden)
+    assert total_macs(import_static(proto).graph) == count * length * batch * gates * hidden * (size + hidden)
 
 
 def test_a_transposed_left_operand_counts_its_depth() -> None:
@@ -235,7 +235,7 @@ def test_a_transposed_left_operand_counts_its_depth() -> None:
         "g (float[5, 3] a, float[5, 7] b) => (float[3, 7] y) { y = Gemm<transA = 1>(a, b) }"
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    assert total_macs(load(proto).graph) == 3 * 5 * 7
+    assert total_macs(import_static(proto).graph) == 3 * 5 * 7
 
 
 HEADS, WIDTH, STEPS, BEFORE = 2, 16, 5, 3

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from oracle import opened
 
 import celosia
-from celosia.compiler.graph.importer import load
+from celosia.compiler.graph.importer import import_static
 from celosia.compiler.graph.pipeline import PASSES
 from celosia.driver.runtime import Runtime
 
@@ -70,7 +70,7 @@ CASES: dict[str, tuple[str, list[dict[str, NDArray[Any]]]]] = {
 
 def inside(source: str) -> list[str]:
     """Return the operators in the bodies after all passes."""
-    model = load(proto(source, 17))
+    model = import_static(proto(source, 17))
     PASSES.run(model)
     return [node.op_type for graph in model.graph.subgraphs() for node in graph]
 
@@ -115,7 +115,7 @@ def test_a_value_from_outside_keeps_its_name() -> None:
       >
     }
     """
-    model = load(proto(source, 17))
+    model = import_static(proto(source, 17))
     PASSES.run(model)
     assert [value.name for value in model.graph.outputs] == ["x8", "y"]
     assert isinstance(model.graph, ir.Graph)
