@@ -92,7 +92,7 @@ class SearchState:
     """Estimated savings of each rule, one for each place where it was weighed."""
     tuned: list[float] = field(default_factory=list)
     """Cycles with tuned schedules of the original and of the last bests, where Pricing tunes."""
-    left_out: dict[str, str] = field(default_factory=dict)
+    excluded_devices: dict[str, str] = field(default_factory=dict)
     """Why devices weigh no more steps, by device name."""
 
 

@@ -223,7 +223,7 @@ class Fleet:
         self, devices: Sequence[Measurer], deadline: float = DEADLINE, ended: Callable[[], object] = lambda: None
     ) -> None:
         self.devices, self.deadline, self.ended = list(devices), deadline, ended
-        self.left_out: dict[str, str] = {}
+        self.excluded_devices: dict[str, str] = {}
         """Excluded devices by name, with their last failure."""
         self._failures = dict.fromkeys((device.name for device in devices), 0)
         """Consecutive failures of each device."""
@@ -280,7 +280,7 @@ class Fleet:
         if queue.open and not queue.is_ended:
             if self._closed:
                 raise CancelledError
-            failures = "; ".join(f"{name} ({failure})" for name, failure in self.left_out.items())
+            failures = "; ".join(f"{name} ({failure})" for name, failure in self.excluded_devices.items())
             raise FleetError(f"no device is left to measure on: {failures}")
 
     def open_line(self) -> JobLine:
@@ -289,7 +289,7 @@ class Fleet:
 
     def _alive_devices(self) -> list[Measurer]:
         """Return the devices that are not excluded."""
-        return [device for device in self.devices if device.name not in self.left_out]
+        return [device for device in self.devices if device.name not in self.excluded_devices]
 
     def _serve_device(self, device: Measurer, queue: _Queue, on_result: OnResult) -> None:
         """Run jobs of `queue` on `device` until none is left for it; a thread of the fleet runs this."""
@@ -308,7 +308,7 @@ class Fleet:
     def _next_job(self, device: Measurer, queue: _Queue) -> int | None:
         """Wait for a job that `device` may run and return its index; None where there will be none."""
         with self._changed:
-            while not (self._closed or queue.is_closed or queue.check_ended() or device.name in self.left_out):
+            while not (self._closed or queue.is_closed or queue.check_ended() or device.name in self.excluded_devices):
                 others = {other.name for other in self._alive_devices()} - {device.name}
                 index = queue.take(device.name, others, self._last_group.get(device.name))
                 if index is not None:
@@ -326,7 +326,7 @@ class Fleet:
             failed = result.status in DEVICE_FAILURES
             self._failures[device.name] = self._failures[device.name] + 1 if failed else 0
             if self._failures[device.name] >= MAX_FAILURES:
-                self.left_out[device.name] = f"{result.status}: {result.detail}"
+                self.excluded_devices[device.name] = f"{result.status}: {result.detail}"
             is_retried = result.status in RETRIED_STATUSES and queue.put_back(index, device.name)
             if not is_retried:
                 queue.open.discard(index)

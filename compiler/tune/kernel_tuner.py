@@ -187,7 +187,7 @@ class KernelTuner:
                 return
             self.state.measured += not final
             self.state.failed += result.status not in (Status.OK, Status.CENSORED)
-            self.state.left_out = self.fleet.left_out
+            self.state.excluded_devices = self.fleet.excluded_devices
             self.on_progress(self.state)
 
         keys = [subject.key(index, final) for subject, index in trials]

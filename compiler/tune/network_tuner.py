@@ -192,12 +192,12 @@ class Tuner:
         return result.status != Status.OK or result.cycles >= subject.space.bounds[index]
 
     def _count(self, subject: LayerSubject, result: TrialResult, is_new: bool) -> None:
-        """Count a trial and report the progress."""
+        """Count a trial as measured or known, and as failed unless it was only given up early; report progress."""
         subject.trials += 1
         self.state.measured += is_new
         self.state.known += not is_new
         self.state.failed += result.status not in (Status.OK, Status.CENSORED)
-        self.state.left_out = self.fleet.left_out
+        self.state.excluded_devices = self.fleet.excluded_devices
         if is_new:
             self.on_progress(self.state)
 

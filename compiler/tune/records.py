@@ -203,14 +203,15 @@ class Progress:
     """Counts of trials of a tuning that is running.
 
     trials: limit of their number. measured: those that ran now. known: those that were in the records. failed: those
-    without a cost. left_out: excluded devices by name, with the reason. started: time.perf_counter() at the beginning.
+    without a cost. excluded_devices: why devices get no more trials, by name. started: time.perf_counter() at the
+    beginning.
     """
 
     trials: int
     measured: int = 0
     known: int = 0
     failed: int = 0
-    left_out: dict[str, str] = field(default_factory=dict)
+    excluded_devices: dict[str, str] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
 
     @property

@@ -439,16 +439,20 @@ class Descent(Learning):
 
 
 class Climb(Learning):
-    """Search of spaces that grow: neighbours of the best few points, alternately by expected cost and at random.
+    """Search of spaces that grow (kernel_space.py: proposed plans become points), from the best few points.
 
-    It ends after `patience` trials without improvement.
+    It tries promising points and random neighbours of the best few in alternation. It ends after `patience` trials
+    without improvement.
     """
 
     width, min_gain = 3, 0.005
     """Number of best points whose neighbours are tried; see Learning."""
 
     def proposals(self, count: int) -> Iterable[int]:
-        """Yield point 0 first, then neighbours of the best few points."""
+        """Yield point 0, the compiler's own, first. Then alternate between promising points and random neighbours.
+
+        The random ones are neighbours of the best few points. All others follow by expected cost.
+        """
         if not self.known:
             yield 0
         if self.trials_since_gain >= self.patience:

@@ -361,7 +361,7 @@ def _build_exploration(
     state_data = {
         "seconds": round(spent, 1), "points": state.points, "known": state.known, "looked": state.looked,
         "failed": state.failed, "damaged": points.damaged, "hypervolume": state.volume, "space": len(explorer.space),
-        "left": ladder.left, "left_out": ladder.fleet.left_out, "ended": state.ended,
+        "left": ladder.left, "left_out": ladder.fleet.excluded_devices, "ended": state.ended,
         "preset": None if preset is None else ladder.objectives_of(preset),
     }  # fmt: skip
     measured = sorted(explorer.measured.values(), key=lambda point: point.at)

@@ -21,7 +21,7 @@ def tuning_line(state: KernelState) -> str:
     text = trials_line(state, "kernels")
     if state.untuned:
         text += f"; {state.tuned * 1e3:,.3f} ms, {state.untuned * 1e3:,.3f} ms untuned"
-    return text + excluded_devices_text(state.left_out)
+    return text + excluded_devices_text(state.excluded_devices)
 
 
 def tuning_progress(state: KernelState) -> RenderableType:

@@ -31,12 +31,12 @@ def tuning_line(state: NetworkState) -> str:
         text += f"; layers at most {state.regret:.1%} from the best"
     if state.untuned:
         text += f"; whole network {state.tuned:,} cycles, {state.untuned:,} untuned"
-    return text + excluded_devices_text(state.left_out)
+    return text + excluded_devices_text(state.excluded_devices)
 
 
-def excluded_devices_text(left_out: Mapping[str, str]) -> str:
-    """Return text on devices that get no more trials."""
-    return "".join(f"; {name} left out: {reason}" for name, reason in left_out.items())
+def excluded_devices_text(reasons: Mapping[str, str]) -> str:
+    """Return text on devices that get no more trials. reasons: why, by device name."""
+    return "".join(f"; {name} left out: {reason}" for name, reason in reasons.items())
 
 
 def tuning_progress(state: NetworkState, limit: int = 16) -> RenderableType:

@@ -200,6 +200,7 @@ def _tuning_report(state: KernelState, records: Records, seconds: float) -> dict
     ]  # fmt: skip
     return {
         "seconds_own": state.untuned, "seconds_tuned": state.tuned, "measured": state.measured, "known": state.known,
-        "failed": state.failed, "seconds": seconds, "left_out": dict(state.left_out), "damaged": records.damaged,
+        "failed": state.failed, "seconds": seconds, "left_out": dict(state.excluded_devices),
+        "damaged": records.damaged,
         "kernels": kernels,
     }  # fmt: skip

@@ -136,7 +136,7 @@ def optimise(
                 source, fleet_costs, budget, oracle, shapes, own=rules, told=told, way=search, floats=not accelerator,
                 records=known_records, config=cfg.digest if accelerator else processor(), fast_math=fast_math,
             )  # fmt: skip
-        result.state.left_out = {} if measuring_fleet is None else dict(measuring_fleet.left_out)
+        result.state.excluded_devices = {} if measuring_fleet is None else dict(measuring_fleet.excluded_devices)
     return result
 
 

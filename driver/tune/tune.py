@@ -185,7 +185,8 @@ def _tuning_report(tuner: Tuner, records: Records, seconds: float) -> dict[str, 
     return {
         "cycles": state.tuned, "untuned": state.untuned, "regret": _json_number(state.regret), "trials": state.spent,
         "measured": state.measured + state.evaluations, "known": state.known + state.known_evaluations,
-        "failed": state.failed, "seconds": seconds, "left_out": dict(state.left_out), "damaged": records.damaged,
+        "failed": state.failed, "seconds": seconds, "left_out": dict(state.excluded_devices),
+        "damaged": records.damaged,
         "conflicts": records.conflicts, "layers": layers,
     }  # fmt: skip
 

@@ -96,7 +96,7 @@ def test_a_trial_that_kills_its_process_is_answered(tmp_path: Path) -> None:
         found = answers(fleet, 6)
     assert found[2].status == Status.CRASHED and found[2].detail
     assert [found[n].cycles for n in (0, 1, 3, 4, 5)] == [1000, 1001, 1003, 1004, 1005]
-    assert fleet.left_out == {}  # two in a row, then others that went well
+    assert fleet.excluded_devices == {}  # two in a row, then others that went well
 
 
 def test_what_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_device_that_fails_three_times_is_left_out_and_named(tmp_path: Path) -
     assert all(result.cycles == 1000 + number for number, result in found.items())  # the other one tried them again
     assert broken.asked <= 3
     if broken.asked == 3:
-        assert fleet.left_out == {"board:pynq-z2": "process died: the cable is out"}
+        assert fleet.excluded_devices == {"board:pynq-z2": "process died: the cable is out"}
 
 
 def test_no_device_left_is_an_error_that_names_them() -> None:
@@ -221,7 +221,7 @@ def test_a_lost_connection_is_no_answer(tmp_path: Path) -> None:
     results_by_fleet: list[TrialResult] = []
     with Fleet([device]) as fleet:
         fleet.run([job], lambda number, result: results_by_fleet.append(result))
-    assert results_by_fleet == [TrialResult(Status.OK, 7)] and fleet.left_out == {}
+    assert results_by_fleet == [TrialResult(Status.OK, 7)] and fleet.excluded_devices == {}
     other = measure(replace(job, version=99))
     assert other.status == Status.FAILED and "99 was asked for; install the same Celosia" in other.detail
     nowhere = measure(replace(job, judge=CostSource("ssh://root@pynq")))

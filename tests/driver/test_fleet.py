@@ -111,7 +111,7 @@ def test_a_lost_session_loses_no_trial(board: FakeBoard, jobs: list[LayerJob]) -
 
     with open_fleet(BOARD, base=BASE) as devices:
         found = answers(devices, judged(jobs, BOARD), cut)
-        assert [result.status for result in found] == [Status.OK] * len(jobs) and devices.left_out == {}
+        assert [result.status for result in found] == [Status.OK] * len(jobs) and devices.excluded_devices == {}
     assert len([command for command in board.commands if "runner" in command]) == 3
 
 
@@ -315,7 +315,7 @@ def test_workers_of_dask_measure_what_this_process_does(cluster: Cluster, jobs: 
     assert there.program.image.tobytes() == here.program.image.tobytes()
     assert there.report["measured"] == here.report["measured"]
     shared, alone = (optimise(models / "quantised.onnx", "tiny", pool=pool) for pool in (cluster.pool, None))
-    assert shared.after == alone.after and shared.state.weighed > 0 and not shared.state.left_out
+    assert shared.after == alone.after and shared.state.weighed > 0 and not shared.state.excluded_devices
 
 
 def test_resources_say_which_worker(cluster: Cluster) -> None:

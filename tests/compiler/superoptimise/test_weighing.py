@@ -68,7 +68,7 @@ def test_a_pool_finds_what_the_search_without_it_finds(alone: Any) -> None:
     assert alone.state.weighed > 3 < found.state.weighed
     # On a busy machine one device may take most of the work, so the shares are not compared.
     assert all(device.asked for device in devices) and sum(device.asked for device in devices) > 6
-    assert not found.state.left_out
+    assert not found.state.excluded_devices
     assert not difference(branchy(), found.model, open_model)
 
 
@@ -96,8 +96,8 @@ def test_devices_of_no_use_cost_no_more_than_their_steps(kind: str, alone: Any) 
     with Fleet([Named("bad", NONSENSE[kind])]) as fleet:
         optimised = optimise(branchy(), budget=60, fleet=fleet)
     assert optimised.after.total <= optimised.before.total and not difference(branchy(), optimised.model, open_model)
-    assert optimised.state.left_out == ({} if kind == "no JSON" else {"bad": "process died: it died"})
-    assert optimised.report["left_out"] == optimised.state.left_out
+    assert optimised.state.excluded_devices == ({} if kind == "no JSON" else {"bad": "process died: it died"})
+    assert optimised.report["left_out"] == optimised.state.excluded_devices
     assert kind == "no JSON" or optimised.steps
 
 
@@ -152,6 +152,6 @@ def test_ctrl_c_keeps_the_best_and_leaves_no_process() -> None:
             raise KeyboardInterrupt
 
     found = optimise(branchy(), budget=60, jobs=2, told=interrupt)
-    assert found.state.ended == "interrupted" and found.steps and not found.state.left_out
+    assert found.state.ended == "interrupted" and found.steps and not found.state.excluded_devices
     assert len(during - before) == 2 and children() == before
     assert not difference(branchy(), found.model, open_model)
