@@ -31,7 +31,7 @@ from benchmarks.workloads import WORKLOADS, Missing
 from celosia.compiler.compile import compile
 from celosia.compiler.pricing import pricing
 from celosia.compiler.program.safe_files import write_text
-from celosia.compiler.superoptimise.compare_outputs import difference, differing, inputs_of
+from celosia.compiler.superoptimise.compare_outputs import compare_on_random_inputs, first_differing_output, inputs_of
 from celosia.compiler.superoptimise.derivation import distance
 from celosia.compiler.superoptimise.optimise import optimise as compared
 from celosia.compiler.superoptimise.proofs import GENERATED, generated_rules, stored_text
@@ -199,7 +199,7 @@ def _row(name: str, folder: Path | None, place: Path, config: str, seconds: floa
     except Missing as reason:
         return Row(*head, f"skipped: {reason}", None, command)
     found = optimise(path, config, budget=seconds)
-    why = difference(onnx.load(path), found.model, open_model)
+    why = compare_on_random_inputs(onnx.load(path), found.model, open_model)
     ratio = found.before.cycles / found.after.cycles
     within = found.before.total - MOST * (found.before.total - found.after.total)
     near, most = (
@@ -227,7 +227,7 @@ def on_rtl(models: tuple[str, ...], config: str, seconds: float, say: Callable[[
             feed = inputs_of(original, 0)
             expected = open_model(original)(feed)
             runs = [Runtime(compile(each, config=config), "rtl").run(feed) for each in (original, found.model)]
-            why = "; ".join(filter(None, (differing(expected, run.outputs) for run in runs)))
+            why = "; ".join(filter(None, (first_differing_output(expected, run.outputs) for run in runs)))
             before, after = (int(run.report["cycles"]) for run in runs)
             timed, target = found.before.cycles / found.after.cycles, TARGETS.get(name, 1.0)
             options = f"--device rtl --models {name} --config {config} --seconds {seconds:g}"
@@ -264,7 +264,7 @@ def _float_row(name: str, folder: Path | None, seconds: float, fast_math: bool) 
         return Row(*head, f"skipped: {MODELS[name]} is not there; give --models-dir", None, command)
     model = onnx.load(file) if name in MODELS else {**MADE, **LINEAR}[name]()
     found = optimise(model, budget=seconds, search=FLOAT_SEARCH, accelerator=False, fast_math=fast_math)
-    why = "" if fast_math else difference(model, found.model, open_model)
+    why = "" if fast_math else compare_on_random_inputs(model, found.model, open_model)
     feed = inputs_of(model, 0)
     both = [Runtime(compile(each, accelerator=False, check=False), threads=1) for each in (model, found.model)]
     before, after = time_alternating([partial(each.run, feed) for each in both], SECONDS)

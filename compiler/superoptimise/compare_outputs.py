@@ -32,18 +32,21 @@ SAMPLES = 3
 """Number of random inputs on which two models are compared."""
 
 
-def difference(original: onnx.ModelProto, other: onnx.ModelProto, oracle: Oracle) -> str:
+def compare_on_random_inputs(original: onnx.ModelProto, other: onnx.ModelProto, oracle: Oracle) -> str:
     """Say how the outputs of two models differ on SAMPLES random inputs; "" where no byte does. ValueError where the
     oracle cannot run the original; where it cannot run `other`, its message is returned.
     """
-    return _first_objection(original, other, oracle, differing)
+    return _first_objection(original, other, oracle, first_differing_output)
 
 
 def _first_objection(
     original: onnx.ModelProto, other: onnx.ModelProto, oracle: Oracle,
     compare: Callable[[Mapping[str, Array], Mapping[str, Array]], str],
 ) -> str:  # fmt: skip
-    """Return the first sentence other than "" of `compare` on the outputs of both models; otherwise as `difference`."""
+    """Return the first sentence other than "" of `compare` on the outputs of both models.
+
+    Otherwise it is as `compare_on_random_inputs`.
+    """
     run = oracle(original)
     expected = [run(inputs_of(original, seed)) for seed in range(SAMPLES)]
     try:
@@ -87,7 +90,7 @@ def _comparable(value: Array) -> bytes | list[str]:
     return value.ravel().tolist() if value.dtype == object else np.asarray(value).tobytes()
 
 
-def differing(first: Mapping[str, Array], second: Mapping[str, Array]) -> str:
+def first_differing_output(first: Mapping[str, Array], second: Mapping[str, Array]) -> str:
     """Say which output is the first that is not the same byte for byte, and how it differs; "" where all are the
     same.
     """
@@ -122,7 +125,7 @@ class OutputDistance:
     why: str = ""
 
     @property
-    def plain(self) -> dict[str, Any]:
+    def as_data(self) -> dict[str, Any]:
         """The distance as plain data, for reports."""
         return {"outputs": self.outputs, "bound": self.bound, "samples": SAMPLES}
 
@@ -156,7 +159,7 @@ def _term_count(graph: BytesGraph, operation: GraphOp) -> int:
     return -(-sum(map(math.prod, shapes)) // max(1, result_elements))
 
 
-def apart(original: onnx.ModelProto, other: onnx.ModelProto, bound: float, oracle: Oracle) -> OutputDistance:
+def measure_distance(original: onnx.ModelProto, other: onnx.ModelProto, bound: float, oracle: Oracle) -> OutputDistance:
     """Measure how far `other` is from `original` on SAMPLES random inputs. ValueError where the oracle cannot run the
     original.
     """
@@ -179,7 +182,7 @@ def _update_distances(
     for name, value in first.items():
         other = second.get(name)
         if other is None or value.dtype.kind != "f" or value.shape != other.shape or value.dtype != other.dtype:
-            if why := differing({name: value}, second):
+            if why := first_differing_output({name: value}, second):
                 return why
             continue
         finite = np.isfinite(value)

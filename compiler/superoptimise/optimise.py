@@ -15,7 +15,12 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.importer import import_static, read
 from celosia.compiler.graph.importing.dimensions import Shapes
 from celosia.compiler.options import Oracle, Source
-from celosia.compiler.superoptimise.compare_outputs import OutputDistance, apart, bound_of, difference
+from celosia.compiler.superoptimise.compare_outputs import (
+    OutputDistance,
+    bound_of,
+    compare_on_random_inputs,
+    measure_distance,
+)
 from celosia.compiler.superoptimise.derivation import changes, store_derivation
 from celosia.compiler.superoptimise.graph import BytesGraph
 from celosia.compiler.superoptimise.matching import matches
@@ -89,7 +94,7 @@ class Optimised:
             "ended": self.state.ended, "bests": [list(best) for best in self.state.bests],
             "tuned": self.state.tuned, "refused": list(self.refused), "left_out": self.state.excluded_devices,
             "steps": rows, "rules": self._own_rules(),
-            "changes": self.changes, **({"fast_math": self.apart.plain} if self.apart else {}),
+            "changes": self.changes, **({"fast_math": self.apart.as_data} if self.apart else {}),
         }  # fmt: skip
 
     def _own_rules(self) -> list[dict[str, Any]]:
@@ -275,9 +280,11 @@ def _best_that_agrees(
     start = best_graphs[0]
     for candidate in reversed(best_graphs[1:]):
         model = AlgebraWriter(candidate.graph, original).write()
-        distance = apart(original, model, bound_of(start.graph, candidate.graph), oracle) if fast_math else None
+        distance = (
+            measure_distance(original, model, bound_of(start.graph, candidate.graph), oracle) if fast_math else None
+        )
         least = NOISE * start.price.total if any(map(step_changes_values, candidate.steps)) else 0
-        why = distance.why if distance else difference(original, model, oracle)
+        why = distance.why if distance else compare_on_random_inputs(original, model, oracle)
         if not why and (pricing.measured_gain is None or pricing.measured_gain(original, model) > least):
             return candidate, model, refused, distance
         time = f"more than {1 - NOISE:.0%} of its time, for which no values are changed" if least else "no less time"

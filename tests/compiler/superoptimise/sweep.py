@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from quantised_models import Quantised
 
-from celosia.compiler.superoptimise.compare_outputs import difference
+from celosia.compiler.superoptimise.compare_outputs import compare_on_random_inputs
 from celosia.compiler.superoptimise.graph import BytesGraph
 from celosia.compiler.superoptimise.matching import Match, NotTaken, matches, rewrite
 from celosia.compiler.superoptimise.operators.definition import Unwritable
@@ -158,7 +158,7 @@ def rewritings(seed: int) -> tuple[str, list[str]]:
                 graph = rewritten
                 steps.append(rule.name)
                 break
-    return difference(model, AlgebraWriter(graph, model).write(), open_model), steps
+    return compare_on_random_inputs(model, AlgebraWriter(graph, model).write(), open_model), steps
 
 
 def _taken(tidier: RuleSearch, graph: BytesGraph, match: Match, model: onnx.ModelProto) -> BytesGraph | None:

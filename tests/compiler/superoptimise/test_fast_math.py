@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import celosia
 from celosia.compiler.superoptimise import optimise as searching
 from celosia.compiler.superoptimise import proofs
-from celosia.compiler.superoptimise.compare_outputs import apart, bound_of
+from celosia.compiler.superoptimise.compare_outputs import bound_of, measure_distance
 from celosia.compiler.superoptimise.derivation import checked, derivation_of, distance
 from celosia.compiler.superoptimise.matching import matches, rewrite
 from celosia.compiler.superoptimise.operators import OPERATORS
@@ -213,14 +213,14 @@ def test_onnxruntime_gives_numbers_as_near_as_rounding_brings_them() -> None:
     model = mixed()
     first = graph = graph_of(model, floats=True, reals=True)
     assert not {operation.op for operation in graph.operations} & {"onnx"}
-    unchanged = apart(model, AlgebraWriter(graph, model).write(), bound_of(graph, graph), open_model)
+    unchanged = measure_distance(model, AlgebraWriter(graph, model).write(), bound_of(graph, graph), open_model)
     assert not unchanged.why and unchanged.outputs  # onnxruntime fuses a Mul into a Conv, but not a Sub
     used: list[str] = []
     for rule in REALS[::-1] * 2:
         while len(used) < 100 and (match := next(matches(rule, graph), None)):
             graph = rewrite(graph, match)
             used.append(rule.name)
-    comparison = apart(model, AlgebraWriter(graph, model).write(), bound_of(first, graph), open_model)
+    comparison = measure_distance(model, AlgebraWriter(graph, model).write(), bound_of(first, graph), open_model)
     assert (
         not comparison.why
         and 0 < max(row["relative"] for row in comparison.outputs.values()) <= comparison.bound < 1e-3
