@@ -1,8 +1,8 @@
 """Compute MatMulNBits on accelerators that store int32 sums: as integer sums of blocks, which the CPU scales.
 
-    y = MatMulNBits(x, w, scales, zeros)      ->      q, steps = QuantizeBlocks(x)          CPU: bytes by blocks
+    y = MatMulNBits(x, w, scales, zeros)      ->      q, x_scales = QuantizeBlocks(x)          CPU: bytes by blocks
         accuracy_level 4                              s = BlockSums(q, w - zeros)           int32, byte by byte
-                                                      y = ScaleSums(s, steps, scales)       CPU: floats, to [..., N]
+                                                      y = ScaleSums(s, x_scales, scales)       CPU: floats, to [..., N]
 
 The integers and scales are onnxruntime's; only the order in which floats are added differs.
 """
@@ -37,7 +37,7 @@ MAX_OUTPUT_BLOCKS = 32
 """Blocks of `block_out` output columns that one BlockSums computes from the same activations, at most."""
 MAX_ACTIVATION = 127
 """Largest magnitude of an activation in bytes."""
-Numbers = NDArray[np.int32]
+Int32Array = NDArray[np.int32]
 """An int32 array."""
 
 
@@ -51,14 +51,14 @@ class _Weights:
 
     values: NDArray[np.int8]
     scales: NDArray[np.float32]
-    zeros: Numbers | None
+    zeros: Int32Array | None
 
 
-def sum_blocks(model: ir.Model, cfg: Config) -> None:
+def replace_by_block_sums(model: ir.Model, cfg: Config) -> None:
     """Replace each MatMulNBits on bytes by QuantizeBlocks, BlockSums and ScaleSums, if `cfg` can store sums."""
     for node in list(model.graph):
         if cfg.sums and is_op(node, "MatMulNBits") and (weights := _unpacked_weights(node)) is not None:
-            _replace_by_block_sums(node, weights, cfg)
+            _replace_node(node, weights, cfg)
 
 
 def _unpacked_weights(node: ir.Node) -> _Weights | None:
@@ -93,13 +93,13 @@ def _unpacked_weights(node: ir.Node) -> _Weights | None:
     return _Weights(values.astype(np.int8), scales.reshape(n, blocks).astype(np.float32), remaining_zeros)
 
 
-def _unpack_bits(packed: NDArray[np.uint8], bits: int) -> Numbers:
+def _unpack_bits(packed: NDArray[np.uint8], bits: int) -> Int32Array:
     """Unpack numbers of `bits` bits along the last axis, low bits first, as int32."""
     parts = packed[..., None] >> np.arange(0, 8, bits).astype(np.uint8) & (1 << bits) - 1
     return parts.reshape(*packed.shape[:-1], -1).astype(np.int32)
 
 
-def _replace_by_block_sums(node: ir.Node, weights: _Weights, cfg: Config) -> None:
+def _replace_node(node: ir.Node, weights: _Weights, cfg: Config) -> None:
     """Replace `node` by the operators of the module's docstring, then cut padded columns off and add the bias.
 
     The sums are int32 numbers cut to as few bytes as the largest possible sum needs (`sum_bytes`).
@@ -127,8 +127,8 @@ def _replace_by_block_sums(node: ir.Node, weights: _Weights, cfg: Config) -> Non
 
     integers, floats = ir.DataType.INT8, ir.DataType.FLOAT
     k = dims[-1]
-    outputs = [new_value("bytes", integers, blocks, size), new_value("steps", floats, blocks)]
-    q, steps = insert("QuantizeBlocks", [x], outputs, block_size=size)
+    outputs = [new_value("bytes", integers, blocks, size), new_value("x_scales", floats, blocks)]
+    q, x_scales = insert("QuantizeBlocks", [x], outputs, block_size=size)
     w = new_constant(graph, f"{name}_weights", tiles)
     (sums,) = insert(
         "BlockSums",
@@ -144,7 +144,7 @@ def _replace_by_block_sums(node: ir.Node, weights: _Weights, cfg: Config) -> Non
         if weights.zeros is None
         else [q, new_constant(graph, f"{name}_zeros", _arrange_tiles(weights.zeros, parts, lanes))]
     )
-    (result,) = insert("ScaleSums", [sums, steps, scales, *zeros], [new_value("scaled", floats, parts, lanes)])
+    (result,) = insert("ScaleSums", [sums, x_scales, scales, *zeros], [new_value("scaled", floats, parts, lanes)])
     columns, row = parts * lanes, new_constant(graph, f"{name}_shape", np.array((*dims[:-1], parts * lanes)))
     (result,) = insert("Reshape", [result, row], [new_value("columns", floats, columns)], domain="")
     if columns > n:

@@ -38,7 +38,7 @@ def levels_of(value: ir.Value | None, depth: int = MAX_DEPTH) -> BitLevels | Non
     if joins_parts(node):
         parts = [levels_of(part, depth - 1) for part in node.inputs]
         known = [part for part in parts if part is not None]
-        return known[0].joined(*known[1:]) if known and len(known) == len(parts) else None
+        return known[0].with_values(*known[1:]) if known and len(known) == len(parts) else None
     moves = op_spec(node.op_type).moves in (Moves.ALL, Moves.SOME)
     if is_op(node, node.op_type) and (moves or takes_largest(node)):
         return levels_of(node.inputs[0], depth - 1)

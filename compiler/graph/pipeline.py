@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from celosia.compiler.graph.block_sums import sum_blocks
+from celosia.compiler.graph.block_sums import replace_by_block_sums
 from celosia.compiler.graph.channel_moves import (
     flatten_in_order,
     gather_channels,
@@ -216,7 +216,7 @@ def for_hardware(cfg: Config, accelerator: bool = True) -> Iterator[GraphPass]:
         transpose = partial(transpose_attention_values, cfg=cfg)
         yield GraphPass("turn", "values of attention are turned by a product", transpose, inside=False)
     if cfg.sums:
-        sum_in_blocks = partial(sum_blocks, cfg=cfg)
+        sum_in_blocks = partial(replace_by_block_sums, cfg=cfg)
         yield GraphPass(
             "block-sums", "products by weights of few bits are sums of integers by blocks", sum_in_blocks, inside=False
         )

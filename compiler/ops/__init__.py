@@ -9,8 +9,8 @@ in which to read:
   registry         which element types kernels have; the nodes of a CPU function; Node, the table OPS, the decorator
                    `op` and helpers of builders; decides what counts as Unsupported, and which axis a negative
                    attribute `axis` is (`Node.axis`)
-  elementwise      unary and binary operators, activations, Clip, Cast (their tables on the accelerator:
-                   numerics/tables)
+  elementwise      unary and binary operators, activations, Clip, Cast (an operator of one operand here becomes a table
+                   on the accelerator by itself: graph/quantized/tables)
   shape            operators that move elements: Transpose, Concat, Slice, Pad, Gather, DepthToSpace, ...
   resize           Resize and Upsample as tables of indices and weights; their defaults in each opset
   reductions       Reduce*, ArgMax, TopK, CumSum; decides how integers are reduced

@@ -71,7 +71,7 @@ class BitLevels:
         """All levels in ascending order."""
         return [self.low + self.step * u for u in range(1 << self.bits)]
 
-    def place(self, value: int) -> int:
+    def code_of(self, value: int) -> int:
         """Return the code u of `value`. Raises ValueError where it is no level."""
         return self.values.index(value)
 
@@ -79,7 +79,7 @@ class BitLevels:
         """Return bit `position` of the code of each value."""
         return (values.astype(np.int64) - self.low) // self.step >> position & 1
 
-    def joined(self, *others: BitLevels | int) -> BitLevels | None:
+    def with_values(self, *others: BitLevels | int) -> BitLevels | None:
         """Return the levels that contain these and all of `others`, levels or single values; None as for `of`."""
         more = (other if isinstance(other, int) else other.values for other in others)
         return BitLevels.of(np.concatenate([self.values, *map(np.atleast_1d, more)]))
@@ -147,15 +147,15 @@ def reduce_bit_counts(
     return T.sum(sum_of_bit_counts(words), axes)
 
 
-def bit_planes(x: Tensor, levels: BitLevels, axis: int, dtype: str, spread: bool = False) -> list[Tensor]:
+def bit_planes(x: Tensor, levels: BitLevels, axis: int, dtype: str, strided: bool = False) -> list[Tensor]:
     """Split x into bit planes, one tensor for each bit of u: eight elements along `axis` in a byte of type `dtype`.
 
     Byte p has the elements from 8 * p on, the first in the lowest bit; bits beyond the end of the axis are 0. With
-    `spread` byte p has every n-th element from p on, where n is the number of bytes, a multiple of four; then vectors
+    `strided` byte p has every n-th element from p on, where n is the number of bytes, a multiple of four; then vectors
     run along the axis.
     """
     axis, size = axis % len(x.shape), x.shape[axis]
-    count = -(-size // 32) * 4 if spread else -(-size // 8)
+    count = -(-size // 32) * 4 if strided else -(-size // 8)
     if x.body is not None or size != 8 * count:  # computed once, and filled up
         source, shape = x, tuple(8 * count if d == axis else n for d, n in enumerate(x.shape))
 
@@ -163,7 +163,7 @@ def bit_planes(x: Tensor, levels: BitLevels, axis: int, dtype: str, spread: bool
             return source[i] if size == 8 * count else select(i[axis] < size, source[i], levels.low)
 
         x = replace(T.compute(shape, element, "levels"), stored=True)
-    return [_bit_plane(x, levels, place, axis, dtype, count if spread else 1) for place in range(levels.bits)]
+    return [_bit_plane(x, levels, place, axis, dtype, count if strided else 1) for place in range(levels.bits)]
 
 
 def _bit_plane(x: Tensor, levels: BitLevels, place: int, axis: int, dtype: str, distance: int) -> Tensor:
@@ -234,7 +234,7 @@ def convolution(
     window = SlidingWindow.of(node, x.shape[2:], w.shape[2:])
     count = w.shape[1] * prod(window.kernel)
     arithmetic = LevelArithmetic(*levels, zx, zw, count)
-    pad_code = levels[0].place(pad) if pad in levels[0].values else 0
+    pad_code = levels[0].code_of(pad) if pad in levels[0].values else 0
     weight_planes = bit_planes(w, levels[1], 1, "int8")
     packs = [
         Channels(plane, weight_planes[0], window, group, wrap(255 * (pad_code >> place & 1), "int32"))
@@ -279,30 +279,31 @@ def convolution(
 
 def matrix_product(
     a: Tensor, b: Tensor, levels: tuple[BitLevels, BitLevels], za: Expr, zb: ZeroPoint,
-    finish: Callable[[Expr, Index], Expr], turn_a: bool = False, turn_b: bool = False,
+    finish: Callable[[Expr, Index], Expr], transpose_a: bool = False, transpose_b: bool = False,
 ) -> Tensor:  # fmt: skip
     """Return finish(int32 of numpy.matmul(a - za, b - zb), its index), by bit planes.
 
-    It equals integer.matrix_product for operands that have these `levels`. za, zb: zero points as in the model. turn_a,
-    turn_b: matrices are transposed. Raises ValueError for shapes that do not fit.
+    It equals integer.matrix_product for operands that have these `levels`. za, zb: zero points as in the model.
+    transpose_a, transpose_b: matrices are transposed. Raises ValueError for shapes that do not fit.
     """
-    inner = a.shape[-2 if turn_a else -1]
-    m, n = a.shape[-1 if turn_a else -2], b.shape[-2 if turn_b else -1]
-    batch = batch_shape(a, b, inner, b.shape[-1 if turn_b else -2])
+    inner = a.shape[-2 if transpose_a else -1]
+    m, n = a.shape[-1 if transpose_a else -2], b.shape[-2 if transpose_b else -1]
+    batch = batch_shape(a, b, inner, b.shape[-1 if transpose_b else -2])
     arithmetic, steps = LevelArithmetic(*levels, za, zb, inner), -(-inner // 32)
     width = panel_width(n, 32 if m > 4 else WIDTHS[0])
     lefts = [
-        pack_rows(plane, steps, turn_a)
-        for plane in bit_planes(a, levels[0], -2 if turn_a else -1, "uint8", spread=True)
+        pack_rows(plane, steps, transpose_a)
+        for plane in bit_planes(a, levels[0], -2 if transpose_a else -1, "uint8", strided=True)
     ]
-    b_axis = -1 if turn_b else -2
+    b_axis = -1 if transpose_b else -2
     rights = [
-        pack_columns(plane, steps, width, turn_b) for plane in bit_planes(b, levels[1], b_axis, "int8", spread=True)
+        pack_columns(plane, steps, width, transpose_b)
+        for plane in bit_planes(b, levels[1], b_axis, "int8", strided=True)
     ]
     all_of_a = T.compute((inner, 1), lambda *i: wrap(1, "uint8"), "ones")
     (ones,) = (
         pack_columns(plane, steps, 1, False)
-        for plane in bit_planes(all_of_a, BitLevels(0, 1, 1), -2, "int8", spread=True)
+        for plane in bit_planes(all_of_a, BitLevels(0, 1, 1), -2, "int8", strided=True)
     )
     chunks = chunk_sizes((steps,), max_countable_words(*levels))
 
@@ -363,17 +364,17 @@ def _bit_product_cost() -> float:
     return 8 if "avx2" in features else 14
 
 
-def is_faster(levels: tuple[BitLevels, BitLevels], channels: int, taps: int, outputs: int, moved: int = 1) -> bool:
+def is_faster(levels: tuple[BitLevels, BitLevels], channels: int, taps: int, outputs: int, packed: int = 1) -> bool:
     """Return whether a product or convolution is faster bit-serially than by bytes.
 
     channels: input channels, or elements, that are reduced for each of the `taps` of a window (1 for a product).
-    outputs: output channels, or columns, that are computed from them. moved: elements of a channel of x that are packed
-    for each position of the result.
+    outputs: output channels, or columns, that are computed from them. packed: elements of a channel of x that are
+    packed for each position of the result.
     """
     bit_planes = levels[0].bits * levels[1].bits
     by_bits = (
         -(-channels // 32) * taps * outputs * bit_planes * _bit_product_cost()
-        + moved * channels * levels[0].bits * PACKING_COST
+        + packed * channels * levels[0].bits * PACKING_COST
     )
     by_bytes = -(-channels // 4) * taps * outputs * DOT4_COST[dot_instructions(target().features)[0]]
     return not target().has_amx and REQUIRED_GAIN * by_bits < by_bytes
@@ -404,18 +405,18 @@ def convolution_levels(node: Node, zero: str) -> tuple[tuple[BitLevels, BitLevel
     x: BitLevels | None
     x, w = levels
     if any(sum(window.margins(), ())):
-        x = x.joined(int(zero_point.item()))
-    outputs, moved = second.shape[0] // group, prod(window.stride)
-    if x is None or not is_faster((x, w), second.shape[1], prod(window.kernel), outputs, moved):
+        x = x.with_values(int(zero_point.item()))
+    outputs, packed = second.shape[0] // group, prod(window.stride)
+    if x is None or not is_faster((x, w), second.shape[1], prod(window.kernel), outputs, packed):
         return None
     return (x, w), int(zero_point.item())
 
 
-def product_levels(node: Node, turn_a: bool, turn_b: bool) -> tuple[BitLevels, BitLevels] | None:
+def product_levels(node: Node, transpose_a: bool, transpose_b: bool) -> tuple[BitLevels, BitLevels] | None:
     """Return the levels of both operands of a matrix product that is faster bit-serially; None for others."""
     a, b = (node.input(number) for number in op_spec(node.op).factors)
     levels = _levels_of_operands(node)
     if levels is None or min(len(a.shape), len(b.shape)) < 2 or not a.size * b.size:
         return None
-    inner, columns = a.shape[-2 if turn_a else -1], b.shape[-2 if turn_b else -1]
+    inner, columns = a.shape[-2 if transpose_a else -1], b.shape[-2 if transpose_b else -1]
     return levels if is_faster(levels, inner, 1, columns) else None

@@ -207,22 +207,22 @@ def block_sums(node: Node) -> Tensor:
     return T.compute((*x.shape[:-2], parts, count, blocks, lanes), byte, "bytes")
 
 
-@op("ScaleSums", kind=Kind.OPAQUE, domain="celosia", operands="sums steps scales x? zeros?")
+@op("ScaleSums", kind=Kind.OPAQUE, domain="celosia", operands="sums x_scales scales x? zeros?")
 def scale_sums(node: Node) -> Tensor:
     """Build ScaleSums: multiply block sums by the scales of the blocks of x and w, and add them over blocks in order.
 
-    sums: as from BlockSums. steps: scales of x, [..., blocks]. scales: of w, [parts, blocks, lanes]. Result: [...,
+    sums: as from BlockSums. x_scales: scales of x, [..., blocks]. scales: of w, [parts, blocks, lanes]. Result: [...,
     parts, lanes] float32. With x, as from QuantizeBlocks, and zero points of w [parts, blocks, lanes] int32, the
     products of x and the zero points are subtracted.
     """
-    sums, steps, scales = node.input("sums"), node.input("steps"), node.input("scales")
+    sums, x_scales, scales = node.input("sums"), node.input("x_scales"), node.input("scales")
     x, zeros = node.optional("x"), node.optional("zeros")
     count, (parts, blocks, lanes) = sums.shape[-3], scales.shape
     b = T.reduce_axis(blocks, "block")
     totals: Tensor | None = None
     if x is not None:
         k = T.reduce_axis(x.shape[-1], "k")
-        totals = T.compute(x.shape[:-1], lambda *i: T.sum(x[(*i, k)].astype("int32"), k), "ones")
+        totals = T.compute(x.shape[:-1], lambda *i: T.sum(x[(*i, k)].astype("int32"), k), "sums_of_x")
 
     def block_sum(row: list[Expr], part: Expr, lane: Expr) -> Expr:
         """Return the int32 sum of a block from its bytes, without the product of the zero point."""
@@ -234,9 +234,9 @@ def scale_sums(node: Node) -> Tensor:
 
     def scaled(*i: Expr) -> Expr:
         *row, part, lane = i
-        return T.sum(block_sum(row, part, lane).astype(F32) * (steps[(*row, b)] * scales[part, b, lane]), b)
+        return T.sum(block_sum(row, part, lane).astype(F32) * (x_scales[(*row, b)] * scales[part, b, lane]), b)
 
-    return T.compute((*steps.shape[:-1], parts, lanes), scaled, "scaled")
+    return T.compute((*x_scales.shape[:-1], parts, lanes), scaled, "scaled")
 
 
 @op(

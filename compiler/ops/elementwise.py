@@ -212,7 +212,7 @@ def _build_binary(node: Node) -> Tensor:
 
 for _name in BINARY:
     _operands = {"Pow": "x y", "BitShift": "x y", "PRelu": "x slope"}.get(_name, "a b")
-    op(_name, kind=Kind.INJECTIVE, wide=_name == "Pow", operands=_operands)(_build_binary)
+    op(_name, kind=Kind.INJECTIVE, rounded_once=_name == "Pow", operands=_operands)(_build_binary)
 
 
 VARIADIC: dict[str, Callable[[Expr, Expr], Expr]] = {

@@ -99,21 +99,21 @@ def dot(x: Expr, w: Expr, axes: Any) -> Expr:
 
 def matrix_product(
     a: Tensor, b: Tensor, za: Expr, zb: ZeroPoint, finish: Callable[[Expr, Index], Expr],
-    turn_a: bool = False, turn_b: bool = False,
+    transpose_a: bool = False, transpose_b: bool = False,
 ) -> Tensor:  # fmt: skip
     """Return finish(int32 of numpy.matmul(a - za, b - zb), its index), for tensors of at least two dimensions.
 
-    a, b: of bytes. za, zb: zero points, shifted to uint8 and int8. turn_a, turn_b: matrices are transposed. Raises
-    ValueError for shapes that do not fit.
+    a, b: of bytes. za, zb: zero points, shifted to uint8 and int8. transpose_a, transpose_b: matrices are transposed.
+    Raises ValueError for shapes that do not fit.
     """
-    inner = a.shape[-2 if turn_a else -1]
-    m, n = a.shape[-1 if turn_a else -2], b.shape[-2 if turn_b else -1]
-    batch = batch_shape(a, b, inner, b.shape[-1 if turn_b else -2])
+    inner = a.shape[-2 if transpose_a else -1]
+    m, n = a.shape[-1 if transpose_a else -2], b.shape[-2 if transpose_b else -1]
+    batch = batch_shape(a, b, inner, b.shape[-1 if transpose_b else -2])
     steps = -(-inner // 4)
     tiled = target().has_amx and m >= TILE_ROWS[0] and steps >= TILE_STEPS
     width = panel_width(n, TILE_STEPS if tiled else 32 if m > 4 else WIDTHS[0])
-    left = pack_rows(a, steps, turn_a)
-    right = pack_columns(b, steps, width, turn_b)
+    left = pack_rows(a, steps, transpose_a)
+    right = pack_columns(b, steps, width, transpose_b)
 
     def correction(*i: Expr) -> Expr:
         """Return the terms of a column that do not depend on a: -za * sum w + count * za * zw."""
@@ -298,7 +298,7 @@ def _convolve_global_window(
 
     n, m = x.shape[0], w.shape[0]
     images, weights = reshaped(x, (n, prod(x.shape[1:]))), reshaped(w, (m, prod(w.shape[1:])))
-    y = matrix_product(images, weights, zx, zw, finish_channel, turn_b=True)
+    y = matrix_product(images, weights, zx, zw, finish_channel, transpose_b=True)
     return replace(y, shape=(n, m, *(1 for _ in x.shape[2:])))
 
 

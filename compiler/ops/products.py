@@ -365,7 +365,7 @@ def gemm(node: Node) -> Tensor:
         return acc + (bias if beta == 1 else bias * beta)
 
     try:
-        turn_a, turn_b = (bool(node.attrs.get(name, 0)) for name in ("transA", "transB"))
-        return product(a, b, turn_a, turn_b, finish=finish, fixed_b=node.is_fixed(1))
+        transpose_a, transpose_b = (bool(node.attrs.get(name, 0)) for name in ("transA", "transB"))
+        return product(a, b, transpose_a, transpose_b, finish=finish, fixed_b=node.is_fixed(1))
     except ValueError as e:
         raise node.fail(str(e)) from e

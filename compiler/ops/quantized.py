@@ -178,14 +178,14 @@ def _convolution(node: Node, x: Tensor, w: Tensor, bias: Tensor | None, finish: 
 
 def _product(
     node: Node, a: Tensor, b: Tensor, finish: Callable[[Expr, tuple[Expr, ...]], Expr],
-    turn_a: bool = False, turn_b: bool = False,
+    transpose_a: bool = False, transpose_b: bool = False,
 ) -> Tensor:  # fmt: skip
     """Return an integer matrix product, bit-serial or by bytes, whichever is faster.
 
-    finish: function of the int32 sum and its index. turn_a, turn_b: matrices are transposed.
+    finish: function of the int32 sum and its index. transpose_a, transpose_b: matrices are transposed.
     """
-    how: dict[str, Any] = {"turn_a": turn_a, "turn_b": turn_b, "finish": finish}
-    if (levels := bit_serial.product_levels(node, turn_a, turn_b)) is not None:
+    how: dict[str, Any] = {"transpose_a": transpose_a, "transpose_b": transpose_b, "finish": finish}
+    if (levels := bit_serial.product_levels(node, transpose_a, transpose_b)) is not None:
         zeros = {"za": node.scalar("a_zero_point", "int32"), "zb": right_zero(node, "b_zero_point", "int8")}
         return multiply_any_rank(node, a, b, bit_serial.matrix_product, **how, **zeros, levels=levels)
     zeros = {"za": left_zero(node, "a_zero_point", a.dtype), "zb": right_zero(node, "b_zero_point", b.dtype)}
@@ -293,8 +293,8 @@ def qgemm(node: Node) -> Tensor:
         column_scale = scale[i[-1] if sb.size > 1 else 0]
         return acc.astype(F32) * column_scale if zy is None else requantize(acc, column_scale, zy, kind)
 
-    turn_a, turn_b = (bool(node.attrs.get(name, 0)) for name in ("transA", "transB"))
-    return _product(node, a, b, finish, turn_a, turn_b)
+    transpose_a, transpose_b = (bool(node.attrs.get(name, 0)) for name in ("transA", "transB"))
+    return _product(node, a, b, finish, transpose_a, transpose_b)
 
 
 # Operators of two operands (com.microsoft)

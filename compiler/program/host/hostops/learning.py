@@ -24,28 +24,28 @@ def _tensors_with_states(inputs: tuple[Array, ...], kinds: int) -> list[tuple[Ar
 @host("Momentum", domain=TRAINING_DOMAIN)
 def momentum(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Array, ...]:
     """Take a step of SGD with momentum. Returns the new tensors, then their momenta."""
-    new = []
-    for x, gradient, v in _tensors_with_states(inputs, 3):
+    tensors_with_states = []
+    for x, gradient, velocity in _tensors_with_states(inputs, 3):
         gradient = op.attrs["norm_coefficient"] * x + gradient
-        v = op.attrs["alpha"] * v + (op.attrs["beta"] if int(step) > 0 else 1) * gradient
+        velocity = op.attrs["alpha"] * velocity + (op.attrs["beta"] if int(step) > 0 else 1) * gradient
         if op.attrs["mode"] == "nesterov":
-            x = x - rate * (gradient + op.attrs["alpha"] * v)
+            x = x - rate * (gradient + op.attrs["alpha"] * velocity)
         else:
-            x = x - rate * v
-        new.append((x, v))
-    return _sorted_by_kind(new)
+            x = x - rate * velocity
+        tensors_with_states.append((x, velocity))
+    return _outputs_by_kind(tensors_with_states)
 
 
 @host("Adagrad", domain=TRAINING_DOMAIN)
 def adagrad(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Array, ...]:
     """Take a step of Adagrad. Returns the new tensors, then their sums of squared gradients."""
     rate = rate / (1 + step * op.attr("decay_factor", 0.0))
-    new = []
-    for x, gradient, h in _tensors_with_states(inputs, 3):
+    tensors_with_states = []
+    for x, gradient, squares in _tensors_with_states(inputs, 3):
         gradient = op.attr("norm_coefficient", 0.0) * x + gradient
-        h = h + gradient * gradient
-        new.append((x - rate * gradient / (np.sqrt(h) + op.attr("epsilon", 1e-6)), h))
-    return _sorted_by_kind(new)
+        squares = squares + gradient * gradient
+        tensors_with_states.append((x - rate * gradient / (np.sqrt(squares) + op.attr("epsilon", 1e-6)), squares))
+    return _outputs_by_kind(tensors_with_states)
 
 
 @host("Adam", domain=TRAINING_DOMAIN)
@@ -55,19 +55,21 @@ def adam(op: HostOp, rate: Array, step: Array, *inputs: Array) -> tuple[Array, .
     t = int(step)
     if t > 0:
         rate = rate * np.sqrt(1 - b**t) / (1 - a**t)
-    new = []
-    for x, gradient, v, h in _tensors_with_states(inputs, 4):
+    tensors_with_states = []
+    for x, gradient, velocity, squares in _tensors_with_states(inputs, 4):
         gradient = op.attr("norm_coefficient", 0.0) * x + gradient
-        v = a * v + (1 - a) * gradient
-        h = b * h + (1 - b) * gradient * gradient
-        x = (1 - op.attr("norm_coefficient_post", 0.0)) * (x - rate * v / (np.sqrt(h) + op.attr("epsilon", 1e-6)))
-        new.append((x, v, h))
-    return _sorted_by_kind(new)
+        velocity = a * velocity + (1 - a) * gradient
+        squares = b * squares + (1 - b) * gradient * gradient
+        x = (1 - op.attr("norm_coefficient_post", 0.0)) * (
+            x - rate * velocity / (np.sqrt(squares) + op.attr("epsilon", 1e-6))
+        )
+        tensors_with_states.append((x, velocity, squares))
+    return _outputs_by_kind(tensors_with_states)
 
 
-def _sorted_by_kind(new: Sequence[tuple[Array, ...]]) -> tuple[Array, ...]:
+def _outputs_by_kind(tensors_with_states: Sequence[tuple[Array, ...]]) -> tuple[Array, ...]:
     """Return the outputs of an optimiser: all new tensors, then their states kind by kind, as float32."""
-    return tuple(value.astype(np.float32) for kind in zip(*new) for value in kind)
+    return tuple(value.astype(np.float32) for kind in zip(*tensors_with_states) for value in kind)
 
 
 @host("BatchNormalization")
