@@ -78,7 +78,7 @@ class Shape:
         y = Activation.alone(cfg, "y", self.images, self.outputs, size, size)
         weights = rng.integers(-128, 128, (self.outputs, self.channels, self.kernel, self.kernel)).astype(np.int8)
         reach = 74 * 74 * (self.channels * self.kernel**2) ** 0.5
-        scale = numerics.fold_scale(np.full(self.outputs, 60 / reach, np.float32))
+        scale = numerics.scale_to_multiplier(np.full(self.outputs, 60 / reach, np.float32))
         bias = rng.integers(-1000, 1000, self.outputs).astype(np.int32)
         add = Residual(Activation.alone(cfg, "b", *y.dims), 1 << 13, 1 << 13, 0, 14) if self.residual else None
         window = Window((self.kernel,) * 2, (self.stride,) * 2, pads=(pad,) * 4)

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from celosia.compiler.frontend import PreparedModel
 from celosia.compiler.graph.cost import BYTES_A_CYCLE, bytes_of, host_cycles, total_macs
 from celosia.compiler.graph.errors import ModelError
-from celosia.compiler.graph.launches import LaunchPlan, Step, layers_of, schedule
+from celosia.compiler.graph.launches import GraphStep, LaunchPlan, layers_and_storages, schedule
 from celosia.compiler.graph.operands import custom
 from celosia.compiler.graph.select import Partition, select
 from celosia.compiler.graph.select.placement import UNCONSTRAINED, Constraints
@@ -94,7 +94,7 @@ class PlacementRequest:
         """Return the place asked for `node`, by its name or by ALL; None if there is none."""
         return self.places.get(node.name or "", self.places.get(ALL))
 
-    def require(self, graph: ir.Graph, partition: Partition) -> None:
+    def require_places(self, graph: ir.Graph, partition: Partition) -> None:
         """Raise ModelError if an operator is not in the place that was asked for by its name."""
         for node in graph:
             place = self.places.get(node.name or "")
@@ -140,8 +140,7 @@ class PlacementRequest:
         return {
             node: f"weighed: {cost.reason}"
             for cost in costs
-            if cost.cpu < cost.accelerator
-            and not any(self._place_of(node) == ACCELERATOR for node in cost.nodes)
+            if cost.cpu < cost.accelerator and not any(self._place_of(node) == ACCELERATOR for node in cost.nodes)
             for node in cost.nodes
         }
 
@@ -167,7 +166,7 @@ class Lowered:
     """
 
     partition: Partition
-    steps: list[Step]
+    steps: list[GraphStep]
     network: Network
     image: Image
     notes: str
@@ -209,7 +208,7 @@ def lower(
     """
     attempt = partial(_try_to_lower, cfg, model, planner, request, frozenset(decided), schedules, say)
     lowered = retry(attempt, Constraints(request.refused(model.graph)))
-    request.require(model.graph, lowered.partition)
+    request.require_places(model.graph, lowered.partition)
     return lowered
 
 
@@ -228,7 +227,7 @@ def _try_to_lower(
     launches = [step for step in steps if isinstance(step, LaunchPlan)]
     planner = _order_launches(cfg, launches, planner)
     say("tiling and instructions")
-    network = Network(cfg, *layers_of(steps, partition), planner)
+    network = Network(cfg, *layers_and_storages(steps, partition), planner)
     try:
         image, sentence = schedules.build(network)
     except LayerErrors as errors:

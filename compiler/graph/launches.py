@@ -24,7 +24,7 @@ class LaunchPlan:
     unpacked: list[ir.Value] = field(default_factory=list)
 
 
-Step = ir.Node | LaunchPlan
+GraphStep = ir.Node | LaunchPlan
 """A CPU operator, or a view that the host needs, or a launch."""
 
 
@@ -34,20 +34,20 @@ class Scheduler:
     steps: the order so far. host: values that the host has. writers: the layers that write each storage.
     """
 
-    def __init__(self, cfg: Config, graph: ir.Graph, selection: Partition) -> None:
-        self.cfg, self.graph, self.selection = cfg, graph, selection
-        self.steps: list[Step] = []
+    def __init__(self, cfg: Config, graph: ir.Graph, partition: Partition) -> None:
+        self.cfg, self.graph, self.partition = cfg, graph, partition
+        self.steps: list[GraphStep] = []
         self.host: set[ir.Value] = set(graph.inputs)
         self.writers: dict[Storage, list[LayerAssignment]] = {}
-        for choice in selection.choices:
+        for choice in partition.choices:
             self.writers.setdefault(choice.layer.y.storage, []).append(choice)
         self.launched: dict[int, LaunchPlan] = {}
         """The launch of each layer that is in one, by the id of its assignment."""
 
-    def run(self) -> list[Step]:
+    def run(self) -> list[GraphStep]:
         """Return the steps in order. Raises ModelError where a value is never computed."""
-        cpu = [node for node in self.graph if node in self.selection.cpu]
-        layers = list(self.selection.choices)
+        cpu = [node for node in self.graph if node in self.partition.cpu]
+        layers = list(self.partition.choices)
         while cpu or layers:
             before = len(cpu) + len(layers)
             cpu = self._add_cpu_operators(cpu)
@@ -116,13 +116,13 @@ class Scheduler:
         if value in self.host or constant(value) is not None or self._is_complete(value):
             return True
         producer = value.producer()
-        if producer is None or producer not in self.selection.views:
+        if producer is None or producer not in self.partition.views:
             return False
         return all(self._is_reachable(operand) for operand in operands(producer))
 
     def _is_complete(self, value: ir.Value) -> bool:
         """Return whether layers write `value` in a form that the host can unpack, and all of them are in launches."""
-        act = self.selection.written.get(value)
+        act = self.partition.written.get(value)
         return (
             act is not None
             and act.strided_view is None
@@ -135,12 +135,12 @@ class Scheduler:
         if value in self.host or constant(value) is not None:
             return
         if self._is_complete(value):
-            launches = {id(self.launched[id(writer)]) for writer in self._writers_of(self.selection.written[value])}
+            launches = {id(self.launched[id(writer)]) for writer in self._writers_of(self.partition.written[value])}
             plans = [step for step in self.steps if isinstance(step, LaunchPlan) and id(step) in launches]
             plans[-1].unpacked.append(value)
         else:
             producer = value.producer()
-            assert producer in self.selection.views
+            assert producer in self.partition.views
             for operand in operands(producer):
                 self._make_available(operand)
             self.steps.append(producer)
@@ -148,17 +148,17 @@ class Scheduler:
         self.host.add(value)
 
 
-def schedule(cfg: Config, graph: ir.Graph, selection: Partition) -> list[Step]:
+def schedule(cfg: Config, graph: ir.Graph, partition: Partition) -> list[GraphStep]:
     """Return the steps of `graph` in order. Raises ModelError where a value is never computed."""
-    return Scheduler(cfg, graph, selection).run()
+    return Scheduler(cfg, graph, partition).run()
 
 
-def layers_of(
-    steps: list[Step], selection: Partition
+def layers_and_storages(
+    steps: list[GraphStep], partition: Partition
 ) -> tuple[list[list[Layer]], list[set[Storage]], list[set[Storage]]]:
     """Return (layers, storages that the host packs before, storages that it unpacks after) for all launches."""
     plans = [step for step in steps if isinstance(step, LaunchPlan)]
     launches = [[choice.layer for choice in plan.choices] for plan in plans]
     written = [{storage for choice in plan.choices for storage in choice.reads} for plan in plans]
-    read = [{selection.written[value].storage for value in plan.unpacked} for plan in plans]
+    read = [{partition.written[value].storage for value in plan.unpacked} for plan in plans]
     return launches, written, read

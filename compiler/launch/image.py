@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.expr.nodes import Tensor
-from celosia.compiler.launch.memory_plan import Lifetime, plan
+from celosia.compiler.launch.memory_plan import Lifetime, plan_memory
 from celosia.compiler.launch.overlap import (
     COLUMNS,
     GROUPS,
@@ -283,7 +283,7 @@ def build(
     """
     planner = planner or Planner(cfg)
     storage_lifetimes = lifetimes(cfg, launches, written, read, planner.policy.overlapped)
-    arena = plan(storage_lifetimes, alignment=max(64, cfg.bus_bytes))
+    arena = plan_memory(storage_lifetimes, alignment=max(64, cfg.bus_bytes))
     base = -(-arena.size // 4096) * 4096
     constants = Constants(base)
     emitters = [_Emitter(cfg, layers, planner, constants, arena.offsets, cold) for layers in launches]

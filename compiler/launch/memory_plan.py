@@ -36,7 +36,7 @@ class Lifetime:
     last: int
 
 
-def plan(lifetimes: list[Lifetime], alignment: int = 64) -> ArenaPlan:
+def plan_memory(lifetimes: list[Lifetime], alignment: int = 64) -> ArenaPlan:
     """Return offsets at which no two buffers that are alive at the same step overlap.
 
     Each buffer takes the lowest offset that fits, in an order of _PRIORITIES (Pisarchyk and Lee, arXiv 2001.03288). If
@@ -53,12 +53,12 @@ def plan(lifetimes: list[Lifetime], alignment: int = 64) -> ArenaPlan:
         order = sorted(lifetimes, key=key)
         for _ in range(MAX_ATTEMPTS):
             places = _place(order, alignment)
-            best = min(best or places, places, key=_end)
-            if _end(best) <= smallest:
+            best = min(best or places, places, key=_arena_size)
+            if _arena_size(best) <= smallest:
                 break
             highest = max(order, key=lambda item: places[item.buffer][1])
             order = [highest, *(item for item in order if item is not highest)]
-    return ArenaPlan({buffer: start for buffer, (start, _) in best.items()}, _end(best), lower_bound(lifetimes))
+    return ArenaPlan({buffer: start for buffer, (start, _) in best.items()}, _arena_size(best), lower_bound(lifetimes))
 
 
 _PRIORITIES: tuple[Callable[[Lifetime], Any], ...] = (
@@ -98,7 +98,7 @@ def _place(order: Iterable[Lifetime], alignment: int) -> Places:
     return {item.buffer: (start, end) for start, end, item in placed}
 
 
-def _end(places: Places) -> int:
+def _arena_size(places: Places) -> int:
     """Return the end of the highest buffer: the size of the arena."""
     return max((end for _, end in places.values()), default=0)
 
@@ -140,7 +140,7 @@ def plan_arena(
     lifetimes = [
         Lifetime(name, tensor_bytes(tensors[name]), first[name], last[name]) for name in first if name not in returned
     ]
-    arena = plan(lifetimes)
+    arena = plan_memory(lifetimes)
     offsets = {name: arena.offsets[buffer] for name, buffer in buffer_of.items() if buffer in arena.offsets}
     return ArenaPlan(offsets, arena.size, arena.lower_bound)
 

@@ -8,8 +8,9 @@ kernels in their order, bit for bit; tests compare them with onnxruntime, which 
 
 - *specifications* (`requantize`, `rescale_add`) are the integer arithmetic of the hardware;
 
-- *derivations* (`fold_scale`, `fit_rescale_add`, `fit_rescale_mul`, ...) find the integers for one operator. Where an
-operator has few inputs they try them all, so the result is proved; None means that no exact integers were found.
+- *derivations* (`scale_to_multiplier`, `fit_rescale_add`, `fit_rescale_mul`, ...) find the integers for one operator.
+Where an operator has few inputs they try them all, so the result is proved; None means that no exact integers were
+found.
 
 The hardware stores int8. A uint8 tensor is stored with its top bit flipped (x - 128), and so are its zero points.
 "Stored bytes" below are these int8; derivations take the ONNX values and return parameters for stored bytes. Arguments
@@ -58,13 +59,13 @@ from celosia.compiler.numerics.requantiser import (
     conv_scale,
     dequantize_linear,
     fit_slopes,
-    fold_scale,
     global_average_scale,
     mean_scale,
     qlinear_average,
     quantize_linear,
     requantize,
     requantize_f32,
+    scale_to_multiplier,
 )
 from celosia.compiler.numerics.tables import identity_table, qlinear_softmax, softmax_powers, unary_table
 
@@ -95,7 +96,6 @@ __all__ = [
     "fit_slopes",
     "float_add",
     "float_mul",
-    "fold_scale",
     "global_average_scale",
     "identity_table",
     "mean_scale",
@@ -110,6 +110,7 @@ __all__ = [
     "requantize",
     "requantize_f32",
     "rescale_add",
+    "scale_to_multiplier",
     "softmax_powers",
     "unary_table",
 ]  # fmt: skip

@@ -26,10 +26,10 @@ from celosia.compiler.numerics.requantiser import (
     dequantize_linear,
     divide_even,
     f32,
-    fold_scale,
     limits,
     quantize_linear,
     requantize,
+    scale_to_multiplier,
 )
 from celosia.compiler.program.host.float32_math import fma
 
@@ -316,7 +316,7 @@ def fit_rescale_mul(sa: float, za: int, sb: float, zb: int, sc: float, zc: int, 
     if not np.isfinite(scale) or scale < 0:
         return None
     expected = _scaled_product(products, scale, zc, kind).astype(np.int64) - (lo + 128)
-    multiplier, shift = (int(x) for x in fold_scale(scale))
+    multiplier, shift = (int(x) for x in scale_to_multiplier(scale))
     zero_point = zc - (lo + 128)
 
     is_near_tie = np.abs(products * float(scale) % 1 - 0.5) < 2.0**-8

@@ -16,7 +16,7 @@ import numpy as np
 
 from celosia.compiler.expr.nodes import Expr, call, maximum, minimum, wrap
 from celosia.compiler.expr.tensor import reduce_axis, sum
-from celosia.compiler.numerics.requantiser import Float32, Float64, Int32, f32, fold_scale
+from celosia.compiler.numerics.requantiser import Float32, Float64, Int32, f32, scale_to_multiplier
 from celosia.hw.spec.pipeline import EPSILON_SHIFT, FACTOR_BITS, MAX_NORM_ELEMENTS, NORM_FRACTION, ROOT_BITS
 from celosia.sim.functional.norm import VARIANCE_BITS
 
@@ -38,7 +38,7 @@ class NormConstants:
 
     epsilon: added to N^2 times the variance of rows of N elements, in squared input units of 2^-EPSILON_SHIFT. bias:
     beta / gamma of each channel with NORM_FRACTION fractional bits. scale: gamma / sy * 2^-NORM_FRACTION of each
-    channel, for `fold_scale`. error_bound: of results before rounding, in output units.
+    channel, for `scale_to_multiplier`. error_bound: of results before rounding, in output units.
     """
 
     epsilon: int
@@ -77,7 +77,9 @@ def norm_constants(gamma: Float32, beta: Float32, sx: float, sy: float, epsilon:
         bias, scale = np.rint(b / g * 2.0**NORM_FRACTION), (g * 2.0**-NORM_FRACTION).astype(f32)
     is_unrepresentable = np.abs(bias) + ((isqrt(count) + 2) << NORM_FRACTION) >= 2.0**31
     error_bound = _error_bound(g, b)
-    is_unrepresentable |= (error_bound > MAX_ERROR) | (fold_scale(np.where(np.isfinite(scale), scale, 0))[0] == 0)
+    is_unrepresentable |= (error_bound > MAX_ERROR) | (
+        scale_to_multiplier(np.where(np.isfinite(scale), scale, 0))[0] == 0
+    )
     if is_unrepresentable.any():
         channel = int(np.argmax(is_unrepresentable))
         raise NormError(

@@ -1,8 +1,8 @@
 """Quantisation to bytes, requantisation of int32 sums to int8, and means on the requantiser.
 
 In order: types of arrays, QuantizeLinear and DequantizeLinear with saturation, as in onnxruntime's kernels; the
-requantiser of QLinearConv, QGemm and QLinearMatMul; the scale that replaces the division of a mean, for `fold_scale`.
-The requantiser's bias of a mean is -zero_point * count, for stored bytes and their zero points.
+requantiser of QLinearConv, QGemm and QLinearMatMul; the scale that replaces the division of a mean, for
+`scale_to_multiplier`. The requantiser's bias of a mean is -zero_point * count, for stored bytes and their zero points.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ def conv_scale(sx: ArrayLike, sw: ArrayLike, sy: ArrayLike) -> Float32:
         return np.asarray(product / np.asarray(sy, f32), f32)
 
 
-def fold_scale(scale: ArrayLike) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+def scale_to_multiplier(scale: ArrayLike) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
     """Return the multiplier (2^23 <= m < 2^24, or 0) and shift (0..63) with which `requantize` equals `requantize_f32`.
 
     scale: any shape, float32, finite and not negative (else ValueError). m * 2^-shift is `scale` exactly for
     2^-40 <= scale < 2^24. Below, every int32 times `scale` rounds to 0 and so does m = 0; above, every int32 but 0
     leaves the range of a byte and so it does with m = 2^23, shift = 0.
 
-    >>> [int(v) for v in fold_scale(0.75)]
+    >>> [int(v) for v in scale_to_multiplier(0.75)]
     [12582912, 24]
     """
     s = np.asarray(scale, f32)
@@ -114,7 +114,7 @@ def requantize_f32(acc: ArrayLike, bias: ArrayLike, scale: ArrayLike, zero_point
 
 
 def fit_slopes(slopes: ArrayLike, sx: float, zx: int, sy: float, zy: int, dtype: DTypeLike) -> Float32 | None:
-    """Return scales of weights with which QLinearConv multiplies negative values by `slopes` as floats do, [channels].
+    """Return weight scales [channels] for a QLinearConv that gives the bytes of a float PRelu with these `slopes`.
 
     The weight of a slope is its sign. onnxruntime computes quantise(dequantise(x) * slope) in float32; the scales are
     the slopes without sign, or floats next to them, for which all x below zx give its bytes. None if there are none.

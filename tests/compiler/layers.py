@@ -268,7 +268,7 @@ def requantise(rng: np.random.Generator, channels: int, reach: float) -> Requant
     """Draw scales that map sums of about `reach` to the range of int8."""
     scale = (rng.uniform(0.3, 2.0, channels) * 100 / max(reach, 1)).astype(np.float32)
     bias = rng.integers(-int(reach) // 2 - 1, int(reach) // 2 + 2, channels).astype(np.int32)
-    return Requantise(bias, *numerics.fold_scale(scale), int(rng.integers(-30, 30)))
+    return Requantise(bias, *numerics.scale_to_multiplier(scale), int(rng.integers(-30, 30)))
 
 
 def few_bits(rng: np.random.Generator, shape: tuple[int, ...], bits: int) -> Int8:

@@ -91,7 +91,7 @@ def requantise(count: int, seed: int = 0) -> Tally:
         wrapped = (acc.astype(np.int64) - bias).astype(np.int32)
         zero_point = int(rng.integers(-128, 128))
         lo, hi = sorted(rng.integers(-128, 128, 2).tolist()) if rng.integers(2) else (-128, 127)
-        got = numerics.requantize(wrapped, bias, *numerics.fold_scale(s), zero_point, lo, hi)
+        got = numerics.requantize(wrapped, bias, *numerics.scale_to_multiplier(s), zero_point, lo, hi)
         expected = numerics.requantize_f32(wrapped, bias, s, zero_point, lo, hi)
         return got.size, int(np.sum(got != expected))
 
@@ -138,7 +138,7 @@ def ort_requantise(count: int, seed: int = 0) -> Tally:
         else:
             y = run_node(op, x, *quant, w, *weight, *result, out=kind, domain="")
         flip = info.min + 128  # the hardware holds uint8 with the top bit flipped
-        multiplier, shift = numerics.fold_scale(numerics.conv_scale(sx, sw, sy))
+        multiplier, shift = numerics.scale_to_multiplier(numerics.conv_scale(sx, sw, sy))
         got = numerics.requantize(acc, bias, multiplier, shift, zy - flip)
         return y.size, int(np.sum(got.astype(np.int32) + flip != y))
 
@@ -299,7 +299,7 @@ def global_average(count: int, channels_last: int, seed: int = 0) -> Tally:
             out=kind,
             channels_last=channels_last,
         ).reshape(2, channels)
-        multiplier, shift = numerics.fold_scale(numerics.global_average_scale(sx, sy, area))
+        multiplier, shift = numerics.scale_to_multiplier(numerics.global_average_scale(sx, sy, area))
         got = numerics.requantize(acc, bias, multiplier, shift, zy - info.min - 128)
         return y.size, int(np.sum(got.astype(np.int32) + info.min + 128 != y))
 
@@ -323,7 +323,7 @@ def float_mean(count: int, seed: int = 0) -> tuple[int, int, int]:
             "ReduceMean", ort_dequantise(x, sx, zx), np.array([2, 3]), out=np.float32, domain="", keepdims=0
         )
         y = ort_quantise(mean, sy, zy, np.int8)
-        multiplier, shift = numerics.fold_scale(numerics.mean_scale(sx, sy, side * side))
+        multiplier, shift = numerics.scale_to_multiplier(numerics.mean_scale(sx, sy, side * side))
         got = numerics.requantize(x.astype(np.int32).sum((2, 3)), -zx * side * side, multiplier, shift, zy)
         distance = np.abs(got.astype(int) - y)
         compared, different, worst = (
@@ -364,7 +364,7 @@ def average(count: int, same_scale: bool, seed: int = 0) -> tuple[int, int, int]
         y = y.transpose(0, 3, 1, 2) if last else y
         windows = np.lib.stride_tricks.sliding_window_view(x, (k, k), (2, 3))[:, :, ::2, ::2]
         windows = windows.reshape(*y.shape, k * k)
-        multiplier, shift = numerics.fold_scale(numerics.global_average_scale(sx, sy, k * k))
+        multiplier, shift = numerics.scale_to_multiplier(numerics.global_average_scale(sx, sy, k * k))
         integers = (
             numerics.requantize(
                 windows.astype(np.int32).sum(-1), -zx * k * k, multiplier, shift, zy - info.min - 128

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import celosia
 from celosia.compiler.launch import blocks
 from celosia.compiler.layer import Activation, ActivationGemm, Epilogue, Layer, Requantise, Softmax, TilingError
-from celosia.compiler.numerics import fold_scale, softmax_powers
+from celosia.compiler.numerics import scale_to_multiplier, softmax_powers
 from celosia.compiler.tensorize.plan import FixedSchedule, Planner
 from celosia.compiler.tensorize.space import candidates, why_not
 from celosia.compiler.tune.layer_trial import reference_output as reference
@@ -34,7 +34,7 @@ PYNQ = replace(PRESETS["pynq"], softmax=4)
 
 def scales(rng: np.random.Generator, channels: int, reach: float) -> Requantise:
     """Return the same scale for all channels."""
-    multiplier, shift = fold_scale(np.float32([100 / reach]))
+    multiplier, shift = scale_to_multiplier(np.float32([100 / reach]))
     parameters = np.full(channels, rng.integers(-50, 50), np.int32), multiplier.repeat(channels), shift.repeat(channels)
     return Requantise(*parameters, int(rng.integers(-30, 30)))
 

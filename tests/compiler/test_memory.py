@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import tries
 
-from celosia.compiler.launch.memory_plan import Lifetime, plan
+from celosia.compiler.launch.memory_plan import Lifetime, plan_memory
 
 spans = st.tuples(st.integers(1, 5000), st.integers(0, 12), st.integers(0, 5))
 
@@ -17,7 +17,7 @@ spans = st.tuples(st.integers(1, 5000), st.integers(0, 12), st.integers(0, 5))
 @given(st.lists(spans, max_size=20), st.sampled_from([1, 16, 64]))
 def test_live_buffers_do_not_overlap(drawn: list[tuple[int, int, int]], alignment: int) -> None:
     buffers = [Lifetime(f"b{i}", size, first, first + more) for i, (size, first, more) in enumerate(drawn)]
-    result = plan(buffers, alignment)
+    result = plan_memory(buffers, alignment)
     assert set(result.offsets) == {b.buffer for b in buffers}
     assert all(offset % alignment == 0 for offset in result.offsets.values())
     steps = range(20)
@@ -33,13 +33,13 @@ def test_live_buffers_do_not_overlap(drawn: list[tuple[int, int, int]], alignmen
 
 def test_memory_is_used_again() -> None:
     chain = [Lifetime(f"t{i}", 100 * 64, i, i + 1) for i in range(10)]
-    result = plan(chain)
+    result = plan_memory(chain)
     assert result.size == result.lower_bound == 200 * 64
 
 
 def test_nothing_needs_nothing() -> None:
-    assert plan([]) == plan([], 1)
-    assert (plan([]).size, plan([]).lower_bound) == (0, 0)
+    assert plan_memory([]) == plan_memory([], 1)
+    assert (plan_memory([]).size, plan_memory([]).lower_bound) == (0, 0)
 
 
 def random_graph(seed: int) -> list[Lifetime]:
@@ -51,6 +51,6 @@ def random_graph(seed: int) -> list[Lifetime]:
 
 
 def test_arenas_are_close_to_the_lower_bound() -> None:
-    plans = [plan(random_graph(seed)) for seed in range(100)]
+    plans = [plan_memory(random_graph(seed)) for seed in range(100)]
     ratios = [plan.size / plan.lower_bound for plan in plans]
     assert max(ratios) <= 1.10 and sum(ratios) / len(ratios) <= 1.005

@@ -93,7 +93,7 @@ def norm_layer(cfg: Config, channels: int, rows: int, centre: bool = True) -> La
         np.exp(random.normal(size=channels) / 3).astype(np.float32), random.normal(size=channels).astype(np.float32),
         0.1, 0.03, 1e-5,
     )  # fmt: skip
-    requantise = Requantise(result.bias, *numerics.fold_scale(result.scale), -3)
+    requantise = Requantise(result.bias, *numerics.scale_to_multiplier(result.scale), -3)
     norm = Norm(0 if centre else 5, centre, result.epsilon)
     return Layer("rows", x, y, norm=norm, requantise=requantise, epilogue=Epilogue((-100, 127)))
 
@@ -173,8 +173,8 @@ def test_wrong_programs_are_found(which: str) -> None:
 
 def test_a_wrong_norm_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The self-check finds a wrong layer: it compares with the CPU's operator."""
-    original = numerics.fold_scale
-    monkeypatch.setattr(numerics, "fold_scale", lambda scale: original(scale * np.float32(1.05)))
+    original = numerics.scale_to_multiplier
+    monkeypatch.setattr(numerics, "scale_to_multiplier", lambda scale: original(scale * np.float32(1.05)))
     with pytest.raises(SelfCheckError, match=r"'norm'.*other than its operators"):
         celosia.compile(norm_model("LayerNormalization", (1, 9, 40)), config=PYNQ, rounding="correct")
 

@@ -55,7 +55,7 @@ def test_the_comparison_sees_an_accumulator_that_is_not_rounded(monkeypatch: pyt
 )
 def test_any_scale_folds(acc: int, bias: int, scale: float, zero_point: int, lo: int, hi: int) -> None:
     lo, hi = min(lo, hi), max(lo, hi)
-    multiplier, shift = numerics.fold_scale(scale)
+    multiplier, shift = numerics.scale_to_multiplier(scale)
     assert int(multiplier) == 0 or 2**23 <= int(multiplier) < 2**24
     assert int(shift) < 64
     actual = numerics.requantize(acc, bias, multiplier, shift, zero_point, lo, hi)
@@ -64,14 +64,14 @@ def test_any_scale_folds(acc: int, bias: int, scale: float, zero_point: int, lo:
 
 @given(st.floats(2.0**-40, 2.0**24, exclude_max=True, width=32))
 def test_a_folded_scale_is_the_scale(scale: float) -> None:
-    multiplier, shift = numerics.fold_scale(scale)
+    multiplier, shift = numerics.scale_to_multiplier(scale)
     assert int(multiplier) * 2.0 ** -int(shift) == scale
 
 
 @pytest.mark.parametrize("scale", [-1.0, np.inf, np.nan])
-def test_fold_scale_refuses(scale: float) -> None:
+def test_scale_to_multiplier_refuses(scale: float) -> None:
     with pytest.raises(ValueError, match=rf"not negative.*{scale}"):
-        numerics.fold_scale([1.0, scale])
+        numerics.scale_to_multiplier([1.0, scale])
 
 
 def test_order_of_the_folds_matters() -> None:
@@ -306,7 +306,7 @@ def padded_averages(sx: float, zx: int, sy: float, zy: int, include: int) -> tup
     a, b = (PAIRS[0, :, 0, k].astype(np.int64) for k in (0, 1))
     averages = []
     for total, count in ((a, 1), (a + b, 2), (b, 1)):
-        multiplier, shift = numerics.fold_scale(numerics.global_average_scale(sx, sy, 2 if include else count))
+        multiplier, shift = numerics.scale_to_multiplier(numerics.global_average_scale(sx, sy, 2 if include else count))
         averages.append(numerics.requantize(total, -zx * count, multiplier, shift, zy))
     return reference, np.stack(averages, -1)
 
@@ -357,7 +357,7 @@ def test_proved_averages_of_larger_windows(height: int, width: int) -> None:
             "QLinearAveragePool", x, *quantisation(sx, zx, sy, zy), out=np.int8,
             kernel_shape=(height, width), strides=(1, 1),
         ).reshape(-1)  # fmt: skip
-        multiplier, shift = numerics.fold_scale(numerics.global_average_scale(sx, sy, count))
+        multiplier, shift = numerics.scale_to_multiplier(numerics.global_average_scale(sx, sy, count))
         made = numerics.requantize(x.sum((0, 2, 3), dtype=np.int64), -zx * count, multiplier, shift, zy)
         np.testing.assert_array_equal(result, made)
         checked += 1

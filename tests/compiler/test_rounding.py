@@ -111,7 +111,7 @@ def test_results_are_the_real_ones_rounded(op: str, shape: tuple[int, ...], dtyp
     flip = 128 * (dtype == "uint8")
     stored = (x.astype(np.int64) - flip).astype(np.int8).reshape(-1, shape[-1])
     v = normalise_rows(stored, shape[-1], flip - zero, op == "LayerNormalization", result.epsilon)
-    own = numerics.requantize(v, result.bias, *numerics.fold_scale(result.scale), zero - flip)
+    own = numerics.requantize(v, result.bias, *numerics.scale_to_multiplier(result.scale), zero - flip)
     np.testing.assert_array_equal(y, own.astype(np.int64).reshape(shape) + flip)
 
 

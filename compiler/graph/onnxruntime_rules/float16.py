@@ -67,15 +67,15 @@ def compute_in_float32(model: ir.Model) -> None:
 class _GraphWidening:
     """The widening of one graph.
 
-    cast: operators that become float32. inserted: the Casts around them. wide_values: float16 value -> its Cast to
-    float32.
+    widened_nodes: operators that become float32. inserted_casts: the Casts around them. wide_values: float16 value ->
+    its Cast to float32.
     """
 
     def __init__(self, graph: ir.Graph | ir.GraphView | ir.Function, version: int) -> None:
         assert isinstance(graph, ir.Graph)
         self.graph, self.version = graph, version
-        self.cast = {node for node in graph if self._lacks_kernel(node)}
-        self.inserted = set[ir.Node]()
+        self.widened_nodes = {node for node in graph if self._lacks_kernel(node)}
+        self.inserted_casts = set[ir.Node]()
         self.wide_values: dict[ir.Value, ir.Value] = {}
 
     def run(self) -> None:
@@ -83,10 +83,10 @@ class _GraphWidening:
         self._duplicate_dequantisers()
         self._move_dequantisers()
         for node in self.graph:
-            if node not in self.cast and self._is_isolated(node):
-                self.cast.add(node)
+            if node not in self.widened_nodes and self._is_isolated(node):
+                self.widened_nodes.add(node)
         folded = {node for node in self.graph if is_op(node, "Cast") and self._is_folded(node.outputs[0])}
-        for node in [node for node in self.graph if node in self.cast]:
+        for node in [node for node in self.graph if node in self.widened_nodes]:
             self._widen(node)
         for node in [node for node in self.graph if is_op(node, "Cast") and node not in folded]:
             self._remove_casts(node)
@@ -166,14 +166,14 @@ class _GraphWidening:
         producers = [value.producer() for value in examined if _is_half(value) and not self._is_folded(value)]
         half_outputs = [value for value in node.outputs if _is_half(value)]
         readers = [use.node for value in half_outputs for use in value.uses()]
-        return bool(half_outputs) and all(other in self.cast for other in (*filter(None, producers), *readers))
+        return bool(half_outputs) and all(other in self.widened_nodes for other in (*filter(None, producers), *readers))
 
     def _is_folded(self, value: ir.Value) -> bool:
         """Return whether onnxruntime replaces `value` by a constant before it looks for kernels."""
         if value.const_value is not None:
             return True
         node = value.producer()
-        if node is None or node.graph is not self.graph or node in self.cast or subgraphs(node):
+        if node is None or node.graph is not self.graph or node in self.widened_nodes or subgraphs(node):
             return False
         if is_op(node, "DequantizeLinear") or not node.inputs:
             return False
@@ -212,7 +212,7 @@ class _GraphWidening:
             self.graph.insert_before(before, node)
         elif after is not None:
             self.graph.insert_after(after, node)
-        self.inserted.add(node)
+        self.inserted_casts.add(node)
         return out
 
     def _remove_casts(self, node: ir.Node) -> None:
@@ -223,7 +223,7 @@ class _GraphWidening:
         source, value = node.inputs[0], node.outputs[0]
         readers = [use.node for use in value.uses()]
         casts = [reader for reader in readers if is_op(reader, "Cast") and reader.graph is self.graph]
-        if source is None or node.graph is None or self.inserted.isdisjoint((node, *casts)):
+        if source is None or node.graph is None or self.inserted_casts.isdisjoint((node, *casts)):
             return
         is_lossy = self._is_lossy(source, value, node)
         if is_lossy and any(self._is_lossy(cast.outputs[0], value, cast) for cast in casts):
@@ -256,7 +256,7 @@ class _GraphWidening:
             return BITS[target_type] <= BITS[source_type]
         if {source_type, target_type} == {HALF, ir.DataType.BFLOAT16}:
             return True
-        return BITS[source_type] > BITS[target_type] and node not in self.inserted
+        return BITS[source_type] > BITS[target_type] and node not in self.inserted_casts
 
 
 def _is_half(value: ir.Value | None) -> bool:

@@ -71,13 +71,13 @@ def require_symmetric(weights: NDArray[Any], zero: NDArray[Any] | None) -> NDArr
 
 
 def fold_scales(scale: NDArray[np.float32]) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
-    """Return the integer multiplier and shift of each scale (`numerics.fold_scale`).
+    """Return the integer multiplier and shift of each scale (`numerics.scale_to_multiplier`).
 
     Raises NotOffloadable for a negative or infinite scale.
     """
     if not np.all(np.isfinite(scale)) or np.any(scale < 0):
         raise NotOffloadable("a scale that is negative or not finite; calibrate again")
-    return numerics.fold_scale(scale)
+    return numerics.scale_to_multiplier(scale)
 
 
 def requantisation(node: ir.Node, weights: NDArray[np.int8], bias: NDArray[Any] | None) -> Requantise:

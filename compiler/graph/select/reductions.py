@@ -232,7 +232,7 @@ def place_norm(p: Placement, node: ir.Node) -> None:
     form, count = _rows_as_pixels(p, x)
     epsilon = int(scalar_of(operand(node, "epsilon")))
     bias, factor = array_of(operand(node, "bias")), array_of(operand(node, "factor"))
-    requantise = Requantise(bias, *numerics.fold_scale(factor), stored_zero(operand(node, "y_zero_point")))
+    requantise = Requantise(bias, *numerics.scale_to_multiplier(factor), stored_zero(operand(node, "y_zero_point")))
     centre = bool(attribute(node, "centre"))
     offset = 0 if centre else -stored_zero(operand(node, "x_zero_point"))
     reads: Reads = {}
