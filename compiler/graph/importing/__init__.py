@@ -3,7 +3,9 @@
 `graph/importer.py` runs all of this. In the order in which a model passes:
 
 validation            which models are refused as damaged, too deeply nested, with too many axes or elements, or with
-                      operands of element types that their operator does not take, and with which message (largest
+                      operands of element types that their operator does not take, and with which message (an
+                      attribute is refused here by its value; if ONNX does not know it, by the checker in
+                      graph/importer.py; if no kernel computes it, by `Node.fail` of its builder in ops/; largest
                       file: graph/importer.py; more memory than this machine has: compiler/frontend.py; more than a
                       board's numpy: compiler/compile.py)
 normalise             how models that onnxruntime accepts and the ONNX checker refuses become valid; which opset is the

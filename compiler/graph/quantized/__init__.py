@@ -4,7 +4,7 @@ integerise    which QDQ pattern becomes which integer operator; which Relu and C
               QuantizeLinear; it runs commute, and asks tables for functions of chains
 commute       which operators QuantizeLinear and DequantizeLinear change places with; which maxima become poolings
 tables        which functions of one 8-bit tensor become one table, of quantised operators or chains of float ones
-              (which single functions: numerics/tables)
+              (single functions: every element-wise operator of ops/; bytes of a table: numerics/tables)
 exact_products
               which products that onnxruntime computes in floats have the bytes of integers, as no sum of them rounds
 between       which float tensors between quantised ones become bytes, where users ask for it (`rounding`)

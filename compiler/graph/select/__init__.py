@@ -13,8 +13,8 @@ convolution      layers of convolutions, and of products by constant matrices, a
 matrices         tensors of several matrices, such as heads, and layers of products of two activations
 reductions       layers of poolings, softmax and normalisations; which poolings become depthwise convolutions
 elementwise      layers of additions, products and tables of bytes; when one of these is fused into the layer before it.
-                 Activation functions are tables by then (which functions: numerics/tables; of which patterns:
-                 graph/quantized/integerise)
+                 Activation functions are tables by then (which functions: graph/quantized/tables, which derives them
+                 from ops/elementwise; of which patterns: graph/quantized/integerise)
 views            chains of Reshape and Transpose that cost nothing, as each element lies where its reader takes it
 movement         operators that only move elements (Reshape, Transpose, Split, Slice, Resize, Gather, Pad, ...): which
                  cost nothing, and the copies of the others
