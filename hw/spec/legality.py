@@ -40,8 +40,8 @@ def why_illegal(cfg: Config, word: int) -> str | None:
     if opcode is None:
         return f"opcode {word & 0b111} does not exist"
     values = formats(cfg)[opcode].decode(word)
-    for rule, broken in rules(cfg)[opcode].items():
-        if broken(values):
+    for rule, breaks_rule in rules(cfg)[opcode].items():
+        if breaks_rule(values):
             return f"{opcode.name}: {rule}"
     return None
 

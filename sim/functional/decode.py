@@ -27,7 +27,7 @@ class Instruction(NamedTuple):
     values: tuple[int, ...]
     waits: tuple[Unit, ...]
     posts: tuple[Unit, ...]
-    steps: float
+    least_cycles: float
     """Rows of memory, tile operations or entries: a lower bound of its cycles, for the time limit of a run."""
 
     @property
@@ -36,7 +36,7 @@ class Instruction(NamedTuple):
         return dict(zip(self.names, self.values))
 
 
-class DecodedOpcode(NamedTuple):
+class OpcodeColumns(NamedTuple):
     """All instructions of one opcode in a program.
 
     numbers: their numbers in the program. names: the fields. values: of each field, signed where the instruction set
@@ -54,7 +54,7 @@ class DecodedOpcode(NamedTuple):
         return dict(zip(self.names, self.values))
 
 
-def decode_columns(cfg: Config, code: NDArray[np.uint8]) -> tuple[dict[Opcode, DecodedOpcode], NDArray[np.bool_]]:
+def decode_columns(cfg: Config, code: NDArray[np.uint8]) -> tuple[dict[Opcode, OpcodeColumns], NDArray[np.bool_]]:
     """Decode code [count, instruction_bytes] uint8 to columns.
 
     Returns the instructions by opcode, and a mask [count] of those that break a rule of `legality`.
@@ -64,12 +64,12 @@ def decode_columns(cfg: Config, code: NDArray[np.uint8]) -> tuple[dict[Opcode, D
     by_opcode = {}
     for opcode, form in formats(cfg).items():
         numbers = np.flatnonzero(opcodes == opcode)
-        by_opcode[opcode] = decoded = DecodedOpcode(
+        by_opcode[opcode] = decoded = OpcodeColumns(
             numbers, tuple(form.offsets), _extract_values(cfg, opcode, code[numbers])
         )
         if len(numbers):
             fields = decoded.fields
-            illegal[numbers] = np.any([broken(fields) for broken in rules(cfg)[opcode].values()], axis=0)
+            illegal[numbers] = np.any([breaks_rule(fields) for breaks_rule in rules(cfg)[opcode].values()], axis=0)
     return by_opcode, illegal
 
 
@@ -117,19 +117,19 @@ def decode(cfg: Config, code: NDArray[np.uint8]) -> list[Instruction | None]:
     by_opcode, illegal = decode_columns(cfg, code)
     for opcode, decoded in by_opcode.items():
         bad = illegal[decoded.numbers].tolist()
-        for number, broken, instruction in zip(decoded.numbers.tolist(), bad, _build_instructions(opcode, decoded)):
-            program[number] = None if broken else instruction
+        for number, is_illegal, instruction in zip(decoded.numbers.tolist(), bad, _build_instructions(opcode, decoded)):
+            program[number] = None if is_illegal else instruction
     return program
 
 
-def _build_instructions(opcode: Opcode, decoded: DecodedOpcode) -> list[Instruction]:
+def _build_instructions(opcode: Opcode, decoded: OpcodeColumns) -> list[Instruction]:
     """Convert the decoded columns of an opcode to instructions, in program order."""
     unit, names, values = UNIT_OF[opcode], decoded.names, decoded.values
     step_fields = [i for i, name in enumerate(names) if name.startswith("extent_") or name in ("y_size", "z_size")]
     waits, posts = (map(_units_of_mask, values[names.index(mask)].tolist()) for mask in ("wait", "post"))
-    steps = values[step_fields].prod(axis=0, dtype=np.float64).tolist()
+    least_cycles = values[step_fields].prod(axis=0, dtype=np.float64).tolist()
     rows = map(tuple, values.T.tolist())
-    return [Instruction(unit, opcode, names, *values) for values in zip(rows, waits, posts, steps)]
+    return [Instruction(unit, opcode, names, *values) for values in zip(rows, waits, posts, least_cycles)]
 
 
 @cache

@@ -126,9 +126,9 @@ class FunctionalDevice(Memory):
 
         def execute_step(number: int, instruction: Instruction) -> None:
             """Execute an instruction that can start: take its tokens, and post its own."""
-            unit, opcode, _, _, waits, posts, steps = instruction
-            if 0 < timeout_cycles < steps:
-                description = f"instruction {number} ({opcode.name}) has {int(steps)} steps"
+            unit, opcode, _, _, waits, posts, least_cycles = instruction
+            if 0 < timeout_cycles < least_cycles:
+                description = f"instruction {number} ({opcode.name}) has {int(least_cycles)} steps"
                 raise TimeLimitError(f"no end within {timeout_cycles} cycles: {description}")
             if checker is not None:
                 checker.execute(number, unit, opcode, instruction.fields)
