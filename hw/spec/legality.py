@@ -54,7 +54,7 @@ decoder, so that one expression serves simulators and RTL.
 """
 
 
-def _names_itself(unit: Unit) -> RuleTest:
+def _has_token_with_own_unit(unit: Unit) -> RuleTest:
     """Return a test whether an instruction of `unit` takes tokens from its own unit, or gives tokens to it."""
     return lambda f: ((f["wait"] | f["post"]) & (1 << unit)) != 0
 
@@ -182,16 +182,16 @@ _NORM: dict[str, RuleTest] = {
 
 _RULES: dict[Opcode, dict[str, RuleTest]] = {
     Opcode.LOAD: {
-        "waits for or posts to itself": _names_itself(Unit.LOAD),
+        "waits for or posts to itself": _has_token_with_own_unit(Unit.LOAD),
         "a size is 0": _has_zero(*_SIZES),
         "only ACC can widen": lambda f: (f["widen"] == 1) & (f["buffer"] != Buffer.ACC),
     },
     Opcode.GEMM: {
-        "waits for or posts to itself": _names_itself(Unit.GEMM),
+        "waits for or posts to itself": _has_token_with_own_unit(Unit.GEMM),
         "an extent is 0": _has_zero(*(f"extent_{loop}" for loop in GEMM_LOOPS)),
     },
     Opcode.VECTOR: {
-        "waits for or posts to itself": _names_itself(Unit.VECTOR),
+        "waits for or posts to itself": _has_token_with_own_unit(Unit.VECTOR),
         "an extent is 0": _has_zero(*(f"extent_{loop}" for loop in VECTOR_LOOPS)),
         "the reduction does not exist": lambda f: f["reduce_op"] > max(ReduceOp),
         "the binary operation does not exist": lambda f: f["binary_op"] > max(BinaryOp),
@@ -202,7 +202,7 @@ _RULES: dict[Opcode, dict[str, RuleTest]] = {
         ),
     },
     Opcode.STORE: {
-        "waits for or posts to itself": _names_itself(Unit.STORE),
+        "waits for or posts to itself": _has_token_with_own_unit(Unit.STORE),
         "a size is 0": _has_zero(*_SIZES),
     },
 }

@@ -115,18 +115,18 @@ class StageSignature(wiring.Signature):
 
     Members
     -------
-    valid : Out(1)      The stage holds an item.
-    int8 : Out(1)       The stage holds an item whose result is int8.
-    fire : Out(1)       The item, or a part of it, moves to the next stage.
-    stall : Out(1)      The item stays here for another cycle, in which a further part of it moves on.
-    whole : Out(1)      The item is a whole entry, or the last part of one.
-    which : Out(1)      Number of the set of constants of the item's instruction.
-    constants : Out     Constants of the instruction.
-    carried : Out       Values of the item.
+    valid : Out(1)              The stage holds an item.
+    int8 : Out(1)               The stage holds an item whose result is int8.
+    fire : Out(1)               The item, or a part of it, moves to the next stage.
+    stall : Out(1)              The item stays here for another cycle, in which a further part of it moves on.
+    completes_entry : Out(1)    The item is a whole entry, or the last part of one.
+    constants_set : Out(1)      Number of the set of constants of the item's instruction.
+    constants : Out             Constants of the instruction.
+    carried : Out               Values of the item.
     """
 
     def __init__(self, constants: data.StructLayout, carried: data.StructLayout) -> None:
-        flags = ("valid", "int8", "fire", "stall", "whole", "which")
+        flags = ("valid", "int8", "fire", "stall", "completes_entry", "constants_set")
         super().__init__({**{flag: Out(1) for flag in flags}, "constants": Out(constants), "carried": Out(carried)})
 
 
@@ -145,60 +145,63 @@ class Stage(wiring.Component):
 
     Parameters
     ----------
-    before, own : signatures of the previous stage and of this one, which may have fewer values.
+    previous_signature, own_signature : those of the previous stage and of this one, which may have fewer values.
     in_parts : whether items may be parts of an entry; else all are whole.
 
     Members
     -------
-    before : In(StageSignature)     The item of the previous stage.
-    sets : In(constants).array(2)   The constants of this stage, for both instructions under way.
-    passes : In(1)                  An item in this stage fires.
-    stalls : In(1)                  An item in this stage stays for another cycle.
-    halt : In(1)                    Drops the item that enters.
-    item : Out(StageSignature)      The item of this stage.
+    before : In(StageSignature)             The item of the previous stage.
+    constant_sets : In(constants).array(2)  The constants of this stage, for both instructions under way.
+    may_fire : In(1)                        An item in this stage may fire.
+    stay : In(1)                            An item in this stage stays for another cycle.
+    halt : In(1)                            Drops the item that enters.
+    item : Out(StageSignature)              The item of this stage.
     """
 
-    def __init__(self, before: StageSignature, own: StageSignature, in_parts: bool = False) -> None:
+    def __init__(
+        self, previous_signature: StageSignature, own_signature: StageSignature, in_parts: bool = False
+    ) -> None:
         self._in_parts = in_parts
         super().__init__({
-            "before": In(before), "sets": In(own.members["constants"].shape).array(2), "passes": In(1),
-            "stalls": In(1), "halt": In(1), "item": Out(own),
+            "before": In(previous_signature), "constant_sets": In(own_signature.members["constants"].shape).array(2),
+            "may_fire": In(1), "stay": In(1), "halt": In(1), "item": Out(own_signature),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        before, item, (even, odd) = self.before, self.item, self.sets
+        before, item, (even, odd) = self.before, self.item, self.constant_sets
         valid = Signal()
-        which = Reg()
+        constants_set = Reg()
         constants = Reg(item.constants.shape())
         carried = Reg(item.carried.shape())
         m.d.comb += [
-            item.valid.eq(valid), item.fire.eq(valid & self.passes), item.stall.eq(self.stalls), item.which.eq(which),
-            item.constants.eq(constants), item.carried.eq(carried),
+            item.valid.eq(valid), item.fire.eq(valid & self.may_fire), item.stall.eq(self.stay),
+            item.constants_set.eq(constants_set), item.constants.eq(constants), item.carried.eq(carried),
             item.int8.eq(valid & ~constants.raw if "raw" in constants.shape().members else valid),
         ]  # fmt: skip
-        m.d.sync += valid.eq(before.fire | self.stalls)
+        m.d.sync += valid.eq(before.fire | self.stay)
         with m.If(self.halt):
             m.d.sync += valid.eq(0)
         with m.If(before.valid):
-            m.d.sync += which.eq(before.which)
+            m.d.sync += constants_set.eq(before.constants_set)
             for name, _ in constants.shape():
-                m.d.sync += constants[name].eq(Mux(before.which, odd[name], even[name]))
+                m.d.sync += constants[name].eq(Mux(before.constants_set, odd[name], even[name]))
             m.d.sync += [carried[name].eq(before.carried[name]) for name, _ in carried.shape()]
         if self._in_parts:
-            whole = Signal()
-            m.d.sync += whole.eq(before.whole & ~before.stall)
-            m.d.comb += item.whole.eq(whole)
+            completes_entry = Signal()
+            m.d.sync += completes_entry.eq(before.completes_entry & ~before.stall)
+            m.d.comb += item.completes_entry.eq(completes_entry)
         else:
-            m.d.comb += item.whole.eq(1)
+            m.d.comb += item.completes_entry.eq(1)
         return m
 
 
-class PipelineTracker(wiring.Component):
+class PipelineStages(wiring.Component):
     """All stages of the vector unit's pipeline, with the items under way.
 
-    No item waits. An item with a residual stays in stage `add` for `residual_cycles` cycles, in each of which a part of
-    its lanes moves on. Issue leaves that many cycles between it and the next item.
+    No item waits for memory or a port. Only an item with a residual takes several cycles: it stays in stage `add` for
+    `residual_cycles` cycles, in each of which a part of its lanes moves on. Issue leaves that many cycles between it
+    and the next item.
 
     Parameters
     ----------
@@ -206,14 +209,14 @@ class PipelineTracker(wiring.Component):
 
     Members
     -------
-    read : In(StageSignature)       The first stage: the step that issue offers.
+    read : In(StageSignature)               The first stage: the step that issue offers.
     tap ... write : Out(StageSignature)     The other stages, by the names of `vector_stages`.
-    sets : In(constants).array(2)   Constants of the two instructions under way.
-    halt : In(1)                    Drops all items.
-    part : Out                      Number of the part that moves on from stage `add`.
-    added : Out(1)                  The last part of an item with a residual moves on from stage `add`.
-    complete : Out(1)               The last stage has a whole entry, or the last part of one.
-    writes : Out                    Destinations to which that entry is written, a bit for each: registers.
+    constant_sets : In(constants).array(2)  Constants of the two instructions under way.
+    halt : In(1)                            Drops all items.
+    part : Out                              Number of the part that moves on from stage `add`.
+    added : Out(1)                          The last part of an item with a residual moves on from stage `add`.
+    complete : Out(1)                       The last stage has a whole entry, or the last part of one.
+    writes : Out                            Destinations to which that entry is written, a bit for each: registers.
     """
 
     def __init__(self, cfg: Config) -> None:
@@ -221,13 +224,13 @@ class PipelineTracker(wiring.Component):
         self._signatures = {name: stage_signature(cfg, fields) for name, fields in stage_fields(cfg).items()}
         super().__init__({
             **{name: (In if name == "read" else Out)(signature) for name, signature in self._signatures.items()},
-            "sets": In(constants).array(2), "halt": In(1), "part": Out(range(cfg.residual_cycles)),
+            "constant_sets": In(constants).array(2), "halt": In(1), "part": Out(range(cfg.residual_cycles)),
             "added": Out(1), "complete": Out(1), "writes": Out(constants["to"].shape),
         })  # fmt: skip
         self.stages: list[Any] = [getattr(self, name) for name in self._signatures]
         """All stages, in their order."""
 
-    def between(self, first: str, end: str) -> list[Any]:
+    def stages_from(self, first: str, end: str) -> list[Any]:
         """Return the stages from `first` on, up to but without `end`."""
         return [getattr(self, name) for name in stage_names(self._cfg, first, end)]
 
@@ -245,23 +248,23 @@ class PipelineTracker(wiring.Component):
             m.d.comb += [
                 *(
                     used[constant].eq(constants[constant])
-                    for used, constants in zip(stage.sets, self.sets, strict=True)
+                    for used, constants in zip(stage.constant_sets, self.constant_sets, strict=True)
                     for constant, _ in used.shape()
                 ),
                 stage.halt.eq(self.halt),
-                stage.passes.eq(stage.item.carried.last if name == "reduce" else 1),
-                stage.stalls.eq(self._count_parts(m) if name == "add" else 0),
+                stage.may_fire.eq(stage.item.carried.last if name == "reduce" else 1),
+                stage.stay.eq(self._build_part_counter(m) if name == "add" else 0),
             ]
         *_, last, _ = self.stages
-        m.d.comb += self.complete.eq(self.write.valid & self.write.whole)
+        m.d.comb += self.complete.eq(self.write.valid & self.write.completes_entry)
         writes = Signal.like(self.writes)
         m.d.comb += self.writes.eq(writes)
         for destination, written in enumerate(writes):
-            m.d.sync += written.eq(last.valid & last.whole & last.constants.to[destination] & ~self.halt)
+            m.d.sync += written.eq(last.valid & last.completes_entry & last.constants.to[destination] & ~self.halt)
         probes(self, stages=self.stages)
         return m
 
-    def _count_parts(self, m: Module) -> Any:
+    def _build_part_counter(self, m: Module) -> Any:
         """Drive `part` and `added`. Returns whether the item in stage `add` stays, as further parts follow."""
         adds = self.add.valid & self.add.constants.rescale_add
         last_part = self.part == self._cfg.residual_cycles - 1

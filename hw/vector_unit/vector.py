@@ -44,7 +44,7 @@ from celosia.hw.vector_unit.requantise import RESULT_BITS, Requantise, param_lay
 from celosia.hw.vector_unit.residual import RescaleAdd
 from celosia.hw.vector_unit.softmax.engine import SoftmaxEngine
 from celosia.hw.vector_unit.softmax_tracker import SoftmaxProgress
-from celosia.hw.vector_unit.stages import PipelineTracker, vin_stage
+from celosia.hw.vector_unit.stages import PipelineStages, vin_stage
 from celosia.hw.vector_unit.table import Tables
 from celosia.hw.vector_unit.writeback import WritebackQueue
 
@@ -136,12 +136,12 @@ class Vector(wiring.Component):
         m = Module()
         cfg = self._cfg
         m.submodules.issue = issue = IssueStage(cfg)
-        m.submodules.items = items = PipelineTracker(cfg)
+        m.submodules.items = items = PipelineStages(cfg)
         wiring.connect(m, wiring.flipped(self.instr), issue.instr)
         wiring.connect(m, issue.done, wiring.flipped(self.done))
         m.d.comb += [
             issue.halt.eq(self.halt), issue.claimed.eq(self.claims.read), items.halt.eq(self.halt),
-            *(constants.eq(kept) for constants, kept in zip(items.sets, issue.sets, strict=True)),
+            *(constants.eq(kept) for constants, kept in zip(items.constant_sets, issue.sets, strict=True)),
             self.active.eq(issue.active), self.stalled.eq(issue.stalled), self.idle.eq(issue.idle & ~self.done.valid),
         ]  # fmt: skip
         self._drive_first_stage(m, items, issue)
@@ -174,19 +174,20 @@ class Vector(wiring.Component):
         probes(self, items=items, issue=issue, is_end=is_end, dst=dst)
         return m
 
-    def _drive_first_stage(self, m: Module, items: PipelineTracker, issue: IssueStage) -> None:
+    def _drive_first_stage(self, m: Module, items: PipelineStages, issue: IssueStage) -> None:
         """Drive the first stage with the step that issue offers."""
         read, step, now = items.read, issue.step, issue.now
         vin_addr = Mux(now.a_vin, step.a, step.b)
         addresses = {"vin_addr": vin_addr, "acc_addr": step.a, "par_addr": step.par}
         values = {"first": step.first, "last": step.last, **addresses}
         m.d.comb += [
-            read.valid.eq(issue.valid), read.fire.eq(issue.fire), read.which.eq(issue.current), read.whole.eq(1),
+            read.valid.eq(issue.valid), read.fire.eq(issue.fire),
+            read.constants_set.eq(issue.current), read.completes_entry.eq(1),
             *(read.constants[name].eq(now[name]) for name, _ in read.constants.shape()),
             *(read.carried[name].eq(value) for name, value in values.items()),
         ]  # fmt: skip
 
-    def _drive_reads(self, m: Module, items: PipelineTracker, step: data.View[data.StructLayout]) -> None:
+    def _drive_reads(self, m: Module, items: PipelineStages, step: data.View[data.StructLayout]) -> None:
         """Drive the read ports: A, B, taps and requantisation parameters, each a stage before the one that uses it."""
         reads, acc, binary = getattr(items, vin_stage(self._cfg)), items.acc, items.binary
         m.d.comb += [
@@ -205,7 +206,7 @@ class Vector(wiring.Component):
         piece, place = divmod(lane, self._cfg.piece_bytes)
         return piece * self._cfg.group + place % self._cfg.group
 
-    def _values_from_vin(self, m: Module, items: PipelineTracker) -> list[Value]:
+    def _values_from_vin(self, m: Module, items: PipelineStages) -> list[Value]:
         """Return each lane's value from vin in stage `offset`: its byte of the entry, or its sum of taps."""
         cfg = self._cfg
         entries = data.View(_bytes_layout(cfg.lanes, max(1, cfg.taps)), self.vin.data)
@@ -223,12 +224,12 @@ class Vector(wiring.Component):
                 ]
             m.d.comb += [
                 taps.weigh.eq(items.tap.constants.weigh),
-                taps.enable.eq(Cat(stage.valid for stage in items.between("tap", "offset"))),
+                taps.enable.eq(Cat(stage.valid for stage in items.stages_from("tap", "offset"))),
             ]
             sums.append(taps.sum)
         return sums
 
-    def _build_combine(self, m: Module, items: PipelineTracker, norm: NormValues | None) -> list[Combine]:
+    def _build_combine(self, m: Module, items: PipelineStages, norm: NormValues | None) -> list[Combine]:
         """Build stages `offset` to `binary` of each lane, which reduce A and combine it with B.
 
         norm: inputs of the lanes in Configs with `norm`; else None.
@@ -263,14 +264,14 @@ class Vector(wiring.Component):
             combined.append(unit)
         return combined
 
-    def _build_requantisers(self, m: Module, items: PipelineTracker, combined: list[Combine]) -> list[Value]:
+    def _build_requantisers(self, m: Module, items: PipelineStages, combined: list[Combine]) -> list[Value]:
         """Build the requantiser of each lane. Returns the lanes' results in stage `clip`."""
         params = data.View(data.ArrayLayout(param_layout, self._cfg.block_out), self.par.data)
         results = []
         for lane, unit in enumerate(combined):
             m.submodules[f"requantise{lane}"] = requantise = Requantise()
             m.d.comb += [
-                requantise.enable.eq(Cat(stage.int8 for stage in items.between("requantise", "clip"))),
+                requantise.enable.eq(Cat(stage.int8 for stage in items.stages_from("requantise", "clip"))),
                 requantise.bypass.eq(~items.requantise.constants.requantise),
                 requantise.v.eq(unit.v),
                 requantise.param.eq(params[self._channel_of_lane(lane)]),
@@ -278,7 +279,7 @@ class Vector(wiring.Component):
             results.append(requantise.result)
         return results
 
-    def _build_clip_and_tables(self, m: Module, items: PipelineTracker, results: list[Value]) -> Signal:
+    def _build_clip_and_tables(self, m: Module, items: PipelineStages, results: list[Value]) -> Signal:
         """Build stages `clip` and `select`: zero point, clipping, tables. Returns each lane's byte in stage `add`."""
         clip, select = items.clip, items.select
         low, high = clip.constants.clip_lo, clip.constants.clip_hi
@@ -303,13 +304,13 @@ class Vector(wiring.Component):
                 m.d.sync += selected[lane].eq(Mux(select.constants.lookup, tables.value[lane], unmapped))
         return selected
 
-    def _build_rescale_add(self, m: Module, items: PipelineTracker, v: Value, residual: Value) -> Value:
+    def _build_rescale_add(self, m: Module, items: PipelineStages, v: Value, residual: Value) -> Value:
         """Build rescale_add, which takes `residual_cycles` cycles for an entry with a residual, lowest lanes first.
 
         v, residual: bytes of all lanes in stage `add`. Returns the bytes of all lanes in stage `write`. Items without a
         residual pass unchanged, in one cycle.
         """
-        cfg, stages, write = self._cfg, items.between("add", "write"), items.write
+        cfg, stages, write = self._cfg, items.stages_from("add", "write"), items.write
         units = cfg.lanes // cfg.residual_cycles
         parts = data.ArrayLayout(data.ArrayLayout(8, units), cfg.residual_cycles)
 
@@ -342,7 +343,7 @@ class Vector(wiring.Component):
 
         # Results of an entry's earlier parts wait here for the last part.
         waiting = Reg(8 * (cfg.lanes - units))
-        with m.If(write.valid & ~write.whole):
+        with m.If(write.valid & ~write.completes_entry):
             m.d.sync += waiting.eq(Cat(waiting, *results)[8 * units :])
         with m.Elif(stages[-1].int8 & ~clip.rescale_add):
             m.d.sync += waiting.eq(passed[-1])
@@ -368,7 +369,7 @@ class Vector(wiring.Component):
             m.d.comb += [self.vin.en.eq(engine.vin.en), self.vin.addr.eq(engine.vin.addr)]
         return engine
 
-    def _build_norm(self, m: Module, items: PipelineTracker, issue: IssueStage) -> NormValues:
+    def _build_norm(self, m: Module, items: PipelineStages, issue: IssueStage) -> NormValues:
         """Build the engine that computes the factors of a norm's rows. While it does, it has the read port of vin.
 
         Returns the inputs of the lanes, selected for the item in each stage.
@@ -411,7 +412,7 @@ class Vector(wiring.Component):
     def _drive_writes(
         self,
         m: Module,
-        items: PipelineTracker,
+        items: PipelineStages,
         issue: IssueStage,
         result: Value,
         address: Value,
@@ -440,7 +441,7 @@ class Vector(wiring.Component):
                             m.d.comb += port.mask.eq((~softmax.spare).replicate(len(port.mask)))
 
     def _build_writeback(
-        self, m: Module, items: PipelineTracker, combined: list[Combine], result: Value, is_end: Value, dst: Value
+        self, m: Module, items: PipelineStages, combined: list[Combine], result: Value, is_end: Value, dst: Value
     ) -> WritebackQueue:
         """Build the queue of results for acc: int32 results from stage `requantise`, int8 ones from stage `write`.
 
@@ -469,7 +470,7 @@ class Vector(wiring.Component):
     def _skip_stages(
         self,
         m: Module,
-        items: PipelineTracker,
+        items: PipelineStages,
         name: str,
         leaves: str,
         returns: str,
@@ -482,7 +483,7 @@ class Vector(wiring.Component):
         A queue, submodule `name`, holds the values, so that the stages between need no registers for them. push, pop:
         an item leaves stage `leaves`, or stage `returns`.
         """
-        m.submodules[name] = queue = DelayQueue(len(value), len(items.between(leaves, returns)))
+        m.submodules[name] = queue = DelayQueue(len(value), len(items.stages_from(leaves, returns)))
         m.d.comb += [queue.clear.eq(self.halt), queue.push.eq(push), queue.i.eq(value), queue.pop.eq(pop)]
         probes(self, **{name: queue})
         return queue.o

@@ -20,7 +20,7 @@ from celosia.hw.vector_unit.issue import IssueStage
 from celosia.hw.vector_unit.retire import RetireStage
 from celosia.hw.vector_unit.slots import SlotScheduler
 from celosia.hw.vector_unit.softmax_tracker import SoftmaxTracker
-from celosia.hw.vector_unit.stages import PipelineTracker, Stage, StageSignature
+from celosia.hw.vector_unit.stages import PipelineStages, Stage, StageSignature
 from celosia.hw.vector_unit.war_hazard import WarHazardTracker
 
 SMALL = Config(
@@ -55,7 +55,7 @@ def test_stage(parts: bool) -> None:
         valid, expected, is_whole = 0, None, None
         for _ in range(300):
             sets = [{name: rng.getrandbits(shape) for name, shape in (("scale", 5), ("raw", 1))} for _ in range(2)]
-            signals = {name: rng.getrandbits(1) for name in ("valid", "stall", "whole", "which")}
+            signals = {name: rng.getrandbits(1) for name in ("valid", "stall", "completes_entry", "constants_set")}
             signals["fire"] = signals["valid"] & rng.getrandbits(1)
             address, passes, stalls, halt = (
                 rng.getrandbits(4),
@@ -65,27 +65,27 @@ def test_stage(parts: bool) -> None:
             )
             for name, value in signals.items():
                 ctx.set(getattr(dut.before, name), value)
-            for port, value in zip(dut.sets, sets, strict=True):
+            for port, value in zip(dut.constant_sets, sets, strict=True):
                 ctx.set(port, value)
             ctx.set(dut.before.carried.address, address)
-            for port, value in ((dut.passes, passes), (dut.stalls, stalls), (dut.halt, halt)):
+            for port, value in ((dut.may_fire, passes), (dut.stay, stalls), (dut.halt, halt)):
                 ctx.set(port, int(value))
             assert ctx.get(dut.item.valid) == valid
             assert ctx.get(dut.item.fire) == (valid and passes) and ctx.get(dut.item.stall) == stalls
             if expected is not None:
                 scale, raw, which, address_expected = expected
-                assert ctx.get(dut.item.constants.scale) == scale and ctx.get(dut.item.which) == which
+                assert ctx.get(dut.item.constants.scale) == scale and ctx.get(dut.item.constants_set) == which
                 assert (
                     ctx.get(dut.item.int8) == (valid and not raw)
                     and ctx.get(dut.item.carried.address) == address_expected
                 )
             if is_whole is not None:
-                assert ctx.get(dut.item.whole) == (is_whole if parts else 1)
+                assert ctx.get(dut.item.completes_entry) == (is_whole if parts else 1)
             valid = int((signals["fire"] or stalls) and not halt)
-            is_whole = signals["whole"] and not signals["stall"]
+            is_whole = signals["completes_entry"] and not signals["stall"]
             if signals["valid"]:
-                constants = sets[signals["which"]]
-                expected = constants["scale"], constants["raw"], signals["which"], address
+                constants = sets[signals["constants_set"]]
+                expected = constants["scale"], constants["raw"], signals["constants_set"], address
             await ctx.tick()
 
     simulate(dut, testbench)
@@ -95,7 +95,7 @@ def test_stage(parts: bool) -> None:
 def test_pipeline(name: str) -> None:
     """Items reach stage n in n cycles; a reduction leaves one item; a residual passes in several parts."""
     cfg, rng = CONFIGS[name], random.Random(2)
-    dut = PipelineTracker(cfg)
+    dut = PipelineStages(cfg)
     stages = dict(zip(vars_of(dut), dut.stages, strict=True))
     names, parts = list(stages), cfg.residual_cycles
     reduce, add = names.index("reduce"), names.index("add")
@@ -104,7 +104,7 @@ def test_pipeline(name: str) -> None:
         constants_of_sets = [
             {"rescale_add": n, "to": 1 << rng.randrange(len(dut.writes)), "post": rng.getrandbits(4)} for n in (0, 1)
         ]
-        for port, constants in zip(dut.sets, constants_of_sets, strict=True):
+        for port, constants in zip(dut.constant_sets, constants_of_sets, strict=True):
             for field, value in constants.items():
                 ctx.set(port[field], value)
         # items[cycle]: (which, last, address) of a step that was issued then.
@@ -120,8 +120,8 @@ def test_pipeline(name: str) -> None:
             for field, value in (
                 ("valid", step is not None),
                 ("fire", step is not None),
-                ("which", which),
-                ("whole", 1),
+                ("constants_set", which),
+                ("completes_entry", 1),
             ):
                 ctx.set(getattr(dut.read, field), int(value))
             ctx.set(dut.read.carried.last, last)
@@ -140,12 +140,12 @@ def test_pipeline(name: str) -> None:
                     expected = bool(item and item[1] and (delay == 0 or item[0]))
                     assert ctx.get(stage.valid) == expected, (cycle, number)
                 if item and ctx.get(stage.valid):
-                    assert ctx.get(stage.which) == item[0]
+                    assert ctx.get(stage.constants_set) == item[0]
             added += ctx.get(dut.added)
             if ctx.get(dut.complete):
                 completed += 1
-                assert ctx.get(dut.writes) == constants_of_sets[ctx.get(dut.write.which)]["to"]
-                assert ctx.get(dut.write.constants.post) == constants_of_sets[ctx.get(dut.write.which)]["post"]
+                assert ctx.get(dut.writes) == constants_of_sets[ctx.get(dut.write.constants_set)]["to"]
+                assert ctx.get(dut.write.constants.post) == constants_of_sets[ctx.get(dut.write.constants_set)]["post"]
             else:
                 assert ctx.get(dut.writes) == 0
             await ctx.tick()
@@ -157,7 +157,7 @@ def test_pipeline(name: str) -> None:
     simulate(dut, testbench)
 
 
-def vars_of(dut: PipelineTracker) -> list[str]:
+def vars_of(dut: PipelineStages) -> list[str]:
     """Return the names of the stages, in order."""
     return [name for stage in dut.stages for name, value in vars(dut).items() if value is stage]
 

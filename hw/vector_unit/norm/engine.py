@@ -112,7 +112,7 @@ class NormEngine(wiring.Component):
             valid.eq(walk.active), number.eq(walk.number), ends.eq(walk.ends), marks.eq(Cat(walk.first, walk.last)),
             moments.valid.eq(valid), Cat(moments.first, moments.last).eq(marks),
             moments.values.eq(parts[number]),
-            moments.inside.eq(inside_of_part[number] | (~ends).replicate(lanes)),
+            moments.counted.eq(inside_of_part[number] | (~ends).replicate(lanes)),
         ]  # fmt: skip
         m.d.comb += moments.offset.eq(fields.a_offset)
 

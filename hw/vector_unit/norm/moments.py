@@ -22,34 +22,34 @@ class NormMoments(wiring.Component):
 
     Parameters
     ----------
-    lanes : bytes in a cycle, a power of two.
+    bytes_per_cycle : number of bytes, a power of two.
 
     Members
     -------
     valid : In(1)               Bytes come, all of one row.
     first, last : In(1)         They are the row's first or last ones.
     values : In(array)          The bytes.
-    inside : In(lanes)          A bit for each byte that counts.
+    counted : In                A bit for each byte of `values`: it counts.
     offset : In(signed)         Added to each byte; constant.
     done : Out(1)               Pulse: the sums of a row are complete. It comes 3 cycles after the row's last bytes,
                                 and one more for each level of the adder tree.
     sum, squares : Out          The sums of that row; valid in the cycle of `done`.
     """
 
-    def __init__(self, lanes: int) -> None:
-        self._lanes = lanes
+    def __init__(self, bytes_per_cycle: int) -> None:
+        self._bytes_per_cycle = bytes_per_cycle
         super().__init__({
-            "valid": In(1), "first": In(1), "last": In(1), "values": In(data.ArrayLayout(signed(8), lanes)),
-            "inside": In(lanes),
+            "valid": In(1), "first": In(1), "last": In(1), "values": In(data.ArrayLayout(signed(8), bytes_per_cycle)),
+            "counted": In(bytes_per_cycle),
             "offset": In(signed(VALUE_BITS)), "done": Out(1), "sum": Out(signed(SUM_BITS)),
             "squares": Out(SQUARES_BITS),
         })  # fmt: skip
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        values = [Reg(signed(VALUE_BITS), name=f"value{lane}") for lane in range(self._lanes)]
+        values = [Reg(signed(VALUE_BITS), name=f"value{lane}") for lane in range(self._bytes_per_cycle)]
         for lane, value in enumerate(values):
-            m.d.sync += value.eq(Mux(self.inside[lane], self.values[lane] + self.offset, 0))
+            m.d.sync += value.eq(Mux(self.counted[lane], self.values[lane] + self.offset, 0))
         flags = self._delay_flags(m, Cat(self.valid, self.first, self.last), 0)
         terms: list[tuple[Value, Value]] = [(value, self._square(value)) for value in values]
         level = 0

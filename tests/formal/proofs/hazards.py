@@ -67,7 +67,9 @@ def hazards(cfg: Config) -> Harness:
     for name, (to, wants) in kinds.items():
         number, asks = reads[name]
         unwritten = [
-            each.valid & (each.which != all_[number].which) & of(each.which, partial(writes, to=to))
+            each.valid
+            & (each.constants_set != all_[number].constants_set)
+            & of(each.constants_set, partial(writes, to=to))
             for each in all_[number + 1 :]
         ]
         h.ensure(implies(asks, ~_any(unwritten)), f"reads_{name}_when_it_is_written")
@@ -84,9 +86,9 @@ def hazards(cfg: Config) -> Harness:
     h.ensure(under_way <= 2, "two")
     h.ensure(implies(busy, under_way != 0), "busy")
     inner = list(enumerate(all_))[1:]
-    last = {number: each.valid & ends[number] & each.whole for number, each in inner}
+    last = {number: each.valid & ends[number] & each.completes_entry for number, each in inner}
     # One that writes acc ends when its last entry has been written, which the queue says of each (landing).
-    to_acc = of(all_[-1].which, partial(writes, to=Destination.ACC))
+    to_acc = of(all_[-1].constants_set, partial(writes, to=Destination.ACC))
     lands: Value = Const(0)
     if cfg.int32:
         lands = Signal(name="lands")
@@ -105,17 +107,19 @@ def hazards(cfg: Config) -> Harness:
     passed: list[Value] = [Const(0), Const(0)]
     ended: list[Value] = [lands & ~current, lands & current]
     for number, each in reversed(inner):
-        present = (under_way == 2) | ((under_way == 1) & (each.which == current))
+        present = (under_way == 2) | ((under_way == 1) & (each.constants_set == current))
         h.ensure(implies(each.valid, present), f"of_one_under_way{number}")
-        h.ensure(implies(each.valid & (each.which != current), ~Mux(current, passed[1], passed[0])), f"order{number}")
-        h.ensure(implies(each.valid, ~Mux(each.which, ended[1], ended[0])), f"none_after_the_last{number}")
-        passed = [before | (each.valid & (each.which == i)) for i, before in enumerate(passed)]
-        ended = [before | (last[number] & (each.which == i)) for i, before in enumerate(ended)]
+        h.ensure(
+            implies(each.valid & (each.constants_set != current), ~Mux(current, passed[1], passed[0])), f"order{number}"
+        )
+        h.ensure(implies(each.valid, ~Mux(each.constants_set, ended[1], ended[0])), f"none_after_the_last{number}")
+        passed = [before | (each.valid & (each.constants_set == i)) for i, before in enumerate(passed)]
+        ended = [before | (last[number] & (each.constants_set == i)) for i, before in enumerate(ended)]
         for name in sorted({"a_vin", "b_vin", "to", "raw", "rescale_add"} & set(each.constants.shape().members)):
-            came = of(each.which, lambda facts, name=name: Value.cast(facts[name]))
+            came = of(each.constants_set, lambda facts, name=name: Value.cast(facts[name]))
             h.ensure(implies(each.valid, each.constants[name] == came), f"{name}_of_{number}")
     own, older = (
-        [bit & (all_[number].which == which) for number, bit in last.items()] for which in (current, ~current)
+        [bit & (all_[number].constants_set == which) for number, bit in last.items()] for which in (current, ~current)
     )
     h.ensure(implies(under_way != 0, busy + lands + sum(own[1:], own[0]) == 1), "one_last_of_current")
     h.ensure(implies(under_way == 2, sum(older[1:], older[0]) == 1), "one_last_of_the_one_before")
@@ -123,17 +127,18 @@ def hazards(cfg: Config) -> Harness:
     for number in range(1, stage["reduce"] + 1):
         is_last = all_[number].carried.last
         h.ensure(implies(all_[number].valid & ends[number], is_last), f"ends_its_reduction{number}")
-    left = [each.valid & (each.which == all_[-1].which) for each in all_[1:-1]]
+    left = [each.valid & (each.constants_set == all_[-1].constants_set) for each in all_[1:-1]]
     finish = inside["issue.retire"].retires
     ended_now = lands | (items.complete & ends[-1])
     h.ensure(
-        implies(finish, ended_now & ~_any(left) & ~(busy & (current == all_[-1].which))), "done_after_its_last_write"
+        implies(finish, ended_now & ~_any(left) & ~(busy & (current == all_[-1].constants_set))),
+        "done_after_its_last_write",
     )
     h.ensure(implies(finish, under_way != 0), "finishes_what_is_under_way")
 
     # The proof of the rings assumes this.
     for i, held in enumerate(constants):
-        uses = h.register(_any([each.valid & (each.which == i) for each in all_[1:]]), f"uses{i}")
+        uses = h.register(_any([each.valid & (each.constants_set == i) for each in all_[1:]]), f"uses{i}")
         facts = data.View.as_value(held)
         h.ensure(implies(uses, facts == h.register(facts, f"constants{i}_before")), f"constants{i}_stay")
     return h

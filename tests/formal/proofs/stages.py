@@ -43,7 +43,7 @@ class Inner:
         for i, held in enumerate(self.constants):
             uses = Value.cast(0)
             for each in self.items.stages[1:]:
-                uses = uses | (each.valid & (each.which == i))
+                uses = uses | (each.valid & (each.constants_set == i))
             facts = data.View.as_value(held)
             h.assume(implies(h.register(uses, f"uses{i}"), facts == h.register(facts, f"constants{i}_before")))
             if cfg.int32:
@@ -54,13 +54,13 @@ class Inner:
 
     def of(self, number: int, name: str) -> Value:
         """Return constant `name` of the instruction whose item is in stage `number`."""
-        return Mux(self.items.stages[number].which, self.constants[1][name], self.constants[0][name])
+        return Mux(self.items.stages[number].constants_set, self.constants[1][name], self.constants[0][name])
 
     def waiting(self, first: int, end: int, counts: Callable[[int], Value]) -> Value:
         """Count the items that have left stage `first` and not stage `end`; an item in parts counts once."""
         there = Const(0)
         for i in range(first + 1, end + 1):
-            is_item = self.last[i] if i <= self.stage["reduce"] else self.items.stages[i].whole
+            is_item = self.last[i] if i <= self.stage["reduce"] else self.items.stages[i].completes_entry
             there = there + (self.items.stages[i].valid & is_item & counts(i))
         return there
 
@@ -88,7 +88,7 @@ def rings(cfg: Config) -> Harness:
         h.ensure((head - tail)[: len(head)] == there[: len(head)], f"{name}_in_step")
         h.ensure(there <= end - first, f"{name}_room")
     for i in range(stage["add"] + 1, stage["write"] + 1):
-        h.ensure(implies(items.stages[i].valid & ~of(i, "rescale_add"), items.stages[i].whole), f"whole{i}")
+        h.ensure(implies(items.stages[i].valid & ~of(i, "rescale_add"), items.stages[i].completes_entry), f"whole{i}")
     if cfg.int32:
         writes_back(it)
     return h
