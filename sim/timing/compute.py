@@ -164,16 +164,16 @@ class Vector:
         parts = list(self._step_parts(start, follows, work))
         self._acc.forget(start + 1)
         steps, last = parts[-1]
-        trains = [self._write_cycles(part.steps, part.last) for part in parts]
+        write_cycles = [self._write_cycles(part.steps, part.last) for part in parts]
         if work.shared_writes & IN_ACC:
             last, last_write = self._write_acc(work, steps, last - steps.last)
-            trains = [trains[0].delayed(last_write - trains[0].last)]
+            write_cycles = [write_cycles[0].delayed(last_write - write_cycles[0].last)]
         self.stalled += last - self._unhindered_steps(self._first_step_cycle(start, work), work).last
         self.overlapped_steps += sum(min(steps.steps, max(0, self._softmax_done - steps.first)) for steps, _ in parts)
         self._last_start, self._free, self._next = start, last, last + 1 + steps.gap
-        end = max(trains[-1].last, self._softmax_done, self._written[-1] + 1)
+        end = max(write_cycles[-1].last, self._softmax_done, self._written[-1] + 1)
         self._written.append(end)
-        return start, end + WRITE_TO_END, trains
+        return start, end + WRITE_TO_END, write_cycles
 
     def _run_softmax(self, ready: int, work: Work) -> tuple[int, int, list[RegularCycles]]:
         """Return the start and end cycles of a softmax, and the cycles of its writes.
@@ -229,9 +229,9 @@ class Vector:
         start: cycle of its start. follows: whether it writes vin behind the rows of a softmax; else there is one part.
         """
         all_steps, output = self._unhindered_steps(self._first_step_cycle(start, work), work), 0
-        next_step, each, gap = all_steps.first, all_steps.each, all_steps.gap
+        next_step, steps_per_output, gap = all_steps.first, all_steps.steps_per_output, all_steps.gap
         for count, free in self._output_waits(start, work) if follows else [(work.outputs, 0)]:
-            steps = Steps(max(next_step, free), count * each, each, gap)
+            steps = Steps(max(next_step, free), count * steps_per_output, steps_per_output, gap)
             last = steps.last
             if work.shared_reads & IN_ACC:
                 last = self._acc.last_vector_read(work, steps.delayed(self._to_acc), output) - self._to_acc
@@ -244,23 +244,24 @@ class Vector:
         First come the outputs in front of the rows of the softmax in vin, then those that overwrite each row, which
         wait for its last read, and then those behind the rows.
         """
-        left, rows = work.outputs, self._last_row_reads
-        counted = start + 2  # the hardware counts the outputs that may be written, which takes a cycle
+        remaining, rows = work.outputs, self._last_row_reads
+        first_counted = start + 2  # the hardware counts the outputs that may be written, which takes a cycle
         parts = [
             (work.behind_softmax - 1, 0),
             *((self._row_entries, rows.first + n * rows.period + 1) for n in range(rows.entries)),
         ]
-        for count, free in (*parts, (left, self._softmax_done + 1)):
-            if min(count, left):
-                yield min(count, left), max(free, counted)
-            left -= min(count, left)
+        for count, free in (*parts, (remaining, self._softmax_done + 1)):
+            if min(count, remaining):
+                yield min(count, remaining), max(free, first_counted)
+            remaining -= min(count, remaining)
 
     def _write_cycles(self, steps: Steps, last: int) -> RegularCycles:
         """Return the cycles in which outputs are written, if the last of `steps` is issued in cycle `last`.
 
-        For acc these are arrivals at the write queue. An output has `each` steps, with `gap` idle cycles behind them.
+        For acc these are arrivals at the write queue. Each output has `steps_per_output` steps, with `gap` idle cycles
+        behind them.
         """
-        writes = RegularCycles(0, steps.each + steps.gap, steps.steps // steps.each)
+        writes = RegularCycles(0, steps.steps_per_output + steps.gap, steps.steps // steps.steps_per_output)
         return writes.delayed(last + self._to_write + steps.gap - writes.last)
 
     def _write_acc(self, work: Work, steps: Steps, delay: int) -> tuple[int, int]:
@@ -271,9 +272,9 @@ class Vector:
         written = deque([-1], WRITEBACK_DEPTH)
         step_cycle = steps.first + delay - steps.gap - 1  # the last step of an output
         for output in range(work.outputs):
-            step_cycle += steps.each + steps.gap
+            step_cycle += steps.steps_per_output + steps.gap
             if len(written) == WRITEBACK_DEPTH:
-                step_cycle = max(step_cycle, written[0] + WRITE_TO_ROOM + steps.each - 1)
+                step_cycle = max(step_cycle, written[0] + WRITE_TO_ROOM + steps.steps_per_output - 1)
             arrives = step_cycle + self._to_write + steps.gap
             written.append(self._acc.vector_write_cycle(work, output, max(arrives + ARRIVAL_TO_WRITE, written[-1] + 1)))
         return step_cycle, written[-1]

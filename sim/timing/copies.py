@@ -86,11 +86,11 @@ class RowLister:
         listed = self._begun + rows
         if rows > ROW_FIFO_DEPTH:
             listed = max(listed, data_last + 1 - (ROW_FIFO_DEPTH + 1) * (data_last - data_start) // rows)
-        last_ask, row_cycles = self._engine.asked, (last - first) // rows
+        last_ask, row_cycles = self._engine.last_ask, (last - first) // rows
         prefetch_ask = self._last_asks[rows - 1] if rows <= PREFETCH_ROWS else last_ask - PREFETCH_ROWS * row_cycles
         self._listed = max(listed, prefetch_ask + 1)
-        for left in range(min(rows, PREFETCH_ROWS) - 1, -1, -1):
-            self._last_asks.append(last_ask - left * row_cycles)
+        for rows_left in range(min(rows, PREFETCH_ROWS) - 1, -1, -1):
+            self._last_asks.append(last_ask - rows_left * row_cycles)
 
 
 class LoadChannel:
@@ -184,7 +184,7 @@ class LoadChannel:
         for start in port.reservation_starts(first + 1, last + 1):
             arrived = data * (start - 1 - first) // (last - first + 1)
             waits.append((start - 1, work.steps - work.lead - arrived))
-        return max(port.free_cycle(cycle + 1, left) for cycle, left in waits) - 1
+        return max(port.free_cycle(cycle + 1, cycles_left) for cycle, cycles_left in waits) - 1
 
     def _arrivals(self, bursts: int, data: int, trail: int) -> list[tuple[int, int]]:
         """Return (cycle, cycles left for the writer) for the first and for the last beat of each burst remembered.
@@ -196,8 +196,8 @@ class LoadChannel:
         count, all_cycles = len(ends), data + trail
         written = [data * number // bursts for number in range(bursts - count, bursts + 1)]
         return [
-            *((beat + BEAT_TO_STEP, all_cycles - before) for beat, before in zip(firsts, written)),
-            *((beat + BEAT_TO_STEP, all_cycles + 1 - after) for beat, after in zip(ends, written[1:])),
+            *((beat + BEAT_TO_STEP, all_cycles - written_before) for beat, written_before in zip(firsts, written)),
+            *((beat + BEAT_TO_STEP, all_cycles + 1 - written_after) for beat, written_after in zip(ends, written[1:])),
         ]
 
     def _room_at(self, beats: int) -> int:

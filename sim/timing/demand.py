@@ -171,10 +171,10 @@ def _vector_demand(cfg: Config, f: Columns) -> dict[str, Ints]:
     read_bank, read_bank_outputs = _acc_banks(cfg, f, "a", f["a_source"] == ASource.ACC)
     write_bank, write_bank_outputs = _acc_banks(cfg, f, "dst", f["destination"] == Destination.ACC)
     steps = _multiply_fields(f, (f"extent_{loop}" for loop in VECTOR_LOOPS))
-    row_entries = is_like_last = behind = np.zeros_like(steps)
+    row_entries = is_like_last = softmax_distances = np.zeros_like(steps)
     if cfg.softmax:
         row_entries, is_like_last = f["softmax"] * f["extent_n"], _mark_like_softmaxes(f)
-        behind = _distances_behind_softmax(cfg, f)
+        softmax_distances = _distances_behind_softmax(cfg, f)
         steps = np.where(row_entries, softmax_cycles(cfg, f["extent_x"], f["extent_n"]), steps)
     before_norm = f["norm"] * norm_cycles(cfg, f["extent_x"], f["extent_n"]) if cfg.norm else np.zeros_like(steps)
     return {
@@ -184,7 +184,7 @@ def _vector_demand(cfg: Config, f: Columns) -> dict[str, Ints]:
         "residual": f["rescale_add"],
         "softmax_entries": row_entries,
         "like_last_softmax": is_like_last,
-        "behind_softmax": behind,
+        "behind_softmax": softmax_distances,
         "read_bank": read_bank,
         "read_bank_outputs": read_bank_outputs,
         "write_bank": write_bank,

@@ -56,15 +56,15 @@ class Fetch:
         if number == len(self._units):
             return False
         if number == len(self._checked):
-            through = (number // self._words_per_beat + 1) * self._beats_per_word
-            if self._asked_beats < through:
+            needed_beats = (number // self._words_per_beat + 1) * self._beats_per_word
+            if self._asked_beats < needed_beats:
                 return False
-            while self._arrived[0][0] < through:
+            while self._arrived[0][0] < needed_beats:
                 self._arrived.popleft()
             beats, last = self._arrived[0]
             # A word is joined once the one before is checked, and checked after that one has gone to its queue.
-            before = self._checked[-1] - WORD_TO_QUEUE + self._beats_per_word if number else 0
-            self._joined.append(max(before, last - (beats - through) + BEAT_TO_WORD))
+            earliest_join = self._checked[-1] - WORD_TO_QUEUE + self._beats_per_word if number else 0
+            self._joined.append(max(earliest_join, last - (beats - needed_beats) + BEAT_TO_WORD))
             self._checked.append(max(self._joined[-1], self.queued_at[-1] + 1 if number else 0) + WORD_TO_QUEUE)
         unit = self._units[number]
         must_have_left = self._queued[unit] - self._depth  # number of the instruction whose place this one takes

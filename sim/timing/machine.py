@@ -74,13 +74,13 @@ def predict(cfg: Config, code: bytes, memory: MemoryModel | str = ZYNQ_HP, addre
     if not model.bytes_per_cycle or channels * cfg.bus_bytes <= model.bytes_per_cycle:
         return Machine(cfg, work_demand, [Channel(model) for _ in range(channels)], model, address).run()
     moves: list[Transfers] = [()] * channels
-    before = NEVER
+    previous_cycles = NEVER
     for _ in range(MAX_PASSES):
-        shared = [SharedChannel(model, cfg.bus_bytes, moves[:n] + moves[n + 1 :]) for n in range(channels)]
-        timing = Machine(cfg, work_demand, shared, model, address).run()
-        if abs(timing.cycles - before) <= timing.cycles * CONVERGED:
+        channels_of_pass = [SharedChannel(model, cfg.bus_bytes, moves[:n] + moves[n + 1 :]) for n in range(channels)]
+        timing = Machine(cfg, work_demand, channels_of_pass, model, address).run()
+        if abs(timing.cycles - previous_cycles) <= timing.cycles * CONVERGED:
             break
-        moves, before = [channel.moved for channel in shared], timing.cycles
+        moves, previous_cycles = [channel.transfers for channel in channels_of_pass], timing.cycles
     return timing
 
 
@@ -170,9 +170,9 @@ class Machine:
                     if lowest == 1 << _GEMM and self._deferred_until < NEVER:  # GEMM has come as far as it can
                         self._runnable |= 1 << _VECTOR
             proceeds = self._advance_reads()
-        left = sum(map(len, self._queues))
-        if left:
-            raise DeviceError(f"no unit can proceed after {self._count - left} of {self._count} instructions")
+        waiting = sum(map(len, self._queues))
+        if waiting:
+            raise DeviceError(f"no unit can proceed after {self._count - waiting} of {self._count} instructions")
         return self._make_timing(np.array(self._starts), np.array(self._ends), self._token_waits)
 
     def _advance_reads(self) -> bool:
@@ -215,7 +215,7 @@ class Machine:
         if first.is_open:
             if fetch_asks < NEVER:
                 self._read.place_until(fetch_asks + ASK_TO_REQUEST)
-            if fetch_asks < NEVER and self._read.left:
+            if fetch_asks < NEVER and self._read.bursts_left:
                 fetch.read_burst(fetch_asks)
             elif until < NEVER and (self._read.predicted_end() >= until or first.port & self._queues[_VECTOR][0].port):
                 return False
@@ -280,18 +280,18 @@ class Machine:
                 return False
         left_at = fetch.left_at[unit]
         head = max(fetch.queued_at[work.number] + QUEUE_TO_GATE, left_at[-1] + 1 if left_at else 0)
-        allowed = head
+        earliest = head
         for semaphore in waits:
-            if semaphore.posts[0] > allowed:
-                allowed = semaphore.posts[0]
+            if semaphore.posts[0] > earliest:
+                earliest = semaphore.posts[0]
         for semaphore in posts:
-            if semaphore.room > allowed:
-                allowed = semaphore.room
-        ready = max(allowed, self._issued[unit][0] + 1)
+            if semaphore.room > earliest:
+                earliest = semaphore.room
+        ready = max(earliest, self._issued[unit][0] + 1)
         if unit == _VECTOR and self._defers_to_gemm(work, ready + 1):
             return False
         queue.popleft()
-        self._token_waits[unit] += allowed - head
+        self._token_waits[unit] += earliest - head
         for semaphore in posts:
             semaphore.reserve()
         for semaphore in waits:
@@ -373,5 +373,5 @@ def _busy_cycles(start: NDArray[np.int64], end: NDArray[np.int64]) -> int:
     """
     if not len(start):
         return 0
-    before = np.concatenate([[0], np.maximum.accumulate(end)[:-1]])
-    return int((end - np.maximum(start + 1, before)).clip(0).sum())
+    ended_before = np.concatenate([[0], np.maximum.accumulate(end)[:-1]])
+    return int((end - np.maximum(start + 1, ended_before)).clip(0).sum())

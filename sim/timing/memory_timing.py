@@ -59,11 +59,11 @@ class Channel:
             return cycle + slots
         if not self._period:
             return cycle + slots
-        turn, within = divmod(cycle, self._period)
-        turns, rest = divmod(max(0, within - self._refresh) + slots, self._slots_per_period)
+        turn, cycle_of_period = divmod(cycle, self._period)
+        turns, slots_left = divmod(max(0, cycle_of_period - self._refresh) + slots, self._slots_per_period)
         begin = (turn + turns) * self._period
         self._all_slots_from, self._all_slots_before = begin + self._refresh, begin + self._period
-        return begin + self._refresh + rest
+        return begin + self._refresh + slots_left
 
     def cycles_of_slots(self, cycle: int, slots: Sequence[int]) -> list[int]:
         """Return `cycle_of_slot` of each of `slots`, which ascend."""
@@ -136,12 +136,12 @@ class SharedChannel(Channel):
     follows from the transfers of the others (other_transfers, one sequence for each). It is a piecewise linear function
     of the cycle, kept as its corners. DRAM saves up one more beat while nothing moves.
 
-    moved: all transfers so far.
+    transfers: all transfers so far.
     """
 
     def __init__(self, memory: MemoryModel, bus_bytes: int, other_transfers: Sequence[Transfers]) -> None:
         super().__init__(memory)
-        self.moved: list[Transfer] = []
+        self.transfers: list[Transfer] = []
         self._beat_rate = memory.bytes_per_cycle / bus_bytes  # beats a cycle of all channels
         changes: dict[int, list[float]] = {0: [0.0, 0]}  # by cycle: change of the others' rate, and of how many move
         for first, end, beats in chain.from_iterable(other_transfers):
@@ -197,27 +197,27 @@ class SharedChannel(Channel):
 
     def record(self, first: int, end: int, beats: int) -> None:
         """Record beats that move from cycle `first` until `end`."""
-        self.moved.append(Transfer(first, end, beats))
+        self.transfers.append(Transfer(first, end, beats))
 
     def state(self) -> tuple[int, ...]:
         """Return what `restore` needs to undo all that moves from now on."""
-        return *super().state(), len(self.moved)
+        return *super().state(), len(self.transfers)
 
     def restore(self, state: tuple[int, ...]) -> None:
         """Forget all that moved since `state` was returned."""
         super().restore(state)
-        del self.moved[state[-1] :]
+        del self.transfers[state[-1] :]
 
     def move(self, first: int, cycles: int, beats: int) -> int:
         """Move the beats of a burst, which take longer where other channels use DRAM. See Channel."""
         is_alone = self._rates[bisect_right(self._cycles, first) - 1] == min(1.0, self._beat_rate)
-        saved = int(is_alone and first > self.next + 1 / self._beat_rate)
+        saved_beats = int(is_alone and first > self.next + 1 / self._beat_rate)
         last = super().cycle_of_slot(first, max(cycles, beats) - 1)
-        if beats - 1 > saved:
-            last = max(last, self._cycle_after(first, beats - 1 - saved))
+        if beats - 1 > saved_beats:
+            last = max(last, self._cycle_after(first, beats - 1 - saved_beats))
         self.ends.append(last)
         self.next = max(last + 1, self._cycle_after(last, 1))
-        self.moved.append(Transfer(first, self.next, beats))
+        self.transfers.append(Transfer(first, self.next, beats))
         return last
 
     def _cycle_after(self, cycle: int, beats: int) -> int:
@@ -234,14 +234,14 @@ class WriteBursts:
 
     lead: cycles from the request of a burst to its first beat at the earliest. turn: cycles from the last beat of a
     burst to the first beat of the burst that takes its place among those outstanding. outstanding: most bursts that are
-    under way at once. ends: cycles of the last beats of the last bursts. asked: cycle of the last request.
+    under way at once. ends: cycles of the last beats of the last bursts. last_ask: cycle of the last request.
     """
 
     def __init__(self, channel: Channel, lead: int, turn: int, outstanding: int) -> None:
         self.channel, self.lead, self.turn = channel, lead, turn
         self.outstanding = outstanding
         self.ends = deque([-NEVER] * (outstanding + 1), outstanding + 1)
-        self.asked = -NEVER
+        self.last_ask = -NEVER
 
     def send_train(self, ask: int, bursts: int, slots: int, beats: int, early: int = 0) -> tuple[int, int]:
         """Send a train of bursts, the first requested in cycle `ask` or later.
@@ -264,13 +264,13 @@ class WriteBursts:
         else:
             last = self._place_windows(first, bursts, slots, early)
             channel.record(first, last + 1, beats)
-        self.asked = max(ask + bursts - 1, self.ends[0] + END_TO_ASK)
+        self.last_ask = max(ask + bursts - 1, self.ends[0] + END_TO_ASK)
         return first, last
 
     @property
     def next_ask(self) -> int:
         """Earliest cycle in which the next burst may be requested."""
-        return max(self.asked + 1, self.ends[1] + END_TO_ASK)
+        return max(self.last_ask + 1, self.ends[1] + END_TO_ASK)
 
     def is_latency_bound(self, bursts: int, slots: int) -> bool:
         """Return whether the channel idles in such a train since memory's latency exceeds the outstanding bursts."""
@@ -279,8 +279,8 @@ class WriteBursts:
     def _spread_ends(self, bursts: int, first: int, last: int) -> None:
         """Record the ends of the last of `bursts` bursts, spread evenly from cycle `first` to cycle `last`."""
         ends, span = self.ends, last - first + 1
-        for left in range(min(bursts, self.outstanding + 1) - 1, -1, -1):
-            ends.append(last - span * left // bursts)
+        for bursts_left in range(min(bursts, self.outstanding + 1) - 1, -1, -1):
+            ends.append(last - span * bursts_left // bursts)
 
     def _place_each(self, first: int, bursts: int, slots: int, early: int, beats: int = 0) -> int:
         """Place bursts one by one, the first beat in cycle `first`. Return the cycle of the last beat.
@@ -306,23 +306,23 @@ class WriteBursts:
         the train; the others are placed burst by burst.
         """
         window = self.outstanding
-        left, slots_of_window = bursts - window, slots * window // bursts
+        bursts_left, slots_of_window = bursts - window, slots * window // bursts
         last = self._place_each(first, window, slots_of_window, early)
         period = self.turn - 1 + -(-slots // bursts) - early
-        while left > 0:
+        while bursts_left > 0:
             before_refresh = (self.channel.refresh_after(self.ends[1]) - last - 1) // period
-            windows = max(0, min(left // window, before_refresh))
+            windows = max(0, min(bursts_left // window, before_refresh))
             if windows:
                 for _ in range(window + 1):
                     self.ends.append(self.ends[0] + windows * period)
                 last = self.ends[-1]
                 self.channel.next = last + 1
-                left -= windows * window
-            count = min(left, window)
+                bursts_left -= windows * window
+            count = min(bursts_left, window)
             if count:
                 start = max(last + 1, self.ends[1] + self.turn)
                 last = self._place_each(start, count, max(count, slots_of_window * count // window), early)
-                left -= count
+                bursts_left -= count
         return last
 
 
@@ -331,7 +331,7 @@ class ReadBursts:
 
     A train of LOAD is open from `begin_train` to `finish_train`. Its bursts are placed one by one where a burst of
     fetch may come between them; regular parts are placed in closed form. outstanding: most bursts that the engine has
-    under way at once. firsts, ends: cycles of the first and last beats of LOAD's last bursts. asked: cycle of the
+    under way at once. firsts, ends: cycles of the first and last beats of LOAD's last bursts. last_ask: cycle of the
     request of its last burst.
     """
 
@@ -343,7 +343,7 @@ class ReadBursts:
         """Cycles from the last beat of a burst to the first one of the burst that takes its place."""
         self._latency = latency
         self.firsts, self.ends = (deque([-NEVER] * (2 * outstanding + 1), 2 * outstanding + 1) for _ in range(2))
-        self.asked = -NEVER
+        self.last_ask = -NEVER
         # Cycles in which the arbiter granted the last request, of LOAD or fetch, and in which memory took its address.
         self._granted = self._accepted = -NEVER
         self._last_was_fetch = False  # whether it was a request of fetch
@@ -351,7 +351,7 @@ class ReadBursts:
         self._begin = 0  # first cycle in which its first burst may be requested
 
     @property
-    def left(self) -> int:
+    def bursts_left(self) -> int:
         """Bursts of the train that have not been placed."""
         return self._bursts - self._placed
 
@@ -377,7 +377,7 @@ class ReadBursts:
         request = ask + ASK_TO_REQUEST
         self.place_until(request)
         granted = max(request, self._granted + 1, self._accepted)
-        if self._last_was_fetch and self.left and max(self._begin, self.next_ask) <= granted:
+        if self._last_was_fetch and self.bursts_left and max(self._begin, self.next_ask) <= granted:
             self._place_each(self._placed + 1)  # after a burst of fetch it is LOAD's turn
             granted = max(granted, self._granted + 1, self._accepted)
         self._granted, self._last_was_fetch = granted, True
@@ -427,7 +427,7 @@ class ReadBursts:
         for number in range(1, min(self._bursts, len(self.ends)) + 1):
             self.firsts[-number] += cycles
             self.ends[-number] += cycles
-        self.asked = max(self.asked, self.ends[-self.outstanding - 1] + END_TO_ASK)
+        self.last_ask = max(self.last_ask, self.ends[-self.outstanding - 1] + END_TO_ASK)
 
     def _place_each(self, through: int, until: int = NEVER) -> None:
         """Place bursts of the open train one by one until `through` are placed, or the next is requested at `until`.
@@ -450,7 +450,7 @@ class ReadBursts:
             firsts.append(first)
             ends.append(last)
         if placed > self._placed:
-            self.asked = self._granted = granted
+            self.last_ask = self._granted = granted
             self._accepted, self._placed, self._last_was_fetch = accepted, placed, False
 
     def _slots_of_first(self, bursts: int) -> int:
@@ -463,9 +463,9 @@ class ReadBursts:
         This keeps the model fast for long trains. Bursts follow each other either without a gap, or in windows of
         `outstanding` bursts with a constant period.
         """
-        window, left, regular = self.outstanding, self.left - self.outstanding, self.channel.regular_until
+        window, bursts_left, regular = self.outstanding, self.bursts_left - self.outstanding, self.channel.regular_until
         if not self.is_latency_bound(self._bursts, self._slots):
-            count, before = left, min(until, regular)
+            count, before = bursts_left, min(until, regular)
             if before < NEVER:
                 count = min(count, self.channel.slots_before(before) * self._bursts // self._slots - 1)
             if count > 2 * window:
@@ -481,7 +481,7 @@ class ReadBursts:
                 self._record_bursts(
                     channel.cycles_of_slots(begin, slots[:-1]), channel.cycles_of_slots(begin, last_slots)
                 )
-                self.asked = self._granted = max(self._granted, granted)  # one request a cycle
+                self.last_ask = self._granted = max(self._granted, granted)  # one request a cycle
             return
         ends = self.ends
         period = ends[-1] - ends[-1 - window]
@@ -489,9 +489,9 @@ class ReadBursts:
             return  # a refresh has made this period longer
         if any(ends[-1 - i] - ends[-1 - i - window] != period for i in range(1, window)):
             return
-        count = min(left // window, (self.channel.refresh_after(ends[-window]) - ends[-1] - 1) // period)
+        count = min(bursts_left // window, (self.channel.refresh_after(ends[-window]) - ends[-1] - 1) // period)
         if until < NEVER:
-            count = min(count, (until - self.asked) // period - 1)
+            count = min(count, (until - self.last_ask) // period - 1)
         if regular < NEVER:
             count = min(count, (regular - ends[-1]) // period - 1)
         if count > 0:
@@ -509,5 +509,5 @@ class ReadBursts:
         self.ends.extend(lasts)
         self.channel.ends.extend(lasts)
         self.channel.next = lasts[-1] + 1
-        self.asked = self._granted = self.ends[-1 - self.outstanding] + END_TO_ASK
+        self.last_ask = self._granted = self.ends[-1 - self.outstanding] + END_TO_ASK
         self._accepted = max(self._granted + ASK_TO_ADDRESS, self.channel.ends[0] + 1)

@@ -35,8 +35,8 @@ class Port:
                 continue
             delay = cycle - steps.cycle(number)
             # Steps before these cycles are not delayed further.
-            outputs = max(0, cycles.first - cycle) // (steps.each + steps.gap)
-            number = min(steps.steps - 1, number + outputs * steps.each)
+            outputs = max(0, cycles.first - cycle) // (steps.steps_per_output + steps.gap)
+            number = min(steps.steps - 1, number + outputs * steps.steps_per_output)
             cycle = steps.cycle(number) + delay
             while cycle <= cycles.last:
                 free = self.free_cycle(cycle, 1)
@@ -99,7 +99,7 @@ class Acc:
 
         output: number of the output to which the first of these steps belongs.
         """
-        bank_steps = (work.read_bank_outputs - output) * steps.each
+        bank_steps = (work.read_bank_outputs - output) * steps.steps_per_output
         if bank_steps >= steps.steps:
             return self._reads[work.read_bank].last_step(steps)
         if bank_steps <= 0:

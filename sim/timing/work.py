@@ -68,17 +68,17 @@ class RegularCycles(NamedTuple):
 class Steps(NamedTuple):
     """Cycles of the steps of a VECTOR: one a cycle from cycle `first` on, with a pause after each output.
 
-    steps: number of steps. each: steps of an output. gap: cycles of the pause.
+    steps: number of steps. steps_per_output: steps of one output. gap: cycles of the pause.
     """
 
     first: int
     steps: int
-    each: int
+    steps_per_output: int
     gap: int
 
     def cycle(self, step: int) -> int:
         """Return the cycle of step number `step`."""
-        return self.first + step + step // self.each * self.gap
+        return self.first + step + step // self.steps_per_output * self.gap
 
     @property
     def last(self) -> int:
@@ -87,12 +87,12 @@ class Steps(NamedTuple):
 
     def only_first(self, steps: int) -> Steps:
         """Return the first `steps` steps."""
-        return Steps(self.first, steps, self.each, self.gap)
+        return Steps(self.first, steps, self.steps_per_output, self.gap)
 
     def without_first(self, steps: int) -> Steps:
         """Return the steps without the first `steps`, which must be whole outputs."""
-        return Steps(self.cycle(steps), self.steps - steps, self.each, self.gap)
+        return Steps(self.cycle(steps), self.steps - steps, self.steps_per_output, self.gap)
 
     def delayed(self, cycles: int) -> Steps:
         """Return the same steps, `cycles` cycles later."""
-        return Steps(self.first + cycles, self.steps, self.each, self.gap)
+        return Steps(self.first + cycles, self.steps, self.steps_per_output, self.gap)
