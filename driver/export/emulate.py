@@ -27,7 +27,7 @@ BRIDGE = "device_bridge.c"
 """The device of an emulated program, whose accesses go to a `bridge.Bridge`."""
 
 
-class ToolError(RuntimeError):
+class BuildToolError(RuntimeError):
     """A tool that builds or runs a program for a target is missing, or the C compiler failed; the message says
     which."""
 
@@ -100,13 +100,13 @@ def missing_tools(target: ExportTarget) -> str | None:
 def build_bridge_program(exported: Sequence[Exported], folder: Path) -> list[str]:
     """Write models of one target into `folder` and build one program of all that talks to a `bridge.Bridge`.
 
-    Return the command that runs it. ToolError where this machine lacks a tool.
+    Return the command that runs it. BuildToolError where this machine lacks a tool.
     """
     target = exported[0].target
     emulator = EMULATORS[target.name]
     message = missing_tools(target)
     if message is not None:
-        raise ToolError(message)
+        raise BuildToolError(message)
     for model in exported:
         write_project(model, folder)
     (folder / f"{PROGRAM}.c").write_text(bridge_program([model.model for model in exported]), encoding="utf-8")
@@ -125,19 +125,19 @@ def build_bridge_program(exported: Sequence[Exported], folder: Path) -> list[str
 
 
 def compile_c(target: ExportTarget, arguments: Sequence[str], folder: Path) -> None:
-    """Run the C compiler for `target` with FLAGS and `arguments` in `folder`. ToolError where it fails."""
+    """Run the C compiler for `target` with FLAGS and `arguments` in `folder`. BuildToolError where it fails."""
     completed = subprocess.run(
         [*c_compiler(target), *FLAGS, *arguments], cwd=folder, capture_output=True, text=True, check=False,
         env=tool_environment(),
     )  # fmt: skip
     if completed.returncode:
-        raise ToolError(f"the C compiler for {target.name} failed: {completed.stderr.strip()[-600:]}")
+        raise BuildToolError(f"the C compiler for {target.name} failed: {completed.stderr.strip()[-600:]}")
 
 
 def runtime_objects(target: ExportTarget, folder: Path) -> list[bytes]:
     """Compile the C runtime for `target` and return its object files, to measure their code size.
 
-    folder: an empty folder to compile in. Raises ToolError.
+    folder: an empty folder to compile in. Raises BuildToolError.
     """
     files = runtime_files(target)
     for file, data in files.items():
