@@ -30,8 +30,8 @@ FLOAT32_MIN = float(np.finfo(np.float32).min)
 
 def split_heads(x: Tensor, count: int) -> Tensor:
     """Split [B, S, H * D] into heads: [B, H, S, D]."""
-    b, s, hidden = x.shape
-    return T.compute((b, count, s, hidden // count), lambda i, h, k, d: x[i, k, h * (hidden // count) + d], "heads")
+    b, s, width = x.shape
+    return T.compute((b, count, s, width // count), lambda i, h, k, d: x[i, k, h * (width // count) + d], "heads")
 
 
 def attend(node: Node, q: Tensor, k: Tensor, v: Tensor, bias: ScoreBias) -> Tensor:
@@ -68,16 +68,16 @@ def mask_bias(node: Node, mask: Tensor | None, batch: int, columns: int) -> Scor
     """
     if mask is None:
         return None
-    hidden = wrap(float(node.attrs.get("mask_filter_value", MASKED_BIAS)), F32)
+    masked_bias = wrap(float(node.attrs.get("mask_filter_value", MASKED_BIAS)), F32)
     if len(mask.shape) == 2 and mask.shape[1] == columns:
-        return lambda i: select(T.equal(mask[i[0], i[3]].astype("int32"), 0), hidden, wrap(0, F32))
+        return lambda i: select(T.equal(mask[i[0], i[3]].astype("int32"), 0), masked_bias, wrap(0, F32))
     if len(mask.shape) == 3 and mask.shape[2] == columns:
-        return lambda i: select(T.equal(mask[i[0], i[2], i[3]].astype("int32"), 0), hidden, wrap(0, F32))
+        return lambda i: select(T.equal(mask[i[0], i[2], i[3]].astype("int32"), 0), masked_bias, wrap(0, F32))
     if len(mask.shape) == 1 and mask.shape[0] == batch:
-        return lambda i: select(i[3] < mask[i[0]].astype(INDEX), wrap(0, F32), hidden)
+        return lambda i: select(i[3] < mask[i[0]].astype(INDEX), wrap(0, F32), masked_bias)
     if len(mask.shape) == 1 and mask.shape[0] == 2 * batch:
         return lambda i: select(
-            (mask[i[0] + batch].astype(INDEX) <= i[3]) & (i[3] < mask[i[0]].astype(INDEX)), wrap(0, F32), hidden
+            (mask[i[0] + batch].astype(INDEX) <= i[3]) & (i[3] < mask[i[0]].astype(INDEX)), wrap(0, F32), masked_bias
         )
     raise node.fail(f"a mask of shape {list(mask.shape)}")
 
@@ -100,7 +100,7 @@ def multi_head_attention(node: Node) -> list[Tensor]:
     q = node.input("query")
     if len(q.shape) != 3 or not node.has("key") or not node.has("value"):
         raise node.fail("query, key and value in one tensor")
-    hidden, bias = q.shape[2], node.optional("bias")
+    hidden_size, bias = q.shape[2], node.optional("bias")
     sides, start = [], 0
     for name in ("query", "key", "value"):
         x = node.input(name)
@@ -117,7 +117,7 @@ def multi_head_attention(node: Node) -> list[Tensor]:
     padding_bias = mask_bias(node, node.optional("key_padding_mask"), k.shape[0], k.shape[2])
     value = node.input("value")
     y = attend(node, q, k, v, add_biases(padding_bias, node.optional("attention_bias")))
-    if y.shape[2] != hidden and len(value.shape) == 3 and y.shape[2] != value.shape[2]:
+    if y.shape[2] != hidden_size and len(value.shape) == 3 and y.shape[2] != value.shape[2]:
         raise node.fail(f"{count} heads of {y.shape[2]} values")
     return [y, k, v][: node.outputs]
 
@@ -168,8 +168,8 @@ def _attend_to_packed(
         start += size
     q, k, v = sides
     if past is not None:
-        before = [T.compute(past.shape[1:], lambda *i, n=n: past[(n, *i)], "past") for n in (0, 1)]
-        k, v = append_to_cache(node, before[0], k), append_to_cache(node, before[1], v)
+        past_sides = [T.compute(past.shape[1:], lambda *i, n=n: past[(n, *i)], "past") for n in (0, 1)]
+        k, v = append_to_cache(node, past_sides[0], k), append_to_cache(node, past_sides[1], v)
     y = attend(node, q, k, v, add_biases(mask_bias(node, mask, k.shape[0], k.shape[2]), bias))
     if node.outputs == 1:
         return [y]
@@ -246,14 +246,14 @@ def group_query_attention(node: Node) -> list[Tensor]:
     if last.size != batch:
         raise node.fail(f"the last places of {last.size} samples, not of {batch}")
 
-    def before(b: Expr) -> Expr:
+    def cached_positions(b: Expr) -> Expr:
         """Return the number of cached positions before the first step of sample `b`."""
         return wrap(0, INDEX) if total == steps else T.maximum(last.flat(b).astype(INDEX) + (1 - steps), 0)
 
     if node.attrs.get("do_rotary", 0):
         position_ids = node.optional("position_ids")
         if position_ids is None or total == steps:  # of the position_ids of the first steps, only the first one counts
-            first = before if position_ids is None else lambda b: position_ids.flat(0).astype(INDEX)
+            first = cached_positions if position_ids is None else lambda b: position_ids.flat(0).astype(INDEX)
             positions = T.compute((batch, steps), lambda b, s: first(b) + s, "places")
         else:
             positions = position_ids
@@ -263,23 +263,25 @@ def group_query_attention(node: Node) -> list[Tensor]:
             for x in (q, k)
         )
 
-    def present(new: Tensor, name: str) -> Tensor:
+    def present(appended_states: Tensor, name: str) -> Tensor:
         """Return the cache, operand `name`, with `new` keys or values [B, key heads, S, D] appended."""
         past = node.optional(name) if total > steps else None  # at the first step a cache holds nothing of use
         size = max(total, node.input(name).shape[2] if node.has(name) else 0)
 
         def element(b: Expr, h: Expr, t: Expr, d: Expr) -> Expr:
             """Return a new element at the steps of this call, an old one before them, and 0 behind them."""
-            step = t - before(b)
-            appended = select((step >= 0) & (step < steps), new[b, h, T.clip(step, 0, steps - 1), d], 0)
+            step = t - cached_positions(b)
+            appended = select((step >= 0) & (step < steps), appended_states[b, h, T.clip(step, 0, steps - 1), d], 0)
             if past is None or not past.shape[2]:
                 return appended
             return select(step < 0, past[b, h, T.minimum(t, past.shape[2] - 1), d], appended)
 
-        return T.compute((batch, new.shape[1], size, new.shape[3]), element, "present")
+        return T.compute((batch, appended_states.shape[1], size, appended_states.shape[3]), element, "present")
 
     keys, values = present(k, "past_key"), present(v, "past_value")
-    y = _attend_grouped(node, q, _repeat_heads(keys, count), _repeat_heads(values, count), _visibility(node, before))
+    y = _attend_grouped(
+        node, q, _repeat_heads(keys, count), _repeat_heads(values, count), _visibility(node, cached_positions)
+    )
     return [y, keys, values][: node.outputs]
 
 
@@ -314,11 +316,11 @@ Visibility = Callable[[tuple[Expr, ...]], Expr]
 """Function of (sample, head, row, column) that returns whether the query of a row attends to the key of a column."""
 
 
-def _visibility(node: Node, before: Callable[[Expr], Expr]) -> Visibility:
+def _visibility(node: Node, cached_positions: Callable[[Expr], Expr]) -> Visibility:
     """Return the mask as a function: keys up to the sample's last position, not after the query, within the window.
 
-    Where the attribute `causal` is 0, all keys up to the last position are visible. before: returns the number of
-    cached positions of a sample.
+    Where the attribute `causal` is 0, all keys up to the last position are visible. cached_positions: returns their
+    number for a sample.
     """
     last, causal = node.input("seqlens_k"), node.attrs.get("causal", 1)
     window = int(node.attrs.get("local_window_size", -1))
@@ -329,7 +331,7 @@ def _visibility(node: Node, before: Callable[[Expr], Expr]) -> Visibility:
         is_filled = column <= last.flat(sample).astype(INDEX)
         if not causal:
             return is_filled
-        position = before(sample) + row
+        position = cached_positions(sample) + row
         is_past = is_filled & (column <= position)
         return is_past if window < 1 else is_past & (column > position - window)
 

@@ -81,8 +81,8 @@ class BitLevels:
 
     def with_values(self, *others: BitLevels | int) -> BitLevels | None:
         """Return the levels that contain these and all of `others`, levels or single values; None as for `of`."""
-        more = (other if isinstance(other, int) else other.values for other in others)
-        return BitLevels.of(np.concatenate([self.values, *map(np.atleast_1d, more)]))
+        other_values = (other if isinstance(other, int) else other.values for other in others)
+        return BitLevels.of(np.concatenate([self.values, *map(np.atleast_1d, other_values)]))
 
 
 LEVELS = "levels"
@@ -117,17 +117,17 @@ def sum_of_bit_counts(words: Iterable[CountedWords]) -> Expr:
     return call("dot4", total, wrap(ONES, "uint32"))
 
 
-def chunk_sizes(steps: Sequence[int], most: int) -> tuple[int, ...]:
+def chunk_sizes(steps: Sequence[int], max_product: int) -> tuple[int, ...]:
     """Return how many steps of each reduction axis to add before bytes are widened to int32.
 
-    steps: extents of the axes, of which the last ones are taken first. most: limit of the product of the sizes. Not all
-    steps are taken, so that a reduction remains.
+    steps: extents of the axes, of which the last ones are taken first. max_product: limit of the product of the sizes.
+    Not all steps are taken, so that a reduction remains.
     """
     sizes: list[int] = []
-    most = min(most, MAX_ADDED_WORDS, prod(steps) - 1)
+    max_product = min(max_product, MAX_ADDED_WORDS, prod(steps) - 1)
     for extent in reversed(steps):
-        sizes.append(max(n for n in range(1, min(extent, max(most, 1)) + 1) if extent % n == 0))
-        most //= sizes[-1]
+        sizes.append(max(n for n in range(1, min(extent, max(max_product, 1)) + 1) if extent % n == 0))
+        max_product //= sizes[-1]
     return tuple(reversed(sizes))
 
 

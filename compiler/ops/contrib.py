@@ -56,9 +56,11 @@ def apply_activation(node: Node, x: Tensor, names: Sequence[str]) -> Tensor:
     if not kind:
         return x
     parameters = {"LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta"), "Clip": ("min", "max")}.get(kind, ())
-    listed = node.attrs.get("activation_params")
+    parameter_values = node.attrs.get("activation_params")
     values = (
-        list(listed) if listed is not None else [node.attrs[f"activation_{name}"] for name in names[: len(parameters)]]
+        list(parameter_values)
+        if parameter_values is not None
+        else [node.attrs[f"activation_{name}"] for name in names[: len(parameters)]]
     )
     if kind == "Clip":
         low, high = (float(v) for v in values)
@@ -120,10 +122,10 @@ def dynamic_quantize_matmul(node: Node) -> Tensor:
 @op("MatMulInteger16", kind=Kind.OPAQUE, domain="com.microsoft", variant_of="MatMul", operands="a b")
 def matmul_integer16(node: Node) -> Tensor:
     """Build MatMulInteger16: products of int16 with int32 sums."""
-    wide = [
+    int32_factors = [
         T.compute(x.shape, lambda *i, x=x: x[i].astype("int32"), "wide") for x in (node.input("a"), node.input("b"))
     ]
-    return build_operator(node, "MatMul", *wide)
+    return build_operator(node, "MatMul", *int32_factors)
 
 
 BYTES_OF_BLOCKS = {2: (32, 64, 128), 4: (16, 32, 64, 128, 256), 8: (16, 32, 64, 128, 256)}

@@ -139,9 +139,9 @@ def matrix_product(
     return replace(product, shape=(*batch, m, n))
 
 
-def panel_width(n: int, most: int) -> int:
-    """Return how many of n columns a panel has: the first of WIDTHS up to `most` that divides n, else n."""
-    return next((w for w in WIDTHS if n % w == 0 and w <= most), n)
+def panel_width(n: int, max_width: int) -> int:
+    """Return how many of n columns a panel has: the first of WIDTHS up to `max_width` that divides n, else n."""
+    return next((w for w in WIDTHS if n % w == 0 and w <= max_width), n)
 
 
 def pack_rows(a: Tensor, steps: int, turn: bool) -> Tensor:
@@ -193,10 +193,10 @@ def _row_sums(left: Tensor, inner: int) -> Tensor:
 
     def body(*i: Expr) -> Expr:
         k = T.reduce_axis(steps, "k")
-        counted = (
+        ones_word = (
             pack_quad(lambda j: select(k * 4 + j < inner, wrap(1, "uint8"), 0)) if inner % 4 else wrap(ONES, "uint32")
         )
-        return dot(left[(*i, k)], counted, k)
+        return dot(left[(*i, k)], ones_word, k)
 
     return T.compute(left.shape[:-1], body, "row_sums")
 
@@ -435,8 +435,8 @@ class ConvPacking:
         """
         result: Expr | None = None
         for i, before, size, end in zip(index, self.window.before, self.window.size, ends):
-            for needed, test in ((before > 0, i >= before), (end > before + size, i < before + size)):
-                if needed:
+            for is_needed, test in ((before > 0, i >= before), (end > before + size, i < before + size)):
+                if is_needed:
                     result = test if result is None else result & test
         return result
 
@@ -448,8 +448,8 @@ class ConvPacking:
         """Return a copy of x in memory, padded by zero points to `ends` elements in each dimension."""
 
         def body(ni: Expr, c: Expr, *index: Expr) -> Expr:
-            word, inside = self.x[(ni, c, *self.unpadded_index(index))], self.bounds_test(index, ends)
-            return word if inside is None else select(inside, word, self.pad_byte)
+            word, is_inside = self.x[(ni, c, *self.unpadded_index(index))], self.bounds_test(index, ends)
+            return word if is_inside is None else select(is_inside, word, self.pad_byte)
 
         return replace(T.compute((*self.x.shape[:2], *ends), body, "padded"), stored=True)
 
@@ -464,8 +464,8 @@ class ConvPacking:
 
     def pad_word(self, word: Expr, index: Sequence[Expr], padding: Callable[[], Expr]) -> Expr:
         """Return `word`, or `padding()` where it is packed from x itself and `index` lies outside of x."""
-        inside = self.bounds_test(index, self.extents) if self.reads_image else None
-        return word if inside is None else select(inside, word, padding())
+        is_inside = self.bounds_test(index, self.extents) if self.reads_image else None
+        return word if is_inside is None else select(is_inside, word, padding())
 
 
 class Channels(ConvPacking):
@@ -520,8 +520,8 @@ class LineQuads(ConvPacking):
             at = [*lead, last + j * self.window.dilation[-1]]
             if not self.reads_image:
                 return self.source[(ni, block, *at)]
-            word, inside = self.source[(ni, block, *self.unpadded_index(at))], self.bounds_test(at, self.ends)
-            return word if inside is None else select(inside, word, self.pad_byte)
+            word, is_inside = self.source[(ni, block, *self.unpadded_index(at))], self.bounds_test(at, self.ends)
+            return word if is_inside is None else select(is_inside, word, self.pad_byte)
 
         return pack_quad(element, self.flips_sign)
 

@@ -82,8 +82,8 @@ class SlidingWindow(Windows):
             start, dilation = o * self.stride[d] - self.before[d], self.dilation[d]
             first = (T.maximum(wrap(bounds[0], INDEX) - start, 0) + (dilation - 1)) // dilation
             last = T.minimum((wrap(bounds[1] - 1, INDEX) - start) // dilation, self.kernel[d] - 1)
-            inside = last - first + 1
-            total = total * (inside if min(counts) else T.maximum(inside, 1))
+            taps_inside = last - first + 1
+            total = total * (taps_inside if min(counts) else T.maximum(taps_inside, 1))
         return total
 
 
@@ -211,18 +211,18 @@ def transposed_convolution(
 
     def body(ni: Expr, g: Expr, mi: Expr, *o: Expr) -> Expr:
         """Return the sum over the taps whose input element exists."""
-        inside: Expr | None = None
+        is_inside: Expr | None = None
         pixel = []
         for d in range(sp):
             shifted = o[d] + geometry.before[d] - ks[d] * geometry.dilation[d]
             position = shifted // geometry.stride[d]
             test = (shifted >= 0) & (position < x.shape[2 + d]) & T.equal(shifted % geometry.stride[d], 0)
-            inside = test if inside is None else inside & test
+            is_inside = test if is_inside is None else is_inside & test
             pixel.append(position)
-        assert inside is not None
+        assert is_inside is not None
         channel = g * cg + kc
         product = multiply(x[(ni, channel, *pixel)], w[(channel, mi, *ks)])
-        return finish(T.sum(select(inside, product, 0), (kc, *ks)), g * mg + mi)
+        return finish(T.sum(select(is_inside, product, 0), (kc, *ks)), g * mg + mi)
 
     return replace(
         T.compute((n, group, mg, *geometry.out), body, "conv_transpose"), shape=(n, group * mg, *geometry.out)
@@ -264,8 +264,8 @@ def product(
     k = T.reduce_axis(inner, "k")
     lanes = target().lanes(b.dtype)
     streamed = fixed_b and m < PACKED_ROWS  # each element is read for few rows, as fast as memory gives them
-    most = min(MAX_STREAMS, (target().registers - 1) // (m + 1)) if streamed else 1  # all rows in one tile
-    widths = [*(count * lanes for count in range(most, 0, -1)), lanes // 2]
+    max_vectors = min(MAX_STREAMS, (target().registers - 1) // (m + 1)) if streamed else 1  # all rows in one tile
+    widths = [*(count * lanes for count in range(max_vectors, 0, -1)), lanes // 2]
     width = next((w for w in widths if w > 1 and n % w == 0), 0)
     large = inner * n * itemsize(b.dtype) > PACKED_BYTES
     if not dot and width and large and (m >= PACKED_ROWS or streamed):

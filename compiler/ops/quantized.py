@@ -128,9 +128,11 @@ def accept_channels_last(build: Callable[[Node], Tensor]) -> Callable[[Node], Te
         if not node.attrs.get("channels_last", 0):
             return build(node)
         x = node.input(0)
-        moved = T.compute((x.shape[0], x.shape[-1], *x.shape[1:-1]), lambda n, c, *i: x[(n, *i, c)], "channels_first")
+        channels_first = T.compute(
+            (x.shape[0], x.shape[-1], *x.shape[1:-1]), lambda n, c, *i: x[(n, *i, c)], "channels_first"
+        )
         attrs = {name: value for name, value in node.attrs.items() if name != "channels_last"}
-        y = build(replace(node, attrs=attrs, inputs=(moved, *node.inputs[1:])))
+        y = build(replace(node, attrs=attrs, inputs=(channels_first, *node.inputs[1:])))
         return T.compute((y.shape[0], *y.shape[2:], y.shape[1]), lambda n, *i: y[(n, i[-1], *i[:-1])], "channels_last")
 
     return built

@@ -188,9 +188,9 @@ class _Layer:
             return first
         return select(d < 1, first, others[0])
 
-    def keep_if_ended(self, t: Expr, b: Expr, new: Expr, old: Expr) -> Expr:
-        """Return `new` where sequence b has step t, else `old`: the state of an ended sequence does not change."""
-        return new if self.lengths is None else select(t < self.lengths[b].astype(T.INDEX), new, old)
+    def keep_if_ended(self, t: Expr, b: Expr, new_state: Expr, old_state: Expr) -> Expr:
+        """Return `new_state` where sequence b has step t, else `old_state`: an ended sequence keeps its state."""
+        return new_state if self.lengths is None else select(t < self.lengths[b].astype(T.INDEX), new_state, old_state)
 
     def scan_outputs(self, initial: Sequence[Tensor], step: Callable[[Expr, States], Sequence[Tensor]]) -> list[Tensor]:
         """Scan `step` from the initial states; return the node's outputs: h after each step, then all last states.
@@ -199,11 +199,11 @@ class _Layer:
         """
         states = T.scan(self.steps, initial, step, "states")
 
-        def after(t: Expr, d: Expr, b: Expr, j: Expr) -> Expr:
+        def state_after(t: Expr, d: Expr, b: Expr, j: Expr) -> Expr:
             value = states[0, self.sequence_index(t, d, b) + 1, d, b, j]
             return self.keep_if_ended(t, b, value, wrap(0, value.dtype))
 
-        all_states = T.compute((self.steps, *self.state), after, "states_after")
+        all_states = T.compute((self.steps, *self.state), state_after, "states_after")
         last = [self._last_state(states, number) for number in range(len(initial))]
         if self.by_batch:
             all_states = _transpose_axes(all_states, (2, 0, 1, 3))
@@ -244,24 +244,26 @@ def gru(node: Node) -> list[Tensor]:
 
     With the attribute linear_before_reset, the reset gate multiplies the product of the state, else the state.
     """
-    layer, after = _Layer(node, 3, ["Sigmoid", "Tanh"]), bool(node.attrs.get("linear_before_reset", 0))
+    layer, resets_product = _Layer(node, 3, ["Sigmoid", "Tanh"]), bool(node.attrs.get("linear_before_reset", 0))
     hidden = layer.hidden
 
     def step(t: Expr, states: States) -> list[Tensor]:
         """Return the state after step t."""
-        old, from_state = states[0], layer.multiply_state_gates(states[0], 0, 3 if after else 2)
+        old, from_state = states[0], layer.multiply_state_gates(states[0], 0, 3 if resets_product else 2)
 
         def gate(number: int, d: Expr, b: Expr, j: Expr) -> Expr:
             value = layer.input_gate(number, t, d, b, j) + from_state[d, b, j + number * hidden]
             return layer.activate(0, d, value)
 
-        if not after:
+        if not resets_product:
             reset = T.compute(layer.state, lambda d, b, j: gate(1, d, b, j) * old[d, b, j], "reset")
             product_of_reset = layer.multiply_state_gates(reset, 2, 1)
 
         def new(d: Expr, b: Expr, j: Expr) -> Expr:
             """Return element j of the state of direction d, sequence b."""
-            reset_part = gate(1, d, b, j) * from_state[d, b, j + 2 * hidden] if after else product_of_reset[d, b, j]
+            reset_part = (
+                gate(1, d, b, j) * from_state[d, b, j + 2 * hidden] if resets_product else product_of_reset[d, b, j]
+            )
             z = gate(0, d, b, j)
             value = (wrap(1, z.dtype) - z) * layer.activate(
                 1, d, layer.input_gate(2, t, d, b, j) + reset_part

@@ -134,7 +134,7 @@ class Node:
         i = self.number(operand)
         tensor = self.inputs[i] if i < len(self.inputs) else None
         if tensor is None:
-            raise self.fail(f"{self._named(operand)} is missing")
+            raise self.fail(f"{self._describe_operand(operand)} is missing")
         return tensor
 
     def optional(self, operand: str | int) -> Tensor | None:
@@ -149,7 +149,7 @@ class Node:
         """Return the array of an operand. Raises Unsupported where it is not constant, or left out."""
         value = self.value(operand)
         if value is None:
-            raise self.fail(f"{self._named(operand)} is not a constant")
+            raise self.fail(f"{self._describe_operand(operand)} is not a constant")
         return value
 
     def is_fixed(self, operand: str | int) -> bool:
@@ -157,7 +157,7 @@ class Node:
         value = self.value(operand)
         return value is not None and not is_mapped(value)
 
-    def _named(self, operand: str | int) -> str:
+    def _describe_operand(self, operand: str | int) -> str:
         """Return the name and number of an operand, for errors."""
         return f"{operand} (input {self.number(operand)})" if isinstance(operand, str) else f"input {operand}"
 
@@ -197,7 +197,8 @@ class Node:
             return T.wrap(default, dtype)
         tensor = self.input(operand)
         if tensor.size != 1:
-            raise self.fail(f"{self._named(operand)} has shape {list(tensor.shape)} where one element is expected")
+            described = self._describe_operand(operand)
+            raise self.fail(f"{described} has shape {list(tensor.shape)} where one element is expected")
         return tensor.flat(0).astype(dtype)
 
 

@@ -72,8 +72,8 @@ def coordinates(node: Node, a: ResizedAxis) -> Float32:
         case "tf_half_pixel_for_nn":
             return (o + half) / a.scale
         case "half_pixel_symmetric":
-            missing = F32(a.size) / 2 * (1 - F32(a.out) / (a.scale * F32(a.size)))
-            return (float(missing) + (o.astype(np.float64) + 0.5) / float(a.scale) - 0.5).astype(F32)
+            offset = F32(a.size) / 2 * (1 - F32(a.out) / (a.scale * F32(a.size)))
+            return (float(offset) + (o.astype(np.float64) + 0.5) / float(a.scale) - 0.5).astype(F32)
         case "asymmetric":
             return o / a.scale
         case "align_corners":
@@ -123,8 +123,8 @@ def is_outside(node: Node, a: ResizedAxis) -> NDArray[np.bool_]:
 def linear_taps(node: Node, a: ResizedAxis) -> ResizeTaps:
     """Return the table of linear interpolation; the last element, which has no neighbour, counts as half twice."""
     x = np.clip(coordinates(node, a), F32(0), F32(a.size - 1))
-    left = np.minimum(x.astype(np.int64), a.size - 1)
-    index = np.stack([left, np.minimum(left + 1, a.size - 1)], 1)
+    lower = np.minimum(x.astype(np.int64), a.size - 1)
+    index = np.stack([lower, np.minimum(lower + 1, a.size - 1)], 1)
     weight = np.abs(x[:, None] - index[:, ::-1].astype(F32))
     weight[index[:, 0] == index[:, 1]] = 0.5
     return ResizeTaps(index, weight)
@@ -142,8 +142,8 @@ def integer_linear_taps(node: Node, a: ResizedAxis) -> ResizeTaps:
 def cubic_taps(node: Node, a: ResizedAxis) -> ResizeTaps:
     """Return the table of cubic interpolation between four neighbours."""
     x, k = coordinates(node, a), F32(node.attrs.get("cubic_coeff_a", -0.75))
-    below = np.floor(x)
-    s = x - below
+    lower = np.floor(x)
+    s = x - lower
 
     def inner(d: Float32) -> Float32:
         return ((k + 2) * d - (k + 3)) * d * d + 1
@@ -152,7 +152,7 @@ def cubic_taps(node: Node, a: ResizedAxis) -> ResizeTaps:
         return ((k * d - 5 * k) * d + 8 * k) * d - 4 * k
 
     weight = np.stack([outer(s + 1), inner(s), inner(1 - s), outer(2 - s)], 1)
-    index = below.astype(np.int64)[:, None] + np.arange(-1, 3)
+    index = lower.astype(np.int64)[:, None] + np.arange(-1, 3)
     if node.attrs.get("exclude_outside", 0):
         weight[(index < 0) | (index >= a.size)] = 0
         weight = weight / sum_in_order(weight)[:, None]

@@ -23,17 +23,17 @@ def view_shape(node: Node) -> Shape:
     rank = len(x.shape)
     match node.op:
         case "Reshape":
-            wanted = node.ints("shape")
-            if wanted is None:
+            new_shape = node.ints("shape")
+            if new_shape is None:
                 raise node.fail("shape is missing")
             if not node.attrs.get("allowzero", 0):
-                wanted = [x.shape[d] if v == 0 and d < rank else v for d, v in enumerate(wanted)]
-            if wanted.count(-1) == 1:
-                known_size = prod(v for v in wanted if v != -1)
-                wanted[wanted.index(-1)] = x.size // known_size if known_size else 0
-            if prod(wanted) != x.size or min(wanted, default=0) < 0:
-                raise node.fail(f"{list(x.shape)} cannot be reshaped to {wanted}")
-            return tuple(wanted)
+                new_shape = [x.shape[d] if v == 0 and d < rank else v for d, v in enumerate(new_shape)]
+            if new_shape.count(-1) == 1:
+                known_size = prod(v for v in new_shape if v != -1)
+                new_shape[new_shape.index(-1)] = x.size // known_size if known_size else 0
+            if prod(new_shape) != x.size or min(new_shape, default=0) < 0:
+                raise node.fail(f"{list(x.shape)} cannot be reshaped to {new_shape}")
+            return tuple(new_shape)
         case "Flatten":
             axis = int(node.attrs.get("axis", 1))
             axis = axis + rank if axis < 0 else axis
@@ -49,9 +49,9 @@ def view_shape(node: Node) -> Shape:
             if axes is None:
                 raise node.fail("axes are missing")
             total = rank + len(axes)
-            new = {a % total for a in axes}
+            new_axes = {a % total for a in axes}
             old_sizes = iter(x.shape)
-            return tuple(1 if d in new else next(old_sizes) for d in range(total))
+            return tuple(1 if d in new_axes else next(old_sizes) for d in range(total))
     return x.shape
 
 
@@ -171,14 +171,14 @@ def padded(x: Tensor, before: Shape, after: Shape, value: Expr, change: Callable
     shape = tuple(b + n + a for b, n, a in zip(before, x.shape, after))
 
     def body(*index: Expr) -> Expr:
-        inside: Expr | None = None
+        is_inside: Expr | None = None
         for i, b, a, n in zip(index, before, after, x.shape):
-            for needed, test in ((b > 0, i >= b), (a > 0, i < b + n)):
-                if needed:
-                    inside = test if inside is None else inside & test
+            for is_needed, test in ((b > 0, i >= b), (a > 0, i < b + n)):
+                if is_needed:
+                    is_inside = test if is_inside is None else is_inside & test
         element = x[tuple(i - b for i, b in zip(index, before))]
         element = element if change is None else change(element)
-        return element if inside is None else select(inside, element, value)
+        return element if is_inside is None else select(is_inside, element, value)
 
     return T.compute(shape, body, "pad")
 
