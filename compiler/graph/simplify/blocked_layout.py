@@ -69,14 +69,14 @@ def _is_shallow(node: ir.Node, w: NDArray[Any]) -> bool:
 class _Layout:
     """The rewriting of one graph.
 
-    blocked: plain value -> its blocked form, which may have further channels in its last block. done: (replaced node,
-    its new result). names: names of values, which new ones must not take.
+    blocked: plain value -> its blocked form, which may have further channels in its last block. replacements: (replaced
+    node, its new result). names: names of values, which new ones must not take.
     """
 
     def __init__(self, graph: ir.Graph, lanes: int) -> None:
         self.graph, self.lanes = graph, lanes
         self.blocked: dict[ir.Value, ir.Value] = {}
-        self.done: list[tuple[ir.Node, ir.Value]] = []
+        self.replacements: list[tuple[ir.Node, ir.Value]] = []
         self.names = {value.name for node in graph for value in node.outputs} | graph.meta.get(RESERVED, frozenset())
 
     def run(self) -> None:
@@ -85,8 +85,8 @@ class _Layout:
             if node.domain in ("", "ai.onnx") and _is_image_operator(node):
                 y = self._rewrite(node)
                 if y is not None:
-                    self.done.append((node, y))
-        for node, y in reversed(self.done):
+                    self.replacements.append((node, y))
+        for node, y in reversed(self.replacements):
             self._remove_replaced(node, y)
 
     def _rewrite(self, node: ir.Node) -> ir.Value | None:
@@ -111,12 +111,12 @@ class _Layout:
 
     def _remove_replaced(self, node: ir.Node, y: ir.Value) -> None:
         """Remove a replaced node; its remaining readers get the new result `y`, in plain layout."""
-        old = node.outputs[0]
-        if old.uses() or old.is_graph_output():
-            if old in self.blocked:
-                y = self._insert_unblock(node, y, _dims(old))
-            ir.convenience.replace_all_uses_with(old, y, replace_graph_outputs=True)
-            name, old.name = old.name, None
+        old_result = node.outputs[0]
+        if old_result.uses() or old_result.is_graph_output():
+            if old_result in self.blocked:
+                y = self._insert_unblock(node, y, _dims(old_result))
+            ir.convenience.replace_all_uses_with(old_result, y, replace_graph_outputs=True)
+            name, old_result.name = old_result.name, None
             y.name = name
         self.graph.remove(node, safe=True)
 
@@ -203,11 +203,11 @@ class _Layout:
         is_unary = users[0].op_type in FUNCTIONS and all(x is None or prod(_dims(x)) == 1 for x in limits)
         return is_unary and self._leads_to_global_pool(users[0])
 
-    def _pad_bias(self, bias: ir.Value, more: int) -> ir.Value:
-        """Add a constant: `bias` with `more` zeros."""
+    def _pad_bias(self, bias: ir.Value, zeros: int) -> ir.Value:
+        """Add a constant: `bias` with this number of zeros appended."""
         array = constant(bias)
         assert array is not None
-        return new_constant(self.graph, f"{_name_of(bias)}.longer", _pad_with_zeros(array, more))
+        return new_constant(self.graph, f"{_name_of(bias)}.longer", _pad_with_zeros(array, zeros))
 
     def _insert_pool(self, node: ir.Node) -> ir.Value | None:
         """Insert the blocked form of a pooling whose input is in blocks and whose indices nobody reads; else None."""
@@ -372,16 +372,16 @@ class _Layout:
         return out
 
 
-def _pad_with_zeros(array: NDArray[Any], more: int) -> NDArray[Any]:
-    """Return `array` with `more` zeros behind it along the first axis."""
-    return np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)])
+def _pad_with_zeros(array: NDArray[Any], zeros: int) -> NDArray[Any]:
+    """Return `array` with this number of `zeros` behind it along the first axis."""
+    return np.concatenate([array, np.zeros((zeros, *array.shape[1:]), array.dtype)])
 
 
 def _arrange_weights(w: NDArray[Any], c: int, m: int) -> NDArray[Any]:
     """Arrange weights [M, C, ...] as [M/m, C/c, ..., c, m]."""
     out, channels, *kernel = w.shape
-    split = w.reshape(out // m, m, channels // c, c, *kernel)
-    return np.moveaxis(split, (3, 1), (-2, -1))
+    in_blocks = w.reshape(out // m, m, channels // c, c, *kernel)
+    return np.moveaxis(in_blocks, (3, 1), (-2, -1))
 
 
 def _blocked_dims(dims: Shape, c: int) -> Shape:
@@ -399,8 +399,8 @@ def _is_image_operator(node: ir.Node) -> bool:
     if op in MOVEMENTS:
         data = [value for value in (*node.inputs[:1], *node.outputs) if value is not None]
     types = (ir.DataType.FLOAT, ir.DataType.BOOL) if op in (*ELEMENTWISE, *MOVEMENTS) else (ir.DataType.FLOAT,)
-    known = all(shape(value) is not None and value.dtype in types for value in data)
-    return known and len(_dims(node.outputs[0])) >= 3 and 0 not in _dims(node.outputs[0])
+    is_supported = all(shape(value) is not None and value.dtype in types for value in data)
+    return is_supported and len(_dims(node.outputs[0])) >= 3 and 0 not in _dims(node.outputs[0])
 
 
 def _dims(value: ir.Value) -> Shape:

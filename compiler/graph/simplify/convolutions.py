@@ -238,11 +238,11 @@ class _TransposedConvolution:
         if len(strides) == 2 and strides[0] == strides[1]:
             return self._emit("DepthToSpace", [x], interleaved, blocksize=strides[0], mode=mode)
         rank = len(strides)
-        split = [dims[0], channels, *strides, *sizes] if mode == "CRD" else [dims[0], *strides, channels, *sizes]
+        phase_dims = [dims[0], channels, *strides, *sizes] if mode == "CRD" else [dims[0], *strides, channels, *sizes]
         channel, first = (1, 2) if mode == "CRD" else (1 + rank, 1)
         order = [0, channel, *(axis for k in range(rank) for axis in (2 + rank + k, first + k))]
-        y = self._emit("Reshape", [x, new_constant(self.graph, "dims", np.array(split, np.int64))], split)
-        y = self._emit("Transpose", [y], [split[axis] for axis in order], perm=order)
+        y = self._emit("Reshape", [x, new_constant(self.graph, "dims", np.array(phase_dims, np.int64))], phase_dims)
+        y = self._emit("Transpose", [y], [phase_dims[axis] for axis in order], perm=order)
         return self._emit(
             "Reshape", [y, new_constant(self.graph, "dims", np.array(interleaved, np.int64))], interleaved
         )

@@ -114,11 +114,11 @@ def _replace_by_result(graph: ir.Graph, node: ir.Node, opsets: dict[str, int]) -
         results = execute(op, values, once=True)
     except HostError as error:
         raise ModelError(str(error)) from None
-    for old, result in zip(node.outputs, results):
-        label, old.name = old.name, None
-        if old.uses():
+    for output, result in zip(node.outputs, results):
+        label, output.name = output.name, None
+        if output.uses():
             new_value = new_constant(graph, label or "constant", np.asarray(result), computed=label is not None)
             if node.op_type in DEQUANTISED:
                 new_value.meta[MADE_OF] = dequantisation_of(node)
-            ir.convenience.replace_all_uses_with(old, new_value)
+            ir.convenience.replace_all_uses_with(output, new_value)
     graph.remove(node, safe=True)

@@ -63,8 +63,8 @@ def merge_equal(model: ir.Model, only: Collection[str] | None = None) -> None:
             continue
         first = first_with_key.setdefault(key, node)
         if first is not node and not any(out.is_graph_output() for out in node.outputs):
-            for old, new in zip(node.outputs, first.outputs):
-                ir.convenience.replace_all_uses_with(old, new)
+            for output, first_output in zip(node.outputs, first.outputs):
+                ir.convenience.replace_all_uses_with(output, first_output)
             graph.remove(node, safe=True)
 
 
@@ -169,9 +169,9 @@ def _insert_operator(
     graph: ir.Graph, node: ir.Node, op: str, inputs: Sequence[ir.Value | None], **attrs: Any
 ) -> ir.Value:
     """Insert an operator before `node` and return its output, which takes the name and type of the node's output."""
-    old = node.outputs[0]
-    out = ir.Value(name=old.name, shape=old.shape, type=old.type)
-    old.name = None
+    old_output = node.outputs[0]
+    out = ir.Value(name=old_output.name, shape=old_output.shape, type=old_output.type)
+    old_output.name = None
     graph.insert_before(node, ir.Node("", op, inputs, attributes(**attrs), outputs=[out], name=node.name))
     return out
 
@@ -274,15 +274,15 @@ def _merge_casts(graph: ir.Graph, node: ir.Node) -> ir.Value | None:
         return x
     if earlier is None or earlier.inputs[0] is None:
         return None
-    source, between, target = earlier.inputs[0].dtype, x.dtype, node.outputs[0].dtype
-    if source is None or between is None or target is None:
+    source, middle, target = earlier.inputs[0].dtype, x.dtype, node.outputs[0].dtype
+    if source is None or middle is None or target is None:
         return None
-    narrow, wide = source.numpy(), between.numpy()
-    if {narrow.name, wide.name} - LOSSLESS or not np.can_cast(narrow, wide, "safe"):
+    source_dtype, middle_dtype = source.numpy(), middle.numpy()
+    if {source_dtype.name, middle_dtype.name} - LOSSLESS or not np.can_cast(source_dtype, middle_dtype, "safe"):
         return None
     if source == target:
         return earlier.inputs[0]
-    if narrow.kind != "b" and (narrow.kind == "f") != (wide.kind == "f"):
+    if source_dtype.kind != "b" and (source_dtype.kind == "f") != (middle_dtype.kind == "f"):
         return None  # out of range, an integer wraps and a float does not
     return _insert_operator(graph, node, "Cast", [earlier.inputs[0]], to=int(target))
 
