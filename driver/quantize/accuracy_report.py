@@ -155,10 +155,10 @@ def advise(
     return advice
 
 
-def list_operators(quantised: onnx.ModelProto, chosen: str, exclude: Sequence[str]) -> list[dict[str, Any]]:
+def list_operators(quantised: onnx.ModelProto, operator_kind: str, exclude: Sequence[str]) -> list[dict[str, Any]]:
     """List each operator of the quantised model, and the reason if it is not quantised.
 
-    chosen: the kind of operators that were to be quantised, a key of WHY_NOT; "" for all that can be.
+    operator_kind: the kind of operators that were to be quantised, a key of WHY_NOT; "" for all that can be.
     """
     from onnxruntime.quantization.registry import QDQRegistry
 
@@ -172,8 +172,8 @@ def list_operators(quantised: onnx.ModelProto, chosen: str, exclude: Sequence[st
         if not dequantised.intersection(operands) or float_tensors.intersection(operands):
             if node.name in exclude:
                 reason = "it is excluded"
-            elif chosen in WHY_NOT and node.op_type not in PRODUCTS:
-                reason = WHY_NOT[chosen]
+            elif operator_kind in WHY_NOT and node.op_type not in PRODUCTS:
+                reason = WHY_NOT[operator_kind]
             elif node.op_type in RECURRENT:
                 reason = "its states are products of the step before; --recurrent quantises the products of its input"
             elif node.op_type not in QDQRegistry:

@@ -228,7 +228,8 @@ def restore_float_constants(
             if name in constants:
                 node.input[number] = float_names.setdefault(name, f"{name}_float")
     graph.initializer.extend(
-        numpy_helper.from_array(numpy_helper.to_array(constants[name]), new) for name, new in float_names.items()
+        numpy_helper.from_array(numpy_helper.to_array(constants[name]), float_name)
+        for name, float_name in float_names.items()
     )
     read_tensors = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     for node in [

@@ -181,11 +181,11 @@ def token_surprise(logits: Array, sample: Mapping[str, Array]) -> tuple[float, i
     """
     tokens = sample[TOKENS]
     is_real = sample[MASK][:, -tokens.shape[1] :] != 0 if MASK in sample else np.ones(tokens.shape, bool)
-    counted = is_real[:, :-1] & is_real[:, 1:]
+    is_scored = is_real[:, :-1] & is_real[:, 1:]
     rows = logits[:, :-1].astype(np.float64)
     rows -= rows.max(-1, keepdims=True)
-    picked = np.take_along_axis(rows, tokens[:, 1:, None], -1)[..., 0] - np.log(np.exp(rows).sum(-1))
-    return -float(picked[counted].sum()), int(counted.sum())
+    log_probabilities = np.take_along_axis(rows, tokens[:, 1:, None], -1)[..., 0] - np.log(np.exp(rows).sum(-1))
+    return -float(log_probabilities[is_scored].sum()), int(is_scored.sum())
 
 
 def perplexity(logits: Iterable[Array], samples: Iterable[Mapping[str, Array]]) -> float | None:

@@ -97,14 +97,14 @@ class QuantizerChoices:
     def centred(self) -> bool:
         """Whether activations get no zero point: the range of their values is symmetric to 0.
 
-        This holds if the user asks for it (`symmetric`), or if only operators of a `chosen` kind are quantised, with
-        int8. These may be products of two activations, which take three times as long if both have a zero point
-        (docs/attention.md).
+        This holds if the user asks for it (`symmetric`), or if only operators of one kind (`operator_kind`) are
+        quantised, with int8. These may be products of two activations, which take three times as long if both have a
+        zero point (docs/attention.md).
         """
-        return self.symmetric or (bool(self.chosen) and self.activations == ACTIVATIONS[0])
+        return self.symmetric or (bool(self.operator_kind) and self.activations == ACTIVATIONS[0])
 
     @property
-    def chosen(self) -> str:
+    def operator_kind(self) -> str:
         """The kind of operators that the quantiser gets by name: "products", "rotary", "attention" or "decoder".
 
         Each includes those before it. "" where the quantiser quantises all operators that it can.
@@ -275,7 +275,7 @@ def _quantise_and_report(
             )
             say("smoothing")
             smooth_report = _smooth_file(prepared, calibration_samples, choices)
-        if choices.chosen not in ("", "products"):
+        if choices.operator_kind not in ("", "products"):
             say("quantising products alone, to compare")
             _run_quantiser(prepared, result, calibration_samples, replace(choices, operators="products"))
             outputs_with_products = _measure_output_errors(float_model, onnx.load(result), measured_samples, decoder)
@@ -305,7 +305,7 @@ def _quantise_and_report(
         "per_channel": choices.per_channel, "activations": choices.activations, "method": choices.method,
         "samples_calibration": len(calibration_samples), "samples_measured": len(measured_samples),
         "held_out": calibration_samples is not measured_samples,
-        "outputs": outputs, "operators": reporting.list_operators(quantised, choices.chosen, choices.exclude),
+        "outputs": outputs, "operators": reporting.list_operators(quantised, choices.operator_kind, choices.exclude),
         "losing": losing, "advice": advice,
     }  # fmt: skip
 
@@ -339,13 +339,13 @@ def _check_before_work(model: str | Path, output: str | Path) -> None:
 @contextlib.contextmanager
 def _silence_quantiser() -> Iterator[None]:
     """Silence the prints and logs of onnxruntime's quantiser."""
-    before = logging.root.manager.disable
+    disabled_level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
-        logging.disable(before)
+        logging.disable(disabled_level)
 
 
 # The model ------------------------------------------------------------------------------------------------------
@@ -463,7 +463,7 @@ def _prepare_model(proto: onnx.ModelProto, scratch: Path, choices: QuantizerChoi
     except Exception as error:  # onnxruntime raises many classes
         raise QuantizeError(f"onnxruntime cannot prepare the model: {_first_line(error)}") from None
     typed = add_types(onnx.load(prepared))
-    if choices.chosen == "":
+    if choices.operator_kind == "":
         for change in (convolve_channels, pool_pixels, separate_differences):
             typed = add_types(change(typed, choices.exclude))
     if choices.recurrent:
@@ -536,26 +536,26 @@ def _choose_options(model: onnx.ModelProto, samples: Samples, choices: Quantizer
 
     `model` is changed: its nodes get names, and its masks are rewritten and bounded. QuantizeError.
     """
-    if choices.chosen:
+    if choices.operator_kind:
         _name_nodes(model)
     names, range_overrides, mask_nodes = quantised_products(model), dict[str, Any](), list[str]()
-    if choices.chosen != "products":
-        if choices.chosen != "rotary":
+    if choices.operator_kind != "products":
+        if choices.operator_kind != "rotary":
             mask_nodes += replace_masks_by_sums(model, find_attention_scores(model))
-        between = operators_between_products(model, choices.chosen or OPERATORS[0])
+        inner_operators = operators_between_products(model, choices.operator_kind or OPERATORS[0])
         try:
-            ranges = measure_score_ranges(model, between.masked, samples)
+            ranges = measure_score_ranges(model, inner_operators.masked, samples)
         except OracleError as error:
             raise QuantizeError(str(error)) from None
-        mask_nodes += bound_masks(model, between.masked, ranges)
+        mask_nodes += bound_masks(model, inner_operators.masked, ranges)
         # Masked scores lie far below the others, so the range is asymmetric; a zero point costs a softmax nothing.
         range_overrides = {
             name: [{"rmin": np.float32(score_range.low), "rmax": np.float32(score_range.high), "symmetric": False}]
             for name, score_range in ranges.items()
         }
-        names += between.operators
+        names += inner_operators.operators
     options = {"ActivationSymmetric": choices.centred, "TensorQuantOverrides": range_overrides}
-    if not choices.chosen:
+    if not choices.operator_kind:
         return {"nodes_to_exclude": [*choices.exclude, *mask_nodes], "extra_options": options}
     names = [name for name in names if name not in choices.exclude]
     if not names:  # no names would mean all operators

@@ -38,8 +38,10 @@ def measure_second_moments(floats: onnx.ModelProto, samples: Iterable[Mapping[st
     probe.CopyFrom(floats)
     input_names = {value.name for value in floats.graph.input}
     output_names = {value.name for value in floats.graph.output}
-    read = dict.fromkeys(node.input[0] for node in layers)
-    probe.graph.output.extend(onnx.ValueInfoProto(name=name) for name in read if name not in input_names | output_names)
+    input_tensors = dict.fromkeys(node.input[0] for node in layers)
+    probe.graph.output.extend(
+        onnx.ValueInfoProto(name=name) for name in input_tensors if name not in input_names | output_names
+    )
     session, sums = open_session(probe), dict[str, Array]()
     for sample in samples:
         values = {**sample, **run_session(session, sample)}
@@ -62,8 +64,8 @@ def _can_be_measured(node: onnx.NodeProto, dims: Iterable[int]) -> bool:
     if node.op_type == "Conv":
         is_ungrouped = attrs.get("group", 1) == 1 and attrs.get("auto_pad", b"NOTSET") == b"NOTSET"
         return len(sizes) > 2 and is_ungrouped and int(np.prod(sizes[1:])) <= MAX_INPUTS
-    fits = node.op_type == "MatMul" or (node.op_type == "Gemm" and not attrs.get("transA", 0))
-    return fits and len(sizes) == 2 and sizes[1 if attrs.get("transB", 0) else 0] <= MAX_INPUTS
+    is_untransposed = node.op_type == "MatMul" or (node.op_type == "Gemm" and not attrs.get("transA", 0))
+    return is_untransposed and len(sizes) == 2 and sizes[1 if attrs.get("transB", 0) else 0] <= MAX_INPUTS
 
 
 def _input_rows(node: onnx.NodeProto, x: Array, dims: Iterable[int]) -> Array:

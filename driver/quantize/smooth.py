@@ -67,17 +67,17 @@ class SmoothPlace:
 class ChannelStatistics:
     """Statistics of a tensor [..., channels] over samples.
 
-    least, most: smallest and largest value of each channel. rows: about MAX_ROWS of its rows.
+    least, greatest: smallest and largest value of each channel. rows: about MAX_ROWS of its rows.
     """
 
     least: Array
-    most: Array
+    greatest: Array
     rows: Array
 
     @property
     def largest(self) -> Array:
         """Largest magnitude of each channel."""
-        return np.asarray(np.maximum(np.abs(self.least), np.abs(self.most)))
+        return np.asarray(np.maximum(np.abs(self.least), np.abs(self.greatest)))
 
 
 def smooth(
@@ -96,7 +96,7 @@ def smooth(
     statistics, changed = _collect_statistics(model, places, samples), list[dict[str, Any]]()
     for place in places:
         activations, weights = statistics[place.tensor], [graph.rows(operand) for operand in place.multiplied]
-        no_factors = np.ones(len(activations.most))
+        no_factors = np.ones(len(activations.greatest))
         unsmoothed_error = _squared_error(activations, weights, no_factors, symmetric, per_channel)
         best: tuple[float, Array] | None = None
         least_error = unsmoothed_error * MAX_ERROR_RATIO if alpha == AUTO else np.inf
@@ -123,11 +123,11 @@ def _channel_factors(largest: Array, weights: list[Array], alpha: float) -> Arra
     largest: magnitude of each channel. weights: matrices [channels, outputs] that read it.
     """
     heaviest = np.max([np.abs(w).max(axis=1) for w in weights], axis=0)
-    used = (largest > 0) & (heaviest > 0) & np.isfinite(largest * heaviest)
+    is_used = (largest > 0) & (heaviest > 0) & np.isfinite(largest * heaviest)
     factors = np.ones(len(largest))
-    if used.any():
-        exponents = alpha * np.log2(largest[used]) - (1 - alpha) * np.log2(heaviest[used])
-        factors[used] = 2.0 ** np.rint(exponents - np.median(exponents))
+    if is_used.any():
+        exponents = alpha * np.log2(largest[is_used]) - (1 - alpha) * np.log2(heaviest[is_used])
+        factors[is_used] = 2.0 ** np.rint(exponents - np.median(exponents))
     return factors
 
 
@@ -136,7 +136,7 @@ def _squared_error(
 ) -> float:
     """Return the squared error of quantised products, smoothed by `factors`, summed over the kept rows of
     activations."""
-    low, high = min(float((x.least / factors).min()), 0.0), max(float((x.most / factors).max()), 0.0)
+    low, high = min(float((x.least / factors).min()), 0.0), max(float((x.greatest / factors).max()), 0.0)
     if symmetric:
         high = max(-low, high)
         low = -high
@@ -168,7 +168,7 @@ def _collect_statistics(
             ]
             least, largest, earlier = flat_rows.min(axis=0), flat_rows.max(axis=0), statistics.get(name)
             if earlier is not None:
-                least, largest = np.minimum(least, earlier.least), np.maximum(largest, earlier.most)
+                least, largest = np.minimum(least, earlier.least), np.maximum(largest, earlier.greatest)
                 sampled_rows = np.concatenate([earlier.rows, sampled_rows])
             statistics[name] = ChannelStatistics(least, largest, sampled_rows)
     return statistics
@@ -352,10 +352,10 @@ class _SmoothGraph:
         return 0 < self.widths[node.input[0]] == self.widths.get(node.output[0], 0)
 
 
-def _captured_names(nodes: Iterable[onnx.NodeProto], inside: bool = False) -> Iterator[str]:
-    """Yield the names that subgraphs of nodes read. inside: the nodes are in a subgraph themselves."""
+def _captured_names(nodes: Iterable[onnx.NodeProto], is_inside: bool = False) -> Iterator[str]:
+    """Yield the names that subgraphs of nodes read. is_inside: the nodes are in a subgraph themselves."""
     for node in nodes:
-        yield from node.input if inside else ()
+        yield from node.input if is_inside else ()
         for attr in node.attribute:
             for graph in (attr.g, *attr.graphs):
                 yield from _captured_names(graph.node, True)

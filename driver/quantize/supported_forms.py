@@ -64,34 +64,35 @@ def separate_shared_biases(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     graph = model.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    names, used = _names(graph), set[str]()
+    names, used_biases = _names(graph), set[str]()
     for node in graph.node:
         if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or len(node.input) < 3:
             continue
         bias = node.input[2]
-        if bias in used and bias in constants:
+        if bias in used_biases and bias in constants:
             copy = onnx.TensorProto()
             copy.CopyFrom(constants[bias])
             copy.name = _unused_name(f"{bias}_copy", names)
             graph.initializer.append(copy)
             node.input[2] = copy.name
-        used.add(bias)
+        used_biases.add(bias)
     return model
 
 
-def convolve_channels(model: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
+def convolve_channels(model: onnx.ModelProto, unchanged: Collection[str] = ()) -> onnx.ModelProto:
     """Change `model`: BatchNormalization, AveragePool and the mean of channels become convolutions.
 
     onnxruntime's preparation has folded a BatchNormalization behind a convolution. Others, such as those in front of a
     Relu and a convolution in DenseNet, have no quantised form. Averages have one, but onnxruntime computes it in
-    floats, which differ from the accelerator's integers next to ties. kept: names of operators that stay as they are.
+    floats, which differ from the accelerator's integers next to ties. unchanged: names of operators that stay as
+    they are.
     """
     graph, nodes = model.graph, list[onnx.NodeProto]()
     constants, names, sizes = {tensor.name: tensor for tensor in graph.initializer}, _names(graph), _float_sizes(graph)
     for node in graph.node:
         dims = sizes.get(node.input[0], []) if node.input else []
         conv = None
-        if not node.domain and node.name not in kept and len(dims) in (2, 3, 4) and dims[1]:
+        if not node.domain and node.name not in unchanged and len(dims) in (2, 3, 4) and dims[1]:
             conv = _convolution_of(node, constants, dims)
         if conv is None:
             nodes.append(node)
@@ -159,18 +160,18 @@ def _reduced_axes(
     return sorted(axis % rank for axis in axes)
 
 
-def pool_pixels(model: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
+def pool_pixels(model: onnx.ModelProto, unchanged: Collection[str] = ()) -> onnx.ModelProto:
     """Change `model`: ReduceMean and ReduceSum over all pixels of sequences or images use GlobalAveragePool.
 
-    onnxruntime computes its quantised form in integers, as the accelerator does, and the others in floats. kept: names
-    of operators that stay as they are.
+    onnxruntime computes its quantised form in integers, as the accelerator does, and the others in floats. unchanged:
+    names of operators that stay as they are.
     """
     graph, nodes = model.graph, list[onnx.NodeProto]()
     constants, names, sizes = {tensor.name: tensor for tensor in graph.initializer}, _names(graph), _float_sizes(graph)
     for node in graph.node:
         nodes.append(node)
         dims = sizes.get(node.input[0], []) if node.input else []
-        is_reduction = node.op_type in ("ReduceMean", "ReduceSum") and not node.domain and node.name not in kept
+        is_reduction = node.op_type in ("ReduceMean", "ReduceSum") and not node.domain and node.name not in unchanged
         if not is_reduction or len(dims) not in (3, 4) or not all(dims[1:]):
             continue
         attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
@@ -195,16 +196,16 @@ def pool_pixels(model: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.Mode
     return model
 
 
-def separate_differences(model: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
+def separate_differences(model: onnx.ModelProto, unchanged: Collection[str] = ()) -> onnx.ModelProto:
     """Change `model`: the difference of two float tensors becomes an Add, which the quantiser takes, of a negated one.
 
-    kept: names of operators that stay as they are.
+    unchanged: names of operators that stay as they are.
     """
     graph, nodes = model.graph, list[onnx.NodeProto]()
     constants, names, sizes = {tensor.name for tensor in graph.initializer}, _names(graph), _float_sizes(graph)
     for node in graph.node:
         is_difference = node.op_type == "Sub" and not node.domain and all(name in sizes for name in node.input)
-        if not is_difference or node.name in kept or not constants.isdisjoint(node.input):
+        if not is_difference or node.name in unchanged or not constants.isdisjoint(node.input):
             nodes.append(node)
             continue
         stem = node.name or node.output[0]
@@ -221,11 +222,11 @@ RECURRENT = ("LSTM", "GRU", "RNN")
 """Operators whose products of the input `project_inputs` separates."""
 
 
-def project_inputs(model: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
+def project_inputs(model: onnx.ModelProto, unchanged: Collection[str] = ()) -> onnx.ModelProto:
     """Change `model`: a MatMul computes the products of the inputs of recurrent layers with constant weights.
 
     The quantiser takes it, and the accelerator computes all steps at once; the layer then multiplies its states only.
-    kept: names of operators that stay as they are.
+    unchanged: names of operators that stay as they are.
     """
     graph, nodes = model.graph, list[onnx.NodeProto]()
     constants = {tensor.name: tensor for tensor in graph.initializer}
@@ -233,7 +234,7 @@ def project_inputs(model: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.M
     for node in graph.node:
         nodes.append(node)
         weights = constants.get(node.input[1]) if node.op_type in RECURRENT and not node.domain else None
-        if weights is None or node.name in kept:
+        if weights is None or node.name in unchanged:
             continue
         w = numpy_helper.to_array(weights)
         directions, size, inputs = w.shape
@@ -253,14 +254,14 @@ def project_inputs(model: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.M
     return model
 
 
-def separate_sums(model: onnx.ModelProto, kept: Collection[str] = ()) -> onnx.ModelProto:
+def separate_sums(model: onnx.ModelProto, unchanged: Collection[str] = ()) -> onnx.ModelProto:
     """Return `model` with Adds, which the quantiser takes, in place of each Sum of several tensors.
 
-    It is a copy if there is such a Sum. kept: names of operators that stay as they are.
+    It is a copy if there is such a Sum. unchanged: names of operators that stay as they are.
     """
     sums = [
         node.output[0] for node in model.graph.node
-        if node.op_type == "Sum" and not node.domain and len(node.input) > 1 and node.name not in kept
+        if node.op_type == "Sum" and not node.domain and len(node.input) > 1 and node.name not in unchanged
     ]  # fmt: skip
     if not sums:
         return model
