@@ -26,8 +26,8 @@ from benchmarks.kernels import cases
 from benchmarks.rows import Request, Row, Say, judged, skipped
 from benchmarks.workloads import FOLDER_VARIABLE, MADE, WORKLOADS, Missing
 from celosia.compiler.tune.kernel_trial import time_alternating
-from celosia.driver.host.oracle import open_session
 from celosia.driver.runtime import Runtime
+from celosia.driver.workstation.oracle import open_session
 
 Array = NDArray[Any]
 Feed = dict[str, Array]

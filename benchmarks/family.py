@@ -22,7 +22,7 @@ import celosia
 from benchmarks.gain import cycles
 from benchmarks.rows import ROOT, Request, Row, different, judged, skipped
 from celosia.cache import cache_folder
-from celosia.driver.host.oracle import open_session
+from celosia.driver.workstation.oracle import open_session
 from celosia.hw.spec.config import Config
 
 NETWORKS = ROOT / "tests" / "compiler" / "transformer_family.py"

@@ -19,9 +19,9 @@ from onnx import numpy_helper
 from benchmarks.rows import Request, Row, judged, skipped
 from benchmarks.workloads import Missing
 from celosia import models
-from celosia.driver.host.oracle import open_session
 from celosia.driver.quantize.decoders import MASK, POSITIONS, TOKENS, perplexity
 from celosia.driver.quantize.quantize import quantize
+from celosia.driver.workstation.oracle import open_session
 from celosia.models.train_gpt import CALIBRATION_WINDOWS, HEAD_SIZE, HEADS, PAST, read_tokens, windows
 from celosia.models.train_resnet8 import CALIBRATION_IMAGES, read_dataset
 

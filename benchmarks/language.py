@@ -22,7 +22,7 @@ from benchmarks.rows import ROOT, Request, Row, Say
 from celosia.compiler.language.accelerator import build_verified_image
 from celosia.compiler.tensorize.plan import Planner
 from celosia.compiler.tune.kernel_trial import time_alternating
-from celosia.driver.host.oracle import open_session
+from celosia.driver.workstation.oracle import open_session
 from celosia.hw.spec.config import Config
 
 Array = NDArray[Any]

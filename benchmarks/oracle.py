@@ -18,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from celosia.driver.host.oracle import expose_tensors, open_session
+from celosia.driver.workstation.oracle import expose_tensors, open_session
 
 Array = NDArray[Any]
 

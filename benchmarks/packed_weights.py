@@ -19,7 +19,7 @@ from benchmarks.decoders import DECODERS
 from benchmarks.rows import Request, Row, judged
 from benchmarks.transformers import PROMPT, TOKENS, generated, growing
 from celosia.compiler.tensorize.pack import codebooks_of_multiples
-from celosia.driver.host.oracle import open_session
+from celosia.driver.workstation.oracle import open_session
 from celosia.hw.boards.memory import MemoryModel
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.packing import CODEBOOK_BLOCK, CODEBOOKS

@@ -25,8 +25,8 @@ from benchmarks.paper_chart import Chart, PaperSize, Say, floats
 from benchmarks.rows import Row
 from benchmarks.workloads import Missing
 from celosia.compiler.tune.kernel_trial import time_alternating
-from celosia.driver.host.oracle import open_session
 from celosia.driver.runtime import Runtime
+from celosia.driver.workstation.oracle import open_session
 
 Array = NDArray[Any]
 

@@ -28,8 +28,8 @@ from benchmarks.quantise_worker import QUANTISERS
 from benchmarks.rows import ROOT, Request, Row, different
 from celosia.cache import cache_folder
 from celosia.driver.cli.errors import FAULT, exit_code_and_message
-from celosia.driver.host.oracle import open_session
 from celosia.driver.runtime import Runtime
+from celosia.driver.workstation.oracle import open_session
 from celosia.hw.spec.config import Config
 
 WORKER = Path(__file__).with_name("quantise_worker.py")

@@ -39,9 +39,9 @@ from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.rules import GROUPS, RULES
 from celosia.compiler.tune.kernel_trial import time_alternating
 from celosia.driver.choices import SUPEROPTIMISERS
-from celosia.driver.host.oracle import open_model
 from celosia.driver.runtime import Runtime
 from celosia.driver.tune.optimise import optimise
+from celosia.driver.workstation.oracle import open_model
 
 ENCODER = "minilm_64"
 MADE: dict[str, Callable[[], onnx.ModelProto]] = {

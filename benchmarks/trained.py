@@ -18,8 +18,8 @@ from benchmarks.encoders import APART, LANES, NORM
 from benchmarks.four_bits import IMAGES, accuracy, floats, of_held_out
 from benchmarks.rows import Row, cost, judged, skipped
 from celosia.driver.accuracy.compare import compare
-from celosia.driver.host.oracle import open_session
 from celosia.driver.quantize.quantize import quantize
+from celosia.driver.workstation.oracle import open_session
 from celosia.hw.boards.memory import MemoryModel
 from celosia.hw.spec.config import Config
 from celosia.models import demo_images, gpt_path, preprocess, vit_path

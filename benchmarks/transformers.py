@@ -22,8 +22,8 @@ from benchmarks.rows import Request, Row, cost, judged
 from benchmarks.trained import TRAINED, norms
 from celosia.compiler.program import Program
 from celosia.driver.generate.decoder import Session
-from celosia.driver.host.oracle import open_session
 from celosia.driver.quantize.quantize import quantize
+from celosia.driver.workstation.oracle import open_session
 from celosia.hw.boards.memory import MemoryModel
 from celosia.hw.spec.config import Config
 

@@ -22,8 +22,8 @@ from benchmarks.quantisers import RELATIVE
 from benchmarks.rows import different
 from benchmarks.wild import WildModel, models
 from benchmarks.wild_architectures import build, example
-from celosia.driver.host.oracle import open_session
 from celosia.driver.runtime import Runtime
+from celosia.driver.workstation.oracle import open_session
 
 Array = NDArray[Any]
 SAMPLES = 4

@@ -4,7 +4,7 @@ runtime      `celosia.Runtime`: which runtime runs a Program, or a model that is
 run/         one run of a Program: steps, streams of samples, reports and their advice
 board/       the accelerator of the board that this process runs on
 remote/      boards over ssh
-host/        onnxruntime, tools, and Programs for open shapes, which boards do not need
+workstation/ onnxruntime, tools, and Programs for open shapes, which boards do not need
 quantize/    int8 models from float models
 accuracy/    comparison with onnxruntime, accuracy on data sets
 data/        samples, images and arrays from files

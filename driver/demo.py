@@ -13,12 +13,12 @@ from rich.text import Text
 
 from celosia import models
 from celosia.compiler.compile import compile as compile_model
-from celosia.driver.host import oracle
-from celosia.driver.host.tools import require_tools
 from celosia.driver.runtime import Runtime
 from celosia.driver.show import run_summary as show
 from celosia.driver.show.progress import Stages
 from celosia.driver.show.text_table import console, percent
+from celosia.driver.workstation import oracle
+from celosia.driver.workstation.tools import require_tools
 
 ROWS = 12
 """Height of a picture in the terminal, in lines of two pixels each."""

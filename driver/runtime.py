@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 import celosia.compiler.cpu  # noqa: F401  # provides what links kernels
 from celosia.compiler.program import Program
-from celosia.driver.host.tools import require_tools
 from celosia.driver.run.interface import RuntimeBase
 from celosia.driver.run.open_device import Devices
 from celosia.driver.run.program_runtime import ProgramRuntime
 from celosia.driver.run.run_result import Result
 from celosia.driver.run.stream import Futures, Sample, failed_future
+from celosia.driver.workstation.tools import require_tools
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Device
 from celosia.sim.devices import SSH_PREFIX
@@ -103,9 +103,9 @@ class _OfProgram(ProgramRuntime, Runtime):
     @staticmethod
     def drawn(result: Result) -> str:
         """Return the figures of `celosia.report` as HTML, for notebooks; "" without cycles or without Bokeh."""
-        from celosia.driver.host.oracle import MissingLibrary
         from celosia.driver.pages.page import require_bokeh
         from celosia.driver.pages.report_page import report
+        from celosia.driver.workstation.oracle import MissingLibrary
 
         if not result.report["cycles"]:
             return ""
@@ -123,7 +123,7 @@ class _OfModel(Runtime):
         self, model: str | Path | ModelProto, device: Devices = "functional", threads: int | None = None, *,
         config: str | Path | Config = "pynq", compiling: Mapping[str, Any] | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        from celosia.driver.host.specialise import Specialised  # with the compiler, which a board has not
+        from celosia.driver.workstation.specialise import Specialised  # with the compiler, which a board has not
 
         super().__init__(device, threads)
         for name_or_device in self._devices:

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from celosia.driver.host.oracle import EXACT, adds_in_16_bits
+from celosia.driver.workstation.oracle import EXACT, adds_in_16_bits
 
 ort = pytest.importorskip("onnxruntime")
 

@@ -7,6 +7,6 @@ In the order in which data passes them:
 - `evaluate.py`: runs a data set; computes all figures of `celosia eval`: top-1 and top-5 accuracy, speed, agreement
   with onnxruntime
 
-`driver/data/` reads the samples. `driver/host/oracle.py` runs onnxruntime. `driver/show/compare_summary.py` prints the
-results.
+`driver/data/` reads the samples. `driver/workstation/oracle.py` runs onnxruntime. `driver/show/compare_summary.py`
+prints the results.
 """

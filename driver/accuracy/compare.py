@@ -24,10 +24,10 @@ from celosia.compiler.ops import op_spec
 from celosia.compiler.program import InputError
 from celosia.compiler.program.model import ROUNDINGS
 from celosia.driver.accuracy.matching import Flow, match_tensors, rename_inputs
-from celosia.driver.host import oracle
-from celosia.driver.host.specialise import OpenModel, fill_open_sizes
-from celosia.driver.host.tools import require_tools
 from celosia.driver.runtime import Runtime
+from celosia.driver.workstation import oracle
+from celosia.driver.workstation.specialise import OpenModel, fill_open_sizes
+from celosia.driver.workstation.tools import require_tools
 from celosia.hw.spec.config import Config
 
 Array = NDArray[Any]

@@ -24,10 +24,10 @@ from celosia.driver.accuracy.compare import largest_difference
 from celosia.driver.data.calibration import Input, Sample, Samples
 from celosia.driver.data.dataset import Dataset, open_dataset
 from celosia.driver.data.images import IN_UNITS, Pixels
-from celosia.driver.host import oracle
-from celosia.driver.host.tools import require_tools
 from celosia.driver.run.stream import SAMPLE_ERRORS
 from celosia.driver.runtime import Runtime
+from celosia.driver.workstation import oracle
+from celosia.driver.workstation.tools import require_tools
 from celosia.hw.spec.config import Config, ConfigError
 
 Array = NDArray[Any]

@@ -62,11 +62,11 @@ def _error_classes_by_exit_code() -> dict[int, tuple[type[Exception], ...]]:
     from celosia.driver.explore.configs import SpaceError
     from celosia.driver.explore.records import ExploreError
     from celosia.driver.export.memory_map import NotExportable
-    from celosia.driver.host.oracle import MissingLibrary, OracleError
     from celosia.driver.pages.names import ReportError
     from celosia.driver.quantize.quantize import QuantizeError
     from celosia.driver.remote.ssh import SshError
     from celosia.driver.tune.fleet import PoolError
+    from celosia.driver.workstation.oracle import MissingLibrary, OracleError
     from celosia.hw.boards.board import BoardError
     from celosia.hw.manifest import ManifestError
     from celosia.hw.spec.config import ConfigError

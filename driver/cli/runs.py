@@ -136,7 +136,7 @@ def _prepare_machine(device: str, model: Path, threads: int | None) -> int:
     BuildError, DeviceError, ThreadsError.
     """
     from celosia.compiler.program.host.thread_team import check_thread_count, default_threads
-    from celosia.driver.host.tools import require_tools
+    from celosia.driver.workstation.tools import require_tools
 
     if not device.startswith(SSH_PREFIX):
         require_tools(device, model)
@@ -169,7 +169,7 @@ class _Source:
 
         if not self.path.is_file() or common.is_program(self.path) or not open_inputs(read(self.path, data=False)):
             return dict(self.given_shapes)
-        from celosia.driver.host.specialise import OpenModel, fill_open_sizes
+        from celosia.driver.workstation.specialise import OpenModel, fill_open_sizes
 
         shapes = OpenModel(self.path, self.set).shapes(values)
         return {name: fill_open_sizes(shape, self.given_shapes.get(name)) for name, shape in shapes.items()}

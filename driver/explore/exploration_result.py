@@ -15,8 +15,8 @@ from celosia.driver.choices import OBJECTIVES
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.pareto import knee
 from celosia.driver.explore.records import PRESET, Point
-from celosia.driver.host.oracle import MissingLibrary
 from celosia.driver.pages.exploration_page import page_of_front
+from celosia.driver.workstation.oracle import MissingLibrary
 
 FIGURES = {
     "cycles": "{:,.0f} cycles", "latency": "{:,.3g} ms", "period": "{:,.3g} ms an image",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from celosia.driver.host.oracle import MissingLibrary
+from celosia.driver.workstation.oracle import MissingLibrary
 
 Floats = NDArray[np.float64]
 LOG_MARGIN = float(np.log(1.1))

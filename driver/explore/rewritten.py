@@ -22,8 +22,8 @@ from celosia.driver.explore.explorer import Explorer
 from celosia.driver.explore.ladder import Ladder
 from celosia.driver.explore.model_cost import CostJob, ExploredModel, config_for_cycles, parse_cost
 from celosia.driver.explore.records import ExploreError, Point, Rewriting
-from celosia.driver.host.oracle import open_model, require_onnxruntime
 from celosia.driver.tune.optimise import optimise
+from celosia.driver.workstation.oracle import open_model, require_onnxruntime
 from celosia.hw.spec.config import Config
 
 REWRITTEN_FOLDER = "optimised"

@@ -25,10 +25,10 @@ from celosia.driver.generate.sampling import Sampler
 from celosia.driver.generate.stepping import rewrite_to_return_new_rows
 from celosia.driver.generate.usage import SessionUsage
 from celosia.driver.generate.vocabulary import vocabulary_of
-from celosia.driver.host.tools import require_tools
 from celosia.driver.run.open_device import open_device
 from celosia.driver.run.program_runtime import ProgramRuntime
 from celosia.driver.run.run_result import Result
+from celosia.driver.workstation.tools import require_tools
 from celosia.hw.spec.config import Config
 from celosia.sim.device import Device
 

@@ -12,7 +12,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from celosia.compiler.program.safe_files import write_text
-from celosia.driver.host.oracle import MissingLibrary
+from celosia.driver.workstation.oracle import MissingLibrary
 
 if TYPE_CHECKING:
     from bokeh.models import LayoutDOM

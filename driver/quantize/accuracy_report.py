@@ -16,9 +16,9 @@ from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.quantized.rounded import NORMS
 from celosia.driver.accuracy.compare import ModelTensors, add_float_comparison
 from celosia.driver.data.calibration import Input, Samples
-from celosia.driver.host.oracle import compute_tensors, open_session
 from celosia.driver.quantize.decoders import LOGITS, PRODUCTS, TOKENS, perplexity
 from celosia.driver.quantize.supported_forms import RECURRENT
+from celosia.driver.workstation.oracle import compute_tensors, open_session
 from celosia.hw.spec.config import Config
 
 Array = NDArray[Any]

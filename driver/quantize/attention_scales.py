@@ -17,9 +17,9 @@ from onnx import helper, numpy_helper
 from celosia.compiler.graph.quantized.rounded import NORMS
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program.op_spec import Kind
-from celosia.driver.host.oracle import open_session, run_session
 from celosia.driver.quantize.decoders import PRODUCTS
 from celosia.driver.quantize.score_masks import HIDDEN_SCORE, is_mask
+from celosia.driver.workstation.oracle import open_session, run_session
 
 Array = NDArray[Any]
 

@@ -30,7 +30,6 @@ from celosia.driver.choices import ACTIVATIONS, METHODS, OPERATORS, WEIGHTS, par
 from celosia.driver.data.calibration import Input, Samples, open_samples
 from celosia.driver.data.images import Pixels
 from celosia.driver.generate.cached_attention import decompose_cached_attention
-from celosia.driver.host.oracle import MissingLibrary, OracleError, add_types, open_session
 from celosia.driver.quantize import accuracy_report as reporting
 from celosia.driver.quantize.attention_scales import (
     bound_masks,
@@ -59,6 +58,7 @@ from celosia.driver.quantize.supported_forms import (
     separate_shared_biases,
     separate_sums,
 )
+from celosia.driver.workstation.oracle import MissingLibrary, OracleError, add_types, open_session
 from celosia.hw.spec.config import Config, did_you_mean
 from celosia.plain import Sentence
 

@@ -10,7 +10,7 @@ import onnx
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from celosia.driver.host.oracle import open_session, run_session
+from celosia.driver.workstation.oracle import open_session, run_session
 
 Array = NDArray[Any]
 MAX_INPUTS = 4096

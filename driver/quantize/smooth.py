@@ -22,8 +22,8 @@ from onnx import numpy_helper
 from celosia.compiler.graph.quantized.rounded import NORMS
 from celosia.compiler.ops import op_spec
 from celosia.driver.choices import AUTO
-from celosia.driver.host.oracle import open_session, run_session
 from celosia.driver.quantize.decoders import PRODUCTS
+from celosia.driver.workstation.oracle import open_session, run_session
 
 Array = NDArray[Any]
 ALPHAS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)

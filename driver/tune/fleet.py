@@ -24,10 +24,10 @@ from celosia.compiler.tune.device_pool import Job as AnyJob
 from celosia.compiler.tune.layer_trial import CostSource, LayerJob, Status, TrialResult, measure
 from celosia.compiler.tune.tuner_options import DEADLINE
 from celosia.compiler.tune.worker_process import main as serve
-from celosia.driver.host.oracle import MissingLibrary
 from celosia.driver.remote.deploy import Remote
 from celosia.driver.remote.remote_device import RemoteDevice
 from celosia.driver.remote.ssh import SshError, connect_unattended, ssh_destination
+from celosia.driver.workstation.oracle import MissingLibrary
 from celosia.hw.spec.config import Config
 from celosia.plain import Sentence
 from celosia.sim.devices import SSH_PREFIX

@@ -27,7 +27,7 @@ from celosia.compiler.superoptimise.rule import RewriteRule
 from celosia.compiler.superoptimise.search import BudgetError, SearchState
 from celosia.compiler.tune.records import Records
 from celosia.driver.choices import SUPEROPTIMISERS
-from celosia.driver.host.oracle import open_model, require_onnxruntime
+from celosia.driver.workstation.oracle import open_model, require_onnxruntime
 from celosia.hw.spec.config import Config
 
 if TYPE_CHECKING:

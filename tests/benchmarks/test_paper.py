@@ -23,8 +23,8 @@ from benchmarks.workloads import Missing
 
 import celosia
 from celosia.compiler.program import CpuStep, Program
-from celosia.driver.host.oracle import open_session
 from celosia.driver.run.explain import layer_rows, predict_counters
+from celosia.driver.workstation.oracle import open_session
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ from benchmarks.quantisers import FAULTY, REFUSED, RIGHT, WRONG
 from benchmarks.rows import Request
 from onnx import numpy_helper
 
-from celosia.driver.host import oracle
-from celosia.driver.host.oracle import OracleError
+from celosia.driver.workstation import oracle
+from celosia.driver.workstation.oracle import OracleError
 
 ort = pytest.importorskip("onnxruntime")
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import tune_cpu
 
 from celosia.compiler.tune.device_pool import Fleet
-from celosia.driver.host.oracle import open_session
+from celosia.driver.workstation.oracle import open_session
 
 
 def test_each_convolution_of_a_network_is_there_once() -> None:

@@ -23,7 +23,7 @@ from celosia.compiler.expr.nodes import Load, Var, walk
 from celosia.compiler.ops.registry import CpuNode, input_type
 from celosia.compiler.program.host.kernel import align
 from celosia.compiler.target import compiling_for, this_processor
-from celosia.driver.host.oracle import open_session
+from celosia.driver.workstation.oracle import open_session
 
 Array = NDArray[Any]
 

@@ -15,8 +15,8 @@ from thorough import paired
 import celosia
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.graph.onnxruntime_rules import low_precision
-from celosia.driver.host import oracle
 from celosia.driver.runtime import Runtime
+from celosia.driver.workstation import oracle
 
 from .narrow_models import CLOSE, IN_BYTES, KINDS, TYPES, Sketch, apart, bound, by_onnxruntime, outcome, packed
 

@@ -20,7 +20,7 @@ from agreement import feed_of
 from celosia.compiler.graph.errors import ModelError
 from celosia.driver.accuracy.compare import compare
 from celosia.driver.accuracy.matching import Flow, Matching, match_tensors
-from celosia.driver.host import oracle
+from celosia.driver.workstation import oracle
 
 Array = NDArray[Any]
 

@@ -23,12 +23,12 @@ from celosia.compiler.tune.layer_trial import CostSource, LayerJob, Status, Tria
 from celosia.compiler.tune.network import network_measurer
 from celosia.compiler.tune.records import Records
 from celosia.driver import cli
-from celosia.driver.host.oracle import MissingLibrary
 from celosia.driver.remote.ssh import SshError
 from celosia.driver.tune import fleet
 from celosia.driver.tune.fleet import PoolError, board_worker_command, open_fleet, resource_of
 from celosia.driver.tune.optimise import optimise
 from celosia.driver.tune.tune import tune
+from celosia.driver.workstation.oracle import MissingLibrary
 from celosia.hw.boards.memory import ZYNQ_HP
 from celosia.hw.spec.config import PRESETS
 

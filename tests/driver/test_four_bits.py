@@ -23,11 +23,11 @@ from typer.testing import CliRunner
 
 import celosia
 from celosia.driver.cli import app
-from celosia.driver.host import oracle
 from celosia.driver.quantize import four_bits
 from celosia.driver.quantize.four_bits import CODEBOOK_BLOCK, quantise_weights
 from celosia.driver.quantize.quantize import quantize
 from celosia.driver.quantize.second_moments import measure_second_moments
+from celosia.driver.workstation import oracle
 from celosia.hw.spec.config import PRESETS
 
 USAGE = 2

@@ -24,9 +24,9 @@ from celosia.compiler.program.host import execute as host
 from celosia.compiler.program.host.execute import needs_compiler
 from celosia.compiler.program.host.op import HostError
 from celosia.driver.cli import app
-from celosia.driver.host.specialise import OpenModel, Specialised
 from celosia.driver.pages.chrome_trace import chrome_trace
 from celosia.driver.runtime import Runtime
+from celosia.driver.workstation.specialise import OpenModel, Specialised
 from celosia.hw.spec.config import Config
 from celosia.sim.functional.fsim import FunctionalDevice
 
@@ -120,7 +120,7 @@ def test_counts_compile_nothing(protos: dict[str, onnx.ModelProto], monkeypatch:
         raise AssertionError("a kernel is compiled")
 
     monkeypatch.setattr("celosia.compiler.cpu.kernels.compile_op", never)
-    monkeypatch.setattr("celosia.driver.host.specialise.compile_model", never)
+    monkeypatch.setattr("celosia.driver.workstation.specialise.compile_model", never)
     for past in (0, 1, 4, 50):
         inputs = feed("decoder", (1, past))
         agree(protos["decoder"], inputs, decoder.run(inputs).outputs, FLIPS["decoder"])

@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from celosia.driver.host.oracle import open_session
+from celosia.driver.workstation.oracle import open_session
 from celosia.models import gpt_path, train_gpt
 
 ort = pytest.importorskip("onnxruntime")

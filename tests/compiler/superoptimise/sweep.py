@@ -26,7 +26,7 @@ from celosia.compiler.superoptimise.proofs import generated_rules
 from celosia.compiler.superoptimise.rules import RULES
 from celosia.compiler.superoptimise.search import RuleSearch
 from celosia.compiler.superoptimise.writing import AlgebraWriter
-from celosia.driver.host.oracle import open_model
+from celosia.driver.workstation.oracle import open_model
 
 STEPS = 4
 EVERY = (*RULES, *generated_rules())

@@ -36,8 +36,8 @@ from celosia.compiler.superoptimise.search import BudgetError
 from celosia.compiler.superoptimise.trial import NoTrial, difference
 from celosia.compiler.superoptimise.writing import AlgebraWriter
 from celosia.driver.cli import app
-from celosia.driver.host.oracle import open_model
 from celosia.driver.tune.optimise import optimise as driver
+from celosia.driver.workstation.oracle import open_model
 
 pytest.importorskip("onnxruntime")
 BY_NAME = {rule.name: rule for rule in REALS}

@@ -22,8 +22,8 @@ from celosia.compiler.superoptimise.rules import FLOATS, RULES
 from celosia.compiler.superoptimise.rules.floats import convolved
 from celosia.compiler.superoptimise.rules.products import KERNEL, C, concat_of, slice_of
 from celosia.compiler.superoptimise.writing import AlgebraWriter
-from celosia.driver.host.oracle import open_model
 from celosia.driver.tune.optimise import optimise as driver
+from celosia.driver.workstation.oracle import open_model
 
 pytest.importorskip("onnxruntime")
 

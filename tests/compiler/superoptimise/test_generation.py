@@ -168,7 +168,7 @@ def cropped(qdq: bool) -> onnx.ModelProto:
 
 
 def found(model: onnx.ModelProto, **given: Any) -> Optimised:
-    from celosia.driver.host.oracle import open_model
+    from celosia.driver.workstation.oracle import open_model
 
     return optimise(model, pricing(model), 20, open_model, **given)
 
@@ -180,7 +180,7 @@ WON = [(stage, False), (cropped, True), (cropped, False), (stage, True)]
 @pytest.mark.parametrize(("network", "qdq"), some(WON, WON[:2]))
 def test_generated_rules_win_where_those_by_hand_do_not(network: Any, qdq: bool) -> None:
     pytest.importorskip("onnxruntime")
-    from celosia.driver.host.oracle import open_model
+    from celosia.driver.workstation.oracle import open_model
 
     model = network(qdq)
     by_hand, all_of_them = found(model, rules=RULES), found(model)

@@ -36,8 +36,8 @@ from celosia.compiler.tune.records import Records, decode_line, encode_line
 from celosia.driver.cli import app
 from celosia.driver.explore.configs import DEFAULT
 from celosia.driver.explore.explore import Interrupted
-from celosia.driver.host.oracle import OracleError, open_model
 from celosia.driver.tune.optimise import optimise as driver
+from celosia.driver.workstation.oracle import OracleError, open_model
 from celosia.hw.spec.config import PRESETS, Config
 
 pytest.importorskip("onnxruntime")

@@ -19,9 +19,9 @@ from celosia.compiler.superoptimise.price import INFEASIBLE, UNMEASURED, Price
 from celosia.compiler.superoptimise.search import BudgetError
 from celosia.compiler.tune.device_pool import Fleet, InProcess, Job
 from celosia.compiler.tune.layer_trial import VERSION, Status, TrialResult
-from celosia.driver.host.oracle import open_model
 from celosia.driver.tune.optimise import optimise
 from celosia.driver.tune.weighing import PartJob, parse_price
+from celosia.driver.workstation.oracle import open_model
 from celosia.hw.spec.config import PRESETS
 
 pytest.importorskip("onnxruntime")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from celosia.driver.host.oracle import OracleError
+from celosia.driver.workstation.oracle import OracleError
 from fuzz.cases import Failure
 from fuzz.harness import Workers
 from fuzz.models.draw import draw_case

@@ -31,8 +31,8 @@ import celosia
 from celosia.compiler.graph.errors import ModelError
 from celosia.compiler.program import InputError, Program
 from celosia.compiler.program.host.op import HostError
-from celosia.driver.host.oracle import OracleError, expose_tensors, open_session, run_session
 from celosia.driver.runtime import Runtime
+from celosia.driver.workstation.oracle import OracleError, expose_tensors, open_session, run_session
 from fuzz.models.case import Case
 from fuzz.models.exact import OPERATORS, in_doubles, wide_of
 from fuzz.models.exclusions import excuse

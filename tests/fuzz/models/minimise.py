@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from celosia.driver.host.oracle import OracleError, expose_tensors, open_session, run_session
+from celosia.driver.workstation.oracle import OracleError, expose_tensors, open_session, run_session
 from celosia.hw.spec.config import PRESETS
 from fuzz.models.case import Case
 from fuzz.models.judge import CRASHED, REFUSED, Verdict, judge

@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from onnx import helper, numpy_helper
 
-from celosia.driver.host.oracle import OracleError, open_session, run_session
+from celosia.driver.workstation.oracle import OracleError, open_session, run_session
 
 Array = NDArray[Any]
 T = TypeVar("T")

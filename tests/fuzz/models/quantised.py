@@ -20,7 +20,7 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 
-from celosia.driver.host.oracle import OracleError
+from celosia.driver.workstation.oracle import OracleError
 from fuzz.models.net import Array, Draw
 
 onnxruntime.set_default_logger_severity(4)  # silences the quantiser's own sessions
