@@ -152,8 +152,8 @@ ROW_LANES = 8
 def row_mean_square(x: Tensor, mean: Tensor | None = None) -> Tensor:
     """Return the mean squared distance from `mean`, or from 0, along the last axis, in onnxruntime's order for AVX2.
 
-    Eight partial sums are added in pairs; then come the remaining elements: four squares that are rounded, and the
-    others fused (github.com/microsoft/onnxruntime/pull/31973; that the four are rounded is what it computes).
+    Eight partial sums are added in pairs, then the remaining elements: four squares that are rounded, and the others
+    with fused multiply-adds (github.com/microsoft/onnxruntime/pull/31973; onnxruntime rounds these four).
     """
     count = x.shape[-1]
     k = T.reduce_axis(count // ROW_LANES, "k")

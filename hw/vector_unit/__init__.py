@@ -3,7 +3,7 @@
 vector.py          the unit: connects the stages to each other and to the scratchpads
 issue.py           which instructions may start, and when their steps enter the pipeline
 slots.py           the cycles in which a step may be issued (structural hazards)
-constants.py       what the stages need of an instruction
+constants.py       the values of an instruction that the stages need
 stages.py          which values each stage has of its item
 depthwise.py       sums of taps, for depthwise convolutions (taps a cycle: `taps` of a Config)
 combine.py         reductions over windows; the binary operation of operands A and B (a new one: hw/spec/isa.py, too)

@@ -11,7 +11,7 @@ demand          what each instruction asks for by its fields (such as those of p
 engine_cycles   how many cycles the softmax and norm engines take (when a softmax starts and overlaps: compute)
 machine         the order in which instructions of all units are timed: queues, tokens; the counters; how often the run
                 is computed again for ports that share DRAM
-work            what the models of the units share: an instruction with its demand, trains of entries, steps
+work            types that the models of the units share: an instruction with its demand, regular cycles, steps
 fetch_timing    when instructions arrive and enter the queues
 copies          when a LOAD or STORE starts and ends, by its demand; the stages that expand packed weights
 compute         when a GEMM or VECTOR starts and ends, which instructions of VECTOR overlap

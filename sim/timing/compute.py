@@ -53,9 +53,9 @@ class Gemm:
 class SoftmaxTiming:
     """Timing of softmaxes in their engine. Fields are cycles of the last softmax.
 
-    _start: its start. _ends: the end of the softmax before it, and its own end. _filling, _filled: when its last tile
-    begins to go to the adders, and when all of it has gone there. max_found: when the largest byte of each of its rows
-    is known.
+    _start: its start. _ends: the end of the softmax before it, and its own end. _filling, _filled: when the adders
+    begin to take its last tile, and when they have taken all of it. max_found: when the largest byte of each of its
+    rows is known.
     """
 
     def __init__(self, cfg: Config) -> None:

@@ -62,7 +62,8 @@ class Fetch:
             while self._arrived[0][0] < needed_beats:
                 self._arrived.popleft()
             beats, last = self._arrived[0]
-            # A word is joined once the one before is checked, and checked after that one has gone to its queue.
+            # Fetch joins a word after it has checked the previous word. It checks a word after the previous word has
+            # gone to its queue.
             earliest_join = self._checked[-1] - WORD_TO_QUEUE + self._beats_per_word if number else 0
             self._joined.append(max(earliest_join, last - (beats - needed_beats) + BEAT_TO_WORD))
             self._checked.append(max(self._joined[-1], self.queued_at[-1] + 1 if number else 0) + WORD_TO_QUEUE)

@@ -46,4 +46,4 @@ UNIT_TO_BEAT = 2
 RESPONSE_TO_END = 2
 """The response to STORE's last burst -> end: the engine's answer, `done`."""
 END_TO_DONE = 1
-"""The last end of an instruction -> the run is done: control's register of what is quiet."""
+"""The last end of an instruction -> the run is done: control's register that all units are quiet."""

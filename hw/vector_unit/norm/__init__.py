@@ -6,7 +6,7 @@
     moments.py    sums of a row's values and of their squares
     variance.py   mean and variance from the sums
     root.py       inverse square root of the variance
-    factors.py    what the lanes need: offset, shift and factor
+    factors.py    the numbers that lanes apply to a row: offset, shift and factor
 
 `sim/functional/norm.py` defines the arithmetic. `hw/spec/pipeline.py` limits rows and elements, and has the bits of
 epsilon, root and factors.

@@ -1,4 +1,4 @@
-"""Factors of a row of a norm: what the lanes add, by how much they shift, and by what they multiply."""
+"""Factors of a row of a norm: the offset that lanes add, the bits by which they shift, and the factor."""
 
 from __future__ import annotations
 
