@@ -8,6 +8,7 @@ In order: element numbers, linear forms, bounds, simplification, and the region 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from itertools import product
 from math import gcd
 
 from celosia.compiler.expr.loops import For, Stmt, exprs, statements
@@ -91,6 +92,25 @@ def linear(expr: Expr) -> Linear:
             case _:
                 terms[e] = terms.get(e, 0) + factor
     return {atom: k for atom, k in terms.items() if k}
+
+
+def join_quotients(terms: Linear) -> Linear:
+    """Replace quotient and remainder of a division by the number that is divided, where their coefficients fit.
+
+    >>> i = Axis("i", extent=8)
+    >>> {str(k): v for k, v in join_quotients(linear(i // 4 * 8 + i % 4 * 2)).items()}
+    {'i': 2}
+    """
+    joined = dict(terms)
+    divisions = [atom for atom in terms if isinstance(atom, Binary) and isinstance(atom.b, Const)]
+    quotients, remainders = ([atom for atom in divisions if atom.op == op] for op in ("floordiv", "mod"))
+    for quotient, remainder in product(quotients, remainders):
+        same = quotient.a is remainder.a and quotient.b.value == remainder.b.value
+        if same and terms[quotient] == quotient.b.value * terms[remainder]:
+            del joined[quotient], joined[remainder]
+            for atom, factor in linear(quotient.a).items():
+                joined[atom] = joined.get(atom, 0) + factor * terms[remainder]
+    return joined
 
 
 def from_linear(terms: Linear) -> Expr:

@@ -320,21 +320,21 @@ class _HeadsLowering(LayerLowering):
         """Make the stage of one of the two products, with a pass that writes to scratchpad `to`.
 
         element: gives the value of `on_chip` by image, input block, head, query and channel. Sums are [1, heads,
-        columns, blocks, 1, 1, group], weights [heads, blocks, input blocks, block_out, block_in].
+        columns, blocks, 1, 1, group], weights [heads, blocks, input blocks, 1, block_out, group].
         """
         cfg, layer, size = self.cfg, self.layer, self.cfg.group
         assert layer.product is not None
         w = self.add_activation(self._grid_of_heads(layer.product.w), "w", self.input_blocks)
         weights = compute(
-            (layer.heads, self.blocks, self.input_blocks, cfg.block_out, cfg.block_in),
-            lambda h, n, k, m, c: w[0, k, h, n * size + m, 0, c], f"weights{self.suffix}",
-            axes=("h", "n", "k", "m", "c"),
+            (layer.heads, self.blocks, self.input_blocks, *tile_shape(cfg, "wgt")),
+            lambda h, n, k, e, m, c: w[0, k, h, n * size + m, 0, c], f"weights{self.suffix}",
+            axes=("h", "n", "k", "e", "m", "c"),
         )  # fmt: skip
         k, c = reduce_axis(self.input_blocks, "k"), reduce_axis(size, "c")
 
         def product(i: Expr, y: Expr, x: Expr, n: Expr, piece: Expr, b: Expr, m: Expr) -> Expr:
             value = element(i, k, y, x, c).astype("int32")
-            return sum_over(weights[y, n, k, m, c].astype("int32") * value, (k, c))
+            return sum_over(weights[y, n, k, 0, m, c].astype("int32") * value, (k, c))
 
         shape = (1, layer.heads, self.y.columns, self.blocks, 1, 1, size)
         acc = compute(shape, product, f"acc{self.suffix}", axes=(*BY_ROW, "piece", "b", "m"))

@@ -146,7 +146,7 @@ class Workload:
 
     def weight_bytes(self, cfg: Config) -> int:
         """Return the bytes of an entry of wgt in DRAM."""
-        return element_bytes(cfg, Buffer.WGT, expand=self.packed)
+        return cfg.inp_pieces * element_bytes(cfg, Buffer.WGT, expand=self.packed)
 
     def weight_beats(self, cfg: Config) -> float:
         """Return the cycles in which LOAD writes an entry of wgt."""
@@ -154,7 +154,7 @@ class Workload:
 
     def cuts_packs(self, cfg: Config, k: int) -> bool:
         """Whether weights are packed and those of `k` input blocks are not whole packs, which LOAD cannot load."""
-        return self.packed and k * self.places % packing(cfg).entries > 0
+        return self.packed and k * self.places * cfg.inp_pieces % packing(cfg).pieces > 0
 
     def input_blocks_of(self, blocks: int) -> int:
         """Return the number of input blocks that `blocks` output blocks read; they must be whole shares."""
@@ -287,7 +287,7 @@ def why_not(cfg: Config, p: Workload, d: Tiling) -> str | None:
     if d.order not in CUT_ORDERS and p.in_blocks and d.k != p.in_blocks:
         return f"k must be {p.in_blocks} where the order is {d.order}"
     if p.cuts_packs(cfg, d.k):
-        return f"k must be of whole packs of {packing(cfg).entries} entries of weights, not {d.k}"
+        return f"k must be of whole packs of {packing(cfg).pieces} pieces of weights, not {d.k}"
     if d.order in CUT_ORDERS and p.grouped:
         return "the reduction of a grouped convolution is not split"
     return too_large(cfg, p, d)
