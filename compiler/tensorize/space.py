@@ -66,7 +66,8 @@ class Workload:
     behind: for each pass of the vector unit that follows in each tile, whether it adds an operand from acc.
     packed: whether weights lie packed in DRAM, so that pieces of the reduction must be whole packs.
     apart: whether the blocks of a pixel lie side by side in DRAM and pixels apart, as in a matrix of several rows.
-    attends: for attention, whose rows are heads and whose columns are queries: (blocks of keys, blocks of channels).
+    attends: for attention, whose rows are heads and whose columns are queries: (output blocks of
+    keys, input blocks of channels).
     sum_bytes: bytes of each sum that the output holds; 0 if sums are requantised.
     norm: whether whole rows are normalised.
     one_weight: whether all products are by the same entry of wgt.
@@ -354,10 +355,11 @@ def _attention_needs(cfg: Config, p: Workload, d: Tiling) -> Iterator[tuple[str,
     """
     assert p.attends is not None
     (keys, channels), rows, room = p.attends, d.y * d.x, depths(cfg)
+    shares = keys // cfg.inp_pieces  # entries of inp that hold the probabilities of all keys
     yield "vin", rows * keys, room["vin"]
-    yield "inp", 2 * rows * (keys + channels), room["inp"]
+    yield "inp", 2 * rows * (shares + channels), room["inp"]
     yield "acc", rows * (keys + p.out_blocks), room["acc"]
-    yield "wgt", 2 * d.y * keys * (channels + p.out_blocks), room["wgt"]
+    yield "wgt", 2 * d.y * (keys * channels + shares * p.out_blocks), room["wgt"]
     yield "out", rows * p.out_blocks, room["out"] // 2
     yield "loops of an instruction", max(rows, keys), EXTENT_MAX
 

@@ -201,8 +201,8 @@ class _Template:
         acc, weights = self.s[layer_stage.acc], self.s[layer_stage.weights]
         acc.set_scope("acc")
         acc.compute_at(self.s[self.d.y], tile)
-        image, head, query, block, piece, b, m, k, lane = acc.order
-        acc.reorder(image, head, query, block, k, piece, b, m, lane)
+        image, head, query, block, piece, b, m, k, e, lane = acc.order
+        acc.reorder(image, head, query, block, k, piece, b, m, e, lane)
         self._split_queries(acc, head, query, (block,))
         acc.tensorize(piece, self.hw["gemm"])
         weights.set_scope("wgt")
