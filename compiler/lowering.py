@@ -140,8 +140,7 @@ class PlacementRequest:
         return {
             node: f"weighed: {cost.reason}"
             for cost in costs
-            if cost.cpu < cost.accelerator
-            and not any(self._place_of(node) == ACCELERATOR for node in cost.nodes)
+            if cost.cpu < cost.accelerator and not any(self._place_of(node) == ACCELERATOR for node in cost.nodes)
             for node in cost.nodes
         }
 

@@ -608,8 +608,9 @@ def _spaces(cfg: Config) -> dict[str, _Space]:
     """Return the numbers of the pieces of each memory, by its name. Bytes of DRAM come last, from `dram` on."""
     spaces, start = {}, 0
     for name, depth, pieces in (
-        ("inp", cfg.inp_depth, cfg.inp_pieces), ("wgt", cfg.wgt_depth, cfg.inp_pieces), ("acc", cfg.acc_depth, cfg.out_pieces),
-        ("vin", cfg.vin_depth, cfg.out_pieces), ("out", cfg.out_depth, cfg.out_pieces), ("par", cfg.par_depth, 1),
+        ("inp", cfg.inp_depth, cfg.inp_pieces), ("wgt", cfg.wgt_depth, cfg.inp_pieces),
+        ("acc", cfg.acc_depth, cfg.out_pieces), ("vin", cfg.vin_depth, cfg.out_pieces),
+        ("out", cfg.out_depth, cfg.out_pieces), ("par", cfg.par_depth, 1),
         ("lut", cfg.lut_count, 1), ("tap", cfg.tap_depth, 1), ("exp", EXP_ENTRIES, 1),
         ("book", CODEBOOKS * CODEBOOK_ENTRIES, 1),
     ):  # fmt: skip

@@ -102,14 +102,15 @@ def join_quotients(terms: Linear) -> Linear:
     {'i': 2}
     """
     joined = dict(terms)
-    divisions = [atom for atom in terms if isinstance(atom, Binary) and isinstance(atom.b, Const)]
-    quotients, remainders = ([atom for atom in divisions if atom.op == op] for op in ("floordiv", "mod"))
-    for quotient, remainder in product(quotients, remainders):
-        same = quotient.a is remainder.a and quotient.b.value == remainder.b.value
-        if same and terms[quotient] == quotient.b.value * terms[remainder]:
-            del joined[quotient], joined[remainder]
-            for atom, factor in linear(quotient.a).items():
-                joined[atom] = joined.get(atom, 0) + factor * terms[remainder]
+    divisions = [atom for atom in terms if isinstance(atom, Binary) and atom.op in ("floordiv", "mod")]
+    for first, second in product(divisions, repeat=2):
+        match first, second:
+            case Binary("floordiv", a, Const(divisor)), Binary("mod", b, Const(other)) if a is b and divisor == other:
+                factor = terms[second]
+                if terms[first] == divisor * factor:
+                    del joined[first], joined[second]
+                    for atom, k in linear(a).items():
+                        joined[atom] = joined.get(atom, 0) + k * factor
     return joined
 
 

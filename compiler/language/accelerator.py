@@ -341,8 +341,7 @@ class HeadLayers(LoweredKernel):
         products = [kernel.product] if isinstance(kernel, HeadsKernel) else [kernel.scores, kernel.mixed]
         if not can_multiply_activations(cfg):
             self.refuse(
-                "a product of two activations on the accelerator takes a Config with batch = 1; "
-                'target="cpu" runs it'
+                'a product of two activations on the accelerator takes a Config with batch = 1; target="cpu" runs it'
             )
         self.products, self.constants = products, []
         self.sides = {kernel.x.array: (kernel.x, 1, -products[0].offsets[0]), kernel.y: (kernel.out, 1, 0)}

@@ -267,7 +267,10 @@ def _lower_attention(cfg: Config, block: Layer) -> LayerComputation:
     assert scores.product is not None and rows.softmax is not None and mixed.product is not None
     if not cfg.softmax or not cfg.forward or cfg.batch > 1 or cfg.block_in < cfg.block_out:
         raise TilingError("attention as a block needs softmax, forward, batch = 1 and block_in of block_out at least")
-    if not all(product.window.pointwise for product in (scores.product, mixed.product)) or rows.row_length % cfg.block_in:
+    if (
+        not all(product.window.pointwise for product in (scores.product, mixed.product))
+        or rows.row_length % cfg.block_in
+    ):
         raise TilingError("attention as a block takes zero points of 0 and keys in whole blocks of block_in")
     if any(layer.epilogue.residual is not None for layer in block.layers) or rows.epilogue.table is not None:
         raise TilingError("attention as a block adds nothing, and looks nothing up behind its softmax")

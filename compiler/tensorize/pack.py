@@ -142,8 +142,9 @@ def arrange_weights(cfg: Config, gemm: Gemm) -> Bytes:
         for row, channel in enumerate(range(n * cfg.block_out, min((n + 1) * cfg.block_out, out_channels))):
             start = channel // group_out * group_in - first * cfg.block_in
             dense[row, start : start + group_in] = gemm.weights[channel]
-        shape = cfg.block_out, last - first, cfg.inp_pieces, cfg.group, height, width
-        tiles = dense.reshape(shape).transpose(1, 4, 5, 2, 0, 3)
+        tiles = dense.reshape(cfg.block_out, last - first, cfg.inp_pieces, cfg.group, height, width).transpose(
+            1, 4, 5, 2, 0, 3
+        )
         parts.append(np.ascontiguousarray(tiles).view(np.uint8).reshape(-1))
     return np.concatenate(parts)
 

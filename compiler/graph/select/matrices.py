@@ -218,9 +218,7 @@ def place_activation_product(p: Placement, node: ir.Node) -> None:
             f"its matrix has {len(shape_of(b))} dimensions; the accelerator multiplies by constants of two"
         )
     if not can_multiply_activations(cfg):
-        raise NotOffloadable(
-            "both operands vary, which takes batch = 1; compile it for such a Config"
-        )
+        raise NotOffloadable("both operands vary, which takes batch = 1; compile it for such a Config")
     if len(shape_of(a)) < 2 or shape_of(a)[:-2] != shape_of(b)[:-2]:
         raise NotOffloadable(f"it broadcasts {shape(a)} with {shape(b)}; give both as many matrices")
     count, depth, rows = matrix_counts("rows", shape_of(a))

@@ -58,7 +58,8 @@ class Symbols:
 
     known: content -> symbol. lanes: factors of weights, [group out, group in]. bias: corrects `weights` for its
     unsigned bytes. a, b: factors of the operands of a vector instruction; odd, so that multiplication is injective.
-    factors: of `result`. rows: factors of the pieces of activations in a piece of wgt, one for each output channel of a group.
+    factors: of `result`. rows: factors of the pieces of activations in a piece of wgt, for each output channel of a
+    group.
     """
 
     def __init__(self, cfg: Config, seed: int = 0x5EED) -> None:

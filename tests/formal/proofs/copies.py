@@ -645,7 +645,8 @@ def steps_to_scratchpads(cfg: Config, number: int = 0) -> Harness:
         here = port.en & (step.buffer == buffer)
         h.ensure(implies(port.en, (step.buffer == buffer) & ~fails), f"{name}_is_meant")
         pieces_of = {
-            Buffer.INP: cfg.inp_pieces, Buffer.WGT: cfg.inp_pieces, Buffer.VIN: cfg.out_pieces, Buffer.ACC: cfg.out_pieces,
+            Buffer.INP: cfg.inp_pieces, Buffer.WGT: cfg.inp_pieces,
+            Buffer.VIN: cfg.out_pieces, Buffer.ACC: cfg.out_pieces,
         }  # fmt: skip
         pieces = pieces_of.get(buffer, 1)
         h.ensure(
