@@ -71,8 +71,9 @@ def build_scratchpad(cfg: Config, name: str) -> wiring.Component:
     pad = scratchpads(cfg)[name]
     if name == "vin" and cfg.taps:
         return WindowScratchpad(pad.depth, pad.width, pad.grain, cfg.taps)
-    component_class = HalvedScratchpad if pad.spread else Scratchpad
-    return component_class(pad.depth, pad.width, pad.grain)
+    if pad.spread:
+        return HalvedScratchpad(pad.depth, pad.width, pad.grain, pad.pieces)
+    return Scratchpad(pad.depth, pad.width, pad.grain)
 
 
 class Accelerator(wiring.Component):

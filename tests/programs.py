@@ -239,7 +239,7 @@ class Generator:
         fill = []
         for buffer, depth in (
             (Buffer.INP, cfg.inp_depth * cfg.inp_pieces),
-            (Buffer.WGT, cfg.wgt_depth),
+            (Buffer.WGT, cfg.wgt_depth * cfg.inp_pieces),
             (Buffer.ACC, cfg.acc_depth * cfg.out_pieces),
             (Buffer.VIN, cfg.vin_depth * cfg.out_pieces),
             (Buffer.PAR, cfg.par_depth),
@@ -281,10 +281,10 @@ class Generator:
         buffer = rng.choice(buffers(cfg))
         widen = int(buffer == Buffer.ACC and (not cfg.int32 or rng.random() < 0.5))
         expand = int(cfg.weight_bits < 8 and buffer == Buffer.WGT and rng.random() < 0.6)
-        step = packing(cfg).entries if expand else 1
+        step = packing(cfg).pieces if expand else 1
         size = element_bytes(cfg, buffer, bool(widen), bool(expand))
         depth = {
-            Buffer.INP: cfg.inp_depth * cfg.inp_pieces, Buffer.WGT: cfg.wgt_depth,
+            Buffer.INP: cfg.inp_depth * cfg.inp_pieces, Buffer.WGT: cfg.wgt_depth * cfg.inp_pieces,
             Buffer.ACC: cfg.acc_depth * cfg.out_pieces, Buffer.VIN: cfg.vin_depth * cfg.out_pieces,
             Buffer.PAR: cfg.par_depth, Buffer.LUT: cfg.lut_count, Buffer.TAP: cfg.tap_depth, Buffer.EXP: EXP_ENTRIES,
             Buffer.BOOK: CODEBOOKS * CODEBOOK_ENTRIES,
@@ -608,8 +608,9 @@ def _spaces(cfg: Config) -> dict[str, _Space]:
     """Return the numbers of the pieces of each memory, by its name. Bytes of DRAM come last, from `dram` on."""
     spaces, start = {}, 0
     for name, depth, pieces in (
-        ("inp", cfg.inp_depth, cfg.inp_pieces), ("wgt", cfg.wgt_depth, 1), ("acc", cfg.acc_depth, cfg.out_pieces),
-        ("vin", cfg.vin_depth, cfg.out_pieces), ("out", cfg.out_depth, cfg.out_pieces), ("par", cfg.par_depth, 1),
+        ("inp", cfg.inp_depth, cfg.inp_pieces), ("wgt", cfg.wgt_depth, cfg.inp_pieces),
+        ("acc", cfg.acc_depth, cfg.out_pieces), ("vin", cfg.vin_depth, cfg.out_pieces),
+        ("out", cfg.out_depth, cfg.out_pieces), ("par", cfg.par_depth, 1),
         ("lut", cfg.lut_count, 1), ("tap", cfg.tap_depth, 1), ("exp", EXP_ENTRIES, 1),
         ("book", CODEBOOKS * CODEBOOK_ENTRIES, 1),
     ):  # fmt: skip

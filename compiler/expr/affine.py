@@ -8,6 +8,7 @@ In order: element numbers, linear forms, bounds, simplification, and the region 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from itertools import product
 from math import gcd
 
 from celosia.compiler.expr.loops import For, Stmt, exprs, statements
@@ -91,6 +92,26 @@ def linear(expr: Expr) -> Linear:
             case _:
                 terms[e] = terms.get(e, 0) + factor
     return {atom: k for atom, k in terms.items() if k}
+
+
+def join_quotients(terms: Linear) -> Linear:
+    """Replace quotient and remainder of a division by the number that is divided, where their coefficients fit.
+
+    >>> i = Axis("i", extent=8)
+    >>> {str(k): v for k, v in join_quotients(linear(i // 4 * 8 + i % 4 * 2)).items()}
+    {'i': 2}
+    """
+    joined = dict(terms)
+    divisions = [atom for atom in terms if isinstance(atom, Binary) and atom.op in ("floordiv", "mod")]
+    for first, second in product(divisions, repeat=2):
+        match first, second:
+            case Binary("floordiv", a, Const(divisor)), Binary("mod", b, Const(other)) if a is b and divisor == other:
+                factor = terms[second]
+                if terms[first] == divisor * factor:
+                    del joined[first], joined[second]
+                    for atom, k in linear(a).items():
+                        joined[atom] = joined.get(atom, 0) + k * factor
+    return joined
 
 
 def from_linear(terms: Linear) -> Expr:

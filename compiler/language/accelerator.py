@@ -84,7 +84,7 @@ def lower_to_layers(
     if w in varying or w.zero_point:
         fail(
             f"{w.name} is no constant, or has a zero point: the accelerator multiplies matrices by such, others than "
-            f"{w.name} itself, on a Config with batch = 1 and block_in = block_out{ON_CPU}", kernel.w_at,
+            f"{w.name} itself, on a Config with batch = 1{ON_CPU}", kernel.w_at,
         )  # fmt: skip
     return KernelLayer(cfg, name, kernel, at)
 
@@ -341,8 +341,7 @@ class HeadLayers(LoweredKernel):
         products = [kernel.product] if isinstance(kernel, HeadsKernel) else [kernel.scores, kernel.mixed]
         if not can_multiply_activations(cfg):
             self.refuse(
-                "a product of two activations on the accelerator takes a Config with batch = 1 and "
-                'block_in = block_out; target="cpu" runs it'
+                'a product of two activations on the accelerator takes a Config with batch = 1; target="cpu" runs it'
             )
         self.products, self.constants = products, []
         self.sides = {kernel.x.array: (kernel.x, 1, -products[0].offsets[0]), kernel.y: (kernel.out, 1, 0)}

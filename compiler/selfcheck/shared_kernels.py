@@ -101,8 +101,7 @@ def compiled_gemm(state: State) -> Callable[[Instruction], None] | None:
     None where entries of the Config fill no vectors, or where this processor has no dot-product instruction for bytes.
     """
     cfg = state.cfg
-    row = cfg.group * cfg.block_in
-    is_supported = 8 <= cfg.block_in <= 4 * GEMM_LANES <= row and (cfg.batch == 1 or cfg.inp_pieces == 1)
+    is_supported = 8 <= cfg.group <= 4 * GEMM_LANES <= cfg.group**2
     if not is_supported or not dot_instructions(target().features)[1]:
         return None
     function, code = _link_gemm(cfg)
@@ -294,7 +293,7 @@ def _write_gemm(module: Any, cfg: Config) -> None:
         name: b.load(_element_pointer(b, field_values, I64(vector), I64), typ=I64)
         for vector, name in enumerate(GEMM_FIELDS)
     }
-    vectors = min(MAX_VECTORS, cfg.group * cfg.block_in // (4 * GEMM_LANES))
+    vectors = min(MAX_VECTORS, cfg.group**2 // (4 * GEMM_LANES))
     signs, ones = (_broadcast(b, I32(factor), GEMM_LANES) for factor in (0x80808080 - (1 << 32), 0x01010101))
     index: dict[str, V] = {}
 
@@ -309,19 +308,21 @@ def _write_gemm(module: Any, cfg: Config) -> None:
         for loop in GEMM_LOOPS[:3]:
             index[loop] = loops.enter_context(_write_loop(b, fields[f"extent_{loop}"]))
         sample = loops.enter_context(_write_loop(b, I64(cfg.batch)))
-        part = loops.enter_context(_write_loop(b, I64(cfg.block_out * cfg.block_in // (4 * GEMM_LANES * vectors))))
+        part = loops.enter_context(_write_loop(b, I64(cfg.block_out * cfg.group // (4 * GEMM_LANES * vectors))))
         sums = [ir.Constant(wide, [0] * GEMM_LANES)] * (vectors + 1)  # the last one adds up inputs only
         with ExitStack() as inner:
             for loop in GEMM_LOOPS[3:]:
                 index[loop] = inner.enter_context(_write_loop(b, fields[f"extent_{loop}"], sums))
-            quads = cfg.block_in // 4
+            piece = inner.enter_context(_write_loop(b, I64(cfg.inp_pieces), sums))
+            quads = cfg.group // 4
             few = ir.VectorType(I32, quads)
-            address = b.add(b.mul(entry("inp"), I64(cfg.batch)), sample)
+            inp_piece, wgt_piece = (b.add(b.mul(entry(name), I64(cfg.inp_pieces)), piece) for name in ("inp", "wgt"))
+            address = b.add(b.mul(inp_piece, I64(cfg.batch)), sample)
             x = b.load(_element_pointer(b, inp, address, few), typ=few, align=1)
             mask = ir.Constant(ir.VectorType(I32, GEMM_LANES), [lane % quads for lane in range(GEMM_LANES)])
             x = b.shuffle_vector(x, ir.Constant(few, ir.Undefined), mask)
             address = b.add(
-                b.mul(entry("wgt"), I64(cfg.block_out * cfg.block_in)), b.mul(part, I64(4 * GEMM_LANES * vectors))
+                b.mul(wgt_piece, I64(cfg.block_out * cfg.group)), b.mul(part, I64(4 * GEMM_LANES * vectors))
             )
             rows = _element_pointer(b, wgt, address, I8)
             for vector in range(vectors):

@@ -21,6 +21,10 @@ from celosia.hw.spec.config import Config
 Blob = NDArray[np.uint8]
 
 
+PIECE_AXIS = 4
+"""The axis of pieces in constant weights, [blocks, input blocks, rows and columns of the window, *entry of wgt]."""
+
+
 @dataclass(frozen=True)
 class DramPlace:
     """The place of a tensor in DRAM: `offset` bytes after the begin of `home`, a storage of activations or constants.
@@ -147,15 +151,28 @@ class LayerComputation:
 
     @cached_property
     def signature(self) -> Hashable:
-        """Key that is equal for computations with the same loops; addresses, data and scalars do not count."""
+        """Key that is equal for computations with the same loops; addresses, data and scalars do not count.
+
+        Nor does the axis of pieces in weights whose entries have one piece: tuning records may be older than it.
+        """
         arrays = (*self.inputs, self.y)
+        weights = [stage.weights for stage in self.stages]
+
+        def layout(t: Tensor) -> tuple[Hashable, ...]:
+            """Return the shape of a tensor in DRAM and the bytes from one index to the next."""
+            shape, strides = t.shape, self.places[t].strides
+            if any(t is w for w in weights) and shape[PIECE_AXIS] == 1:
+                kept = [axis for axis in range(len(shape)) if axis != PIECE_AXIS]
+                return tuple(shape[axis] for axis in kept), tuple(strides[axis] for axis in kept)
+            return shape, strides
+
         passes = tuple(
             (stage.vector, str(stage.on_chip.body)) for stage in self.stages
         )  # the body says whether it is padded
         rows: tuple[Hashable, ...] = () if self.rows is None else (self.rows.count,)
         if self.rows is not None and self.rows.powers is None:
             rows = *rows, self.rows.name
-        return self.workload, passes, tuple((t.name, t.shape, self.places[t].strides) for t in arrays), *rows
+        return self.workload, passes, tuple((t.name, *layout(t)) for t in arrays), *rows
 
     @cached_property
     def digest(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from celosia.compiler.expr.affine import linear
+from celosia.compiler.expr.affine import join_quotients, linear
 from celosia.compiler.expr.interpret import evaluate
 from celosia.compiler.expr.loops import For, Intrinsic
 from celosia.compiler.expr.nodes import INDEX, Binary, Const, Expr, Load, Tensor, Var, strides, substitute, walk
@@ -86,20 +86,23 @@ class _InstructionBuilder:
         base, steps = 0, [0] * len(self.loops)
         terms: dict[Var, int] = {}
         others: list[tuple[Expr, int]] = []
+        total: dict[Expr | None, int] = {}
         for e, factor in parts:
             for atom, k in linear(e).items():
-                if atom is None:
-                    base += k * factor
-                elif isinstance(atom, Var) and atom in self.number:
-                    steps[self.number[atom]] += k * factor
-                elif any(isinstance(node, Var) and node in self.number for node in walk(atom)):
-                    raise NotOneInstruction(f"{what} is not affine in its loops")
-                elif isinstance(atom, Var) and atom not in self.fixed:
-                    terms[atom] = terms.get(atom, 0) + k * factor
-                elif all(n in self.fixed for n in walk(atom) if isinstance(n, Var)):
-                    base += k * factor * int(evaluate(atom, {v: i for v, i in self.fixed.items() if _reads(atom, v)}))
-                else:
-                    others.append((substitute(atom, {v: Const(i, INDEX) for v, i in self.fixed.items()}), k * factor))
+                total[atom] = total.get(atom, 0) + k * factor
+        for atom, k in join_quotients(total).items():
+            if atom is None:
+                base += k
+            elif isinstance(atom, Var) and atom in self.number:
+                steps[self.number[atom]] += k
+            elif any(isinstance(node, Var) and node in self.number for node in walk(atom)):
+                raise NotOneInstruction(f"{what} is not affine in its loops")
+            elif isinstance(atom, Var) and atom not in self.fixed:
+                terms[atom] = k
+            elif all(n in self.fixed for n in walk(atom) if isinstance(n, Var)):
+                base += k * int(evaluate(atom, {v: i for v, i in self.fixed.items() if _reads(atom, v)}))
+            else:
+                others.append((substitute(atom, {v: Const(i, INDEX) for v, i in self.fixed.items()}), k))
         begin = LinearForm(base, tuple((var, k) for var, k in terms.items() if k), tuple(others))
         return TileAccess(begin, tuple(steps))
 
@@ -246,7 +249,7 @@ class _InstructionBuilder:
             raise NotOneInstruction("a loop runs backwards through memory")
         scope = intrinsic.scopes[on_chip.name]
         packed = scope == "wgt" and steps[-1] == 0
-        piece = packing(self.cfg).entry_bytes if packed else prod(in_dram.shape) * item  # bytes of one element in DRAM
+        piece = packing(self.cfg).piece_bytes if packed else prod(in_dram.shape) * item  # bytes of one element in DRAM
         dims = [Dim(extent, a, p) for (_, extent), a, p in zip(self.loops, dram_access.steps, chip_access.steps)]
         dims = dims or [Dim(1, piece, 1)]
         named = {v.name: e for v, e in values.items()}
@@ -272,10 +275,10 @@ class _InstructionBuilder:
 
     def _check_packs(self, whole: Fields, begin: LinearForm) -> None:
         """Raise NotOneInstruction if rows of packed weights are not whole packs."""
-        size, entries = packing(self.cfg).pack_bytes, packing(self.cfg).entries
+        size, pieces = packing(self.cfg).pack_bytes, packing(self.cfg).pieces
         steps = (begin.base, whole["dram_y"], whole["dram_z"], *(step for _, step in (*begin.terms, *begin.others)))
-        if whole["x_size"] % entries or any(step % size for step in steps):
-            raise NotOneInstruction(f"packed weights are loaded in packs of {entries} entries")
+        if whole["x_size"] % pieces or any(step % size for step in steps):
+            raise NotOneInstruction(f"packed weights are loaded in packs of {pieces} pieces")
 
     def _index_reach(self, index: Expr) -> tuple[LinearForm, int]:
         """Return the first value of an index in the block, and how far loops move it, for `MoveInstruction.span`."""

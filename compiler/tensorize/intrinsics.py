@@ -9,7 +9,7 @@ whose entries lie in sequence in vin; lanes beyond its last element do not count
 >>> largest, total = (softmax_intrinsic(cfg, name, 7) for name in ("largest", "total"))
 >>> for intrinsic in (gemm(cfg), largest, total, norm_intrinsic(cfg, "row_squares", 7)):
 ...     print(intrinsic.behaviour.body)
-sum[q, k](int32(inp[q, b, k]) * int32(wgt[((p * 4) + g), ((q * 4) + k)]))
+sum[q, k](int32(inp[q, b, k]) * int32(wgt[q, ((p * 4) + g), k]))
 max[k](a[k])
 ordered_sum[k](powers[0, (int64((int32(a[k]) - int32(largest[]))) + 255)])
 sum[k]((int64(a[k]) + offset) * (int64(a[k]) + offset))
@@ -100,7 +100,7 @@ def gemm(cfg: Config) -> TensorIntrinsic:
     q, k = reduce_axis(cfg.inp_pieces, "q"), reduce_axis(cfg.group, "k")
 
     def element(p: Expr, b: Expr, g: Expr) -> Expr:
-        weight = wgt[p * cfg.group + g, q * cfg.group + k]
+        weight = wgt[q, p * cfg.group + g, k]
         return sum_over(inp[q, b, k].astype("int32") * weight.astype("int32"), (q, k))
 
     acc = compute(tile_shape(cfg, "acc"), element, "acc", axes=("p", "b", "g"))

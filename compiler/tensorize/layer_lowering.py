@@ -328,11 +328,11 @@ class LayerLowering:
         return self.finish_computation(*self.make_gemm_stage(on_chip, run, stored))
 
     def lower_product(self, product: ActivationGemm) -> LayerComputation:
-        """Lower a product of two activations. Raises TilingError if a block of one is no entry of wgt as it lies in
-        DRAM."""
-        cfg = self.cfg
-        if (cfg.batch, cfg.block_in) != (1, cfg.block_out):
-            raise TilingError("a product of two activations needs batch = 1 and block_in = block_out")
+        """Lower a product of two activations. Raises TilingError if w cannot be loaded as weights."""
+        if self.cfg.batch > 1:
+            raise TilingError("a product of two activations needs batch = 1")
+        if self.layer.x.groups(self.cfg) % self.cfg.inp_pieces and product.w_offset:
+            raise TilingError("the channels of x fill no entries of inp, and w has an offset")
         self.x = self.x.repeated(len(product.w_pads) + 1)
         on_chip = self.make_input("inp", self.input_blocks, product.pad_value)
         run = pack.WeightRun(0, self.blocks, 0, self.input_blocks, 0, self.blocks, 0)
@@ -389,42 +389,50 @@ class LayerLowering:
     ) -> tuple[BlockStage, Workload]:
         """Make the stage of a product with constant weights on GEMM, for one run of output blocks."""
         cfg, kernel = self.cfg, self.window.kernel
-        shape = (run.blocks, run.inputs, *kernel, cfg.block_out, cfg.block_in)
-        entry = element_bytes(cfg, Buffer.WGT, expand=stored.packed)
-        first = stored.first + run.weights * kernel[0] * kernel[1] * entry
+        shape = (run.blocks, run.inputs, *kernel, *tile_shape(cfg, "wgt"))
+        piece = element_bytes(cfg, Buffer.WGT, expand=stored.packed)
+        first = stored.first + run.weights * kernel[0] * kernel[1] * cfg.inp_pieces * piece
         weights = self.add_constant(stored.data, shape, "int8", "weights", first)
         if stored.packed:  # several values share a byte
-            place, entries = self.places[weights], shape[1:4]
-            strides = (*(int(np.prod(entries[d:])) * entry for d in range(4)), 0, 0)
+            place, pieces = self.places[weights], shape[1:5]
+            strides = (*(int(np.prod(pieces[d:])) * piece for d in range(5)), 0, 0)
             self.places[weights] = replace(place, strides=strides, book_bytes=stored.book_bytes)
         stage, workload = self._make_product_stage(on_chip, run, weights)
         return stage, replace(workload, packed=stored.packed)
 
     def _make_activation_weights(self, product: ActivationGemm) -> Tensor:
-        """Make the weights of a product of two activations, [blocks, input blocks, terms, 1, block_out, block_in].
+        """Make the weights of a product of two activations, [blocks, terms, 1, input blocks, *entry of wgt].
 
-        Entries of wgt are neighbouring pixels of w; those of the first terms are padding, see `ActivationGemm.window`.
+        A piece of an entry is `block_out` neighbouring pixels of a channel group of w. Those of the first terms are
+        padding, see `ActivationGemm.window`. Channel groups beyond the last that fill an entry are 0. If x has such
+        groups, too, they add nothing (`columns_multiple`), and the last group of w stands in their place.
         """
         cfg, before, w_act = self.cfg, len(product.w_pads), product.w
+        pieces, groups = cfg.inp_pieces, w_act.groups(cfg)
+        is_zero = not before and self.layer.x.groups(cfg) % pieces > 0
         grid = ActivationGrid.of(cfg, w_act, False).repeated(len(product.x_pads) + 1)
         w = self.add_activation(grid, "w", w_act.storage_groups - w_act.group_offset)
 
-        def read(n: Expr, k: Expr, r: Expr, s: Expr, m: Expr, c: Expr) -> Expr:
-            """Return the pad of w in the first terms, then the element for output channel m and input channel c."""
-            row = r - before
-            value = w[0, k, row, n * cfg.block_out + m, 0, c]
-            return select(row >= 0, value, self.add_scalar("w_pad", "int8", product.w_pads[0])) if before else value
+        def read(n: Expr, r: Expr, s: Expr, k: Expr, e: Expr, m: Expr, c: Expr) -> Expr:
+            """Return the element for output channel m and channel c of input group k * pieces + e, or the padding."""
+            row, group = r - before, k * pieces + e
+            if groups % pieces and not is_zero:
+                group = minimum(group, groups - 1)
+            value = w[0, group, row, n * cfg.block_out + m, 0, c]
+            if before:
+                return select(row >= 0, value, self.add_scalar("w_pad", "int8", product.w_pads[0]))
+            return select(group < groups, value, self.add_scalar("w_pad", "int8", 0)) if is_zero else value
 
-        shape = (self.blocks, self.input_blocks, *self.window.kernel, cfg.block_out, cfg.block_in)
-        return compute(shape, read, f"weights{self.suffix}", axes=("n", "k", "r", "s", "m", "c"))
+        shape = (self.blocks, *self.window.kernel, self.input_blocks, *tile_shape(cfg, "wgt"))
+        return compute(shape, read, f"weights{self.suffix}", axes=("n", "r", "s", "k", "e", "m", "c"))
 
     def _make_product_stage(self, on_chip: Tensor, run: pack.WeightRun, weights: Tensor) -> tuple[BlockStage, Workload]:
         """Return the expression of a product on GEMM of `on_chip` and weights, with the Workload that is tiled for it.
 
-        It serves constant weights and those that are activations. weights: [blocks, input blocks, *kernel, block_out,
-        block_in]; [1, 1, 1, 1, block_out, block_in] if all products are by one entry of wgt. run: which input blocks an
-        output block reads: `share` output blocks in a row read the same ones, and the next begin `step` input blocks
-        later.
+        It serves constant weights, [blocks, input blocks, *kernel, *entry of wgt], and those that are activations,
+        [blocks, *kernel, input blocks, *entry]; [1, 1, 1, 1, *entry] if all products are by one entry. run: which input
+        blocks an output block reads: `share` output blocks in a row read the same ones, and the next begin `step` input
+        blocks later.
         """
         cfg, w = self.cfg, self.window
         q, g = cfg.inp_pieces, cfg.group
@@ -437,8 +445,8 @@ class LayerLowering:
             value = on_chip[
                 i, n // run.share * run.step + k, row, x * w.strides[1] + s * w.dilations[1], e, b, c
             ].astype("int32")
-            entry = (0, 0, 0, 0) if one_weight else (n, k, r, s)
-            weight = weights[*entry, piece * g + m, e * g + c].astype("int32")
+            entry = (0, 0, 0, 0) if one_weight else (n, k, r, s) if weights.body is None else (n, r, s, k)
+            weight = weights[*entry, e, piece * g + m, c].astype("int32")
             return sum(weight * value, (k, r, s, e, c))  # weights first, since loads are emitted in this order
 
         names = ("image", "block", "row", "column", "piece", "b", "m")
@@ -516,10 +524,9 @@ class ImageSumsLowering(LayerLowering):
         """Lower the layer as a product by identity matrices, all of which are one entry of wgt."""
         cfg, group = self.cfg, self.cfg.group
         on_chip = self.make_input("inp", self.input_blocks, 0)
-        entry = np.zeros((cfg.block_out, cfg.inp_pieces, group), np.uint8)
-        entry[:group] = np.eye(group, dtype=np.uint8)[:, None]
-        shape = (1, 1, 1, 1, cfg.block_out, cfg.block_in)
-        weights = self.add_constant(entry.reshape(-1), shape, "int8", "weights")
+        entry = np.zeros(tile_shape(cfg, "wgt"), np.uint8)
+        entry[:, :group] = np.eye(group, dtype=np.uint8)
+        weights = self.add_constant(entry.reshape(-1), (1, 1, 1, 1, *entry.shape), "int8", "weights")
         run = pack.WeightRun(0, 1, 0, self.input_blocks, 0, 1, 0)
         return self.finish_computation(*self._make_product_stage(on_chip, run, weights))
 

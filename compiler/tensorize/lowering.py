@@ -34,6 +34,7 @@ from celosia.compiler.tensorize.intrinsics import (
     shifted,
     softmax_share,
     sum_of_powers,
+    tile_shape,
 )
 from celosia.compiler.tensorize.layer_lowering import PLACES, ImageSumsLowering, LayerLowering, window_of
 from celosia.compiler.tensorize.space import Workload
@@ -259,25 +260,30 @@ unit that reads them waits for these only."""
 def _lower_attention(cfg: Config, block: Layer) -> LayerComputation:
     """Lower a product, the softmax of its rows, and the product of these.
 
-    Raises TilingError if the Config lacks softmax or `forward`, a zero point of an operand is not 0, or heads are no
-    whole groups of channels.
+    Raises TilingError if the Config lacks softmax or `forward`, a zero point of an operand is not 0, or heads or keys
+    fill no whole entries of inp.
     """
     scores, rows, mixed = block.layers
     assert scores.product is not None and rows.softmax is not None and mixed.product is not None
-    if not cfg.softmax or not cfg.forward or cfg.batch > 1 or cfg.block_in != cfg.block_out:
-        raise TilingError("attention as a block needs softmax, forward, batch = 1 and block_in = block_out")
-    if not all(product.window.pointwise for product in (scores.product, mixed.product)) or rows.row_length % cfg.group:
-        raise TilingError("attention as a block takes zero points of 0 and keys in whole groups")
+    if not cfg.softmax or not cfg.forward or cfg.batch > 1 or cfg.block_in < cfg.block_out:
+        raise TilingError("attention as a block needs softmax, forward, batch = 1 and block_in of block_out at least")
+    if (
+        not all(product.window.pointwise for product in (scores.product, mixed.product))
+        or rows.row_length % cfg.block_in
+    ):
+        raise TilingError("attention as a block takes zero points of 0 and keys in whole blocks of block_in")
     if any(layer.epilogue.residual is not None for layer in block.layers) or rows.epilogue.table is not None:
         raise TilingError("attention as a block adds nothing, and looks nothing up behind its softmax")
     first = _HeadsLowering(cfg, scores, "0")
     queries = first.make_queries()
-    stage = first.make_head_stage(queries, lambda i, k, y, x, c: queries[i, y, k, x, 0, 0, c], "vin")
+    stage = first.make_head_stage(queries, lambda i, k, y, x, e, c: queries[i, y, k, x, e, 0, c], "vin")
     on_chip = first.make_rows(stage)
     middle = LayerLowering(cfg, rows, False, 0, rows.row_length // cfg.group, "1", first)
     shares, rows_operation = _softmax_rows(middle, on_chip)
     last = _HeadsLowering(cfg, mixed, "2", middle)
-    final = last.make_head_stage(shares, lambda i, k, y, x, c: shares[i, y, x, k * cfg.group + c], "out")
+    final = last.make_head_stage(
+        shares, lambda i, k, y, x, e, c: shares[i, y, x, k * cfg.block_in + e * cfg.group + c], "out"
+    )
     out, y = last.make_head_results(final)
     workload = Workload(
         Window((1, 1)), 1, mixed.heads, mixed.y.width, last.blocks, 0, False, 1, 1, "vin", whole=True,
@@ -293,13 +299,15 @@ class _HeadsLowering(LayerLowering):
     def __init__(self, cfg: Config, layer: Layer, suffix: str, before: LayerLowering | None = None) -> None:
         if any(act.channels % (layer.heads * cfg.group) for act in (*layer.inputs(), layer.y)):
             raise TilingError("attention as a block takes heads of whole groups of channels")
+        if layer.row_length % cfg.block_in:
+            raise TilingError("attention as a block takes heads of whole blocks of block_in channels")
         blocks = layer.y.channels // layer.heads // cfg.group
         super().__init__(cfg, layer, False, 0, blocks, suffix, before)
         self.y = self._grid_of_heads(layer.y)
 
     @property
     def input_blocks(self) -> int:
-        return self.layer.row_length // self.cfg.group
+        return self.layer.row_length // self.cfg.block_in
 
     def _grid_of_heads(self, act: Activation) -> ActivationGrid:
         """Return the grid of an activation of several matrices (heads): a row for each matrix, its rows as columns."""
@@ -309,32 +317,34 @@ class _HeadsLowering(LayerLowering):
         return replace(grid, rows=heads, strides=(image, plane, groups * plane, column))
 
     def make_queries(self) -> Tensor:
-        """Make the queries in inp, [1, heads, blocks, columns, 1, 1, group]."""
-        grid = self._grid_of_heads(self.layer.x)
-        source = self.add_activation(grid, "x", self.input_blocks)
-        shape = (1, grid.rows, self.input_blocks, grid.columns, 1, 1, self.cfg.group)
+        """Make the queries in inp, [1, heads, blocks, columns, pieces, 1, group]."""
+        grid, pieces = self._grid_of_heads(self.layer.x), self.cfg.inp_pieces
+        source = self.add_activation(grid, "x", self.input_blocks * pieces)
+        shape = (1, grid.rows, self.input_blocks, grid.columns, pieces, 1, self.cfg.group)
         axes = ("image", "row", "block", "column", *PLACES[4:])
-        return compute(shape, lambda i, y, n, x, piece, b, c: source[i, n, y, x, b, c], "queries", axes=axes)
+        return compute(
+            shape, lambda i, y, n, x, piece, b, c: source[i, n * pieces + piece, y, x, b, c], "queries", axes=axes
+        )
 
     def make_head_stage(self, on_chip: Tensor, element: Callable[..., Expr], to: str) -> BlockStage:
         """Make the stage of one of the two products, with a pass that writes to scratchpad `to`.
 
-        element: gives the value of `on_chip` by image, input block, head, query and channel. Sums are [1, heads,
-        columns, blocks, 1, 1, group], weights [heads, blocks, input blocks, block_out, block_in].
+        element: gives the value of `on_chip` by image, input block, head, query, piece and channel. Sums are [1, heads,
+        columns, blocks, 1, 1, group], weights [heads, blocks, input blocks, pieces, block_out, group].
         """
-        cfg, layer, size = self.cfg, self.layer, self.cfg.group
+        cfg, layer, size, pieces = self.cfg, self.layer, self.cfg.group, self.cfg.inp_pieces
         assert layer.product is not None
-        w = self.add_activation(self._grid_of_heads(layer.product.w), "w", self.input_blocks)
+        w = self.add_activation(self._grid_of_heads(layer.product.w), "w", self.input_blocks * pieces)
         weights = compute(
-            (layer.heads, self.blocks, self.input_blocks, cfg.block_out, cfg.block_in),
-            lambda h, n, k, m, c: w[0, k, h, n * size + m, 0, c], f"weights{self.suffix}",
-            axes=("h", "n", "k", "m", "c"),
+            (layer.heads, self.blocks, self.input_blocks, *tile_shape(cfg, "wgt")),
+            lambda h, n, k, e, m, c: w[0, k * pieces + e, h, n * size + m, 0, c], f"weights{self.suffix}",
+            axes=("h", "n", "k", "e", "m", "c"),
         )  # fmt: skip
-        k, c = reduce_axis(self.input_blocks, "k"), reduce_axis(size, "c")
+        k, e, c = reduce_axis(self.input_blocks, "k"), reduce_axis(pieces, "e"), reduce_axis(size, "c")
 
         def product(i: Expr, y: Expr, x: Expr, n: Expr, piece: Expr, b: Expr, m: Expr) -> Expr:
-            value = element(i, k, y, x, c).astype("int32")
-            return sum_over(weights[y, n, k, m, c].astype("int32") * value, (k, c))
+            value = element(i, k, y, x, e, c).astype("int32")
+            return sum_over(weights[y, n, k, e, m, c].astype("int32") * value, (k, e, c))
 
         shape = (1, layer.heads, self.y.columns, self.blocks, 1, 1, size)
         acc = compute(shape, product, f"acc{self.suffix}", axes=(*BY_ROW, "piece", "b", "m"))

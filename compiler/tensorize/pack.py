@@ -115,13 +115,15 @@ def stored_weights(cfg: Config, gemm: Gemm) -> StoredWeights:
     """
     entries = arrange_weights(cfg, gemm)
     places = gemm.weights.shape[2] * gemm.weights.shape[3]
-    if cfg.weight_bits == 8 or any(run.inputs * places % packing(cfg).entries for run in weight_runs(cfg, gemm)):
+    if cfg.weight_bits == 8 or any(
+        run.inputs * places * cfg.inp_pieces % packing(cfg).pieces for run in weight_runs(cfg, gemm)
+    ):
         return StoredWeights(entries)
     return pack_weights(cfg, entries) or StoredWeights(entries)
 
 
 def arrange_weights(cfg: Config, gemm: Gemm) -> Bytes:
-    """Arrange weights as entries [block_out][block_in], in order [output block][input block it reads][row][column].
+    """Arrange weights as entries of wgt, in order [output block][input block it reads][row][column].
 
     Channels that a group does not read, and channels beyond the last, have weights of zero.
     """
@@ -130,7 +132,8 @@ def arrange_weights(cfg: Config, gemm: Gemm) -> Bytes:
         n, k = blocks(out_channels, cfg.block_out), blocks(group_in, cfg.block_in)
         padded = np.zeros((n * cfg.block_out, k * cfg.block_in, height, width), np.int8)
         padded[:out_channels, :group_in] = gemm.weights
-        tiles = padded.reshape(n, cfg.block_out, k, cfg.block_in, height, width).transpose(0, 2, 4, 5, 1, 3)
+        shape = n, cfg.block_out, k, cfg.inp_pieces, cfg.group, height, width
+        tiles = padded.reshape(shape).transpose(0, 2, 5, 6, 3, 1, 4)
         return np.ascontiguousarray(tiles).view(np.uint8).reshape(-1)
     group_out = out_channels // gemm.groups
     parts = []
@@ -139,7 +142,9 @@ def arrange_weights(cfg: Config, gemm: Gemm) -> Bytes:
         for row, channel in enumerate(range(n * cfg.block_out, min((n + 1) * cfg.block_out, out_channels))):
             start = channel // group_out * group_in - first * cfg.block_in
             dense[row, start : start + group_in] = gemm.weights[channel]
-        tiles = dense.reshape(cfg.block_out, last - first, cfg.block_in, height, width).transpose(1, 3, 4, 0, 2)
+        tiles = dense.reshape(cfg.block_out, last - first, cfg.inp_pieces, cfg.group, height, width).transpose(
+            1, 4, 5, 2, 0, 3
+        )
         parts.append(np.ascontiguousarray(tiles).view(np.uint8).reshape(-1))
     return np.concatenate(parts)
 
@@ -150,7 +155,7 @@ def pack_weights(cfg: Config, weights: Bytes) -> StoredWeights | None:
     weights: the bytes of the entries, whole packs.
     """
     p = packing(cfg)
-    groups = weights.reshape(-1, p.entries, p.blocks, p.run).swapaxes(1, 2).reshape(-1, p.entries * p.run)
+    groups = weights.reshape(-1, p.pieces, p.blocks, p.run).swapaxes(1, 2).reshape(-1, p.pieces * p.run)
     code = code_groups(groups, p.bits)
     if code is None:
         return None
@@ -160,7 +165,7 @@ def pack_weights(cfg: Config, weights: Bytes) -> StoredWeights | None:
     data[: len(book)] = book
     packs = data[stored.first :].reshape(-1, p.pack_bytes)
     packs[:, : p.blocks // 2] = _pack_numbers(code.choices.reshape(-1, p.blocks), NIBBLE_BITS)
-    numbers = code.numbers.reshape(-1, p.blocks, p.entries, p.run).swapaxes(1, 2)
+    numbers = code.numbers.reshape(-1, p.blocks, p.pieces, p.run).swapaxes(1, 2)
     packs[:, p.head_bytes :] = _pack_numbers(numbers.reshape(len(packs), -1), p.bits)
     return stored._replace(data=data)
 

@@ -292,7 +292,8 @@ def attention_cycles(cfg: Config, p: Workload, d: Tiling) -> float:
         if not heads or not queries:
             return 0
         softmax = _tile_softmax_cycles(cfg, heads, queries, keys)
-        scores, gemm = heads * queries * keys, heads * queries * keys * (channels + p.out_blocks)
+        scores = heads * queries * keys
+        gemm = heads * queries * (keys * channels + keys // cfg.inp_pieces * p.out_blocks)
         if heads == 1 and queries <= query_part(cfg):
             return max(softmax + keys, (softmax + gemm + scores) / 2, gemm) + 2 * VECTOR_STAGES
         return max(softmax + scores + 2 * VECTOR_STAGES, gemm)

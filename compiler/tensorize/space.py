@@ -66,7 +66,8 @@ class Workload:
     behind: for each pass of the vector unit that follows in each tile, whether it adds an operand from acc.
     packed: whether weights lie packed in DRAM, so that pieces of the reduction must be whole packs.
     apart: whether the blocks of a pixel lie side by side in DRAM and pixels apart, as in a matrix of several rows.
-    attends: for attention, whose rows are heads and whose columns are queries: (blocks of keys, blocks of channels).
+    attends: for attention, whose rows are heads and whose columns are queries: (output blocks of
+    keys, input blocks of channels).
     sum_bytes: bytes of each sum that the output holds; 0 if sums are requantised.
     norm: whether whole rows are normalised.
     one_weight: whether all products are by the same entry of wgt.
@@ -146,7 +147,7 @@ class Workload:
 
     def weight_bytes(self, cfg: Config) -> int:
         """Return the bytes of an entry of wgt in DRAM."""
-        return element_bytes(cfg, Buffer.WGT, expand=self.packed)
+        return cfg.inp_pieces * element_bytes(cfg, Buffer.WGT, expand=self.packed)
 
     def weight_beats(self, cfg: Config) -> float:
         """Return the cycles in which LOAD writes an entry of wgt."""
@@ -154,7 +155,7 @@ class Workload:
 
     def cuts_packs(self, cfg: Config, k: int) -> bool:
         """Whether weights are packed and those of `k` input blocks are not whole packs, which LOAD cannot load."""
-        return self.packed and k * self.places % packing(cfg).entries > 0
+        return self.packed and k * self.places * cfg.inp_pieces % packing(cfg).pieces > 0
 
     def input_blocks_of(self, blocks: int) -> int:
         """Return the number of input blocks that `blocks` output blocks read; they must be whole shares."""
@@ -287,7 +288,7 @@ def why_not(cfg: Config, p: Workload, d: Tiling) -> str | None:
     if d.order not in CUT_ORDERS and p.in_blocks and d.k != p.in_blocks:
         return f"k must be {p.in_blocks} where the order is {d.order}"
     if p.cuts_packs(cfg, d.k):
-        return f"k must be of whole packs of {packing(cfg).entries} entries of weights, not {d.k}"
+        return f"k must be of whole packs of {packing(cfg).pieces} pieces of weights, not {d.k}"
     if d.order in CUT_ORDERS and p.grouped:
         return "the reduction of a grouped convolution is not split"
     return too_large(cfg, p, d)
@@ -354,10 +355,11 @@ def _attention_needs(cfg: Config, p: Workload, d: Tiling) -> Iterator[tuple[str,
     """
     assert p.attends is not None
     (keys, channels), rows, room = p.attends, d.y * d.x, depths(cfg)
+    shares = keys // cfg.inp_pieces  # entries of inp that hold the probabilities of all keys
     yield "vin", rows * keys, room["vin"]
-    yield "inp", 2 * rows * (keys + channels), room["inp"]
+    yield "inp", 2 * rows * (shares + channels), room["inp"]
     yield "acc", rows * (keys + p.out_blocks), room["acc"]
-    yield "wgt", 2 * d.y * keys * (channels + p.out_blocks), room["wgt"]
+    yield "wgt", 2 * d.y * (keys * channels + shares * p.out_blocks), room["wgt"]
     yield "out", rows * p.out_blocks, room["out"] // 2
     yield "loops of an instruction", max(rows, keys), EXTENT_MAX
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from celosia.compiler.expr import Axis, Schedule, Select, Stage, Tensor, create_schedule
 from celosia.compiler.expr.loops import Declared
-from celosia.compiler.expr.nodes import Cast
+from celosia.compiler.expr.nodes import Binary, Cast, Expr, walk
 from celosia.compiler.tensorize.block_space import BlockWorkload
 from celosia.compiler.tensorize.computation import BlockStage, LayerComputation, Rows
 from celosia.compiler.tensorize.intrinsics import declared
@@ -201,15 +201,15 @@ class _Template:
         acc, weights = self.s[layer_stage.acc], self.s[layer_stage.weights]
         acc.set_scope("acc")
         acc.compute_at(self.s[self.d.y], tile)
-        image, head, query, block, piece, b, m, k, lane = acc.order
-        acc.reorder(image, head, query, block, k, piece, b, m, lane)
+        image, head, query, block, piece, b, m, k, e, lane = acc.order
+        acc.reorder(image, head, query, block, k, piece, b, m, e, lane)
         self._split_queries(acc, head, query, (block,))
         acc.tensorize(piece, self.hw["gemm"])
         weights.set_scope("wgt")
         weights.compute_at(self.s[self.d.y], tile)
         weights.keep()
         weights.unroll(weights.order[0])
-        weights.tensorize(weights.order[3], self.hw["load_wgt"])
+        weights.tensorize(weights.order[4], self.hw["load_wgt"])
 
     def _split_queries(self, stage: Stage, head: Axis, query: Axis, within: tuple[Axis, ...] = ()) -> None:
         """Split a stage into one instruction for each head and part of its queries.
@@ -287,7 +287,7 @@ class _Template:
 
     def _load_weights(self, layer_stage: BlockStage, reader: Stage, loop: Axis) -> None:
         """Load the weights or taps of `layer_stage` at `loop`."""
-        for source, scope, first_axis in ((layer_stage.weights, "wgt", 4), (layer_stage.taps, "tap", 3)):
+        for source, scope, first_axis in ((layer_stage.weights, "wgt", 5), (layer_stage.taps, "tap", 3)):
             if source is None:
                 continue
             if source.body is not None:  # an activation that is read as weights
@@ -297,6 +297,13 @@ class _Template:
                 stage = self.s[self.s.cache_read(source, scope, *self._weight_readers(layer_stage))]
             stage.compute_at(reader, loop)
             stage.keep()
+            if source.body is not None and self.cfg.inp_pieces > 1:
+                *loops, input_block, piece, _, _ = stage.order
+                group = stage.fuse(input_block, piece)  # LOAD can pad the groups behind the last
+                if _repeats_groups(stage.body):
+                    stage.reorder(group, *loops)
+                    stage.unroll(group)
+                first_axis -= 1
             stage.tensorize(stage.order[first_axis], self.hw[_load_intrinsic(stage, scope)])
 
     def _load_constants(self, layer_stage: BlockStage, result: Tensor, reader: Stage, loop: Axis) -> None:
@@ -382,6 +389,11 @@ class _Template:
         stage.unroll(parts)
         stage.unroll(piece)
         stage.tensorize(b, self.hw[_load_intrinsic(stage, scope)])
+
+
+def _repeats_groups(body: Expr | None) -> bool:
+    """Whether the element that `body` reads is one of the last channel group for all groups behind it."""
+    return body is not None and any(isinstance(node, Binary) and node.op == "min" for node in walk(body))
 
 
 def _load_intrinsic(stage: Stage, scope: str) -> str:

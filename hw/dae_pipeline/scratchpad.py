@@ -57,23 +57,24 @@ class Scratchpad(wiring.Component):
 
 
 class HalvedScratchpad(wiring.Component):
-    """Scratchpad whose entries are two halves, so that two writers can write different halves in the same cycle.
+    """Scratchpad whose pieces are two halves, so that two writers can write different halves in the same cycle.
 
     It holds spread weights: the first channel of LOAD writes lower halves, the second one upper halves.
 
     Parameters
     ----------
     depth, width, grain : as of Scratchpad.
+    pieces : number of pieces of an entry.
 
     Members
     -------
     near : In(WritePort)    Writes lower halves only; the rest of its data is ignored. It has priority there.
-    write : In(WritePort)   Writes whole entries, or upper halves while `near` writes.
+    write : In(WritePort)   Writes whole pieces, or upper halves while `near` writes.
     read : In(ReadPort)     Reads whole entries.
     """
 
-    def __init__(self, depth: int, width: int, grain: int) -> None:
-        self.depth, self.width, self.grain = depth, width, grain
+    def __init__(self, depth: int, width: int, grain: int, pieces: int = 1) -> None:
+        self.depth, self.width, self.grain, self.pieces = depth, width, grain, pieces
         bits = (depth - 1).bit_length()
         port = WritePort(bits, width, grain)
         super().__init__({"near": In(port), "write": In(port), "read": In(ReadPort(bits, width))})
@@ -83,24 +84,34 @@ class HalvedScratchpad(wiring.Component):
         near, write, read, half = self.near, self.write, self.read, self.width // 2
         lower, upper = (Scratchpad(self.depth, half, self.grain) for _ in range(2))
         m.submodules.lower, m.submodules.upper = lower, upper
-        grains = half // self.grain
+        lower_data, upper_data = self._halves(write.data)
+        lower_mask, upper_mask = self._halves(write.mask)
+        near_data, _ = self._halves(near.data)
+        near_mask, _ = self._halves(near.mask)
         m.d.comb += [
             near.ready.eq(1),
             write.ready.eq(1),
             lower.write.en.eq(near.en | write.en),
             lower.write.addr.eq(Mux(near.en, near.addr, write.addr)),
-            lower.write.mask.eq(Mux(near.en, near.mask, write.mask)),
-            lower.write.data.eq(Mux(near.en, near.data, write.data)),
+            lower.write.mask.eq(Mux(near.en, near_mask, lower_mask)),
+            lower.write.data.eq(Mux(near.en, near_data, lower_data)),
             upper.write.en.eq(write.en),
             upper.write.addr.eq(write.addr),
-            upper.write.mask.eq(write.mask[grains:]),
-            upper.write.data.eq(write.data[half:]),
-            read.data.eq(Cat(lower.read.data, upper.read.data)),
+            upper.write.mask.eq(upper_mask),
+            upper.write.data.eq(upper_data),
+            *(port.eq(data_) for port, data_ in zip(self._halves(read.data), (lower.read.data, upper.read.data))),
             read.ready.eq(1),
         ]
         for part in (lower, upper):
             m.d.comb += [part.read.en.eq(read.en), part.read.addr.eq(read.addr)]
         return m
+
+    def _halves(self, entry: Value) -> tuple[Value, Value]:
+        """Return the lower halves of all pieces of `entry`, the data or the mask of a port, and the upper halves."""
+        size = len(entry) // (2 * self.pieces)
+        halves = data.View(data.ArrayLayout(size, 2 * self.pieces), entry)
+        lower, upper = (Cat(halves[2 * piece + number] for piece in range(self.pieces)) for number in (0, 1))
+        return lower, upper
 
 
 class WindowScratchpad(wiring.Component):

@@ -39,7 +39,7 @@ class Array(wiring.Component):
     valid : In(1)      `inp` and `wgt` hold operands.
     first : In(1)      The operands begin a new sum; else they are added to the present one.
     inp : In(int8[block_in/group][batch][group])        An entry of scratchpad inp.
-    wgt : In(int8[block_out][block_in])                 An entry of wgt.
+    wgt : In(int8[block_in/group][block_out][group])    An entry of wgt.
     total : Out(int32[block_out/group][batch][group])   The sum up to the operands of `latency` cycles ago, wrapping: an
                                                         entry of acc.
     """
@@ -95,7 +95,8 @@ class Array(wiring.Component):
         multiplication makes the products of two neighbouring outputs.
         """
         cfg = self.cfg
-        weights = [[self.wgt[o][i] for i in range(cfg.block_in)] for o in range(cfg.block_out)]
+        inputs = [divmod(i, cfg.group) for i in range(cfg.block_in)]
+        weights = [[self.wgt[piece][o][lane] for piece, lane in inputs] for o in range(cfg.block_out)]
         if not cfg.packed:
             return [
                 self._build_tree(

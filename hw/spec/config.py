@@ -171,15 +171,17 @@ def _check_combinations(cfg: Config) -> None:
             f"norm needs batch = 1, not {cfg.batch}, and 0 or a power of two up to block_out, {cfg.block_out}, not "
             f"{cfg.norm}"
         )
-    if cfg.block_in * cfg.weight_bits < 4:
+    if cfg.group * cfg.weight_bits < 4:
         raise ConfigError(
-            f"weight_bits = {cfg.weight_bits} needs block_in = {4 // cfg.weight_bits} at least, not {cfg.block_in}"
+            f"weight_bits = {cfg.weight_bits} needs block_in and block_out of {4 // cfg.weight_bits} at least, not "
+            f"{cfg.block_in} and {cfg.block_out}"
         )
     beats = 8 // cfg.weight_bits
-    if beats > 1 and cfg.block_in * cfg.block_out < beats * cfg.bus_bytes:
+    piece_bytes = cfg.group * cfg.block_out
+    if beats > 1 and piece_bytes < beats * cfg.bus_bytes:
         raise ConfigError(
-            f"weight_bits = {cfg.weight_bits} needs entries of wgt of {beats} beats, {beats} * bus_bytes = "
-            f"{beats * cfg.bus_bytes}, not of block_in * block_out = {cfg.block_in * cfg.block_out} bytes"
+            f"weight_bits = {cfg.weight_bits} needs pieces of wgt of {beats} beats, {beats} * bus_bytes = "
+            f"{beats * cfg.bus_bytes}, not of min(block_in, block_out) * block_out = {piece_bytes} bytes"
         )
 
 

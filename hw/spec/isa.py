@@ -411,7 +411,7 @@ def element_bytes(cfg: Config, buffer: Buffer, widen: bool = False, expand: bool
     a share of the pack's head.
     """
     if expand:
-        return packing(cfg).entry_bytes
+        return packing(cfg).piece_bytes
     return cfg.piece_bytes if widen else scratchpads(cfg)[buffer.name.lower()].piece_bytes
 
 

@@ -128,9 +128,9 @@ def _expansion_rules(cfg: Config) -> dict[str, RuleTest]:
     }
     if scratchpads(cfg)["wgt"].spread:
         load["a LOAD that is spread cannot expand"] = lambda f: (f["expand"] == 1) & (f["spread"] == 1)
-    if (entries := packing(cfg).entries) > 1:
-        load[f"x_size of a LOAD that expands must count whole packs of {entries} elements"] = lambda f: (
-            (f["expand"] == 1) & ((f["x_size"] & (entries - 1)) != 0)
+    if (pieces := packing(cfg).pieces) > 1:
+        load[f"x_size of a LOAD that expands must count whole packs of {pieces} elements"] = lambda f: (
+            (f["expand"] == 1) & ((f["x_size"] & (pieces - 1)) != 0)
         )
     return load
 

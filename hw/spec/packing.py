@@ -1,10 +1,10 @@
 """Layout of packed weights in DRAM: weights of 4, 2 or 1 bits that LOAD expands to int8 by codebooks.
 
 A codebook block is the weights of 32 neighbouring input channels of one output channel. The weights of a block share
-one of 16 codebooks. A pack holds one or several neighbouring entries of wgt, so many that no block is cut:
+one of 16 codebooks. A pack holds one or several neighbouring pieces of wgt, so many that no block is cut:
 
     head      the codebook's number of each block, 4 bits each
-    weights   in the order of the entries, 2, 4 or 8 in a byte, the first one in the lowest bits
+    weights   in the order of the pieces, 2, 4 or 8 in a byte, the first one in the lowest bits
 
 LOAD writes the codebooks to the scratchpad book. Its entry CODEBOOK_ENTRIES * codebook + n holds the int8 weights that
 nibble n of packed weights stands for. Standard library only.
@@ -31,15 +31,15 @@ class Packing(NamedTuple):
     """Sizes of a pack of weights.
 
     bits : bits of a weight in DRAM: 4, 2 or 1.
-    entries : entries of wgt in a pack.
+    pieces : pieces of wgt in a pack.
     weights : weights in a pack.
-    run : consecutive weights of one entry that belong to the same codebook block.
+    run : consecutive weights of one piece that belong to the same codebook block.
     head_bytes : bytes of the head, which may be longer than its numbers of codebooks.
     chunk_bytes : bytes that LOAD expands at once, those of a beat of the bus.
     """
 
     bits: int
-    entries: int
+    pieces: int
     weights: int
     run: int
     head_bytes: int
@@ -47,8 +47,8 @@ class Packing(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """Codebook blocks in a pack: as many as runs in an entry, as a block takes one run of each entry."""
-        return self.weights // self.entries // self.run
+        """Codebook blocks in a pack: as many as runs in a piece, as a block takes one run of each piece."""
+        return self.weights // self.pieces // self.run
 
     @property
     def pack_bytes(self) -> int:
@@ -66,18 +66,18 @@ class Packing(NamedTuple):
         return 8 // self.bits
 
     @property
-    def entry_bytes(self) -> int:
-        """Bytes of a pack divided by its entries: the size in DRAM of an element of LOAD."""
-        return self.pack_bytes // self.entries
+    def piece_bytes(self) -> int:
+        """Bytes of a pack divided by its pieces: the size in DRAM of an element of LOAD."""
+        return self.pack_bytes // self.pieces
 
     @property
     def shift(self) -> int:
-        """Exponent in `entry_bytes` = (1 + 2^stretch) * 2^shift, by which LOAD multiplies without a multiplier."""
-        return (self.head_bytes // self.entries).bit_length() - 1
+        """Exponent in `piece_bytes` = (1 + 2^stretch) * 2^shift, by which LOAD multiplies without a multiplier."""
+        return (self.head_bytes // self.pieces).bit_length() - 1
 
     @property
     def stretch(self) -> int:
-        """Exponent in `entry_bytes` = (1 + 2^stretch) * 2^shift; see `shift`."""
+        """Exponent in `piece_bytes` = (1 + 2^stretch) * 2^shift; see `shift`."""
         return (self.weight_bytes // self.head_bytes).bit_length() - 1
 
     @property
@@ -95,13 +95,13 @@ class Packing(NamedTuple):
 def packing(cfg: Config) -> Packing:
     """Return the layout of packed weights for `cfg`, which must have less than 8 weight_bits.
 
-    >>> packing(Config(weight_bits=4)).pack_bytes, packing(Config(weight_bits=4)).entries  # 512 weights
+    >>> packing(Config(weight_bits=4)).pack_bytes, packing(Config(weight_bits=4)).pieces  # 512 weights
     (264, 2)
     """
-    entries = max(1, CODEBOOK_BLOCK // cfg.block_in)
-    weights = entries * cfg.block_out * cfg.block_in
-    head_bytes = max(cfg.bus_bytes, entries, weights // CODEBOOK_BLOCK // 2)
-    return Packing(cfg.weight_bits, entries, weights, min(CODEBOOK_BLOCK, cfg.block_in), head_bytes, cfg.bus_bytes)
+    pieces = max(1, CODEBOOK_BLOCK // cfg.group)
+    weights = pieces * cfg.block_out * cfg.group
+    head_bytes = max(cfg.bus_bytes, pieces, weights // CODEBOOK_BLOCK // 2)
+    return Packing(cfg.weight_bits, pieces, weights, min(CODEBOOK_BLOCK, cfg.group), head_bytes, cfg.bus_bytes)
 
 
 def nibble_weights(cfg: Config) -> int:

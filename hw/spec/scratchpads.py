@@ -25,7 +25,7 @@ TABLE_SIZE = 256
 """Values in a table of lut: one for each int8."""
 
 MIN_SPREAD_BEATS = 8
-"""Smallest size of half an entry of wgt, in beats, for which LOAD may spread entries over both read ports.
+"""Smallest size of half a piece of wgt, in beats, for which LOAD may spread weights over both read ports.
 
 A spread LOAD requests each half as a burst of its own. Shorter bursts would not cover the latency of memory with the
 bursts that may be outstanding.
@@ -81,7 +81,7 @@ class Scratchpad:
     banks : memories over which the entries are spread: interleaved, but those of acc by the top bit of the address.
     kept_values : values of an entry that the memory holds, from the first one on; 0: all.
     on_second_port : with two read ports to memory, LOAD fills it through the second.
-    spread : one LOAD may fill it through both ports, half of each entry through each.
+    spread : one LOAD may fill it through both ports, half of each piece through each.
     """
 
     name: str
@@ -166,12 +166,12 @@ def scratchpads(cfg: Config) -> Mapping[str, Scratchpad]:
     """
     inp, out = (cfg.inp_pieces, cfg.batch, cfg.group), (cfg.out_pieces, cfg.batch, cfg.group)
     forward = "vector load" if cfg.forward else "load"
-    spread = cfg.ports == 2 and cfg.block_out * cfg.block_in >= 2 * MIN_SPREAD_BEATS * cfg.bus_bytes
+    wgt = (cfg.inp_pieces, cfg.block_out, cfg.group)  # a piece has the size of `block_out` pixels of a channel group
+    spread = cfg.ports == 2 and cfg.block_out * cfg.group >= 2 * MIN_SPREAD_BEATS * cfg.bus_bytes
     slots = 1 << (cfg.taps - 1).bit_length() if cfg.taps else 1  # vin has as many banks as VECTOR reads entries at once
     pads = [
         _scratchpad(cfg, "inp", cfg.inp_depth, inp, forward, "gemm", in_pieces=True),
-        _scratchpad(cfg, "wgt", cfg.wgt_depth, (cfg.block_out, cfg.block_in), "load", "gemm",
-                    on_second_port=True, spread=spread),
+        _scratchpad(cfg, "wgt", cfg.wgt_depth, wgt, "load", "gemm", in_pieces=True, on_second_port=True, spread=spread),
         _scratchpad(cfg, "acc", cfg.acc_depth, out, "gemm vector load" if cfg.int32 else "gemm load",
                     "gemm vector", element="int32", grain=32, in_pieces=True, banks=2),
         _scratchpad(cfg, "vin", cfg.vin_depth, out, forward, "vector", in_pieces=True, banks=slots),

@@ -349,7 +349,7 @@ def element_sizes(cfg: Config, f: Columns) -> Index:
     """Return the bytes that an element takes in DRAM, for each of many LOADs."""
     sizes = np.array([element_bytes(cfg, b) if b in buffers(cfg) else 0 for b in Buffer], np.int64)
     bytes_each = np.where(f["widen"] == 1, cfg.piece_bytes, sizes[f["buffer"]])
-    return np.where(f["expand"] == 1, packing(cfg).entry_bytes, bytes_each) if "expand" in f else bytes_each
+    return np.where(f["expand"] == 1, packing(cfg).piece_bytes, bytes_each) if "expand" in f else bytes_each
 
 
 def rows(cfg: Config, opcode: Opcode, f: Fields) -> DramRows | None:

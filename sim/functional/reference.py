@@ -54,7 +54,7 @@ class ExecutionError(RuntimeError):
 class State:
     """Scratchpads of one accelerator. All but `par_*` and `lut` are arrays of entries.
 
-    inp [depth, block_in/group, batch, group] int8; wgt [depth, block_out, block_in] int8;
+    inp [depth, block_in/group, batch, group] int8; wgt [depth, block_in/group, block_out, group] int8;
     acc [depth, block_out/group, batch, group] int32; vin, out likewise int8;
     par [depth, block_out] uint64, see `PAR_FIELDS`; lut [count, 256] int8;
     tap [depth, slots, block_out] int8, of slots at least `taps`; [0, ...] where the Config has no taps.
@@ -166,9 +166,10 @@ def gemm(state: State, f: Fields) -> None:
     inp = addresses(f, "inp", GEMM_LOOPS, len(state.inp))
     wgt = addresses(f, "wgt", GEMM_LOOPS, len(state.wgt))
     for outer in np.ndindex(acc.shape):
-        # [steps, block_in/group, batch, group] -> [batch, steps * block_in], against [block_out, steps * block_in]
+        # [steps, block_in/group, batch, group] -> [batch, steps * block_in], against weights
+        # [steps, block_in/group, block_out, group] -> [block_out, steps * block_in]
         left = state.inp[inp[outer].ravel()].transpose(2, 0, 1, 3).reshape(cfg.batch, -1).astype(np.int64)
-        right = state.wgt[wgt[outer].ravel()].transpose(1, 0, 2).reshape(cfg.block_out, -1).astype(np.int64)
+        right = state.wgt[wgt[outer].ravel()].transpose(2, 0, 1, 3).reshape(cfg.block_out, -1).astype(np.int64)
         total = (left @ right.T).reshape(cfg.batch, cfg.out_pieces, cfg.group).transpose(1, 0, 2)
         if f["accumulate"]:
             total = total + state.acc[acc[outer]]

@@ -22,10 +22,10 @@ def unpack_numbers(data: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
 
 
 def expand_packs(cfg: Config, data: NDArray[np.uint8], book: NDArray[Any]) -> NDArray[Any]:
-    """Expand packed weights [..., bytes] uint8 to entries of wgt [..., entries, block_out * block_in].
+    """Expand packed weights [..., bytes] uint8 to pieces of wgt [..., pieces, block_out * group].
 
     The bytes are whole packs. A pack has a head, which names a codebook for each codebook block, and then the weights
-    of its entries, in nibbles (4 bits, 1 to 4 weights).
+    of its pieces, in nibbles (4 bits, 1 to 4 weights).
 
     book: contents of the scratchpad, [CODEBOOKS * CODEBOOK_ENTRIES, weights of a nibble]. Row CODEBOOK_ENTRIES *
     codebook + nibble holds the weights that the nibble stands for. The result has its dtype.
@@ -34,7 +34,7 @@ def expand_packs(cfg: Config, data: NDArray[np.uint8], book: NDArray[Any]) -> ND
     packs = data.reshape(*data.shape[:-1], -1, layout.pack_bytes)
     heads = unpack_numbers(packs[..., : layout.head_bytes], NIBBLE_BITS)[..., : layout.blocks].astype(np.intp)
     nibbles = unpack_numbers(packs[..., layout.head_bytes :], NIBBLE_BITS)
-    # Both index [..., packs, entries of a pack, codebook blocks, nibbles of a block in an entry].
-    by_block = nibbles.reshape(*packs.shape[:-1], layout.entries, layout.blocks, -1)
+    # Both index [..., packs, pieces of a pack, codebook blocks, nibbles of a block in a piece].
+    by_block = nibbles.reshape(*packs.shape[:-1], layout.pieces, layout.blocks, -1)
     values: NDArray[Any] = book[by_block + CODEBOOK_ENTRIES * heads[..., None, :, None]]
-    return values.reshape(*data.shape[:-1], -1, cfg.block_out * cfg.block_in)
+    return values.reshape(*data.shape[:-1], -1, cfg.block_out * cfg.group)

@@ -89,12 +89,13 @@ def _plan_gemm(cfg: Config, key: tuple[int, ...]) -> _GemmPlan | None:
     if max(rows, columns) > LARGEST_GATHER:
         return None
     (n, y, x), length = extents[:3], prod(extents[3:]) * cfg.block_in
-    # Entries [..., block_in/group, batch, group] become rows [..., batch][k, r, s, block_in].
+    # Entries [..., block_in/group, batch or block_out, group] become rows [..., batch or block_out][k, r, s, block_in].
     i, w = len(inp) - 3, len(wgt) - 3  # numbers of outer loops of inputs and weights
     products = (prod(extents[:product_loops]),) if product_loops else ()
     total = ((n, y, x, cfg.batch) if product_loops else (y, x, cfg.batch, n)) + (cfg.out_pieces, cfg.group)
     return _GemmPlan(
-        acc, inp, wgt, (*range(i), i + 4, i, i + 1, i + 2, i + 3, i + 5), (*range(w), w + 3, w, w + 1, w + 2, w + 4),
+        acc, inp, wgt,
+        (*range(i), i + 4, i, i + 1, i + 2, i + 3, i + 5), (*range(w), w + 4, w, w + 1, w + 2, w + 3, w + 5),
         (*products, -1, length), (*products, -1, length), total,
         (0, 1, 2, 4, 3, 5) if product_loops else (3, 0, 1, 4, 2, 5),
     )  # fmt: skip

@@ -30,10 +30,17 @@ void add_up(const int32_t* __restrict terms, int32_t* __restrict sums) {
 
 }  // namespace
 
-// inp: [BLOCK_IN/GROUP][BATCH][GROUP] int8. wgt: [BLOCK_OUT][BLOCK_IN] int8. sums: [BLOCK_OUT/GROUP][BATCH][GROUP] int32.
+// inp: [BLOCK_IN/GROUP][BATCH][GROUP] int8. wgt: [BLOCK_IN/GROUP][BLOCK_OUT][GROUP] int8. sums: [BLOCK_OUT/GROUP][BATCH][GROUP] int32.
 extern "C" void celosia_products(const svBitVecVal* inp, const svBitVecVal* wgt, svBitVecVal* sums) {
     const auto* pieces = reinterpret_cast<const int8_t*>(inp);
     const auto* weights = reinterpret_cast<const int8_t*>(wgt);
+    [[maybe_unused]] int8_t rows[BLOCK_OUT * BLOCK_IN];  // weights of each output side by side, if wgt has several pieces
+    if constexpr (GROUP < BLOCK_IN) {
+        for (int piece = 0; piece < BLOCK_IN / GROUP; piece++)
+            for (int o = 0; o < BLOCK_OUT; o++)
+                std::memcpy(rows + o * BLOCK_IN + piece * GROUP, weights + (piece * BLOCK_OUT + o) * GROUP, GROUP);
+        weights = rows;
+    }
     for (int b = 0; b < BATCH; b++) {
         int8_t row[BLOCK_IN];
         for (int piece = 0; piece < BLOCK_IN / GROUP; piece++)

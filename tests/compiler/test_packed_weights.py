@@ -37,7 +37,7 @@ SHAPES += [
 def grouped(cfg: Config, groups: NDArray[np.int8]) -> Bytes:
     """Return entries of wgt with these groups [packs, groups, weights]."""
     p = packing(cfg)
-    return np.ascontiguousarray(groups.reshape(-1, p.blocks, p.entries, p.run).swapaxes(1, 2)).view(np.uint8).ravel()
+    return np.ascontiguousarray(groups.reshape(-1, p.blocks, p.pieces, p.run).swapaxes(1, 2)).view(np.uint8).ravel()
 
 
 def expanded(cfg: Config, stored: pack.StoredWeights) -> Bytes:
@@ -50,7 +50,7 @@ def drawn(cfg: Config, books: NDArray[np.int8], packs: int, rng: np.random.Gener
     """Draw entries of wgt; all values of a group come from one of these codebooks."""
     p = packing(cfg)
     own = books[rng.integers(0, len(books), (packs, p.blocks))]
-    picked = rng.integers(0, books.shape[1], (packs, p.blocks, p.entries * p.run))
+    picked = rng.integers(0, books.shape[1], (packs, p.blocks, p.pieces * p.run))
     return grouped(cfg, np.take_along_axis(own, picked, axis=2))
 
 
@@ -69,7 +69,7 @@ def test_what_is_packed_expands_to_the_same(cfg: Config) -> None:
         assert result is not None and len(result.data) == result.first + 7 * p.pack_bytes
         assert 0 < result.book_bytes <= len(books) * CODEBOOK_ENTRIES * nibble_weights(cfg) and result.packed
         np.testing.assert_array_equal(expanded(cfg, result), entries)
-    assert p.entry_bytes == (1 + (1 << p.stretch)) << p.shift and p.pack_bytes % cfg.bus_bytes == 0
+    assert p.piece_bytes == (1 + (1 << p.stretch)) << p.shift and p.pack_bytes % cfg.bus_bytes == 0
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
@@ -194,7 +194,7 @@ def _nibbles(p: Program) -> None:
 
 
 def _shorter(p: Program) -> None:
-    p.loads(Buffer.WGT)[0].fields["x_size"] -= packing(p.net.cfg).entries
+    p.loads(Buffer.WGT)[0].fields["x_size"] -= packing(p.net.cfg).pieces
 
 
 def _next_pack(p: Program) -> None:

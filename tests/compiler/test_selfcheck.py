@@ -176,7 +176,7 @@ def plant(found: Compiled, wanted: Callable[[Opcode, Fields], object], change: C
 def spoil(compiled: Compiled, buffer: Buffer, change: Callable[[NDArray[np.uint8]], object]) -> str:
     """Change the constants that the first LOAD into `buffer` reads; return the name of its layer."""
     cfg, program = compiled.program.config, compiled.program
-    sizes = {Buffer.WGT: scratchpads(cfg)["wgt"].entry_bytes, Buffer.PAR: 8 * cfg.block_out, Buffer.LUT: 256}
+    sizes = {Buffer.WGT: scratchpads(cfg)["wgt"].piece_bytes, Buffer.PAR: 8 * cfg.block_out, Buffer.LUT: 256}
     loads = ((layer, f) for _, layer, opcode, f in words(compiled) if opcode == Opcode.LOAD and f["buffer"] == buffer)
     layer, f = next(loads)
     start = f["dram_addr"] - program.image_address

@@ -76,7 +76,7 @@ def _extents(loops: tuple[str, ...]) -> dict[str, int]:
 def prologue(cfg: Config) -> Stream:
     """Return instructions that fill all scratchpads."""
     sizes = {
-        Buffer.INP: cfg.inp_depth * cfg.inp_pieces, Buffer.WGT: cfg.wgt_depth,
+        Buffer.INP: cfg.inp_depth * cfg.inp_pieces, Buffer.WGT: cfg.wgt_depth * cfg.inp_pieces,
         Buffer.ACC: cfg.acc_depth * cfg.out_pieces, Buffer.VIN: cfg.vin_depth * cfg.out_pieces,
         Buffer.PAR: cfg.par_depth, Buffer.LUT: cfg.lut_count,
     } | ({Buffer.TAP: cfg.tap_depth} if cfg.taps else {})  # fmt: skip
@@ -126,7 +126,7 @@ def soup(cfg: Config, seed: int, count: int) -> Stream:
     def draw() -> StreamInstruction:
         opcode = rng.choices(list(Opcode), (3, 3, 3, 3))[0]
         if opcode == Opcode.LOAD:
-            sizes = [(Buffer.INP, cfg.inp_depth * cfg.inp_pieces), (Buffer.WGT, cfg.wgt_depth),
+            sizes = [(Buffer.INP, cfg.inp_depth * cfg.inp_pieces), (Buffer.WGT, cfg.wgt_depth * cfg.inp_pieces),
                      (Buffer.VIN, cfg.vin_depth * cfg.out_pieces)]  # fmt: skip
             buffer, depth = rng.choice([*sizes, (Buffer.TAP, cfg.tap_depth)] if cfg.taps else sizes)
             return StreamInstruction(opcode, dict(buffer=buffer) | block("sram", depth))

@@ -170,6 +170,7 @@ class Load(copy_bench.Machine):
             for name, words in names.items()
         ]
         near = ports[-1][0] if "near_wgt" in names else None
+        half = scratchpads(self.cfg)["wgt"].width // (2 * self.cfg.inp_pieces)
         for port in ports:
             port[4].value = 1
         while True:
@@ -184,8 +185,8 @@ class Load(copy_bench.Machine):
                         written = bench.widened(written, len(mask))
                         grain = 32
                     bits = bench.spread(int(mask.value), grain)
-                    if en is near:  # the scratchpad takes only the lower halves
-                        bits &= (1 << len(data) // 2) - 1
+                    if en is near:  # the scratchpad takes only the lower halves of pieces
+                        bits &= sum(((1 << half) - 1) << 2 * half * piece for piece in range(self.cfg.inp_pieces))
                     words[int(addr.value)] = words[int(addr.value)] & ~bits | written & bits
             await bench.rise(self.dut)
 
@@ -241,7 +242,7 @@ def random_block(cfg: Config, dram_bytes: int) -> dict[str, int]:
     step = 1
     if cfg.weight_bits < 8:
         f["expand"] = int(buffer == Buffer.WGT and not f.get("spread") and random.random() < 0.8)
-        step = packing(cfg).entries if f["expand"] else 1
+        step = packing(cfg).pieces if f["expand"] else 1
     size = element_bytes(cfg, f)
     large = max(1, 256 // size)
     f |= {"x_size": rnd(1, 2 * large), "y_size": rnd(1, min(3, 1 + large)), "z_size": rnd(1, min(3, 1 + large))}
@@ -307,7 +308,7 @@ async def errors_end_quietly(dut: Any) -> None:
 async def errors_of_the_second_port(dut: Any) -> None:
     """Errors come through the second port, while good instructions use the first."""
     cfg = bench.config()
-    entry = scratchpads(cfg)["wgt"].entry_bytes
+    entry = scratchpads(cfg)["wgt"].piece_bytes
     weights = {"buffer": Buffer.WGT, "x_size": -(-20 * cfg.piece_bytes // entry)}
     await copy_bench.errors_end_quietly(await failing(dut), weights, weights["x_size"] * entry)
 
@@ -370,7 +371,7 @@ async def both_at_full_rate(dut: Any) -> None:
     beats = 1024
     blocks = [
         {"buffer": buffer, "x_size": beats * cfg.bus_bytes // size, "y_size": 1, "z_size": 1, "sram_x": 1}
-        for buffer, size in ((Buffer.ACC, 4 * cfg.piece_bytes), (Buffer.WGT, scratchpads(cfg)["wgt"].entry_bytes))
+        for buffer, size in ((Buffer.ACC, 4 * cfg.piece_bytes), (Buffer.WGT, scratchpads(cfg)["wgt"].piece_bytes))
     ]
     for block in blocks:
         machine.execute(block)

@@ -375,7 +375,7 @@ def test_two_ports_share_the_memory(two: RtlDevice) -> None:
     """Long LOADs on both ports run at the same time, up to the bandwidth of the memory."""
     beats, piece = 800, CFG.piece_bytes
     activations = but(LOAD, x_size=beats * CFG.bus_bytes // (4 * piece), buffer=Buffer.ACC)
-    weights = but(WEIGHTS, x_size=beats * CFG.bus_bytes // scratchpads(CFG)["wgt"].entry_bytes)
+    weights = but(WEIGHTS, x_size=beats * CFG.bus_bytes // scratchpads(CFG)["wgt"].piece_bytes)
 
     def cycles(model: MemoryModel, *instructions: Instruction) -> int:
         two.use(model)

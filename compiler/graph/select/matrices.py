@@ -46,9 +46,20 @@ MAX_MATRICES = 256
 def can_multiply_activations(cfg: Config) -> bool:
     """Whether the accelerator can multiply two activations.
 
-    Neighbouring pixels of a channel group must be a whole entry of wgt, to be loaded as weights.
+    Neighbouring pixels of a channel group must be a piece of an entry of wgt, to be loaded as weights.
     """
-    return cfg.batch == 1 and cfg.block_in == cfg.block_out
+    return cfg.batch == 1
+
+
+def columns_multiple(cfg: Config, depth: int, zero_of_w: int) -> int:
+    """Return the multiple to which the `depth` columns of x are rounded up in a product of two activations.
+
+    Where the columns fill no whole entries of inp, LOAD completes the entries of wgt with zeros. If w has a zero point
+    other than 0, LOAD has another padding to write, and the columns are rounded up to block_in: the added ones hold the
+    zero point of x, and so add nothing.
+    """
+    is_partial = pack.blocks(depth, cfg.group) % cfg.inp_pieces > 0
+    return cfg.block_in if is_partial and zero_of_w else 1
 
 
 def rows_form(p: Placement, value: ir.Value, result: ir.Value) -> ActivationLayout:
@@ -108,14 +119,17 @@ def pixel_rows_form(dims: tuple[int, ...]) -> ActivationLayout:
     return ActivationLayout((1, dims[-1], 1, prod(dims[:-1])), "rows")
 
 
-def matrices_form(cfg: Config, dims: tuple[int, ...], fold: str, pad: int = 0, block: int = 1) -> ActivationLayout:
+def matrices_form(
+    cfg: Config, dims: tuple[int, ...], fold: str, pad: int = 0, block: int = 1, multiple: int = 1
+) -> ActivationLayout:
     """Return the form of a tensor of shape `dims` as matrices, each of which begins on a channel group.
 
     fold: a key of MATRICES. pad: the byte that the host puts in channels beyond the last. block: the number of rows is
-    rounded up to a multiple of it.
+    rounded up to a multiple of it. multiple: the columns are rounded up to a multiple of it and of a group.
     """
     count, columns, rows = matrix_counts(fold, dims)
-    channels = pack.blocks(columns, cfg.group) * cfg.group
+    multiple = max(multiple, cfg.group)
+    channels = pack.blocks(columns, multiple) * multiple
     dims = 1, count * channels, 1, pack.blocks(rows, block) * block
     return ActivationLayout(dims, fold, pad=pad if channels > columns else 0)
 
@@ -204,9 +218,7 @@ def place_activation_product(p: Placement, node: ir.Node) -> None:
             f"its matrix has {len(shape_of(b))} dimensions; the accelerator multiplies by constants of two"
         )
     if not can_multiply_activations(cfg):
-        raise NotOffloadable(
-            "both operands vary, which takes batch = 1 and block_in = block_out; compile it for such a Config"
-        )
+        raise NotOffloadable("both operands vary, which takes batch = 1; compile it for such a Config")
     if len(shape_of(a)) < 2 or shape_of(a)[:-2] != shape_of(b)[:-2]:
         raise NotOffloadable(f"it broadcasts {shape(a)} with {shape(b)}; give both as many matrices")
     count, depth, rows = matrix_counts("rows", shape_of(a))
@@ -216,7 +228,8 @@ def place_activation_product(p: Placement, node: ir.Node) -> None:
             f"it multiplies {count} matrices, more than {MAX_MATRICES}; give the model fewer samples or heads at once"
         )
     zero_a, zero_b = stored_zero(operand(node, "a_zero_point")), stored_zero(operand(node, "b_zero_point"))
-    x_form = matrices_form(cfg, shape_of(a), "rows", zero_a)
+    multiple = columns_multiple(cfg, depth, zero_b)
+    x_form = matrices_form(cfg, shape_of(a), "rows", zero_a, multiple=multiple)
     w_form = matrices_form(cfg, shape_of(shared), fold, zero_b, cfg.block_out)
     if p.viewed_tensor(a) in p.padded_outputs and (held := p.held_form(shared)) is not None:
         w_form = replace(w_form, pad=held.pad)  # a holds its zero point there, so any byte adds nothing
@@ -243,11 +256,12 @@ def place_activation_product(p: Placement, node: ir.Node) -> None:
         columns, 0, int(multiplier[0]), int(shift[0]), stored_zero(operand(node, "y_zero_point"))
     )
     model_depth, model_columns = node.meta.get(MODEL_COLUMNS, (depth, columns))
-    filling = rows * (depth * columns - model_depth * model_columns)
+    x_columns = pack.blocks(depth, multiple) * multiple if multiple > 1 else depth
+    filling = rows * (x_columns * columns - model_depth * model_columns)
     layers = [
         Layer(
             part_name(node, number, count),
-            x.region((1, depth, 1, rows), number * pack.blocks(depth, cfg.group), x.pixels),
+            x.region((1, x_columns, 1, rows), number * pack.blocks(x_columns, cfg.group), x.pixels),
             whole.region((1, columns, 1, rows), number * pack.blocks(columns, cfg.group), whole.pixels),
             product=ActivationGemm(
                 w.region((1, depth, 1, w.width), number // times * pack.blocks(depth, cfg.group), w.pixels),

@@ -294,7 +294,7 @@ def _list_touches(cfg: Config, opcode: Opcode, f: Fields) -> Iterator[tuple[Inst
         )
     elif opcode == Opcode.GEMM:
         yield entries("inp", "inp", GEMM_LOOPS, pieces=cfg.inp_pieces)
-        yield entries("wgt", "wgt", GEMM_LOOPS)
+        yield entries("wgt", "wgt", GEMM_LOOPS, pieces=cfg.inp_pieces)
         if f["accumulate"]:
             yield entries("acc", "acc", OUTER_LOOPS, pieces=out)
         yield entries("acc", "acc", OUTER_LOOPS, True, out)

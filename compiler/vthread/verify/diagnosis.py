@@ -280,11 +280,11 @@ class _Diagnosis:
         reduction = tuple(f[f"extent_{loop}"] for loop in "krs")
         for n, y, x, q in np.argwhere(indices(f["acc_base"] * outs, self._loop_dims(i, "acc")) == accumulator).tolist():
             inp = (f["inp_base"] + n * f["inp_n"] + y * f["inp_y"] + x * f["inp_x"]) * ins
-            wgt = (f["wgt_base"] + n * f["wgt_n"] + y * f["wgt_y"] + x * f["wgt_x"]) * tile + q * ins
+            wgt = (f["wgt_base"] + n * f["wgt_n"] + y * f["wgt_y"] + x * f["wgt_x"]) * tile + q
             left = tuple((e, f[f"inp_{loop}"] * ins) for loop, e in zip("krs", reduction, strict=True))
             right = tuple((e, f[f"wgt_{loop}"] * tile) for loop, e in zip("krs", reduction, strict=True))
             places = indices(inp, (*left, (ins, 1))).reshape(-1).tolist()
-            weights = machine.wgt[indices(wgt, (*right, (ins, 1)))].reshape(-1).tolist()
+            weights = machine.wgt[indices(wgt, (*right, (ins, outs)))].reshape(-1).tolist()
             yield from (
                 ReadTerm((int(machine.inp[piece]), weight), i, "inp", piece)
                 for piece, weight in zip(places, weights, strict=True) if weight

@@ -58,7 +58,8 @@ class Symbols:
 
     known: content -> symbol. lanes: factors of weights, [group out, group in]. bias: corrects `weights` for its
     unsigned bytes. a, b: factors of the operands of a vector instruction; odd, so that multiplication is injective.
-    factors: of `result`. rows: factors of the pieces of activations in an entry of wgt, one for each output channel.
+    factors: of `result`. rows: factors of the pieces of activations in a piece of wgt, for each output channel of a
+    group.
     """
 
     def __init__(self, cfg: Config, seed: int = 0x5EED) -> None:
@@ -69,7 +70,7 @@ class Symbols:
         self.bias = np.uint64(128 * sum(self.lanes.reshape(-1).tolist()) & (1 << 64) - 1)
         self.a, self.b = (np.uint64(value | 1) for value in self.fresh(2).tolist())
         self.factors = self.fresh(3) | np.uint64(1)
-        self.rows = self.fresh(cfg.block_out) | np.uint64(1)
+        self.rows = self.fresh(cfg.group) | np.uint64(1)
 
     def fresh(self, count: int) -> Scalars:
         """Return `count` new random numbers."""
@@ -87,27 +88,22 @@ class Symbols:
         return self.symbol("padding", value)
 
     def weights(self, tiles: NDArray[np.uint8]) -> Scalars:
-        """Return scalars [tiles, out pieces, in pieces] of weights [tiles, out pieces, group, in pieces, group] uint8.
+        """Return scalars [...] of weights [..., group of outputs, group of inputs] uint8.
 
         They are linear in the signed weights: sums of products with one input are equal if the sums of weights are, and
         weights of zero add nothing.
         """
-        count, outs, _, ins, _ = tiles.shape
-        biased = np.ascontiguousarray(tiles).reshape(-1) ^ np.uint8(0x80)  # weight + 128, which is not negative
-        if outs == ins == 1:
-            sums: Scalars = np.einsum("tw,w->t", biased.reshape(count, -1), self.lanes.reshape(-1))
-        else:
-            sums = np.einsum("togiw,gw->toi", biased.reshape(tiles.shape), self.lanes)
-        scalars: Scalars = sums - self.bias
-        return scalars.reshape(count, outs, ins)
+        biased = np.ascontiguousarray(tiles).reshape(-1, self.lanes.size) ^ np.uint8(0x80)  # weight + 128, at least 0
+        scalars: Scalars = np.einsum("tw,w->t", biased, self.lanes.reshape(-1)) - self.bias
+        return scalars.reshape(tiles.shape[:-2])
 
     def identity(self) -> np.uint64:
         """Return the scalar of weights that are an identity matrix of the channels of a group."""
         group = self.cfg.group
-        return np.uint64(self.weights(np.eye(group, dtype=np.uint8).reshape(1, 1, group, 1, group)).item())
+        return np.uint64(self.weights(np.eye(group, dtype=np.uint8)).item())
 
     def entries(self, pieces: Scalars) -> Scalars:
-        """Return scalars [...] of entries of wgt that consist of pieces of activations, [..., block_out]."""
+        """Return scalars [...] of weights whose outputs are pieces of activations, [..., group]."""
         scalars: Scalars = pieces @ self.rows
         return scalars
 
@@ -329,7 +325,11 @@ def _convolution_sums(symbols: Symbols, x: Scalars, layer: Layer, gemm: Gemm) ->
 def _product_sums(symbols: Symbols, x: Scalars, pieces: Pieces, layer: Layer, product: ActivationGemm) -> Scalars:
     """Return the sums of a product of two activations, [1, groups of y, 1, width]."""
     windows = np.stack(np.split(_product_windows(symbols, x, layer, product)[0, :, 0], layer.heads))
-    sums: Scalars = np.einsum("hgkr,hkprs->hgp", _product_weights(symbols, pieces, layer, product), windows)
+    weights = _product_weights(symbols, pieces, layer, product)
+    if missing := weights.shape[2] - windows.shape[1]:
+        zeros = np.full((len(windows), missing, *windows.shape[2:]), symbols.padding(0))
+        windows = np.concatenate([windows, zeros], axis=1)
+    sums: Scalars = np.einsum("hgkr,hkprs->hgp", weights, windows)
     return sums.reshape(1, -1, 1, sums.shape[-1])
 
 
@@ -348,17 +348,23 @@ def _product_windows(symbols: Symbols, x: Scalars, layer: Layer, product: Activa
 
 
 def _product_weights(symbols: Symbols, pieces: Pieces, layer: Layer, product: ActivationGemm) -> Scalars:
-    """Return what the windows of x are multiplied by, [heads, groups of y, input groups, terms]: padding of w, then
-    w."""
+    """Return what the windows of x are multiplied by, [heads, groups of y, input groups, terms]: padding of w, then w.
+
+    Groups beyond the last of w that fill an entry repeat it, unless their weights are 0, see
+    `LayerLowering.lower_product`.
+    """
     cfg, padded, heads = symbols.cfg, len(product.w_pads), layer.heads
     w = pieces_of(cfg, pieces[product.w.storage], product.w)[0, :, 0]
     outs = layer.y.groups(cfg) // heads
-    w_entries = symbols.entries(w[:, : outs * cfg.block_out].reshape(heads, -1, outs, cfg.block_out)).transpose(0, 2, 1)
+    w_entries = symbols.entries(w[:, : outs * cfg.group].reshape(heads, -1, outs, cfg.group)).transpose(0, 2, 1)
     factors = np.empty((*w_entries.shape, product.window.kernel[0]), np.uint64)
     for place, pad in enumerate(product.w_pads):
-        factors[..., place] = symbols.entries(np.full(cfg.block_out, symbols.padding(pad)))
+        factors[..., place] = symbols.entries(np.full(cfg.group, symbols.padding(pad)))
     factors[..., padded:] = w_entries[..., None]
-    return factors
+    groups = factors.shape[2]
+    is_zero = not product.w_offset and layer.x.groups(cfg) // heads % cfg.inp_pieces > 0
+    missing = 0 if is_zero else -groups % cfg.inp_pieces
+    return factors.repeat([1] * (groups - 1) + [1 + missing], axis=2) if missing else factors
 
 
 def group_weights(symbols: Symbols, gemm: Gemm) -> tuple[NDArray[np.int64], Scalars]:
@@ -380,5 +386,4 @@ def group_weights(symbols: Symbols, gemm: Gemm) -> tuple[NDArray[np.int64], Scal
         start = channels - np.repeat(first, group)[:out] * group
         dense[np.arange(out)[:, None], start[:, None] + np.arange(group_in)] = gemm.weights
     tiles = dense.reshape(outs, group, ins, group, *kernel).transpose(0, 2, 4, 5, 1, 3)
-    tiles = np.ascontiguousarray(tiles).view(np.uint8).reshape(-1, 1, group, 1, group)
-    return first, symbols.weights(tiles).reshape(outs, ins, *kernel)
+    return first, symbols.weights(np.ascontiguousarray(tiles).view(np.uint8))

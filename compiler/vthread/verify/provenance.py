@@ -201,7 +201,7 @@ class Provenance:
         return self.constants[first : first + size] if 0 <= first <= len(self.constants) - size else None
 
     def weights(self, address: int, count: int, book: NDArray[np.int16] | None = None) -> Scalars:
-        """Return scalars [count, out pieces, in pieces] of the weight tiles from `address`.
+        """Return scalars [count, out pieces] of the pieces of wgt from `address`.
 
         book: the codebooks that expand packed weights; None if they are not packed.
         """
@@ -212,13 +212,10 @@ class Provenance:
             if book is not None and data is not None:
                 values = expand_packs(cfg, data, book)
                 data = None if (values == UNKNOWN).any() else values.astype(np.int8).view(np.uint8)
-            shape = count, cfg.out_pieces, cfg.group, cfg.inp_pieces, cfg.group
             if data is None:
-                self.tiles[key] = self.symbols.fresh(count * cfg.out_pieces * cfg.inp_pieces).reshape(
-                    count, cfg.out_pieces, cfg.inp_pieces
-                )
+                self.tiles[key] = self.symbols.fresh(count * cfg.out_pieces).reshape(count, cfg.out_pieces)
             else:
-                self.tiles[key] = self.symbols.weights(data.reshape(shape))
+                self.tiles[key] = self.symbols.weights(data.reshape(count, cfg.out_pieces, cfg.group, cfg.group))
         return self.tiles[key]
 
     def taps(self, address: int, count: int) -> Scalars:
@@ -264,7 +261,7 @@ def _layout(dims: Dims) -> tuple[tuple[int, ...], tuple[int, ...]]:
 class SymbolicMachine:
     """The scratchpads of one launch, as scalars, and what is still to be stored.
 
-    inp, acc, vin, out: by piece. wgt: by (entry, out piece, in piece). par: by (entry, out piece). tap: by (entry, tap,
+    inp, acc, vin, out: by piece. wgt: by (entry, in piece, out piece). par: by (entry, out piece). tap: by (entry, tap,
     out piece). lut, exp, book: contents. ins, outs: pieces of an entry of inp and of out. wanted: by layer, the scalar
     that must still be stored in each piece of the storage of y; 0 where nothing is to be stored.
     """
@@ -321,7 +318,7 @@ class SymbolicMachine:
             self._load_entries(f)
         elif buffer == Buffer.WGT:
             contents = partial(self.state.weights, book=self.book if f.get("expand") else None)
-            self._load_rows(f, self.wgt, self.ins * self.outs, contents)
+            self._load_rows(f, self.wgt, self.outs, contents)
         elif buffer == Buffer.PAR:
             self._load_rows(f, self.par, self.outs, self.state.parameters)
         elif buffer == Buffer.TAP:
@@ -367,17 +364,15 @@ class SymbolicMachine:
             self.book[:] = UNKNOWN
 
     def _load_entries(self, f: Fields) -> None:
-        """Load pieces of activations into wgt, whose entries then hold one input group of `block_out` pixels."""
-        size, outs = self.state.piece_bytes, self.cfg.block_out
-        places = view(self.wgt, f["sram_base"] * self.ins * self.outs, padded_block(f))
-        if self.ins * self.outs > 1:  # no layer does this
-            places = view(self.wgt, 0, ((len(self.wgt), 1),))
-            places[...] = self.symbols.fresh(places.size)
-            return
-        blocks = (f["z_size"], f["dram_z"]), (f["y_size"], f["dram_y"]), (f["x_size"], outs * size), (outs, size)
+        """Load pieces of activations into wgt, whose pieces then hold one input group of `block_out` pixels."""
+        size, outs, group = self.state.piece_bytes, self.outs, self.cfg.group
+        loops = *((extent, step * outs) for extent, step in padded_block(f)), (outs, 1)
+        places = view(self.wgt, f["sram_base"] * outs, loops)
+        rows = (f["z_size"], f["dram_z"]), (f["y_size"], f["dram_y"]), (f["x_size"], outs * group * size)
+        blocks = *rows, (outs, group * size), (group, size)
         top, left = f["pad_top"], f["pad_left"]
-        padding = np.full(outs, self.symbols.padding(f["pad_value"]))
-        places[...] = self.symbols.entries(padding)
+        padding = np.full(group, self.symbols.padding(f["pad_value"]))
+        places[...] = self.symbols.entries(padding) if f["pad_value"] else 0  # weights of zero add nothing
         read = self.symbols.entries(self.state.read(f["dram_addr"], blocks))
         places[:, top : top + f["y_size"], left : left + f["x_size"]] = read
 
@@ -415,20 +410,20 @@ class SymbolicMachine:
         taps = ((k, f["inp_k"] * ins), (r, f["inp_r"] * ins), (s, f["inp_s"] * ins), (ins, 1))
         pixels = ((y, f["inp_y"] * ins), (x, f["inp_x"] * ins))
         tile = ins * outs
-        blocks = n, f["wgt_n"] * tile
-        steps = (k, f["wgt_k"] * tile), (r, f["wgt_r"] * tile), (s, f["wgt_s"] * tile), (ins, 1)
+        blocks = (n, f["wgt_n"] * tile), (outs, 1)
+        steps = (k, f["wgt_k"] * tile), (r, f["wgt_r"] * tile), (s, f["wgt_s"] * tile), (ins, outs)
         depth = k * r * s * ins
         if (f["wgt_y"] and y > 1) or (f["wgt_x"] and x > 1):  # other weights for each pixel, which no layer has
             total = self.symbols.fresh(n * outs * y * x)
         elif n == 1 or not f["inp_n"]:
             left = view(self.inp, f["inp_base"] * ins, (*pixels, *taps)).reshape(y * x, depth)
-            right = view(self.wgt, f["wgt_base"] * tile, (blocks, (outs, ins), *steps)).reshape(n * outs, depth)
+            right = view(self.wgt, f["wgt_base"] * tile, (*blocks, *steps)).reshape(n * outs, depth)
             total = np.einsum("mk,pk->mp", right, left)
         else:
             inputs = view(self.inp, f["inp_base"] * ins, ((n, f["inp_n"] * ins), *pixels, *taps)).reshape(
                 n, y * x, depth
             )
-            tiles = view(self.wgt, f["wgt_base"] * tile, (blocks, (outs, ins), *steps)).reshape(n, outs, depth)
+            tiles = view(self.wgt, f["wgt_base"] * tile, (*blocks, *steps)).reshape(n, outs, depth)
             total = np.einsum("nqk,npk->nqp", tiles, inputs)
         self._accumulate(f, total.reshape(n, outs, y, x))
 

@@ -644,7 +644,11 @@ def steps_to_scratchpads(cfg: Config, number: int = 0) -> Harness:
         enabled, byte = port.mask.bit_select(at * 8 // grain, 1), port.data.word_select(at, 8)
         here = port.en & (step.buffer == buffer)
         h.ensure(implies(port.en, (step.buffer == buffer) & ~fails), f"{name}_is_meant")
-        pieces = {Buffer.INP: cfg.inp_pieces, Buffer.VIN: cfg.out_pieces, Buffer.ACC: cfg.out_pieces}.get(buffer, 1)
+        pieces_of = {
+            Buffer.INP: cfg.inp_pieces, Buffer.WGT: cfg.inp_pieces,
+            Buffer.VIN: cfg.out_pieces, Buffer.ACC: cfg.out_pieces,
+        }  # fmt: skip
+        pieces = pieces_of.get(buffer, 1)
         h.ensure(
             implies(
                 here & (cfg.lut_count > 1 or buffer != Buffer.LUT),
