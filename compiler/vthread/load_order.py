@@ -20,15 +20,17 @@ order therefore satisfies every dependence as before, and `insert_tokens` treats
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from celosia.compiler.vthread.encode import encode
+from celosia.compiler.vthread.needs import LOAD, NEVER, STORE, Needs, find_needs
 from celosia.compiler.vthread.pipeline import StreamInstruction
-from celosia.compiler.vthread.tokens import LOAD, NEVER, STORE, Needs, find_needs
 from celosia.hw.boards.memory import ZYNQ_HP
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import Buffer, Unit, element_bytes, instruction_bytes, load_channels
@@ -142,7 +144,7 @@ class _LoadScheduler:
 
     needs: of each instruction. end: cycle in which it ends; of a LOAD in parts, that of the last part so far. free:
     cycle in which each unit can start its next instruction; LOAD counts by port. pending: LOADs that have not been
-    placed, in order. has_changed: whether a LOAD has moved.
+    placed, by number. numbers: of all LOADs, in order. has_changed: whether a LOAD has moved.
     """
 
     def __init__(self, cfg: Config, instructions: list[StreamInstruction], tracked_bytes: int) -> None:
@@ -166,6 +168,7 @@ class _LoadScheduler:
             )
             for number, (unit, instruction) in enumerate(zip(self.units, instructions)) if unit == LOAD
         }  # fmt: skip
+        self.numbers = list(self.pending)
 
     def run(self) -> list[StreamInstruction]:
         """Return the instructions in their new order."""
@@ -249,9 +252,10 @@ class _LoadScheduler:
 
     def _movable(self, waiting: _Load) -> Iterator[_Load]:
         """Yield the LOADs behind `waiting` that may move before it."""
-        seen = 0
-        for number, load in self.pending.items():
-            if number <= waiting.number:
+        behind, seen = bisect_right(self.numbers, waiting.number), 0
+        for number in islice(self.numbers, behind, None):
+            load = self.pending.get(number)
+            if load is None:
                 continue
             seen += 1
             if seen > LOOKAHEAD or load.instruction.waits_for_compute:

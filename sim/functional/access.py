@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -229,18 +230,34 @@ def ranges(cfg: Config, opcode: Opcode, f: Fields) -> list[Range]:
     return [Range(*entries, write) for entries, write in is_write.items()]
 
 
-def all_ranges(cfg: Config, opcode: Opcode, f: Columns) -> list[list[Range]]:
-    """Compute `ranges` of many instructions of an opcode at once from the values of their fields."""
-    pads = scratchpads(cfg)
-    is_write: list[dict[tuple[str, int, int], bool]] = [{} for _ in f["opcode"]]
+class RangeColumns(NamedTuple):
+    """Ranges [first, end) of entries of scratchpad `memory` that one operand of many instructions accesses.
+
+    numbers: of the instructions that have the operand, counted among those of the opcode.
+    """
+
+    memory: str
+    numbers: Index
+    first: Index
+    end: Index
+    write: bool
+
+
+def all_ranges(cfg: Config, opcode: Opcode, f: Columns) -> list[RangeColumns]:
+    """Compute the ranges of each operand of many instructions of an opcode at once from the values of their fields.
+
+    Unlike with `ranges`, a range that an instruction reads and writes counts as both.
+    """
+    pads, result = scratchpads(cfg), []
     for operand, base, strides, pieces in _operands_of(cfg, opcode):
+        numbers = np.flatnonzero(operand.when(f))
+        if not len(numbers):
+            continue
         bases = f[base] if base else np.zeros_like(f["opcode"])
         loops, entry_span = _address_loops(strides, f), _entry_span(cfg, operand.name, f)
-        bounds = _entry_range(bases, loops, entry_span, pieces, pads[operand.memory].pieces)
-        first, end = (bound.tolist() for bound in bounds)
-        for number in np.flatnonzero(operand.when(f)).tolist():
-            is_write[number][operand.memory, first[number], end[number]] = operand.write
-    return [[Range(*entries, write) for entries, write in of_instruction.items()] for of_instruction in is_write]
+        first, end = _entry_range(bases, loops, entry_span, pieces, pads[operand.memory].pieces)
+        result.append(RangeColumns(operand.memory, numbers, first[numbers], end[numbers], operand.write))
+    return result
 
 
 def block_loops(f: Fields) -> Steps:
@@ -283,8 +300,9 @@ def tabulate(instructions: Sequence[Fields], defaults: Fields) -> Columns:
         numbers_by_names.setdefault(tuple(fields), []).append(number)
     table = {name: np.full(len(instructions), default, np.int64) for name, default in defaults.items()}
     for names, numbers in numbers_by_names.items():  # few, as loops make many instructions with the same fields
-        values = np.array([tuple(instructions[number].values()) for number in numbers], np.int64)
-        for name, column in zip(names, values.T):
+        values = chain.from_iterable(instructions[number].values() for number in numbers)
+        by_instruction = np.fromiter(values, np.int64, len(numbers) * len(names)).reshape(len(numbers), -1)
+        for name, column in zip(names, by_instruction.T):
             table[name][numbers] = column
     return table
 

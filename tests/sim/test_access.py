@@ -95,7 +95,15 @@ def test_many_instructions_touch_what_each_of_them_does(name: str) -> None:
     for opcode in UNIT_OF:
         raw_fields = [instruction.fields for instruction in program if instruction.opcode == opcode]
         fields, together = [complete_fields(cfg, opcode, f) for f in raw_fields], columns(cfg, opcode, raw_fields)
-        assert raw_fields and all_ranges(cfg, opcode, together) == [ranges(cfg, opcode, f) for f in fields]
+        touched = [set[tuple[str, int, int, bool]]() for _ in fields]
+        for part in all_ranges(cfg, opcode, together):
+            for number, first, end in zip(*(column.tolist() for column in part[1:4]), strict=True):
+                touched[number].add((part.memory, first, end, part.write))
+        for f, of_instruction in zip(fields, touched, strict=True):
+            written = {accessed[:3] for accessed in of_instruction if accessed[3]}
+            read_only = {accessed for accessed in of_instruction if accessed[:3] not in written}
+            assert read_only | {(*accessed, True) for accessed in written} == set(ranges(cfg, opcode, f))
+        assert raw_fields
         assert all_rows(cfg, opcode, together) == [rows(cfg, opcode, f) for f in fields]
 
 
