@@ -247,7 +247,7 @@ def map_accesses(
     """
 
     def rewrite_expr(e: Expr) -> Expr:
-        return rewrite(e, change) if only is None or only in loaded(e) else e
+        return rewrite(e, change, only)
 
     return _map_statement(stmt, rewrite_expr, target)
 

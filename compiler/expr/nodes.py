@@ -497,22 +497,27 @@ def topological(outputs: Sequence[Tensor]) -> list[Tensor]:
     return list(order)
 
 
-def rewrite(expr: Expr, change: Callable[[Expr], Expr | None]) -> Expr:
+def rewrite(expr: Expr, change: Callable[[Expr], Expr | None], only: Tensor | None = None) -> Expr:
     """Rebuild `expr` bottom-up: `change` gets each node over rewritten operands, and returns its replacement or None.
 
-    Nodes in which nothing changes are kept, and shared sub-expressions stay shared.
+    Nodes in which nothing changes are kept, and shared sub-expressions stay shared. only: a tensor; nodes that do not
+    read it stay as they are, which saves time.
     """
-    if not expr.children():
+    if not expr.children() and only is None:
         return expr if (new := change(expr)) is None else new
-    return _rewrite_shared(expr, change, {})
+    return _rewrite_shared(expr, change, {}, only)
 
 
-def _rewrite_shared(node: Expr, change: Callable[[Expr], Expr | None], done: dict[int, Expr]) -> Expr:
+def _rewrite_shared(
+    node: Expr, change: Callable[[Expr], Expr | None], done: dict[int, Expr], only: Tensor | None
+) -> Expr:
     """Rewrite a node and its operands. done: results for nodes that were visited before, by their ids."""
     if (result := done.get(id(node))) is None:
+        if only is not None and only not in loaded(node):
+            return node
         result = node
         if before := node.children():
-            after = tuple([_rewrite_shared(child, change, done) for child in before])
+            after = tuple([_rewrite_shared(child, change, done, only) for child in before])
             for x, y in zip(before, after):
                 if x is not y:
                     result = node.rebuild(after)
