@@ -6,7 +6,7 @@ These are reads after writes, writes after reads, and writes after writes, in sc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,8 @@ from celosia.compiler.vthread.pipeline import StreamInstruction
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import UNIT_OF, Opcode, Unit
 from celosia.hw.spec.scratchpads import depths
-from celosia.sim.functional.access import DramRows, all_ranges, all_rows, columns
+from celosia.sim.functional.access import Columns, DramRows, all_ranges, all_rows, columns
+from celosia.sim.functional.decode import DecodedOpcode
 
 NEVER = -1
 """In place of an instruction's number: no instruction."""
@@ -38,43 +39,55 @@ Needs = list[int]
 
 def find_needs(
     cfg: Config, instructions: list[StreamInstruction], tracked_bytes: int,
-    stores: dict[int, Ints] | None = None,
+    stores: dict[int, Ints] | None = None, decoded: Mapping[Opcode, DecodedOpcode] | None = None,
 ) -> list[Needs]:  # fmt: skip
     """Return what each instruction needs: those before it that access the same and that one of both writes.
 
     A unit executes its own instructions in order; its own entry counts only for a LOAD that overwrites another's data.
     tracked_bytes: DRAM from there on is never written. stores: gets, for each LOAD of activations, the last STORE of
-    each granule that it reads, [planes, rows, granules of a row].
+    each granule that it reads, [planes, rows, granules of a row]. decoded: the columns of the instructions, if known.
     """
-    numbers_of: dict[Opcode, list[int]] = {}
-    for number, instruction in enumerate(instructions):
-        numbers_of.setdefault(instruction.opcode, []).append(number)
     accesses: dict[str, list[_Accesses]] = {}
     moves: list[tuple[int, DramRows]] = []
-    for opcode, numbers in numbers_of.items():
-        fields = columns(cfg, opcode, [instructions[number].fields for number in numbers])
+    numbers_of: dict[Opcode, Ints] = {}
+    for opcode, (numbers, fields) in _columns_by_opcode(cfg, instructions, decoded).items():
+        numbers_of[opcode] = numbers
         for part in all_ranges(cfg, opcode, fields):
             logs = np.full(len(part.numbers), 2 * UNIT_NUMBER[opcode] + part.write)
-            in_order = _Accesses(np.array(numbers)[part.numbers], logs, part.first, part.end)
-            accesses.setdefault(part.memory, []).append(in_order)
-        moves += [(number, rows) for number, rows in zip(numbers, all_rows(cfg, opcode, fields)) if rows is not None]
+            accesses.setdefault(part.memory, []).append(_Accesses(numbers[part.numbers], logs, part.first, part.end))
+        if opcode in (Opcode.LOAD, Opcode.STORE):
+            rows_of = all_rows(cfg, opcode, fields)
+            moves += [(number, rows) for number, rows in zip(numbers.tolist(), rows_of) if rows is not None]
     needed = np.full((len(instructions), len(UNITS)), NEVER, np.int64)
     _raise_for_compute(instructions, numbers_of, needed)
     for memory, parts in accesses.items():
         _History(depths(cfg)[memory]).raise_needed(_in_order(parts, depths(cfg)[memory]), needed)
     _raise_for_dram(cfg, sorted(moves), tracked_bytes, needed, stores)
-    return needed.tolist()  # type: ignore[no-any-return]
+    return needed.tolist()
 
 
-def _raise_for_compute(
-    instructions: list[StreamInstruction], numbers_of: dict[Opcode, list[int]], needed: Ints
-) -> None:
+def _columns_by_opcode(
+    cfg: Config, instructions: list[StreamInstruction], decoded: Mapping[Opcode, DecodedOpcode] | None
+) -> dict[Opcode, tuple[Ints, Columns]]:
+    """Return, for each opcode that occurs, the numbers of its instructions and their fields as columns."""
+    if decoded is not None:
+        return {opcode: (part.numbers, part.fields) for opcode, part in decoded.items() if len(part.numbers)}
+    numbers_of: dict[Opcode, list[int]] = {}
+    for number, instruction in enumerate(instructions):
+        numbers_of.setdefault(instruction.opcode, []).append(number)
+    return {
+        opcode: (np.array(numbers), columns(cfg, opcode, [instructions[number].fields for number in numbers]))
+        for opcode, numbers in numbers_of.items()
+    }
+
+
+def _raise_for_compute(instructions: list[StreamInstruction], numbers_of: Mapping[Opcode, Ints], needed: Ints) -> None:
     """Let instructions with `waits_for_compute` need the last instruction of GEMM and VECTOR before them."""
     waiting = np.array([number for number, i in enumerate(instructions) if i.waits_for_compute], np.int64)
     for opcode, numbers in numbers_of.items():
         if (unit := UNIT_NUMBER[opcode]) in COMPUTE:
             before = np.searchsorted(numbers, waiting)
-            needed[waiting, unit] = np.array([NEVER, *numbers])[before]
+            needed[waiting, unit] = np.append(NEVER, numbers)[before]
 
 
 def _raise_for_dram(
