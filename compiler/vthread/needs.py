@@ -17,7 +17,7 @@ from celosia.hw.spec.config import Config
 from celosia.hw.spec.isa import UNIT_OF, Opcode, Unit
 from celosia.hw.spec.scratchpads import depths
 from celosia.sim.functional.access import Columns, DramRows, all_ranges, all_rows, columns
-from celosia.sim.functional.decode import DecodedOpcode
+from celosia.sim.functional.decode import OpcodeColumns
 
 NEVER = -1
 """In place of an instruction's number: no instruction."""
@@ -39,7 +39,7 @@ Needs = list[int]
 
 def find_needs(
     cfg: Config, instructions: list[StreamInstruction], tracked_bytes: int,
-    stores: dict[int, Ints] | None = None, decoded: Mapping[Opcode, DecodedOpcode] | None = None,
+    stores: dict[int, Ints] | None = None, decoded: Mapping[Opcode, OpcodeColumns] | None = None,
 ) -> list[Needs]:  # fmt: skip
     """Return what each instruction needs: those before it that access the same and that one of both writes.
 
@@ -67,7 +67,7 @@ def find_needs(
 
 
 def _columns_by_opcode(
-    cfg: Config, instructions: list[StreamInstruction], decoded: Mapping[Opcode, DecodedOpcode] | None
+    cfg: Config, instructions: list[StreamInstruction], decoded: Mapping[Opcode, OpcodeColumns] | None
 ) -> dict[Opcode, tuple[Ints, Columns]]:
     """Return, for each opcode that occurs, the numbers of its instructions and their fields as columns."""
     if decoded is not None:
