@@ -1,5 +1,8 @@
 """Heads of attention that are no whole channel groups, padded to such by the projections before and after them.
 
+Queries and keys whose groups fill no blocks of block_in are padded to such blocks if keys have a zero point
+(`select.matrices.columns_multiple`).
+
     q = Reshape(QGemm(x, w))    [B, T, heads, 21]     ->    q = Reshape(QGemm(x, w'))    [B, T, heads, 32]
 
 The accelerator addresses whole groups of channels, so heads of 21 columns would go through the host. Weights and biases
@@ -26,6 +29,8 @@ from celosia.compiler.graph.operands import (
     set_operand,
 )
 from celosia.compiler.graph.packed_projections import COLUMNWISE, Projection, project, projection_of
+from celosia.compiler.graph.select.matrices import columns_multiple
+from celosia.compiler.graph.select.parameters import stored_zero
 from celosia.compiler.graph.simplify.redundant import drop_unused
 from celosia.compiler.graph.values import attribute, constant, derived_name, is_op, new_constant, only_use, shape
 from celosia.compiler.ops import VIEWS
@@ -60,13 +65,15 @@ def pad_heads(model: ir.Model, cfg: Config) -> None:
             _heads_before(a, len(shape(a) or ()) - 1, projections),
             _heads_before(b, len(shape(b) or ()) - 2, projections),
         )
-        if queries is not None and keys is not None and queries.size % cfg.group:
+        if queries is not None and keys is not None:
             zeros = [constant(operand(node, f"{name}_zero_point")) for name in "ab"]
             known = [int(zero.item()) for zero in zeros if zero is not None and zero.size == 1]
-            if len(known) == 2 and (queries.code == known[0] or keys.code == known[1]):
+            zero_of_keys = stored_zero(operand(node, "b_zero_point")) if len(known) == 2 else 0
+            multiple = max(cfg.group, columns_multiple(cfg, queries.size, zero_of_keys))
+            if len(known) == 2 and queries.size % multiple and (queries.code == known[0] or keys.code == known[1]):
                 node.meta[MODEL_COLUMNS] = queries.size, (shape(node.outputs[0]) or ())[-1]
                 for heads in (queries, keys):
-                    projections = _pad(heads, cfg.group, projections)
+                    projections = _pad(heads, multiple, projections)
         values = _heads_before(b, len(shape(b) or ()) - 1, projections)
         if values is not None and values.size % cfg.group and (after := _product_behind(node.outputs[0], values.size)):
             projections = _pad(values, cfg.group, projections)

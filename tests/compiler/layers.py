@@ -61,6 +61,7 @@ CONFIGS = {
     "norm": Config(block_in=4, block_out=4, norm=2, **_SMALL),
     "norm-4x8": Config(block_in=4, block_out=8, bus_bytes=16, norm=8, **_SMALL),
     "softmax-4x8": Config(block_in=4, block_out=8, bus_bytes=16, softmax=2, **_SMALL),
+    "softmax-8x4": Config(block_in=8, block_out=4, softmax=1, **_SMALL),
 }
 
 

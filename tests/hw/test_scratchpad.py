@@ -10,7 +10,13 @@ import bench
 import cocotb
 import pytest
 
-from celosia.hw.dae_pipeline.scratchpad import AccScratchpad, Scratchpad, WindowScratchpad, WriteArbiter
+from celosia.hw.dae_pipeline.scratchpad import (
+    AccScratchpad,
+    HalvedScratchpad,
+    Scratchpad,
+    WindowScratchpad,
+    WriteArbiter,
+)
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import scratchpads
 
@@ -49,6 +55,9 @@ CASES: dict[str, tuple[Any, ...]] = {
     "window1": (WindowScratchpad, 8, 32, 16, 1),
     "window16": (WindowScratchpad, 16, 32, 16, 16),
     "window2": (WindowScratchpad, 16, 32, 8, 2),
+    "halved": (HalvedScratchpad, 16, 64, 8),
+    "halved_pieces": (HalvedScratchpad, 8, 64, 8, 2),
+    "halved_four_pieces": (HalvedScratchpad, 8, 128, 16, 4),
     "acc": (AccScratchpad, Config(block_in=4, block_out=4, acc_depth=16)),
     "acc_batch2": (AccScratchpad, Config(batch=2, block_in=4, block_out=8, acc_depth=32, int32=False)),
     "arbiter_bytes": (shared, 64, 8, 1),
@@ -56,7 +65,8 @@ CASES: dict[str, tuple[Any, ...]] = {
     "arbiter_parts2": (shared, 64, 8, 2),
     "arbiter_whole": (shared, 64, 64, 1),
 }
-"""Class or function of each case and its arguments; those of scratchpads are depth, width, grain, window's entries."""
+"""Class or function of each case and its arguments; those of scratchpads are depth, width, grain, and the entries of a
+window or the pieces of an entry."""
 
 
 def cases_of(*makes: Any) -> list[str]:
@@ -137,6 +147,41 @@ async def one_writer_one_reader(dut, case):
             written(words, write, grain)
         await bench.rise(dut)
     assert garbage, "the simulation is kinder than silicon: all collisions gave the old value"
+
+
+@cocotb.test()
+@cocotb.parametrize(case=cases_of(HalvedScratchpad))
+async def two_writers_of_halves(dut, case):
+    """The port `near` writes lower halves of pieces, while `write` writes whole entries or upper halves."""
+    _, depth, width, grain, pieces = (*CASES[case], 1)[:5]
+    half = width // (2 * pieces)
+    lower = sum(((1 << half) - 1) << 2 * half * piece for piece in range(pieces))
+    await bench.start(dut)
+    dut = bench.Part(dut, case)
+    words, shown = [0] * depth, None
+    for index in range(2 * depth + 1000):
+        fill = {"addr": index % depth, "mask": (1 << width // grain) - 1, "data": random.getrandbits(width)}
+        write, near = fill if index < depth else random_write(depth, width, grain), random_write(depth, width, grain)
+        nears, reads = index >= depth and random.random() < 0.5, index >= depth and random.random() < 0.6
+        writes = index < depth or random.random() < 0.7
+        addr = random.randrange(depth)
+        put(dut, "write", writes, **write)
+        put(dut, "near", nears, **near)
+        put(dut, "read", reads, addr=addr)
+        await bench.fall(dut)
+        assert get(dut, "write", "ready") == get(dut, "near", "ready") == get(dut, "read", "ready") == 1
+        if shown is not None:
+            shown.check(get(dut, "read", "data"))
+        changes = [(write, ~lower if nears else -1)] * writes + [(near, lower)] * nears
+        if reads:
+            unknown = 0
+            for change, bits in changes:
+                unknown |= overwrites(addr, change, grain) & bits
+            shown = ReadResult(words[addr], unknown)
+        for change, bits in changes:
+            mask = bench.spread(change["mask"], grain) & bits
+            words[change["addr"]] = words[change["addr"]] & ~mask | change["data"] & mask
+        await bench.rise(dut)
 
 
 @cocotb.test()
