@@ -73,9 +73,9 @@ def compile(source: Source, options: Options) -> Program:
             compiler/switches.py). The bytes stay the same, unless a pass of the import is left out.
         rounding: "onnxruntime" computes normalisations, sums and averages between bytes as onnxruntime's floats, byte
             for byte. "correct" computes them, and products of bytes that onnxruntime computes in floats, in integers
-            that round the real result (compiler/graph/quantized/rounded.py and exact_products.py). "bytes" also rounds
-            float tensors between quantised ones to bytes, so that their operators become integer operators, too
-            (compiler/graph/quantized/between.py).
+            that round the real result (compiler/graph/quantized/rounded.py and exact_products.py). Single operators
+            that normalise rows become one operator, which is rounded once (written_norms.py). "bytes" also rounds float
+            tensors between quantised ones to bytes, so that their operators become integer operators, too (between.py).
         set: Values of inputs by name, as `{"sr": 16000}`: these inputs become constants, so that Ifs on them become one
             of their branches, and shapes become static. None: all inputs stay inputs.
 

@@ -45,9 +45,11 @@ class Form:
 
 @dataclass
 class Writer:
-    """Writes the operators of a model, with their values for the bytes `x`, which give the ranges of quantisation."""
+    """Writes the operators of a model, with their values for inputs and for the same inputs negated.
 
-    x: NDArray[np.int8]
+    These values give the ranges of quantisation, as a calibration does.
+    """
+
     quantised: bool
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     values: dict[str, Floats] = field(default_factory=dict)
@@ -71,7 +73,6 @@ class Writer:
     def rounded(self, name: str) -> str:
         """Add a pair that rounds `name` to bytes of its range."""
         low, high = min(0.0, self.values[name].min()), max(0.0, self.values[name].max())
-        low, high = min(low, -high / 5), max(high, -low / 5)
         step = np.float32((high - low) / 254 or 1)
         zero = int(np.clip(np.ceil(-128 - low / step), -128, 127))
         parameters = self.constant(step), self.constant(zero, np.int8)
@@ -102,10 +103,11 @@ def real(form: Form, x: NDArray[np.int8]) -> Floats:
 
 def written(form: Form, x: NDArray[np.int8]) -> tuple[onnx.ModelProto, float, int]:
     """Return the model of `form` for inputs like `x`, with scale and zero point of its result."""
-    w = Writer(x, form.quantised)
+    w = Writer(form.quantised)
     step, zero = w.constant(SX), w.constant(ZX, np.int8)
     w.nodes.append(helper.make_node("DequantizeLinear", ["x", step, zero], ["real"]))
-    w.values["real"] = (x.astype(np.float64) - ZX) * float(np.float32(SX))
+    u = (x.astype(np.float64) - ZX) * float(np.float32(SX))
+    w.values["real"] = np.concatenate((u, -u))
     value, axis = "real", form.axis % x.ndim
     if form.turned:
         value = w.op("Transpose", lambda a: a.transpose(form.turned), value, perm=form.turned)

@@ -129,11 +129,14 @@ def power(a: Polynomial, exponent: float) -> Polynomial:
 
 
 def may_be_negative(a: Polynomial, elements: bool) -> bool:
-    """Return whether `a` may be negative, and differs along a row. elements: whether x may be negative."""
+    """Return whether `a` differs along a row and may be negative there. elements: whether x may be negative.
+
+    Polynomials of even degree are squares and variances. None that a normalisation computes is negative.
+    """
     if not any(exponents[0] for exponents in a.terms):
         return False
-    is_odd = elements and any((exponents[0] + exponents[1]) % 2 for exponents in a.terms)
-    return is_odd or any(np.any(coefficient < 0) for coefficient in a.terms.values())
+    odd = [c for exponents, c in a.terms.items() if (exponents[0] + exponents[1]) % 2]
+    return bool(odd) and (elements or any(np.any(c < 0) for c in (*odd, a.terms.get(NUMBER, np.zeros(1)))))
 
 
 def normal_form(a: Polynomial) -> NormalForm | None:

@@ -574,9 +574,10 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("Add", "Sub"), _sum),
     **dict.fromkeys(("Mul", "Div"), _product),
     **dict.fromkeys(("Pow", "Sqrt", "Reciprocal"), _power),
-    **dict.fromkeys(("Cast", "Identity", "Neg"), _same),
-    **dict.fromkeys(("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"), _move),
-    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "GlobalAveragePool"), _reduce),
+    **dict.fromkeys(("Cast", "Neg"), _same),
+    **dict.fromkeys(MOVING_OPS, _move),
+    **dict.fromkeys(("ReduceMean", "GlobalAveragePool"), _reduce),
+    **dict.fromkeys(("ReduceSum", "ReduceSumSquare", "ReduceL2"), _reduce),
     **dict.fromkeys(("Conv", "MatMul"), _weigh),
     **dict.fromkeys(NORMS, _normalise),
 }
