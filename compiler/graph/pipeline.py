@@ -40,6 +40,7 @@ from celosia.compiler.graph.quantized.integerise import Integerise
 from celosia.compiler.graph.quantized.rounded import round_averages, round_sums
 from celosia.compiler.graph.quantized.tables import compose_tables
 from celosia.compiler.graph.quantized.written_norms import write_norms
+from celosia.compiler.graph.row_products import multiply_by_ones
 from celosia.compiler.graph.rows import hoist_tables, keep_samples, merge_rows
 from celosia.compiler.graph.select.matrices import can_multiply_activations
 from celosia.compiler.graph.shapes import infer_shapes
@@ -173,6 +174,7 @@ KEEP_AFTER = "integer"
 
 
 BY_CONFIG = (
+    "row-products",
     "projections",
     "repeats",
     "samples",
@@ -190,6 +192,9 @@ BY_CONFIG = (
 
 def for_hardware(cfg: Config, accelerator: bool = True) -> Iterator[GraphPass]:
     """Yield the passes that depend on the Config. accelerator: whether anything may run on it."""
+    if accelerator:
+        by_ones = "means of rows, and numbers for rows, become products by ones"
+        yield GraphPass("row-products", by_ones, multiply_by_ones, inside=False)
     if accelerator and can_multiply_activations(cfg):
         yield GraphPass(
             "projections",
