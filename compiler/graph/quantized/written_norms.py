@@ -14,7 +14,7 @@ the import. It is done only where integers compute the normalisation (rounded.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import prod
@@ -53,7 +53,7 @@ from celosia.compiler.graph.quantized.row_polynomials import (
     scale,
 )
 from celosia.compiler.graph.quantized.tables import ELEMENTWISE_OPS
-from celosia.compiler.graph.simplify.fold import fold_imported
+from celosia.compiler.graph.simplify.fold import fold
 from celosia.compiler.graph.simplify.redundant import drop_unused
 from celosia.compiler.graph.values import attribute, attributes, constant, derived_name, is_op, new_constant, shape
 from celosia.compiler.program.host.execute import execute
@@ -66,7 +66,7 @@ CLAMPS = ("Relu", "Clip")
 """Functions that move behind QuantizeLinear (integerise.py)."""
 MAX_CONSTANT = 1 << 22
 """Elements of the largest constant that is computed to compare its elements."""
-MAX_BASES = 12
+MAX_BASES = 8
 """Quantised tensors before a mean that are tried as the tensor which is normalised."""
 Labels = tuple[tuple[int, ...], ...]
 """For each axis of a tensor: the axes of the normalised tensor that it runs over; () for an axis of size 1."""
@@ -74,22 +74,23 @@ Labels = tuple[tuple[int, ...], ...]
 
 def write_norms(model: ir.Model) -> None:
     """Replace single operators that together normalise rows by LayerNormalization or RMSNormalization."""
-    fold_imported(model)
+    fold(model)
     graph = model.graph
+    positions = {node: number for number, node in enumerate(graph)}
     for node in list(graph):
         if node.graph is None or _rule_of(node) not in STARTS:
             continue
         for base in _bases(node):
-            if _Region(graph, base, node).replace():
+            if _Region(graph, base, node, positions).replace():
                 drop_unused(graph)
+                positions = {node: number for number, node in enumerate(graph)}
                 break
 
 
 def _bases(reduction: ir.Node) -> Iterator[ir.Value]:
     """Yield the dequantised bytes, perhaps moved, of which known operators compute the operand of `reduction`."""
-    waiting, seen = list(reduction.inputs[:1]), set[ir.Value]()
-    count = 0
-    while waiting and count < MAX_BASES:
+    waiting, seen, count = list(reduction.inputs[:1]), set[ir.Value](), 0
+    while waiting and count < (1 if is_op(reduction, *NORMS) else MAX_BASES):
         value = waiting.pop(0)
         if value is None or value in seen:
             continue
@@ -134,13 +135,14 @@ Rule = Callable[["_Region", ir.Node, Sequence[Operand]], _Tensor]
 class _Region:
     """The operators that compute polynomials of rows of `base`.
 
-    start: an operator that must be among those which are replaced. axis: the axis of `base` that its rows run along,
-    once an operator has reduced it. tensors: what is known of the results.
+    start: an operator that must be among those which are replaced. positions: numbers of the graph's operators. axis:
+    the axis of `base` that its rows run along, once an operator has reduced it. tensors: what is known of results.
     """
 
     graph: ir.Graph
     base: ir.Value
     start: ir.Node
+    positions: Mapping[ir.Node, int]
     axis: int | None = None
     tensors: dict[ir.Value, _Tensor] = field(default_factory=dict)
 
@@ -171,14 +173,13 @@ class _Region:
         labels = tuple((axis,) if size > 1 else () for axis, size in enumerate(self.sizes))
         for value in _equal_values(self.base):
             self.tensors[value] = _Tensor(Polynomial({ELEMENT: np.ones(1)}), labels)
-        position = {node: number for number, node in enumerate(self.graph)}
         waiting, seen = list[tuple[int, ir.Node]](), set[ir.Node]()
 
         def wait_for_readers(value: ir.Value) -> None:
             for use in value.uses():
-                if use.node in position and use.node not in seen:
+                if use.node in self.positions and use.node not in seen:
                     seen.add(use.node)
-                    heappush(waiting, (position[use.node], use.node))
+                    heappush(waiting, (self.positions[use.node], use.node))
 
         for value in list(self.tensors):
             wait_for_readers(value)
@@ -198,7 +199,7 @@ class _Region:
             return self._unrounded(node)
         operands = list[Operand]()
         for value in node.inputs:
-            known = None if value is None else self.tensors.get(value, _known(value))
+            known = self.tensors[value] if value in self.tensors else _known(value)
             if known is None and value is not None:
                 return None
             if known is not None:
@@ -446,6 +447,8 @@ def _power(region: _Region, node: ir.Node, operands: Sequence[Operand]) -> _Tens
         if not others or isinstance(others[0], _Tensor) or others[0].size != 1 or others[0].ndim > 1:
             raise NotARowError
         exponent = float(others[0].item())
+        if np.isclose(2 * exponent, round(2 * exponent), TOLERANCE, TOLERANCE):  # it may have been quantised
+            exponent = round(2 * exponent) / 2
     else:
         exponent = {"Sqrt": 0.5, "Reciprocal": -1.0}[node.op_type]
     if not isinstance(x, _Tensor):
@@ -542,12 +545,20 @@ def _equal_weights(node: ir.Node) -> tuple[float, int, int] | None:
     strides, pads = attribute(node, "strides", [1]), attribute(node, "pads", [0])
     if attribute(node, "group", 1) != 1 or any(pads) or any(stride != 1 for stride in strides):
         return None
-    weights = _known(node.inputs[1])
+    weights = _known(node.inputs[1]) if _ends_are_equal(node.inputs[1]) else None
     if weights is None:
         return None
     factor = float(weights.reshape(-1)[0])
     is_equal = np.all(np.abs(weights - factor) <= TOLERANCE * abs(factor))
     return (factor, count, outputs) if is_equal else None
+
+
+def _ends_are_equal(value: ir.Value | None) -> bool:
+    """Return whether the first and the last element of weights are equal: a check that takes no time."""
+    while value is not None and is_op(node := value.producer(), "DequantizeLinear", *MOVING_OPS):
+        value = node.inputs[0]  # type: ignore[union-attr]
+    array = constant(value)
+    return array is not None and array.size > 0 and bool(array.flat[0] == array.flat[array.size - 1])
 
 
 def _normalise(region: _Region, node: ir.Node, operands: Sequence[Operand]) -> _Tensor:
