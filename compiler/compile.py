@@ -65,8 +65,8 @@ def compile(source: Source, options: Options) -> Program:
         fast_math: The search of `optimise` treats floats as real numbers.
         place: Where operators run, by name: `{"conv1": "cpu"}`. The place "accelerator" is an error if the operator
             cannot run there. `{"*": "cpu"}` places all others. `{"*": "cost"}` moves launches to the CPU that are
-            slower than CPU kernels, `{"*": "accelerator"}` none; by default only launches without products are
-            compared with the CPU (compiler/lowering.py).
+            slower than CPU kernels, `{"*": "accelerator"}` none; by default launches without products, and softmax and
+            normalisations in engines, are compared with the CPU (compiler/lowering.py).
         oracle: Function that opens a model in the runtime with which `optimise` compares. None: `celosia.compile`
             passes onnxruntime.
         without: Names of passes and parts to leave out, to see what each gains (compiler/graph/pipeline.py,

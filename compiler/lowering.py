@@ -137,7 +137,8 @@ class PlacementRequest:
     def engine_costs(self, cfg: Config, launches: Sequence[LaunchPlan], planner: Planner) -> list[LaunchCost]:
         """Return the cost of each softmax and normalisation in its engine, and on the CPU, which splits the launch.
 
-        The CPU then also costs the transfers of operand and result, and the start of a second launch.
+        All layers of an operator are timed as one launch, since they overlap. The CPU also costs the transfers of
+        operand and result, and the start of a second launch.
         """
         layers: dict[tuple[ir.Node, ...], list[Layer]] = {}
         for choice in (choice for plan in launches for choice in plan.choices):
@@ -145,7 +146,7 @@ class PlacementRequest:
                 layers.setdefault(tuple(choice.nodes), []).append(choice.layer)
         costs = []
         for nodes, own_layers in layers.items():
-            cycles = sum(timed_cycles(cfg, planner, [layer]) for layer in own_layers)
+            cycles = timed_cycles(cfg, planner, own_layers)
             if isfinite(cycles):
                 moved = sum(
                     bytes_of(value) for value in (nodes[0].inputs[0], nodes[-1].outputs[0]) if value is not None
