@@ -22,7 +22,7 @@ from celosia.compiler.graph.operands import MODEL_WEIGHTS, operand
 from celosia.compiler.graph.quantized.tables import scales_and_zeros
 from celosia.compiler.graph.rows import BINARY, tensors_of_rows
 from celosia.compiler.graph.values import attributes, constant, derived_name, is_op, new_constant, shape
-from celosia.compiler.ops import op_spec
+from celosia.compiler.ops import VIEWS, op_spec
 from celosia.compiler.program.op_spec import arrange, quantised_form
 
 AVERAGE, PRODUCT = quantised_form("GlobalAveragePool"), quantised_form("Gemm")
@@ -77,16 +77,26 @@ def _scale_of_ones(sx: float, sy: float, count: int) -> np.float32 | None:
 
 
 def _repeat_operand(graph: ir.Graph, node: ir.Node) -> None:
-    """Let `node` read a number for each row once for each element of the row."""
+    """Let `node` read a number for each row once for each element of the row, unless the CPU computes the numbers."""
     dims = shape(node.outputs[0])
     for name in "ab":
         value, parameters = operand(node, name), scales_and_zeros(node, name)
         size = None if value is None else shape(value)
         if value is None or size is None or dims is None or parameters is None or constant(value) is not None:
             continue
+        if _is_of_floats(value):
+            continue
         if len(size) == len(dims) > 1 and size == (*dims[:-1], 1) and dims[-1] > 1 and prod(dims[:-1]) > 1:
             repeated = _multiply(graph, node, value, 1, dims[-1], np.float32(1), name, name)
             node.replace_input_with(op_spec(node.op_type).number(name), repeated)
+
+
+def _is_of_floats(value: ir.Value) -> bool:
+    """Return whether `value` is a function of floats, so that the CPU has it, and the tensor that they come from."""
+    node = value.producer()
+    while node is not None and is_op(node, "Table", *VIEWS) and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return node is not None and is_op(node, "QuantizeLinear")
 
 
 def _multiply(
