@@ -23,7 +23,7 @@ from celosia.compiler.graph.quantized.tables import scales_and_zeros
 from celosia.compiler.graph.rows import BINARY, tensors_of_rows
 from celosia.compiler.graph.values import attributes, constant, derived_name, is_op, new_constant, shape
 from celosia.compiler.ops import VIEWS, op_spec
-from celosia.compiler.program.op_spec import arrange, quantised_form
+from celosia.compiler.program.op_spec import arrange_operands, quantised_form
 
 AVERAGE, PRODUCT = quantised_form("GlobalAveragePool"), quantised_form("Gemm")
 MAX_STEPS = 64
@@ -116,7 +116,7 @@ def _multiply(
     x_parameters, y_parameters = (
         [operand(node, f"{part}_{kind}") for kind in ("scale", "zero_point")] for part in (source, result)
     )
-    inputs = arrange(PRODUCT, [[x, *x_parameters], ones], y_parameters)
+    inputs = arrange_operands(PRODUCT, [[x, *x_parameters], ones], y_parameters)
     out = ir.Value(name=name, shape=ir.Shape([*(shape(x) or ())[:-1], outputs]), type=x.type)
     attrs = attributes(transB=0, alpha=1.0)
     product = ir.Node(op_spec(PRODUCT).domain, PRODUCT, inputs, attrs, outputs=[out], name=name)
