@@ -97,7 +97,7 @@ def test_ones_round_as_the_average(sx: float, sy: float, count: int, zero: int) 
         sums = np.arange(-255 * count, 255 * count + 1)
         of_ones, of_average = numerics.conv_scale(sx, scale, sy), numerics.global_average_scale(sx, sy, count)
         expected = np.clip(np.rint(sums.astype(np.float32) * of_average) + zero, -128, 127)
-        result = numerics.requantize(sums.astype(np.int32), 0, *numerics.fold_scale(of_ones), zero)
+        result = numerics.requantize(sums.astype(np.int32), 0, *numerics.scale_to_multiplier(of_ones), zero)
         np.testing.assert_array_equal(result, expected)
 
 
