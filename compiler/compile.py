@@ -65,17 +65,17 @@ def compile(source: Source, options: Options) -> Program:
         fast_math: The search of `optimise` treats floats as real numbers.
         place: Where operators run, by name: `{"conv1": "cpu"}`. The place "accelerator" is an error if the operator
             cannot run there. `{"*": "cpu"}` places all others. `{"*": "cost"}` moves launches to the CPU that are
-            slower than CPU kernels, `{"*": "accelerator"}` none; by default only launches without products are
-            compared with the CPU (compiler/lowering.py).
+            slower than CPU kernels, `{"*": "accelerator"}` none; by default launches without products, and softmax and
+            normalisations in engines, are compared with the CPU (compiler/lowering.py).
         oracle: Function that opens a model in the runtime with which `optimise` compares. None: `celosia.compile`
             passes onnxruntime.
         without: Names of passes and parts to leave out, to see what each gains (compiler/graph/pipeline.py,
             compiler/switches.py). The bytes stay the same, unless a pass of the import is left out.
         rounding: "onnxruntime" computes normalisations, sums and averages between bytes as onnxruntime's floats, byte
             for byte. "correct" computes them, and products of bytes that onnxruntime computes in floats, in integers
-            that round the real result (compiler/graph/quantized/rounded.py and exact_products.py). "bytes" also rounds
-            float tensors between quantised ones to bytes, so that their operators become integer operators, too
-            (compiler/graph/quantized/between.py).
+            that round the real result (compiler/graph/quantized/rounded.py and exact_products.py). Single operators
+            that normalise rows become one operator, which is rounded once (written_norms.py). "bytes" also rounds float
+            tensors between quantised ones to bytes, so that their operators become integer operators, too (between.py).
         set: Values of inputs by name, as `{"sr": 16000}`: these inputs become constants, so that Ifs on them become one
             of their branches, and shapes become static. None: all inputs stay inputs.
 

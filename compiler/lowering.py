@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import isfinite
 from typing import TypeVar
 
 import onnx_ir as ir
@@ -24,7 +25,8 @@ from celosia.compiler.graph.select import Partition, select
 from celosia.compiler.graph.select.placement import UNCONSTRAINED, Constraints
 from celosia.compiler.launch.blocks import form_blocks
 from celosia.compiler.launch.image import Image, LayerErrors
-from celosia.compiler.launch.order import order_layers
+from celosia.compiler.launch.order import order_layers, timed_cycles
+from celosia.compiler.layer import Layer
 from celosia.compiler.options import Options
 from celosia.compiler.tensorize.plan import Planner, ScheduleFile
 from celosia.compiler.tensorize.remembered_cycles import remembered_cycles
@@ -132,6 +134,27 @@ class PlacementRequest:
             costs.append(LaunchCost(nodes, cycles, round(sum(host_cycles(node, nodes) for node in nodes))))
         return costs
 
+    def engine_costs(self, cfg: Config, launches: Sequence[LaunchPlan], planner: Planner) -> list[LaunchCost]:
+        """Return the cost of each softmax and normalisation in its engine, and on the CPU, which splits the launch.
+
+        All layers of an operator are timed as one launch, since they overlap. The CPU also costs the transfers of
+        operand and result, and the start of a second launch.
+        """
+        layers: dict[tuple[ir.Node, ...], list[Layer]] = {}
+        for choice in (choice for plan in launches for choice in plan.choices):
+            if choice.layer.works_on_rows:
+                layers.setdefault(tuple(choice.nodes), []).append(choice.layer)
+        costs = []
+        for nodes, own_layers in layers.items():
+            cycles = timed_cycles(cfg, planner, own_layers)
+            if isfinite(cycles):
+                moved = sum(
+                    bytes_of(value) for value in (nodes[0].inputs[0], nodes[-1].outputs[0]) if value is not None
+                )
+                cpu = LAUNCH_CYCLES + 2 * moved / BYTES_A_CYCLE + sum(host_cycles(node, nodes) for node in nodes)
+                costs.append(LaunchCost(nodes, round(cycles), round(cpu)))
+        return costs
+
     def refused_by_cost(self, costs: Sequence[LaunchCost]) -> dict[ir.Node, str]:
         """Return the operators of launches that take less time on the CPU, with the reason.
 
@@ -236,7 +259,8 @@ def _try_to_lower(
         say(sentence)
     costs = request.launch_costs(cfg, launches, image)
     compared = list(dict.fromkeys((*constraints.compared, *map(str, costs))))
-    if slower := request.refused_by_cost(costs):
+    slower = request.refused_by_cost(costs) or request.refused_by_cost(request.engine_costs(cfg, launches, planner))
+    if slower:
         return constraints.refuse(slower, compared=compared)
     return Lowered(partition, steps, network, image, "; ".join(filter(None, (sentence, *compared))))
 

@@ -19,6 +19,7 @@ packed_projections   which columns of a product several readers take, each of wh
 padded_heads         which heads of attention are padded to whole channel groups
 rows                 which tensors consist of rows, such as tokens; operators on rows of several axes or samples, and
                      tables behind reshapes
+row_products         which means of rows, and numbers that multiply or are added to rows, become products by ones
 channel_moves        which operators that move channels of bytes become part of weights, or a Gather
 transposed_values    where the accelerator transposes the values of attention
 block_sums           which products by weights of few bits become integer sums of blocks

@@ -10,10 +10,10 @@ from typing import Any
 import onnx_ir as ir
 
 from celosia.compiler.graph.operands import data_operands, operand
-from celosia.compiler.graph.values import attribute, constant, operands, shape, subgraphs
+from celosia.compiler.graph.values import attribute, constant, is_op, operands, shape, subgraphs
 from celosia.compiler.ops import op_spec
 from celosia.compiler.program.host.hostops.recurrent_ops import are_projected
-from celosia.compiler.program.op_spec import Moves, registering_in
+from celosia.compiler.program.op_spec import Moves, quantised_form, registering_in
 
 Shape = Any
 """tuple[int, ...]; None where it is not known, or where an input is left out."""
@@ -155,6 +155,10 @@ def _count_attention(node: ir.Node, shapes: Sequence[Shape], out: Shape) -> int:
 
 BYTES_A_CYCLE, MACS_A_CYCLE = 4, 4
 """Bytes that a CPU beside the accelerator moves, and MACs that it computes, in one cycle of the accelerator."""
+ROW_OPERATORS = (quantised_form("Softmax"), "QLinearNorm")
+"""Operators that compute sums of rows, and then each element from these."""
+ROW_OPERATIONS = 8
+"""Operations of ROW_OPERATORS for each element, each of which takes about as long as a MAC."""
 STEP_CYCLES = 200
 """Fixed cost of an operator on the CPU, in cycles of the accelerator."""
 
@@ -173,6 +177,8 @@ def host_cycles(node: ir.Node, cpu: Container[ir.Node]) -> float:
         return STEP_CYCLES + 2 * moved_bytes / BYTES_A_CYCLE
     moved_bytes += sum(bytes_of(value) for value in operands(node) if constant(value) is None)
     macs = _macs(node)
+    if is_op(node, *ROW_OPERATORS):
+        macs += ROW_OPERATIONS * prod(shape(node.outputs[0]) or (0,))
     return STEP_CYCLES + moved_bytes / BYTES_A_CYCLE + macs / MACS_A_CYCLE
 
 

@@ -39,6 +39,8 @@ from celosia.compiler.graph.quantized.between import round_between
 from celosia.compiler.graph.quantized.integerise import Integerise
 from celosia.compiler.graph.quantized.rounded import round_averages, round_sums
 from celosia.compiler.graph.quantized.tables import compose_tables
+from celosia.compiler.graph.quantized.written_norms import write_norms
+from celosia.compiler.graph.row_products import multiply_by_ones
 from celosia.compiler.graph.rows import hoist_tables, keep_samples, merge_rows
 from celosia.compiler.graph.select.matrices import can_multiply_activations
 from celosia.compiler.graph.shapes import infer_shapes
@@ -115,6 +117,8 @@ IMPORT_PASSES = Pipeline(
 )  # fmt: skip
 """Rewrites of an imported graph that repeat onnxruntime's, so that its bytes are the same."""
 
+WRITTEN_NORMS = GraphPass("written-norms", "single operators that normalise rows become one", write_norms, inside=False)
+"""A rewrite of the import with rounding = "correct" or "bytes"."""
 BETWEEN = GraphPass(
     "bytes-between", "float tensors between quantised ones are rounded to bytes", round_between, inside=False
 )
@@ -122,8 +126,9 @@ BETWEEN = GraphPass(
 
 
 def import_passes_of(left_out: Collection[str], rounding: str) -> Pipeline:
-    """Return IMPORT_PASSES without those left out, and BETWEEN if `rounding` is "bytes"."""
-    return Pipeline(*IMPORT_PASSES.without(left_out), *([BETWEEN] if rounding == "bytes" else []))
+    """Return IMPORT_PASSES, then WRITTEN_NORMS and BETWEEN, without those left out or not for `rounding`."""
+    rounding_passes = {"correct": (WRITTEN_NORMS,), "bytes": (BETWEEN, WRITTEN_NORMS)}
+    return Pipeline(*IMPORT_PASSES, *rounding_passes.get(rounding, ())).without(left_out)
 
 
 def _to_integers(model: ir.Model, correctly: bool = False) -> None:
@@ -169,6 +174,7 @@ KEEP_AFTER = "integer"
 
 
 BY_CONFIG = (
+    "row-products",
     "projections",
     "repeats",
     "samples",
@@ -186,6 +192,9 @@ BY_CONFIG = (
 
 def for_hardware(cfg: Config, accelerator: bool = True) -> Iterator[GraphPass]:
     """Yield the passes that depend on the Config. accelerator: whether anything may run on it."""
+    if accelerator:
+        by_ones = "means of rows, and numbers for rows, become products by ones"
+        yield GraphPass("row-products", by_ones, multiply_by_ones, inside=False)
     if accelerator and can_multiply_activations(cfg):
         yield GraphPass(
             "projections",
@@ -232,7 +241,7 @@ ROUNDED = (
 def require_known(left_out: Collection[str]) -> None:
     """Raise ModelError for a name that is no pass or part of the compiler, or of a pass that cannot be left out."""
     known = [graph_pass.name for graph_pass in (*IMPORT_PASSES, *PASSES) if graph_pass.name not in NEEDED]
-    known += [*BY_CONFIG, *PARTS]
+    known += [WRITTEN_NORMS.name, BETWEEN.name, *BY_CONFIG, *PARTS]
     for name in left_out:
         if name not in known:
             raise ModelError(

@@ -139,3 +139,27 @@ def test_compare_reports_the_distance(tmp_path: Any) -> None:
     assert report["different"] == 0 and report["first"] is None
     assert 0 < row["largest"] <= 2 and row["different"] > 0
     assert report["rounded"]["between"] == sum(row["different"] > 0 for row in report["tensors"])
+
+
+def test_a_product_is_rounded_behind_its_bias() -> None:
+    """The bias of a MatMul stays part of the product, whose sum alone is rounded to bytes."""
+    rng = np.random.default_rng(5)
+    arrays: Arrays = {
+        "sx": np.float32(0.02), "zx": np.int8(3), "sw": np.float32(0.004), "none": np.int8(0), "sy": np.float32(SY),
+        "w8": rng.integers(-90, 90, (16, 24)).astype(np.int8), "bias": rng.normal(size=24).astype(np.float32),
+    }  # fmt: skip
+    graph = onnx.parser.parse_graph("""g (int8[1, 5, 16] x) => (int8 y) {
+        a = DequantizeLinear(x, sx, zx) w = DequantizeLinear(w8, sw, none) m = MatMul(a, w) c = Add(m, bias)
+        s = Sigmoid(c) h = Mul(c, s) y = QuantizeLinear(h, sy, none)
+    }""")
+    graph.initializer.extend(numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items())
+    source = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    program = celosia.compile(source, config="tiny", rounding="bytes")
+    assert [(row["op"], row["place"]) for row in program.placements] == [
+        ("QGemm", "accelerator"),
+        ("Table", "accelerator"),
+    ]
+    x = rng.integers(-128, 128, (1, 5, 16)).astype(np.int8)
+    y = celosia.Runtime(program, device="functional").run({"x": x}).outputs["y"]
+    (expected,) = opened(source).run(None, {"x": x})
+    assert np.abs(y - expected.astype(int)).max() <= 3 and len(np.unique(expected)) > 20

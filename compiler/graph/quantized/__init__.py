@@ -8,5 +8,8 @@ tables        which functions of one 8-bit tensor become one table, of quantised
 exact_products
               which products that onnxruntime computes in floats have the bytes of integers, as no sum of them rounds
 between       which float tensors between quantised ones become bytes, where users ask for it (`rounding`)
+written_norms which single operators are a normalisation, which is rounded once, where users ask for it (`rounding`)
+row_polynomials
+              what operators on rows compute, as polynomials of elements, mean and mean square
 rounded       which sums, averages and normalisations are rounded correctly, where users ask for it (`rounding`)
 """

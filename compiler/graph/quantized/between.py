@@ -27,12 +27,12 @@ import onnx_ir as ir
 
 from celosia.compiler import numerics
 from celosia.compiler.graph.operands import joins_parts
-from celosia.compiler.graph.qdq import Quantised, activation, dequantised, quantised_by, scale_and_zero
+from celosia.compiler.graph.qdq import Quantised, activation, adds_bias, dequantised, quantised_by, scale_and_zero
 from celosia.compiler.graph.quantized.exact_products import PRODUCTS, ROUNDED
 from celosia.compiler.graph.quantized.tables import ELEMENTWISE_OPS, Function, compose, function_of
 from celosia.compiler.graph.simplify.fold import fold_imported
 from celosia.compiler.graph.simplify.redundant import drop_unused, remove_wires
-from celosia.compiler.graph.values import constant, derived_name, is_op, new_constant
+from celosia.compiler.graph.values import constant, derived_name, is_op, new_constant, only_use
 from celosia.compiler.ops import operators_with
 from celosia.compiler.program.host.op import HostError
 from celosia.compiler.program.op_spec import Moves
@@ -107,8 +107,18 @@ class _ByteRounding:
                 node.replace_input_with(number, dequantise.outputs[0])
 
     def round_result(self, node: ir.Node) -> None:
-        """Round the result of a sum or product, unless only clamps lie between it and one QuantizeLinear."""
+        """Round the result of a sum or product, unless only clamps lie between it and one QuantizeLinear.
+
+        The result of a MatMul is rounded behind the bias that is added to it.
+        """
         value, floats = node.outputs[0], [v for v in node.inputs if v is not None and constant(v) is None]
+        add = only_use(value) if is_op(node, "MatMul") else None
+        if (
+            add is not None
+            and is_op(add, "Add")
+            and any(adds_bias(node, v) for v in add.inputs if constant(v) is not None)
+        ):
+            value = add.outputs[0]
         readings = list(self._readings(value))
         if not all(map(_is_bytes, floats)) or value.is_graph_output():
             return
