@@ -827,6 +827,6 @@ def test_channels_that_share(seed: int, bytes_per_cycle: int) -> None:
             ]
             for channel_or_ends, bursts in zip(shared, channels)
         ]
-        moves = [channel_or_ends.moved for channel_or_ends in shared]
+        moves = [channel_or_ends.transfers for channel_or_ends in shared]
     for channel_or_ends, expected_ends in zip(ends, expected):
         assert np.abs(np.array(channel_or_ends) - expected_ends).max() <= 0.03 * max(map(max, expected))
