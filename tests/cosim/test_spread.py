@@ -71,7 +71,7 @@ def test_a_matrix_product_takes_both_ports(monkeypatch: pytest.MonkeyPatch) -> N
     assert product_cycles(program, device) > 1.8 * fast
 
 
-@pytest.mark.parametrize("cfg", [CFG, replace(CFG, batch=2), replace(CFG, block_in=16, bus_bytes=8, forward=True)])
+@pytest.mark.parametrize("cfg", [CFG, replace(CFG, batch=2), replace(CFG, block_in=16, forward=True)])
 def test_bytes_are_the_same(cfg: Config) -> None:
     assert any(spread(check(network(), FunctionalDevice(cfg, checking=True))))
 
