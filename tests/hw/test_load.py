@@ -41,8 +41,8 @@ CONFIGS = COVERING | {
     "16x16, packed weights": Config(weight_bits=4, int32=False, **SMALL),
     "32x16, packed weights": Config(block_in=32, weight_bits=2, **SMALL),
     "16x16 bus 4, two ports, packed weights": Config(bus_bytes=4, weight_bits=4, ports=2, **SMALL),
-    "32x4 bus 16, packed weights": Config(block_in=32, block_out=4, bus_bytes=16, weight_bits=1, **SMALL),
-    "64x8 bus 64, packed weights": Config(block_in=64, block_out=8, bus_bytes=64, weight_bits=4, **SMALL),
+    "32x8, packed weights": Config(block_in=32, block_out=8, weight_bits=1, **SMALL),
+    "64x16 bus 64, packed weights": Config(block_in=64, block_out=16, bus_bytes=64, weight_bits=4, **SMALL),
 }
 RATED = "16x16, packed weights"
 COPIES = ["random_blocks", "behind_cocotbext_axi", "one_at_a_time"]
