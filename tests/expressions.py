@@ -32,15 +32,15 @@ def parameters(cfg: Config, channels: int) -> NDArray[np.uint64]:
 
 
 def matmul(cfg: Config, m: int, n: int, k: int) -> tuple[list[T.Tensor], T.Tensor, T.Tensor]:
-    """y = requantised(x w): x [m, k] and y [m, n] as they are, w in blocks."""
-    bi, bo = cfg.block_in, cfg.block_out
+    """y = requantised(x w): x [m, k] and y [m, n] as they are, w in entries of wgt."""
+    bi, bo, g = cfg.block_in, cfg.block_out, cfg.group
     x = T.placeholder((m, k), "int8", "x")
-    w = T.placeholder((n // bo, k // bi, bo, bi), "int8", "w")
+    w = T.placeholder((n // bo, k // bi, bi // g, bo, g), "int8", "w")
     par = T.placeholder((n // bo, bo), "uint64", "par")
     r = T.reduce_axis(k, "k")
 
     def product(i: T.Expr, j: T.Expr) -> T.Expr:
-        return T.sum(x[i, r].astype("int32") * w[j // bo, r // bi, j % bo, r % bi].astype("int32"), r)
+        return T.sum(x[i, r].astype("int32") * w[j // bo, r // bi, r % bi // g, j % bo, r % g].astype("int32"), r)
 
     acc = T.compute((m, n), product, "acc")
     y = T.compute((m, n), lambda i, j: hw.requantised(acc[i, j], par[j // bo, j % bo], 3.0), "y")
@@ -80,19 +80,21 @@ def scheduled(
     k = s[acc].order[-1]
     ab, ac = s[acc].split(aj, bo)
     ko, kb, kc = *s[acc].split(k, tk * bi), k
-    kb, kc = s[acc].split(kb, bi)
-    s[acc].reorder(ko, ai, ab, kb, ac, kc)
+    kb, ke = s[acc].split(kb, bi)
+    ke, kc = s[acc].split(ke, g)
+    s[acc].reorder(ko, ai, ab, kb, ac, ke, kc)
     s[acc].tensorize(ac, hw.gemm(cfg))
     s[near_x].compute_at(s[acc], ko)
     _, xc = s[near_x].split(near_x.axes[1], g)
     s[near_x].tensorize(xc, hw.load(cfg, "inp"))
     s[near_w].compute_at(s[acc], ko)
-    s[near_w].tensorize(near_w.axes[2], hw.load(cfg, "wgt"))
+    s[near_w].tensorize(near_w.axes[3], hw.load(cfg, "wgt"))
     return s
 
 
 def matmul_arrays(cfg: Config, m: int, n: int, k: int) -> tuple[np.ndarray, ...]:
-    return int8(m, k), int8(n // cfg.block_out, k // cfg.block_in, cfg.block_out, cfg.block_in), parameters(cfg, n)
+    entries = int8(n // cfg.block_out, k // cfg.block_in, cfg.inp_pieces, cfg.block_out, cfg.group)
+    return int8(m, k), entries, parameters(cfg, n)
 
 
 def convolution(
@@ -103,7 +105,7 @@ def convolution(
     q, p, b, g = cfg.inp_pieces, cfg.out_pieces, cfg.batch, cfg.group
     oh, ow = ((n + 2 * pad - kernel) // stride + 1 for n in size)
     data = T.placeholder((cb * q, h, w, b, g), "int8", "data")
-    weight = T.placeholder((ob, cb, kernel, kernel, cfg.block_out, cfg.block_in), "int8", "weight")
+    weight = T.placeholder((ob, cb, kernel, kernel, q, cfg.block_out, g), "int8", "weight")
     par = T.placeholder((ob, cfg.block_out), "uint64", "par")
 
     def padded(c: T.Expr, y: T.Expr, x: T.Expr, piece: T.Expr, n: T.Expr, k: T.Expr) -> T.Expr:
@@ -118,7 +120,7 @@ def convolution(
 
     def product(o: T.Expr, y: T.Expr, x: T.Expr, piece: T.Expr, n: T.Expr, m: T.Expr) -> T.Expr:
         value = near[c, y * stride + r, x * stride + s, e, n, k].astype("int32")
-        return T.sum(value * weight[o, c, r, s, piece * g + m, e * g + k].astype("int32"), (c, r, s, e, k))
+        return T.sum(value * weight[o, c, r, s, e, piece * g + m, k].astype("int32"), (c, r, s, e, k))
 
     acc = T.compute((ob, oh, ow, p, b, g), product, "acc")
     out = T.compute(acc.shape, lambda o, y, x, i, n, m: hw.requantised(acc[o, y, x, i, n, m], par[o, i * g + m]), "out")
@@ -146,5 +148,5 @@ def convolution(
     plan[near].compute_at(plan[acc], co)
     plan[near].tensorize(near.axes[4], hw.padded_load(cfg, "inp") if pad else hw.load(cfg, "inp"))
     plan[near_w].compute_at(plan[acc], co)
-    plan[near_w].tensorize(near_w.axes[4], hw.load(cfg, "wgt"))
+    plan[near_w].tensorize(near_w.axes[5], hw.load(cfg, "wgt"))
     return [data, weight, par], plan

@@ -184,11 +184,12 @@ class Hand:
 
     def load_constants(self, pad: str, blob: NDArray[np.uint8]) -> int:
         """Append a LOAD of all of `blob` to a scratchpad and return its first entry."""
-        entries = len(blob) // element_bytes(self.cfg, Buffer[pad.upper()])
-        base = self.take(pad, entries)
+        pieces = scratchpads(self.cfg)[pad].pieces
+        elements = len(blob) // element_bytes(self.cfg, Buffer[pad.upper()])
+        base = self.take(pad, elements // pieces)
         self.add(
             f"load {pad}", Opcode.LOAD, buffer=Buffer[pad.upper()], dram_addr=self.packed.place(blob),
-            x_size=entries, sram_base=base, sram_x=1,
+            x_size=elements, sram_base=base * pieces, sram_x=1,
         )  # fmt: skip
         return base
 

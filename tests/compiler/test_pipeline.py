@@ -61,20 +61,21 @@ def product(
     k = s[acc].order[-1]
     ai, aj = acc.axes
     ab, ac = s[acc].split(aj, bo)
-    kb, kc = s[acc].split(k, bi)
+    kb, ke = s[acc].split(k, bi)
+    ke, kc = s[acc].split(ke, cfg.group)
     reader, loop = s[y], order[1]
     if split:
         ko, kb = s[acc].split(kb, tk, "peel")
-        s[acc].reorder(ko, ai, ab, kb, ac, kc)
+        s[acc].reorder(ko, ai, ab, kb, ac, ke, kc)
         reader, loop = s[acc], ko
     else:
-        s[acc].reorder(ai, ab, kb, ac, kc)
+        s[acc].reorder(ai, ab, kb, ac, ke, kc)
     s[acc].tensorize(ac, hw.gemm(cfg))
     near_x, near_w = s[copies["x"]], s[copies["w"]]
     near_x.compute_at(reader, loop)
     near_w.compute_at(reader, loop)
     near_x.tensorize(near_x.split(near_x.order[1], cfg.group)[1], hw.load(cfg, "inp"))
-    near_w.tensorize(near_w.order[2], hw.load(cfg, "wgt"))
+    near_w.tensorize(near_w.order[3], hw.load(cfg, "wgt"))
     if pipelined:
         s[y].pipeline(order[1])
         if split:
