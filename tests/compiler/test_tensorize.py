@@ -141,13 +141,13 @@ def test_product_of_two_activations(b: Builder, data: st.DataObject) -> None:
     _check(b.net)
 
 
-def test_a_product_needs_a_square_array() -> None:
-    b = Builder(Network(CONFIGS["4x8"]), st.DrawFn, np.random.default_rng(0))  # type: ignore[arg-type]
+def test_a_product_needs_a_batch_of_one() -> None:
+    b = Builder(Network(CONFIGS["batch2"]), st.DrawFn, np.random.default_rng(0))  # type: ignore[arg-type]
     x, y = b.host_input(1, 8, 1, 8), Activation.alone(b.cfg, "y", 1, 8, 1, 8)
     scale = requantise(b.rng, 8, 1000)
     product = ActivationGemm(b.host_input(1, 8, 1, 8), 0, 0)
     b.net.launches[0].append(Layer("", x, y, product=product, requantise=scale))
-    with pytest.raises(LayerErrors, match="batch = 1 and block_in = block_out"):
+    with pytest.raises(LayerErrors, match="two activations needs batch = 1"):
         b.net.build()
 
 
