@@ -137,6 +137,7 @@ def _in_order(parts: Sequence[_Accesses], depth: int) -> _Accesses:
         np.concatenate([getattr(part, name) for part in parts]) for name in ("number", "log", "first", "end")
     )
     order = np.argsort(number, kind="stable")
+    order = order[first[order] < depth]  # wrong programs may access what does not exist
     return _Accesses(number[order], log[order], first[order], np.minimum(end, depth)[order])
 
 

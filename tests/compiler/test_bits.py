@@ -228,7 +228,7 @@ def test_random_models(seed: int, always: None) -> None:
 
 
 def test_the_comparison_sees_a_wrong_padding(monkeypatch: pytest.MonkeyPatch, always: None) -> None:
-    monkeypatch.setattr(BitLevels, "place", lambda self, value: 0)
+    monkeypatch.setattr(BitLevels, "code_of", lambda self, value: 0)
     assert any(compared(seed)[0] for seed in range(7))
 
 

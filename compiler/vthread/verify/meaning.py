@@ -326,7 +326,7 @@ def _product_sums(symbols: Symbols, x: Scalars, pieces: Pieces, layer: Layer, pr
     """Return the sums of a product of two activations, [1, groups of y, 1, width]."""
     windows = np.stack(np.split(_product_windows(symbols, x, layer, product)[0, :, 0], layer.heads))
     weights = _product_weights(symbols, pieces, layer, product)
-    if missing := weights.shape[2] - windows.shape[1]:
+    if (missing := weights.shape[2] - windows.shape[1]) > 0:
         zeros = np.full((len(windows), missing, *windows.shape[2:]), symbols.padding(0))
         windows = np.concatenate([windows, zeros], axis=1)
     sums: Scalars = np.einsum("hgkr,hkprs->hgp", weights, windows)
