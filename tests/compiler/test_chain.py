@@ -134,7 +134,8 @@ def test_slopes_of_channels(data: st.DataObject) -> None:
     x = np.ascontiguousarray(columns.T if len(dims) == 2 else columns.reshape(dims))
     program = celosia.compile(onnx_model, "tiny", place={"*": "accelerator"})
     np.testing.assert_array_equal(Runtime(program).run({"x8": x}).outputs["y8"], expected(onnx_model, x))
-    if not np.any(array == 0):
+    floats = array.astype(np.float32) * np.float32(0.007) if in_bytes else array
+    if not np.any(array == 0) and numerics.fit_slopes(floats, sx, zx, sy, zy, np.dtype(kind)) is not None:
         assert program.launches and program.macs_accelerator == program.macs_total == 0
 
 
