@@ -42,7 +42,7 @@ def excluded_devices_text(reasons: Mapping[str, str]) -> str:
 def tuning_progress(state: NetworkState, limit: int = 16) -> RenderableType:
     """Return the progress of a tuning, and the layers that take the most cycles."""
     table = new_table(
-        "", "layer", ">occurrences", ">points", ">trials", ">compiler's", ">best", ">saved", ">regret at most"
+        "", "layer", ">count", ">points", ">trials", ">compiler's", ">best", ">saved", ">regret at most"
     )
     heavy = sorted(state.subjects, key=lambda s: -s.occurrence.count * min(s.best, 1e18))[:limit]
     for s in heavy:
@@ -56,7 +56,7 @@ def tuning_progress(state: NetworkState, limit: int = 16) -> RenderableType:
 def tuning_result(report: dict[str, Any]) -> Iterator[RenderableType]:
     """Yield a summary of a tuning's result."""
     table = new_table(
-        "Layers; cycles are of two successive runs of a layer", "layer", ">occurrences", ">points", ">trials",
+        "Layers; cycles are of two successive runs of a layer", "layer", ">count", ">points", ">trials",
         ">compiler's", ">best", ">saved", ">regret at most", "taken",
     )  # fmt: skip
     for row in report["layers"]:

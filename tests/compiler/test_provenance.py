@@ -543,7 +543,7 @@ def test_activations_in_the_same_memory_are_found(monkeypatch: pytest.MonkeyPatc
     def plan(lifetimes: list[Lifetime], alignment: int = 64) -> ArenaPlan:
         return ArenaPlan({lifetime.buffer: 0 for lifetime in lifetimes}, max(lifetime.size for lifetime in lifetimes))
 
-    monkeypatch.setattr(image_module, "plan", plan)
+    monkeypatch.setattr(image_module, "plan_memory", plan)
     net, image = _built.__wrapped__(CONFIGS["tiny"])
     with pytest.raises(ProvenanceError, match="instead of"):
         net.verify(image)
