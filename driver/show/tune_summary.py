@@ -41,9 +41,7 @@ def excluded_devices_text(reasons: Mapping[str, str]) -> str:
 
 def tuning_progress(state: NetworkState, limit: int = 16) -> RenderableType:
     """Return the progress of a tuning, and the layers that take the most cycles."""
-    table = new_table(
-        "", "layer", ">count", ">points", ">trials", ">compiler's", ">best", ">saved", ">regret at most"
-    )
+    table = new_table("", "layer", ">count", ">points", ">trials", ">compiler's", ">best", ">saved", ">regret at most")
     heavy = sorted(state.subjects, key=lambda s: -s.occurrence.count * min(s.best, 1e18))[:limit]
     for s in heavy:
         saved = percent(1 - s.best / s.usual) if math.isfinite(s.best) and math.isfinite(s.usual) else "-"
