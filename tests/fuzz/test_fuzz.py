@@ -96,7 +96,7 @@ def test_programs_are_legal_on_every_config(cfg: Config) -> None:
 
 
 def test_random_configs_hold_every_value_that_can_be_simulated() -> None:
-    drawn = [random_config(number) for number in range(300)]
+    drawn = [random_config(number) for number in range(600)]
     for field in fields(Config):
         if field.name in ("name", "trace_depth"):
             continue
