@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from celosia.compiler.expr.nodes import Expr, Tensor, Var, loaded, rewrite, text
@@ -245,11 +246,7 @@ def map_accesses(
 
     change: as in nodes.rewrite. only: a tensor; expressions that do not read it stay as they are, which saves time.
     """
-
-    def rewrite_expr(e: Expr) -> Expr:
-        return rewrite(e, change, only)
-
-    return _map_statement(stmt, rewrite_expr, target)
+    return _map_statement(stmt, partial(rewrite, change=change, only=only), target)
 
 
 def _map_statement(s: Stmt, rewrite_expr: Callable[[Expr], Expr], target: Target) -> Stmt:

@@ -65,12 +65,11 @@ def pad_heads(model: ir.Model, cfg: Config) -> None:
             _heads_before(a, len(shape(a) or ()) - 1, projections),
             _heads_before(b, len(shape(b) or ()) - 2, projections),
         )
-        if queries is not None and keys is not None:
-            zeros = [constant(operand(node, f"{name}_zero_point")) for name in "ab"]
-            known = [int(zero.item()) for zero in zeros if zero is not None and zero.size == 1]
-            zero_of_keys = stored_zero(operand(node, "b_zero_point")) if len(known) == 2 else 0
-            multiple = max(cfg.group, columns_multiple(cfg, queries.size, zero_of_keys))
-            if len(known) == 2 and queries.size % multiple and (queries.code == known[0] or keys.code == known[1]):
+        zeros = [_number(operand(node, f"{name}_zero_point")) for name in "ab"]
+        if queries is not None and keys is not None and None not in zeros:
+            multiple = columns_multiple(cfg, queries.size, stored_zero(operand(node, "b_zero_point")))
+            multiple = max(multiple, cfg.group)
+            if queries.size % multiple and (queries.code == zeros[0] or keys.code == zeros[1]):
                 node.meta[MODEL_COLUMNS] = queries.size, (shape(node.outputs[0]) or ())[-1]
                 for heads in (queries, keys):
                     projections = _pad(heads, multiple, projections)

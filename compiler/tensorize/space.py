@@ -66,8 +66,8 @@ class Workload:
     behind: for each pass of the vector unit that follows in each tile, whether it adds an operand from acc.
     packed: whether weights lie packed in DRAM, so that pieces of the reduction must be whole packs.
     apart: whether the blocks of a pixel lie side by side in DRAM and pixels apart, as in a matrix of several rows.
-    attends: for attention, whose rows are heads and whose columns are queries: (output blocks of
-    keys, input blocks of channels).
+    attends: for attention, whose rows are heads and whose columns are queries: (output blocks of keys,
+    input blocks of channels).
     sum_bytes: bytes of each sum that the output holds; 0 if sums are requantised.
     norm: whether whole rows are normalised.
     one_weight: whether all products are by the same entry of wgt.

@@ -70,6 +70,22 @@ def test_arrays_that_are_not_square(name: str, config: str, tmp_path: Path) -> N
     np.testing.assert_array_equal(result.outputs["y"], expected)
 
 
+@pytest.mark.parametrize("zero", [128, 131])
+def test_operands_of_the_host_whose_columns_fill_no_block(zero: int) -> None:
+    """The host arranges both operands. It may complement their bits only if zeros still fill the entries of wgt."""
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (uint8[1, 2, 5, 4] a, uint8[1, 2, 4, 6] b) => (uint8[1, 2, 5, 6] y)
+        <float s = {{0.02}}, float t = {{0.05}}, uint8 none = {{0}}, uint8 z = {{{zero}}}>
+        {{ y = QLinearMatMul(a, s, none, b, s, z, t, z) }}"""
+    model = onnx.parser.parse_model(text)
+    program = celosia.compile(model, config=RECTANGULAR["8x4"], place={"*": "accelerator"})
+    assert program.macs_accelerator == program.macs_total
+    rng = np.random.default_rng(1)
+    feed = {"a": rng.integers(0, 256, (1, 2, 5, 4), np.uint8), "b": rng.integers(0, 256, (1, 2, 4, 6), np.uint8)}
+    (expected,) = opened(model, int8=True).run(None, feed)
+    np.testing.assert_array_equal(celosia.Runtime(program, "functional").run(feed).outputs["y"], expected)
+
+
 @pytest.mark.rtl
 @pytest.mark.parametrize(
     ("config", "signed"), [("16x8, spread", True), ("8x4", False), ("4x8", False), ("8x4, softmax", True)]

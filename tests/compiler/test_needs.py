@@ -1,4 +1,4 @@
-"""What each instruction must come after is what a comparison of all pairs of instructions says."""
+"""`find_needs` gives each instruction the needs that a comparison of all pairs of instructions gives."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class _Region:
             self._replace_by_norm(end, form, ends[end])
         return True
 
-    # What operators compute ------------------------------------------------------------------------------------
+    # Polynomials of results ------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
         """Fill `tensors`, from the base on, in the order of the graph."""

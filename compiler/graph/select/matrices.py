@@ -239,6 +239,7 @@ def place_activation_product(p: Placement, node: ir.Node) -> None:
         p.held_form(a) != x_form
         and p.held_form(shared) != w_form
         and len(summands(1 - offset_a)) < len(summands(offset_a))
+        and columns_multiple(cfg, depth, 1 - offset_b) == multiple
     ):
         # The host arranges both. It complements all bits, which makes v to -1 - v: an offset of 128 becomes -127.
         x_form, w_form = replace(x_form, inverted=True), replace(w_form, inverted=True)
@@ -256,7 +257,7 @@ def place_activation_product(p: Placement, node: ir.Node) -> None:
         columns, 0, int(multiplier[0]), int(shift[0]), stored_zero(operand(node, "y_zero_point"))
     )
     model_depth, model_columns = node.meta.get(MODEL_COLUMNS, (depth, columns))
-    x_columns = pack.blocks(depth, multiple) * multiple if multiple > 1 else depth
+    x_columns = pack.blocks(depth, multiple) * multiple
     filling = rows * (x_columns * columns - model_depth * model_columns)
     layers = [
         Layer(
