@@ -58,7 +58,8 @@ Place = Annotated[
     typer.Option(
         metavar="NODE=cpu|NODE=accelerator|cost",
         help="Run the operator NODE on the CPU or on the accelerator; may be repeated. cost: run each launch on the "
-        "CPU if the estimate for the CPU is lower.",
+        "CPU if the estimate for the CPU is lower. By default only launches without products, softmax and "
+        "normalisations are compared.",
     ),
 ]
 NoCheck = Annotated[
@@ -98,8 +99,9 @@ Rounding = Annotated[
     str | None,
     typer.Option(
         metavar="onnxruntime|correct|bytes",
-        help="Round normalisations, sums, averages and products as onnxruntime's floats do, or correctly, in integers. "
-        "bytes: also round float tensors between quantised ones to bytes, so that the accelerator computes them.",
+        help="How normalisations, sums, averages and products are rounded. onnxruntime: as onnxruntime's floats are. "
+        "correct: the exact result is rounded, in integers. bytes: as correct, and float tensors between quantised ones "
+        "become bytes, too, which the accelerator can compute.",
     ),
 ]
 Inputs = Annotated[

@@ -208,98 +208,100 @@ class Config:
         1,
         1,
         16,
-        "images in a step of gemm",
-        "arrays, vector lanes and bytes of inp, acc, vin and out grow with it; pays where as many images run at once",
+        "images that GEMM multiplies in a cycle",
+        "arrays, vector lanes and bytes of inp, acc, vin and out grow with it; it pays if that many images run at"
+        " the same time",
     )
     block_in: int = _integer_field(
         16,
         2,
         128,
-        "input channels in a step of gemm",
-        "multipliers; entries of inp and wgt grow with it; layers of fewer channels leave rows of the array idle",
+        "input channels that GEMM multiplies in a cycle",
+        "multipliers and entries of inp and wgt grow with it; layers with fewer channels leave rows of the array idle",
     )
     block_out: int = _integer_field(
         16,
         2,
         128,
-        "output channels in a step of gemm",
-        "multipliers and vector lanes; entries of wgt, acc, vin, out and par grow with it",
+        "output channels that GEMM multiplies in a cycle",
+        "multipliers, vector lanes, and entries of wgt, acc, vin, out and par grow with it",
     )
     bus_bytes: int = _integer_field(
         8,
         4,
         128,
         "width of the AXI4 data bus",
-        "aligners and queues of load, store and fetch; no board's port moves more than its memory: 8 on a "
-        "Zynq-7000, 16 on an UltraScale+",
+        "aligners and queues of load, store and fetch grow with it; a board's memory port has 8 bytes on a "
+        "Zynq-7000 and 16 on an UltraScale+; a wider bus is for simulation",
     )
     inp_depth: int = _integer_field(
         4096,
         16,
         1 << 20,
         "entries of inp: activations for gemm",
-        "block RAM; too few, and activations are loaded again",
+        "costs block RAM; with too few entries, activations are loaded more than once",
     )
     wgt_depth: int = _integer_field(
         1024,
         8,
         1 << 20,
         "entries of wgt: weights",
-        "block RAM, the widest entries; too few, and weights are loaded again",
+        "costs block RAM, more for each entry than other scratchpads; with too few entries, weights are loaded "
+        "more than once",
     )
     acc_depth: int = _integer_field(
         2048,
         16,
         1 << 20,
         "entries of acc: int32 sums, in two banks",
-        "block RAM; bounds the tile of outputs",
+        "costs block RAM; limits the size of the tile of outputs",
     )
     vin_depth: int = _integer_field(
         2048,
         16,
         1 << 20,
         "entries of vin: the vector unit's operands",
-        "block RAM; bounds residuals and depthwise tiles",
+        "costs block RAM; limits the size of residuals and depthwise tiles",
     )
     out_depth: int = _integer_field(
         1024,
         16,
         1 << 20,
         "entries of out: results to be stored",
-        "block RAM; bounds the tile of outputs",
+        "costs block RAM; limits the size of the tile of outputs",
     )
     par_depth: int = _integer_field(
         64,
         4,
         1 << 12,
         "entries of par: bias, multiplier and shift of channels",
-        "LUTs or block RAM, 64 bits a channel",
+        "costs LUTs or block RAM, 64 bits for each channel of an entry",
     )
     lut_count: int = _integer_field(
         2,
         1,
         16,
         "tables of 256 bytes",
-        "LUTs or block RAM in each lane",
+        "costs LUTs or block RAM in each lane of the vector unit",
     )
     queue_depth: int = _integer_field(
         16,
         2,
         256,
         "instructions waiting in front of each unit",
-        "LUTs: the bits of an instruction each",
+        "costs LUTs, in which each place holds a whole instruction",
     )
     token_bits: int = _integer_field(
         8,
         2,
         16,
         "width of each semaphore between two units",
-        "a few LUTs",
+        "costs a few LUTs",
         powers=False,
     )
     packed: bool = _bool_field(
         True,
-        "two products of gemm share one multiplication of 25 x 8 bits",
+        "GEMM computes two products by one multiplication of 25 x 8 bits",
         "halves the DSP blocks of the array on Xilinx devices; use false for others",
     )
     taps: int = _integer_field(
@@ -307,8 +309,8 @@ class Config:
         0,
         16,
         "entries of vin that the vector unit multiplies by weights and adds in a cycle; 0: none",
-        "multipliers in each lane, half of them in LUTs; with taps, depthwise convolutions run in the vector unit, not "
-        "in gemm",
+        "costs multipliers in each lane, half of them in LUTs; with taps, depthwise convolutions run in the "
+        "vector unit, not in GEMM",
         powers=False,
     )
     tap_depth: int = _integer_field(
@@ -316,46 +318,48 @@ class Config:
         4,
         1 << 12,
         "entries of tap: weights for taps",
-        "block RAM, only with taps",
+        "costs block RAM if `taps` is not 0",
     )
     forward: bool = _bool_field(
         False,
         "the vector unit also writes inp and vin",
-        "285 LUTs of `pynq`; intermediate results of a block of layers stay on chip",
+        "costs 285 LUTs on `pynq`; intermediate results of a block of layers stay on chip",
     )
     residual_cycles: int = _integer_field(
         1,
         1,
         4,
         "cycles that an entry with a residual takes",
-        "saves hardware: 2 is 3,366 LUTs and 16 DSP blocks less of `pynq`, and half the rate of residual additions",
+        "2 saves 3,366 LUTs and 16 DSP blocks on `pynq`, and halves the rate of residual additions",
     )
     ports: int = _integer_field(
         1,
         1,
         2,
         "read ports to memory; the second is for weights and parameters",
-        "a second channel of LOAD, and a port of the board; pays where activations and weights are loaded at once",
+        "2 costs a second channel of LOAD and a memory port of the board; it pays if activations and weights are "
+        "loaded at once",
     )
     trace_depth: int = _integer_field(
         0,
         0,
         1 << 16,
         "starts and ends of instructions that the event trace of a run keeps; 0: no trace",
-        "two block RAMs for 1,024 events; `celosia run --trace` writes the timeline of a board",
+        "costs two block RAMs for 1,024 events; `celosia run --trace` writes the timeline of a board",
         powers=False,
         later=True,
     )
     alu: bool = _bool_field(
         True,
         "the vector unit has ADD, MAX, MIN and SHR, and reductions by MIN",
-        "with `int32` 250 LUTs a lane (1,018 of `tiny`); for kernels written by hand: no compiled Program uses them",
+        "`alu` and `int32` together cost 250 LUTs a lane, 1,018 on `tiny`; for kernels written by hand: no "
+        "compiled Program uses them",
         later=True,
     )
     int32: bool = _bool_field(
         True,
         "the vector unit also writes acc, and LOAD can bring int32 to acc, not only int8",
-        "LUTs, see `alu`; for kernels written by hand: no compiled Program uses it",
+        "costs LUTs, see `alu`; for kernels written by hand: no compiled Program uses it",
         later=True,
     )
     pump: int = _integer_field(
@@ -372,8 +376,9 @@ class Config:
         16,
         "elements of a softmax that the vector unit adds up, and divides, in a cycle; up to block_out / 4, with "
         "taps = 2 and more up to block_out / 2; 0: none",
-        "for each element a float adder and a divider, 775 LUTs, and a block RAM: 4 are 4,196 LUTs of `pynq`; with "
-        "block_out / 2 the matrix products bound attention, not softmax; with 0 softmax runs on the CPU",
+        "each element costs a float adder and a divider, 775 LUTs, and a block RAM; 4 cost 4,196 LUTs on `pynq`; "
+        "with block_out / 2, GEMM and not the softmax engine limits the speed of attention; with 0, softmax runs "
+        "on the CPU",
         powers=False,
         later=True,
     )
@@ -383,15 +388,15 @@ class Config:
         8,
         "4, 2 or 1: LOAD expands weights of so many bits to int8 on their way to wgt, each 32 weights by one of 16 "
         "codebooks; 8: no expansion",
-        "half a block RAM for each byte of the bus, and LUTs, 290 of `pynq` with 4; weights of 4, 2 or 1 bits take "
-        "33/64, 17/64 or 9/64 of the DRAM and of the bus traffic of int8",
+        "costs half a block RAM for each byte of the bus, and LUTs: 290 on `pynq` with 4; weights of 4, 2 or 1 "
+        "bits take 33/64, 17/64 or 9/64 of the DRAM and of the bus traffic of int8",
         later=True,
     )
     sums: bool = _bool_field(
         False,
         "the vector unit has BYTE, which stores int32 sums unscaled, a byte at a time",
-        "10 LUTs a lane, 160 of `pynq`; MatMulNBits at accuracy_level 4 runs on the accelerator, and its float epilogue"
-        " on the CPU",
+        "costs 10 LUTs a lane, 160 on `pynq`; with it, MatMulNBits at accuracy_level 4 runs on the accelerator, "
+        "and the CPU multiplies its sums by the scales in floats",
         later=True,
     )
     norm: int = _integer_field(
@@ -400,9 +405,9 @@ class Config:
         128,
         "elements of a LayerNorm or RMSNorm that the vector unit squares and adds up in a cycle, up to block_out; 0: "
         "none",
-        "squarers, adders and a square root, and 67 LUTs in each lane of the vector unit: 8 are 3,945 LUTs of `pynq`"
-        " and no DSP block; before its results a row takes `block_out / norm` cycles an entry, 32 at least; with 0"
-        " norms run on the CPU",
+        "costs squarers, adders, a square root, and 67 LUTs in each lane of the vector unit; 8 cost 3,945 LUTs "
+        "and no DSP block on `pynq`; the sums of a row take `block_out / norm` cycles an entry, and at least 32 "
+        "cycles; with 0, norms run on the CPU",
         powers=False,
         later=True,
     )

@@ -38,64 +38,6 @@ error for a Config that breaks a rule names the field, its value, and what is po
 """
 """Text after the table of fields."""
 
-REWORDED = {
-    "bytes of inp, acc, vin and out grow with it; pays where as many images run at once": (
-        "bytes of inp, acc, vin and out grow with it; it pays if that many images run at the same time"
-    ),
-    "multipliers; entries of inp and wgt grow with it; layers of fewer channels": (
-        "multipliers and entries of inp and wgt grow with it; layers with fewer channels"
-    ),
-    "multipliers and vector lanes; entries of": "multipliers, vector lanes, and entries of",
-    "aligners and queues of load, store and fetch; no board's port moves more than its memory: 8 on a Zynq-7000, 16 on "
-    "an UltraScale+": (
-        "aligners and queues of load, store and fetch grow with it; a board's memory port has 8 bytes on a Zynq-7000 "
-        "and 16 on an UltraScale+; a wider bus is for simulation"
-    ),
-    "block RAM; too few, and activations are loaded again": (
-        "costs block RAM; with too few entries, activations are loaded more than once"
-    ),
-    "block RAM, the widest entries; too few, and weights are loaded again": (
-        "costs block RAM, more for each entry than other scratchpads; with too few entries, weights are loaded more "
-        "than once"
-    ),
-    "block RAM; bounds": "costs block RAM; limits the size of",
-    "LUTs or block RAM, 64 bits a channel": "costs LUTs or block RAM, 64 bits for each channel of an entry",
-    "LUTs or block RAM in each lane": "costs LUTs or block RAM in each lane of the vector unit",
-    "LUTs: the bits of an instruction each": "costs LUTs, in which each place holds a whole instruction",
-    "a few LUTs": "costs a few LUTs",
-    "multipliers in each lane, half": "costs multipliers in each lane, half",
-    "block RAM, only with taps": "costs block RAM if `taps` is not 0",
-    "285 LUTs of `pynq`": "costs 285 LUTs on `pynq`",
-    "saves hardware: 2 is 3,366 LUTs and 16 DSP blocks less of `pynq`, and half the rate": (
-        "2 saves 3,366 LUTs and 16 DSP blocks on `pynq`, and halves the rate"
-    ),
-    "a second channel of LOAD, and a port of the board; pays where": (
-        "2 costs a second channel of LOAD and a memory port of the board; it pays if"
-    ),
-    "two block RAMs for 1,024": "costs two block RAMs for 1,024",
-    "with `int32` 250 LUTs a lane (1,018 of `tiny`)": "costs, with `int32`, 250 LUTs a lane (1,018 on `tiny`)",
-    "LUTs, see `alu`": "costs LUTs, see `alu`",
-    "for each element a float adder and a divider, 775 LUTs, and a block RAM: 4 are 4,196 LUTs of `pynq`; with": (
-        "each element costs a float adder and a divider, 775 LUTs, and a block RAM; 4 cost 4,196 LUTs on `pynq`; with"
-    ),
-    "with 0 softmax runs": "with 0, softmax runs",
-    "half a block RAM for each byte of the bus, and LUTs, 290 of `pynq` with 4": (
-        "costs half a block RAM for each byte of the bus, and LUTs: 290 on `pynq` with 4"
-    ),
-    "10 LUTs a lane, 160 of `pynq`; MatMulNBits": "costs 10 LUTs a lane, 160 on `pynq`; with it, MatMulNBits",
-    "squarers, adders and a square root, and 67 LUTs in each lane of the vector unit: 8 are 3,945 LUTs of `pynq` and "
-    "no DSP block; before its results a row takes `block_out / norm` cycles an entry, 32 at least; with 0 norms run": (
-        "costs squarers, adders, a square root, and 67 LUTs in each lane of the vector unit; 8 cost 3,945 LUTs and no "
-        "DSP block on `pynq`; the sums of a row take `block_out / norm` cycles an entry, and at least 32 cycles; with "
-        "0, norms run"
-    ),
-}
-"""Words of the declared costs, and the words that the page has in their place.
-
-The digest of the hardware covers the strings of the declarations. Their words therefore change only together with the
-hardware: a driver would refuse a bitstream that differs from its sources in words alone.
-"""
-
 
 def config_markdown() -> str:
     """Return the text of docs/configs.md: a table of fields, the rules between fields, and a table of presets."""
@@ -117,10 +59,7 @@ def _field_table() -> Iterator[str]:
     for field in dataclasses.fields(Config):
         if spec := field_specs().get(field.name):
             values = f"{_value(field.default)} | {describe_limits(field.name)}"
-            cost = spec.cost
-            for declared, printed in REWORDED.items():
-                cost = cost.replace(declared, printed)
-            yield f"| `{field.name}` | {spec.meaning} | {values} | {cost} |"
+            yield f"| `{field.name}` | {spec.meaning} | {values} | {spec.cost} |"
     yield ""
 
 

@@ -212,9 +212,13 @@ TAP_LOOPS = ("n", "r", "s")
 def _header_fields() -> tuple[Field, ...]:
     """Declare the fields that every instruction begins with: opcode and token masks."""
     return (
-        Field("opcode", 3, "Which instruction this is."),
-        Field("wait", 4, "Units to take one token from before starting: a bit each for LOAD, GEMM, VECTOR, STORE."),
-        Field("post", 4, "Units to give one token to when the last write is done."),
+        Field("opcode", 3, "The instruction: see [Values of fields](#values-of-fields)."),
+        Field("wait", 4, "The instruction takes one token from each of these units before it starts. Bit i is unit i."),
+        Field(
+            "post",
+            4,
+            "The instruction gives one token to each of these units when its last write is done. Bit i is unit i.",
+        ),
     )
 
 
@@ -252,6 +256,8 @@ def _load_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
     ]
     destinations = [buffer.name for buffer in Buffer if buffer in buffers(cfg) or buffer <= Buffer.EXP]
     buffer_doc = f"Destination: {', '.join(destinations[:-1])} or {destinations[-1]}."
+    if cfg.weight_bits == 8:
+        buffer_doc += " Configs with `weight_bits` below 8 add BOOK and a fourth bit."
     return Format(
         Opcode.LOAD,
         "Copies a block of up to three dimensions from DRAM to a scratchpad, with padding around its rows and columns.",
@@ -267,7 +273,7 @@ def _load_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
             Field("x_size", X_BITS, "Elements in a row, consecutive in DRAM, at least 1."),
             Field("y_size", YZ_BITS, "Rows in a plane, at least 1."),
             Field("z_size", YZ_BITS, "Planes, at least 1."),
-            Field("sram_base", address_bits, "First element written (of the padded block)."),
+            Field("sram_base", address_bits, "Address of the first element of the block with its padding."),
             Field("sram_x", address_bits, "Step between elements of a row."),
             Field("sram_y", address_bits, "Step between rows."),
             Field("sram_z", address_bits, "Step between planes."),
@@ -275,7 +281,7 @@ def _load_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
             Field("pad_bottom", PAD_BITS, "Rows of padding after the last row."),
             Field("pad_left", PAD_BITS, "Elements of padding before each row."),
             Field("pad_right", PAD_BITS, "Elements of padding after each row."),
-            Field("pad_value", 8, "Value of every byte of padding (ACC: of every int32).", signed=True),
+            Field("pad_value", 8, "Value of each byte of padding, or of each int32 for ACC.", signed=True),
         ),
         limit,
     )
@@ -285,7 +291,8 @@ def _gemm_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
     """Declare the format of GEMM."""
     return Format(
         Opcode.GEMM,
-        "acc[d] (=|+=) sum of inp[s] . wgt[w] transposed, over loops k, r, s, for every n, y, x.",
+        "Multiplies matrices. In each iteration of loops n, y and x, it sums the products `inp · wgtᵀ` over loops"
+        " k, r and s. The sum overwrites an entry of acc, or is added to it.",
         (
             *_header_fields(),
             Field("accumulate", 1, "Add to the entry of acc instead of overwriting it."),
@@ -304,29 +311,42 @@ def _vector_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
     a_bits, dst_bits = max(bits["acc"], bits["vin"]), max(bits["acc"], bits["out"])
     softmax, norm = cfg.softmax > 0, cfg.norm > 0
     row_operations = " and ".join(["softmax"] * softmax + ["norm"] * norm)
-    imm = "B where b_source is IMM." + f" {row_operations}: unused values of a row's last entry." * bool(row_operations)
+    imm = "Operand B if b_source is IMM." + f" {row_operations}: unused values of a row's last entry." * bool(
+        row_operations
+    )
     constant = "rescale_add: constant." + " norm: epsilon, see sim/functional/norm.py." * norm
     if cfg.forward:
         dst_bits = max(dst_bits, bits["vin"], pads["inp"].part_address_bits(pads["out"].width))
     return Format(
         Opcode.VECTOR,
-        "Reduces a window, combines with a second operand, requantises, looks up, adds a rescaled residual, clips.",
+        "Computes one result in each iteration of loops n, y and x. Loops r and s reduce a window of operand A to"
+        " a value v. The other operations change v, in this order: combine it with operand B, requantise, clip, "
+        "look up in a table, add a rescaled residual.",
         (
             *_header_fields(),
             Field("a_source", 1, "Operand A: ACC (int32) or VIN (int8)."),
-            Field("b_source", 1, "Operand B: IMM or VIN; VIN only where A is ACC."),
-            Field("destination", 2, "ACC (int32), or OUT, INP or VIN (int8)."),
+            Field("b_source", 1, "Operand B: IMM or VIN; VIN only if A is ACC."),
+            Field(
+                "destination",
+                2,
+                "Scratchpad of the result: ACC (int32), or OUT, INP or VIN (int8). In INP, an address counts parts of"
+                " an entry that are as large as an entry of OUT.",
+            ),
             Field(
                 "taps",
                 1,
-                "A is the sum of `taps` entries of VIN (the Config's field), each times its part of an entry of TAP.",
+                "A is a sum over as many neighbouring entries of VIN as the Config has `taps`. Each entry is "
+                "multiplied by its weights in an entry of TAP.",
             ),
-            Field("reduce_op", max(ReduceOp).bit_length(), "How loops r and s combine A: ADD, MAX, MIN."),
+            Field(
+                "reduce_op", max(ReduceOp).bit_length(), "Operation that reduces A over loops r and s: ADD, MAX or MIN."
+            ),
             Field(
                 "binary_op",
                 max(BinaryOp).bit_length(),
-                "v = A op B: NONE, ADD, MAX, MIN, MUL (low 16 bits of each), SHR (by B's low 5 bits), "
-                "BYTE (that of B's low 2 bits, signed).",
+                "Operation that combines v with B: NONE (v stays), ADD, MAX, MIN, MUL (of the low 16 bits of "
+                "each, signed), SHR (right shift by B's low 5 bits), BYTE (the byte of v whose number, from 0 to "
+                "3, is B's low 2 bits; the byte is a signed value).",
             ),
             *(
                 [
@@ -349,13 +369,18 @@ def _vector_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
                 * norm
             ),
             *([Field("centre", 1, "norm: subtract the mean of the row first.")] * norm),
-            Field("requantise", 1, "Scale v per channel by the entry of par, round, add zero_point."),
-            Field("lookup", 1, "Replace v, clipped to clip_lo..clip_hi, by its table entry."),
-            Field("table", bits["lut"], "Which table."),
+            Field(
+                "requantise",
+                1,
+                "Replace v by (v + bias) * multiplier / 2^shift, round it, and add zero_point. Each channel has its "
+                "own bias, multiplier and shift in an entry of par.",
+            ),
+            Field("lookup", 1, "Replace v, clipped to clip_lo..clip_hi, by its value in the table."),
+            Field("table", bits["lut"], "Number of the table for lookup."),
             Field(
                 "rescale_add",
                 1,
-                "Residual: v = (v * scale_v + B * scale_b + scale_c) / 2^scale_shift, rounded; B from VIN.",
+                "Add a residual: v = (v * scale_v + B * scale_b + scale_c) / 2^scale_shift, rounded; B from VIN.",
             ),
             *_extent_fields(VECTOR_LOOPS),
             *_address_fields("dst", dst_bits, OUTER_LOOPS, "First entry written."),
@@ -363,13 +388,19 @@ def _vector_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
             *_address_fields("b", bits["vin"], OUTER_LOOPS, "First entry of B."),
             *_address_fields("par", bits["par"], OUTER_LOOPS, "First entry of par."),
             *(_address_fields("tap", bits["tap"], TAP_LOOPS, "First entry of tap.") if cfg.taps else ()),
-            Field("a_offset", 9, "Added to every A before the reduction.", signed=True),
-            Field("b_offset", 9, "Added to B in the binary operation.", signed=True),
+            Field("a_offset", 9, "Number added to each value of A before the reduction.", signed=True),
+            Field("b_offset", 9, "Number added to B before the binary operation.", signed=True),
             # Without alu, only MUL uses imm, and MUL takes 16 bits. 16 bits keep an instruction with norm in 64 bytes.
             Field("imm", 16 if norm and not cfg.alu else 32, imm, signed=True),
-            Field("zero_point", 8, "Added after requantising.", signed=True),
-            Field("clip_lo", 8, "Smallest value of the int8 stage.", signed=True),
-            Field("clip_hi", 8, "Largest value of the int8 stage.", signed=True),
+            Field("zero_point", 8, "Number that requantise adds.", signed=True),
+            Field(
+                "clip_lo",
+                8,
+                "Smallest v after the clip. The clip is left out only if VECTOR writes ACC without requantise, lookup"
+                " and rescale_add.",
+                signed=True,
+            ),
+            Field("clip_hi", 8, "Largest v after the clip.", signed=True),
             Field("scale_v", 32, "rescale_add: factor of v.", signed=True),
             Field("scale_b", 32, "rescale_add: factor of B.", signed=True),
             Field("scale_c", 48, constant, signed=True),
@@ -386,7 +417,7 @@ def _store_format(cfg: Config, pads: Pads, limit: int | None) -> Format:
     address_bits = pads["out"].piece_bits
     return Format(
         Opcode.STORE,
-        "Copies a block of up to three dimensions of pieces from out to DRAM.",
+        "Copies a block of pieces, of up to three dimensions, from scratchpad out to DRAM.",
         (
             *_header_fields(),
             Field("dram_addr", 32, "First byte, relative to the DMA base."),

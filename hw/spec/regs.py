@@ -93,42 +93,46 @@ _RUN: _Rows = (
     ("magic", Access.READ, 'Always 0x43454C4F ("CELO").'),
     ("identity", Access.READ, "First 32 bits of the Config's digest."),
     ("sources", Access.READ, "First 32 bits of the digest of the hardware's sources."),
-    ("control", Access.WRITE, "Bit 0 starts a run, bit 1 ends one and has priority; reads as 0."),
+    ("control", Access.WRITE, "Bit 0 starts a run. Bit 1 ends a run, and has priority. The register reads as 0."),
     (
         "status",
         Access.READ,
-        "Bit 0 busy, bit 1 done, bits 8 to 15 the error code. Bit 2 stuck: done, but responses of memory are still "
-        "outstanding; no run starts before they have come.",
+        "Bit 0: a run is busy. Bit 1: the run is done. Bit 2: the run is done, but responses of memory are still "
+        "outstanding; no run starts before they arrive. Bits 8 to 15: the [error code](#error-codes).",
     ),
     (
         "error_index",
         Access.READ,
-        "Number of the instruction that caused the error, from 0. For the watchdog, a lease and an abort: the oldest "
-        "instruction that waits for a token or, if none waits, the last one that started.",
+        "Number of the instruction that caused the error, from 0. After WATCHDOG, LEASE and ABORTED it is the "
+        "oldest instruction that waits for a token or, if none waits, the last one that started.",
     ),
     ("runs", Access.READ, "Number of runs started since the reset, modulo 2^32."),
     (
         "instr_addr",
         Access.SETUP,
-        "First instruction: byte offset from the DMA base, a multiple of an instruction's bytes.",
+        "Byte offset of the first instruction from the DMA base, a multiple of an instruction's size.",
     ),
     ("instr_count", Access.SETUP, "Number of instructions."),
-    ("dma_base_lo", Access.SETUP, "Physical address of DRAM offset 0, low half; a multiple of 4096."),
-    ("dma_base_hi", Access.SETUP, "High half."),
-    ("dma_size", Access.SETUP, "Bytes from the base that the accelerator may read and write."),
+    (
+        "dma_base_lo",
+        Access.SETUP,
+        "Low half of the DMA base: the physical address of DRAM offset 0, a multiple of 4096.",
+    ),
+    ("dma_base_hi", Access.SETUP, "High half of the DMA base."),
+    ("dma_size", Access.SETUP, "Number of bytes from the DMA base that the accelerator may read and write."),
     (
         "watchdog",
         Access.WRITE,
-        "Cycles without progress of any unit, and without a response of memory, after which the run ends in an "
-        "error; 0: never.",
+        "The run ends with an error after this number of cycles in which no unit makes progress and no response "
+        "of memory arrives. 0: never.",
     ),
     (
         "lease",
         Access.WRITE,
-        "Cycles from the start, or from the last write of this register, after which the run ends in an error: a "
-        "host that waits for a run writes it again and again; 0: never.",
+        "The run ends with an error this number of cycles after its start, or after the last write of this "
+        "register. A host that waits for a run renews this lease by writing the register repeatedly. 0: never.",
     ),
-    ("irq_enable", Access.WRITE, "Bit 0: raise the interrupt while done."),
+    ("irq_enable", Access.WRITE, "Bit 0: raise the interrupt while bit 1 of `status` is 1."),
 )
 """Registers that identify the hardware and control a run: name, access, meaning."""
 
@@ -136,14 +140,14 @@ _TRACE: _Rows = (
     (
         "trace_count",
         Access.READ,
-        "Events of the run; the trace buffer holds the last `trace_depth` of them.",
+        "Number of events of the run. The trace buffer holds the last `trace_depth` of them.",
     ),
     ("trace_at", Access.WRITE, "Selects an event of the trace buffer: its number, from 0, modulo `trace_depth`."),
     (
         "trace_event",
         Access.READ,
-        "The selected event. Bit 0: the instruction is done, else it starts; bits 1 to 2: its unit; the others: its "
-        "number.",
+        "The selected event. Bit 0: 1 if an instruction ends, 0 if it starts. Bits 1 and 2: its unit. The other "
+        "bits: its number.",
     ),
     ("trace_cycle", Access.READ, "Time of the selected event: cycles from the start, modulo 2^32."),
 )
@@ -161,9 +165,21 @@ def _counters() -> Iterator[tuple[str, str]]:
     yield "write_beats", "Beats sent on the AXI write channel"
     for unit in Unit:
         for suffix, doc, channels in (
-            ("busy", "cycles in which it moved a beat or did a tile operation", ", summed over its channels"),
-            ("wait_token", "cycles in which its next instruction waited for a token", ""),
-            ("wait_memory", "cycles in which it was held up by memory", ", summed over its channels"),
+            (
+                "busy",
+                "Cycles in which the unit moved a beat or executed a step of its loops",
+                ", summed over its channels",
+            ),
+            (
+                "wait_token",
+                "Cycles in which the unit's next instruction waited to take a token, or for room to give one",
+                "",
+            ),
+            (
+                "wait_memory",
+                "Cycles in which a started instruction waited for memory or for a port of a scratchpad",
+                ", summed over its channels",
+            ),
         ):
             yield f"{unit.name.lower()}_{suffix}", f"{unit.name}: {doc}{channels if unit == Unit.LOAD else ''}"
 

@@ -17,8 +17,8 @@ from proofs.declare import Method, all_properties
 from proofs.run import ProofError, Row, run_all, summary
 
 COUNTS = (
-    "{proved} of {properties} properties proved, {caught} of {mutants} mutants caught; "
-    "{seconds:.0f} s of processor time when they were tried"
+    "{proved} of {properties} properties are proved, and {caught} of {mutants} mutants (planted faults) are caught. "
+    "The proofs took {seconds:.0f} s of processor time"
 )
 CONSOLE = Console(width=None if sys.stdout.isatty() else 150)
 
@@ -61,7 +61,9 @@ def _depth(row: Row) -> str:
 
 def _markdown(rows: list[Row], counts: dict[str, float]) -> str:
     lines = [
-        "# Proved", "", f"Written by `make prove`. {COUNTS.format(**counts)}.", "",
+        "# Proved", "",
+        "`python -m proofs --markdown FILE` writes this page; [proofs.md](proofs.md) explains the properties.",
+        f"{COUNTS.format(**counts)}.", "",
         "| property | method | depth | CPU s | mutants, all caught |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for row in rows:
