@@ -100,8 +100,8 @@ Rounding = Annotated[
     typer.Option(
         metavar="onnxruntime|correct|bytes",
         help="How normalisations, sums, averages and products are rounded. onnxruntime: as onnxruntime's floats are. "
-        "correct: the exact result is rounded, in integers. bytes: as correct, and float tensors between quantised ones "
-        "become bytes, too, which the accelerator can compute.",
+        "correct: the exact result is rounded. bytes: as correct, and float tensors between quantised ones become "
+        "bytes, too, which the accelerator can compute.",
     ),
 ]
 Inputs = Annotated[

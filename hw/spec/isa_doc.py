@@ -50,7 +50,7 @@ REQUIREMENTS = {
     "A and B are both VIN": "A and B do not both come from VIN",
     "the Config has no taps": "`taps` needs a Config with taps",
 }
-"""For each condition that makes an instruction illegal, as errors word it: the requirement, as this document words it."""
+"""The requirement, as this document words it, by the condition that makes an instruction illegal, as errors word it."""
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> Iterator[str]:
