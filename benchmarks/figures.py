@@ -381,11 +381,12 @@ HEAD = """# Figures
 
 Written by `python -m benchmarks figures` from [figures.json](figures.json); do not edit. Benchmarks record here what
 they measure: the value, the command, the processor, and the last commit that changed what was measured (with a + for
-uncommitted changes). The other pages quote these figures by name, and a test compares. The last column says which
-folders have changed since a figure was measured. `make figures` measures those figures again, tables excepted.
+uncommitted changes). The other pages quote these figures by name, and a test compares the quotes with this list. The
+last column says which folders have changed since a figure was measured. `make figures` measures these figures again,
+but not the tables of other pages.
 
-Where nothing else is said, cycles are those of preset `pynq` (16×16, 64-bit bus) on the memory model `zynq-hp`.
-`CELOSIA_MODELS` names the folder of the models that are not made here."""
+Unless a row says otherwise, cycles are those of the preset `pynq` (16×16, 64-bit bus) on the memory model `zynq-hp`.
+`CELOSIA_MODELS` names the folder of models that the benchmarks do not generate themselves."""
 
 
 def listing(catalogue: Catalogue, entries: dict[str, Entry], root: Path = ROOT) -> str:

@@ -25,7 +25,7 @@ EXCLUSIONS: tuple[Exclusion, ...] = (
         "floats between DequantizeLinear and QuantizeLinear", "QuantizeLinear", 1, True,
         "onnxruntime has no integer operator and computes float32 in an order of its own (means, ConvTranspose, "
         "products before a Relu that the quantised range does not make superfluous, Atan, "
-        "16-bit tensors); what lies within that rounding of a tie goes either way",
+        "16-bit tensors); a value that lies nearer to a tie than this rounding error may be rounded up or down",
     ),
 )  # fmt: skip
 
