@@ -4,7 +4,7 @@ compile          the stages of a compilation, one after the other, with the self
                  the refusal of Programs that a board cannot run; options: its arguments; switches: parts to
                  leave out (passes: by their names in graph/pipeline)
 frontend         imports the model and runs the passes over its graph (graph/); which inner tensors a Program returns
-                 for debugging; which models need more memory than this machine has
+                 for debugging; which models need more memory than this machine has; of which flaws of a model it warns
 lowering         tries to lower the graph until it fits: which operators become layers, launches and instructions;
                  which stay on the CPU because the user wants it or a launch would be slower (cycles that a launch
                  costs the host: here; cycles of an operator on the CPU: graph/cost)

@@ -89,7 +89,7 @@ class Part:
     """A tensor that consists of columns of a projection.
 
     columns: the projection's columns, in the order in which the tensor has them. sizes: the shape to which a projection
-    by these columns is reshaped. perm: then transposed.
+    by these columns is reshaped, with axes split so that each axis is rows or columns. perm: of the Transpose after it.
     """
 
     value: ir.Value
@@ -421,7 +421,10 @@ def _axis_of_columns(node: ir.Node, value: ir.Value, array: NDArray[Any], projec
 
 
 def _replace(part: Part, value: ir.Value) -> None:
-    """Let the readers of a part read `value`, a projection by its columns, reshaped and transposed."""
+    """Let the readers of a part read `value`, a projection by its columns.
+
+    It is reshaped to `part.sizes`, transposed, and reshaped to the shape of the part.
+    """
     old, dims = part.value, shape(part.value) or ()
     graph = value.producer().graph  # type: ignore[union-attr]
     assert isinstance(graph, ir.Graph)

@@ -250,7 +250,7 @@ RESERVED = "celosia.names"
 
 
 def reserve_names(graph: ir.Graph) -> None:
-    """Reserve the names of all values, so that `derived_name` never gives them to others, even after their removal."""
+    """Reserve the names of all values: `derived_name` gives them to no new value, even after their removal."""
     reserved = frozenset(value_names(graph))
     for any_graph in (graph, *graph.subgraphs()):
         any_graph.meta[RESERVED] = reserved

@@ -107,7 +107,7 @@ def fit_float_add(
     sa: float, za: int, sb: float, zb: int, sc: float, zc: int, dtype: DTypeLike, a: Array | None = None,
     b: Array | None = None,
 ) -> RescaleAdd | None:  # fmt: skip
-    """Find integers with which `rescale_add` equals `float_add` on all pairs, or None.
+    """Find integers with which `rescale_add` equals `float_add` on all pairs of bytes that can occur, or None.
 
     For the arguments see `fit_rescale_add`.
     """

@@ -163,8 +163,9 @@ lacks it.
 
 
 def changes(before: BytesGraph, after: BytesGraph) -> dict[str, list[dict[str, Any]]]:
-    """List the operators of each graph that the other one lacks, and those next to them (with `changed` false). A
-    product and its requantisation are one node.
+    """List the operators of each graph that the other one lacks, and those next to them (with `changed` false).
+
+    The pictures of a report show them. A product and its requantisation are one node.
     """
     return {
         "before": _changed_and_adjacent(before, after.operations),

@@ -14,10 +14,11 @@ roofline           how many cycles a tiling of one layer takes, by an estimate, 
                    block: block_space)
 templates          by which scheduling primitives a tiling becomes loops
 intrinsic          what an intrinsic is, and whether a loop nest computes what it is declared to compute
-intrinsics         which intrinsics the accelerator has: GEMM, LOAD, STORE, and passes, softmax and norm of VECTOR
+intrinsics         which intrinsics the accelerator has: GEMM, LOAD, STORE, and passes, softmax and norm of VECTOR;
+                   which fields of VECTOR an operation of a pass (requantise, table, residual) sets
 render             compiles loops around intrinsics to nodes: tiles, regions of scratchpads, instructions; where the
                    arrays of a user's function lie in DRAM
-instruction_builder which instruction an intrinsic and its loops are
+instruction_builder how the loops around an intrinsic become extents and strides of one instruction
 instruction        which fields of an instruction change with the loops outside of it; how the dimensions of a LOAD or
                    STORE are merged
 tiles              runs the nodes: gives tensors entries of scratchpads, and emits the instructions of each tile

@@ -491,7 +491,11 @@ class LayerLowering:
         return BlockStage(VectorOp.of(self.layer, "acc"), on_chip, "acc", table=self._add_table(), b=earlier_result)
 
     def vector_workload(self, scope: str, has_b: bool, sums: int = 0) -> Workload:
-        """Return the workload of a layer without GEMM. has_b: whether it has an operand B. sums: see `Workload`."""
+        """Return the workload of a layer that the vector unit computes, such as a pooling or a depthwise convolution.
+
+        has_b: whether it has an operand B. sums: steps in which the vector unit computes an entry of the output, if it
+        adds up windows; else 0.
+        """
         y, weighted = self.y, self.layer.gemm is not None
         return Workload(
             self.window, y.images, y.rows, y.columns, self.blocks, 0, has_b, 1, 1, scope, self.extra_columns, sums,

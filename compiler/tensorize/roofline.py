@@ -280,9 +280,10 @@ def _rank_softmax(cfg: Config, p: Workload) -> Iterator[Tiling]:
 def attention_cycles(cfg: Config, p: Workload, d: Tiling) -> float:
     """Estimate the cycles of attention: all tiles, what comes before the first softmax, and what comes after the last.
 
-    A tile takes as long as the vector unit (results run beside a softmax) or gemm, whichever takes longer. With one
-    softmax a tile, the scores of the next tile run after its rows, but not before gemm has made them. If that is late,
-    the next softmax starts and ends late, and the scores of the tile after it are early: the mean of both counts.
+    A tile takes as long as the vector unit or GEMM, whichever takes longer. The vector unit requantises the products by
+    the values while a softmax runs, so that they cost nothing there. If a tile has one softmax, the scores of the next
+    tile are requantised after it, but not before GEMM has made them. If GEMM is late, every second tile waits, and two
+    tiles together take softmax + gemm + scores.
     """
     assert p.attends is not None
     keys, channels = p.attends

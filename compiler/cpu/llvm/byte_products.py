@@ -169,7 +169,7 @@ def _dot_by_dotprod(b: Any, acc: V, x: V, w: V) -> V:
 
 
 def _dot_by_bytes(b: Any, acc: V, x: V, w: V) -> V:
-    """Write acc + dot4(x, w) with shifts and masks, for processors without such an instruction."""
+    """Write acc + dot4(x, w) with shifts and masks, for processors without a dot-product instruction."""
 
     def constant(number: int) -> V:
         """Return a constant with as many lanes as `acc`."""

@@ -166,7 +166,8 @@ class _RepeatedReads:
 def next_iteration_prefetches(stmt: Stmt) -> dict[int, int]:
     """Return the vector loads that fetch what the next iteration reads: id of the load -> distance in elements.
 
-    It pays where a tensor is read in several passes, of which the last fetches:
+    Prefetching pays if a tensor is read in several passes. The later passes read the caches, so that memory is free to
+    fetch in the last one:
 
     for i: for j: m max= x[i, j]           the second x[i, j] fetches x[i + 1, j]
            for j: y[i, j] = x[i, j] - m

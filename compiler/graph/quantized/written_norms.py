@@ -287,7 +287,7 @@ class _Region:
         return True
 
     def _row(self, coefficients: NDArray[np.float64]) -> NDArray[np.float32] | None:
-        """Return coefficients of the elements of a row; None if they differ along other axes."""
+        """Return gamma or beta as a float32 value for each element of a row; None if they vary along other axes."""
         assert self.axis is not None
         if coefficients.size > 1 and coefficients.shape[self.axis] != coefficients.size:
             return None

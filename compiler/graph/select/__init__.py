@@ -12,7 +12,8 @@ convolution      layers of convolutions, and of products by constant matrices, a
                  `Layer.is_depthwise` in compiler/layer, with sizes in tensorize/roofline and space
 matrices         tensors of several matrices, such as heads, and layers of products of two activations
 reductions       layers of poolings, softmax and normalisations; which poolings become depthwise convolutions
-elementwise      layers of additions, products and tables of bytes; when one of these is fused into the layer before it.
+elementwise      layers of additions, products and tables of bytes; when one of these is fused into the layer before it;
+                 with which scales a residual is added (integers for them: numerics/binary).
                  Activation functions are tables by then (which functions: graph/quantized/tables, which derives them
                  from ops/elementwise; of which patterns: graph/quantized/integerise)
 views            chains of Reshape and Transpose that cost nothing, as each element lies where its reader takes it

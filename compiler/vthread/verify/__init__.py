@@ -3,7 +3,8 @@
 The proof starts from the encoded words: accesses, pairs of tokens and possible orders of units are derived here anew,
 so that a mistake in lowering or in `tokens.py` is not repeated here.
 
-decode       which places an instruction touches; rules of a single instruction
+decode       which places an instruction touches; rules of a single instruction (addresses of scratchpads and DRAM,
+             where a STORE may write)
 order        tokens (a missing one, one too many), progress, and order between units, with the words of their errors:
              afterwards a stream means what its program order says
 provenance   what the stream stores, in program order, as random scalars

@@ -209,7 +209,11 @@ BASES = {
 def _decode_rows(
     cfg: Config, opcode: Opcode, rows: NDArray[np.int64], values: dict[str, NDArray[np.int64]]
 ) -> Iterator[Decoded]:
-    """Yield the instructions at `rows`, all of one opcode; those with equal fields share shapes and accesses."""
+    """Yield the instructions at `rows`, all of one opcode.
+
+    Instructions that differ only in tokens and DRAM address share their list of accesses. Those that also differ in
+    base addresses share an InstructionShape, so that each is computed and checked once.
+    """
     names, unit, shapes = tuple(values), UNIT_OF[opcode], dict[bytes, InstructionShape]()
     placed_shapes = dict[bytes, tuple[list[InstructionTouch], InstructionShape]]()
     shape_keys, place_keys = (
