@@ -2,6 +2,11 @@
 
 Coordinates and weights are float32, computed in the order of onnxruntime's operations. Their last bit matters: it
 decides which element a coordinate halfway between two selects, and to which byte a sum is truncated.
+
+`align_corners`, `pytorch_half_pixel` and `tf_crop_and_resize` use the size of the output, not scale times size of the
+input. Before opset 11, `nearest` rounds up if the image shrinks, and down if it grows. With `antialias`, and in mode
+`cubic` with channels last, axes are resized one after the other, the innermost first. For bytes, each of these results
+is clipped to 0 to 255, even if the type is int8.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """Products by constants of few bits: activations that onnxruntime quantises by blocks, and integers widened to bytes.
 
 onnxruntime makes a MatMulNBits, at accuracy_level 4, of some float products by quantised constants, and multiplies
-bytes. The rules here repeat its choice of products. `RoundBlocks` is our own: the bytes of x times their scales, so
+bytes. The rules here repeat its choice of products: a MatMul, or a Gemm with alpha and beta of 1, untransposed and with
+at most one bias for each column, by a constant [K, N] of 2, 4 or 8 bits with a scale for each block along axis 0, for
+each column, or for all (the last two count as blocks of 32). Products with a quantised result stay float32, and so do
+products by weights that another operator reads, too. `RoundBlocks` is our own: the bytes of x times their scales, so
 that the product of floats is that of the bytes (`round_activations`). This changes bytes, and the model means the
 changed ones, so it is part of the import.
 
