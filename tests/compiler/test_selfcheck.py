@@ -84,6 +84,9 @@ def network(form: str = "qdq", dtype: Any = np.int8) -> Builder:
     return b
 
 
+WRITTEN = [("qdq", np.int8), ("qoperator", np.uint8)]
+"""Forms of a model and types of its activations."""
+
 # What is right passes --------------------------------------------------------------------------------------------
 
 
@@ -94,11 +97,11 @@ def test_random_models_pass(name: str, b: Builder) -> None:
     celosia.compile(b.model(), CONFIGS[name])
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize(("form", "dtype"), [("qdq", np.int8), ("qoperator", np.uint8)])
+@pytest.mark.parametrize(("name", "written"), paired(CONFIGS, WRITTEN))
 def test_every_byte_of_every_layer_is_compared(
-    name: str, form: str, dtype: Any, compiled: Callable[..., Compiled]
+    name: str, written: tuple[str, Any], compiled: Callable[..., Compiled]
 ) -> None:
+    form, dtype = written
     found = compiled(network(form, dtype), CONFIGS[name])
     layers = [layer for launch in found.program.launches for layer in launch.layers]
     plans = found.rest[0]
@@ -364,12 +367,11 @@ BLOCKS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("form", "dtype"), [("qdq", np.int8), ("qoperator", np.uint8)])
-@pytest.mark.parametrize("name", BLOCK_CONFIGS)
+@pytest.mark.parametrize(("name", "written"), paired(BLOCK_CONFIGS, WRITTEN))
 def test_a_block_is_compared_with_all_of_its_operators(
-    name: str, form: str, dtype: Any, compiled: Callable[..., Compiled]
+    name: str, written: tuple[str, Any], compiled: Callable[..., Compiled]
 ) -> None:
-    cfg = BLOCK_CONFIGS[name]
+    (form, dtype), cfg = written, BLOCK_CONFIGS[name]
     found = as_block(compiled(residual_block(form, dtype, 4 * cfg.block_out), cfg), cfg)
     for seed in range(3):
         assert found.check(seed) == Checked(1, 2 * 8 * 6 * 5)

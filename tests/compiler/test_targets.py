@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import emulated
 import numpy as np
 import pytest
+from thorough import paired
 
 from celosia.compiler.cpu.kernels import compile_op
 from celosia.compiler.cpu.llvm import LinkError, link_library
@@ -158,8 +159,7 @@ CONVOLUTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("types", ["int8 int8", "uint8 uint8"])
+@pytest.mark.parametrize("target, types", paired(TARGETS, ["int8 int8", "uint8 uint8"]))
 def test_convolutions_of_bytes_at_their_limits(target: str, types: str, tmp_path: Path) -> None:
     """Convolutions are exact for weights known not to be -128, known to be -128, and unknown."""
     emulated.require(target)

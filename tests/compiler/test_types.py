@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -89,9 +90,8 @@ def test_moves(op: str, attrs: dict[str, Any], how: Any, dtype: str) -> None:
     np.testing.assert_array_equal(y, how(x))
 
 
-@pytest.mark.parametrize("dtype", [*INTEGERS, "float16", "float32", "float64"])
-@pytest.mark.parametrize("axis", [0, 1])
-def test_extremes(axis: int, dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "axis"), paired([*INTEGERS, "float16", "float32", "float64"], [0, 1]))
+def test_extremes(dtype: str, axis: int) -> None:
     x = numbers(dtype, 40, 50)
     np.testing.assert_array_equal(
         compute("ReduceMax", x, attrs={"axes": [axis], "keepdims": 0}, opset=13)[0], x.max(axis)
@@ -160,10 +160,9 @@ TOP_TYPES = ["float32", "float16", "bfloat16", "int8", "uint8", "int32", "uint32
 TOP_SHAPES = [((7, 40), -1, 5), ((40, 6), 0, 3), ((3, 9, 4), 1, 9), ((16,), 0, 16), ((4, 3), 1, 1)]
 
 
-@pytest.mark.parametrize(("dtype", "which"), paired(TOP_TYPES, TOP_SHAPES, 2))
-@pytest.mark.parametrize("largest", [0, 1])
-def test_top_k(dtype: str, which: tuple[tuple[int, ...], int, int], largest: int) -> None:
-    shape, axis, k = which
+@pytest.mark.parametrize(("dtype", "which"), paired(TOP_TYPES, product([0, 1], TOP_SHAPES)))
+def test_top_k(dtype: str, which: tuple[int, tuple[tuple[int, ...], int, int]]) -> None:
+    largest, (shape, axis, k) = which
     x = np.round(numbers("float32", *shape)).astype(dtype)  # with many equal elements
     if dtype.startswith("float"):
         x.flat[:3] = (-0.0, np.inf, -np.inf)

@@ -394,7 +394,7 @@ def accepted(seed: int, form: str) -> tuple[onnx.ModelProto, dict[str, Any], lis
     raise AssertionError("onnxruntime refuses all of them")
 
 
-@pytest.mark.parametrize(("seed", "form"), some(NETWORKS, [(seed, FORMS[seed % 4]) for seed in range(1, 13)]))
+@pytest.mark.parametrize(("seed", "form"), some(NETWORKS, [(seed, FORMS[seed % 4]) for seed in range(1, 6)]))
 def test_random_networks_decide_as_onnxruntime(seed: int, form: str) -> None:
     """Random networks compute products of bytes or of floats as onnxruntime does.
 

@@ -40,7 +40,7 @@ def first_difference(rule: RewriteRule) -> str:
     return ""
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", some(range(4), [0]))
 def test_rules_hold_in_onnxruntimes_arithmetic(part: int) -> None:
     tried = 0
     for rule in RULES[part::4]:
@@ -83,7 +83,7 @@ def test_what_is_wrong_is_refused(rule: RewriteRule) -> None:
     assert first_difference(rule), "it is not wrong"
 
 
-@pytest.mark.parametrize("count", some([25, 60, 200], [25]))
+@pytest.mark.parametrize("count", some([8, 60, 200], [8]))
 def test_mutants_are_refused(count: int) -> None:
     """No mutant of a rule that differs in numbers is proved."""
     pytest.importorskip("z3")
