@@ -6,7 +6,7 @@ A case that is left to `make thorough` takes the same paths as cases in `make te
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Any
 
 import pytest
@@ -29,6 +29,16 @@ def some(cases: Iterable[Any], kept: Collection[Any]) -> list[Any]:
     if unknown := [case for case in kept if case not in listed]:
         raise ValueError(f"{unknown} are not among the cases {listed}")
     return [_parameter(case if isinstance(case, tuple) else (case,), case in kept) for case in listed]
+
+
+def one_each(cases: Iterable[Any], key: Callable[[Any], Hashable]) -> list[Any]:
+    """Return all `cases` as pytest parameters; `make test` runs the first case of each `key`."""
+    keys = set[Hashable]()
+    parameters = []
+    for case in cases:
+        parameters.append(_parameter(case if isinstance(case, tuple) else (case,), key(case) not in keys))
+        keys.add(key(case))
+    return parameters
 
 
 def paired(rows: Iterable[Any], columns: Iterable[Any], each: int = 1) -> list[Any]:

@@ -273,11 +273,12 @@ def test_extreme_values_of_every_type(op: str, dtype: str) -> None:
     assert not [*check(case, args, model)]
 
 
-@pytest.mark.parametrize("rank", [1, 2, 3])
-@pytest.mark.parametrize(
-    "window", [{}, {"pads": 1}, {"dilations": 2, "pads": 1}, {"strides": 2, "ceil_mode": 1}], ids=str
-)
-def test_maxima_of_minus_infinity(rank: int, window: dict[str, int]) -> None:
+MAXIMA = [{}, {"pads": 1}, {"dilations": 2, "pads": 1}, {"strides": 2, "ceil_mode": 1}]
+"""Attributes of MaxPool; a value is for all dimensions."""
+
+
+@pytest.mark.parametrize("window, rank", paired(MAXIMA, [1, 2, 3]))
+def test_maxima_of_minus_infinity(window: dict[str, int], rank: int) -> None:
     """MaxPool of -inf alone, also beyond the input, gives the result of onnxruntime's float64.
 
     Its float32 gives -inf or the smallest finite number, depending on rank and padding.

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from thorough import paired, tries
+from thorough import paired, some, tries
 
 from celosia.compiler.graph.select.matrices import can_multiply_activations
 from celosia.compiler.launch import image as image_module
@@ -50,6 +50,8 @@ NAMES = [
     "packed-16x4",
     "packed-32x8",
 ]
+QUICK = ["pynq", "batch2-8x4", "softmax-4x8", "norm-4x8", "packed-4x8"]
+"""Configs with each part that one can have: batch, arrays that are not square, softmax, norm and packed weights."""
 SAME = Window((3, 3), pads=(1, 1, 1, 1))
 
 
@@ -198,7 +200,7 @@ def _built(cfg: Config) -> tuple[Network, Image]:
     return m.net, m.net.build()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES, QUICK))
 def test_the_sound_program_passes(name: str) -> None:
     sound = program(CONFIGS[name])
     sound.verify()

@@ -80,7 +80,7 @@ def asked() -> Iterator[tuple[Planner, LayerComputation, Tiling]]:
     """
     for cfg in ALIKE:
         b = Plain(Network(cfg), lambda strategy: 0, np.random.default_rng(0))
-        for size, window in ((9, Window((1, 1))), (9, PADDED), (11, Window((3, 3)))):
+        for size, window in ((5, Window((1, 1))), (5, PADDED), (7, Window((3, 3)))):
             x = b.host_input(1, 24, size, size)
             b.conv(x, window, 24)
         for layer in b.net.layers:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from numpy.typing import NDArray
@@ -56,14 +58,22 @@ class Compiled:
         return self.program.launches[0].layers[layer].name
 
 
+@cache
+def self_checked(model: bytes, cfg: Config) -> tuple[Any, ...]:
+    """Compile a model and return the arguments of its self-check."""
+    caught: list[tuple[Any, ...]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("celosia.compiler.compile.self_check", lambda *given: caught.append(given) or Checked())
+        compile_model(onnx.ModelProto.FromString(model), cfg)
+    return caught[0]
+
+
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Builder, Config], Compiled]:
+def compiled() -> Callable[[Builder, Config], Compiled]:
+    """Return a function that compiles a model, once for all tests; each test has its own image."""
+
     def of(b: Builder, cfg: Config) -> Compiled:
-        caught: list[tuple[Any, ...]] = []
-        with monkeypatch.context() as patch:
-            patch.setattr("celosia.compiler.compile.self_check", lambda *given: caught.append(given) or Checked())
-            compile_model(b.model(), cfg)
-        (program, *rest) = caught[0]
+        (program, *rest) = self_checked(b.model().SerializeToString(), cfg)
         return Compiled(replace(program, image=program.image.copy()), tuple(rest))
 
     return of
