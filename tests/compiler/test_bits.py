@@ -227,6 +227,7 @@ def test_random_models(seed: int, always: None) -> None:
     assert not different and by_bits
 
 
+@pytest.mark.thorough
 def test_the_comparison_sees_a_wrong_padding(monkeypatch: pytest.MonkeyPatch, always: None) -> None:
     monkeypatch.setattr(BitLevels, "code_of", lambda self, value: 0)
     assert any(compared(seed)[0] for seed in range(7))

@@ -242,6 +242,7 @@ def test_quantised_islands_with_whole_biases(act: str, relu: bool) -> None:
         close(island(seed, act, relu), feed, CONFIGS[seed])
 
 
+@pytest.mark.thorough
 def test_the_comparison_sees_roundings_between(monkeypatch: pytest.MonkeyPatch) -> None:
     without = IMPORT_PASSES.without(["float16"])
     monkeypatch.setattr("celosia.compiler.graph.importer.import_passes_of", lambda *_: without)

@@ -262,6 +262,7 @@ def test_softmax_is_exact(count: int) -> None:
     assert sweep.softmax(count)[1] == 0
 
 
+@pytest.mark.thorough
 def test_another_logarithm_of_softmax_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = lambda n: float(np.log(np.float64(np.finfo(np.float32).max) / n)) - 5  # noqa: E731
     monkeypatch.setattr("celosia.compiler.numerics.tables.exponent_room", wide)
@@ -272,6 +273,7 @@ def test_softmax_in_integers_is_exact() -> None:
     assert sweep.softmax_in_integers(30)[1] == 0
 
 
+@pytest.mark.thorough
 def test_shares_rounded_but_once_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison finds a softmax whose quotients are not rounded to float32 first."""
 

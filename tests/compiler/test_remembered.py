@@ -16,7 +16,7 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from small_models import Builder, models, twins
-from thorough import tries
+from thorough import some, tries
 
 import celosia
 from celosia.compiler.layer import Window
@@ -103,7 +103,7 @@ def test_loops_are_those_that_are_made_anew() -> None:
         assert mixed() == 0
 
 
-@pytest.mark.parametrize("left_out", range(3))
+@pytest.mark.parametrize("left_out", some(range(3), [0]))
 def test_a_key_without_one_of_its_parts_is_noticed(left_out: int, monkeypatch: pytest.MonkeyPatch) -> None:
     careless = Careless()
     careless.left_out = left_out

@@ -38,9 +38,8 @@ def compute(op: str, *arrays: Array, attrs: Any = None, opset: int = 21) -> list
 ARITHMETIC = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Max": np.maximum, "Min": np.minimum}
 
 
-@pytest.mark.parametrize("dtype", [*INTEGERS, "float16", "float32", "float64"])
-@pytest.mark.parametrize("op", ARITHMETIC)
-def test_arithmetic(op: str, dtype: str) -> None:
+@pytest.mark.parametrize("dtype, op", paired([*INTEGERS, "float16", "float32", "float64"], ARITHMETIC, 2))
+def test_arithmetic(dtype: str, op: str) -> None:
     """Integers wrap and floats are rounded once. 37 elements leave a rest for any vector width."""
     a, b = numbers(dtype, 3, 37), numbers(dtype, 37)
     with np.errstate(all="ignore"):
@@ -65,18 +64,20 @@ def test_a_power_has_the_type_of_its_base(dtype: str, exponent: str) -> None:
     np.testing.assert_array_equal(z, np.array([2.25, 0.5, 27]).astype(dtype))
 
 
-@pytest.mark.parametrize("dtype", [*INTEGERS, "bool", "float16", "float32", "float64", "bfloat16"])
+MOVES: list[tuple[str, dict[str, Any], Any]] = [
+    ("Transpose", {"perm": [1, 0]}, lambda x: x.T),
+    ("Slice", {}, lambda x: x[1:7:2, 3:]),
+    ("Concat", {"axis": 1}, lambda x: np.concatenate([x, x], 1)),
+    ("Gather", {"axis": 0}, lambda x: x[[3, 0, 8]]),
+    ("Expand", {}, lambda x: np.broadcast_to(x, (2, 9, 50))),
+]
+
+
 @pytest.mark.parametrize(
-    "op, attrs, how",
-    [
-        ("Transpose", {"perm": [1, 0]}, lambda x: x.T),
-        ("Slice", {}, lambda x: x[1:7:2, 3:]),
-        ("Concat", {"axis": 1}, lambda x: np.concatenate([x, x], 1)),
-        ("Gather", {"axis": 0}, lambda x: x[[3, 0, 8]]),
-        ("Expand", {}, lambda x: np.broadcast_to(x, (2, 9, 50))),
-    ],
+    "dtype, move", paired([*INTEGERS, "bool", "float16", "float32", "float64", "bfloat16"], MOVES, 2)
 )
-def test_moves(op: str, attrs: dict[str, Any], how: Any, dtype: str) -> None:
+def test_moves(dtype: str, move: tuple[str, dict[str, Any], Any]) -> None:
+    op, attrs, how = move
     x = numbers(dtype, 9, 50)
     given: dict[str, list[Any]] = {
         "Slice": [np.array([1, 3]), np.array([7, 50]), np.array([0, 1]), np.array([2, 1])], "Concat": [x],

@@ -73,7 +73,15 @@ def test_proofs_are_found_again() -> None:
         assert row["digest"] == known[rule.name]["digest"] and row["cases"] == known[rule.name]["cases"]
 
 
-@pytest.mark.parametrize("rule", WRONG, ids=lambda rule: rule.name)
+SLOW = (
+    "a larger kernel, padded with what is not zero", "groups are given up", "a tap goes that sees some of the image",
+    "convolutions that read other zero points",
+)  # fmt: skip
+"""Rules whose refutation takes seconds."""
+QUICK = [rule for rule in WRONG if rule.name not in SLOW]
+
+
+@pytest.mark.parametrize("rule", some(WRONG, QUICK), ids=lambda rule: rule.name)
 def test_what_is_wrong_is_refused(rule: RewriteRule) -> None:
     pytest.importorskip("z3")
     from celosia.compiler.superoptimise.prover import verdict
