@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 FACTOR = float(os.environ.get("CELOSIA_EXAMPLES", "0.3"))
 """Factor on the examples of property tests and on the rounds of random tests; `make thorough` sets 5."""
@@ -32,12 +33,19 @@ def some(cases: Iterable[Any], kept: Collection[Any]) -> list[Any]:
 
 
 def one_each(cases: Iterable[Any], key: Callable[[Any], Hashable]) -> list[Any]:
-    """Return all `cases` as pytest parameters; `make test` runs the first case of each `key`."""
+    """Return all `cases` as pytest parameters; `make test` runs the first case of each `key`.
+
+    A case is a value, a tuple of values, or a pytest parameter without marks.
+    """
     keys = set[Hashable]()
     parameters = []
     for case in cases:
-        parameters.append(_parameter(case if isinstance(case, tuple) else (case,), key(case) not in keys))
+        kept = key(case) not in keys
         keys.add(key(case))
+        if isinstance(case, ParameterSet):
+            parameters.append(case if kept else case._replace(marks=[pytest.mark.thorough]))
+        else:
+            parameters.append(_parameter(case if isinstance(case, tuple) else (case,), kept))
     return parameters
 
 

@@ -321,7 +321,7 @@ def test_faults_of_the_compiler_are_found(fault: str, monkeypatch: pytest.Monkey
 
 
 class Pretended:
-    """A device whose times depend only on the schedule: small tiles are fast, and no two schedules take the same time."""
+    """A device whose times depend only on the schedule: small tiles are fast, and all times differ."""
 
     name = "pretended"
 
