@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import cycle, product
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from thorough import paired, some, tries
+from thorough import some, tries
 
 from celosia.compiler.graph.select.matrices import can_multiply_activations
 from celosia.compiler.launch import image as image_module
@@ -453,7 +454,7 @@ def accumulators_of_another_row(p: Program) -> None:
     p.find(Opcode.VECTOR, CONV)[0].fields["a_x"] = 0
 
 
-@pytest.mark.parametrize(("planted", "name"), paired(FAULTS, NAMES))
+@pytest.mark.parametrize(("planted", "name"), some(product(FAULTS, NAMES), [*zip(FAULTS, cycle(QUICK))]))
 def test_planted_faults_are_found(planted: str, name: str) -> None:
     change, rules, message = FAULTS[planted]
     faulty = program(CONFIGS[name])
