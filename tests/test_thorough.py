@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thorough import paired, some
+from thorough import one_each, paired, some
 
 
 def split(parameters: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -21,6 +21,13 @@ def test_some_cases_are_kept_and_none_is_lost() -> None:
     assert split(some([("a", 1), ("b", 2)], [("b", 2)])) == ([("b", 2)], [("a", 1)])
     with pytest.raises(ValueError, match=r"\['d'\]"):
         some("abc", "ad")
+
+
+def test_the_first_case_of_each_key_is_kept() -> None:
+    assert split(one_each(["a1", "b1", "a2"], lambda case: case[0])) == ([("a1",), ("b1",)], [("a2",)])
+    assert split(one_each([("a", 1), ("a", 2)], lambda case: case[1])) == ([("a", 1), ("a", 2)], [])
+    parameters = [pytest.param("a", 1, id="first"), pytest.param("a", 2, id="second")]
+    assert split(one_each(parameters, lambda case: case.values[0])) == ([("a", 1)], [("a", 2)])
 
 
 @pytest.mark.parametrize("each", [1, 2, 3])

@@ -6,10 +6,11 @@ A case that is left to `make thorough` takes the same paths as cases in `make te
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 FACTOR = float(os.environ.get("CELOSIA_EXAMPLES", "0.3"))
 """Factor on the examples of property tests and on the rounds of random tests; `make thorough` sets 5."""
@@ -29,6 +30,23 @@ def some(cases: Iterable[Any], kept: Collection[Any]) -> list[Any]:
     if unknown := [case for case in kept if case not in listed]:
         raise ValueError(f"{unknown} are not among the cases {listed}")
     return [_parameter(case if isinstance(case, tuple) else (case,), case in kept) for case in listed]
+
+
+def one_each(cases: Iterable[Any], key: Callable[[Any], Hashable]) -> list[Any]:
+    """Return all `cases` as pytest parameters; `make test` runs the first case of each `key`.
+
+    A case is a value, a tuple of values, or a pytest parameter without marks.
+    """
+    keys = set[Hashable]()
+    parameters = []
+    for case in cases:
+        kept = key(case) not in keys
+        keys.add(key(case))
+        if isinstance(case, ParameterSet):
+            parameters.append(case if kept else case._replace(marks=[pytest.mark.thorough]))
+        else:
+            parameters.append(_parameter(case if isinstance(case, tuple) else (case,), kept))
+    return parameters
 
 
 def paired(rows: Iterable[Any], columns: Iterable[Any], each: int = 1) -> list[Any]:

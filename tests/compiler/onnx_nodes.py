@@ -12,12 +12,15 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx.backend.test.loader as loader
+import pytest
+from onnx.backend.test.case import base
 from onnx.backend.test.runner import Runner
 
 import celosia
@@ -29,12 +32,47 @@ RANDOM = re.compile("test_bernoulli")
 FAILING = Path(__file__).with_name("onnx_nodes_failing.txt")
 
 
+SLOW = "export_averagepool_3d_default", "export_lppool_3d_default", "export_maxpool_3d_default"
+"""Functions in ONNX that take seconds to make the expected values of one node test each."""
+_slow: list[Callable[[], None]] = []
+"""The functions of SLOW, once ONNX's node tests are loaded."""
+
+
 @functools.cache
 def cases(kind: str) -> dict[str, Any]:
-    """Return the tests of one kind ("node", "simple", "real") by name. ONNX's warnings of overflows are suppressed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    """Return the tests of one kind ("node", "simple", "real") by name, except those of SLOW."""
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("ignore")  # of overflows
+        patch.setattr(base, "process_snippet", lambda *_: ("", ""))  # is for ONNX's documentation, and takes seconds
+        patch.setattr(base._Exporter, "__init__", functools.partialmethod(_export_quick, base._Exporter.__init__))
         return {case.name: case for case in loader.load_model_tests(kind=kind)}
+
+
+def _export_quick(cls: Any, export: Any, name: str, bases: Any, members: dict[str, Any]) -> None:
+    """Make the node tests of a class of ONNX, except those of SLOW."""
+    export(cls, name, bases, {key: value for key, value in members.items() if key not in SLOW})
+    _slow.extend(getattr(cls, key) for key in members if key in SLOW)
+
+
+@functools.cache
+def slow_cases() -> dict[str, Any]:
+    """Return the node tests of SLOW by name."""
+    quick = len(cases("node"))
+    for export in _slow:
+        np.random.seed(0)  # as ONNX does
+        export()
+    return {case.name: case for case in loader.load_model_tests(kind="node")[quick:]}
+
+
+def sample() -> list[str]:
+    """Return the names of node tests in which each operator of ONNX's node tests occurs, the smallest models first."""
+    operators: set[str] = set()
+    names = []
+    for name, case in sorted(cases("node").items(), key=lambda item: len(item[1].model.graph.node)):
+        if new := {node.op_type for node in case.model.graph.node} - operators:
+            operators |= new
+            names.append(name)
+    return names
 
 
 def run(case: Any) -> str:

@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from oracle import opened
+from thorough import paired
 
 import celosia
 
@@ -159,10 +160,12 @@ def agrees(proto: onnx.ModelProto, **other: np.ndarray) -> celosia.Program:
     return program
 
 
-@pytest.mark.parametrize("behind", BEHIND)
-@pytest.mark.parametrize("op, rank", [("Gemm", 2), ("MatMul", 2), ("MatMul", 3), ("Conv", 2)])
-def test_a_bias_in_quite_other_steps(op: str, rank: int, behind: str) -> None:
+@pytest.mark.parametrize(
+    "behind, product", paired(BEHIND, [("Gemm", 2), ("MatMul", 2), ("MatMul", 3), ("Conv", 2)])
+)  # fmt: skip
+def test_a_bias_in_quite_other_steps(behind: str, product: tuple[str, int]) -> None:
     """onnxruntime adds a bias of another scale to products of bytes unscaled, and to floats as its real value."""
+    op, rank = product
     agrees(with_bias(op, behind, (16,), rank=rank))
 
 

@@ -41,9 +41,8 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize(("name", "rows"), paired(CONFIGS, [2, 3, 5]))
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "ahead"), paired(SHAPES, [False, True]))
 def test_a_block_by_hand_is_right_and_passes(name: str, shape: str, rows: int, ahead: bool) -> None:
     hand = BlockByHand(CONFIGS[name], SHAPES[shape], rows, ahead)
     np.testing.assert_array_equal(hand.run(checking=True), hand.expected())

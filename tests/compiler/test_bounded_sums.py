@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 from oracle import opened
+from thorough import paired
 
 import celosia
 
@@ -39,18 +40,18 @@ def bounded(op: str, bound: str, meanings: Meanings, constant: bool) -> tuple[on
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), images
 
 
-@pytest.mark.parametrize("constant", [False, True])
-@pytest.mark.parametrize(
-    "op, bound, meanings, on_accelerator",
-    [
-        ("Add", "Relu(both)", ANY, True),
-        ("Add", "Clip(both, low, high)", ANY, True),
-        ("Add", "Relu(both)", POWERS, False),
-        ("Mul", "Relu(both)", ANY, True),
-        ("Mul", "Relu(both)", (2**-5, 71, 2**-5, 208, 2**-6, 131), False),
-    ],
-)
-def test_all_pairs(op: str, bound: str, meanings: Meanings, on_accelerator: bool, constant: bool) -> None:
+PAIRS = [
+    ("Add", "Relu(both)", ANY, True),
+    ("Add", "Clip(both, low, high)", ANY, True),
+    ("Add", "Relu(both)", POWERS, False),
+    ("Mul", "Relu(both)", ANY, True),
+    ("Mul", "Relu(both)", (2**-5, 71, 2**-5, 208, 2**-6, 131), False),
+]
+
+
+@pytest.mark.parametrize(("pair", "constant"), paired(PAIRS, [False, True]))
+def test_all_pairs(pair: tuple[str, str, Meanings, bool], constant: bool) -> None:
+    op, bound, meanings, on_accelerator = pair
     model, images = bounded(op, bound, meanings, constant)
     (expected,) = opened(model, int8=True).run(None, images)
     for accelerator in (True, False):

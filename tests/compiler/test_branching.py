@@ -58,7 +58,7 @@ def test_layers_that_depend_on_each_others_places(config: str) -> None:
 CASES = [(config, seed) for seed in range(100) for config in CONFIGS]
 
 
-@pytest.mark.parametrize(("config", "seed"), some(CASES, [(config, seed) for seed, config in enumerate(CONFIGS)]))
+@pytest.mark.parametrize(("config", "seed"), some(CASES, [("wide", 1), ("tiny", 3)]))
 def test_random_blocks(config: str, seed: int) -> None:
     model, kinds = random_blocks(seed)
     assert kinds
@@ -155,7 +155,7 @@ def each_host_alone(cfg: Config, planner: Planner, layers: list[Layer]) -> list[
     return [number for first in rest for number in (first, *behind.get(first, ()))]
 
 
-@pytest.mark.parametrize("seeds", some([range(30), range(30, 600)], [range(30)]))
+@pytest.mark.parametrize("seeds", some([range(12), range(12, 600)], [range(12)]))
 def test_no_layer_comes_before_what_it_reads(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     """No layer moves before a writer of its input, whatever cycles the hosts' decisions rest on."""
     moved, alone = 0, 0

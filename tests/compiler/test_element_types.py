@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 from oracle import opened
+from thorough import some
 
 import celosia
 from celosia.compiler.graph.errors import ModelError
@@ -62,11 +63,12 @@ def refusal(model: onnx.ModelProto) -> str:
     return ""
 
 
+@pytest.mark.parametrize("step", some([1, 3], [3]))
 @pytest.mark.parametrize("op", FORMS)
-def test_an_element_type_in_each_place(op: str) -> None:
+def test_an_element_type_in_each_place(op: str, step: int) -> None:
     inputs = FORMS[op][1].split()
     assert not refusal(one(op, inputs))
-    for place, other in product(range(len(inputs)), TYPES):
+    for place, other in islice(product(range(len(inputs)), TYPES), 0, None, step):
         changed = one(op, [*inputs[:place], other, *inputs[place + 1 :]])
         message = refusal(changed)
         about_types = f"{op} (y) is of" in message and "\n" not in message

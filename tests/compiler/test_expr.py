@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thorough import tries
+from thorough import some, tries
 
 from celosia.compiler import expr as T
 from celosia.compiler.cpu.llvm import compile_function
@@ -163,7 +163,10 @@ def test_the_interpreter_catches_an_index_out_of_range() -> None:
         T.interpret(T.lower(T.compute((6,), lambda i: a[i], "b")), floats(5))
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64", "uint32", "uint64"])
+KINDS = "int8", "uint8", "int16", "int32", "int64", "uint32", "uint64"
+
+
+@pytest.mark.parametrize("dtype", some(KINDS, ["int8", "int64", "uint32"]))
 def test_integer_arithmetic(dtype: str) -> None:
     info = np.iinfo(dtype)
     values = np.array([info.min, info.min + 1, 0, 1, 2, 3, 7, info.max - 1, info.max], dtype)

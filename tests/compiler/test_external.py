@@ -13,6 +13,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from thorough import paired
 
 import celosia
 from celosia.compiler.graph import external_data
@@ -51,8 +52,7 @@ def mapping(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(external_data, "MIN_MAPPED_BYTES", 0)
 
 
-@pytest.mark.parametrize("open_size", ["4", "n"])
-@pytest.mark.parametrize("limit", [0, external_data.MIN_MAPPED_BYTES])
+@pytest.mark.parametrize("open_size, limit", paired(["4", "n"], [0, external_data.MIN_MAPPED_BYTES]))
 def test_as_if_it_were_one_file(
     tmp_path: Path, open_size: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
@@ -242,5 +242,11 @@ def test_two_gigabytes_are_mapped(large: tuple[Path, list[int], Array]) -> None:
     taken, y = peak(large, "map")
     np.testing.assert_allclose(y, large[2], rtol=1e-4, atol=1e-4)
     assert taken - without < 64 * MEGABYTE
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured by way of /proc")
+def test_pages_that_are_read_are_counted(large: tuple[Path, list[int], Array]) -> None:
+    without, _ = peak(large, "warm")
     touched, _ = peak(large, "touch")  # the first 312 MB of the table
     assert touched - without > 256 * MEGABYTE

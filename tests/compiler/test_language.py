@@ -13,7 +13,7 @@ from benchmarks import language
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from language_kernels import add_kernel, both, interpreted, matmul_kernel, softmax_kernel
-from thorough import tries
+from thorough import paired, some, tries
 
 import celosia.language as cl
 
@@ -40,9 +40,9 @@ def test_softmax_of_every_so_many_rows(rows: int, columns: int) -> None:
         np.testing.assert_allclose(output, e / e.sum(1, keepdims=True), rtol=2e-6)
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(64, 128, 64), (50, 70, 45)])
-@pytest.mark.parametrize("activation", ["", "leaky_relu"])
-def test_matmul_in_groups_of_programs(m: int, n: int, k: int, activation: str) -> None:
+@pytest.mark.parametrize(("activation", "size"), paired(["", "leaky_relu"], [(64, 128, 64), (50, 70, 45)]))
+def test_matmul_in_groups_of_programs(activation: str, size: tuple[int, int, int]) -> None:
+    m, n, k = size
     a, b = RNG.standard_normal((m, k)).astype(np.float32), RNG.standard_normal((k, n)).astype(np.float32)
     c = np.zeros((m, n), np.float16)
     grid = lambda meta: (cl.cdiv(m, meta["BM"]) * cl.cdiv(n, meta["BN"]),)  # noqa: E731
@@ -72,7 +72,7 @@ def test_layernorm_and_a_float_that_changes() -> None:
     assert len({key for key in layernorm.variants if b"1" not in key}) == 1
 
 
-@pytest.mark.parametrize(("length", "columns"), [(96, 32), (70, 32), (40, 64)])
+@pytest.mark.parametrize(("length", "columns"), some([(96, 32), (70, 32), (40, 64)], [(40, 64)]))
 def test_attention(length: int, columns: int) -> None:
     q, k, v = (RNG.standard_normal((length, 16)).astype(np.float32) for _ in range(3))
     out = np.zeros_like(q)

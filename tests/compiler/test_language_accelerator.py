@@ -10,7 +10,7 @@ from benchmarks.language import conv3x3, linear
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from language_kernels import both, fused, maxpool, product, table_and_residual, window
-from thorough import tries
+from thorough import paired, tries
 
 import celosia.language as cl
 
@@ -46,9 +46,9 @@ def run_linear(config: str, m: int, n: int, k: int, bm: int, bn: int, device: An
     return reports[0]
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 64), (50, 40, 72), (1, 100, 256), (33, 16, 16)])
-def test_linear_in_cycles(config: str, m: int, n: int, k: int) -> None:
+@pytest.mark.parametrize(("config", "size"), paired(CONFIGS, [(50, 40, 72), (33, 16, 16), (64, 64, 64), (1, 100, 256)]))
+def test_linear_in_cycles(config: str, size: tuple[int, int, int]) -> None:
+    m, n, k = size
     functional = run_linear(config, m, n, k, 16, 16, "functional")
     timed = run_linear(config, m, n, k, 16, 16, "timed")
     assert functional["cycles"] is None and timed["cycles"] > 0
@@ -90,9 +90,9 @@ def test_random_products_with_what_follows(
     assert np.array_equal(compiled, interpreted_output)
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize(("h", "w", "c", "n"), [(6, 7, 16, 16), (5, 4, 20, 40)])
-def test_a_convolution(config: str, h: int, w: int, c: int, n: int) -> None:
+@pytest.mark.parametrize(("config", "size"), paired(CONFIGS, [(6, 7, 16, 16), (5, 4, 20, 40)]))
+def test_a_convolution(config: str, size: tuple[int, int, int, int]) -> None:
+    h, w, c, n = size
     rng = np.random.default_rng(h * w)
     x, weights, par = bytes_of(rng, h, w, c), bytes_of(rng, n, 3, 3, c), parameters(rng, n, 9 * c)
     y = np.zeros((h, w, n), np.int8)

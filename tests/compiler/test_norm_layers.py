@@ -54,7 +54,7 @@ def test_the_accelerator_computes_what_the_cpu_does(name: str) -> None:
 
 @pytest.mark.parametrize("signed", some([True, False], [True]))
 def test_an_encoder_is_one_launch(signed: bool, tmp_path: Path) -> None:
-    encoder = Encoder(21, 2, 16, 48, layers=2)
+    encoder = Encoder(13, 2, 16, 32, layers=2)
     path = quantised(encoder.model(), encoder.shape, tmp_path, signed)
     program = celosia.compile(path, config=PYNQ, rounding="correct")
     assert len(program.launches) == 1 and program.macs_accelerator == program.macs_total

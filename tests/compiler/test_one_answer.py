@@ -30,7 +30,7 @@ from celosia.compiler.selfcheck import operator_results
 from celosia.compiler.selfcheck.imported_model import QUICK
 
 from ..oracle import opened
-from .onnx_nodes import cases
+from .onnx_nodes import cases, slow_cases
 
 Array = NDArray[Any]
 Value = Any
@@ -75,8 +75,14 @@ class NodeCase:
 @functools.cache
 def node_cases() -> dict[str, list[NodeCase]]:
     """Return the node tests with arrays for all inputs, for each operator with several implementations."""
+    by_operator = by_name(cases("node"))
+    return {op: by_operator[op] for op in sorted(by_operator)}
+
+
+def by_name(node_tests: dict[str, Any]) -> dict[str, list[NodeCase]]:
+    """Return node tests by the name of their operator, as `node_cases` does."""
     by_operator: dict[str, list[NodeCase]] = defaultdict(list)
-    for name, case in cases("node").items():
+    for name, case in node_tests.items():
         model = case.model
         if model is None or len(model.graph.node) != 1 or name.endswith("_expanded"):
             continue
@@ -88,7 +94,7 @@ def node_cases() -> dict[str, list[NodeCase]]:
         inputs = tuple(arrays[name] if name else None for name in node.input)
         if all(x is None or isinstance(x, np.ndarray) for x in inputs):
             by_operator[op.op].append(NodeCase(name, model, op, inputs))
-    return {op: by_operator[op] for op in sorted(by_operator)}
+    return by_operator
 
 
 def several() -> frozenset[str]:
@@ -203,7 +209,8 @@ def test_the_node_tests(op: str) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("op", OPERATORS)
 def test_all_node_tests(op: str) -> None:
-    assert not [why for case in node_cases()[op] for why in check(case, case.inputs, case.model)]
+    slow = by_name(slow_cases()).get(op, [])
+    assert not [why for case in [*node_cases()[op], *slow] for why in check(case, case.inputs, case.model)]
 
 
 def extreme(case: NodeCase, dtype: str | None, seed: int) -> tuple[list[Array | None], onnx.ModelProto]:
@@ -266,11 +273,12 @@ def test_extreme_values_of_every_type(op: str, dtype: str) -> None:
     assert not [*check(case, args, model)]
 
 
-@pytest.mark.parametrize("rank", [1, 2, 3])
-@pytest.mark.parametrize(
-    "window", [{}, {"pads": 1}, {"dilations": 2, "pads": 1}, {"strides": 2, "ceil_mode": 1}], ids=str
-)
-def test_maxima_of_minus_infinity(rank: int, window: dict[str, int]) -> None:
+MAXIMA = [{}, {"pads": 1}, {"dilations": 2, "pads": 1}, {"strides": 2, "ceil_mode": 1}]
+"""Attributes of MaxPool; a value is for all dimensions."""
+
+
+@pytest.mark.parametrize("window, rank", paired(MAXIMA, [1, 2, 3]))
+def test_maxima_of_minus_infinity(window: dict[str, int], rank: int) -> None:
     """MaxPool of -inf alone, also beyond the input, gives the result of onnxruntime's float64.
 
     Its float32 gives -inf or the smallest finite number, depending on rank and padding.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
@@ -71,9 +72,12 @@ def listed(node: ast.AST) -> list[str]:
     return [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
 
 
+parsed = functools.cache(ast.parse)  # several tests look at all modules
+
+
 def tables(text: str, operators: frozenset[str]) -> Iterator[int]:
     """Yield the lines of a module in which a literal lists FEWEST operators or more."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if len(operators.intersection(listed(node))) >= FEWEST:
             yield node.lineno  # type: ignore[attr-defined]
 
@@ -303,7 +307,7 @@ TERMS = ("compiler/superoptimise/", "compiler/program/", "compiler/tune/")
 
 def numbered(text: str) -> Iterator[int]:
     """Yield the lines of a module that access an operand by a number of 2 or more."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Subscript):
             owner, places = node.value, [node.slice]
             if isinstance(node.slice, ast.Slice):
@@ -357,7 +361,7 @@ NAMED_FORMS: dict[str, set[str]] = {
 
 def names(text: str) -> set[str]:
     """Return the operator names that a module holds as constants."""
-    constants = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
+    constants = (node.value for node in ast.walk(parsed(text)) if isinstance(node, ast.Constant))
     return {value for value in constants if isinstance(value, str)} & all_operators()
 
 

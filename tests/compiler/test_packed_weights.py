@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from thorough import paired
 
 from celosia.compiler.launch.image import LayerErrors
 from celosia.compiler.layer import Window
@@ -215,9 +216,8 @@ FAULTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("config", PACKED)
-def test_wrong_programs_are_found(config: str, fault: Planted) -> None:
+@pytest.mark.parametrize(("fault", "config"), paired(FAULTS, PACKED))
+def test_wrong_programs_are_found(fault: Planted, config: str) -> None:
     net = product(config)
     p = Program(net, net.build())
     p.verify()

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import cycle, product
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from thorough import paired, tries
+from thorough import some, tries
 
 from celosia.compiler.graph.select.matrices import can_multiply_activations
 from celosia.compiler.launch import image as image_module
@@ -50,6 +51,8 @@ NAMES = [
     "packed-16x4",
     "packed-32x8",
 ]
+QUICK = ["pynq", "batch2-8x4", "softmax-4x8", "norm-4x8", "packed-4x8"]
+"""Configs with each part that one can have: batch, arrays that are not square, softmax, norm and packed weights."""
 SAME = Window((3, 3), pads=(1, 1, 1, 1))
 
 
@@ -198,7 +201,7 @@ def _built(cfg: Config) -> tuple[Network, Image]:
     return m.net, m.net.build()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some(NAMES, QUICK))
 def test_the_sound_program_passes(name: str) -> None:
     sound = program(CONFIGS[name])
     sound.verify()
@@ -451,7 +454,7 @@ def accumulators_of_another_row(p: Program) -> None:
     p.find(Opcode.VECTOR, CONV)[0].fields["a_x"] = 0
 
 
-@pytest.mark.parametrize(("planted", "name"), paired(FAULTS, NAMES))
+@pytest.mark.parametrize(("planted", "name"), some(product(FAULTS, NAMES), [*zip(FAULTS, cycle(QUICK))]))
 def test_planted_faults_are_found(planted: str, name: str) -> None:
     change, rules, message = FAULTS[planted]
     faulty = program(CONFIGS[name])

@@ -135,7 +135,7 @@ def in_numpy(layer: Layer) -> list[Array]:
 
 
 @pytest.mark.parametrize("op", GATES)
-@pytest.mark.parametrize("seed", some(range(20), range(10)))
+@pytest.mark.parametrize("seed", some(range(20), range(4)))
 def test_against_onnxruntime(op: str, seed: int) -> None:
     layer = Layer(op, seed)
     expected = layer.expected()
@@ -146,7 +146,7 @@ def test_against_onnxruntime(op: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("op", GATES)
-@pytest.mark.parametrize("seed", range(100, 105))
+@pytest.mark.parametrize("seed", some(range(100, 105), range(100, 102)))
 def test_sequences_along_the_first_axis(op: str, seed: int) -> None:
     """Layers with `layout` equal onnxruntime's layers without it, transposed; onnxruntime does not support `layout`."""
     layer = Layer(op, seed)
@@ -160,7 +160,7 @@ def test_sequences_along_the_first_axis(op: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("op", GATES)
-@pytest.mark.parametrize("seed", range(200, 203))
+@pytest.mark.parametrize("seed", some(range(200, 203), [200]))
 def test_weights_that_are_fed(op: str, seed: int) -> None:
     layer = Layer(op, seed)
     present = {f"i{n}": array for n, array in enumerate(layer.inputs) if array is not None}
@@ -293,9 +293,7 @@ def test_dynamically_quantised_sequences_along_the_first_axis() -> None:
 
 @pytest.mark.parametrize(
     "weights, per_channel",
-    some(
-        [("QInt8", False), ("QInt8", True), ("QUInt8", False), ("QUInt8", True)], [("QInt8", True), ("QUInt8", False)]
-    ),
+    some([("QInt8", False), ("QInt8", True), ("QUInt8", False), ("QUInt8", True)], [("QInt8", True)]),
 )
 def test_what_onnxruntime_makes_of_a_recurrent_network(weights: str, per_channel: bool, tmp_path: Path) -> None:
     """A bidirectional LSTM and a product, quantised by quantize_dynamic, give onnxruntime's results."""

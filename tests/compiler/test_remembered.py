@@ -16,7 +16,7 @@ import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from small_models import Builder, models, twins
-from thorough import tries
+from thorough import some, tries
 
 import celosia
 from celosia.compiler.layer import Window
@@ -80,7 +80,7 @@ def asked() -> Iterator[tuple[Planner, LayerComputation, Tiling]]:
     """
     for cfg in ALIKE:
         b = Plain(Network(cfg), lambda strategy: 0, np.random.default_rng(0))
-        for size, window in ((9, Window((1, 1))), (9, PADDED), (11, Window((3, 3)))):
+        for size, window in ((5, Window((1, 1))), (5, PADDED), (7, Window((3, 3)))):
             x = b.host_input(1, 24, size, size)
             b.conv(x, window, 24)
         for layer in b.net.layers:
@@ -103,7 +103,7 @@ def test_loops_are_those_that_are_made_anew() -> None:
         assert mixed() == 0
 
 
-@pytest.mark.parametrize("left_out", range(3))
+@pytest.mark.parametrize("left_out", some(range(3), [0]))
 def test_a_key_without_one_of_its_parts_is_noticed(left_out: int, monkeypatch: pytest.MonkeyPatch) -> None:
     careless = Careless()
     careless.left_out = left_out

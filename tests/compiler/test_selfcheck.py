@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from numpy.typing import NDArray
@@ -56,14 +58,22 @@ class Compiled:
         return self.program.launches[0].layers[layer].name
 
 
+@cache
+def self_checked(model: bytes, cfg: Config) -> tuple[Any, ...]:
+    """Compile a model and return the arguments of its self-check."""
+    caught: list[tuple[Any, ...]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("celosia.compiler.compile.self_check", lambda *given: caught.append(given) or Checked())
+        compile_model(onnx.ModelProto.FromString(model), cfg)
+    return caught[0]
+
+
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Builder, Config], Compiled]:
+def compiled() -> Callable[[Builder, Config], Compiled]:
+    """Return a function that compiles a model, once for all tests; each test has its own image."""
+
     def of(b: Builder, cfg: Config) -> Compiled:
-        caught: list[tuple[Any, ...]] = []
-        with monkeypatch.context() as patch:
-            patch.setattr("celosia.compiler.compile.self_check", lambda *given: caught.append(given) or Checked())
-            compile_model(b.model(), cfg)
-        (program, *rest) = caught[0]
+        (program, *rest) = self_checked(b.model().SerializeToString(), cfg)
         return Compiled(replace(program, image=program.image.copy()), tuple(rest))
 
     return of
@@ -84,6 +94,9 @@ def network(form: str = "qdq", dtype: Any = np.int8) -> Builder:
     return b
 
 
+WRITTEN = [("qdq", np.int8), ("qoperator", np.uint8)]
+"""Forms of a model and types of its activations."""
+
 # What is right passes --------------------------------------------------------------------------------------------
 
 
@@ -94,11 +107,11 @@ def test_random_models_pass(name: str, b: Builder) -> None:
     celosia.compile(b.model(), CONFIGS[name])
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize(("form", "dtype"), [("qdq", np.int8), ("qoperator", np.uint8)])
+@pytest.mark.parametrize(("name", "written"), paired(CONFIGS, WRITTEN))
 def test_every_byte_of_every_layer_is_compared(
-    name: str, form: str, dtype: Any, compiled: Callable[..., Compiled]
+    name: str, written: tuple[str, Any], compiled: Callable[..., Compiled]
 ) -> None:
+    form, dtype = written
     found = compiled(network(form, dtype), CONFIGS[name])
     layers = [layer for launch in found.program.launches for layer in launch.layers]
     plans = found.rest[0]
@@ -364,12 +377,11 @@ BLOCKS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("form", "dtype"), [("qdq", np.int8), ("qoperator", np.uint8)])
-@pytest.mark.parametrize("name", BLOCK_CONFIGS)
+@pytest.mark.parametrize(("name", "written"), paired(BLOCK_CONFIGS, WRITTEN))
 def test_a_block_is_compared_with_all_of_its_operators(
-    name: str, form: str, dtype: Any, compiled: Callable[..., Compiled]
+    name: str, written: tuple[str, Any], compiled: Callable[..., Compiled]
 ) -> None:
-    cfg = BLOCK_CONFIGS[name]
+    (form, dtype), cfg = written, BLOCK_CONFIGS[name]
     found = as_block(compiled(residual_block(form, dtype, 4 * cfg.block_out), cfg), cfg)
     for seed in range(3):
         assert found.check(seed) == Checked(1, 2 * 8 * 6 * 5)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from thorough import paired
 
 import celosia
 from celosia.compiler.graph import block_sums
@@ -42,8 +43,7 @@ def sums(config: str, images: int, groups: int, size: int, blocks: int, count: i
     return Network(cfg, [[layer]], {x: rng.integers(-128, 128, (images, groups * size, 1, pixels)).astype(np.int8)})
 
 
-@pytest.mark.parametrize("config", SUMS)
-@pytest.mark.parametrize("case", [(1, 3, 16, 2, 2), (5, 4, 32, 1, 3), (2, 1, 64, 5, 4, 3)], ids=str)
+@pytest.mark.parametrize(("config", "case"), paired(SUMS, [(1, 3, 16, 2, 2), (5, 4, 32, 1, 3), (2, 1, 64, 5, 4, 3)], 2))
 def test_sums_leave_byte_by_byte(config: str, case: tuple[int, ...]) -> None:
     sums(config, *case).check(checking=True)
 

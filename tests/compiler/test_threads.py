@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
-from thorough import tries
+from thorough import one_each, tries
 
 import celosia
 from celosia.compiler import expr as T
@@ -63,7 +63,7 @@ CASES: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("op, attrs, inputs", CASES)
+@pytest.mark.parametrize("op, attrs, inputs", one_each(CASES, lambda case: (case[0], case[1].get("axis"))))
 def test_any_number_of_threads_gives_the_same(every_loop: None, op: str, attrs: Any, inputs: list[Any]) -> None:
     constants = (1, 2) if op == "Resize" else ()
     types = [None if x is None else x if k in constants else (x.shape, x.dtype.name) for k, x in enumerate(inputs)]
@@ -300,7 +300,7 @@ def interrupt(*_):
         raise KeyboardInterrupt
 signal.signal(signal.SIGALRM, interrupt)
 signal.setitimer(signal.ITIMER_REAL, 1e-3, 1.3e-3)
-while caught < 200:
+while caught < 60:
     try:
         try:
             inside = True

@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from thorough import some
 
 from celosia.compiler import expr as T
 from celosia.compiler.compile import compile as compile_model
@@ -139,15 +141,16 @@ def test_a_plan_is_its_schedule(name: str) -> None:
     assert KernelPlan.of(again) == plan
 
 
+@pytest.mark.parametrize("plans", some([1, 3], [1]))
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_what_rules_lead_to_means_the_same(name: str) -> None:
+def test_what_rules_lead_to_means_the_same(name: str, plans: int) -> None:
     """Plans that several rules reach compute the interpreter's results."""
     workload = WORKLOADS[name]()
     arrays = random_inputs(workload)
     expected = meaning(workload, arrays)
     rng = np.random.default_rng(len(name))
     compared = 0
-    for _ in range(3):
+    for _ in range(plans):
         plan = own(workload)
         for _ in range(4):
             others = list(neighbours(plan, workload.apply(plan.trace)))
@@ -318,7 +321,7 @@ def test_faults_of_the_compiler_are_found(fault: str, monkeypatch: pytest.Monkey
 
 
 class Pretended:
-    """A device whose times depend only on the schedule: small tiles are fast."""
+    """A device whose times depend only on the schedule: small tiles are fast, and all times differ."""
 
     name = "pretended"
 
@@ -333,13 +336,18 @@ class Pretended:
         if self.failing:
             return TrialResult(Status.CRASHED, detail="planted")
         sizes = [args[1] for _, primitive, *args in json.loads(job.trace) if primitive == "split"]
-        return TrialResult(Status.OK, 1_000_000 + 10_000 * sum(sizes))
+        return TrialResult(Status.OK, 1_000_000 + 10_000 * sum(sizes) + crc32(job.trace.encode()) % 10_000)
 
     def close(self) -> None:
         pass
 
 
-def tuned(records: Records, device: Pretended, trials: int = 30, seed: int = 0) -> tuple[KernelState, dict[str, Trace]]:
+TRIALS = 12
+
+
+def tuned(
+    records: Records, device: Pretended, trials: int = TRIALS, seed: int = 0
+) -> tuple[KernelState, dict[str, Trace]]:
     with Fleet([device]) as fleet:
         tuner = KernelTuner(records, fleet, trials, seed=seed)
         return tuner.state, tuner.tune([(product(), 3), (softmax(), 1)])
@@ -349,11 +357,11 @@ def test_a_second_tuning_measures_nothing_and_finds_the_same(tmp_path: Path) -> 
     path = tmp_path / "records.jsonl"
     device = Pretended()
     state, traces = tuned(Records(path), device)
-    assert state.measured == 30
+    assert state.measured == TRIALS
     assert traces
     again = Pretended()
     second, same = tuned(Records.load(path), again)
-    assert (second.measured, second.known, again.asked) == (0, 30, [])
+    assert (second.measured, second.known, again.asked) == (0, TRIALS, [])
     assert {name: str(trace) for name, trace in traces.items()} == {name: str(t) for name, t in same.items()}
     assert second.tuned == state.tuned < state.untuned
     assert {name: str(t) for name, t in recorded_traces(Records.load(path)).items()} == {
@@ -363,7 +371,7 @@ def test_a_second_tuning_measures_nothing_and_finds_the_same(tmp_path: Path) -> 
 
 def test_an_interrupted_tuning_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
-    first = Pretended(most=12)
+    first = Pretended(most=5)
     with pytest.raises(KeyboardInterrupt):
         tuned(Records(path), first)
     second = Pretended()
@@ -371,7 +379,7 @@ def test_an_interrupted_tuning_goes_on(tmp_path: Path) -> None:
     whole, other = Pretended(), Records()
     _, expected = tuned(other, whole)
     assert len(first.asked) + len(second.asked) == len(whole.asked)
-    assert state.known == 12
+    assert state.known == 5
     assert {name: str(t) for name, t in traces.items()} == {name: str(t) for name, t in expected.items()}
 
 
@@ -495,17 +503,17 @@ def test_a_record_that_cannot_be_followed_is_said(tmp_path: Path) -> None:
 
 def test_tuning_a_model_for_real(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
-    first = tune_cpu(gelu_model(), trials=8, records=path, accelerator=False)
-    assert first.report["measured"] == 8
+    first = tune_cpu(gelu_model(), trials=4, records=path, accelerator=False)
+    assert first.report["measured"] == 4
     assert first.report["seconds_tuned"] <= first.report["seconds_own"]
-    again = tune_cpu(gelu_model(), trials=8, records=path, accelerator=False)
+    again = tune_cpu(gelu_model(), trials=4, records=path, accelerator=False)
     assert again.report["measured"] == 0
     assert [k["trace"] for k in again.report["kernels"]] == [k["trace"] for k in first.report["kernels"]]
 
 
 def test_tuning_ones_own_expression() -> None:
-    workload = product(48, 48, 48)
-    kernel, trace = tune_kernel(workload.outputs, workload.inputs, trials=6)
+    workload = product(16, 16, 16)
+    kernel, trace = tune_kernel(workload.outputs, workload.inputs, trials=3)
     arrays = random_inputs(workload)
     np.testing.assert_allclose(kernel(*arrays)[0], meaning(workload, arrays)[0], rtol=1e-4, atol=1e-4)
     assert trace.steps

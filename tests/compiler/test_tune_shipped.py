@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from thorough import some
 
 import celosia
 from celosia.compiler.compile import network_of
@@ -60,11 +61,11 @@ def test_every_line_is_a_winner_of_a_network(path: Path) -> None:
     assert layers == decided
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_demo_model_takes_the_cycles_of_its_record(path: Path) -> None:
+@pytest.mark.parametrize("preset", some([path.stem for path in FILES], ["pynq"]))
+def test_the_demo_model_takes_the_cycles_of_its_record(preset: str) -> None:
     """The demo model and its chains of layers take the recorded cycles, and `compile` measures none of them."""
-    records = Records.load(path)
-    tuned, plain = (compiled(path.stem, known) for known in ("shipped", "none"))
+    records = Records.load(SHIPPED_FOLDER / f"{preset}.jsonl")
+    tuned, plain = (compiled(preset, known) for known in ("shipped", "none"))
     cycles = [estimate(program, TIMED.memory)["cycles"] for program in (tuned, plain)]
     assert f"; {cycles[0]:,} cycles, {cycles[1]:,} without" in tuned.schedules
     assert set(cycles) <= {result.cycles for key, result in records.trials.items() if is_network(key)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -37,9 +38,8 @@ def compute(op: str, *arrays: Array, attrs: Any = None, opset: int = 21) -> list
 ARITHMETIC = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Max": np.maximum, "Min": np.minimum}
 
 
-@pytest.mark.parametrize("dtype", [*INTEGERS, "float16", "float32", "float64"])
-@pytest.mark.parametrize("op", ARITHMETIC)
-def test_arithmetic(op: str, dtype: str) -> None:
+@pytest.mark.parametrize("dtype, op", paired([*INTEGERS, "float16", "float32", "float64"], ARITHMETIC, 2))
+def test_arithmetic(dtype: str, op: str) -> None:
     """Integers wrap and floats are rounded once. 37 elements leave a rest for any vector width."""
     a, b = numbers(dtype, 3, 37), numbers(dtype, 37)
     with np.errstate(all="ignore"):
@@ -64,18 +64,20 @@ def test_a_power_has_the_type_of_its_base(dtype: str, exponent: str) -> None:
     np.testing.assert_array_equal(z, np.array([2.25, 0.5, 27]).astype(dtype))
 
 
-@pytest.mark.parametrize("dtype", [*INTEGERS, "bool", "float16", "float32", "float64", "bfloat16"])
+MOVES: list[tuple[str, dict[str, Any], Any]] = [
+    ("Transpose", {"perm": [1, 0]}, lambda x: x.T),
+    ("Slice", {}, lambda x: x[1:7:2, 3:]),
+    ("Concat", {"axis": 1}, lambda x: np.concatenate([x, x], 1)),
+    ("Gather", {"axis": 0}, lambda x: x[[3, 0, 8]]),
+    ("Expand", {}, lambda x: np.broadcast_to(x, (2, 9, 50))),
+]
+
+
 @pytest.mark.parametrize(
-    "op, attrs, how",
-    [
-        ("Transpose", {"perm": [1, 0]}, lambda x: x.T),
-        ("Slice", {}, lambda x: x[1:7:2, 3:]),
-        ("Concat", {"axis": 1}, lambda x: np.concatenate([x, x], 1)),
-        ("Gather", {"axis": 0}, lambda x: x[[3, 0, 8]]),
-        ("Expand", {}, lambda x: np.broadcast_to(x, (2, 9, 50))),
-    ],
+    "dtype, move", paired([*INTEGERS, "bool", "float16", "float32", "float64", "bfloat16"], MOVES, 2)
 )
-def test_moves(op: str, attrs: dict[str, Any], how: Any, dtype: str) -> None:
+def test_moves(dtype: str, move: tuple[str, dict[str, Any], Any]) -> None:
+    op, attrs, how = move
     x = numbers(dtype, 9, 50)
     given: dict[str, list[Any]] = {
         "Slice": [np.array([1, 3]), np.array([7, 50]), np.array([0, 1]), np.array([2, 1])], "Concat": [x],
@@ -89,9 +91,8 @@ def test_moves(op: str, attrs: dict[str, Any], how: Any, dtype: str) -> None:
     np.testing.assert_array_equal(y, how(x))
 
 
-@pytest.mark.parametrize("dtype", [*INTEGERS, "float16", "float32", "float64"])
-@pytest.mark.parametrize("axis", [0, 1])
-def test_extremes(axis: int, dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "axis"), paired([*INTEGERS, "float16", "float32", "float64"], [0, 1]))
+def test_extremes(dtype: str, axis: int) -> None:
     x = numbers(dtype, 40, 50)
     np.testing.assert_array_equal(
         compute("ReduceMax", x, attrs={"axes": [axis], "keepdims": 0}, opset=13)[0], x.max(axis)
@@ -160,10 +161,9 @@ TOP_TYPES = ["float32", "float16", "bfloat16", "int8", "uint8", "int32", "uint32
 TOP_SHAPES = [((7, 40), -1, 5), ((40, 6), 0, 3), ((3, 9, 4), 1, 9), ((16,), 0, 16), ((4, 3), 1, 1)]
 
 
-@pytest.mark.parametrize(("dtype", "which"), paired(TOP_TYPES, TOP_SHAPES, 2))
-@pytest.mark.parametrize("largest", [0, 1])
-def test_top_k(dtype: str, which: tuple[tuple[int, ...], int, int], largest: int) -> None:
-    shape, axis, k = which
+@pytest.mark.parametrize(("dtype", "which"), paired(TOP_TYPES, product([0, 1], TOP_SHAPES)))
+def test_top_k(dtype: str, which: tuple[int, tuple[tuple[int, ...], int, int]]) -> None:
+    largest, (shape, axis, k) = which
     x = np.round(numbers("float32", *shape)).astype(dtype)  # with many equal elements
     if dtype.startswith("float"):
         x.flat[:3] = (-0.0, np.inf, -np.inf)

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from thorough import some
 
 import celosia
 from celosia.compiler import compile as compiler
@@ -27,15 +28,17 @@ from . import windows_sweep as sweep
 EACH = len(sweep.OPERATORS)
 
 
-def test_random_windows_are_onnxruntimes() -> None:
-    counts, wrong = sweep.sweep(sweep.cases(60 * EACH, seed=1))
+@pytest.mark.parametrize("count", some([20, 60], [20]))
+def test_random_windows_are_onnxruntimes(count: int) -> None:
+    counts, wrong = sweep.sweep(sweep.cases(count * EACH, seed=1))
     assert not wrong
-    assert all(counts[f"{op}: equal"] > 30 for op in sweep.OPERATORS)
+    assert all(counts[f"{op}: equal"] > count // 2 for op in sweep.OPERATORS)
 
 
-def test_random_windows_are_onnxruntimes_when_compiled() -> None:
-    assert not sweep.sweep(sweep.cases(4 * EACH, seed=2), sweep.by_compiler)[1]
-    assert not sweep.sweep(sweep.cases(2 * EACH, seed=3), sweep.by_cpu)[1]
+@pytest.mark.parametrize("count", some([1, 20], [1]))
+def test_random_windows_are_onnxruntimes_when_compiled(count: int) -> None:
+    assert not sweep.sweep(sweep.cases(count * EACH, seed=2), sweep.by_compiler)[1]
+    assert not sweep.sweep(sweep.cases(count * EACH, seed=3), sweep.by_cpu)[1]
 
 
 @pytest.mark.parametrize("op", sorted({*sweep.OPERATORS} - {"MaxUnpool"}))  # whose input says where

@@ -190,11 +190,11 @@ def partly(qdq: bool) -> dict[str, onnx.ModelProto]:
 
 PARTLY = [*product(partly(False), [False, True])]
 """Rules, each on a network of QLinearConv, and of QDQ."""
-AS_QDQ = ("largest by rows", "averages with padding", "border columns that meet")
-"""Those that `make test` applies to both: one of MaxPool, of averages and of convolutions."""
+AS_QDQ = ("averages inside", "border columns that meet")
+"""Those that `make test` applies to QDQ: one of averages and one of convolutions."""
 
 
-@pytest.mark.parametrize(("kind", "qdq"), some(PARTLY, [case for case in PARTLY if not case[1] or case[0] in AS_QDQ]))
+@pytest.mark.parametrize(("kind", "qdq"), some(PARTLY, [case for case in PARTLY if case[1] is (case[0] in AS_QDQ)]))
 def test_partly_equivalent_rules_save_cycles_and_leave_every_byte(kind: str, qdq: bool) -> None:
     model = partly(qdq)[kind]
     graph = graph_of(model)
@@ -253,7 +253,7 @@ def test_all_of_a_search_leaves_every_byte(seed: int) -> None:
     assert optimised.after.total <= optimised.before.total
 
 
-@pytest.mark.parametrize("seed", range(1000, 1030))
+@pytest.mark.parametrize("seed", some(range(1000, 1030), range(1000, 1010)))
 def test_random_steps_on_random_models_leave_every_byte(seed: int) -> None:
     why, steps = rewritings(seed)
     assert not why, steps
@@ -294,7 +294,7 @@ def test_what_the_oracle_does_not_run_is_refused_in_a_sentence() -> None:
     assert not optimised.steps and "is refused: onnxruntime cannot run the model: no kernel" in optimised.refused[0]
 
 
-@pytest.mark.parametrize("name", ["", "conv"], ids=["nameless", "equal names"])
+@pytest.mark.parametrize("name", some(["", "conv"], ["conv"]), ids=["nameless", "equal names"])
 def test_nodes_need_no_names_of_their_own(name: str) -> None:
     model = branches(True)
     for node in model.graph.node:

@@ -40,7 +40,7 @@ def first_difference(rule: RewriteRule) -> str:
     return ""
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", some(range(4), [0]))
 def test_rules_hold_in_onnxruntimes_arithmetic(part: int) -> None:
     tried = 0
     for rule in RULES[part::4]:
@@ -73,7 +73,15 @@ def test_proofs_are_found_again() -> None:
         assert row["digest"] == known[rule.name]["digest"] and row["cases"] == known[rule.name]["cases"]
 
 
-@pytest.mark.parametrize("rule", WRONG, ids=lambda rule: rule.name)
+SLOW = (
+    "a larger kernel, padded with what is not zero", "groups are given up", "a tap goes that sees some of the image",
+    "convolutions that read other zero points",
+)  # fmt: skip
+"""Rules whose refutation takes seconds."""
+QUICK = [rule for rule in WRONG if rule.name not in SLOW]
+
+
+@pytest.mark.parametrize("rule", some(WRONG, QUICK), ids=lambda rule: rule.name)
 def test_what_is_wrong_is_refused(rule: RewriteRule) -> None:
     pytest.importorskip("z3")
     from celosia.compiler.superoptimise.prover import verdict
@@ -83,7 +91,7 @@ def test_what_is_wrong_is_refused(rule: RewriteRule) -> None:
     assert first_difference(rule), "it is not wrong"
 
 
-@pytest.mark.parametrize("count", some([25, 60, 200], [25]))
+@pytest.mark.parametrize("count", some([8, 60, 200], [8]))
 def test_mutants_are_refused(count: int) -> None:
     """No mutant of a rule that differs in numbers is proved."""
     pytest.importorskip("z3")

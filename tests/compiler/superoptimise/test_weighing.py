@@ -29,7 +29,7 @@ pytest.importorskip("onnxruntime")
 
 def branchy() -> onnx.ModelProto:
     """Return branches of three kinds, to which several rules apply."""
-    m = Quantised((1, 64, 16, 16))
+    m = Quantised((1, 64, 8, 8))
     heads = [m.conv("x", 64, 8, 0.05, kernel) for kernel in (1, 1, 3, 3)]
     pooled = m.byte_operator("MaxPool", ["x"], kernel_shape=[3, 3], strides=[1, 1], pads=[1] * 4)
     return m.model(*heads, m.conv(pooled, 64, 16, 0.06))
