@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from small_models import Builder
+
+from celosia.hw.spec.config import PRESETS
+
+UNBLOCKED = replace(PRESETS["tiny"], forward=False)
+"""The preset `tiny` without blocks, whose search takes the compiler longer than all else."""
 
 
 def quantised(dtype: type = np.int8, opset: int = 17, form: str = "qdq") -> onnx.ModelProto:
