@@ -25,6 +25,16 @@ def quantised(dtype: type = np.int8, opset: int = 17, form: str = "qdq") -> onnx
     return b.model()
 
 
+def convolution(size: int = 4) -> onnx.ModelProto:
+    """Return a single convolution: float `input_1` [1, 8, size, size] to float [1, 16, size, size].
+
+    It takes the compiler less time than several layers, of which it tries to form blocks.
+    """
+    b = Builder("qdq", np.int8, seed=3)
+    b.output(b.conv(b.input([1, 8, size, size]), 16, (3, 3), pads=(1, 1, 1, 1)), real=True)
+    return b.model()
+
+
 def shifted() -> onnx.ModelProto:
     """Return a product of two inputs [2, 8, 8] plus a constant, which the accelerator treats as a tensor."""
     b = Builder("qdq", np.int8, seed=1)

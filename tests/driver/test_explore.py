@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import pytest
 from demo_block import save_demo_block
-from driver_models import quantised
+from driver_models import convolution, quantised
 from small_models import Builder
 from thorough import some
 from typer.testing import CliRunner
@@ -58,17 +58,10 @@ FEW = {**SPACE, "block_in": (8,), "taps": (0,)}
 """4 Configs of SPACE."""
 
 
-def convolution(size: int) -> onnx.ModelProto:
-    """Return a single convolution, because compiling blocks of several layers takes longer."""
-    b = Builder("qdq", np.int8, seed=3)
-    b.output(b.conv(b.input([1, 8, size, size]), 16, (3, 3), pads=(1, 1, 1, 1)), real=True)
-    return b.model()
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("explored") / "quantised.onnx"
-    onnx.save(convolution(4), path)
+    onnx.save(convolution(), path)
     return path
 
 

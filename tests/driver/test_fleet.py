@@ -108,13 +108,13 @@ def test_a_board_measures_what_the_rtl_does(board: FakeBoard, jobs: list[LayerJo
 @pytest.mark.rtl
 def test_a_lost_session_loses_no_trial(board: FakeBoard, jobs: list[LayerJob]) -> None:
     def cut(number: int, result: TrialResult) -> None:
-        if number in (1, 3):
+        if number == 1:
             board.connection.abort()
 
     with open_fleet(BOARD, base=BASE) as devices:
-        found = answers(devices, judged(jobs, BOARD), cut)
-        assert [result.status for result in found] == [Status.OK] * len(jobs) and devices.excluded_devices == {}
-    assert len([command for command in board.commands if "runner" in command]) == 3
+        found = answers(devices, judged(jobs[:3], BOARD), cut)
+        assert [result.status for result in found] == [Status.OK] * 3 and devices.excluded_devices == {}
+    assert len([command for command in board.commands if "runner" in command]) == 2
 
 
 @needs_ssh

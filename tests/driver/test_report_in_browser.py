@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from browser import CHROMIUM, Browser, browser
-from driver_models import floats
+from driver_models import convolution, floats
 from report_models import HOSTILE, compiled, hostile
 from small_models import Builder
 from thorough import some
@@ -240,7 +241,7 @@ def test_faults_are_found(tab: Browser, page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("screen", some([SCREEN, PHONE | {"dark": True}], [PHONE | {"dark": True}]), ids=str)
-def test_the_front_of_an_exploration(tab: Browser, models: Path, tmp_path: Path, screen: dict[str, Any]) -> None:
+def test_the_front_of_an_exploration(tab: Browser, tmp_path: Path, screen: dict[str, Any]) -> None:
     pytest.importorskip("moocore")
     space = {
         "block_in": [4, 8],
@@ -252,7 +253,8 @@ def test_the_front_of_an_exploration(tab: Browser, models: Path, tmp_path: Path,
         "forward": False,
         "pump": 1,
     }
-    celosia.explore(models / "quantised.onnx", space=space, points=4, folder=tmp_path / "out")
+    onnx.save(convolution(), tmp_path / "model.onnx")
+    celosia.explore(tmp_path / "model.onnx", space=space, points=4, folder=tmp_path / "out")
     tab.open(tmp_path / "out" / "report.html", **screen)
     check(tab, tmp_path, figures=4)
     assert tab.run("document.querySelectorAll('td').length") > 10

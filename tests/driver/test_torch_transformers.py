@@ -163,9 +163,7 @@ def product_places(program: Any) -> list[str]:
 # Both ways in ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", some(SAMPLES, ["gpt"])
-)  # `vit` with an open batch is below, docs/pytorch.md has an encoder
+@pytest.mark.parametrize("name", some(SAMPLES, ["gpt"]))  # `vit` is below, docs/pytorch.md has an encoder
 def test_quantised(name: str) -> None:
     """Quantised transformers give onnxruntime's values, and PyTorch's up to 2%.
 
