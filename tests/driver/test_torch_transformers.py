@@ -215,7 +215,6 @@ def test_floats_by_torch_compile(name: str) -> None:
     assert len(made) == 1
 
 
-@pytest.mark.thorough  # test_torch.py trains convolutions
 def test_trained_with_fake_quantisation() -> None:
     module, x, wanted = encoder(1), torch.randn(2, 5, WIDTH), torch.randn(2, 5, WIDTH)
     trained = prepare_qat_pt2e(torch.export.export(module, (x,)).module(), CelosiaQuantizer(qat=True))
