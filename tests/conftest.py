@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +32,9 @@ settings.register_profile(
 )  # no deadline: machines may be busy
 settings.load_profile("celosia")
 
+REMEMBERING = ("benchmarks", "docs", "driver", "models")
+"""Folders of tests that replace nothing on which predicted cycles depend."""
+
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 
@@ -53,6 +56,18 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CELOSIA_WAVES"] = "1"
     if config.getoption("--sim"):
         os.environ["CELOSIA_SIM"] = config.getoption("--sim")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def remember_cycles(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let the compiler remember predicted cycles in REMEMBERING, whose tests compile the same models often.
+
+    Predictions of other sources are other entries of the cache.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.relative_to(Path(__file__).parent).parts[0] in REMEMBERING:
+            patch.setenv("CELOSIA_REMEMBER", "1")
+        yield
 
 
 def _no_skip(report: Report) -> Report:

@@ -32,12 +32,11 @@ def sources(root: Path = ROOT) -> dict[str, str]:
 
 def imported(node: ast.AST) -> Iterator[tuple[str, str]]:
     """Yield (module, name in it or "") of every import inside `node`."""
-    if isinstance(node, ast.Import):
-        yield from ((alias.name, "") for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        yield from ((node.module or "", alias.name) for alias in node.names)
-    for child in ast.iter_child_nodes(node):
-        yield from imported(child)
+    for child in ast.walk(node):
+        if isinstance(child, ast.Import):
+            yield from ((alias.name, "") for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            yield from ((child.module or "", alias.name) for alias in child.names)
 
 
 LOADS = ("import_module", "__import__")

@@ -34,15 +34,14 @@ def instruction_sources(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
-        text = ast.unparse(node)
         if name == "StreamInstruction":
-            yield node.lineno, "StreamInstruction", text
+            yield node.lineno, "StreamInstruction", ast.unparse(node)
         elif name == "encode" and not _encodes_text(node):
-            yield node.lineno, "words", text
+            yield node.lineno, "words", ast.unparse(node)
         elif name == "add" and ast.unparse(node.func).endswith("stream.add"):
-            yield node.lineno, "add", text
+            yield node.lineno, "add", ast.unparse(node)
         elif any(_is_opcode(argument) for argument in arguments):
-            yield node.lineno, "Opcode", text
+            yield node.lineno, "Opcode", ast.unparse(node)
 
 
 def _encodes_text(node: ast.Call) -> bool:

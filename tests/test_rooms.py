@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("benchmarks", "bitstreams", "compiler", "driver", "hw", "sim")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def sources(root: Path) -> list[Path]:
@@ -44,7 +49,7 @@ def shared_names(root: Path) -> Iterator[str]:
     """Yield the names of public classes that several modules define."""
     paths_by_name: dict[str, set[Path]] = {}
     for path in sources(root):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 paths_by_name.setdefault(node.name, set()).add(path)
     return (name for name, paths in paths_by_name.items() if len(paths) > 1)
@@ -74,6 +79,7 @@ def last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
+@cache
 def methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
     return {statement.name: statement for statement in node.body if isinstance(statement, Function)}
 
@@ -82,7 +88,7 @@ class Public:
     """The public functions of the files below `root`, and the methods of public classes."""
 
     def __init__(self, root: Path) -> None:
-        self.trees = {f"{p.relative_to(root)}": ast.parse(p.read_text(encoding="utf-8")) for p in sources(root)}
+        self.trees = {f"{path.relative_to(root)}": parsed(path) for path in sources(root)}
 
     @cached_property
     def classes(self) -> dict[str, list[ast.ClassDef]]:

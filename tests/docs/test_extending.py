@@ -83,6 +83,7 @@ def test_the_steps_of_the_page(copy: Path) -> None:
     assert updated == PAGE.read_text(encoding="utf-8")
 
 
+@pytest.mark.thorough
 @pytest.mark.rtl
 def test_a_wrong_meaning_of_the_new_operation_is_found(copy: Path) -> None:
     """A planted fault in the functional simulator, |a - b| without the absolute value, fails a test."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Iterator
-from functools import cache
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -16,6 +14,7 @@ import pytest
 sys.path += [str(Path(__file__).parents[2] / folder) for folder in ("", "tests", "tests/driver", "tests/cosim")]
 
 from driver_models import dynamic, floats, quantised
+from torch_registry import one_registry
 
 
 @pytest.fixture(scope="session")
@@ -36,29 +35,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_registry() -> Iterator[None]:
-    """Cache the operators of torch.onnx and torch.export for all tests.
-
-    Both build their registry again for each export, which takes longer than the export of a small model.
-    """
-    if "torch" not in sys.modules:
-        yield
-        return
-    try:
-        from torch._export import utils
-        from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-        make, materialise = cache(ONNXRegistry.from_torchlib), cache(utils._materialize_cpp_cia_ops)
-    except (ImportError, AttributeError):  # these private names may disappear
-        yield
-        return
-
-    def copied(*args: Any, **named: Any) -> Any:
-        registry = copy.copy(make(*args, **named))
-        registry.functions = {target: list(functions) for target, functions in registry.functions.items()}
-        return registry
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(utils, "_materialize_cpp_cia_ops", materialise)
-        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(copied))
+def one_list_of_operators() -> Iterator[None]:
+    """Share one list of torch's operators among all exports, if a test has imported torch."""
+    with one_registry() if "torch" in sys.modules else nullcontext():
         yield

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from small_models import Builder
+
+from celosia.hw.spec.config import PRESETS
+
+UNBLOCKED = replace(PRESETS["tiny"], forward=False)
+"""The preset `tiny` without blocks, whose search takes the compiler longer than all else."""
 
 
 def quantised(dtype: type = np.int8, opset: int = 17, form: str = "qdq") -> onnx.ModelProto:
@@ -15,6 +22,16 @@ def quantised(dtype: type = np.int8, opset: int = 17, form: str = "qdq") -> onnx
     x = b.conv(x, 8, (3, 3), pads=(1, 1, 1, 1))
     x = b.conv(x, 12, (3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
     b.output(x, real=True)
+    return b.model()
+
+
+def convolution(size: int = 4) -> onnx.ModelProto:
+    """Return a single convolution: float `input_1` [1, 8, size, size] to float [1, 16, size, size].
+
+    It takes the compiler less time than several layers, of which it tries to form blocks.
+    """
+    b = Builder("qdq", np.int8, seed=3)
+    b.output(b.conv(b.input([1, 8, size, size]), 16, (3, 3), pads=(1, 1, 1, 1)), real=True)
     return b.model()
 
 

@@ -94,16 +94,17 @@ def convolution(channels: int, outputs: int, size: int, kernel: int) -> onnx.Mod
 
 
 def test_what_bounds_a_layer_follows_the_hardware() -> None:
+    plain = replace(PRESETS["pynq"], forward=False)  # without blocks, whose search takes long
     b = Builder("qdq", np.int8, seed=4)
     b.output(b.matmul(b.input([1, 512]), 512))
-    product = explain.estimate(celosia.compile(b.model(), "pynq"))["layers"][-1]
+    product = explain.estimate(celosia.compile(b.model(), plain))["layers"][-1]
     assert product["bound"] == "load"  # each weight is used once
     assert "bus_bytes" in product["advice"]
-    wide = explain.estimate(celosia.compile(convolution(64, 64, 16, 3), "pynq"))["layers"][-1]
+    wide = explain.estimate(celosia.compile(convolution(64, 64, 16, 3), plain))["layers"][-1]
     assert wide["bound"] == "gemm" and wide["utilization"] > 0.85 and "near the speed" in wide["advice"]
-    odd = explain.estimate(celosia.compile(convolution(24, 20, 16, 5), "pynq"))["layers"][-1]
+    odd = explain.estimate(celosia.compile(convolution(24, 20, 16, 5), plain))["layers"][-1]
     assert odd["bound"] == "gemm" and odd["utilization"] < 0.65 and "channels fill" in odd["advice"]
-    narrow = replace(PRESETS["pynq"], bus_bytes=4, forward=False)
+    narrow = replace(plain, bus_bytes=4)
     moved = explain.estimate(celosia.compile(convolution(16, 16, 32, 1), narrow))["layers"][-1]
     assert moved["bound"] in ("load", "store")
 

@@ -190,7 +190,7 @@ class Growing:
 
 
 CHANGES = {
-    "learned positions": (GPT, ()), "turned": (LLAMA, ()), "packed": (ONE, (packed,)),
+    "learned positions": (GPT, ()), "turned": (ONE, ()), "packed": (ONE, (packed,)),
     "neighbours": (ONE, (having(rotary_interleaved=1), placed)), "half": (WIDE, (half_turned,)),
     "half of neighbours": (WIDE, (half_turned, having(rotary_interleaved=1))),
     "window": (ONE, (having(local_window_size=4),)), "capped": (ONE, (having(softcap=2.0, scale=0.5),)),
@@ -200,7 +200,7 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", some(CHANGES, CHANGES.keys() - {"half of neighbours", "heads of their own"}))
 def test_logits_are_onnxruntimes(name: str) -> None:
     """Logits equal onnxruntime's up to roundings, for a prompt in pieces and tokens after it."""
     network, changes = CHANGES[name]
@@ -228,7 +228,7 @@ def test_quantised_they_are_plain(
     tokens, path = np.random.default_rng(0).integers(0, 25, (4, 8)), tmp_path / "int8.onnx"
     report = celosia.quantize(tmp_path / "float.onnx", {"input_ids": tokens}, path, operators=operators, config="tiny")
     assert report["accelerator"]["macs_accelerator"] == report["accelerator"]["macs_total"] > 0
-    cfg = replace(PRESETS["pynq"], softmax=4, norm=8)
+    cfg = replace(PRESETS["pynq"], forward=False, softmax=4, norm=8)
     with Decoder(path, config=cfg, length=8, chunk=4, rounding="correct", check=False) as decoder:
         session, oracle = decoder.session(), Growing(path, network)
         for given in ([1, 2, 3, 4], [5]):

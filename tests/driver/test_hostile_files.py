@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import pytest
 from changed import change
-from driver_models import quantised
+from driver_models import UNBLOCKED, quantised
 from thorough import some, tries
 from typer.testing import CliRunner
 
@@ -317,8 +317,9 @@ def test_reports_changed_at_random(program: Path, tmp_path: Path) -> None:
 def test_an_exploration_changed_at_random(model: Path, tmp_path: Path) -> None:
     """A randomly changed exploration folder can be continued and drawn, or is refused."""
     pytest.importorskip("moocore")
-    fields = {"block_in": [4, 8], "block_out": [4], "bus_bytes": [4], "inp_depth": [512], "wgt_depth": [64, 256]}
-    (tmp_path / "space.toml").write_text("".join(f"{name} = {values}\n" for name, values in fields.items()))
+    fields = {"block_in": [4, 8], "block_out": [4], "bus_bytes": [4], "inp_depth": [512], "wgt_depth": [64, 256],
+              "taps": [0], "forward": [False], "batch": [1]}  # fmt: skip
+    (tmp_path / "space.toml").write_text("".join(f"{name} = {json.dumps(v)}\n" for name, v in fields.items()))
     folder = tmp_path / "out"
     line = ("explore", model, "--space", tmp_path / "space.toml", "--jobs", "1", "--points", "1", "-o", folder, "-q")
     code, said = call(*line)
@@ -408,7 +409,7 @@ def test_no_name_reaches_a_terminal_as_it_is(tmp_path: Path, monkeypatch: pytest
     model, program, report = folder / "model.onnx", folder / "model.celosia", folder / "report.json"
     onnx.save(evil_model(), model)
     config = folder / "tiny.toml"
-    config.write_text(Config.load("tiny").to_toml() + f"name = {json.dumps(EVIL)}\n")
+    config.write_text(UNBLOCKED.to_toml() + f"name = {json.dumps(EVIL)}\n")
     page, missing = tmp_path / "page.html", folder / "missing"
     with_config = ("--config", config)
     lines: tuple[tuple[object, ...], ...] = (

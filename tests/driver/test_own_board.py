@@ -112,9 +112,10 @@ def test_programs_and_memories(own: Path, models: Path, tmp_path: Path) -> None:
 
 def test_an_exploration_is_of_one_board(own: Path, models: Path, tmp_path: Path) -> None:
     """Measuring processes get the memory of an own board, whose file they may not have."""
-    folder = tmp_path / "front"
-    line = ("explore", models / "quantised.onnx", "--board", own, "--points", "2", "-o", folder, "-q")
-    call(*line, "--jobs", "2")
+    folder, space = tmp_path / "front", tmp_path / "space.toml"
+    space.write_text("block_in = 4\nblock_out = [4, 8]\nbatch = 1\ntaps = 0\nforward = false\n")
+    line = ("explore", models / "quantised.onnx", "--board", own, "--space", space, "--points", "1", "-o", folder, "-q")
+    call(*line, "--jobs", "1")
     found = json.loads((folder / "front.json").read_text())
     assert (found["device"], found["memory"], found["preset"]["name"]) == ("xczu2eg", MEMORY, "tiny")
     assert found["board"].startswith("mine (") and found["board"].endswith(f"{find_board(own).digest})")

@@ -27,6 +27,8 @@ from celosia.driver.quantize.quantize import QuantizeError
 from celosia.hw.spec.config import PRESETS
 
 Array = NDArray[Any]
+PLAIN = replace(PRESETS["pynq"], forward=False)
+"""Without blocks, whose search takes the compiler longer than all else."""
 LAYERS, HEADS, SIZE, WIDTH, VOCABULARY, CONTEXT = 2, 2, 16, 32, 20, 24
 CACHES = [f"past_key_values.{layer}.{what}" for layer in range(LAYERS) for what in ("key", "value")]
 OPEN = {"input_ids": [1, "steps"], "attention_mask": [1, "total"], "position_ids": [1, "steps"]}
@@ -341,7 +343,7 @@ def test_attention_and_all_in_bytes(operators: str, tmp_path: Path) -> None:
     left = {row["op"]: row["reason"] for row in report["operators"] if not row["quantised"]}
     assert "Softmax" not in left and (ROTARY.norm in left) == (operators == "attention")
     assert left["Cos"] == WHY_NOT[operators if operators == "attention" else "decoder"]
-    cfg = replace(PRESETS["pynq"], softmax=4, norm=8)
+    cfg = replace(PLAIN, softmax=4, norm=8)
     assert compare(made, ROTARY.feed(3, 13, seed=1, valid=9), config=cfg, check=False)["different"] == 0
     with celosia.Decoder(made, config=cfg, length=16, rounding="correct", check=False) as decoder:
         assert len(decoder.program().launches) == (1 if operators == "all" else 3)
@@ -357,9 +359,9 @@ def test_gates_of_products_are_quantised(tmp_path: Path) -> None:
     chosen = quantised_products(model)
     assert [name in chosen for name in gates] == [False, True]  # x * sigmoid(x) is a table, that by `up` a gate
     tokens = np.random.default_rng(0).integers(0, 20, (4, 16))
-    report = celosia.quantize(tmp_path / "float.onnx", {"input_ids": tokens}, tmp_path / "int8.onnx")
+    report = celosia.quantize(tmp_path / "float.onnx", {"input_ids": tokens}, tmp_path / "int8.onnx", config=PLAIN)
     assert report["accelerator"]["macs_accelerator"] == report["accelerator"]["macs_total"]
-    with celosia.Decoder(tmp_path / "int8.onnx", length=16) as decoder:
+    with celosia.Decoder(tmp_path / "int8.onnx", config=PLAIN, length=16) as decoder:
         assert len(decoder.program().launches) == 4 + 1
         assert {each.dtype for each in decoder.program().inputs if "past" in each.name} == {"int8"}
 
@@ -375,6 +377,6 @@ def test_rotary_positions_in_bytes_take_no_launch_of_their_own(tmp_path: Path) -
     report = celosia.quantize(tmp_path / "float.onnx", {"input_ids": tokens}, made, operators="rotary", config="tiny")
     left = {row["op"]: row["reason"] for row in report["operators"] if not row["quantised"]}
     assert left["Softmax"] == WHY_NOT["rotary"]
-    assert compare(made, network.feed(3, 13, seed=1, valid=9), config="pynq", check=False)["different"] == 0
-    with celosia.Decoder(made, length=16, check=False) as decoder:
+    assert compare(made, network.feed(3, 13, seed=1, valid=9), config=PLAIN, check=False)["different"] == 0
+    with celosia.Decoder(made, config=PLAIN, length=16, check=False) as decoder:
         assert len(decoder.program().launches) == 3 + 1

@@ -25,7 +25,7 @@ from celosia.hw.spec.config import PRESETS
 from celosia.sim.device import DeviceError
 from celosia.sim.functional.fsim import FunctionalDevice
 
-GPT = Network(heads=2, inner=16, wide=48, layers=2, vocabulary=30, most=64)
+GPT = Network(heads=2, inner=16, wide=48, layers=1, vocabulary=30, most=64)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from driver_models import UNBLOCKED
 from oracle import opened
 from thorough import some
 
@@ -59,10 +60,16 @@ def run(program: Any, x: Any) -> list[np.ndarray]:
 # from_torch ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", some(NETWORKS, ["attention", "detector"]))  # torch.compile has "lstm"
+@pytest.mark.parametrize("name", some(NETWORKS, ["attention"]))  # torch.compile has "lstm"
 def test_float(name: str) -> None:
     module, x = network(name)
     proto, program = exported(module, x)
+    if name == "attention":  # layers have the paths of their modules
+        rows = {row["name"]: row["op"] for row in program.placements}
+        assert {"norm", "qkv", "project", "mlp.0", "mlp.1", "mlp.2", "mlp.3", "head"} <= rows.keys()
+        assert rows["qkv"] == "MatMul" and rows["qkv/Add"] == "Add" and program.name == "Attention"
+        names = [node.name for node in proto.graph.node]
+        assert len(set(names)) == len(names)
     with torch.no_grad():
         expected = flat(module(x))
     for found, oracles, want in zip(run(program, x), oracle(proto, x), expected, strict=True):
@@ -76,8 +83,8 @@ QUANTISED = [
     ("conv", 1, "pynq"),
     ("depthwise", 2, "pynq"),
 ]
-QUICK = [case for case in QUANTISED[1:-2] if case[0] not in ("conv", "attention")]
-"""Without those that test_torch_compile.py quantises."""
+QUICK = [case for case in QUANTISED[1:-2] if case[0] in ("residual", "depthwise", "detector")]
+"""test_torch_compile.py quantises "attention", test_random_networks plain convolutions."""
 
 
 @pytest.mark.parametrize(
@@ -87,7 +94,11 @@ QUICK = [case for case in QUANTISED[1:-2] if case[0] not in ("conv", "attention"
 def test_quantised(name: str, seed: int, config: str) -> None:
     module, x = network(name, seed)
     quantised = pt2e(module, x)
-    proto, program = exported(quantised, x, config)
+    proto, program = exported(quantised, x, UNBLOCKED if config == "tiny" else config)
+    if name == "detector":  # also after PT2E, layers have the paths of their modules, and the model the class's name
+        assert program.name == proto.graph.name == "Detector"
+        layers = {layer.name for launch in program.launches for layer in launch.layers}
+        assert {"stem.0", "fine.0", "coarse.0", "lateral", "merge.0", "boxes.0", "boxes.1", "classes.1"} <= layers
     for sample in (x, torch.randn_like(x)):
         for found, expected in zip(run(program, sample), oracle(proto, sample), strict=True):
             np.testing.assert_array_equal(found, expected)
@@ -100,7 +111,7 @@ def test_quantised(name: str, seed: int, config: str) -> None:
 BATCH = {0: torch.export.Dim("batch", min=1, max=64)}
 
 
-@pytest.mark.parametrize("name", some(["conv", "residual", "depthwise"], ["conv", "depthwise"]))
+@pytest.mark.parametrize("name", some(["conv", "residual", "depthwise"], ["conv"]))
 def test_an_open_batch_is_one_program(name: str) -> None:
     module, x = network(name)
     program = celosia.from_torch(module, torch.cat([x, x]), "tiny", dynamic_shapes=(BATCH,), input_names=["x"])
@@ -129,9 +140,10 @@ def test_an_open_batch_of_a_quantised_module() -> None:
             np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize(
-    "normalise", [lambda: nn.GroupNorm(2, 8), lambda: nn.InstanceNorm2d(8), lambda: nn.GroupNorm(8, 8, affine=False)]
-)
+GROUPS = [lambda: nn.GroupNorm(2, 8), lambda: nn.InstanceNorm2d(8), lambda: nn.GroupNorm(8, 8, affine=False)]
+
+
+@pytest.mark.parametrize("normalise", some(GROUPS, GROUPS[:2]))
 def test_an_open_batch_of_normalised_groups(normalise: Callable[[], nn.Module]) -> None:
     """GroupNorm has an open batch, though torch.onnx writes it as a Reshape to joined constants."""
     torch.manual_seed(0)
@@ -152,7 +164,7 @@ class Rows(nn.Module):
 @pytest.mark.parametrize(
     ("make", "shape", "open_size", "sentence"),
     [
-        (lambda: nn.LSTM(8, 4, batch_first=True), (2, 5, 8), BATCH,
+        (lambda: nn.LSTM(8, 4, batch_first=True), (2, 2, 8), BATCH,
          r"dimension 0 of input 'input' is 2, and .*: samples are not computed one by one: Expand .*; for any size"),
         (lambda: nn.Conv2d(3, 4, 1), (1, 3, 8, 8), {2: torch.export.Dim("height", min=2, max=64)},
          r"dimension 2 of input 'input' is 8, and .*: operators with weights meet it; .* what .*to_onnx returns"),
@@ -197,7 +209,7 @@ def test_other_open_sizes_are_the_example_s_and_a_runtime_s() -> None:
     other = celosia.from_torch(module, x, "tiny", dynamic_shapes=shapes, shapes={"input": (1, 3, 12, 10)})
     assert other.inputs[0].shape == (1, 3, 12, 10)
     with Runtime(to_onnx(module, x, dynamic_shapes=shapes, input_names=["image"]), config="tiny") as runtime:
-        for height, width in ((8, 8), (12, 5), (8, 8), (4, 9)):
+        for height, width in ((8, 8), (12, 5), (8, 8)):
             image = torch.randn(1, 3, height, width)
             found = runtime.run({"image": image.numpy()}).outputs
             with torch.no_grad():
@@ -236,7 +248,7 @@ def test_random_networks(seed: int) -> None:
 def test_clamps_stay_in_integers() -> None:
     """Clamps stay in integers, as in onnxruntime, which fuses a ReLU6 only if its bounds are constants."""
     module, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU6(), nn.Conv2d(8, 8, 1), nn.Hardtanh(-0.5, 0.3)).eval(), None
-    x = 4 * torch.randn(1, 3, 16, 16)
+    x = 4 * torch.randn(1, 3, 8, 8)
     quantised = pt2e(module, x)
     proto, program = exported(quantised, x)
     assert not [node for node in proto.graph.node if node.op_type == "CastLike"]
@@ -284,7 +296,9 @@ UP = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", some(UP, UP.keys() - {"2 x 2, of a U-Net"}))  # which a U-Net has below
+@pytest.mark.parametrize(
+    "name", some(UP, UP.keys() - {"2 x 2, of a U-Net", "depthwise"})
+)  # a U-Net below has the first
 def test_transposed_convolutions(name: str) -> None:
     """A transposed convolution may differ by one next to a tie: onnxruntime computes it in floats
     (docs/numerics.md)."""
@@ -332,7 +346,7 @@ def test_a_u_net_is_of_the_accelerator_alone() -> None:
     np.testing.assert_allclose(found, expected, atol=0.02 * np.abs(expected).max())
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough  # test_torch_transformers.py trains an encoder; torchao takes long to search for BatchNorm
 def test_training_with_fake_quantisation() -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 4))
@@ -358,7 +372,7 @@ def test_another_quantizer() -> None:
     """XNNPACK's quantizer of PT2E works, too, with a float bias and ranges that the accelerator supports."""
     from torchao.testing.pt2e._xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
 
-    module, x = network("residual")
+    module, x = network("conv")
     quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
     quantised = pt2e(module, x, quantizer)
     proto, program = exported(quantised, x)
@@ -388,24 +402,6 @@ def test_names_and_keywords() -> None:
     np.testing.assert_array_equal(outputs[1], (a - b).numpy())
     names = celosia.from_torch(nn.ReLU().eval(), a, "tiny", input_names=["x"], output_names=["y"])
     assert (names.inputs[0].name, names.outputs[0].name) == ("x", "y")
-
-
-def test_layers_keep_the_paths_of_their_modules() -> None:
-    """Layers have the paths of their modules and the model the name of its class, also after PT2E and torch.export."""
-    module, x = network("detector")
-    quantised = pt2e(module, x)
-    proto, program = exported(quantised, x)
-    assert program.name == proto.graph.name == "Detector"
-    layers = {layer.name for launch in program.launches for layer in launch.layers}
-    assert {"stem.0", "fine.0", "coarse.0", "lateral", "merge.0", "boxes.0", "boxes.1", "classes.1"} <= layers
-    assert celosia.from_torch(torch.export.export(module, (x,)), (), "tiny").name == "Detector"
-    module, x = network("attention")
-    proto, program = exported(module, x)
-    rows = {row["name"]: row["op"] for row in program.placements}
-    assert {"norm", "qkv", "project", "mlp.0", "mlp.1", "mlp.2", "mlp.3", "head"} <= rows.keys()
-    assert rows["qkv"] == "MatMul" and rows["qkv/Add"] == "Add" and program.name == "Attention"
-    names = [node.name for node in proto.graph.node]
-    assert len(set(names)) == len(names)
 
 
 def test_modules_that_are_called_twice_keep_their_path() -> None:
@@ -464,8 +460,9 @@ def test_examples_and_modules_that_are_none() -> None:
 
 
 def test_an_exported_program() -> None:
-    module, x = network("conv")
+    module, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), torch.randn(1, 3, 5, 5)
     program = celosia.from_torch(torch.export.export(module, (x,)), (), "tiny")
+    assert program.name == "Sequential"
     np.testing.assert_allclose(run(program, x)[0], module(x).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
@@ -514,21 +511,21 @@ def test_refusals(module: Any, sentence: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("op", ["QuantizeLinear", "DequantizeLinear"])
-def test_a_lost_pair_is_named(op: str) -> None:
-    module, x = network("conv")
+def test_a_lost_pair_is_named() -> None:
+    module, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 1)).eval(), torch.randn(1, 3, 6, 6)
     quantised = pt2e(module, x)
     program, proto = trace(quantised, x), to_onnx(quantised, x)
     require_all_pairs(program, proto)
-    nodes = [node for node in proto.graph.node if node.op_type == op]
-    planted = copy.deepcopy(proto)
-    planted.graph.node.remove(nodes[2])
-    name = nodes[2].name.removeprefix("node_")
-    with pytest.raises(TorchError, match=rf"{len(nodes)} operators.*{len(nodes) - 1} {op}: {name};"):
-        require_all_pairs(program, planted)
-    planted.graph.node.extend(nodes[1:3])
-    with pytest.raises(TorchError, match="1 too many"):
-        require_all_pairs(program, planted)
+    for op in ("QuantizeLinear", "DequantizeLinear"):
+        nodes = [node for node in proto.graph.node if node.op_type == op]
+        planted = copy.deepcopy(proto)
+        planted.graph.node.remove(nodes[2])
+        name = nodes[2].name.removeprefix("node_")
+        with pytest.raises(TorchError, match=rf"{len(nodes)} operators.*{len(nodes) - 1} {op}: {name};"):
+            require_all_pairs(program, planted)
+        planted.graph.node.extend(nodes[1:3])
+        with pytest.raises(TorchError, match="1 too many"):
+            require_all_pairs(program, planted)
 
 
 def test_torch_optimiser_is_left_out() -> None:
@@ -545,7 +542,7 @@ def test_a_narrow_range_is_refused() -> None:
 
     quantizer = CelosiaQuantizer()
     quantizer.activation = replace(quantizer.activation, quant_min=-127)
-    module, x = network("conv")
+    module, x = nn.Conv2d(3, 4, 1).eval(), torch.randn(1, 3, 4, 4)
     with pytest.raises(TorchError, match=r"-127\.\.127, .*-128\.\.127"):
         to_onnx(pt2e(module, x, quantizer), x)
 
@@ -575,7 +572,7 @@ FAKES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", some(FAKES, ("int8", "four-bits", "narrow-channels")))
+@pytest.mark.parametrize("name", some(FAKES, ("four-bits", "narrow-channels")))
 def test_fake_quantisation_in_a_module(name: str) -> None:
     module, x = Fake(FAKES[name]).eval(), torch.randn(1, 3, 4, 4)
     proto, program = exported(module, x)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from driver_models import UNBLOCKED
 from thorough import some
 
 HOW = "PyTorch is not installed: `make torch` installs it beside the rest, then these tests run"
@@ -33,7 +34,7 @@ def fresh() -> Iterator[None]:
 def compiled(function: Callable[..., Any], **options: Any) -> tuple[Callable[..., Any], list[Any]]:
     """Return `function` compiled by the backend, and the list to which the backend appends Programs."""
     programs: list[Any] = []
-    chosen = {"config": "tiny", "programs": programs, **options}
+    chosen = {"config": UNBLOCKED, "programs": programs, **options}
     return torch.compile(function, backend=backend.celosia, options=chosen), programs
 
 
@@ -82,10 +83,10 @@ def test_each_shape_and_type_is_compiled_once() -> None:
         torch.testing.assert_close(call(x), module(x), rtol=1e-5, atol=1e-6)
     assert len(programs) == 4  # the first shape twice, because Dynamo's first graph has its sizes in it
     call, programs = compiled(lambda x: x * 2 + 1)
-    for dtype in (torch.float32, torch.int32, torch.float64, torch.bfloat16, torch.float32):
+    for dtype in (torch.float32, torch.int32, torch.bfloat16, torch.float32):
         x = torch.arange(6).reshape(2, 3).to(dtype)
         assert torch.equal(call(x), x * 2 + 1) and call(x).dtype == dtype
-    assert len(programs) == 4
+    assert len(programs) == 3
 
 
 class Net(nn.Module):
@@ -197,7 +198,7 @@ def test_results_of_every_kind() -> None:
         return {"y": y, "same": y, "x": x, "none": None, "size": x.shape[0] * n, "both": (y > 0, flag)}
 
     call, programs = compiled(function)
-    for n in (1, 2, 3):
+    for n in (1, 2):
         for size in (2, 5):
             x = torch.randn(size, 3)
             found, expected = call(x, n, True), function(x, n, True)
@@ -208,7 +209,7 @@ def test_results_of_every_kind() -> None:
             }
             for name in ("y", "same", "x"):
                 assert torch.equal(found[name], expected[name])
-    assert len(programs) == 6
+    assert len(programs) == 4
 
 
 @torch.no_grad()
@@ -240,7 +241,7 @@ def test_refusals() -> None:
 
 @torch.no_grad()
 def test_devices() -> None:
-    module, x = network("conv")
+    module, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), torch.randn(1, 3, 6, 6)
     quantised = pt2e(module, x)
     results = [compiled(quantised, **chosen)[0](x) for chosen in ({"device": "timed"}, {"accelerator": False})]
     assert torch.equal(*results)

@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx
 import pytest
+from driver_models import UNBLOCKED
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: `make torch` installs it")
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn  # noqa: E402
 import celosia  # noqa: E402
 from celosia.compiler.program import Program  # noqa: E402
 from celosia.driver.torch import export  # noqa: E402
+from celosia.hw.spec.config import Config  # noqa: E402
 
 
 def block(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, act: nn.Module | None = None):
@@ -202,7 +204,9 @@ def network(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
     return net, torch.randn(shape)
 
 
-def exported(module: nn.Module, x: Tensor, config: str = "tiny", **options: Any) -> tuple[onnx.ModelProto, Program]:
+def exported(
+    module: nn.Module, x: Tensor, config: str | Config = UNBLOCKED, **options: Any
+) -> tuple[onnx.ModelProto, Program]:
     """Return the models that `to_onnx` and `from_torch` make of a module, from one export by torch.
 
     An export takes torch a second or more.
