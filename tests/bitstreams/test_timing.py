@@ -220,7 +220,7 @@ def test_a_cut_shortens_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("CELOSIA_CACHE", str(tmp_path))
     device, reports = FPGAS["xc7z020"], {}
     for cut in (False, True):
-        module = netlist(lambda cut=cut: convert(Sum(6, cut), "sums"), "sums", device)  # type: ignore[misc]
+        module = netlist(lambda cut=cut: convert(Sum(5, cut), "sums"), "sums", device)  # type: ignore[misc]
         reports[cut] = analyse(module)
     assert reports[False].ns > 2 * reports[True].ns
     assert reports[False].paths[0].start.startswith("number")
@@ -228,7 +228,7 @@ def test_a_cut_shortens_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     # Now the netlist comes from the cache on disk, which `celosia cache` lists.
     assert "netlists" in CACHE_KINDS and len(list((tmp_path / "netlists").iterdir())) == 2
     monkeypatch.setattr(synthesis, "run_yosys", lambda *arguments: pytest.fail("synthesised again"))
-    assert analyse(netlist(lambda: convert(Sum(6, True), "sums"), "sums", device)) == reports[True]
+    assert analyse(netlist(lambda: convert(Sum(5, True), "sums"), "sums", device)) == reports[True]
 
 
 def test_a_yosys_on_path_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.configs import CONFIGS
+from tests.configs import CONFIGS, VARIED
+from thorough import some
 
 from celosia.hw.spec.config import Config
 from celosia.hw.verilog import TOP, verilog
@@ -23,7 +24,7 @@ echo > "$2"
 """
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, "pynq"])
+@pytest.mark.parametrize("name", some([*CONFIGS, "pynq"], [*VARIED, "pynq"]))
 def test_the_training_run_is_legal(name: str) -> None:
     cfg = CONFIGS.get(name) or Config.load(name)
     train(FunctionalDevice(cfg), rounds=10)
@@ -47,9 +48,12 @@ def built(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, source: st
 
 
 @pytest.mark.rtl
-def test_a_trained_simulator_does_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("flag", some(["-O0", "-O1"], ["-O0"]))  # the last -O counts
+def test_a_trained_simulator_does_the_same(flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = RtlDevice(CONFIGS["4x4"], quiet=True)
-    path, command_lines = built(tmp_path, monkeypatch, 'exec g++ "$@"\n', verilog(CONFIGS["4x4"], simulation=True))
+    path, command_lines = built(
+        tmp_path, monkeypatch, f'exec g++ "$@" {flag}\n', verilog(CONFIGS["4x4"], simulation=True)
+    )
     assert ["-fprofile-generate" in command_lines[0], "-fprofile-use" in command_lines[1], len(command_lines)] == [
         True,
         True,
