@@ -215,7 +215,7 @@ async def adds_as_float32(dut: Any) -> None:
 @cocotb.parametrize(case=["random", "near_ties"])
 async def divides_as_float32(dut: Any, case: str) -> None:
     """The dividers take a quotient in each cycle."""
-    rng, cycles = bench.generator(), tries(3200)
+    rng, cycles = bench.generator(), tries(6400)
     share, divisor = (operands.reshape(-1, LANES) for operands in quotients(case, rng, cycles * LANES))
     beyond = rng.random((cycles, LANES)) < 0.02
     with np.errstate(over="ignore"):

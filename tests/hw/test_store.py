@@ -194,7 +194,7 @@ async def rate(dut: Any) -> None:
     piece = cfg.piece_bytes
     rows = {"x_size": 7, "y_size": 7, "z_size": 8, "sram_x": 1, "sram_y": 7, "dram_y": 14 * piece}
     cases = {
-        "long": [{"x_size": 1000, "y_size": 1, "z_size": 1, "sram_x": 1, "dram_addr": 4096 - 64}],
+        "long": [{"x_size": 500, "y_size": 1, "z_size": 1, "sram_x": 1, "dram_addr": 4096 - 64}],
         "rows of 14 beats": [rows | {"dram_z": 200 * piece, "dram_addr": 8 * i} for i in range(2)],
         "short rows that touch": [{"x_size": 1, "y_size": 500, "z_size": 1, "dram_y": piece, "sram_y": 1}],
         "short instructions": [

@@ -467,7 +467,7 @@ async def alike(dut: Any, pause: float) -> None:
     cfg, rng = bench.config(), bench.generator()
     machine = Machine(dut, cfg, random_state(cfg, rng), 0.0)
     await machine.start()
-    overlap, rounds = 0, tries(10)
+    overlap, rounds = 0, tries(7)
     for _ in range(rounds):
         program = alike_softmaxes(cfg, rng, 8)
         offers, starts, ends = await observe(dut, machine.run(program, pause))
