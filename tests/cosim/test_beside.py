@@ -138,7 +138,7 @@ def fire() -> Builder:
     Only the convolution of 3x3 keeps gemm busy.
     """
     b = Builder("qdq", seed=5)
-    x = b.conv(b.input((1, 16, 36, 36)), 16, (1, 1), activation="Relu")
+    x = b.conv(b.input((1, 16, 56, 56)), 16, (1, 1), activation="Relu")
     wide = [b.conv(x, 64, (1, 1), activation="Relu"), b.conv(x, 64, (3, 3), pads=(1, 1, 1, 1), activation="Relu")]
     b.output(b.conv(b.concat(wide, True), 16, (1, 1)))
     return b

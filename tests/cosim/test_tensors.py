@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_models import Builder, detector, models
-from thorough import some, tries
+from thorough import FACTOR, some, tries
 
 pytest.importorskip("onnxruntime")
 
@@ -84,7 +84,8 @@ def test_what_a_block_keeps_on_chip_comes_out_of_it(config: str) -> None:
     model, feed = b.model(), feed_of(b.model())
     plain = celosia.compile(model, CONFIGS[config])
     everything = Runtime(celosia.compile(model, CONFIGS[config], keep="all")).run(feed).tensors
-    for name in (n.output[0] for n in model.graph.node if n.op_type == "QuantizeLinear"):
+    names = [n.output[0] for n in model.graph.node if n.op_type == "QuantizeLinear"]
+    for name in names if FACTOR >= 1 else names[1::3]:
         program = celosia.compile(model, CONFIGS[config], keep=[name])
         result = Runtime(program).run(feed)
         assert set(result.tensors) == {name, *result.outputs} and list(result.outputs) == [
