@@ -137,7 +137,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int], t
 # The compiler's choice, and all other choices -------------------------------------------------------------------------
 
 
-NOT_BELOW = [
+CHAINS_ONLY_HERE = [
     (chain, [*CONFIGS][number % len(CONFIGS)])
     for number, chain in enumerate(CHAINS)
     if chain in ("no pads", "two depthwise", "3x3, 3x3", "table between") or "at the end" in chain
@@ -145,7 +145,7 @@ NOT_BELOW = [
 """Chains that no test below has, each with another Config."""
 
 
-@pytest.mark.parametrize(("chain", "name"), some(product(CHAINS, CONFIGS), NOT_BELOW))
+@pytest.mark.parametrize(("chain", "name"), some(product(CHAINS, CONFIGS), CHAINS_ONLY_HERE))
 def test_chains(chain: str, name: str) -> None:
     compiled(
         model(chain, dtype=np.uint8 if chain == "strided" else np.int8, images=1 + (chain == "5x5")), CONFIGS[name]
@@ -401,7 +401,7 @@ LONG: dict[str, Callable[[Builder, Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-CUT = [("spotter", "tiny"), ("uneven", "8x8, no taps")]
+CHAINS_TO_CUT = [("spotter", "tiny"), ("uneven", "8x8, no taps")]
 """Chains and Configs of `test_every_cut` in `make test`."""
 ROOM = dict(inp_depth=2048, wgt_depth=512, acc_depth=2048, vin_depth=2048, out_depth=512, par_depth=128)
 ROOMY = {name: replace(cfg, **ROOM, tap_depth=256 if cfg.taps else cfg.tap_depth) for name, cfg in CONFIGS.items()}
@@ -432,7 +432,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     yield patch
 
 
-@pytest.mark.parametrize(("chain", "name"), some(product(LONG, CONFIGS), CUT))
+@pytest.mark.parametrize(("chain", "name"), some(product(LONG, CONFIGS), CHAINS_TO_CUT))
 def test_every_cut(chain: str, name: str, groups: Callable[..., None]) -> None:
     """A cut before one layer, and cuts before all layers, give the right bytes."""
     block_count = 0

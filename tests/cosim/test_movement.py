@@ -163,7 +163,7 @@ IN_TURN = [
     for n, name in enumerate(ACCELERATED)
 ]
 """Each case once; Configs and forms alternate."""
-ALIKE = {
+SIMILAR_CASES = {
     "Slice of channels", "Slice of rows", "Slice of every other column", "Split of rows", "nearest, twice", "C2f",
     "AveragePool, padding counted", "AveragePool, wide", "Gather of columns", "Gather of channels",
     "DepthToSpace by columns", "Slice beside groups, read twice", "Gather of channels, read twice",
@@ -172,7 +172,9 @@ ALIKE = {
 """Cases that take the paths of other cases, so that `make thorough` has them alone."""
 
 
-@pytest.mark.parametrize(("name", "config", "form"), some(PLACED, [case for case in IN_TURN if case[0] not in ALIKE]))
+@pytest.mark.parametrize(
+    ("name", "config", "form"), some(PLACED, [case for case in IN_TURN if case[0] not in SIMILAR_CASES])
+)
 def test_on_the_accelerator(name: str, config: str, form: str) -> None:
     rounding = "correct" if name.startswith("AveragePool") else "onnxruntime"
     b = model_of(ACCELERATED[name], form, FORMS[form], rounding=rounding)
@@ -188,7 +190,7 @@ def test_in_bytes_on_the_cpu(name: str, form: str) -> None:
 
 
 WIDE = "8x4-batch2-taps5"
-RANDOM = ["pynq", "8x8", "batch2-8x4"]
+RANDOM_CONFIGS = ["pynq", "8x8", "batch2-8x4"]
 """Names of the Configs of random layers."""
 
 
@@ -202,7 +204,7 @@ def test_on_the_rtl(config: str, turn: int) -> None:
         check(model_of(make), device)
 
 
-@pytest.mark.parametrize("config", some(RANDOM, ["8x8"]))
+@pytest.mark.parametrize("config", some(RANDOM_CONFIGS, ["8x8"]))
 @settings(max_examples=tries(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_transposed_convolutions(config: str, data: st.DataObject) -> None:
@@ -226,7 +228,7 @@ def test_random_transposed_convolutions(config: str, data: st.DataObject) -> Non
     check(b, FunctionalDevice(CONFIGS[config]))
 
 
-@pytest.mark.parametrize("config", some(RANDOM, ["batch2-8x4"]))
+@pytest.mark.parametrize("config", some(RANDOM_CONFIGS, ["batch2-8x4"]))
 @settings(max_examples=tries(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_averages(config: str, data: st.DataObject) -> None:
@@ -249,7 +251,7 @@ def test_random_averages(config: str, data: st.DataObject) -> None:
         assert len({next(iter(outputs.values())).tobytes() for outputs in runs}) == 1
 
 
-@pytest.mark.parametrize("config", some(RANDOM, ["pynq"]))
+@pytest.mark.parametrize("config", some(RANDOM_CONFIGS, ["pynq"]))
 @settings(max_examples=tries(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_choices(config: str, data: st.DataObject) -> None:
@@ -306,10 +308,10 @@ def test_padding_that_is_no_byte_stays_as_it_is() -> None:
 # Faults ----------------------------------------------------------------------------------------------------------
 
 
-LATTICES = ["Slice of rows", "DepthToSpace", "Gather of rows", "Concat of rows", "ConvTranspose 4, stride 2"]
+STRIDED_CASES = ["Slice of rows", "DepthToSpace", "Gather of rows", "Concat of rows", "ConvTranspose 4, stride 2"]
 
 
-@pytest.mark.parametrize("name", some(LATTICES, ["DepthToSpace", "Gather of rows"]))
+@pytest.mark.parametrize("name", some(STRIDED_CASES, ["DepthToSpace", "Gather of rows"]))
 def test_a_lattice_in_the_wrong_place_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The self-check finds a strided view at a wrong position, because it compares with the graph."""
     within = StridedView.within
