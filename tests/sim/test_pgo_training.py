@@ -19,6 +19,12 @@ COMPILER = """#!/bin/sh
 [ "$1" = --version ] && echo "$0" && exit
 echo "$*" >> "$0.log"
 """
+GXX = 'exec g++ "$@"\n'
+COPIER = """while [ "$1" != -o ]; do shift; done
+cp PLAIN "$2"
+echo > "${2%.*}.gcda"
+"""
+"""Script of a compiler that copies simulator PLAIN, and leaves a profile."""
 SHAM = """while [ "$1" != -o ]; do shift; done
 echo > "$2"
 """
@@ -48,12 +54,12 @@ def built(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, source: st
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize("flag", some(["-O0", "-O1"], ["-O0"]))  # the last -O counts
-def test_a_trained_simulator_does_the_same(flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("script", some([GXX, COPIER], [COPIER]), ids=["g++", "copier"])
+def test_a_trained_simulator_does_the_same(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built_before = build.build_library(CONFIGS["4x4"], quiet=True)
     plain = RtlDevice(CONFIGS["4x4"], quiet=True)
-    path, command_lines = built(
-        tmp_path, monkeypatch, f'exec g++ "$@" {flag}\n', verilog(CONFIGS["4x4"], simulation=True)
-    )
+    source = verilog(CONFIGS["4x4"], simulation=True)
+    path, command_lines = built(tmp_path, monkeypatch, script.replace("PLAIN", str(built_before)), source)
     assert ["-fprofile-generate" in command_lines[0], "-fprofile-use" in command_lines[1], len(command_lines)] == [
         True,
         True,
