@@ -125,7 +125,7 @@ def words(values: NDArray[Any]) -> list[int]:
 @cocotb.test()
 @cocotb.parametrize(case=["random", "near_ties", "exact_ties", "large", "small_multipliers", "bypass"])
 async def equals_reference(dut: Any, case: str) -> None:
-    cycles, rng = bench.tries(5000), bench.generator()
+    cycles, rng = bench.tries(8000), bench.generator()
     values = operands(case, rng, cycles * LANES)
     v, param = words(values[0].astype(np.int32)), words(parameters(*values[1:]))
     await bench.start(dut)
