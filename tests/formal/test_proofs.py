@@ -27,7 +27,7 @@ FAMILIES = {re.sub(r"\d+|[,:].*", "", name): name for name in reversed(TESTED)}
 """The first property of each family, by the common part of their names; families differ in sizes or Configs."""
 LONG = (
     "each step of LOAD writes its bytes or padding", "hazards of the vector unit", "softmax adder equals float32",
-    "a lease that is not renewed ends the run", "token gates",
+    "a lease that is not renewed ends the run", "an abort ends the run", "token gates",
 )  # fmt: skip
 """Names of properties that take the longest; tests/hw and tests/sim test these units with random data."""
 QUICK = [name for name in [*reversed(FAMILIES.values())][::5] if not name.startswith(LONG)]
