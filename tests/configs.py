@@ -66,9 +66,10 @@ VARIED = ["4x4", "8x4-batch2-taps5", "4x4-softmax2", "8x8-bus4-weights4", "taps3
 COVERING = {
     "4x4": CONFIGS["4x4"],
     "8x4-batch2-taps5": CONFIGS["8x4-batch2-taps5"],
-    "8x8-softmax4": Config(
-        block_in=8, block_out=8, bus_bytes=16, ports=2, lut_count=1, taps=2, tap_depth=8, forward=True,
-        residual_cycles=2, softmax=4, norm=2, **SMALL,
+    "8x8-softmax4-weights4": Config(
+        block_in=8, block_out=8, bus_bytes=4, ports=2, weight_bits=4, lut_count=1, taps=2, tap_depth=8, forward=True,
+        residual_cycles=2, softmax=4, norm=2, alu=False, int32=False, trace_depth=48,
+        **(SMALL | {"token_bits": 2, "queue_depth": 2}),
     ),
     "4x16-weights4": Config(
         block_in=4, block_out=16, bus_bytes=4, ports=2, weight_bits=4, alu=False, int32=False, trace_depth=48,
@@ -76,3 +77,5 @@ COVERING = {
     ),
 }  # fmt: skip
 """Configs for tests of one component: for each optional part, one Config has it and another one lacks it."""
+COVERING_PAIR = ["8x4-batch2-taps5", "8x8-softmax4-weights4"]
+"""Two of them that together have all optional parts; `make test` builds a component for these, others are thorough."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import fields
 
 import pytest
-from configs import CONFIGS, COVERING, VARIED
+from configs import CONFIGS, COVERING, COVERING_PAIR, VARIED
 
 from celosia.hw.spec.config import Config
 from celosia.hw.spec.scratchpads import scratchpads
@@ -32,6 +32,11 @@ SITUATIONS: dict[str, Callable[[Config], object]] = {
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_covering_configs_have_it_and_leave_it_out(situation: str) -> None:
     assert {bool(SITUATIONS[situation](cfg)) for cfg in COVERING.values()} == {False, True}
+
+
+@pytest.mark.parametrize("situation", SITUATIONS.keys() - {"more outputs than inputs"})
+def test_the_covering_pair_has_it(situation: str) -> None:
+    assert any(SITUATIONS[situation](COVERING[name]) for name in COVERING_PAIR)
 
 
 def test_covering_configs_differ_in_each_field() -> None:

@@ -14,7 +14,7 @@ from amaranth import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import Out
 from lockstep import run_lockstep
-from thorough import some
+from thorough import some, tries
 
 from celosia.bitstreams.scan import Scanned
 from celosia.bitstreams.synthesis import netlist
@@ -96,7 +96,7 @@ int main() {
     std::printf("the same");
 }
 """
-CYCLES = 60_000
+CYCLES = 4000 + tries(56_000)
 BOTH = """
 module both(input clk, fast_clk, input [{stages}:0] moves, input [{weights}:0] weights0, weights1,
             input signed [7:0] factor0, factor1, output [{sum}:0] registers, blocks);
@@ -167,7 +167,7 @@ PAIRS = [(Dsp.e1, True), (Dsp.e2, False), (Dsp.e1, False), (Dsp.e2, True)]
 
 
 @pytest.mark.parametrize(
-    ("dsp", "packed"), some([*PAIRS, (Dsp.mult18, False)], [*PAIRS[:2], (Dsp.mult18, False)]), ids=str
+    ("dsp", "packed"), some([*PAIRS, (Dsp.mult18, False)], [PAIRS[0], (Dsp.mult18, False)]), ids=str
 )
 def test_blocks_sum_as_registers_do(dsp: Dsp, packed: bool, tmp_path: Path) -> None:
     assert compared(packed, text_of(dsp, packed), dsp_blocks.model(dsp), tmp_path) == "the same"
@@ -184,7 +184,8 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("right", "wrong"), some(FAULTS, FAULTS[:1]))
+@pytest.mark.thorough  # the two planted faults below have the same comparison
+@pytest.mark.parametrize(("right", "wrong"), FAULTS)
 def test_a_fault_of_a_block_is_noticed(right: str, wrong: str, tmp_path: Path) -> None:
     text = text_of(Dsp.e1, packed=True)
     assert text.count(right) == 1
@@ -213,14 +214,14 @@ def test_a_fault_of_both_is_noticed(tmp_path: Path) -> None:
 # Pairs in one block at twice the clock
 
 
-@pytest.mark.parametrize(("seed", "early"), some(product([1, 2], [0, 1]), [(1, 0), (2, 1)]))
+@pytest.mark.parametrize(("seed", "early"), some(product([1, 2], [0, 1]), [(2, 1)]))
 def test_a_pump_finds_the_halves(seed: int, early: int, tmp_path: Path) -> None:
     """The pump finds the halves of a cycle for any initial values of registers, and whichever clock starts first."""
     text, model = text_of(Dsp.e1, True, 2), dsp_blocks.model(Dsp.e1)
     assert compared(True, text, model, tmp_path, pump=2, seed=seed, early=early) == "the same"
 
 
-@pytest.mark.parametrize(("dsp", "packed"), some(PAIRS, PAIRS[:2]))
+@pytest.mark.parametrize(("dsp", "packed"), some(PAIRS, [PAIRS[1]]))
 def test_pumped_blocks_sum_as_registers_do(dsp: Dsp, packed: bool, tmp_path: Path) -> None:
     assert compared(packed, text_of(dsp, packed, 2), dsp_blocks.model(dsp), tmp_path, pump=2) == "the same"
 

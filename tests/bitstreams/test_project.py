@@ -291,10 +291,11 @@ def _board_top(text: str) -> str:
 ACCEPTED = [
     (TINY, 32), (TWO_PORTS, 40), (PUMPED, 32), (TWO_PORTS, 32),
     (Config(batch=2, block_in=4, block_out=2, bus_bytes=16, inp_depth=64), 40),
+    (Config(block_in=2, block_out=2, bus_bytes=4, ports=2, pump=2, alu=False, int32=False, inp_depth=64), 32),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("config", "bits"), some(ACCEPTED, ACCEPTED[2:3]))
+@pytest.mark.parametrize(("config", "bits"), some(ACCEPTED, ACCEPTED[-1:]))
 def test_verilog_is_accepted(tmp_path: Path, config: Config, bits: int) -> None:
     from celosia.hw.verilog import verilog
 

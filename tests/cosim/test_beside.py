@@ -119,7 +119,7 @@ def cycles(program: Program) -> int:
     return sum(counters.cycles or 0 for counters in predict_counters(program))
 
 
-@pytest.mark.parametrize("name", some([*CONFIGS, "zcu104"], ["pynq", "batch2-8x4"]))
+@pytest.mark.parametrize("name", some([*CONFIGS, "zcu104"], ["batch2-8x4"]))
 def test_a_pooling_beside_a_convolution(name: str) -> None:
     cfg = CONFIGS.get(name) or PRESETS[name]
     check(inception(), FunctionalDevice(cfg))
@@ -184,7 +184,7 @@ def test_averages_take_a_step_for_each_row(monkeypatch: pytest.MonkeyPatch) -> N
     assert vector_cycles(one_by_one) - busy == (9 - 3) * 20 * 20 * 2
 
 
-@pytest.mark.parametrize("seed", some(range(40), range(4)))
+@pytest.mark.parametrize("seed", some(range(40), [0, 1]))
 def test_random_branches(seed: int, always: None) -> None:
     check(random_branches(seed), FunctionalDevice(TAPS if seed % 2 else PRESETS["tiny"]))
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulators import rtl_device
 from small_models import Builder, Tensor
-from thorough import paired, some, tries
+from thorough import some, tries
 
 import celosia
 from celosia.compiler import lowering
@@ -137,14 +137,22 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[int], t
 # The compiler's choice, and all other choices -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("chain", "name"), paired(CHAINS, CONFIGS))
+CHAINS_ONLY_HERE = [
+    (chain, [*CONFIGS][number % len(CONFIGS)])
+    for number, chain in enumerate(CHAINS)
+    if chain in ("no pads", "two depthwise", "3x3, 3x3", "table between") or "at the end" in chain
+]
+"""Chains that no test below has, each with another Config."""
+
+
+@pytest.mark.parametrize(("chain", "name"), some(product(CHAINS, CONFIGS), CHAINS_ONLY_HERE))
 def test_chains(chain: str, name: str) -> None:
     compiled(
         model(chain, dtype=np.uint8 if chain == "strided" else np.int8, images=1 + (chain == "5x5")), CONFIGS[name]
     )
 
 
-ON_RTL = ("inverted residual", "4x2, dilated, uneven pads", "two separable", "max pooling between", "table between")
+ON_RTL = ("inverted residual", "max pooling between")
 
 
 @pytest.mark.rtl
@@ -156,7 +164,10 @@ def test_chains_on_rtl(cut: Callable[..., None]) -> None:
 
 @pytest.mark.parametrize(
     ("chain", "name"),
-    paired(["inverted residual", "bottleneck", "two separable", "strided"], ["tiny", "8x4", "8x8, 5 taps"]),
+    some(
+        product(["inverted residual", "bottleneck", "two separable", "strided"], ["tiny", "8x4", "8x8, 5 taps"]),
+        [("bottleneck", "8x4")],
+    ),
 )
 def test_every_way_to_cut(chain: str, name: str, cut: Callable[..., None]) -> None:
     block_counts, lengths, tried = set(), set(), set()
@@ -186,7 +197,7 @@ LYING = [("two separable", "tiny", True), ("ends in depthwise", "8x4", True)]
 
 @pytest.mark.parametrize(
     ("chain", "name", "lying"),
-    some([*((*each, False) for each in CHOSEN), *LYING], [*((*each, False) for each in LONGER), *LYING]),
+    some([*((*each, False) for each in CHOSEN), *LYING], [*((*each, False) for each in LONGER), LYING[1]]),
 )
 def test_no_block_takes_longer_than_its_layers(
     chain: str, name: str, lying: bool, monkeypatch: pytest.MonkeyPatch
@@ -227,7 +238,7 @@ def time_of(planner: Planner, layers: list[Layer]) -> int:
     return predict(planner.cfg, image.code(image.launches[0]).tobytes()).cycles
 
 
-@pytest.mark.parametrize("name", ["tiny", "pynq", "8x4", "8x8, 5 taps", "ultra96", "zcu104"])
+@pytest.mark.parametrize("name", some(["tiny", "pynq", "8x4", "8x8, 5 taps", "ultra96", "zcu104"], ["tiny", "8x4"]))
 @settings(max_examples=tries(3), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_cycles_of_blocks_are_measured(name: str, data: st.DataObject, formed: list[Any]) -> None:
@@ -305,9 +316,12 @@ def largest(cfg: Config, p: Group) -> list[Tiling]:
 
 @pytest.mark.parametrize(
     ("chain", "name"),
-    paired(
-        ["inverted residual", "4x2, dilated, uneven pads", "bottleneck", "ends in depthwise"],
-        ["tiny", "8x4", "8x8, 5 taps"],
+    some(
+        product(
+            ["inverted residual", "4x2, dilated, uneven pads", "bottleneck", "ends in depthwise"],
+            ["tiny", "8x4", "8x8, 5 taps"],
+        ),
+        [("4x2, dilated, uneven pads", "8x4")],
     ),
 )
 def test_random_points(chain: str, name: str, cut: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +349,7 @@ def test_random_points(chain: str, name: str, cut: Callable[..., None], monkeypa
     assert choices >= 2 or not block_layers(program)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some(CONFIGS, ["tiny"]))
 def test_what_is_no_point_says_why(name: str) -> None:
     cfg = CONFIGS[name]
     workloads: list[BlockWorkload] = []
@@ -387,6 +401,8 @@ LONG: dict[str, Callable[[Builder, Tensor], Tensor]] = {
 }  # fmt: skip
 
 
+CHAINS_TO_CUT = [("spotter", "tiny"), ("uneven", "8x8, no taps")]
+"""Chains and Configs of `test_every_cut` in `make test`."""
 ROOM = dict(inp_depth=2048, wgt_depth=512, acc_depth=2048, vin_depth=2048, out_depth=512, par_depth=128)
 ROOMY = {name: replace(cfg, **ROOM, tap_depth=256 if cfg.taps else cfg.tap_depth) for name, cfg in CONFIGS.items()}
 
@@ -416,7 +432,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     yield patch
 
 
-@pytest.mark.parametrize(("chain", "name"), paired(LONG, CONFIGS))
+@pytest.mark.parametrize(("chain", "name"), some(product(LONG, CONFIGS), CHAINS_TO_CUT))
 def test_every_cut(chain: str, name: str, groups: Callable[..., None]) -> None:
     """A cut before one layer, and cuts before all layers, give the right bytes."""
     block_count = 0
@@ -428,7 +444,10 @@ def test_every_cut(chain: str, name: str, groups: Callable[..., None]) -> None:
     assert block_count >= (2 if ROOMY[name].taps else 0)
 
 
-@pytest.mark.parametrize(("chain", "name"), paired(LONG, ["tiny", "8x4", "8x8, 5 taps"]))
+@pytest.mark.parametrize(
+    ("chain", "name"),
+    some(product(LONG, ["tiny", "8x4", "8x8, 5 taps"]), [("pooled", "tiny")]),
+)
 def test_random_points_of_groups(chain: str, name: str, groups: Callable[..., None]) -> None:
     rng = np.random.default_rng(len(chain))
     block_count = 0
@@ -444,8 +463,7 @@ def test_random_points_of_groups(chain: str, name: str, groups: Callable[..., No
 def test_groups_on_rtl(groups: Callable[..., None]) -> None:
     groups(lambda length: tuple(range(2, length, 2)))
     with closing(rtl_device(CONFIGS["tiny"])) as device:
-        chains = [chain for chain in LONG if block_layers(check(long_model(chain), device))]
-    assert len(chains) >= 3
+        assert all(block_layers(check(long_model(chain), device)) for chain in ("three separable", "dense"))
 
 
 def test_a_tile_that_does_not_wait_is_found(groups: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,9 +163,18 @@ IN_TURN = [
     for n, name in enumerate(ACCELERATED)
 ]
 """Each case once; Configs and forms alternate."""
+SIMILAR_CASES = {
+    "Slice of channels", "Slice of rows", "Slice of every other column", "Split of rows", "nearest, twice", "C2f",
+    "AveragePool, padding counted", "AveragePool, wide", "Gather of columns", "Gather of channels",
+    "DepthToSpace by columns", "Slice beside groups, read twice", "Gather of channels, read twice",
+    "ConvTranspose 2, stride 2", "ConvTranspose, more", "rows joined",
+}  # fmt: skip
+"""Cases that take the paths of other cases, so that `make thorough` has them alone."""
 
 
-@pytest.mark.parametrize(("name", "config", "form"), some(PLACED, IN_TURN))
+@pytest.mark.parametrize(
+    ("name", "config", "form"), some(PLACED, [case for case in IN_TURN if case[0] not in SIMILAR_CASES])
+)
 def test_on_the_accelerator(name: str, config: str, form: str) -> None:
     rounding = "correct" if name.startswith("AveragePool") else "onnxruntime"
     b = model_of(ACCELERATED[name], form, FORMS[form], rounding=rounding)
@@ -181,19 +190,21 @@ def test_in_bytes_on_the_cpu(name: str, form: str) -> None:
 
 
 WIDE = "8x4-batch2-taps5"
+RANDOM_CONFIGS = ["pynq", "8x8", "batch2-8x4"]
+"""Names of the Configs of random layers."""
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize(("config", "turn"), some([*zip(["tiny", WIDE] * 4, range(8))],
-                                                  [("tiny", 0), (WIDE, 1)]))  # fmt: skip
+@pytest.mark.parametrize(("config", "turn"), some([*zip(["tiny", WIDE] * 10, range(20))],
+                                                  [("tiny", 12)]))  # fmt: skip
 def test_on_the_rtl(config: str, turn: int) -> None:
     """Each case runs on one of two Configs of the RTL, in turn; on the functional device it runs on four."""
     device = rtl_device((PRESETS | SMALL_CONFIGS)[config])
-    for make in [*ACCELERATED.values()][turn::8]:
+    for make in [*ACCELERATED.values()][turn::20]:
         check(model_of(make), device)
 
 
-@pytest.mark.parametrize("config", ["pynq", "8x8", "batch2-8x4"])
+@pytest.mark.parametrize("config", some(RANDOM_CONFIGS, ["8x8"]))
 @settings(max_examples=tries(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_transposed_convolutions(config: str, data: st.DataObject) -> None:
@@ -217,7 +228,7 @@ def test_random_transposed_convolutions(config: str, data: st.DataObject) -> Non
     check(b, FunctionalDevice(CONFIGS[config]))
 
 
-@pytest.mark.parametrize("config", ["pynq", "8x8", "batch2-8x4"])
+@pytest.mark.parametrize("config", some(RANDOM_CONFIGS, ["batch2-8x4"]))
 @settings(max_examples=tries(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_averages(config: str, data: st.DataObject) -> None:
@@ -240,7 +251,7 @@ def test_random_averages(config: str, data: st.DataObject) -> None:
         assert len({next(iter(outputs.values())).tobytes() for outputs in runs}) == 1
 
 
-@pytest.mark.parametrize("config", ["pynq", "8x8", "batch2-8x4"])
+@pytest.mark.parametrize("config", some(RANDOM_CONFIGS, ["pynq"]))
 @settings(max_examples=tries(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_random_choices(config: str, data: st.DataObject) -> None:
@@ -297,9 +308,10 @@ def test_padding_that_is_no_byte_stays_as_it_is() -> None:
 # Faults ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", ["Slice of rows", "DepthToSpace", "Gather of rows", "Concat of rows", "ConvTranspose 4, stride 2"]
-)
+STRIDED_CASES = ["Slice of rows", "DepthToSpace", "Gather of rows", "Concat of rows", "ConvTranspose 4, stride 2"]
+
+
+@pytest.mark.parametrize("name", some(STRIDED_CASES, ["DepthToSpace", "Gather of rows"]))
 def test_a_lattice_in_the_wrong_place_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The self-check finds a strided view at a wrong position, because it compares with the graph."""
     within = StridedView.within
@@ -325,7 +337,8 @@ def detector(folder: Path) -> onnx.ModelProto:
     return onnx.load(folder / "yolo.onnx")
 
 
-@pytest.mark.parametrize("config", some(["pynq", "tiny"], ["tiny"]))
+@pytest.mark.thorough  # test_tensors.py and test_names.py have a smaller detector
+@pytest.mark.parametrize("config", ["pynq", "tiny"])
 def test_detector(config: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The accelerator computes a whole detector with onnxruntime's bytes.
 

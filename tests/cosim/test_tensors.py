@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_models import Builder, detector, models
-from thorough import paired, some, tries
+from thorough import FACTOR, some, tries
 
 pytest.importorskip("onnxruntime")
 
@@ -40,7 +41,7 @@ def saved(b: Builder, folder: Path) -> Path:
 
 # Kept tensors are onnxruntime's and change no output, even if names are missing, equal or hostile.
 # Hypothesis derives the seed of a derandomized test from its text, so its docstring stays as it is.
-@pytest.mark.parametrize("config", some(CONFIGS, [*CONFIGS][::2]))
+@pytest.mark.parametrize("config", some(CONFIGS, ["tiny", "4x16"]))
 @settings(
     max_examples=tries(5), deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
@@ -63,7 +64,9 @@ def test_every_tensor_of_random_models(tmp_path: Path, config: str, b: Builder) 
         assert report["different"] == 0 and report["first"] is None
 
 
-@pytest.mark.parametrize(("names", "form"), paired(["none", "same", "hostile"], ["qdq", "qoperator"]))
+@pytest.mark.parametrize(
+    ("names", "form"), some(product(["none", "same", "hostile"], ["qdq", "qoperator"]), [("hostile", "qdq")])
+)
 def test_every_tensor_of_a_detector(tmp_path: Path, names: str, form: str) -> None:
     b = Builder(form, np.int8, seed=6)
     b.node_names, b.hostile_tensors = names, names == "hostile"
@@ -80,7 +83,9 @@ def test_what_a_block_keeps_on_chip_comes_out_of_it(config: str) -> None:
     block(b)
     model, feed = b.model(), feed_of(b.model())
     plain = celosia.compile(model, CONFIGS[config])
-    for name in (n.output[0] for n in model.graph.node if n.op_type == "QuantizeLinear"):
+    everything = Runtime(celosia.compile(model, CONFIGS[config], keep="all")).run(feed).tensors
+    names = [n.output[0] for n in model.graph.node if n.op_type == "QuantizeLinear"]
+    for name in names if FACTOR >= 1 else names[1::3]:
         program = celosia.compile(model, CONFIGS[config], keep=[name])
         result = Runtime(program).run(feed)
         assert set(result.tensors) == {name, *result.outputs} and list(result.outputs) == [
@@ -88,7 +93,6 @@ def test_what_a_block_keeps_on_chip_comes_out_of_it(config: str) -> None:
         ]
         for output, array in Runtime(plain).run(feed).outputs.items():
             np.testing.assert_array_equal(array, result.outputs[output])
-        everything = Runtime(celosia.compile(model, CONFIGS[config], keep="all")).run(feed).tensors
         np.testing.assert_array_equal(result.tensors[name], everything[name])
     if config == "pynq":
         assert any(layer.op == "Block" for launch in plain.launches for layer in launch.layers)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from configs import CONFIGS, ROOM
 from programs import random_config
-from thorough import some
+from thorough import some, tries
 
 from celosia.compiler.program import Program, ProgramError
 from celosia.hw.spec.config import Config, field_values
@@ -46,7 +46,7 @@ ON_RTL = [*product(["legal", "garbage"], ["4x4", "8x8-bus4-weights4", "8x4-batch
 
 
 @pytest.mark.rtl
-@pytest.mark.parametrize(("kind", "name"), some(ON_RTL, [*ON_RTL[1:4], ON_RTL[4], ON_RTL[7]]))
+@pytest.mark.parametrize(("kind", "name"), some(ON_RTL, [*ON_RTL[1:3], ON_RTL[4], ON_RTL[7]]))
 def test_hardware(kind: str, name: str) -> None:
     rtl()
     results = chunk(kind, CONFIGS[name], range(100))
@@ -56,13 +56,13 @@ def test_hardware(kind: str, name: str) -> None:
 
 
 def test_damaged_files() -> None:
-    results = chunk("damaged", CONFIGS["4x4"], range(150))
+    results = chunk("damaged", CONFIGS["4x4"], range(tries(200)))
     assert not results.failures
     assert results.endings["overwritten: refused"] and results.endings["cut: refused"]
 
 
 def test_forged_files() -> None:
-    results = chunk("forged", CONFIGS["4x4"], range(300))
+    results = chunk("forged", CONFIGS["4x4"], range(tries(300)))
     assert not results.failures
     assert results.endings["forged: refused"] and results.endings["forged: runs"]
 
@@ -88,7 +88,7 @@ WIDEST = [
 """Configs with entries, shapes and depths at the limits, beyond those of `random_config`."""
 
 
-@pytest.mark.parametrize("cfg", [*WIDEST, *map(random_config, range(24))], ids=lambda cfg: cfg.name)
+@pytest.mark.parametrize("cfg", [*WIDEST, *map(random_config, range(tries(40)))], ids=lambda cfg: cfg.name)
 def test_programs_are_legal_on_every_config(cfg: Config) -> None:
     for seed in range(6):
         for word in case_program(cfg, random.Random(seed)).words():
@@ -138,9 +138,9 @@ def test_a_process_that_dies_or_hangs_is_replaced() -> None:
         ("lives", partial(int, 7)), ("hangs", partial(pow, 3, 10**9)), ("lives again", partial(int, 8)),
     ]  # fmt: skip
     with Workers(1) as workers:
-        answers = dict(workers.run(calls, seconds=3))
+        answers = dict(workers.run(calls, seconds=1))
     assert answers["lives"] == 7 and answers["lives again"] == 8
-    assert answers["dies"] == "its process ended with 3" and answers["hangs"] == "no answer in 3 s"
+    assert answers["dies"] == "its process ended with 3" and answers["hangs"] == "no answer in 1 s"
 
 
 class DeadWorkers(Workers):

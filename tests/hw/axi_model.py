@@ -108,9 +108,9 @@ def sampler(dut: Any, prefix: str, names: tuple[str, ...]) -> Callable[[], Sampl
     def sample() -> Sample:
         sample_values = {}
         for (valid, handle), *rest in channels:
-            sample_values[valid] = int(handle.value)
+            sample_values[valid] = bench.value(handle)
             for name, part in rest if sample_values[valid] else rest[:1]:
-                sample_values[name] = int(part.value)
+                sample_values[name] = bench.value(part)
         return sample_values
 
     return sample
@@ -158,9 +158,10 @@ class Memory:
         s = self._signals(("araddr", "arlen", "arvalid", "arready", "rdata", "rresp", "rlast", "rvalid", "rready"))
         bursts: deque[list[int]] = deque()  # [cycle of the first beat, address, beats left]
         cycle, offered = 0, False
+        set_ready, set_valid = bench.driver(s["arready"]), bench.driver(s["rvalid"])
         while True:
             accept = len(bursts) < self.outstanding and random.random() >= self.pause
-            s["arready"].value = int(accept)
+            set_ready(int(accept))
             if not offered and bursts and bursts[0][0] <= cycle and random.random() >= self.pause:
                 offered = True
                 _, addr, left = bursts[0]
@@ -168,16 +169,16 @@ class Memory:
                 s["rdata"].value = int.from_bytes(self.data[at : at + self.bus_bytes], "little")
                 s["rresp"].value = self._response(addr)
                 s["rlast"].value = int(left == 1)
-            s["rvalid"].value = int(offered)
+            set_valid(int(offered))
             await bench.fall(self.dut)
-            if offered and s["rready"].value:
+            if offered and bench.value(s["rready"]):
                 offered = False
                 bursts[0][1] += self.bus_bytes
                 bursts[0][2] -= 1
                 if not bursts[0][2]:
                     bursts.popleft()
-            if accept and s["arvalid"].value:
-                bursts.append([cycle + self.latency, int(s["araddr"].value), int(s["arlen"].value) + 1])
+            if accept and bench.value(s["arvalid"]):
+                bursts.append([cycle + self.latency, bench.value(s["araddr"]), bench.value(s["arlen"]) + 1])
             cycle += 1
             await bench.rise(self.dut)
 
@@ -191,27 +192,28 @@ class Memory:
         sent: deque[list[tuple[int, int]]] = deque()
         answers: deque[tuple[int, int]] = deque()
         cycle, offered = 0, False
+        set_accept, set_take, set_valid = (bench.driver(s[name]) for name in ("awready", "wready", "bvalid"))
         while True:
             under_way = len(addresses) + len(answers)
             accept = under_way < self.outstanding and random.random() >= self.pause
             take = len(sent) < self.outstanding and random.random() >= self.pause
             accept = accept and (self.first != "data" or bool(sent))
             take = take and (self.first != "address" or len(addresses) > 0)
-            s["awready"].value = int(accept)
-            s["wready"].value = int(take)
+            set_accept(int(accept))
+            set_take(int(take))
             if not offered and answers and answers[0][0] <= cycle and random.random() >= self.pause:
                 offered = True
                 s["bresp"].value = answers[0][1]
-            s["bvalid"].value = int(offered)
+            set_valid(int(offered))
             await bench.fall(self.dut)
-            if offered and s["bready"].value:
+            if offered and bench.value(s["bready"]):
                 offered = False
                 answers.popleft()
-            if accept and s["awvalid"].value:
-                addresses.append(int(s["awaddr"].value))
-            if take and s["wvalid"].value:
-                beats.append((int(s["wdata"].value), int(s["wstrb"].value)))
-                if s["wlast"].value:
+            if accept and bench.value(s["awvalid"]):
+                addresses.append(bench.value(s["awaddr"]))
+            if take and bench.value(s["wvalid"]):
+                beats.append((bench.value(s["wdata"]), bench.value(s["wstrb"])))
+                if bench.value(s["wlast"]):
                     sent.append(beats)
                     beats = []
             while addresses and sent:

@@ -131,6 +131,8 @@ async def errors_end_quietly(machine: Machine, elsewhere: dict[str, int] | None 
         "slverr": {"dram_addr": 4000},
         "decerr": {"dram_addr": 4000},
     }
+    if elsewhere and not bench.THOROUGH:  # each channel has the same checks
+        cases = {name: cases[name] for name in ("end", "slverr")}
     responses = {"slverr": SLVERR, "decerr": DECERR}
     for case, bad in cases.items():
         for model in machine.models:

@@ -124,7 +124,7 @@ class Host:
         return error, await self.read("error_index")
 
     def _lights(self) -> tuple[int, int, int]:
-        return int(self.dut.idle.value), int(self.dut.busy.value), int(self.dut.error.value)
+        return bench.value(self.dut.idle), bench.value(self.dut.busy), bench.value(self.dut.error)
 
     async def run(
         self, dram: NDArray[np.uint8], addr: int, words: Sequence[int], watchdog: int = 3000
@@ -159,7 +159,7 @@ async def record(dut: bench.Dut, events: list[tuple[str, str, int]]) -> None:
         await bench.fall(dut)
         for name, event, valid, index in ports:
             if valid.value:
-                events.append((name, event, int(index.value)))
+                events.append((name, event, bench.value(index)))
 
 
 def check_events(words: Sequence[int], events: list[tuple[str, str, int]]) -> None:

@@ -66,7 +66,7 @@ def test_driver_on_rtl(config: str, tmp_path: Path) -> None:
 
 @pytest.mark.rtl
 def test_faults_are_noticed(tmp_path: Path) -> None:
-    simulate(test_compiled.depthwise, "4x4", tmp_path, "notices_faults")
+    simulate(test_compiled.depthwise, test_compiled.VARIED[1], tmp_path, "notices_faults")
 
 
 # The simulation ------------------------------------------------------------------------------------------

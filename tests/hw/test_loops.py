@@ -85,7 +85,7 @@ def stimulus(names, operands, reduction, count):
 @cocotb.test()
 @cocotb.parametrize(shape=[*SHAPES], pause=[0.0, 0.5])
 async def addresses_and_flags(dut, shape, pause):
-    words, steps = stimulus(*SHAPES[shape], 60)
+    words, steps = stimulus(*SHAPES[shape], bench.tries(50))
     await bench.start(dut, streams=[f"{shape}__step"])
     dut = bench.Part(dut, shape)
     cocotb.start_soon(bench.stream_put(dut, "instr", words, pause))
@@ -95,7 +95,7 @@ async def addresses_and_flags(dut, shape, pause):
 @cocotb.test()
 @cocotb.parametrize(shape=[*SHAPES])
 async def no_gap_between_instructions(dut, shape):
-    words, steps = stimulus(*SHAPES[shape], 100)
+    words, steps = stimulus(*SHAPES[shape], bench.tries(70))
     await bench.start(dut, timeout=len(steps) + 3)
     dut = bench.Part(dut, shape)
     cocotb.start_soon(bench.stream_put(dut, "instr", words))

@@ -190,7 +190,7 @@ class Machine:
             dut.start.value = 0
             self.offer(dict.fromkeys(fields, 1))  # the fields are valid in the first cycle only
             await bench.fall(dut)
-            cycles, ends = cycles + 1, bool(dut.ends.value)
+            cycles, ends = cycles + 1, bool(bench.value(dut.ends))
             assert dut.busy.value
         assert cycles == norm_cycles(self.cfg, rows, groups), cycles
         await bench.rise(dut)
@@ -199,7 +199,7 @@ class Machine:
         for number, expected in enumerate(self.expected_words(fields)):
             dut.wanted.value = number
             await bench.rise(dut)
-            assert int(dut.row.value) == expected, (number, fields, f"{int(dut.row.value):x}, not {expected:x}")
+            assert bench.value(dut.row) == expected, (number, fields, f"{bench.value(dut.row):x}, not {expected:x}")
 
 
 @cocotb.test()

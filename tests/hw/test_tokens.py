@@ -100,7 +100,7 @@ async def check(dut: bench.Dut, cfg: Config, running: dict[Unit, list[int]]) -> 
         for unit, name in zip(Unit, NAMES):
             queue = {part: getattr(dut, f"queues__{name}__{part}").value for part in ("valid", "ready", "payload")}
             instr_valid, instr_ready = (
-                int(getattr(dut, f"passed__{name}__{part}").value) for part in ("valid", "ready")
+                bench.value(getattr(dut, f"passed__{name}__{part}")) for part in ("valid", "ready")
             )
             if queue["valid"]:
                 word = int(queue["payload"])
@@ -116,9 +116,9 @@ async def check(dut: bench.Dut, cfg: Config, running: dict[Unit, list[int]]) -> 
             else:
                 assert not instr_valid
             if getattr(dut, f"done__{name}__valid").value:
-                mask = int(getattr(dut, f"done__{name}__payload").value) & 15
+                mask = bench.value(getattr(dut, f"done__{name}__payload")) & 15
                 posted += [(unit, u) for u in Unit if mask >> u & 1]
-        assert int(dut.wait_token.value) == waiting
+        assert bench.value(dut.wait_token) == waiting
         tokens.update(posted)
         tokens.subtract(taken)
         promised.subtract(taken)
@@ -140,8 +140,8 @@ async def waits(dut: bench.Dut) -> None:
     for giver in ("store", "load"):
         for cycle in range(20):
             await bench.fall(dut)
-            assert int(dut.wait_token.value) == 1 << Unit.GEMM and not dut.passed__gemm__valid.value
-            assert cycle < 5 or int(dut.oldest.value) == 7
+            assert bench.value(dut.wait_token) == 1 << Unit.GEMM and not dut.passed__gemm__valid.value
+            assert cycle < 5 or bench.value(dut.oldest) == 7
         await bench.rise(dut)
         getattr(dut, f"done__{giver}__payload").value = 1 << Unit.GEMM
         getattr(dut, f"done__{giver}__valid").value = 1
@@ -157,11 +157,11 @@ async def waits(dut: bench.Dut) -> None:
         dut.queues__vector__payload.value = payload(cfg, Unit.VECTOR, index, 1 << Unit.LOAD, 0)
         for _ in range(6):
             await bench.fall(dut)
-        assert int(dut.oldest.value) == oldest
+        assert bench.value(dut.oldest) == oldest
     dut.queues__gemm__valid.value = dut.queues__vector__valid.value = 0
     for _ in range(6):
         await bench.fall(dut)
-    assert int(dut.oldest.value) == 7, "the last one that passed"
+    assert bench.value(dut.oldest) == 7, "the last one that passed"
 
 
 @cocotb.test()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from amaranth.lib import data
 from amaranth.sim import Simulator
+from thorough import some
 
 from celosia.hw.lib.layout import done_layout
 from celosia.hw.spec.config import Config
@@ -91,7 +92,7 @@ def test_stage(parts: bool) -> None:
     simulate(dut, testbench)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some(CONFIGS, [*CONFIGS][1:]))
 def test_pipeline(name: str) -> None:
     """Items reach stage n in n cycles; a reduction leaves one item; a residual passes in several parts."""
     cfg, rng = CONFIGS[name], random.Random(2)
@@ -162,7 +163,7 @@ def vars_of(dut: PipelineStages) -> list[str]:
     return [name for stage in dut.stages for name, value in vars(dut).items() if value is stage]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some(CONFIGS, [*CONFIGS][1:]))
 def test_slots(name: str) -> None:
     """No step is issued if GEMM reads its bank, during parts of a residual, or while the queue to acc is full."""
     cfg, rng = CONFIGS[name], random.Random(3)
@@ -360,7 +361,7 @@ def iterations(fields: dict[str, int]) -> list[tuple[int, ...]]:
     return steps
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some(CONFIGS, [*CONFIGS][1:]))
 def test_issue(name: str) -> None:
     """Each step is issued once, with its instruction's constants; reads of vin wait for instructions that write it."""
     cfg, rng = CONFIGS[name], random.Random(6)
@@ -380,7 +381,11 @@ def test_issue(name: str) -> None:
         ended: dict[int, int] = {}
         begun: dict[int, int] = {}
         landing: set[int] = set()
+        quiet = 0
         for cycle in range(2000):
+            quiet = quiet + 1 if len(done) >= len(program) else 0
+            if quiet == 100:
+                break
             ctx.set(dut.instr.valid, int(bool(waiting) and rng.random() < 0.8))
             if waiting:
                 ctx.set(dut.instr.payload.index, waiting[0][0])

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.rtl
 CONFIGS = {
     "16x16": Config(),
     "batch 2, 8 to 4": Config(batch=2, block_in=8, block_out=4),
-    "batch 4, 4 to 8, not packed": Config(batch=4, block_in=4, block_out=8, packed=False),
+    "batch 2, 4 to 8, not packed": Config(batch=2, block_in=4, block_out=8, packed=False),
     "2 to 4": Config(block_in=2, block_out=4),
 }
 

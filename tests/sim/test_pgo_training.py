@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.configs import CONFIGS
+from tests.configs import CONFIGS, VARIED
+from thorough import some
 
 from celosia.hw.spec.config import Config
 from celosia.hw.verilog import TOP, verilog
@@ -18,12 +19,18 @@ COMPILER = """#!/bin/sh
 [ "$1" = --version ] && echo "$0" && exit
 echo "$*" >> "$0.log"
 """
+GXX = 'exec g++ "$@"\n'
+COPIER = """while [ "$1" != -o ]; do shift; done
+cp PLAIN "$2"
+echo > "${2%.*}.gcda"
+"""
+"""Script of a compiler that copies simulator PLAIN, and leaves a profile."""
 SHAM = """while [ "$1" != -o ]; do shift; done
 echo > "$2"
 """
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, "pynq"])
+@pytest.mark.parametrize("name", some([*CONFIGS, "pynq"], [*VARIED, "pynq"]))
 def test_the_training_run_is_legal(name: str) -> None:
     cfg = CONFIGS.get(name) or Config.load(name)
     train(FunctionalDevice(cfg), rounds=10)
@@ -47,9 +54,12 @@ def built(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, source: st
 
 
 @pytest.mark.rtl
-def test_a_trained_simulator_does_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("script", some([GXX, COPIER], [COPIER]), ids=["g++", "copier"])
+def test_a_trained_simulator_does_the_same(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built_before = build.build_library(CONFIGS["4x4"], quiet=True)
     plain = RtlDevice(CONFIGS["4x4"], quiet=True)
-    path, command_lines = built(tmp_path, monkeypatch, 'exec g++ "$@"\n', verilog(CONFIGS["4x4"], simulation=True))
+    source = verilog(CONFIGS["4x4"], simulation=True)
+    path, command_lines = built(tmp_path, monkeypatch, script.replace("PLAIN", str(built_before)), source)
     assert ["-fprofile-generate" in command_lines[0], "-fprofile-use" in command_lines[1], len(command_lines)] == [
         True,
         True,
