@@ -34,7 +34,7 @@ def test_covering_configs_have_it_and_leave_it_out(situation: str) -> None:
     assert {bool(SITUATIONS[situation](cfg)) for cfg in COVERING.values()} == {False, True}
 
 
-@pytest.mark.parametrize("situation", SITUATIONS.keys() - {"more outputs than inputs"})
+@pytest.mark.parametrize("situation", [name for name in SITUATIONS if name != "more outputs than inputs"])
 def test_the_covering_pair_has_it(situation: str) -> None:
     assert any(SITUATIONS[situation](COVERING[name]) for name in COVERING_PAIR)
 
