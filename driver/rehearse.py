@@ -128,11 +128,13 @@ class RehearsalStep:
 class Rehearsal:
     """Result of a rehearsal.
 
+    board_option: the board as commands name it, a name or a file.
     different: names of outputs that differ from those of a run on this machine's simulator. result: of the run on the
     board; None before it.
     """
 
     board: Board
+    board_option: str
     steps: list[RehearsalStep] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
     result: Result | None = None
@@ -153,13 +155,15 @@ class Rehearsal:
 def rehearse(
     model: Path, board: Board, inputs: Mapping[str, Any], config: Config | None = None, device: str = "functional",
     shapes: Shapes | None = None, stages: Callable[[str], object] = lambda name: None,
+    board_option: str | None = None,
 ) -> Rehearsal:  # fmt: skip
     """Compile, deploy, flash and run `model` on a simulated `board`, and compare its outputs with those of a run here.
 
-    device: what takes the place of the FPGA, "functional" or "rtl". Raises the errors of a deployment.
+    device: what takes the place of the FPGA, "functional" or "rtl". board_option: the board as commands name it, by
+    default by its name. Raises the errors of a deployment.
     """
     config = board.config if config is None else config
-    rehearsal = Rehearsal(board)
+    rehearsal = Rehearsal(board, board.name if board_option is None else board_option)
     with TemporaryDirectory(prefix="celosia") as name:
         folder = Path(name)
         library = None
@@ -169,7 +173,8 @@ def rehearse(
             with rehearsal.step("simulator", "nothing: the FPGA takes its place", stages) as say:
                 library = build_library(config)
                 say(f"the RTL of {config.name}")
-        with rehearsal.step("compile", f"celosia compile {model.name} --target {board.name}", stages) as say:
+        command = f"celosia compile {model.name} -o FILE --target {rehearsal.board_option}"
+        with rehearsal.step("compile", command, stages) as say:
             program = compile_model(model, config, target=host_processor(), shapes=shapes)
             say(f"{len(program.launches)} launches, {program.dram_size:,} bytes of the board's memory")
         with rehearsal.step(

@@ -95,8 +95,9 @@ def report(
 ) -> None:
     """Count the LUTs, flip-flops, DSP blocks and block RAM of a Config on a board's device, and estimate its power.
 
-    The command first shows the estimate of the resource model. Then Yosys counts, which takes two to three minutes for
-    `tiny` and five to ten for `pynq`; later runs use the stored counts. The exit code is 6 if the Config does not fit.
+    The command first shows the estimate of the resource model. Then Yosys counts, which takes two to three minutes of
+    processor time for `tiny` and five to ten for `pynq`; later runs use the stored counts. Ctrl-C after the first table
+    keeps the estimate. The exit code is 6 if the Config does not fit.
 
     \b
     Examples:
@@ -112,6 +113,10 @@ def report(
 
     target_board = find_board(board)
     cfg, device = target_board.config if config is None else Config.load(config), target_board.device
+    if 8 * cfg.bus_bytes > target_board.bus_bits:
+        text = f"celosia: {cfg.name} has bus_bytes = {cfg.bus_bytes}, the memory ports of {target_board.name} have "
+        say(f"{text}{target_board.bus_bits // 8}; choose a narrower bus", error=True)
+        raise typer.Exit(DOES_NOT_FIT)
     if not quiet and not as_json and cached_usage(cfg, device) is None:
         from celosia.driver.explore.resource_use import Resources
 

@@ -140,7 +140,8 @@ def rehearse(
     with common.progress_stages(quiet) as stages:
         values = common.read_inputs(model, inputs, True, common.image_conversion(mean, std, quiet))
         accelerator = None if config is None else Config.load(config)
-        rehearsal = rehearsed(model, target_board, values, accelerator, device, common.parse_shapes(shape), stages)
+        shapes = common.parse_shapes(shape)
+        rehearsal = rehearsed(model, target_board, values, accelerator, device, shapes, stages, board)
     if not quiet:
         common.show(steps(rehearsal))
     if rehearsal.different:

@@ -168,6 +168,7 @@ def inspect(
     shape: opt.ShapeOption = None,
     place: opt.Place = None,
     rounding: opt.Rounding = None,
+    imports: opt.Import = None,
     no_check: opt.NoCheck = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -189,6 +190,7 @@ def inspect(
         return
     if memory is not None and not estimate:
         raise typer.BadParameter("--memory needs --estimate: nothing else here depends on it")
+    common.import_files(imports)
     memory_args = common.parse_memory(memory, "timed")
     parts = _Parts(operators, layers, buffers, disassemble or layer is not None, layer, passes, one_pass)
     with common.progress_stages(quiet) as stages:

@@ -170,7 +170,8 @@ def _estimate_hardware(cfg: Config, board: Board) -> dict[str, Any]:
     (`misfit`)."""
     used, misfit = Resources.of(cfg, board.device), None
     if 8 * cfg.bus_bytes > board.bus_bits:
-        misfit = f"its bus of {cfg.bus_bytes} bytes is wider than the {board.bus_bits // 8} of {board.name}"
+        port = f"the {board.bus_bits // 8} of a memory port of {board.device.name}"
+        misfit = f"its bus of {cfg.bus_bytes} bytes is wider than {port}"
     return {
         "misfit": misfit or used.explain_misfit(board.device, 0),
         "lut": used.lut, "ff": used.ff, "dsp": used.dsp, "ram": used.ram, "counted": used.counted,

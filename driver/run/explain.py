@@ -309,7 +309,10 @@ def _limiting_unit(time: _LayerTime) -> str | None:
 def _layer_advice(cfg: Config, layer: LayerInfo, time: _LayerTime, bound: str | None) -> str | None:
     """Return one line of advice how to make a layer with this bound faster; None without a bound."""
     if bound == "gemm" and time.filled >= FULL:
-        return f"near the speed of the {cfg.macs_per_cycle} multipliers: a larger block_in or block_out"
+        return (
+            f"near the speed of the {cfg.macs_per_cycle} multipliers: a larger block_in or block_out, if the layer has "
+            f"more than {cfg.block_in} input or {cfg.block_out} output channels; a larger batch for several images"
+        )
     if bound == "gemm":
         array = f"{cfg.block_in} x {cfg.block_out}"
         return (

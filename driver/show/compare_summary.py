@@ -47,12 +47,17 @@ def comparison(report: dict[str, Any], every: bool = False) -> Iterator[Renderab
         return
     title = "Tensors" if every else "Tensors that differ" if report["different"] else "Tensors that lose most"
     count_text = f", {len(shown)} of {len(rows)} (all: --all)" if len(shown) < len(rows) else ""
-    table = new_table(title + count_text, "tensor", "made by", "type", ">different", ">largest", ">SQNR dB", ">lost dB")
+    has_float = report["float_model"] is not None
+    to_float = (">SQNR dB", ">lost dB") if has_float else ()
+    table = new_table(title + count_text, "tensor", "made by", "type", ">different", ">largest", *to_float)
     for row in shown:
         decibels = ("-" if row[key] is None else f"{row[key]:.1f}" for key in ("sqnr_db", "lost_db"))
         largest = "-" if row["largest"] is None else f"{row['largest']:.3g}"
-        add_row(table, row["name"], row["op"], f"{row['dtype']}{row['shape']}", row["different"], largest, *decibels)
+        cells = row["name"], row["op"], f"{row['dtype']}{row['shape']}", row["different"], largest
+        add_row(table, *cells, *(decibels if has_float else ()))
     yield table
+    if has_float:
+        yield Text("different, largest: compared with onnxruntime. SQNR, lost: compared with the float model.")
 
 
 def _describe_matching(report: dict[str, Any]) -> Iterator[RenderableType]:

@@ -21,4 +21,5 @@ def steps(rehearsal: Rehearsal) -> Iterator[RenderableType]:
     yield table
     yield Text("")
     left_out = f"Not rehearsed: the login by ssh, Vivado, and the time that {rehearsal.board.machine} takes."
-    yield Text(printable(f"{left_out} Next: celosia bitstream project --board {name}; docs/board.md has every step."))
+    following = f"celosia bitstream project --board {rehearsal.board_option}"
+    yield Text(printable(f"{left_out} Next: {following}; docs/board.md has every step."))

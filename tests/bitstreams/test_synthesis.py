@@ -86,6 +86,12 @@ def test_report_of_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 6 and not json.loads(out)["fits"]
 
 
+def test_report_refuses_a_bus_that_the_board_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "wide.toml").write_text("bus_bytes = 16\n", encoding="utf-8")
+    code, out, error = call(monkeypatch, SMALL, "--board", "pynq-z2", "--config", str(tmp_path / "wide.toml"))
+    assert code == 6 and not out and "bus_bytes = 16" in error and "pynq-z2" in error
+
+
 def test_a_synthesis_says_how_far_it_is_and_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Progress names the steps in order, with an estimate of the time left; a second synthesis comes from the cache."""
     passes = ["HIERARCHY", "FLATTEN", "OPT", "MEMORY_LIBMAP", "TECHMAP", "XILINX_SRL", "MEMORY_LIBMAP", "ABC9", "OPT"]

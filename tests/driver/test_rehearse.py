@@ -40,6 +40,15 @@ def test_the_command_shows_each_step(model: Path) -> None:
     assert "Not rehearsed: the login by ssh, Vivado" in said and "celosia bitstream project --board pynq-z2" in said
 
 
+def test_commands_name_the_file_of_a_board(model: Path, tmp_path: Path) -> None:
+    board = tmp_path / "own.toml"
+    board.write_text(CliRunner().invoke(app, ["boards", "pynq-z2"]).stdout, encoding="utf-8")
+    done = CliRunner().invoke(app, ["rehearse", str(model), "--board", str(board), "--config", "tiny"])
+    assert done.exit_code == 0, done.output
+    said = "".join(done.output[done.output.index("Rehearsal for") :].split())
+    assert f"celosiabitstreamproject--board{board}" in said
+
+
 def test_another_result_is_told(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A board that computes another result is reported."""
     sound = rehearsing.deploy.run
