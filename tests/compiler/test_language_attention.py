@@ -28,6 +28,8 @@ CONFIGS = {
     "tiny": replace(PRESETS["tiny"], softmax=1),
     "pynq": replace(PRESETS["pynq"], softmax=4),
     "pynq8": replace(PRESETS["pynq"], softmax=8),
+    "8x4": replace(SMALL["4x4-softmax2"], block_in=8),
+    "4x8": replace(SMALL["4x4-softmax2"], block_out=8, forward=False),
 }
 
 
