@@ -162,7 +162,9 @@ def test_what_does_not_fit_is_never_the_best(models: Path) -> None:
     assert best is rows[0]
     said = [sweeping.remark(row, best) for row in rows]
     assert said[0] == "fewest cycles" and all(text.startswith("does not fit: ") for text in said[1:])
-    assert "its bus of 16 bytes is wider than the 8 of pynq" in said[1] and "dsp of xc7z020" in said[2]
+    assert (
+        "its bus of 16 bytes is wider than the 8 of a memory port of xc7z020" in said[1] and "dsp of xc7z020" in said[2]
+    )
     page = str(sweeping.page("t", rows, sweeping.resource_note(rows)).html())
     assert page.count("does not fit: ") == 3 and page.count("fewest cycles") == 1
 
