@@ -6,8 +6,7 @@ PYTHON ?= $(or $(shell for name in python3 python3.14 python3.13 python3.12 pyth
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# One more than the two cores of CI: tests also wait for other processes.
-JOBS ?= 3
+JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest
 # How long each test took: `build/tests.xml` has all of them, and the log has the longest and the sums of folders.
 TIMES := --durations 40 --durations-min 5 --junitxml build/tests.xml
