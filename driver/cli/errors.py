@@ -31,10 +31,10 @@ Exit codes:
   2  the command line is wrong
   3  the run failed: an error or a time limit of the accelerator, or a board that cannot be reached
   4  a tool is missing or failed (C++ compiler, Verilator, Yosys, ziglang, Vivado)
-  5  an internal error of Celosia
+  5  a fault of Celosia itself
   6  the accelerator does not fit the device
   7  a tensor or output differs from onnxruntime's
-  8  the self-check could not run to its end; the Program is written, but not checked
+  8  the self-check could not run to its end, so the Program is not checked
   130  interrupted
   143  ended by SIGTERM
 """

@@ -379,7 +379,7 @@ def test_ctrl_c_leaves_the_front_so_far(model: Path, tmp_path: Path, monkeypatch
 
     def until_then(*given: Any) -> Any:
         nonlocal calls
-        # What is measured is in the file before the next measurement begins, so a process that is killed loses no more.
+        # A measurement is in the file before the next one begins, so a process that is killed loses no more.
         assert (tmp_path / "points.jsonl").read_text().count('"timed"') == calls
         calls += 1
         if calls > 3:

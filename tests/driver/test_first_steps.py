@@ -120,6 +120,9 @@ def twice(x, y):
     line = ["run", "m.onnx", "-i", "x.npy", "-o", "y.npz", "--no-check", "-q"]
     monkeypatch.chdir(tmp_path)
     call(*line, code=1)
+    inspected = [sys.executable, "-m", "celosia.driver.cli", "inspect", "m.onnx", "--import", "my_ops.py", "--no-check"]
+    shown = subprocess.run(inspected, cwd=tmp_path, capture_output=True, text=True)
+    assert shown.returncode == 0 and "Twice" in shown.stdout, shown.stderr
     program = [sys.executable, "-m", "celosia.driver.cli", *line]
     done = subprocess.run([*program, "--import", "my_ops.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
